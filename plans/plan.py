@@ -1,0 +1,77 @@
+"""The execution plan of one step, as plain frozen data. Times are milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seqplan.plans.scheme import Scheme, Strategy
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Who made the plan: package version, seed, digests of the profile and the proposal."""
+
+    version: str
+    seed: int
+    profile: str
+    proposal: str | None
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Sequences that run together: positions in ``Plan.ids``/``lengths``, in packed order."""
+
+    sequences: tuple[int, ...]
+    tokens: int
+    padded_tokens: int
+    cost_ms: float
+
+
+@dataclass(frozen=True)
+class PlannedPipeline:
+    """One replica: its scheme, its global ranks (tp fastest, then ulysses, ring, pp), its work.
+
+    ``round`` is set under ZeRO-3 only: round k starts when round k−1 has ended on every rank.
+    """
+
+    scheme: Scheme
+    ranks: tuple[int, ...]
+    micro_batches: tuple[MicroBatch, ...]
+    predicted_ms: float
+    round: int | None = None
+
+
+@dataclass(frozen=True)
+class Considered:
+    """A candidate of the step's selection; ``predicted_ms`` is None when its bound pruned it."""
+
+    strategy: Strategy
+    lower_bound_ms: float
+    predicted_ms: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything the ranks need to run one step (plan format, schema 1).
+
+    ``predicted_ms`` is the objective, never below the 1F1B simulation; ``lower_bound_ms`` is a
+    proven lower bound on that objective over all dispatches and packings of this strategy, and
+    ``gap`` = predicted / bound − 1.
+    """
+
+    step: int
+    planner: Planner
+    world_size: int
+    ids: tuple[int, ...]
+    lengths: tuple[int, ...]
+    tokens: int
+    loss_tokens: int
+    pipelines: tuple[PlannedPipeline, ...]
+    idle_ranks: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
+    predicted_ms: float
+    lower_bound_ms: float
+    gap: float
+    selection: tuple[Considered, ...]

@@ -1,0 +1,186 @@
+"""A parallel scheme ⟨tp, pp, ulysses, ring⟩ and a strategy, a multiset of schemes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+_TEXT = re.compile(r"(tp|pp|u|r)(\d+)")
+_NAMES = {"tp": "tp", "pp": "pp", "u": "ulysses", "r": "ring"}
+
+
+@dataclass(frozen=True, order=True)
+class Scheme:
+    """How one model replica is deployed on ``tp · pp · ulysses · ring`` GPUs.
+
+    Degrees are positive integers, powers of two or not; ``ValueError`` otherwise.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ulysses: int = 1
+    ring: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "ulysses", "ring"):
+            degree = getattr(self, name)
+            if type(degree) is not int or degree < 1:
+                raise ValueError(f"scheme: {name} must be a positive integer, not {degree!r}")
+
+    @cached_property
+    def gpus(self) -> int:
+        """GPUs of one pipeline of this scheme."""
+        return self.tp * self.pp * self.ulysses * self.ring
+
+    @property
+    def sp(self) -> int:
+        """Sequence-parallel degree, ulysses · ring."""
+        return self.ulysses * self.ring
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs of one pipeline stage, tp · ulysses · ring."""
+        return self.tp * self.ulysses * self.ring
+
+    def __str__(self) -> str:
+        """Short text form, degrees of one left out: ``tp4.pp2``, ``u8.r2``, ``tp1``."""
+        parts = [
+            f"{short}{getattr(self, name)}"
+            for short, name in _NAMES.items()
+            if getattr(self, name) > 1
+        ]
+        return ".".join(parts) or "tp1"
+
+    @classmethod
+    def parse(cls, text: str) -> Scheme:
+        """Read the text form of ``str(scheme)``; ``ValueError`` names what is not understood."""
+        degrees: dict[str, int] = {}
+        for part in text.strip().split("."):
+            match = _TEXT.fullmatch(part)
+            if not match or _NAMES[match[1]] in degrees:
+                raise ValueError(
+                    f"scheme {text!r}: {part!r} is not understood; write tp4.pp2 or u8.r2"
+                )
+            degrees[_NAMES[match[1]]] = int(match[2])
+        return cls(**degrees)
+
+    def as_dict(self) -> dict[str, int]:
+        """The plan format's object for this scheme."""
+        return {"tp": self.tp, "pp": self.pp, "ulysses": self.ulysses, "ring": self.ring}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, int]) -> Scheme:
+        """The scheme of a plan format's object; ``ValueError`` on a missing or foreign field."""
+        if not isinstance(fields, Mapping) or set(fields) != {"tp", "pp", "ulysses", "ring"}:
+            raise ValueError(f"scheme: wants tp, pp, ulysses and ring, got {fields!r}")
+        return cls(**fields)
+
+    def padded_length(self, length: int) -> int:
+        """Tokens a sequence may occupy, counted over the whole stage.
+
+        Zigzag cuts a sequence at ``c·length // (2·ring)``; a chunk has at most
+        ``ceil(length / (2·ring))`` tokens, so the fullest ring rank holds at most
+        ``2·ceil(length / (2·ring))``. Without a ring nothing is padded.
+        """
+        if self.ring == 1:
+            return length
+        unit = 2 * self.ring
+        return -(-length // unit) * unit
+
+    def padded_tokens(self, lengths: Iterable[int]) -> int:
+        """Tokens a micro-batch occupies in memory, counted over the whole stage.
+
+        The sum of the padded lengths, rounded up so that every rank of the stage holds the same
+        whole number of tokens (Ulysses all-to-all and tensor-parallel activations split evenly).
+        """
+        total = sum(map(self.padded_length, lengths))
+        unit = self.stage_gpus
+        return -(-total // unit) * unit
+
+    def usable_capacity(self, max_len: int) -> int:
+        """The largest Σ padded lengths whose padded micro-batch still fits ``max_len`` tokens."""
+        return max_len - max_len % self.stage_gpus
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A multiset of schemes: ``counts`` holds (scheme, number of pipelines), in sorted order."""
+
+    counts: tuple[tuple[Scheme, int], ...]
+
+    def __post_init__(self) -> None:
+        if list(self.counts) != sorted(self.counts, key=_order):
+            raise ValueError(f"strategy: schemes are not in order: {self}")
+        if len({scheme for scheme, _ in self.counts}) != len(self.counts):
+            raise ValueError(f"strategy: a scheme is listed twice: {self}")
+        if any(type(count) is not int or count < 1 for _, count in self.counts):
+            raise ValueError(f"strategy: counts must be positive integers: {self}")
+
+    @classmethod
+    def of(cls, counts: Mapping[Scheme, int]) -> Strategy:
+        """A strategy from scheme → number of pipelines; zero counts are dropped."""
+        kept = ((scheme, int(count)) for scheme, count in counts.items() if count)
+        return cls(tuple(sorted(kept, key=_order)))
+
+    @classmethod
+    def parse(cls, text: str) -> Strategy:
+        """Read ``str(strategy)``, for example ``1×tp16 + 12×tp4`` (an x serves for ×)."""
+        counts: dict[Scheme, int] = {}
+        for part in text.split("+"):
+            count, sign, scheme = part.strip().replace("×", "x").partition("x")
+            if not sign or not count.strip().isdigit():
+                raise ValueError(f"strategy {text!r}: wants COUNTxSCHEME + …, got {part.strip()!r}")
+            key = Scheme.parse(scheme)
+            counts[key] = counts.get(key, 0) + int(count)
+        return cls.of(counts)
+
+    @cached_property
+    def gpus(self) -> int:
+        """GPUs in use, Σ count · gpus(scheme)."""
+        return sum(scheme.gpus * count for scheme, count in self.counts)
+
+    @property
+    def pipelines(self) -> int:
+        """Number of pipelines."""
+        return sum(count for _, count in self.counts)
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether all pipelines run one scheme."""
+        return len(self.counts) == 1
+
+    def __iter__(self) -> Iterator[Scheme]:
+        """Every pipeline's scheme, in placement order."""
+        for scheme, count in self.counts:
+            for _ in range(count):
+                yield scheme
+
+    def __str__(self) -> str:
+        return " + ".join(f"{count}×{scheme}" for scheme, count in self.counts)
+
+    def as_list(self) -> list[dict[str, int]]:
+        """The plan format's list: each scheme's degrees with its ``count``."""
+        return [{**scheme.as_dict(), "count": count} for scheme, count in self.counts]
+
+    @classmethod
+    def from_list(cls, items: Iterable[Mapping[str, int]]) -> Strategy:
+        """The strategy of a plan format's list; ``ValueError`` on a bad item."""
+        counts: dict[Scheme, int] = {}
+        for item in items:
+            if not isinstance(item, Mapping) or "count" not in item:
+                raise ValueError(f"strategy: wants a scheme with a count, got {item!r}")
+            scheme = Scheme.from_dict({k: v for k, v in item.items() if k != "count"})
+            if scheme in counts:
+                raise ValueError(f"strategy: scheme {scheme} is listed twice")
+            if type(item["count"]) is not int or item["count"] < 1:
+                raise ValueError(f"strategy: count must be a positive integer, got {item!r}")
+            counts[scheme] = item["count"]
+        return cls.of(counts)
+
+
+def _order(item: tuple[Scheme, int]) -> tuple[int, int, int, int, int]:
+    """Placement order: large stages first, so that stages of powers of two stay aligned."""
+    scheme = item[0]
+    return (-scheme.stage_gpus, -scheme.gpus, -scheme.tp, -scheme.ulysses, -scheme.pp)

@@ -1,0 +1,63 @@
+"""The quadratic latency model T(l, P) = a·l² + b·l + c of one pipeline stage."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+EFFICIENCY_THRESHOLD = 0.85
+"""A scheme counts as well used at lengths whose time per token is within this share of its best."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Forward + backward of one pipeline stage: ``a`` ms/token², ``b`` ms/token, ``c`` ms.
+
+    c, the launch overhead, is paid once per micro-batch: a micro-batch costs
+    ``Σ(a·l² + b·l) + c``. Raises ``ValueError`` for a negative or non-finite coefficient.
+    """
+
+    a: float
+    b: float
+    c: float
+
+    def __post_init__(self) -> None:
+        for name in ("a", "b", "c"):
+            value = getattr(self, name)
+            if (
+                not isinstance(value, (int, float))
+                or isinstance(value, bool)
+                or not math.isfinite(value)
+                or value < 0
+            ):
+                raise ValueError(f"coefficient {name} must be a number ≥ 0, not {value!r}")
+        if self.a == 0 and self.b == 0:
+            raise ValueError("coefficients a and b are both 0: the scheme would take no time")
+
+    def work_ms(self, lengths: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """a·l² + b·l per sequence, without c; shape as ``lengths`` (tokens)."""
+        tokens = np.asarray(lengths, dtype=np.float64)
+        return tokens * (self.a * tokens + self.b)
+
+    def micro_batch_ms(self, lengths: npt.ArrayLike) -> float:
+        """Σ(a·l² + b·l) + c of one micro-batch of these sequences."""
+        return math.fsum(self.work_ms(lengths).ravel().tolist()) + self.c
+
+    def util_len(self, threshold: float = EFFICIENCY_THRESHOLD) -> int | None:
+        """UtilLen: the least length whose T(l)/l is within ``threshold`` of its best.
+
+        T(l)/l = a·l + b + c/l is least at √(c/a), where it is b + 2√(ac) (b as l → ∞ if a = 0).
+        None where no finite length reaches it (b = a·c = 0).
+        """
+        best = self.b + 2 * math.sqrt(self.a * self.c)
+        if self.c == 0:
+            return 1
+        if best == 0:
+            return None
+        slack = best / threshold - self.b
+        # a·l² − slack·l + c ≤ 0: the smaller root, in the form that is stable for small a.
+        root = 2 * self.c / (slack + math.sqrt(max(slack * slack - 4 * self.a * self.c, 0.0)))
+        return max(1, math.ceil(root - 1e-9))

@@ -1,0 +1,71 @@
+"""The linear memory model and MaxLen(P), the tokens one micro-batch may hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from seqplan.plans.scheme import Scheme
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the fullest GPU of a scheme, linear in the tokens of a micro-batch.
+
+    Hydraulis (arXiv 2412.07894) appendix B.1, in a form that also holds ZeRO-3:
+
+    - ``sharded_state_bytes``: (largest context in tokens, bytes over all GPUs) of the fully sharded
+      states, ascending; the first whose context suffices applies. One entry where the context does
+      not matter. Divided by the number of optimizer shards.
+    - ``resident_layer_bytes``: 16-bit parameters and gradients of all layers; divided by tp·pp.
+    - ``resident_embedding_bytes``: the same for both embeddings; the first and the last stage hold
+      one each, a single stage holds both. Divided by tp.
+    - ``activation_bytes_per_token``: tp → bytes per token over all layers before any division. A
+      pipeline's first stage keeps up to pp micro-batches of layers/pp layers, so pp cancels.
+    - ``capacity_bytes``, ``context_bytes``, ``margin_bytes``: of one GPU.
+    """
+
+    capacity_bytes: float
+    context_bytes: float
+    margin_bytes: float
+    sharded_state_bytes: tuple[tuple[int | None, float], ...]
+    resident_layer_bytes: float
+    resident_embedding_bytes: float
+    activation_bytes_per_token: Mapping[int, float]
+
+    def fixed_bytes(self, scheme: Scheme, shards: int, context: int) -> float:
+        """Bytes that do not depend on the micro-batch, with states split into ``shards``.
+
+        Raises ``ValueError`` when the profile states no model size for ``context`` tokens.
+        """
+        sharded = self._sharded_state_bytes(context)
+        embeddings = 1.0 if scheme.pp == 1 else 0.5
+        return (
+            self.context_bytes
+            + sharded / shards
+            + self.resident_layer_bytes / (scheme.tp * scheme.pp)
+            + self.resident_embedding_bytes * embeddings / scheme.tp
+        )
+
+    def _sharded_state_bytes(self, context: int) -> float:
+        for limit, sharded in self.sharded_state_bytes:
+            if limit is None or context <= limit:
+                return sharded
+        raise ValueError(
+            f"a context of {context} tokens is beyond the {self.sharded_state_bytes[-1][0]} for "
+            "which the profile states the model's size"
+        )
+
+    def bytes_per_token(self, scheme: Scheme) -> float | None:
+        """Activation bytes on one GPU per token of the micro-batch; None if tp was not measured."""
+        per_token = self.activation_bytes_per_token.get(scheme.tp)
+        return None if per_token is None else per_token / (scheme.tp * scheme.sp)
+
+    def max_len(self, scheme: Scheme, shards: int, context: int) -> int:
+        """MaxLen(P): tokens of one micro-batch that fit, 0 when not even the states do."""
+        per_token = self.bytes_per_token(scheme)
+        if per_token is None:
+            return 0
+        room = self.capacity_bytes - self.margin_bytes - self.fixed_bytes(scheme, shards, context)
+        return max(0, math.floor(room / per_token))

@@ -1,0 +1,75 @@
+"""One iteration's sequences, in the orders that the search needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The sequences of one step: data-set ``ids`` and ``lengths`` (tokens), position by position.
+
+    ``loss_tokens``: labels that count in the loss; by default Σ(length − 1).
+    Raises ``ValueError`` for an empty batch, a length below 1 or unequal sizes.
+    """
+
+    step: int
+    ids: tuple[int, ...]
+    lengths: tuple[int, ...]
+    loss_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
+            raise ValueError(f"step {self.step}: the batch has no sequences")
+        if len(self.ids) != len(self.lengths):
+            raise ValueError(
+                f"step {self.step}: {len(self.ids)} ids but {len(self.lengths)} lengths"
+            )
+        if min(self.lengths) < 1:
+            place = self.lengths.index(min(self.lengths))
+            raise ValueError(
+                f"step {self.step}: sequence {self.ids[place]} has length {min(self.lengths)}; "
+                "lengths must be 1 or more"
+            )
+
+    @classmethod
+    def of_lengths(cls, lengths: Sequence[int], step: int = 0) -> Batch:
+        """A batch whose ids are the positions."""
+        return cls(step, tuple(range(len(lengths))), tuple(int(length) for length in lengths))
+
+    @cached_property
+    def tokens(self) -> int:
+        """Σ lengths."""
+        return sum(self.lengths)
+
+    @cached_property
+    def _distinct(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        values, counts = np.unique(np.asarray(self.lengths, dtype=np.int64), return_counts=True)
+        return values[::-1].copy(), counts[::-1].copy()
+
+    @property
+    def distinct(self) -> npt.NDArray[np.int64]:
+        """Distinct lengths, descending; int64."""
+        return self._distinct[0]
+
+    @property
+    def multiplicity(self) -> npt.NDArray[np.int64]:
+        """How often each distinct length occurs; int64, as ``distinct``."""
+        return self._distinct[1]
+
+    @property
+    def longest(self) -> int:
+        """The longest sequence (tokens)."""
+        return int(self.distinct[0])
+
+    @cached_property
+    def positions(self) -> tuple[tuple[int, ...], ...]:
+        """For each distinct length, the positions that have it, ascending."""
+        order = np.argsort(-np.asarray(self.lengths, dtype=np.int64), kind="stable")
+        cuts = np.cumsum(self.multiplicity)[:-1]
+        return tuple(tuple(part.tolist()) for part in np.split(order, cuts))

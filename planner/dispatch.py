@@ -1,0 +1,71 @@
+"""Our dispatch: search the least target for which every sequence can be placed."""
+
+from __future__ import annotations
+
+from math import inf
+
+from seqplan.planner.fill import Filler, Filling
+
+TOLERANCE = 5e-4
+"""Relative width at which the search for the least feasible target ends."""
+
+LEVEL_TOLERANCE = 1e-2
+"""The same when levelling the pipelines that do not bind the step."""
+
+
+def probe(filler: Filler, lower_ms: float, below_ms: float) -> Filling | None:
+    """A placement better than ``below_ms`` if one is found with a single fill, else None."""
+    target = max(lower_ms, below_ms * (1 - 2 * TOLERANCE))
+    if target >= below_ms:
+        return None
+    return filler.fill(target)
+
+
+def dispatch(
+    filler: Filler, lower_ms: float, *, known: Filling | None = None, below_ms: float = inf
+) -> Filling | None:
+    """Minimise the slowest pipeline (form S) over dispatch and packing together.
+
+    Gallops up from ``lower_ms``, a lower bound on the objective, then bisects down to ``TOLERANCE``.
+    ``known``: a placement found before; ``below_ms``: give up above it. None when no placement
+    below it is found (with both left out: when a sequence fits no pipeline).
+    """
+    best, low, step = known, lower_ms, 2 * TOLERANCE
+    if best is None:
+        target = lower_ms
+        while best is None:
+            if target >= below_ms:
+                return None
+            best = filler.fill(target)
+            if best is None:
+                if step > 1e6:
+                    return None
+                low, target, step = target, target * (1 + step), step * 3
+    while best.objective_ms > low * (1 + TOLERANCE):
+        middle = (low + best.objective_ms) / 2
+        better = filler.fill(middle)
+        if better is None:
+            low = middle
+        elif better.objective_ms < best.objective_ms:
+            best = better
+        else:
+            break
+    return best
+
+
+def level(filler: Filler, filling: Filling, lower_ms: float) -> Filling:
+    """Even out the pipelines that do not bind: the same slowest pipeline, less spread below it.
+
+    Pipelines whose first sequence alone needs long keep the step's time as their ceiling; the
+    target of all others is lowered as far as it goes.
+    """
+    ceiling = filling.objective_ms
+    best, low, high = filling, lower_ms, ceiling
+    while high > low * (1 + LEVEL_TOLERANCE):
+        middle = (low + high) / 2
+        even = filler.fill(middle, ceiling)
+        if even is not None and even.objective_ms <= ceiling:
+            best, high = even, middle
+        else:
+            low = middle
+    return best

@@ -1,0 +1,89 @@
+"""A strategy together with the models of its schemes: what a batch is planned on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.profiler.scheme_model import SchemeModel
+
+
+@dataclass(frozen=True)
+class PipelineClass:
+    """``count`` identical pipelines of one scheme, as plain numbers for the search.
+
+    A micro-batch with work m costs m + c; a pipeline costs, in form S,
+    ``Σ(m_j + c) + (pp − 1)·(max m_j + c)``: an upper bound on its 1F1B simulation, exact at pp = 1.
+    ``capacity``: Σ padded lengths of a micro-batch (tokens), a multiple of ``unit``, to which each
+    sequence is padded.
+    """
+
+    pp: int
+    a: float
+    b: float
+    c: float
+    capacity: int
+    unit: int
+    count: int
+    gpus: int
+
+    @classmethod
+    def of(cls, model: SchemeModel, count: int) -> PipelineClass:
+        """The class of ``count`` pipelines of a scheme."""
+        scheme = model.scheme
+        unit = 1 if scheme.ring == 1 else 2 * scheme.ring
+        latency = model.latency
+        return cls(
+            scheme.pp, latency.a, latency.b, latency.c, model.max_sequence, unit, count, scheme.gpus
+        )
+
+    def work_ms(self, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """a·l² + b·l per length (tokens)."""
+        tokens = lengths.astype(np.float64)
+        return tokens * (self.a * tokens + self.b)
+
+    def padded(self, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Padded length per length (tokens)."""
+        return lengths if self.unit == 1 else -(-lengths // self.unit) * self.unit
+
+    def micro_batch_range(self, target_ms: float) -> range:
+        """Numbers of micro-batches V that can be of use to a pipeline that ends by ``target_ms``.
+
+        Work capacity V·(target/(V + pp − 1) − c) rises up to V = √(target·(pp − 1)/c) − (pp − 1)
+        and token capacity V·capacity always; beyond both maxima a larger V only costs.
+        """
+        by_tokens = target_ms / (self.b * self.capacity) if self.b else 64.0
+        by_work = 1.0
+        if self.pp > 1:
+            root = (target_ms * (self.pp - 1) / self.c) ** 0.5 if self.c else 64.0
+            by_work = root - (self.pp - 1)
+        top = int(min(max(by_tokens, by_work, 1.0), 4096.0)) + 1
+        if self.c:
+            top = min(top, int(target_ms / self.c) - (self.pp - 1))
+        return range(1, max(top, 1) + 1)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A strategy on a cluster: one ``PipelineClass`` per scheme, in the strategy's order."""
+
+    strategy: Strategy
+    classes: tuple[PipelineClass, ...]
+
+    @classmethod
+    def of(cls, strategy: Strategy, models: Mapping[Scheme, SchemeModel]) -> Fleet:
+        """Look up each scheme's model; ``KeyError`` when the cluster cannot run a scheme."""
+        return cls(
+            strategy,
+            tuple(PipelineClass.of(models[scheme], count) for scheme, count in strategy.counts),
+        )
+
+    @cached_property
+    def max_sequence(self) -> int:
+        """The longest sequence (tokens) that some pipeline can hold."""
+        return max(item.capacity for item in self.classes)

@@ -1,0 +1,214 @@
+"""The fields of a plan out of parsed JSON, each checked by name, type and range."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from seqplan.plans.plan import SCHEMA, Considered, MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.scheme import Scheme, Strategy
+
+MAX_INTEGER = 2**63 - 1
+"""Largest integer of the format: every reader can hold it in 64 signed bits."""
+
+
+class PlanError(ValueError):
+    """A text is not a plan: one line with the origin, the field and what is wrong with it."""
+
+
+_PLAN = frozenset(
+    {"schema", "step", "digest", "planner", "world_size", "sequences", "tokens", "loss_tokens"}
+    | {"pipelines", "idle_ranks", "groups", "predicted_ms", "lower_bound_ms", "gap", "selection"}
+)
+_PLANNER = frozenset({"version", "seed", "profile", "proposal"})
+_SEQUENCES = frozenset({"ids", "lengths"})
+_PIPELINE = frozenset({"scheme", "ranks", "micro_batches", "predicted_ms"})
+_ROUND = frozenset({"round"})
+_MICRO_BATCH = frozenset({"sequences", "tokens", "padded_tokens", "cost_ms"})
+_CONSIDERED = frozenset({"strategy", "lower_bound_ms", "predicted_ms"})
+_SCHEME = frozenset({"tp", "pp", "ulysses", "ring"})
+_COUNTED = _SCHEME | {"count"}
+_NONE: frozenset[str] = frozenset()
+
+
+class PlanReader:
+    """Reads checked values out of parsed JSON; places are paths such as ``pipelines[3].ranks``."""
+
+    def __init__(self, origin: str, strict: bool) -> None:
+        self.origin = origin
+        self.strict = strict
+        self.schemes: dict[tuple[int, ...], Scheme] = {}
+
+    def fail(self, place: str, problem: str) -> NoReturn:
+        where = f"{place.lstrip('.')}: " if place else ""
+        raise PlanError(f"{self.origin}: {where}{problem}")
+
+    def plan(self, raw: Any) -> Plan:
+        if isinstance(raw, dict) and "schema" in raw and raw["schema"] != SCHEMA:
+            # Said first: under another schema every other complaint would mislead.
+            self.fail("schema", f"is {_shown(raw['schema'])}, this reader knows {SCHEMA}")
+        self.fields(raw, "", _PLAN)
+        self.integer(raw, "schema", "", 1)
+        self.text(raw, "digest", "")
+        maker = raw["planner"]
+        self.fields(maker, ".planner", _PLANNER)
+        sequences = raw["sequences"]
+        self.fields(sequences, ".sequences", _SEQUENCES)
+        ids = self.integers(sequences, "ids", ".sequences")
+        lengths = self.integers(sequences, "lengths", ".sequences", 1)
+        if len(ids) != len(lengths):
+            self.fail(".sequences", f"{len(ids)} ids but {len(lengths)} lengths")
+        groups = tuple(
+            self.integer_list(group, f".groups[{at}]")
+            for at, group in enumerate(self.items(raw, "groups", ""))
+        )
+        return Plan(
+            step=self.integer(raw, "step", ""),
+            planner=Planner(
+                version=self.text(maker, "version", ".planner"),
+                seed=self.integer(maker, "seed", ".planner"),
+                profile=self.text(maker, "profile", ".planner"),
+                proposal=(
+                    None if maker["proposal"] is None else self.text(maker, "proposal", ".planner")
+                ),
+            ),
+            world_size=self.integer(raw, "world_size", "", 1),
+            ids=ids,
+            lengths=lengths,
+            tokens=self.integer(raw, "tokens", ""),
+            loss_tokens=self.integer(raw, "loss_tokens", ""),
+            pipelines=tuple(
+                self.pipeline(item, f".pipelines[{at}]")
+                for at, item in enumerate(self.items(raw, "pipelines", ""))
+            ),
+            idle_ranks=self.integers(raw, "idle_ranks", ""),
+            groups=groups,
+            predicted_ms=self.number(raw, "predicted_ms", ""),
+            lower_bound_ms=self.number(raw, "lower_bound_ms", ""),
+            gap=self.number(raw, "gap", ""),
+            selection=tuple(
+                self.considered(item, f".selection[{at}]")
+                for at, item in enumerate(self.items(raw, "selection", ""))
+            ),
+        )
+
+    def pipeline(self, raw: Any, place: str) -> PlannedPipeline:
+        self.fields(raw, place, _PIPELINE, _ROUND)
+        return PlannedPipeline(
+            scheme=self.scheme(raw["scheme"], f"{place}.scheme", _SCHEME),
+            ranks=self.integers(raw, "ranks", place),
+            micro_batches=tuple(
+                self.micro_batch(item, f"{place}.micro_batches[{at}]")
+                for at, item in enumerate(self.items(raw, "micro_batches", place))
+            ),
+            predicted_ms=self.number(raw, "predicted_ms", place),
+            round=self.integer(raw, "round", place) if "round" in raw else None,
+        )
+
+    def micro_batch(self, raw: Any, place: str) -> MicroBatch:
+        self.fields(raw, place, _MICRO_BATCH)
+        return MicroBatch(
+            sequences=self.integers(raw, "sequences", place),
+            tokens=self.integer(raw, "tokens", place),
+            padded_tokens=self.integer(raw, "padded_tokens", place),
+            cost_ms=self.number(raw, "cost_ms", place),
+        )
+
+    def considered(self, raw: Any, place: str) -> Considered:
+        self.fields(raw, place, _CONSIDERED)
+        counts = []
+        for at, item in enumerate(self.items(raw, "strategy", place)):
+            here = f"{place}.strategy[{at}]"
+            scheme = self.scheme(item, here, _COUNTED)
+            counts.append((scheme, self.integer(item, "count", here, 1)))
+        try:
+            strategy = Strategy(tuple(counts))
+        except ValueError as error:
+            self.fail(f"{place}.strategy", str(error))
+        return Considered(
+            strategy=strategy,
+            lower_bound_ms=self.number(raw, "lower_bound_ms", place),
+            predicted_ms=(
+                None if raw["predicted_ms"] is None else self.number(raw, "predicted_ms", place)
+            ),
+        )
+
+    def scheme(self, raw: Any, place: str, names: frozenset[str]) -> Scheme:
+        self.fields(raw, place, names)
+        degrees = (
+            self.integer(raw, "tp", place, 1),
+            self.integer(raw, "pp", place, 1),
+            self.integer(raw, "ulysses", place, 1),
+            self.integer(raw, "ring", place, 1),
+        )
+        # One object per distinct scheme: plans repeat few schemes many times.
+        if degrees not in self.schemes:
+            self.schemes[degrees] = Scheme(*degrees)
+        return self.schemes[degrees]
+
+    def fields(
+        self, raw: Any, place: str, needed: frozenset[str], optional: frozenset[str] = _NONE
+    ) -> None:
+        if type(raw) is not dict:
+            self.fail(place, f"wants an object, got {_shown(raw)}")
+        if raw.keys() == needed:
+            return
+        if missing := needed - raw.keys():
+            self.fail(f"{place}.{min(missing)}", "is missing")
+        if self.strict and (unknown := raw.keys() - needed - optional):
+            self.fail(f"{place}.{min(unknown)}", "is not a field of the plan format")
+
+    def items(self, raw: dict[str, Any], name: str, place: str) -> list[Any]:
+        value = raw[name]
+        if type(value) is not list:
+            self.fail(f"{place}.{name}", f"wants a list, got {_shown(value)}")
+        return value
+
+    def text(self, raw: dict[str, Any], name: str, place: str) -> str:
+        value = raw[name]
+        if type(value) is not str:
+            self.fail(f"{place}.{name}", f"wants a string, got {_shown(value)}")
+        return value
+
+    def integer(self, raw: dict[str, Any], name: str, place: str, least: int = 0) -> int:
+        value = raw[name]
+        if type(value) is not int or not least <= value <= MAX_INTEGER:
+            self.fail(f"{place}.{name}", f"wants an integer ≥ {least}, got {_shown(value)}")
+        return value
+
+    def integers(
+        self, raw: dict[str, Any], name: str, place: str, least: int = 0
+    ) -> tuple[int, ...]:
+        return self.integer_list(raw[name], f"{place}.{name}", least)
+
+    def integer_list(self, value: Any, place: str, least: int = 0) -> tuple[int, ...]:
+        if type(value) is not list:
+            self.fail(place, f"wants a list of integers, got {_shown(value)}")
+        if value and (
+            set(map(type, value)) != {int} or min(value) < least or max(value) > MAX_INTEGER
+        ):
+            at, item = next(
+                (at, item)
+                for at, item in enumerate(value)
+                if type(item) is not int or not least <= item <= MAX_INTEGER
+            )
+            self.fail(f"{place}[{at}]", f"wants an integer ≥ {least}, got {_shown(item)}")
+        return tuple(value)
+
+    def number(self, raw: dict[str, Any], name: str, place: str) -> float:
+        value = raw[name]
+        if type(value) is int and abs(value) <= MAX_INTEGER:
+            # A writer without a float type may drop the ".0"; the canonical form has it.
+            raw[name] = value = float(value)
+        if type(value) is not float or not math.isfinite(value) or value < 0:
+            self.fail(f"{place}.{name}", f"wants a finite number ≥ 0, got {_shown(value)}")
+        return value
+
+
+def _shown(value: Any) -> str:
+    """What was found, short enough for a message of one line."""
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,278 @@
+"""Every invariant of a plan, checked; the list of what is violated, as readable lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import count, pairwise
+from typing import Protocol
+
+from seqplan.plans.groups import Coordinates, process_groups
+from seqplan.plans.plan import Plan, PlannedPipeline
+from seqplan.plans.schedule import schedule
+from seqplan.plans.scheme import Scheme
+
+ROUNDING_MS = 0.0005
+"""Times are rounded to 3 decimals: each may be off by this much."""
+
+
+class SchemeCost(Protocol):
+    """What a profile says of one scheme: a·l² + b·l per sequence, c per micro-batch, and MaxLen.
+
+    ``a`` ms/token², ``b`` ms/token, ``c`` ms, ``max_len`` tokens.
+    """
+
+    @property
+    def a(self) -> float: ...
+    @property
+    def b(self) -> float: ...
+    @property
+    def c(self) -> float: ...
+    @property
+    def max_len(self) -> int: ...
+
+
+def lint(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None) -> list[str]:
+    """One line for each violated invariant of the plan format, none for a sound plan.
+
+    Checks that need the profile, recomputed costs and MaxLen, are left out where ``costs`` is
+    None; a scheme that ``costs`` lacks is a violation. Never raises on an unsound plan. Time
+    linear in the sequences and in Σ ranks of the pipelines.
+    """
+    found = [*_sequences(plan), *_micro_batches(plan)]
+    placement = [*_placement(plan), *_rounds(plan)]
+    found += placement
+    if not placement:
+        # Derived from the placement: on an unsound one these would only repeat its faults.
+        found += [*_shared_ranks(plan), *_groups(plan)]
+    if costs is not None:
+        found += _profile(plan, costs)
+    found += [*_pipeline_times(plan), *_step_times(plan), *_selection(plan)]
+    return found
+
+
+def _sequences(plan: Plan) -> Iterator[str]:
+    size = len(plan.lengths)
+    if len(plan.ids) != size:
+        yield f"sequences: {len(plan.ids)} ids but {size} lengths"
+    for position, length in enumerate(plan.lengths):
+        if length < 1:
+            yield f"sequence {position}: length {length} is not positive"
+    uses = [0] * size
+    for place, sequences in _batches_in_place(plan):
+        for position in sequences:
+            if 0 <= position < size:
+                uses[position] += 1
+            else:
+                yield f"{place}: position {position} is outside the {size} sequences"
+    for position, times in enumerate(uses):
+        if times != 1:
+            where = "no micro-batch" if times == 0 else f"{times} micro-batches"
+            yield f"sequence {position}: is in {where}, not in exactly one"
+    total = sum(plan.lengths)
+    if plan.tokens != total:
+        yield f"tokens: {plan.tokens}, but the lengths sum to {total}"
+    if not 0 <= plan.loss_tokens <= plan.tokens:
+        yield f"loss_tokens: {plan.loss_tokens} is outside 0 … tokens = {plan.tokens}"
+
+
+def _batches_in_place(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for index, pipeline in enumerate(plan.pipelines):
+        for number, batch in enumerate(pipeline.micro_batches):
+            yield f"pipeline {index} micro-batch {number}", batch.sequences
+
+
+def _lengths(plan: Plan, sequences: tuple[int, ...]) -> list[int] | None:
+    """The lengths at these positions, None when one is outside (reported elsewhere)."""
+    if sequences and not 0 <= min(sequences) <= max(sequences) < len(plan.lengths):
+        return None
+    return [plan.lengths[position] for position in sequences]
+
+
+def _micro_batches(plan: Plan) -> Iterator[str]:
+    for index, pipeline in enumerate(plan.pipelines):
+        for number, batch in enumerate(pipeline.micro_batches):
+            place = f"pipeline {index} micro-batch {number}"
+            if not batch.sequences:
+                yield f"{place}: has no sequences; leave it out"
+            lengths = _lengths(plan, batch.sequences)
+            if lengths is None:
+                continue
+            if batch.tokens != sum(lengths):
+                yield f"{place}: tokens {batch.tokens}, but its lengths sum to {sum(lengths)}"
+            padded = pipeline.scheme.padded_tokens(lengths)
+            if batch.padded_tokens != padded:
+                yield (
+                    f"{place}: padded_tokens {batch.padded_tokens}, but {pipeline.scheme} pads "
+                    f"its lengths to {padded}"
+                )
+
+
+def _placement(plan: Plan) -> Iterator[str]:
+    world = plan.world_size
+    if world < 1:
+        yield f"world_size: {world} is not positive"
+    used: set[int] = set()
+    for index, pipeline in enumerate(plan.pipelines):
+        place, ranks = f"pipeline {index}", pipeline.ranks
+        if len(ranks) != pipeline.scheme.gpus:
+            yield (
+                f"{place}: {len(ranks)} ranks, but {pipeline.scheme} runs on {pipeline.scheme.gpus}"
+            )
+        if len(set(ranks)) != len(ranks):
+            yield f"{place}: a rank is listed twice"
+        if ranks and not 0 <= min(ranks) <= max(ranks) < world:
+            yield f"{place}: ranks {min(ranks)} … {max(ranks)} are not all in 0 … {world - 1}"
+        used.update(ranks)
+    idle = set(plan.idle_ranks)
+    if len(idle) != len(plan.idle_ranks):
+        yield "idle_ranks: a rank is listed twice"
+    if idle and not 0 <= min(idle) <= max(idle) < world:
+        yield f"idle_ranks: {min(idle)} … {max(idle)} are not all in 0 … {world - 1}"
+    if busy := idle & used:
+        yield f"idle_ranks: rank {min(busy)} is in a pipeline"
+    # Counted, not listed: a world_size that is wrong may be too large to list.
+    covered = {rank for rank in used | idle if 0 <= rank < world}
+    if lost := world - len(covered):
+        least = next(rank for rank in count() if rank not in covered)
+        yield f"rank {least}: is in no pipeline and not idle ({lost} such ranks)"
+
+
+def _rounds(plan: Plan) -> Iterator[str]:
+    rounds = [pipeline.round for pipeline in plan.pipelines]
+    numbers = [number for number in rounds if number is not None]
+    if not numbers:
+        return
+    if len(numbers) != len(rounds):
+        yield f"rounds: pipeline {rounds.index(None)} has none, others have"
+    if any(later < earlier for earlier, later in pairwise(numbers)):
+        yield "rounds: they descend in list order"
+    if min(numbers) < 0 or len(set(numbers)) != max(numbers) + 1:
+        yield f"rounds: they are not 0 … {max(numbers)} without a gap"
+    seen: set[tuple[int, int]] = set()
+    for index, pipeline in enumerate(plan.pipelines):
+        if pipeline.round is None:
+            continue
+        if len(pipeline.micro_batches) > 1:
+            number = len(pipeline.micro_batches)
+            yield f"pipeline {index}: {number} micro-batches in round {pipeline.round}, at most one"
+        for rank in pipeline.ranks:
+            if (pipeline.round, rank) in seen:
+                yield f"pipeline {index}: rank {rank} is already in use in round {pipeline.round}"
+            seen.add((pipeline.round, rank))
+
+
+def _shared_ranks(plan: Plan) -> Iterator[str]:
+    # A rank keeps its shard of the parameters for the whole step: the tp and pp degrees and its
+    # place on both axes.
+    first: dict[int, tuple[int, tuple[int, int, int, int]]] = {}
+    for index, pipeline in enumerate(plan.pipelines):
+        scheme = pipeline.scheme
+        for at, rank in enumerate(pipeline.ranks):
+            here = Coordinates.of(scheme, at)
+            shard = (scheme.tp, scheme.pp, here.tp, here.pp)
+            other, known = first.setdefault(rank, (index, shard))
+            if known == shard:
+                continue
+            if known[:2] != shard[:2]:
+                yield (
+                    f"rank {rank}: tp {known[0]}, pp {known[1]} in pipeline {other}, but "
+                    f"tp {shard[0]}, pp {shard[1]} in pipeline {index}"
+                )
+            else:
+                yield (
+                    f"rank {rank}: tp index {known[2]}, stage {known[3]} in pipeline {other}, but "
+                    f"tp index {shard[2]}, stage {shard[3]} in pipeline {index}"
+                )
+            break
+
+
+def _groups(plan: Plan) -> Iterator[str]:
+    expected = process_groups(plan.pipelines)
+    if plan.groups == expected:
+        return
+    listed, derived = set(plan.groups), set(expected)
+    if len(listed) != len(plan.groups):
+        yield "groups: a group is listed twice"
+    if missing := [group for group in expected if group not in listed]:
+        yield f"groups: {_shown(missing[0])} is missing ({len(missing)} such groups)"
+    if foreign := [group for group in plan.groups if group not in derived]:
+        yield f"groups: {_shown(foreign[0])} is of no pipeline ({len(foreign)} such groups)"
+    if not missing and not foreign and len(plan.groups) == len(expected):
+        yield "groups: they are not in creation order"
+
+
+def _shown(group: tuple[int, ...]) -> str:
+    return str(list(group)) if len(group) <= 8 else f"[{group[0]}, …, {group[-1]}]"
+
+
+def _profile(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterator[str]:
+    for index, pipeline in enumerate(plan.pipelines):
+        cost = costs.get(pipeline.scheme)
+        if cost is None:
+            yield f"pipeline {index}: the profile has no scheme {pipeline.scheme}"
+            continue
+        for number, batch in enumerate(pipeline.micro_batches):
+            place = f"pipeline {index} micro-batch {number}"
+            if batch.padded_tokens > cost.max_len:
+                yield (
+                    f"{place}: {batch.padded_tokens} padded tokens exceed MaxLen {cost.max_len} "
+                    f"of {pipeline.scheme}"
+                )
+            lengths = _lengths(plan, batch.sequences)
+            if lengths is None:
+                continue
+            a, b = cost.a, cost.b
+            expected = sum([length * (a * length + b) for length in lengths]) + cost.c
+            if not abs(batch.cost_ms - expected) <= 3 * ROUNDING_MS + 1e-9 * expected:
+                yield f"{place}: cost_ms {batch.cost_ms}, but the profile gives {expected:.3f}"
+
+
+def _pipeline_times(plan: Plan) -> Iterator[str]:
+    for index, pipeline in enumerate(plan.pipelines):
+        least = _filled_and_drained(pipeline)
+        # Each of the rounded costs and the rounded sum may be off.
+        terms = len(pipeline.micro_batches) + pipeline.scheme.pp + 1
+        if not pipeline.predicted_ms >= least - terms * ROUNDING_MS - 1e-9 * least:
+            yield (
+                f"pipeline {index}: predicted_ms {pipeline.predicted_ms} is below its "
+                f"micro-batches' {least:.3f}"
+            )
+
+
+def _filled_and_drained(pipeline: PlannedPipeline) -> float:
+    """Form S of a pipeline's time: Σ cost + (pp − 1) · max cost, ms; 0 when empty."""
+    times = [batch.cost_ms for batch in pipeline.micro_batches]
+    return sum(times) + (pipeline.scheme.pp - 1) * max(times, default=0.0)
+
+
+def _step_times(plan: Plan) -> Iterator[str]:
+    # Every duration lowered by its rounding: what remains is a bound on the unrounded schedule.
+    durations = [max(0.0, pipeline.predicted_ms - ROUNDING_MS) for pipeline in plan.pipelines]
+    makespan = schedule(plan.pipelines, durations).makespan_ms
+    predicted, bound = plan.predicted_ms, plan.lower_bound_ms
+    if not predicted >= makespan - 2 * ROUNDING_MS - 1e-9 * makespan:
+        yield f"predicted_ms: {predicted} is below the schedule of the pipelines, {makespan:.3f}"
+    if not 0 <= bound <= predicted:
+        yield f"lower_bound_ms: {bound} is outside 0 … predicted_ms = {predicted}"
+    elif bound > 0:
+        gap = predicted / bound - 1
+        if not abs(plan.gap - gap) <= 1e-6:
+            yield f"gap: {plan.gap}, but predicted_ms / lower_bound_ms − 1 is {gap:.7f}"
+    elif predicted > 0:
+        yield f"lower_bound_ms: 0 bounds nothing of predicted_ms = {predicted}"
+    elif plan.gap != 0:
+        yield f"gap: {plan.gap}, but predicted_ms and lower_bound_ms are both 0"
+
+
+def _selection(plan: Plan) -> Iterator[str]:
+    for index, entry in enumerate(plan.selection):
+        place = f"selection {index} ({entry.strategy})"
+        if not entry.lower_bound_ms >= 0:
+            yield f"{place}: lower_bound_ms {entry.lower_bound_ms} is negative"
+        if entry.predicted_ms is not None and not entry.predicted_ms >= entry.lower_bound_ms:
+            yield (
+                f"{place}: predicted_ms {entry.predicted_ms} is below its lower_bound_ms "
+                f"{entry.lower_bound_ms}"
+            )
+        if entry.strategy.gpus > plan.world_size:
+            yield f"{place}: needs {entry.strategy.gpus} GPUs, the world has {plan.world_size}"

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+
 from seqplan.plans.atomic import atomic_write
 
 

@@ -26,7 +26,7 @@ def dispatch(
 ) -> Filling | None:
     """Minimise the slowest pipeline (form S) over dispatch and packing together.
 
-    Gallops up from ``lower_ms``, a lower bound on the objective, then bisects down to ``TOLERANCE``.
+    Gallops up from ``lower_ms``, a lower bound on the objective, then bisects to ``TOLERANCE``.
     ``known``: a placement found before; ``below_ms``: give up above it. None when no placement
     below it is found (with both left out: when a sequence fits no pipeline).
     """

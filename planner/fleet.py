@@ -12,6 +12,9 @@ import numpy.typing as npt
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.scheme_model import SchemeModel
 
+MOST = 64
+"""Most numbers of micro-batches that a bound tells apart."""
+
 
 @dataclass(frozen=True)
 class PipelineClass:
@@ -51,21 +54,19 @@ class PipelineClass:
         """Padded length per length (tokens)."""
         return lengths if self.unit == 1 else -(-lengths // self.unit) * self.unit
 
-    def micro_batch_range(self, target_ms: float) -> range:
-        """Numbers of micro-batches V that can be of use to a pipeline that ends by ``target_ms``.
+    def most_micro_batches(self, target_ms: float) -> int:
+        """The number of micro-batches V beyond which a larger V is of no more use by a target.
 
-        Work capacity V·(target/(V + pp − 1) − c) rises up to V = √(target·(pp − 1)/c) − (pp − 1)
-        and token capacity V·capacity always; beyond both maxima a larger V only costs.
+        Work capacity V·(target/(V + pp − 1) − c) rises up to V = √(target·(pp − 1)/c) − (pp − 1);
+        token capacity V·MaxLen matters up to the tokens that the target's work allows. At most
+        ``MOST``, where either has no such limit.
         """
-        by_tokens = target_ms / (self.b * self.capacity) if self.b else 64.0
+        by_tokens = target_ms / (self.b * self.capacity) if self.b else float(MOST)
         by_work = 1.0
         if self.pp > 1:
-            root = (target_ms * (self.pp - 1) / self.c) ** 0.5 if self.c else 64.0
+            root = (target_ms * (self.pp - 1) / self.c) ** 0.5 if self.c else float(MOST)
             by_work = root - (self.pp - 1)
-        top = int(min(max(by_tokens, by_work, 1.0), 4096.0)) + 1
-        if self.c:
-            top = min(top, int(target_ms / self.c) - (self.pp - 1))
-        return range(1, max(top, 1) + 1)
+        return int(min(max(by_tokens, by_work, 1.0), MOST - 2)) + 2
 
 
 @dataclass(frozen=True)

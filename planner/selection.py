@@ -1,0 +1,175 @@
+"""Selection: which candidate strategy runs this batch, and how, with a proven gap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from seqplan.planner.batch import Batch
+from seqplan.planner.bounds import PriceBound, relax, single_bound_ms
+from seqplan.planner.dispatch import dispatch, level, probe
+from seqplan.planner.fill import Filler, Filling
+from seqplan.planner.fleet import Fleet, PipelineClass
+from seqplan.planner.tailor import Models, improve, rounded_strategies
+from seqplan.plans.scheme import Strategy
+
+TAILOR_GAIN = 0.01
+"""A strategy is made for the batch where the relaxation promises at least this share."""
+
+TAILOR_ROUNDS = 2
+"""Exchanges that the strategy made for the batch may accept."""
+
+CERTIFY_GAP = 2e-3
+"""The gap at which the proof is sought first; above it the prices are refined once."""
+
+
+class Infeasible(Exception):
+    """A batch that no candidate can run; the message says which sequence and what would mend it."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A candidate of one step: lower bound on its time, and its time unless it was pruned."""
+
+    strategy: Strategy
+    lower_bound_ms: float
+    predicted_ms: float | None
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The chosen strategy with its placement and a proven lower bound (form S, ms)."""
+
+    fleet: Fleet
+    filling: Filling
+    lower_bound_ms: float
+    judged: tuple[Judged, ...]
+
+
+def select(
+    batch: Batch,
+    candidates: Sequence[Strategy],
+    models: Models,
+    gpus: int,
+    *,
+    tailor: bool = True,
+) -> Selected:
+    """Plan one batch on the best of ``candidates``, or on a strategy made for it.
+
+    Candidates are visited by their bound; the first is planned, each other is given one fill just
+    below the best time so far and is planned if that succeeds. Raises ``Infeasible`` when the
+    longest sequence fits no candidate. With ``tailor``, a strategy made for the batch from the
+    candidates' schemes is tried too.
+    """
+    fleets = [Fleet.of(strategy, models) for strategy in candidates]
+    able = [fleet for fleet in fleets if fleet.max_sequence >= batch.longest]
+    if not able:
+        raise Infeasible(_too_long(batch, fleets))
+    bounds = {fleet.strategy: cheap_bound_ms(fleet.classes, batch) for fleet in able}
+    able.sort(key=lambda fleet: bounds[fleet.strategy])
+    best: tuple[Fleet, Filling] | None = None
+    planned: dict[Strategy, float] = {}
+    for fleet in able:
+        bound = bounds[fleet.strategy]
+        filler = Filler(fleet, batch)
+        if best is None:
+            filling = dispatch(filler, bound)
+        else:
+            limit = best[1].objective_ms
+            better = probe(filler, bound, limit) if bound < limit else None
+            filling = None if better is None else dispatch(filler, bound, known=better)
+        if filling is not None:
+            planned[fleet.strategy] = filling.objective_ms
+            if best is None or filling.objective_ms < best[1].objective_ms:
+                best = (fleet, filling)
+    if best is None:
+        raise Infeasible(_too_long(batch, fleets))
+    if tailor:
+        best = _tailor(batch, best, models, candidates, gpus)
+        planned[best[0].strategy] = best[1].objective_ms
+    fleet, filling = best
+    proven = certify(fleet, batch, filling.objective_ms)
+    filling = level(Filler(fleet, batch), filling, cheap_bound_ms(fleet.classes, batch))
+    judged = [
+        Judged(strategy, bounds.get(strategy, proven), planned.get(strategy))
+        for strategy in [*bounds, *(s for s in planned if s not in bounds)]
+    ]
+    return Selected(fleet, filling, proven, tuple(judged))
+
+
+def cheap_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
+    """The longest sequence alone, or all work at weighted speeds: microseconds to find.
+
+    With a weight y_k per pipeline of class k and Σ count_k·y_k = 1, the slowest pipeline is at
+    least the weighted mean of all, so at least Σ_sequences min_k y_k·work_k. Weights inverse to
+    each class's time for the whole batch make the classes about equally dear.
+    """
+    counts = batch.multiplicity
+    work = np.stack([item.work_ms(batch.distinct) for item in classes])
+    weights = 1.0 / (work @ counts)
+    weights /= weights @ np.array([item.count for item in classes])
+    area = float((weights[:, None] * work).min(axis=0) @ counts)
+    return max(single_bound_ms(classes, batch), area * (1 - 1e-12))
+
+
+def certify(fleet: Fleet, batch: Batch, objective_ms: float) -> float:
+    """A proven lower bound (ms) on the step's time with this fleet, by priced relaxation."""
+    low = single_bound_ms(fleet.classes, batch)
+    at = objective_ms / (1 + CERTIFY_GAP)
+    if low >= at:
+        return min(low, objective_ms)
+    for _ in range(2):
+        relaxed = relax(fleet.classes, batch, at)
+        if relaxed is None:
+            return max(low, at)
+        low = PriceBound(fleet.classes, batch, relaxed.prices).bound_ms(low, objective_ms)
+        if low >= objective_ms / (1 + 2 * CERTIFY_GAP):
+            break
+        at = low * (1 + CERTIFY_GAP)
+    return low
+
+
+def _tailor(
+    batch: Batch,
+    best: tuple[Fleet, Filling],
+    models: Models,
+    candidates: Sequence[Strategy],
+    gpus: int,
+) -> tuple[Fleet, Filling]:
+    """A strategy made for this batch from the candidates' schemes, where it beats the best."""
+    schemes = sorted({scheme for strategy in candidates for scheme, _ in strategy.counts})
+    classes = [PipelineClass.of(models[scheme], 1) for scheme in schemes]
+    lower = single_bound_ms(classes, batch)
+    objective = best[1].objective_ms
+    if objective <= lower * (1 + TAILOR_GAIN):
+        return best
+    relaxed = relax(classes, batch, objective, gpus)
+    if relaxed is None or relaxed.scale > 1 - TAILOR_GAIN:
+        return best
+    pipelines = relaxed.pipelines / relaxed.scale
+    known = set(candidates)
+    for strategy in rounded_strategies(schemes, pipelines, models, gpus, batch.longest):
+        if strategy in known:
+            continue
+        fleet = Fleet.of(strategy, models)
+        filler = Filler(fleet, batch)
+        better = probe(filler, lower, best[1].objective_ms)
+        if better is not None:
+            filling = dispatch(filler, lower, known=better)
+            if filling is not None and filling.objective_ms < best[1].objective_ms:
+                best = (fleet, filling)
+    if best[1].objective_ms > objective * relaxed.scale * (1 + TAILOR_GAIN):
+        best = improve(batch, best, models, schemes, gpus, lower, rounds=TAILOR_ROUNDS)
+    return best
+
+
+def _too_long(batch: Batch, fleets: Sequence[Fleet]) -> str:
+    longest = batch.longest
+    sample = batch.ids[batch.lengths.index(longest)]
+    limit = max(fleet.max_sequence for fleet in fleets)
+    return (
+        f"step {batch.step}: sequence {sample} has {longest} tokens, but no candidate holds more "
+        f"than {limit}; propose again with --max-len {longest} or more GPUs, or truncate"
+    )

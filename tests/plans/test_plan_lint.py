@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from plan_builder import batch, pipeline, plan_of
 from plan_strategies import Cost, Costed, costed_plans
 
 from seqplan.plans.groups import process_groups
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import Considered, MicroBatch, Plan
 from seqplan.plans.scheme import Scheme, Strategy
 
 TP2, PP2, RING2 = Scheme(tp=2), Scheme(pp=2), Scheme(ring=2)
@@ -23,59 +24,22 @@ COSTS = {
 }
 
 
-def batch(scheme: Scheme, lengths: dict[int, int]) -> MicroBatch:
-    cost = COSTS[scheme]
-    time = sum(cost.a * length**2 + cost.b * length for length in lengths.values()) + cost.c
-    padded = scheme.padded_tokens(lengths.values())
-    return MicroBatch(tuple(lengths), sum(lengths.values()), padded, round(time, 3))
-
-
-def pipeline(
-    scheme: Scheme, ranks: tuple[int, ...], *batches: MicroBatch, round: int | None = None
-) -> PlannedPipeline:
-    times = [item.cost_ms for item in batches]
-    predicted = sum(times) + (scheme.pp - 1) * max(times, default=0.0)
-    return PlannedPipeline(scheme, ranks, batches, predicted, round)
-
-
-def plan_of(
-    pipelines: tuple[PlannedPipeline, ...], lengths: tuple[int, ...], predicted: float, **more: Any
-) -> Plan:
-    used = {rank for item in pipelines for rank in item.ranks}
-    fields: dict[str, Any] = {
-        "step": 0,
-        "planner": Planner("1", 0, "sha256:p", None),
-        "world_size": max(used) + 1,
-        "ids": tuple(range(len(lengths))),
-        "lengths": lengths,
-        "tokens": sum(lengths),
-        "loss_tokens": sum(lengths) - len(lengths),
-        "pipelines": pipelines,
-        "idle_ranks": tuple(sorted(set(range(max(used) + 1)) - used)),
-        "groups": process_groups(pipelines),
-        "predicted_ms": predicted,
-        "lower_bound_ms": predicted / 2,
-        "gap": 1.0,
-        "selection": (
-            Considered(Strategy.of({TP2: 1}), 10.0, 20.0),
-            Considered(Strategy.of({PP2: 1}), 10.0, None),
-        ),
-    }
-    return Plan(**fields | more)
-
-
 def sound() -> Plan:
     """Two ranks that serve a tp pipeline, two that re-form, one idle in between."""
     return plan_of(
         (
-            pipeline(TP2, (0, 1), batch(TP2, {2: 10, 0: 20})),
-            pipeline(PP2, (3, 4), batch(PP2, {1: 30}), batch(PP2, {3: 7})),
-            pipeline(RING2, (6, 5), batch(RING2, {4: 5})),
-            pipeline(Scheme(), (5,), batch(Scheme(), {5: 6})),
+            pipeline(TP2, (0, 1), batch(COSTS, TP2, {2: 10, 0: 20})),
+            pipeline(PP2, (3, 4), batch(COSTS, PP2, {1: 30}), batch(COSTS, PP2, {3: 7})),
+            pipeline(RING2, (6, 5), batch(COSTS, RING2, {4: 5})),
+            pipeline(Scheme(), (5,), batch(COSTS, Scheme(), {5: 6})),
             pipeline(Scheme(), (6,)),
         ),
         (20, 30, 10, 7, 5, 6),
         100.0,
+        selection=(
+            Considered(Strategy.of({TP2: 1}), 10.0, 20.0),
+            Considered(Strategy.of({PP2: 1}), 10.0, None),
+        ),
     )
 
 
@@ -83,9 +47,9 @@ def in_rounds() -> Plan:
     """Two ranks in two rounds: together, then each alone."""
     return plan_of(
         (
-            pipeline(RING2, (0, 1), batch(RING2, {0: 20}), round=0),
-            pipeline(Scheme(), (1,), batch(Scheme(), {1: 4}), round=1),
-            pipeline(Scheme(), (0,), batch(Scheme(), {2: 8}), round=1),
+            pipeline(RING2, (0, 1), batch(COSTS, RING2, {0: 20}), round=0),
+            pipeline(Scheme(), (1,), batch(COSTS, Scheme(), {1: 4}), round=1),
+            pipeline(Scheme(), (0,), batch(COSTS, Scheme(), {2: 8}), round=1),
         ),
         (20, 4, 8),
         30.0,

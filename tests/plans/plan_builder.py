@@ -1,0 +1,58 @@
+"""Small plans written by hand: micro-batches, pipelines and steps with derived fields filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from plan_strategies import Cost
+
+from seqplan.plans.groups import process_groups
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.scheme import Scheme
+
+
+def round_ms(value: float) -> float:
+    """Times of a plan have 3 decimals."""
+    return round(value, 3)
+
+
+def batch(costs: Mapping[Scheme, Cost], scheme: Scheme, lengths: dict[int, int]) -> MicroBatch:
+    """A micro-batch of sequences given as position → length (tokens), in packed order."""
+    cost = costs[scheme]
+    time = sum(cost.a * length**2 + cost.b * length for length in lengths.values()) + cost.c
+    padded = scheme.padded_tokens(lengths.values())
+    return MicroBatch(tuple(lengths), sum(lengths.values()), padded, round_ms(time))
+
+
+def pipeline(
+    scheme: Scheme, ranks: tuple[int, ...], *batches: MicroBatch, round: int | None = None
+) -> PlannedPipeline:
+    """A pipeline predicted by form S, Σ cost + (pp − 1) · max cost."""
+    times = [item.cost_ms for item in batches]
+    predicted = round_ms(sum(times) + (scheme.pp - 1) * max(times, default=0.0))
+    return PlannedPipeline(scheme, ranks, batches, predicted, round)
+
+
+def plan_of(
+    pipelines: tuple[PlannedPipeline, ...], lengths: tuple[int, ...], predicted: float, **more: Any
+) -> Plan:
+    """A sound plan around these pipelines, its bound half of ``predicted``; ``more`` overrides."""
+    used = {rank for item in pipelines for rank in item.ranks}
+    fields: dict[str, Any] = {
+        "step": 0,
+        "planner": Planner("1", 0, "sha256:p", None),
+        "world_size": max(used) + 1,
+        "ids": tuple(range(len(lengths))),
+        "lengths": lengths,
+        "tokens": sum(lengths),
+        "loss_tokens": sum(lengths) - len(lengths),
+        "pipelines": pipelines,
+        "idle_ranks": tuple(sorted(set(range(max(used) + 1)) - used)),
+        "groups": process_groups(pipelines),
+        "predicted_ms": predicted,
+        "lower_bound_ms": predicted / 2,
+        "gap": 1.0,
+        "selection": (),
+    }
+    return Plan(**fields | more)

@@ -1,0 +1,199 @@
+"""A plan told to a person: one step as text for a terminal, at most 100 columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from seqplan.plans.lint import SchemeCost
+from seqplan.plans.plan import Plan, PlannedPipeline
+from seqplan.plans.schedule import Schedule, schedule
+from seqplan.plans.scheme import Scheme, Strategy
+
+WIDTH = 100
+"""Columns of the text, at most."""
+
+ROWS = 6
+"""Pipelines of one scheme that get a row of their own, the tightest first."""
+
+BINDING_MS = 0.001
+"""Slack below the rounding of the plan's times is none."""
+
+
+def explain(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None = None) -> str:
+    """What the plan runs where, what bounds the step and which strategies were considered.
+
+    ``costs`` adds how full the fullest micro-batch is and tells the binding sequence by its time
+    rather than by its tokens. Works on a plan that ``lint`` refuses, as far as its positions are
+    in range. Lines end in ``\\n``, all but the last.
+    """
+    times = schedule(plan.pipelines)
+    lines = [*_headline(plan, times), ""]
+    lines += [*_pipelines(plan, times, costs or {}), ""]
+    lines += [*_binding(plan, times, costs or {})]
+    if plan.idle_ranks:
+        lines.append(f"idle: {_count(plan.idle_ranks, 'rank')} ({_spans(plan.idle_ranks, 60)})")
+    if plan.selection:
+        lines += ["", *_candidates(plan)]
+    return "\n".join(_cut(line, WIDTH) for line in lines)
+
+
+def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
+    strategy = Strategy.of(Counter(pipeline.scheme for pipeline in plan.pipelines))
+    yield (
+        f"step {plan.step}: {plan.tokens:,} tokens in {_count(plan.lengths, 'sequence')} on "
+        f"{plan.world_size:,} ranks"
+    )
+    yield (
+        f"predicted {plan.predicted_ms:,.1f} ms, lower bound {plan.lower_bound_ms:,.1f} ms, "
+        f"gap {plan.gap:.2%}"
+    )
+    rest = plan.predicted_ms - times.makespan_ms
+    if rest > BINDING_MS:
+        yield f"  of that {times.makespan_ms:,.1f} ms pipelines, {rest:,.1f} ms after the last"
+    rounds = {pipeline.round for pipeline in plan.pipelines} - {None}
+    notes = f", in {_count(rounds, 'round')}" if rounds else ""
+    if strategy.gpus > plan.world_size - len(plan.idle_ranks):
+        notes += ", ranks re-form within the step"
+    room = WIDTH - len("pipelines ") - len(notes)
+    yield f"pipelines {_cut(str(strategy) or 'none', room)}{notes}"
+
+
+def _pipelines(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:
+    in_rounds = any(pipeline.round is not None for pipeline in plan.pipelines)
+    late = any(start > BINDING_MS for start in times.start_ms)
+    middle = ["round"] if in_rounds else ["start ms"] if late else []
+    fill = ["fill"] if costs else []
+    header = ["scheme", "#", "ranks", "batches", "seqs", "longest", "tokens", *fill, *middle]
+    rows = [[*header, "time ms", "slack ms"]]
+    by_scheme: dict[Scheme, list[int]] = {}
+    for index, pipeline in enumerate(plan.pipelines):
+        by_scheme.setdefault(pipeline.scheme, []).append(index)
+    for scheme, indexes in by_scheme.items():
+        indexes.sort(key=lambda index: (round(times.slack_ms[index], 3), index))
+        # A row of its own costs no more lines than a summary of one.
+        shown = len(indexes) if len(indexes) <= ROWS + 1 else ROWS
+        for place, index in enumerate(indexes[:shown]):
+            pipeline = plan.pipelines[index]
+            row = [str(scheme) if place == 0 else "", str(index), _spans(pipeline.ranks, 12)]
+            row += _load(plan, [pipeline], costs)
+            if middle:
+                row.append(str(pipeline.round) if in_rounds else f"{times.start_ms[index]:,.1f}")
+            row += [f"{pipeline.predicted_ms:,.1f}", f"{max(0.0, times.slack_ms[index]):,.1f}"]
+            rows.append(row)
+        if rest := indexes[shown:]:
+            others = [plan.pipelines[index] for index in rest]
+            row = ["", "", f"{len(rest):,} more", *_load(plan, others, costs)]
+            row += [""] * len(middle)
+            row.append(f"≤ {max(pipeline.predicted_ms for pipeline in others):,.1f}")
+            rows.append([*row, f"≥ {times.slack_ms[rest[0]]:,.1f}"])
+    return _table(rows, left=(0, 2))
+
+
+def _load(
+    plan: Plan, pipelines: Sequence[PlannedPipeline], costs: Mapping[Scheme, SchemeCost]
+) -> list[str]:
+    """Micro-batches, sequences, longest, tokens and, with costs, fill of these pipelines."""
+    batches = [batch for pipeline in pipelines for batch in pipeline.micro_batches]
+    lengths = [plan.lengths[position] for batch in batches for position in batch.sequences]
+    cells = [
+        f"{len(batches):,}",
+        f"{len(lengths):,}",
+        f"{max(lengths, default=0):,}",
+        f"{sum(lengths):,}",
+    ]
+    if costs:
+        cost = costs.get(pipelines[0].scheme)
+        fullest = max((batch.padded_tokens for batch in batches), default=0)
+        cells.append("?" if cost is None or cost.max_len < 1 else f"{fullest / cost.max_len:.0%}")
+    return cells
+
+
+def _binding(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:
+    tight = [
+        index
+        for index, pipeline in enumerate(plan.pipelines)
+        if times.slack_ms[index] < BINDING_MS and pipeline.predicted_ms > 0
+    ]
+    if not tight:
+        yield "binding: nothing runs"
+    for index in sorted(tight, key=lambda index: -plan.pipelines[index].predicted_ms)[:3]:
+        pipeline = plan.pipelines[index]
+        yield (
+            f"binding: pipeline {index} ({pipeline.scheme} on ranks {_spans(pipeline.ranks, 15)}), "
+            f"{_reason(plan, pipeline, costs.get(pipeline.scheme))}"
+        )
+    if len(tight) > 3:
+        yield f"binding: {len(tight) - 3:,} more pipelines without slack"
+
+
+def _reason(plan: Plan, pipeline: PlannedPipeline, cost: SchemeCost | None) -> str:
+    """Whether the pipeline's longest sequence or its total makes it as slow as it is."""
+    lengths = [
+        plan.lengths[position] for batch in pipeline.micro_batches for position in batch.sequences
+    ]
+    if not lengths:
+        return "which has no sequences"
+    longest = max(lengths)
+    if cost is None:
+        share, of_what = longest / sum(lengths), "tokens"
+    else:
+        alone = pipeline.scheme.pp * (longest * (cost.a * longest + cost.b) + cost.c)
+        share, of_what = min(1.0, alone / pipeline.predicted_ms), "time"
+    if len(lengths) == 1:
+        return f"by its only sequence, {longest:,} tokens"
+    if share >= 0.5:
+        return f"by its longest sequence: {longest:,} tokens, {share:.0%} of its {of_what}"
+    return (
+        f"by its total: the longest of {len(lengths):,} sequences is {share:.0%} of its {of_what}"
+    )
+
+
+def _candidates(plan: Plan) -> Iterable[str]:
+    rows = [["candidate strategy", "bound ms", "time ms", ""]]
+    best = min(
+        (entry.predicted_ms for entry in plan.selection if entry.predicted_ms is not None),
+        default=None,
+    )
+    for entry in plan.selection:
+        pruned = entry.predicted_ms is None
+        rows.append(
+            [
+                _cut(str(entry.strategy) or "none", WIDTH - 42),
+                f"{entry.lower_bound_ms:,.1f}",
+                "–" if entry.predicted_ms is None else f"{entry.predicted_ms:,.1f}",
+                "pruned by its bound" if pruned else "best" if entry.predicted_ms == best else "",
+            ]
+        )
+    return _table(rows, left=(0, 3))
+
+
+def _table(rows: list[list[str]], left: tuple[int, ...]) -> Iterable[str]:
+    """Rows with aligned columns; those in ``left`` are aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _spans(ranks: Iterable[int], room: int) -> str:
+    """Ranks as ``0–3, 8``, cut to ``room`` characters."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(f"{low}" if low == high else f"{low}–{high}" for low, high in spans)
+    return _cut(text, room)
+
+
+def _count(items: Sequence[object] | set[object] | set[int | None], noun: str) -> str:
+    return f"{len(items):,} {noun}" if len(items) == 1 else f"{len(items):,} {noun}s"
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"

@@ -1,0 +1,56 @@
+"""The list-order schedule: waiting for the last rank, rounds, slack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from plan_strategies import plans
+
+from seqplan.plans.plan import Plan, PlannedPipeline
+from seqplan.plans.schedule import makespan_ms, schedule
+from seqplan.plans.scheme import Scheme
+
+
+def busy(ranks: tuple[int, ...], time_ms: float, round: int | None = None) -> PlannedPipeline:
+    return PlannedPipeline(Scheme(ulysses=len(ranks)), ranks, (), time_ms, round)
+
+
+def test_a_pipeline_waits_for_its_last_rank() -> None:
+    times = schedule([busy((0,), 3.0), busy((1,), 5.0), busy((0, 1), 2.0), busy((2,), 1.0)])
+    assert times.start_ms == (0.0, 0.0, 5.0, 0.0)
+    assert times.end_ms == (3.0, 5.0, 7.0, 1.0)
+    assert times.slack_ms == (2.0, 0.0, 0.0, 6.0)
+    assert times.makespan_ms == 7.0
+
+
+def test_rounds_wait_for_the_whole_world() -> None:
+    times = schedule([busy((0,), 3.0, 0), busy((1,), 5.0, 0), busy((0,), 2.0, 1)])
+    assert times.start_ms == (0.0, 0.0, 5.0)
+    assert times.slack_ms == (2.0, 0.0, 0.0)
+    assert times.makespan_ms == 7.0
+
+
+def test_durations_may_be_others() -> None:
+    assert schedule([busy((0,), 3.0), busy((0,), 3.0)], [1.0, 1.5]).makespan_ms == 2.5
+
+
+def test_nothing_takes_no_time() -> None:
+    assert schedule([]).makespan_ms == 0.0
+
+
+@given(plans())
+def test_slack_is_what_a_pipeline_can_lose(plan: Plan) -> None:
+    times = schedule(plan.pipelines)
+    end = times.makespan_ms
+    assert makespan_ms(plan) == end
+    assert end == max(times.end_ms, default=0.0)
+    for index, pipeline in enumerate(plan.pipelines):
+        assert times.slack_ms[index] >= -1e-6
+        for more, later in ((0.0, False), (1.0, True)):
+            slower = replace(pipeline, predicted_ms=times.slack_ms[index] + more)
+            slower = replace(slower, predicted_ms=slower.predicted_ms + pipeline.predicted_ms)
+            changed = [*plan.pipelines[:index], slower, *plan.pipelines[index + 1 :]]
+            expected = end + more if later else end
+            assert schedule(changed).makespan_ms == pytest.approx(expected, abs=1e-6)

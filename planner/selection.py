@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from seqplan.planner.batch import Batch
-from seqplan.planner.bounds import PriceBound, relax, single_bound_ms
+from seqplan.planner.bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
 from seqplan.planner.dispatch import dispatch, level, probe
 from seqplan.planner.fill import Filler, Filling
 from seqplan.planner.fleet import Fleet, PipelineClass
+from seqplan.planner.relax import relax
 from seqplan.planner.tailor import Models, improve, rounded_strategies
 from seqplan.plans.scheme import Strategy
 
@@ -91,7 +90,7 @@ def select(
         planned[best[0].strategy] = best[1].objective_ms
     fleet, filling = best
     proven = certify(fleet, batch, filling.objective_ms)
-    filling = level(Filler(fleet, batch), filling, cheap_bound_ms(fleet.classes, batch))
+    filling = level(Filler(fleet, batch), filling, area_bound_ms(fleet.classes, batch))
     judged = [
         Judged(strategy, bounds.get(strategy, proven), planned.get(strategy))
         for strategy in [*bounds, *(s for s in planned if s not in bounds)]
@@ -100,18 +99,8 @@ def select(
 
 
 def cheap_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
-    """The longest sequence alone, or all work at weighted speeds: microseconds to find.
-
-    With a weight y_k per pipeline of class k and Σ count_k·y_k = 1, the slowest pipeline is at
-    least the weighted mean of all, so at least Σ_sequences min_k y_k·work_k. Weights inverse to
-    each class's time for the whole batch make the classes about equally dear.
-    """
-    counts = batch.multiplicity
-    work = np.stack([item.work_ms(batch.distinct) for item in classes])
-    weights = 1.0 / (work @ counts)
-    weights /= weights @ np.array([item.count for item in classes])
-    area = float((weights[:, None] * work).min(axis=0) @ counts)
-    return max(single_bound_ms(classes, batch), area * (1 - 1e-12))
+    """The larger of the two bounds that take microseconds: one sequence alone, and area."""
+    return max(single_bound_ms(classes, batch), area_bound_ms(classes, batch))
 
 
 def certify(fleet: Fleet, batch: Batch, objective_ms: float) -> float:
@@ -124,7 +113,7 @@ def certify(fleet: Fleet, batch: Batch, objective_ms: float) -> float:
         relaxed = relax(fleet.classes, batch, at)
         if relaxed is None:
             return max(low, at)
-        low = PriceBound(fleet.classes, batch, relaxed.prices).bound_ms(low, objective_ms)
+        low = relaxed_bound_ms(fleet.classes, batch, relaxed, low, objective_ms)
         if low >= objective_ms / (1 + 2 * CERTIFY_GAP):
             break
         at = low * (1 + CERTIFY_GAP)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from seqplan.planner.batch import Batch
-from seqplan.planner.bounds import Floats
 from seqplan.planner.dispatch import dispatch, probe
 from seqplan.planner.fill import Filler, Filling
 from seqplan.planner.fleet import Fleet
+from seqplan.planner.resources import Floats
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.scheme_model import SchemeModel
 

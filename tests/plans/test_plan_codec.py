@@ -108,6 +108,7 @@ def test_times_are_canonical_floats() -> None:
         (("sequences", "lengths"), [5, 0], "sequences.lengths[1]: wants an integer ≥ 1, got 0"),
         (("sequences", "ids"), [1, True], "sequences.ids[1]: wants an integer ≥ 0, got true"),
         (("sequences", "ids"), [1], "sequences: 1 ids but 2 lengths"),
+        (("idle_ranks",), [2**63], "idle_ranks[0]: wants an integer ≥ 0, got 9223372036854775808"),
         (("groups",), [[0, 1], 3], "groups[1]: wants a list of integers, got 3"),
         (("groups",), {}, "groups: wants a list, got an object"),
         (("idle_ranks",), None, "idle_ranks: wants a list of integers, got null"),

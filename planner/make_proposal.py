@@ -1,0 +1,142 @@
+"""The flow of a proposal: lengths → sampled batches → candidates → document."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.planner.batch import Batch
+from seqplan.planner.proposal_file import Candidate, Cluster, ProposalDocument
+from seqplan.planner.propose import Effort, Progress, Proposal, judge, propose
+from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
+from seqplan.planner.sampler import Sampler
+from seqplan.planner.selection import Infeasible
+from seqplan.planner.tailor import Models
+from seqplan.plans.scheme import Strategy
+from seqplan.profiler.profile import Profile
+
+METHODS = ("search", "eq4")
+"""Our proposal, and the published one."""
+
+TOKENS_PER_GPU = 3125
+"""Tokens of a step per GPU where the caller does not say: 200K on 64 GPUs, as published."""
+
+_SAMPLE_SEED = 0x5E9
+"""Keeps the proposal's sampled batches apart from the ones that a plan of the same seed draws."""
+
+
+def make_proposal(
+    profile: Profile,
+    cluster: Cluster,
+    lengths: npt.NDArray[np.integer],
+    *,
+    seed: int = 0,
+    method: str = "search",
+    progress: Progress | None = None,
+) -> ProposalDocument:
+    """Propose strategies for a data set; ``lengths`` in tokens.
+
+    Sequences longer than ``cluster.max_len`` count as truncated to it. Raises ``Infeasible`` when no
+    scheme fits the GPUs or holds the longest sequence; ``ValueError`` for an unknown method.
+    """
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+    models = cluster.models(profile)
+    check_feasible(profile, cluster, models, lengths)
+    effort = _effort(cluster.gpus)
+    sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed + _SAMPLE_SEED)
+    batches = list(sampler.batches(effort.judged))
+    longest = int(sampler.lengths.max())
+    if method == "eq4":
+        proposal = _published(sampler, batches, models, cluster, longest, effort, progress)
+    else:
+        proposal = propose(batches, models, cluster.gpus, longest, effort, progress)
+    return ProposalDocument(
+        method=method,
+        seed=seed,
+        cluster=cluster,
+        profile=profile,
+        lengths={
+            "sequences": len(lengths),
+            "tokens": int(sampler.lengths.sum()),
+            "truncated": sampler.truncated,
+            "longest": longest,
+            "digest": lengths_digest(lengths),
+        },
+        candidates=tuple(
+            Candidate(
+                item.strategy,
+                item.max_sequence,
+                None if np.isnan(item.expected_ms) else round(item.expected_ms, 3),
+                round(item.runs, 4),
+                round(item.wins, 4),
+            )
+            for item in proposal.candidates
+        ),
+        expected_ms=round(proposal.expected_ms, 3),
+        lower_bound_ms=round(proposal.lower_bound_ms - 5e-4, 3),
+        judged=proposal.judged,
+    )
+
+
+def check_feasible(
+    profile: Profile, cluster: Cluster, models: Models, lengths: npt.NDArray[np.integer]
+) -> None:
+    """Raise ``Infeasible`` when no scheme fits the GPUs or holds the longest sequence."""
+    if not models:
+        smallest = min(entry.scheme.gpus for entry in profile.schemes)
+        fitting = [e for e in profile.schemes if e.scheme.gpus <= cluster.gpus]
+        why = (
+            f"the model states leave no room for a token on any scheme of {cluster.gpus} GPUs or less"
+            if fitting
+            else f"the smallest scheme of the profile takes {smallest}"
+        )
+        raise Infeasible(f"{cluster.gpus} GPUs are too few for {profile.name}: {why}; add GPUs")
+    longest = min(int(lengths.max()), cluster.max_len)
+    limit = max(model.max_sequence for model in models.values())
+    if longest > limit:
+        place = int(np.argmax(lengths))
+        best = max(models.values(), key=lambda model: model.max_sequence)
+        raise Infeasible(
+            f"sequence {place} has {longest} tokens, but on {cluster.gpus} GPUs the longest that any "
+            f"scheme of {profile.name} holds is {limit} ({best.scheme}); use --max-len {limit} to "
+            "truncate, or more GPUs"
+        )
+
+
+def lengths_digest(lengths: npt.NDArray[np.integer]) -> str:
+    """sha256 of the lengths as little-endian int64."""
+    return "sha256:" + hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()
+
+
+def _published(
+    sampler: Sampler,
+    batches: Sequence[Batch],
+    models: Models,
+    cluster: Cluster,
+    longest: int,
+    effort: Effort,
+    progress: Progress | None,
+) -> Proposal:
+    """Eq. 4's strategies, judged like ours."""
+    values, counts = np.unique(sampler.lengths, return_counts=True)
+    ordered = list(models.values())
+    continuous = continuous_proposal(ordered, values, counts.astype(np.float64))
+    found = integer_strategies(continuous, ordered, cluster.gpus)
+    strategies: list[Strategy] = sorted(found, key=lambda s: (-found[s], str(s)))
+    report = progress or (lambda stage, done, total: None)
+    return judge(
+        strategies[: effort.pool], batches, models, cluster.gpus, longest, effort.kept, report
+    )
+
+
+def _effort(gpus: int) -> Effort:
+    """Large clusters see fewer batches: each is larger, and so less unlike the others."""
+    if gpus <= 128:
+        return Effort()
+    if gpus <= 512:
+        return Effort(searched=16, judged=32, pool=40)
+    return Effort(searched=8, judged=16, pool=24)

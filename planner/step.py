@@ -1,0 +1,39 @@
+"""The flow of one step: batch → selection (dispatch, packing) → plan."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from seqplan.planner.assemble import assemble
+from seqplan.planner.batch import Batch
+from seqplan.planner.proposal_file import ProposalDocument
+from seqplan.planner.selection import select
+from seqplan.plans.plan import Plan, Planner
+from seqplan.plans.scheme import Scheme
+from seqplan.plans.version import VERSION
+from seqplan.profiler.scheme_model import SchemeModel
+
+
+class StepPlanner:
+    """Plans steps from one proposal; the same batch always gives the same plan."""
+
+    def __init__(self, proposal: ProposalDocument, seed: int = 0) -> None:
+        self.proposal = proposal
+        self.seed = seed
+
+    @cached_property
+    def models(self) -> dict[Scheme, SchemeModel]:
+        """The models of the schemes that fit the proposal's GPUs."""
+        return self.proposal.cluster.models(self.proposal.profile)
+
+    @cached_property
+    def _planner(self) -> Planner:
+        return Planner(VERSION, self.seed, self.proposal.profile.digest, self.proposal.digest)
+
+    def plan(self, batch: Batch) -> Plan:
+        """The step's plan; ``Infeasible`` when a sequence fits no candidate."""
+        proposal = self.proposal
+        candidates = [item.strategy for item in proposal.candidates]
+        gpus = proposal.cluster.gpus
+        selected = select(batch, candidates, self.models, gpus)
+        return assemble(batch, selected, self._planner, gpus, proposal.profile.forward_fraction)

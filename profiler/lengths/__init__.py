@@ -1,0 +1,34 @@
+"""Sequence lengths of a data set: read from many kinds of files, summarised and kept."""
+
+from seqplan.profiler.lengths.collect import MAX_LENGTH, Lengths, Progress, Source
+from seqplan.profiler.lengths.error import LengthsError
+from seqplan.profiler.lengths.options import SourceOptions
+from seqplan.profiler.lengths.read import SUFFIXES, read_lengths
+from seqplan.profiler.lengths.summary import (
+    BLOCKS,
+    Bucket,
+    Summary,
+    Tail,
+    histogram_lines,
+    summarise,
+)
+from seqplan.profiler.lengths.write import check_output, save_lengths
+
+__all__ = [
+    "BLOCKS",
+    "MAX_LENGTH",
+    "SUFFIXES",
+    "Bucket",
+    "Lengths",
+    "LengthsError",
+    "Progress",
+    "Source",
+    "SourceOptions",
+    "Summary",
+    "Tail",
+    "check_output",
+    "histogram_lines",
+    "read_lengths",
+    "save_lengths",
+    "summarise",
+]

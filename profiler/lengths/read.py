@@ -1,0 +1,118 @@
+"""From paths to lengths: finds the files, picks the reader of each by its suffix."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from seqplan.profiler.lengths.collect import Collector, Lengths, Progress
+from seqplan.profiler.lengths.error import LengthsError, first_line
+from seqplan.profiler.lengths.options import SourceOptions
+from seqplan.profiler.lengths.token_count import TokenCounter
+
+SUFFIXES = (".npy", ".txt", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", ".idx")
+"""Files that are understood; a folder is read as text files."""
+
+_WITH_FIELDS = (".jsonl", ".jsonl.gz", ".parquet", ".arrow")
+
+
+def read_lengths(
+    sources: Sequence[str | os.PathLike[str]],
+    options: SourceOptions | None = None,
+    progress: Progress | None = None,
+) -> Lengths:
+    """The lengths, in tokens, of every sequence of the sources, in the order given.
+
+    A source is a file with one of ``SUFFIXES``, a folder of text files, or a pattern such as
+    ``shards/*.idx``, which stands for the files it matches in sorted order. ``LengthsError``
+    says in one line what is wrong, where, and how to mend it.
+    """
+    options = options or SourceOptions()
+    found = [(path, _suffix(path)) for path in _expand(sources)]
+    _check_use(options, [suffix for _, suffix in found])
+    collector = Collector(progress)
+    counter = TokenCounter(options)
+    for path, suffix in found:
+        collector.begin(str(path))
+        try:
+            _read(path, suffix, options, counter, collector)
+        except OSError as error:
+            reason = error.strerror or first_line(error)
+            raise LengthsError(f"{error.filename or path}: cannot be read: {reason}") from None
+        collector.end()
+    return collector.lengths()
+
+
+def _expand(sources: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
+    if not sources:
+        raise LengthsError("no source of lengths was given")
+    for given in sources:
+        source = os.fspath(given)
+        # A name that exists is that file, whatever characters are in it.
+        if os.path.lexists(source) or not glob.has_magic(source):
+            yield Path(source)
+            continue
+        matches = sorted(glob.glob(source, recursive=True))
+        if not matches:
+            raise LengthsError(f"{source}: matches no file")
+        yield from map(Path, matches)
+
+
+def _suffix(path: Path) -> str:
+    """The suffix that picks the reader, empty for a folder."""
+    if path.is_dir():
+        return ""
+    if not path.exists():
+        raise LengthsError(f"{path}: no such file or folder")
+    name = path.name.lower()
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if name.endswith(suffix):
+            if path.is_file() and path.stat().st_size == 0:
+                raise LengthsError(f"{path}: is empty")
+            return suffix
+    hint = "; give the .idx beside it" if path.suffix == ".bin" else ""
+    raise LengthsError(
+        f"{path}: {path.suffix or 'a name without suffix'} is not a source of lengths{hint} "
+        f"(understood: {' '.join(SUFFIXES)}, a folder of text files)"
+    )
+
+
+def _check_use(options: SourceOptions, suffixes: list[str]) -> None:
+    """Refuse an option that no source heeds: it was meant for something else."""
+    if options.field is not None and not set(suffixes) & set(_WITH_FIELDS):
+        raise LengthsError(f"--field {options.field}: no source has fields")
+    if options.glob is not None and "" not in suffixes:
+        raise LengthsError(f"--glob {options.glob}: no source is a folder")
+
+
+def _read(
+    path: Path, suffix: str, options: SourceOptions, counter: TokenCounter, collector: Collector
+) -> None:
+    # Each reader is imported when its kind of file is met: most need little, some a lot.
+    match suffix:
+        case "":
+            from seqplan.profiler.lengths.folder_source import read_folder
+
+            read_folder(path, options.glob, counter, collector)
+        case ".npy":
+            from seqplan.profiler.lengths.npy_source import read_npy
+
+            read_npy(path, collector)
+        case ".txt":
+            from seqplan.profiler.lengths.txt_source import read_txt
+
+            read_txt(path, collector)
+        case ".idx":
+            from seqplan.profiler.lengths.megatron_source import read_idx
+
+            read_idx(path, collector)
+        case ".parquet" | ".arrow":
+            from seqplan.profiler.lengths.arrow_source import read_arrow
+
+            read_arrow(path, options.field, counter, collector)
+        case _:
+            from seqplan.profiler.lengths.jsonl_source import read_jsonl
+
+            read_jsonl(path, options.field, counter, collector)

@@ -1,0 +1,102 @@
+"""``seqplan VERB``. Exit codes: 0 ok, 1 failure, 2 bad input, 3 infeasible, 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from seqplan.plans.version import VERSION
+
+VERBS = ("lengths", "profiles", "propose", "plan", "check", "explain", "demo")
+"""In the order of use; each has a module ``seqplan.api.<verb>_command``."""
+
+FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
+
+_EPILOG = """\
+Options may be set in the environment: --max-len as SEQPLAN_MAX_LEN, and so on; a flag goes first.
+
+example:
+  seqplan propose --profile llama-32b-a800-80gb --gpus 64 --lengths lengths.npy \\
+    --max-len 32768 -o proposal.json
+  seqplan plan --proposal proposal.json --lengths lengths.npy --tokens 200000 --steps 20 \\
+    -o plans.jsonl
+  seqplan check plans.jsonl && seqplan explain plans.jsonl --step 3
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The parser of all verbs, with option defaults taken from ``SEQPLAN_*`` variables."""
+    parser = _Parser(
+        prog="seqplan",
+        description="Execution plans for training Transformers on variable-length sequences.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"seqplan {VERSION}")
+    verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
+    for verb in VERBS:
+        command = importlib.import_module(f"seqplan.api.{verb}_command").add_parser(verbs)
+        _apply_environment(command, environment)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; every error is one line on stderr."""
+    args = build_parser(os.environ).parse_args(arguments)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left; what it read is whole lines. Keep Python from flushing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _say(f"{where}{error.strerror or error}")
+        return BAD_INPUT
+    except ValueError as error:
+        _say(str(error))
+        return BAD_INPUT
+    except RuntimeError as error:
+        from seqplan.planner.selection import Infeasible
+
+        _say(str(error))
+        return INFEASIBLE if isinstance(error, Infeasible) else FAILED
+
+
+def _say(message: str) -> None:
+    print(f"seqplan: {' '.join(message.split())}", file=sys.stderr)
+
+
+def _apply_environment(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    for action in parser._actions:
+        names = [name for name in action.option_strings if name.startswith("--")]
+        if not names or names[0] == "--help":
+            continue
+        value = environment.get("SEQPLAN_" + names[0][2:].replace("-", "_").upper())
+        if value is None:
+            continue
+        if action.nargs == 0:
+            action.default = value.lower() not in ("", "0", "false", "no")
+        else:
+            action.default = value  # argparse converts and checks text defaults like flags
+        action.required = False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

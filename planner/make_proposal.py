@@ -39,8 +39,8 @@ def make_proposal(
 ) -> ProposalDocument:
     """Propose strategies for a data set; ``lengths`` in tokens.
 
-    Sequences longer than ``cluster.max_len`` count as truncated to it. Raises ``Infeasible`` when no
-    scheme fits the GPUs or holds the longest sequence; ``ValueError`` for an unknown method.
+    Sequences longer than ``cluster.max_len`` count as truncated to it. Raises ``Infeasible`` when
+    no scheme fits the GPUs or holds the longest sequence; ``ValueError`` for an unknown method.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
@@ -90,7 +90,7 @@ def check_feasible(
         smallest = min(entry.scheme.gpus for entry in profile.schemes)
         fitting = [e for e in profile.schemes if e.scheme.gpus <= cluster.gpus]
         why = (
-            f"the model states leave no room for a token on any scheme of {cluster.gpus} GPUs or less"
+            "the model states leave no room for tokens on any scheme that fits"
             if fitting
             else f"the smallest scheme of the profile takes {smallest}"
         )
@@ -101,9 +101,9 @@ def check_feasible(
         place = int(np.argmax(lengths))
         best = max(models.values(), key=lambda model: model.max_sequence)
         raise Infeasible(
-            f"sequence {place} has {longest} tokens, but on {cluster.gpus} GPUs the longest that any "
-            f"scheme of {profile.name} holds is {limit} ({best.scheme}); use --max-len {limit} to "
-            "truncate, or more GPUs"
+            f"sequence {place} has {longest} tokens, but on {cluster.gpus} GPUs the longest that "
+            f"any scheme of {profile.name} holds is {limit} ({best.scheme}); use --max-len {limit} "
+            "to truncate, or more GPUs"
         )
 
 

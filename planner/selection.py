@@ -24,7 +24,7 @@ CERTIFY_GAP = 2e-3
 """The gap at which the proof is sought first; above it the prices are refined once."""
 
 
-class Infeasible(Exception):
+class Infeasible(RuntimeError):
     """A batch that no candidate can run; the message says which sequence and what would mend it."""
 
 

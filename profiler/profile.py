@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Profile:
     memory: Memory
     schemes: tuple[ProfiledScheme, ...]
     digest: str
+    document: Mapping[str, Any] = field(repr=False, compare=False)
 
     @cached_property
     def by_scheme(self) -> dict[Scheme, ProfiledScheme]:
@@ -101,6 +102,11 @@ class Profile:
             raw = json.loads(text)
         except json.JSONDecodeError as error:
             raise ProfileError(f"{origin}: not JSON ({error.msg} at line {error.lineno})") from None
+        return cls.from_document(raw, origin)
+
+    @classmethod
+    def from_document(cls, raw: Any, origin: str) -> Profile:
+        """The profile of a parsed JSON document; its digest is that of the canonical JSON."""
         canonical = json.dumps(raw, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         digest = "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
         return _Reader(origin).profile(raw, digest)
@@ -190,6 +196,7 @@ class _Reader:
             memory=self.memory(raw["memory"]),
             schemes=tuple(sorted(schemes, key=lambda entry: entry.scheme)),
             digest=digest,
+            document=raw,
         )
 
     def shape(self, raw: Any) -> ModelShape:

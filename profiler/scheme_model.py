@@ -21,6 +21,21 @@ class SchemeModel:
     max_len: int
 
     @property
+    def a(self) -> float:
+        """ms/token² of one stage."""
+        return self.latency.a
+
+    @property
+    def b(self) -> float:
+        """ms/token of one stage."""
+        return self.latency.b
+
+    @property
+    def c(self) -> float:
+        """ms per micro-batch of one stage."""
+        return self.latency.c
+
+    @property
     def capacity(self) -> int:
         """Largest Σ padded lengths of a micro-batch (tokens)."""
         return self.scheme.usable_capacity(self.max_len)

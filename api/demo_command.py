@@ -1,0 +1,120 @@
+"""``seqplan demo``: from the lengths of real files to checked plans, in one go."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from seqplan.api.explain_command import simulated_ms
+from seqplan.api.plan_command import StepRow, planned_rows, strategy_of, summary_lines
+from seqplan.api.profiles_command import scheme_notes, scheme_rows, scheme_table
+from seqplan.api.propose_command import proposal_lines
+from seqplan.api.terminal import ProgressBar, percent, seconds, table
+from seqplan.planner.homogeneous import best_homogeneous
+from seqplan.planner.make_proposal import make_proposal
+from seqplan.planner.proposal_file import Cluster
+from seqplan.planner.sampler import Sampler
+from seqplan.plans.atomic import atomic_write
+from seqplan.profiler.lengths import histogram_lines, read_lengths, summarise
+from seqplan.profiler.shipped import find_profile
+
+PROFILE, CLUSTER, STEPS, SEED = "llama-32b-a800-80gb", Cluster(64, 32768, 200_000), 20, 0
+
+_DESCRIPTION = f"""\
+Plan {STEPS} steps of training {PROFILE} on {CLUSTER.gpus} GPUs with real lengths: the tokens of
+32,514 source files. Shows every stage and writes the proposal and the plans.
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "demo",
+        help="plan a real data set end to end",
+        description=_DESCRIPTION,
+        epilog="example:\n  seqplan demo --lengths examples/data/code.npy -o out\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--lengths", metavar="FILE", default="examples/data/code.npy", help="default %(default)s"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FOLDER", type=Path, default=Path("out"), help="default out"
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb. ``LengthsError`` when the lengths are not there."""
+    profile = find_profile(PROFILE)
+    lengths = read_lengths([args.lengths]).values
+    args.output.mkdir(parents=True, exist_ok=True)
+    _title(f"1. Lengths: {len(lengths):,} sequences, {int(lengths.sum()):,} tokens")
+    print("\n".join(histogram_lines(summarise(lengths), width=98)))
+
+    _title(f"2. Schemes of {profile.name} on {CLUSTER.gpus} × {profile.hardware}")
+    print("\n".join(scheme_table(scheme_rows(profile, CLUSTER.gpus, CLUSTER.max_len))))
+    print("\n".join(scheme_notes(profile)))
+
+    _title(f"3. Proposal: {CLUSTER.tokens:,} tokens a step, context {CLUSTER.max_len:,}")
+    with ProgressBar(sys.stderr) as progress:
+        proposal = make_proposal(profile, CLUSTER, lengths, seed=SEED, progress=progress)
+    print("\n".join(proposal_lines(proposal)))
+
+    _title(f"4. {STEPS} steps, planned and checked")
+    sampler = Sampler(lengths, CLUSTER.tokens, CLUSTER.max_len, SEED)
+    batches = list(sampler.batches(STEPS))
+    rows: list[StepRow] = []
+    plans = args.output / "plans.jsonl"
+    with atomic_write(plans, "w") as file, ProgressBar(sys.stderr) as progress:
+        for row, line in planned_rows(proposal, batches, SEED, workers=1):
+            file.write(line + "\n")
+            rows.append(row)
+            progress("planning steps", len(rows), STEPS)
+    print("\n".join(step_table(rows)))
+    print()
+    print("\n".join(summary_lines(rows, sampler.truncated)))
+
+    _title("5. Against the best homogeneous strategy, planned with the same machinery")
+    models = CLUSTER.models(profile)
+    if static := best_homogeneous(batches, models, CLUSTER.gpus):
+        strategy, times = static
+        ours = sum(row.plan.predicted_ms for row in rows)
+        print(
+            f"{strategy}: {seconds(sum(times) / len(times))} a step; these plans: "
+            f"{seconds(ours / len(rows))}: {sum(times) / ours:.2f} times as fast (predicted on "
+            f"profile {profile.name}, without the exchange of gradients)"
+        )
+    with atomic_write(args.output / "proposal.json", "w") as file:
+        file.write(proposal.to_json())
+    print(f"\nwritten: {plans} and {args.output / 'proposal.json'}")
+    print(f"next: seqplan explain {plans} --step 3")
+    return 0
+
+
+def step_table(rows: list[StepRow]) -> list[str]:
+    """One line a step."""
+    return table(
+        ("step", "seqs", "longest", "predicted", "simulated", "gap", "planning", "  strategy"),
+        [
+            (
+                str(row.plan.step),
+                str(len(row.plan.lengths)),
+                f"{max(row.plan.lengths):,}",
+                f"{row.plan.predicted_ms:,.0f} ms",
+                f"{simulated_ms(row.plan):,.0f} ms",
+                percent(row.plan.gap, 2),
+                f"{row.planning_ms:.1f} ms",
+                "  " + strategy_of(row.plan),
+            )
+            for row in rows
+        ],
+        left=0,
+    )
+
+
+def _title(text: str) -> None:
+    print(f"\n{text}\n{'═' * len(text)}", flush=True)

@@ -1,0 +1,96 @@
+"""What commands write to a terminal: tables on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
+    """Lines of a table; the first ``left`` columns are left-aligned, the others right-aligned."""
+    cells = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = []
+    for row in cells:
+        parts = [
+            text.ljust(width) if i < left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(parts).rstrip())
+    lines.insert(1, "  ".join("─" * width for width in widths))
+    return lines
+
+
+def seconds(time_ms: float | None) -> str:
+    """A step's time for people: ``3.41 s``, ``812 ms``, or a dash."""
+    if time_ms is None:
+        return "—"
+    return f"{time_ms / 1000:.2f} s" if time_ms >= 1000 else f"{time_ms:.0f} ms"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share as a percentage."""
+    return f"{100 * share:.{digits}f} %"
+
+
+class ProgressBar:
+    """One line on a terminal, redrawn; in a log a line now and then. Use as a context manager.
+
+    Call with (stage, done, total).
+    """
+
+    def __init__(self, out: TextIO = sys.stderr, width: int = 30) -> None:
+        self._out = out
+        self._width = width
+        self._terminal = out.isatty()
+        self._last = 0.0
+        self._stage = ""
+        self._shown = False
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        changed = stage != self._stage or done == total
+        if not changed and now - self._last < (0.1 if self._terminal else 10.0):
+            return
+        self._last, self._stage = now, stage
+        if self._terminal:
+            filled = self._width * done // max(total, 1)
+            bar = "█" * filled + "░" * (self._width - filled)
+            self._out.write(f"\r\x1b[K{stage:<22} {bar} {done}/{total}")
+        elif done in (0, total):
+            self._out.write(f"{stage}: {done}/{total}\n")
+        self._shown = True
+        self._out.flush()
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal and self._shown:
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+
+
+def positive(text: str) -> int:
+    """An argparse type: an integer of 1 or more."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"wants an integer of 1 or more, not {text!r}")
+    return value
+
+
+def natural(text: str) -> int:
+    """An argparse type: an integer of 0 or more."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"wants an integer of 0 or more, not {text!r}")
+    return value

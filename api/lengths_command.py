@@ -123,7 +123,7 @@ def _as_text(lengths: Lengths, summary: Summary, output: Path | None) -> list[st
     )
     lines += ["", *histogram_lines(summary, blocks=_blocks(sys.stdout)), ""]
     lines += [
-        f"over {tail.over:,}: {tail.sequences:,} sequences, {tail.token_share:.1%} of the tokens"
+        f"over {tail.over:,}: {tail.sequences:,} sequences, {100 * tail.token_share:.1f} % of the tokens"
         for tail in summary.tails
     ]
     if output is not None:

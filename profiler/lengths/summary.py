@@ -114,11 +114,11 @@ def histogram_lines(summary: Summary, width: int = 80, blocks: str = BLOCKS) -> 
     label = max(len("up to"), *(len(row[0]) for row in rows))
     count = max(len("sequences"), *(len(row[1]) for row in rows))
     shares = [(row[2], row[3] / summary.tokens) for row in rows]
-    # Beside the label and the count: two percentages of 6 characters and spaces between all.
-    bar = max(4, (width - label - count - 2 * 6 - 8) // 2)
+    # Beside the label and the count: two percentages of 7 characters and spaces between all.
+    bar = max(4, (width - label - count - 2 * 7 - 8) // 2)
     scale = max(max(pair) for pair in shares)
     lines = [
-        f"{'up to':>{label}}  {'sequences':>{count}}  {'share':<{bar + 7}}  tokens in them".rstrip()
+        f"{'up to':>{label}}  {'sequences':>{count}}  {'share':<{bar + 8}}  tokens in them".rstrip()
     ]
     for (up_to, sequences, _, _), (of_sequences, of_tokens) in zip(rows, shares, strict=True):
         left = _bar(of_sequences / scale, bar, blocks)
@@ -131,7 +131,7 @@ def histogram_lines(summary: Summary, width: int = 80, blocks: str = BLOCKS) -> 
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:5.1f}%"
+    return f"{100 * share:5.1f} %"
 
 
 def _bar(fraction: float, width: int, blocks: str) -> str:

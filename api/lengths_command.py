@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+from seqplan.api.terminal import percent
 from seqplan.profiler.lengths import (
     BLOCKS,
     Lengths,
@@ -123,7 +124,8 @@ def _as_text(lengths: Lengths, summary: Summary, output: Path | None) -> list[st
     )
     lines += ["", *histogram_lines(summary, blocks=_blocks(sys.stdout)), ""]
     lines += [
-        f"over {tail.over:,}: {tail.sequences:,} sequences, {100 * tail.token_share:.1f} % of the tokens"
+        f"over {tail.over:,}: {tail.sequences:,} sequences, "
+        f"{percent(tail.token_share)} of the tokens"
         for tail in summary.tails
     ]
     if output is not None:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.explain_command import simulated_ms
 from seqplan.api.plan_command import StepRow, planned_rows, strategy_of, summary_lines
 from seqplan.api.profiles_command import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.propose_command import proposal_lines
@@ -16,6 +15,7 @@ from seqplan.planner.homogeneous import best_homogeneous
 from seqplan.planner.make_proposal import make_proposal
 from seqplan.planner.proposal_file import Cluster
 from seqplan.planner.sampler import Sampler
+from seqplan.planner.simulate_plan import simulate_plan_ms
 from seqplan.plans.atomic import atomic_write
 from seqplan.profiler.lengths import histogram_lines, read_lengths, summarise
 from seqplan.profiler.shipped import find_profile
@@ -105,7 +105,7 @@ def step_table(rows: list[StepRow]) -> list[str]:
                 str(len(row.plan.lengths)),
                 f"{max(row.plan.lengths):,}",
                 f"{row.plan.predicted_ms:,.0f} ms",
-                f"{simulated_ms(row.plan):,.0f} ms",
+                f"{simulate_plan_ms(row.plan):,.0f} ms",
                 percent(row.plan.gap, 2),
                 f"{row.planning_ms:.1f} ms",
                 "  " + strategy_of(row.plan),

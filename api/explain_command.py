@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.api.terminal import natural
-from seqplan.planner.simulate import simulate_ms
+from seqplan.planner.simulate_plan import simulate_plan_ms
 from seqplan.plans.codec import to_json
 from seqplan.plans.explain import explain
 from seqplan.plans.plan import Plan
@@ -55,17 +55,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(explain(plan))
         print(
-            f"1F1B simulation: {simulated_ms(plan):,.1f} ms of {plan.predicted_ms:,.1f} predicted"
+            f"1F1B simulation: {simulate_plan_ms(plan):,.1f} ms of {plan.predicted_ms:,.1f} predicted"
         )
     return 0
-
-
-def simulated_ms(plan: Plan) -> float:
-    """The slowest pipeline's 1F1B simulation (ms), forward : backward = 1 : 2."""
-    return max(
-        simulate_ms([micro.cost_ms for micro in pipeline.micro_batches], pipeline.scheme.pp)
-        for pipeline in plan.pipelines
-    )
 
 
 def find_step(path: Path, step: int) -> Plan:

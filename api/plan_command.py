@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
+from seqplan.api.output import check_output
 from seqplan.api.terminal import ProgressBar, natural, percent, positive, seconds
 from seqplan.planner.batch import Batch
 from seqplan.planner.batches_file import read_batches
@@ -23,7 +24,7 @@ from seqplan.plans.atomic import atomic_write
 from seqplan.plans.codec import from_json
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
-from seqplan.profiler.lengths import check_output, read_lengths
+from seqplan.profiler.lengths import read_lengths
 
 _DESCRIPTION = """\
 Plan the steps of a training run from a proposal: batches drawn from the data set's lengths, or
@@ -77,8 +78,7 @@ class StepRow:
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` for a step that nothing can run."""
     proposal = ProposalDocument.load(args.proposal)
-    if args.output is not None:
-        check_output(args.output)
+    check_output(args.output)
     batches, steps, truncated = _batches(args, proposal)
     rows = []
     with _output(args.output) as out, ProgressBar(sys.stderr) as progress:
@@ -153,8 +153,12 @@ def summary_lines(rows: Sequence[StepRow], truncated: int) -> list[str]:
 
 def strategy_of(plan: Plan) -> str:
     """The strategy that a plan runs, as text."""
-    counts = Counter(pipeline.scheme for pipeline in plan.pipelines)
-    return " + ".join(f"{n}×{scheme}" for scheme, n in counts.items())
+    by_round: dict[int | None, Counter[str]] = {}
+    for pipeline in plan.pipelines:
+        by_round.setdefault(pipeline.round, Counter())[str(pipeline.scheme)] += 1
+    return " | ".join(
+        " + ".join(f"{n}×{scheme}" for scheme, n in counts.items()) for counts in by_round.values()
+    )
 
 
 def _batches(

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from seqplan.api.output import check_output
 from seqplan.api.terminal import ProgressBar, natural, percent, positive, seconds, table
 from seqplan.planner.make_proposal import METHODS, TOKENS_PER_GPU, make_proposal
 from seqplan.planner.proposal_file import Cluster, ProposalDocument
 from seqplan.plans.atomic import atomic_write
-from seqplan.profiler.lengths import check_output, read_lengths
+from seqplan.profiler.lengths import read_lengths
 from seqplan.profiler.shipped import find_profile
 
 _DESCRIPTION = """\
@@ -75,8 +76,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
     profile = find_profile(args.profile)
-    if args.output is not None:
-        check_output(args.output)
+    check_output(args.output)
     lengths = read_lengths([args.lengths]).values
     cluster = Cluster(
         gpus=args.gpus,
@@ -117,15 +117,18 @@ def proposal_lines(proposal: ProposalDocument) -> list[str]:
     ]
     lines = table(("strategy", "GPUs", "longest", "expected", "can run", "best on"), rows)
     bound = proposal.lower_bound_ms
+    best = "best candidate per batch"
+    if proposal.profile.rounds:
+        best = "rounds of groups chosen per step (the rows above: one degree throughout)"
     lines += [
         "",
         (
-            f"best candidate per batch: {seconds(proposal.expected_ms)} on average over "
+            f"{best}: {seconds(proposal.expected_ms)} on average over "
             f"{proposal.judged} sampled batches of {proposal.cluster.tokens:,} tokens;"
         ),
         (
             f"no strategy of this profile on {proposal.cluster.gpus} GPUs can be below "
-            f"{seconds(bound)} (proven): at most {percent(proposal.expected_ms / bound - 1)} to gain."
+            f"{seconds(bound)} (proven): at most {percent(proposal.expected_ms / bound - 1)} left."
         ),
     ]
     if truncated := proposal.lengths.get("truncated"):

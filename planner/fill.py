@@ -54,8 +54,8 @@ class Filler:
         """
         ceiling = target_ms if ceiling_ms is None else ceiling_ms
         classes = self.fleet.classes
-        state = _State(self.lengths, self.negated, self.counts, self.sequences)
-        reach = [min(item.capacity, _longest_alone(item, ceiling)) for item in classes]
+        state = SequencePool(self.lengths, self.counts, self.sequences, self.negated)
+        reach = [min(item.capacity, longest_alone(item, ceiling)) for item in classes]
         bins: list[tuple[tuple[Bin, ...], ...]] = [()] * len(classes)
         for k in sorted(range(len(classes)), key=lambda k: (-reach[k], k)):
             item = classes[k]
@@ -81,7 +81,7 @@ def form_s(item: PipelineClass, lengths: list[int], pipeline: tuple[Bin, ...]) -
     return sum(costs) + (item.pp - 1) * max(costs) if costs else 0.0
 
 
-def _longest_alone(item: PipelineClass, target_ms: float) -> int:
+def longest_alone(item: PipelineClass, target_ms: float) -> int:
     """The longest sequence (tokens) that alone ends by the target."""
     work = target_ms * _ROUND / item.pp - item.c
     if work <= 0:
@@ -89,17 +89,25 @@ def _longest_alone(item: PipelineClass, target_ms: float) -> int:
     return int(2 * work / (item.b + sqrt(item.b * item.b + 4 * item.a * work)) * _ROUND)
 
 
-class _State:
+class SequencePool:
     """The unassigned sequences: how many of each distinct length, with links over spent ones."""
 
     __slots__ = ("counts", "left", "lengths", "negated", "next")
 
-    def __init__(self, lengths: list[int], negated: list[int], counts: list[int], n: int) -> None:
+    def __init__(
+        self, lengths: list[int], counts: list[int], n: int, negated: list[int] | None = None
+    ) -> None:
         self.lengths = lengths
-        self.negated = negated
+        self.negated = [-length for length in lengths] if negated is None else negated
         self.counts = counts.copy()
         self.next = list(range(len(lengths) + 1))
         self.left = n
+
+    def copy(self) -> SequencePool:
+        """The same sequences unassigned."""
+        twin = SequencePool(self.lengths, self.counts, self.left, self.negated)
+        twin.next = self.next.copy()
+        return twin
 
     def longest(self, limit: float) -> int | None:
         """Index of the longest unassigned length ≤ ``limit``."""
@@ -129,7 +137,7 @@ class _State:
         bins: list[Bin] = []
         while self.left:
             budget -= item.c
-            micro, budget = self._fill_bin(item, budget)
+            micro, budget = self.fill_bin(item, budget)
             if not micro:
                 break
             bins.append(micro)
@@ -150,13 +158,13 @@ class _State:
         each = budget / (micro_batches + bubbles) - item.c
         bins: list[Bin] = []
         while self.left and len(bins) < micro_batches:
-            micro, _ = self._fill_bin(item, each)
+            micro, _ = self.fill_bin(item, each)
             if not micro:
                 break
             bins.append(micro)
         return tuple(bins)
 
-    def _fill_bin(self, item: PipelineClass, work: float) -> tuple[Bin, float]:
+    def fill_bin(self, item: PipelineClass, work: float) -> tuple[Bin, float]:
         """Longest first into one micro-batch of ``work`` ms and its tokens; what work is left."""
         micro: Bin = []
         if work <= 0:

@@ -23,7 +23,7 @@ def homogeneous_strategies(models: Models, gpus: int, longest: int) -> list[Stra
 
 
 def strategy_ms(strategy: Strategy, batch: Batch, models: Models) -> float | None:
-    """The time (form S, ms) that our dispatch and packing reach on one strategy; None if too long."""
+    """The time (form S, ms) that our dispatch and packing reach; None if a sequence is too long."""
     fleet = Fleet.of(strategy, models)
     if fleet.max_sequence < batch.longest:
         return None

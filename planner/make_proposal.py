@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from seqplan.planner.batch import Batch
 from seqplan.planner.proposal_file import Candidate, Cluster, ProposalDocument
-from seqplan.planner.propose import Effort, Progress, Proposal, judge, propose
+from seqplan.planner.propose import Effort, Progress, Proposal, Proposed, judge, propose
 from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
+from seqplan.planner.rounds import plan_rounds
 from seqplan.planner.sampler import Sampler
 from seqplan.planner.selection import Infeasible
 from seqplan.planner.tailor import Models
-from seqplan.plans.scheme import Strategy
+from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.profile import Profile
 
 METHODS = ("search", "eq4")
@@ -50,7 +51,9 @@ def make_proposal(
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed + _SAMPLE_SEED)
     batches = list(sampler.batches(effort.judged))
     longest = int(sampler.lengths.max())
-    if method == "eq4":
+    if profile.rounds:
+        proposal = _static_groups(batches[: effort.searched], models, cluster, progress)
+    elif method == "eq4":
         proposal = _published(sampler, batches, models, cluster, longest, effort, progress)
     else:
         proposal = propose(batches, models, cluster.gpus, longest, effort, progress)
@@ -130,6 +133,45 @@ def _published(
     report = progress or (lambda stage, done, total: None)
     return judge(
         strategies[: effort.pool], batches, models, cluster.gpus, longest, effort.kept, report
+    )
+
+
+def _static_groups(
+    batches: Sequence[Batch], models: Models, cluster: Cluster, progress: Progress | None
+) -> Proposal:
+    """Under ZeRO-3 steps choose their own groups; the candidates tell what static ones would take.
+
+    A candidate is one sequence-parallel degree throughout; the proposal's expected time is that of
+    the rounds planned freely.
+    """
+    report = progress or (lambda stage, done, total: None)
+    ordered = list(models.values())
+    flexible = []
+    static: dict[Scheme, list[float]] = {scheme: [] for scheme in models}
+    for done, batch in enumerate(batches):
+        report("planning rounds", done, len(batches))
+        rounds = plan_rounds(batch, ordered, cluster.gpus)
+        if rounds is None:
+            raise Infeasible(f"a sequence of {batch.longest} tokens fits no group")
+        flexible.append((rounds.objective_ms, rounds.lower_bound_ms))
+        for scheme, times in static.items():
+            alone = plan_rounds(batch, [models[scheme]], cluster.gpus)
+            times.append(float("inf") if alone is None else alone.objective_ms)
+    report("planning rounds", len(batches), len(batches))
+    best = np.min(np.array(list(static.values())), axis=0)
+    candidates = [
+        Proposed(
+            Strategy.of({scheme: cluster.gpus // scheme.gpus}),
+            models[scheme].max_sequence,
+            float(np.mean([time for time in times if np.isfinite(time)] or [np.nan])),
+            float(np.isfinite(times).mean()),
+            float((np.array(times) <= best).mean()),
+        )
+        for scheme, times in static.items()
+    ]
+    means = np.mean(np.array(flexible), axis=0)
+    return Proposal(
+        tuple(candidates), float(means[0]), float(means[0]), float(means[1]), len(batches), 0
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 
 from seqplan.planner.assemble import assemble
+from seqplan.planner.assemble_rounds import assemble_rounds
 from seqplan.planner.batch import Batch
 from seqplan.planner.proposal_file import ProposalDocument
-from seqplan.planner.selection import select
+from seqplan.planner.rounds import plan_rounds
+from seqplan.planner.selection import Infeasible, select
 from seqplan.plans.plan import Plan, Planner
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.version import VERSION
@@ -33,7 +35,22 @@ class StepPlanner:
     def plan(self, batch: Batch) -> Plan:
         """The step's plan; ``Infeasible`` when a sequence fits no candidate."""
         proposal = self.proposal
+        if proposal.profile.rounds:
+            return self._plan_rounds(batch)
         candidates = [item.strategy for item in proposal.candidates]
         gpus = proposal.cluster.gpus
         selected = select(batch, candidates, self.models, gpus)
         return assemble(batch, selected, self._planner, gpus, proposal.profile.forward_fraction)
+
+    def _plan_rounds(self, batch: Batch) -> Plan:
+        """Under ZeRO-3 the step's own rounds of groups; candidates do not restrict them."""
+        cluster = self.proposal.cluster
+        rounds = plan_rounds(batch, list(self.models.values()), cluster.gpus)
+        if rounds is None:
+            limit = max(model.max_sequence for model in self.models.values())
+            sample = batch.ids[batch.lengths.index(batch.longest)]
+            raise Infeasible(
+                f"step {batch.step}: sequence {sample} has {batch.longest} tokens, but no group of "
+                f"{cluster.gpus} GPUs holds more than {limit}; truncate it or use more GPUs"
+            )
+        return assemble_rounds(batch, rounds, self._planner, cluster.gpus)

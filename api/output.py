@@ -1,0 +1,19 @@
+"""Output files: refused before the work where they could not be written after it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def check_output(path: Path | None) -> None:
+    """``ValueError`` when a file of this name cannot be created; None is no file."""
+    if path is None:
+        return
+    folder = path.parent
+    if not folder.is_dir():
+        raise ValueError(f"{path}: the folder {folder} does not exist")
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder; name a file in it")
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"{path}: the folder {folder} is not writable")

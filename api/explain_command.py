@@ -54,9 +54,7 @@ def run(args: argparse.Namespace) -> int:
         print(to_json(plan))
     else:
         print(explain(plan))
-        print(
-            f"1F1B simulation: {simulate_plan_ms(plan):,.1f} ms of {plan.predicted_ms:,.1f} predicted"
-        )
+        print(f"1F1B simulation: {simulate_plan_ms(plan):,.1f} ms")
     return 0
 
 

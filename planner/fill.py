@@ -45,7 +45,8 @@ class Filler:
     def fill(self, target_ms: float, ceiling_ms: float | None = None) -> Filling | None:
         """Place all sequences with every pipeline's form S ≤ ``target_ms``; None if it fails.
 
-        Pipelines take, from the one that can hold the longest sequence down, the longest
+        Classes are filled from the one that can hold the longest sequence down: first, pipeline by
+        pipeline, with the sequences that no later class can hold, then with any; always the longest
         unassigned sequence that fits what is left of the micro-batch (tokens and time), micro-batch
         after micro-batch. ``ceiling_ms`` ≥ target: a pipeline whose first sequence alone needs more
         than the target may take up to as long as that sequence needs, but no longer than the
@@ -54,16 +55,28 @@ class Filler:
         """
         ceiling = target_ms if ceiling_ms is None else ceiling_ms
         classes = self.fleet.classes
-        state = SequencePool(self.lengths, self.counts, self.sequences, self.negated)
+        pool = SequencePool(self.lengths, self.counts, self.sequences, self.negated)
         reach = [min(item.capacity, longest_alone(item, ceiling)) for item in classes]
+        order = sorted(range(len(classes)), key=lambda k: (-reach[k], k))
         bins: list[tuple[tuple[Bin, ...], ...]] = [()] * len(classes)
-        for k in sorted(range(len(classes)), key=lambda k: (-reach[k], k)):
+        for k, later in zip(order, [*order[1:], None], strict=True):
             item = classes[k]
-            bins[k] = tuple(
-                state.fill_pipeline(item, target_ms, ceiling, reach[k]) if state.left else ()
-                for _ in range(item.count)
-            )
-        if state.left:
+            forced_above = 0 if later is None else reach[later]
+            opened = []
+            for _ in range(item.count):
+                first = pool.longest(reach[k])
+                if first is None:
+                    break
+                pipeline = _open(item, pool.lengths[first], target_ms, ceiling)
+                pipeline.fill(pool, forced_above)
+                opened.append(pipeline)
+            for pipeline in opened:
+                if not pool.left:
+                    break
+                pipeline.fill(pool, 0)
+            filled = [tuple(micro for micro in pipeline.bins if micro) for pipeline in opened]
+            bins[k] = tuple(filled) + ((),) * (item.count - len(filled))
+        if pool.left:
             return None
         times = tuple(
             tuple(form_s(item, self.lengths, pipeline) for pipeline in pipelines)
@@ -87,6 +100,67 @@ def longest_alone(item: PipelineClass, target_ms: float) -> int:
     if work <= 0:
         return 0
     return int(2 * work / (item.b + sqrt(item.b * item.b + 4 * item.a * work)) * _ROUND)
+
+
+@dataclass
+class _Pipeline:
+    """A pipeline being filled: per micro-batch its sequences, its work and its tokens left.
+
+    One stage: micro-batches share ``budget`` ms and each pays c when it is opened. Several stages:
+    ``most`` micro-batches of equal work; ``budget`` is that of each.
+    """
+
+    item: PipelineClass
+    budget: float
+    most: int | None
+    bins: list[Bin]
+    work: list[float]
+    tokens: list[int]
+
+    def fill(self, pool: SequencePool, above: int) -> None:
+        """Take sequences longer than ``above``, into open micro-batches and then new ones."""
+        item, serial = self.item, self.most is None
+        for j, micro in enumerate(self.bins):
+            work = self.budget if serial else self.work[j]
+            left, self.tokens[j] = pool.top_up(item, micro, work, self.tokens[j], above)
+            if serial:
+                self.budget = left
+            else:
+                self.work[j] = left
+        while pool.left and (self.most is None or len(self.bins) < self.most):
+            new: Bin = []
+            work = self.budget - item.c if serial else self.budget
+            left, tokens = pool.top_up(item, new, work, item.capacity, above)
+            if not new:
+                break
+            self.bins.append(new)
+            self.work.append(left)
+            self.tokens.append(tokens)
+            if serial:
+                self.budget = left
+
+
+def _open(item: PipelineClass, longest: int, target: float, ceiling: float) -> _Pipeline:
+    """An empty pipeline whose first sequence will have ``longest`` tokens.
+
+    Several stages: the number of micro-batches of the most capacity that still leaves each of them
+    the work of that sequence.
+    """
+    work = longest * (item.a * longest + item.b)
+    budget = min(max(target, item.pp * (work + item.c)), ceiling) * _ROUND
+    if item.pp == 1:
+        return _Pipeline(item, budget, None, [], [], [])
+    bubbles = item.pp - 1
+    most = int(budget / (work + item.c)) - bubbles
+    token_work = item.capacity * (item.a * longest + item.b)
+    best, micro_batches = -1.0, 1
+    for v in range(1, max(most, 1) + 1):
+        capacity = v * min(budget / (v + bubbles) - item.c, token_work)
+        if capacity <= best:
+            break  # concave in v: past its maximum
+        best, micro_batches = capacity, v
+    each = budget / (micro_batches + bubbles) - item.c
+    return _Pipeline(item, each, micro_batches, [], [], [])
 
 
 class SequencePool:
@@ -118,58 +192,14 @@ class SequencePool:
             i = links[i]
         return i if i < len(self.lengths) else None
 
-    def fill_pipeline(
-        self, item: PipelineClass, target: float, ceiling: float, reach: int
-    ) -> tuple[Bin, ...]:
-        """Fill one pipeline; its micro-batches, none when nothing unassigned fits."""
-        first = self.longest(reach)
-        if first is None:
-            return ()
-        length = self.lengths[first]
-        alone = item.pp * (length * (item.a * length + item.b) + item.c)
-        budget = min(max(target, alone), ceiling) * _ROUND
-        if item.pp == 1:
-            return self._fill_serial(item, budget)
-        return self._fill_staged(item, budget, length)
+    def top_up(
+        self, item: PipelineClass, micro: Bin, work: float, tokens: int, above: int
+    ) -> tuple[float, int]:
+        """Add to one micro-batch, longest first, what fits ``work`` ms and ``tokens``.
 
-    def _fill_serial(self, item: PipelineClass, budget: float) -> tuple[Bin, ...]:
-        """One stage: micro-batches share one time budget, each pays c."""
-        bins: list[Bin] = []
-        while self.left:
-            budget -= item.c
-            micro, budget = self.fill_bin(item, budget)
-            if not micro:
-                break
-            bins.append(micro)
-        return tuple(bins)
-
-    def _fill_staged(self, item: PipelineClass, budget: float, longest: int) -> tuple[Bin, ...]:
-        """Several stages: V micro-batches of equal budget; V by capacity, as the longest allows."""
-        work = longest * (item.a * longest + item.b)
-        bubbles = item.pp - 1
-        most = int(budget / (work + item.c)) - bubbles
-        token_work = item.capacity * (item.a * longest + item.b)
-        best, micro_batches = -1.0, 1
-        for v in range(1, max(most, 1) + 1):
-            capacity = v * min(budget / (v + bubbles) - item.c, token_work)
-            if capacity <= best:
-                break  # concave in v: past its maximum
-            best, micro_batches = capacity, v
-        each = budget / (micro_batches + bubbles) - item.c
-        bins: list[Bin] = []
-        while self.left and len(bins) < micro_batches:
-            micro, _ = self.fill_bin(item, each)
-            if not micro:
-                break
-            bins.append(micro)
-        return tuple(bins)
-
-    def fill_bin(self, item: PipelineClass, work: float) -> tuple[Bin, float]:
-        """Longest first into one micro-batch of ``work`` ms and its tokens; what work is left."""
-        micro: Bin = []
-        if work <= 0:
-            return micro, work
-        a, b, unit, tokens = item.a, item.b, item.unit, item.capacity
+        Only sequences longer than ``above`` are taken. Returns the work and tokens left.
+        """
+        a, b, unit = item.a, item.b, item.unit
         lengths, negated, counts, links = self.lengths, self.negated, self.counts, self.next
         four_a, b_squared, end, i = 4 * a, b * b, len(self.lengths), 0
         while work > 0:
@@ -181,6 +211,8 @@ class SequencePool:
             if i == end:
                 break
             length = lengths[i]
+            if length <= above:
+                break
             cost = length * (a * length + b)
             padded = length if unit == 1 else -(-length // unit) * unit
             n = counts[i]
@@ -193,4 +225,4 @@ class SequencePool:
             counts[i] -= n
             if not counts[i]:
                 links[i] = i + 1
-        return micro, work
+        return work, tokens

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from seqplan.planner.batch import Batch
 from seqplan.planner.proposal_file import Candidate, Cluster, ProposalDocument
-from seqplan.planner.propose import Effort, Progress, Proposal, Proposed, judge, propose
+from seqplan.planner.propose import Effort, Progress, Proposal, Proposed, judge_strategies, propose
 from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
 from seqplan.planner.rounds import plan_rounds
 from seqplan.planner.sampler import Sampler
@@ -130,10 +130,7 @@ def _published(
     continuous = continuous_proposal(ordered, values, counts.astype(np.float64))
     found = integer_strategies(continuous, ordered, cluster.gpus)
     strategies: list[Strategy] = sorted(found, key=lambda s: (-found[s], str(s)))
-    report = progress or (lambda stage, done, total: None)
-    return judge(
-        strategies[: effort.pool], batches, models, cluster.gpus, longest, effort.kept, report
-    )
+    return judge_strategies(strategies, batches, models, cluster.gpus, longest, effort, progress)
 
 
 def _static_groups(
@@ -180,5 +177,5 @@ def _effort(gpus: int) -> Effort:
     if gpus <= 128:
         return Effort()
     if gpus <= 512:
-        return Effort(searched=16, judged=32, pool=40)
-    return Effort(searched=8, judged=16, pool=24)
+        return Effort(judged=32, searched=24)
+    return Effort(judged=16, searched=12)

@@ -1,16 +1,15 @@
 """Our proposal: candidate strategies for a data set, from sampled batches.
 
-1. For each of some sampled batches: the time at which the relaxation over all strategies just fits
-   the GPUs, its fractional pipeline counts rounded, and a local search judged by real placement.
-2. Every strategy found is judged on more sampled batches.
+1. Batch by batch: the strategies found so far are judged by real placement against a lower bound
+   over all strategies; where the best is not close to it, a strategy is searched for the batch: the
+   relaxation's fractional pipeline counts rounded, and exchanges judged by placement.
+2. What was found is judged on all batches.
 3. Those are kept that together leave the least mean time of the best kept strategy per batch.
-
-Every evaluated batch also gets a lower bound over all strategies that the profile allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +21,7 @@ from seqplan.planner.dispatch import TOLERANCE, dispatch
 from seqplan.planner.fill import Filler, Filling
 from seqplan.planner.fleet import Fleet, PipelineClass
 from seqplan.planner.relax import Relaxation, relax
+from seqplan.planner.resources import ROUNDING
 from seqplan.planner.tailor import Models, improve, rounded_strategies
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -31,6 +31,9 @@ Progress = Callable[[str, int, int], None]
 SEARCH_ROUNDS = 12
 """Accepted exchanges of the local search per sampled batch."""
 
+FITS = 5e-3
+"""Share of the GPUs that a relaxation may leave unused and count as just fitting."""
+
 RUNGS = (1.01, 1.03, 1.08, 1.2, 1.5, 2.0, 4.0)
 """Times, relative to the best known for a batch, at which a strategy is tried on it."""
 
@@ -38,14 +41,17 @@ EXACT_BELOW = 1.03
 """Strategies this close to a batch's best are searched to their least time there."""
 
 
+CLOSE = 0.015
+"""A batch is searched when its best known strategy is further than this above the bound."""
+
+
 @dataclass(frozen=True)
 class Effort:
-    """How many batches are searched and judged, and how many candidates are kept."""
+    """How many batches are judged, how many of them at most searched, and what is kept."""
 
-    searched: int = 32
     judged: int = 64
+    searched: int = 48
     kept: int = 10
-    pool: int = 64
 
 
 @dataclass(frozen=True)
@@ -86,37 +92,108 @@ def propose(
     effort: Effort,
     progress: Progress | None = None,
 ) -> Proposal:
-    """Propose strategies for data like ``batches``; the first ``effort.searched`` are searched.
+    """Propose strategies for data like ``batches``, of which ``effort.judged`` are looked at.
 
     At least one kept candidate holds ``max_len`` tokens. Raises ``ValueError`` when no scheme does.
     """
     report = progress or (lambda stage, done, total: None)
-    pool: dict[Strategy, int] = {}
-    searched = batches[: effort.searched]
-    for done, batch in enumerate(searched):
-        report("searching strategies", done, len(searched))
-        for strategy in search(batch, models, gpus, pool):
-            pool[strategy] = pool.get(strategy, 0) + 1
-    report("searching strategies", len(searched), len(searched))
-    ranked = sorted(pool, key=lambda s: (-pool[s], str(s)))[: effort.pool]
-    if not any(_reach(s, models) >= max_len for s in ranked):
+    judges = [_Judge(batch, models, gpus) for batch in batches[: effort.judged]]
+    found: list[Strategy] = []
+    searches = 0
+    for done, judge in enumerate(judges):
+        report("searching strategies", done, len(judges))
+        for strategy in found:
+            judge.try_strategy(strategy)
+        if searches < effort.searched and not judge.close():
+            searches += 1
+            for strategy in search(judge.batch, models, gpus, judge.bound_ms, judge.best_known()):
+                judge.try_strategy(strategy)
+                if strategy not in found:
+                    found.append(strategy)
+    if not any(_reach(strategy, models) >= max_len for strategy in found):
         longest = Batch.of_lengths([max_len, *batches[0].lengths])
-        ranked = [*ranked[: effort.pool - 1], *search(longest, models, gpus, pool)[:1]]
-    judged = batches[: effort.judged]
-    return judge(ranked, judged, models, gpus, max_len, effort.kept, report)
+        found += [s for s in search(longest, models, gpus)[:1] if s not in found]
+    return conclude(found, judges, models, max_len, effort.kept, report)
+
+
+def judge_strategies(
+    strategies: Sequence[Strategy],
+    batches: Sequence[Batch],
+    models: Models,
+    gpus: int,
+    max_len: int,
+    effort: Effort,
+    progress: Progress | None = None,
+) -> Proposal:
+    """Judge given strategies like found ones, and keep the few that serve best together."""
+    report = progress or (lambda stage, done, total: None)
+    judges = [_Judge(batch, models, gpus) for batch in batches[: effort.judged]]
+    return conclude(strategies, judges, models, max_len, effort.kept, report)
+
+
+class _Judge:
+    """One batch: the times of strategies on it, and its bound over all strategies."""
+
+    def __init__(self, batch: Batch, models: Models, gpus: int) -> None:
+        self.batch = batch
+        self.times: dict[Strategy, float] = {}
+        self.best_ms = float("inf")
+        self._models = models
+        self._gpus = gpus
+        self._classes = [PipelineClass.of(models[scheme], 1) for scheme in sorted(models)]
+        self._lower = single_bound_ms(self._classes, batch)
+        self._bound: tuple[float, float] | None = None
+
+    def try_strategy(self, strategy: Strategy) -> None:
+        """Find the strategy's time: exact where it comes close to the best, rough beyond."""
+        if strategy in self.times:
+            return
+        fleet = Fleet.of(strategy, self._models)
+        if fleet.max_sequence < self.batch.longest:
+            self.times[strategy] = float("inf")
+            return
+        filling = _judge_one(Filler(fleet, self.batch), self._lower, self.best_ms)
+        self.times[strategy] = float("inf") if filling is None else filling.objective_ms
+        self.best_ms = min(self.best_ms, self.times[strategy])
+
+    @property
+    def bound_ms(self) -> float:
+        """Proven over all strategies, sought below the best time known when it is first needed."""
+        if not np.isfinite(self.best_ms):
+            return self._lower
+        if self._bound is None or self.best_ms < self._bound[1] / (1 + FITS):
+            bound = all_strategies_bound_ms(self._classes, self.batch, self._gpus, self.best_ms)
+            self._bound = (max(bound, self._bound[0] if self._bound else 0.0), self.best_ms)
+        return min(self._bound[0], self.best_ms)
+
+    def close(self) -> bool:
+        """Whether the best known time is close to the bound."""
+        if self.best_ms <= self._lower * (1 + CLOSE):
+            return True
+        return bool(np.isfinite(self.best_ms)) and self.best_ms <= self.bound_ms * (1 + CLOSE)
+
+    def best_known(self) -> list[Strategy]:
+        """The strategies tried, the fastest first, those that cannot run the batch left out."""
+        able = [s for s in self.times if np.isfinite(self.times[s])]
+        return sorted(able, key=lambda s: self.times[s])[:3]
 
 
 def search(
-    batch: Batch, models: Models, gpus: int, known: Sequence[Strategy] | dict[Strategy, int] = ()
+    batch: Batch,
+    models: Models,
+    gpus: int,
+    guess_ms: float | None = None,
+    known: Iterable[Strategy] = (),
 ) -> list[Strategy]:
-    """The best strategy found for one batch, first, and the starts it came from.
+    """The best strategy found for one batch, first, and the start it came from.
 
-    ``known``: strategies found before, tried as further starts by a single fill each.
+    ``guess_ms``: about the time at which the relaxation fits; ``known``: strategies found before,
+    tried as further starts by a single fill each.
     """
     schemes = sorted(models)
     classes = [PipelineClass.of(models[scheme], 1) for scheme in schemes]
     lower = single_bound_ms(classes, batch)
-    relaxed, at = fitting_time(classes, batch, gpus, lower)
+    relaxed, at = fitting_time(classes, batch, gpus, lower, guess_ms)
     pipelines = relaxed.pipelines / max(relaxed.scale, 1e-9)
     starts = rounded_strategies(schemes, pipelines, models, gpus, batch.longest)
     best: tuple[Fleet, Filling] | None = None
@@ -140,72 +217,81 @@ def search(
 
 
 def fitting_time(
-    classes: Sequence[PipelineClass], batch: Batch, gpus: int, lower_ms: float
+    classes: Sequence[PipelineClass],
+    batch: Batch,
+    gpus: int,
+    lower_ms: float,
+    guess_ms: float | None = None,
 ) -> tuple[Relaxation, float]:
     """The relaxation at (about) the least time at which it fits ``gpus``, and that time (ms).
 
+    The scale falls about as fast as the time rises, so a few secant steps from ``guess_ms`` do.
     Raises ``ValueError`` when a sequence fits no class.
     """
     if not np.isfinite(lower_ms):
         limit = max(item.capacity for item in classes)
         raise ValueError(f"a sequence of {batch.longest} tokens exceeds every scheme's {limit}")
-    time, best = lower_ms * (1 + 1e-9), None
-    low = lower_ms
+    floor = lower_ms * (1 + ROUNDING)
+    time, low, best = max(floor, guess_ms or floor), floor, None
     for _ in range(12):
         relaxed = relax(classes, batch, time, gpus)
-        if relaxed is None:
-            low, time = time, time * 1.5
-            continue
-        if relaxed.scale <= 1:
-            best = (relaxed, time)
-            if relaxed.scale > 0.995 or time <= lower_ms * (1 + 1e-6):
-                break
-        else:
+        if relaxed is None or relaxed.scale > 1:
             low = time
-        guess = time * relaxed.scale ** (0.97 if relaxed.scale < 1 else 1.03)
-        time = max(guess, low * 1.001, lower_ms * (1 + 1e-9))
+        else:
+            best = (relaxed, time)
+            if relaxed.scale > 1 - FITS or time <= floor:
+                break
+        scale = 1.5 if relaxed is None else relaxed.scale
+        # Aim a little above, so that the next one fits.
+        time = max(time * scale * (1 + FITS / 3), low)
         if best is not None and time >= best[1]:
             break
+        if time <= low:
+            time = low * (1 + FITS)
     if best is None:
-        relaxed = relax(classes, batch, time, gpus)
-        if relaxed is None:
-            raise ValueError(f"no scheme runs the longest sequence of {batch.longest} tokens")
-        best = (relaxed, time)
+        raise ValueError(f"no scheme runs the longest sequence of {batch.longest} tokens")
     return best
 
 
-def judge(
+def all_strategies_bound_ms(
+    classes: Sequence[PipelineClass], batch: Batch, gpus: int, reached_ms: float
+) -> float:
+    """A proven lower bound (ms) over all strategies of the classes, sought below a time reached."""
+    low = single_bound_ms(classes, batch)
+    at = reached_ms / (1 + FITS)
+    for _ in range(3):
+        if low >= at:
+            break
+        relaxed = relax(classes, batch, at, gpus)
+        if relaxed is None:
+            return max(low, at)
+        low = relaxed_bound_ms(classes, batch, relaxed, low, reached_ms, gpus)
+        if relaxed.scale >= 1 - FITS / 2:
+            break
+        at = max(low * (1 + FITS / 4), at * relaxed.scale * (1 + FITS / 4))
+    return min(low, reached_ms)
+
+
+def conclude(
     strategies: Sequence[Strategy],
-    batches: Sequence[Batch],
+    judges: Sequence[_Judge],
     models: Models,
-    gpus: int,
     max_len: int,
     kept: int,
     report: Progress,
 ) -> Proposal:
-    """Judge strategies on batches and keep the few that serve them best together."""
-    schemes = sorted(models)
-    classes = [PipelineClass.of(models[scheme], 1) for scheme in schemes]
+    """Complete the times of all strategies on all batches and keep the best few together."""
     fleets = [Fleet.of(strategy, models) for strategy in strategies]
-    times = np.full((len(strategies), len(batches)), np.inf)
-    bounds = np.empty(len(batches))
-    order = list(range(len(fleets)))
-    for j, batch in enumerate(batches):
-        report("judging strategies", j, len(batches))
-        lower = single_bound_ms(classes, batch)
-        relaxed, at = fitting_time(classes, batch, gpus, lower)
-        bounds[j] = relaxed_bound_ms(classes, batch, relaxed, lower, at, gpus)
-        best = np.inf
-        for i in order:
-            if fleets[i].max_sequence < batch.longest:
-                continue
-            filler = Filler(fleets[i], batch)
-            filling = _judge_one(filler, max(lower, bounds[j]), best)
-            if filling is not None:
-                times[i, j] = filling.objective_ms
-                best = min(best, filling.objective_ms)
-        order.sort(key=lambda i: times[i, j])  # the next batch begins with what served this one
-    report("judging strategies", len(batches), len(batches))
+    order = list(strategies)
+    for done, judge in enumerate(judges):
+        report("judging strategies", done, len(judges))
+        for strategy in order:
+            judge.try_strategy(strategy)
+        times_here = judge.times
+        order.sort(key=lambda s: times_here[s])  # the next begins with what served this one
+    report("judging strategies", len(judges), len(judges))
+    times = np.array([[judge.times[strategy] for judge in judges] for strategy in strategies])
+    bounds = np.array([judge.bound_ms for judge in judges])
     chosen = _keep(times, [fleet.max_sequence >= max_len for fleet in fleets], kept)
     of_chosen = times[chosen]
     winner = of_chosen.argmin(axis=0)
@@ -224,7 +310,7 @@ def judge(
         float(of_chosen.min(axis=0).mean()),
         float(times.min(axis=0).mean()),
         float(bounds.mean()),
-        len(batches),
+        len(judges),
         len(strategies),
     )
 

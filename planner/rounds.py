@@ -180,7 +180,8 @@ class _RoundFiller:
                 first = pool.longest(reach[k])
                 if first is None or pool.lengths[first] <= below:
                     break
-                micro, work = pool.fill_bin(item, target_ms - item.c)
+                micro: Bin = []
+                work, _ = pool.top_up(item, micro, target_ms - item.c, item.capacity, 0)
                 if not micro:
                     break
                 groups.append((k, micro))

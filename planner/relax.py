@@ -76,7 +76,7 @@ def relax(
     mixes = tuple(
         _mixes(ladder, part) for ladder, part in zip(ladders, np.split(duals, cuts), strict=True)
     )
-    active = np.split((used > 1e-9) & (duals.sum(axis=1) > 0), cuts)
+    active = np.split(used > 1e-9, cuts)
     values = _values(classes, batch, time_ms, ladders, np.split(duals, cuts), active)
     pipelines = np.bincount(of_class, weights=used, minlength=len(classes)).astype(np.float64)
     return Relaxation(scale, pipelines, values, mixes)

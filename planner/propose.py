@@ -9,30 +9,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batch import Batch
-from seqplan.planner.bounds import relaxed_bound_ms, single_bound_ms
-from seqplan.planner.dispatch import TOLERANCE, dispatch
+from seqplan.planner.bounds import single_bound_ms
+from seqplan.planner.dispatch import dispatch
 from seqplan.planner.fill import Filler, Filling
+from seqplan.planner.fitting import FITS, all_strategies_bound_ms
 from seqplan.planner.fleet import Fleet, PipelineClass
-from seqplan.planner.relax import Relaxation, relax
-from seqplan.planner.resources import ROUNDING
-from seqplan.planner.tailor import Models, improve, rounded_strategies
-from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.planner.search import search
+from seqplan.planner.tailor import Models
+from seqplan.plans.scheme import Strategy
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
 
-SEARCH_ROUNDS = 12
-"""Accepted exchanges of the local search per sampled batch."""
-
-FITS = 5e-3
-"""Share of the GPUs that a relaxation may leave unused and count as just fitting."""
 
 RUNGS = (1.01, 1.03, 1.08, 1.2, 1.5, 2.0, 4.0)
 """Times, relative to the best known for a batch, at which a strategy is tried on it."""
@@ -178,100 +173,6 @@ class _Judge:
         return sorted(able, key=lambda s: self.times[s])[:3]
 
 
-def search(
-    batch: Batch,
-    models: Models,
-    gpus: int,
-    guess_ms: float | None = None,
-    known: Iterable[Strategy] = (),
-) -> list[Strategy]:
-    """The best strategy found for one batch, first, and the start it came from.
-
-    ``guess_ms``: about the time at which the relaxation fits; ``known``: strategies found before,
-    tried as further starts by a single fill each.
-    """
-    schemes = sorted(models)
-    classes = [PipelineClass.of(models[scheme], 1) for scheme in schemes]
-    lower = single_bound_ms(classes, batch)
-    relaxed, at = fitting_time(classes, batch, gpus, lower, guess_ms)
-    pipelines = relaxed.pipelines / max(relaxed.scale, 1e-9)
-    starts = rounded_strategies(schemes, pipelines, models, gpus, batch.longest)
-    best: tuple[Fleet, Filling] | None = None
-    for strategy in dict.fromkeys([*starts, *known]):
-        fleet = Fleet.of(strategy, models)
-        if fleet.max_sequence < batch.longest:
-            continue
-        filler = Filler(fleet, batch)
-        limit = float("inf") if best is None else best[1].objective_ms * (1 - TOLERANCE)
-        filling = dispatch(filler, max(lower, at)) if best is None else filler.fill(limit)
-        if filling is not None and filling.objective_ms <= limit:
-            best = (fleet, filling)
-    if best is None:
-        return []
-    active = [s for s, n in zip(schemes, pipelines, strict=True) if n > 1e-6]
-    active += [s for s in _useful(batch, models) if s not in active]
-    fleet, _ = improve(
-        batch, best, models, active, gpus, max(lower, at * (1 - TOLERANCE)), rounds=SEARCH_ROUNDS
-    )
-    return list(dict.fromkeys([fleet.strategy, best[0].strategy]))
-
-
-def fitting_time(
-    classes: Sequence[PipelineClass],
-    batch: Batch,
-    gpus: int,
-    lower_ms: float,
-    guess_ms: float | None = None,
-) -> tuple[Relaxation, float]:
-    """The relaxation at (about) the least time at which it fits ``gpus``, and that time (ms).
-
-    The scale falls about as fast as the time rises, so a few secant steps from ``guess_ms`` do.
-    Raises ``ValueError`` when a sequence fits no class.
-    """
-    if not np.isfinite(lower_ms):
-        limit = max(item.capacity for item in classes)
-        raise ValueError(f"a sequence of {batch.longest} tokens exceeds every scheme's {limit}")
-    floor = lower_ms * (1 + ROUNDING)
-    time, low, best = max(floor, guess_ms or floor), floor, None
-    for _ in range(12):
-        relaxed = relax(classes, batch, time, gpus)
-        if relaxed is None or relaxed.scale > 1:
-            low = time
-        else:
-            best = (relaxed, time)
-            if relaxed.scale > 1 - FITS or time <= floor:
-                break
-        scale = 1.5 if relaxed is None else relaxed.scale
-        # Aim a little above, so that the next one fits.
-        time = max(time * scale * (1 + FITS / 3), low)
-        if best is not None and time >= best[1]:
-            break
-        if time <= low:
-            time = low * (1 + FITS)
-    if best is None:
-        raise ValueError(f"no scheme runs the longest sequence of {batch.longest} tokens")
-    return best
-
-
-def all_strategies_bound_ms(
-    classes: Sequence[PipelineClass], batch: Batch, gpus: int, reached_ms: float
-) -> float:
-    """A proven lower bound (ms) over all strategies of the classes, sought below a time reached."""
-    low = single_bound_ms(classes, batch)
-    at = reached_ms / (1 + FITS)
-    for _ in range(3):
-        if low >= at:
-            break
-        relaxed = relax(classes, batch, at, gpus)
-        if relaxed is None:
-            return max(low, at)
-        low = relaxed_bound_ms(classes, batch, relaxed, low, reached_ms, gpus)
-        if relaxed.scale >= 1 - FITS / 2:
-            break
-        at = max(low * (1 + FITS / 4), at * relaxed.scale * (1 + FITS / 4))
-    return min(low, reached_ms)
-
-
 def conclude(
     strategies: Sequence[Strategy],
     judges: Sequence[_Judge],
@@ -353,17 +254,3 @@ def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], kept: int) -> l
 
 def _reach(strategy: Strategy, models: Models) -> int:
     return max(models[scheme].max_sequence for scheme, _ in strategy.counts)
-
-
-def _useful(batch: Batch, models: Models) -> list[Scheme]:
-    """Schemes that are the cheapest in GPU-time for some length of the batch, or its fastest."""
-    lengths = batch.distinct
-    rows, schemes = [], sorted(models)
-    for scheme in schemes:
-        model = models[scheme]
-        cost = scheme.gpus * (
-            model.latency.work_ms(lengths) + model.latency.c * lengths / model.capacity
-        )
-        rows.append(np.where(lengths <= model.max_sequence, cost, np.inf))
-    cheapest = np.argmin(np.stack(rows), axis=0)
-    return [schemes[k] for k in np.unique(cheapest)]

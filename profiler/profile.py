@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +18,11 @@ from seqplan.profiler.scheme_model import SchemeModel
 from seqplan.profiler.validity import ModelShape, scheme_problem
 
 PROFILE_SCHEMA = 1
+
+LARGEST = 1e18
+"""Largest number of a profile: an exabyte. Products of two stay finite."""
+
+_DEGREE = re.compile(r"[1-9][0-9]{0,8}")
 
 
 class ProfileError(ValueError):
@@ -102,13 +107,19 @@ class Profile:
             raw = json.loads(text)
         except json.JSONDecodeError as error:
             raise ProfileError(f"{origin}: not JSON ({error.msg} at line {error.lineno})") from None
+        except (ValueError, RecursionError) as error:
+            # An integer of thousands of digits, lists nested thousands deep.
+            raise ProfileError(f"{origin}: not a profile ({error})") from None
         return cls.from_document(raw, origin)
 
     @classmethod
     def from_document(cls, raw: Any, origin: str) -> Profile:
         """The profile of a parsed JSON document; its digest is that of the canonical JSON."""
         canonical = json.dumps(raw, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        digest = "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+        try:
+            digest = "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+        except UnicodeEncodeError:
+            raise ProfileError(f"{origin}: half of a surrogate pair is not text") from None
         return _Reader(origin).profile(raw, digest)
 
     @classmethod
@@ -143,8 +154,8 @@ class _Reader:
     def number(self, value: Any, where: str) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.fail(where, f"wants a number, not {value!r}")
-        if not math.isfinite(value) or value < 0:
-            raise self.fail(where, f"wants a finite number ≥ 0, not {value!r}")
+        if not 0 <= value <= LARGEST:  # false for NaN too
+            raise self.fail(where, f"wants a number from 0 to {LARGEST:.0e}, not {value!r}")
         return float(value)
 
     def integer(self, value: Any, where: str, least: int = 1) -> int:
@@ -161,7 +172,7 @@ class _Reader:
         required = {"schema", "name", "source", "residuals", "hardware", "model", "zero_stage"}
         optional = {"forward_fraction", "checkpointing", "published", "notes"}
         self.fields(raw, "profile", required | {"memory", "schemes"}, optional)
-        if raw["schema"] != PROFILE_SCHEMA:
+        if type(raw["schema"]) is not int or raw["schema"] != PROFILE_SCHEMA:
             raise self.fail("schema", f"wants {PROFILE_SCHEMA}, not {raw['schema']!r}")
         hardware = self.fields(raw["hardware"], "hardware", {"gpu", "gpus_per_node"}, set())
         shape = self.shape(raw["model"])
@@ -183,6 +194,13 @@ class _Reader:
             raise self.fail("schemes", f"{twice} is listed twice")
         if zero_stage == 3 and any(s.tp > 1 or s.pp > 1 for s in names):
             raise self.fail("schemes", "under ZeRO-3 every scheme must have tp = pp = 1")
+        memory = self.memory(raw["memory"])
+        for i, scheme in enumerate(names):
+            if memory.bytes_per_token(scheme) is None:
+                raise self.fail(
+                    "memory.activation_bytes_per_token",
+                    f"lacks tp = {scheme.tp}, which schemes[{i}] ({scheme}) needs",
+                )
         return Profile(
             name=self.text(raw["name"], "name"),
             source=self.text(raw["source"], "source"),
@@ -193,7 +211,7 @@ class _Reader:
             zero_stage=zero_stage,
             checkpointing=self.text(raw.get("checkpointing", "none"), "checkpointing"),
             forward_fraction=fraction,
-            memory=self.memory(raw["memory"]),
+            memory=memory,
             schemes=tuple(sorted(schemes, key=lambda entry: entry.scheme)),
             digest=digest,
             document=raw,
@@ -234,12 +252,15 @@ class _Reader:
         }
         if not isinstance(raw["sharded_state_bytes"], list) or not raw["sharded_state_bytes"]:
             raise self.fail("memory.sharded_state_bytes", "wants a list of [context, bytes]")
-        sharded = []
+        sharded: list[tuple[int | None, float]] = []
         for i, pair in enumerate(raw["sharded_state_bytes"]):
             where = f"memory.sharded_state_bytes[{i}]"
             if not isinstance(pair, list) or len(pair) != 2:
                 raise self.fail(where, "wants [largest context in tokens or null, bytes]")
             limit = None if pair[0] is None else self.integer(pair[0], where)
+            last = sharded[-1][0] if sharded else 0
+            if last is None or (limit is not None and limit <= last):
+                raise self.fail(where, f"context {pair[0]} does not follow {last}; null is last")
             sharded.append((limit, self.number(pair[1], where)))
         activation = {}
         raw_activation = raw["activation_bytes_per_token"]
@@ -247,11 +268,11 @@ class _Reader:
             raise self.fail("memory.activation_bytes_per_token", "wants an object of tp → bytes")
         for tp, value in raw_activation.items():
             where = f"memory.activation_bytes_per_token.{tp}"
-            if not tp.isdigit() or int(tp) < 1:
+            if not _DEGREE.fullmatch(tp):
                 raise self.fail(where, "the key must be a tensor-parallel degree")
             activation[int(tp)] = self.number(value, where)
-            if activation[int(tp)] == 0:
-                raise self.fail(where, "must be above 0")
+            if activation[int(tp)] < 1:
+                raise self.fail(where, f"wants at least 1 byte, not {value!r}")
         return Memory(
             sharded_state_bytes=tuple(sharded), activation_bytes_per_token=activation, **scalars
         )

@@ -44,10 +44,16 @@ def area_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
 
     With a weight y_k per pipeline of class k and Σ count_k·y_k = 1, the slowest pipeline is at
     least the weighted mean of all, so at least Σ_sequences min_k y_k·work_k. Weights inverse to
-    each class's time for the whole batch make the classes about equally dear.
+    each class's time for the whole batch make the classes about equally dear. Tokens need
+    micro-batches, at least tokens/MaxLen of them, and so count for their share of c.
     """
     counts = batch.multiplicity
-    work = np.stack([item.work_ms(batch.distinct) for item in classes])
+    work = np.stack(
+        [
+            item.work_ms(batch.distinct) + item.padded(batch.distinct) * (item.c / item.capacity)
+            for item in classes
+        ]
+    )
     weights = 1.0 / (work @ counts)
     weights /= weights @ np.array([item.count for item in classes])
     return float((weights[:, None] * work).min(axis=0) @ counts) * (1 - ROUNDING)
@@ -71,8 +77,8 @@ def relaxed_bound_ms(
 
     def refuted(time_ms: float) -> bool:
         held = [
-            _most_value(item, batch, relaxation.values, mix, extra, time_ms)
-            for item, mix in zip(classes, relaxation.mixes, strict=True)
+            _most_value(item, batch, relaxation, k, extra, time_ms)
+            for k, item in enumerate(classes)
         ]
         if gpus is None:
             most = sum(item.count * value for item, value in zip(classes, held, strict=True))
@@ -95,23 +101,27 @@ def relaxed_bound_ms(
 def _most_value(
     item: PipelineClass,
     batch: Batch,
-    values: Floats,
-    mixes: Floats,
+    relaxation: Relaxation,
+    k: int,
     extra: Floats,
     time_ms: float,
 ) -> float:
-    """The most value one pipeline of the class can hold by ``time_ms``, over its V; at least 0.
+    """The most value one pipeline of class ``k`` can hold by ``time_ms``, over its states.
 
-    ``mixes`` (V, RESOURCES) for V = 1 …, its last row standing for all larger V. The ratio of the
-    best mix counts; a sequence that takes nothing of a mix makes that mix useless.
+    The last row of the class's mixes stands for all larger V. In each state the ratio of the best
+    mix counts; a sequence that takes nothing of a mix makes that mix useless. At least 0.
     """
+    mixes, values = relaxation.mixes[k], relaxation.values
     top = max(len(mixes), item.most_micro_batches(time_ms))
-    whole = np.concatenate([mixes, np.repeat(mixes[-1:], top - len(mixes), axis=0)])
-    at_hand = resources(item, np.arange(1, top + 1), batch.distinct, time_ms)
-    tried = np.concatenate(
-        [whole[:, None, :], np.broadcast_to(extra, (top, len(extra), RESOURCES))], axis=1
+    whole = np.concatenate(
+        [mixes, np.repeat(mixes[-1:], top - len(mixes), axis=0), relaxation.peak_mixes[k]]
     )
-    share = tried @ at_hand.share  # (V, mixes, n)
+    every = np.arange(1, top + 1)
+    at_hand = resources(item, every, relaxation.levels, batch.distinct, time_ms)
+    tried = np.concatenate(
+        [whole[:, None, :], np.broadcast_to(extra, (len(whole), len(extra), RESOURCES))], axis=1
+    )
+    share = tried @ at_hand.share  # (states, mixes, n)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(at_hand.eligible[:, None, :] & (values > 0), values / share, 0.0).max(
             axis=2

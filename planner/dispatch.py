@@ -9,6 +9,9 @@ from seqplan.planner.fill import Filler, Filling
 TOLERANCE = 5e-4
 """Relative width at which the search for the least feasible target ends."""
 
+EVEN = 0.98
+"""GPUs busy for this share of the step are level enough."""
+
 LEVEL_TOLERANCE = 1e-2
 """The same when levelling the pipelines that do not bind the step."""
 
@@ -60,6 +63,10 @@ def level(filler: Filler, filling: Filling, lower_ms: float) -> Filling:
     target of all others is lowered as far as it goes.
     """
     ceiling = filling.objective_ms
+    sizes = [item.gpus for item in filler.fleet.classes]
+    busy = sum(size * sum(times) for size, times in zip(sizes, filling.pipeline_ms, strict=True))
+    if busy > EVEN * ceiling * filler.fleet.strategy.gpus:
+        return filling
     best, low, high = filling, lower_ms, ceiling
     while high > low * (1 + LEVEL_TOLERANCE):
         middle = (low + high) / 2

@@ -68,7 +68,8 @@ class Filler:
                 if first is None:
                     break
                 pipeline = _open(item, pool.lengths[first], target_ms, ceiling)
-                pipeline.fill(pool, forced_above)
+                if pool.lengths[first] > forced_above:
+                    pipeline.fill(pool, forced_above)
                 opened.append(pipeline)
             for pipeline in opened:
                 if not pool.left:

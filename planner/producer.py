@@ -53,7 +53,8 @@ def produce(
 
     At most ``look_ahead`` steps (default 2 per worker) are planned or waiting beyond the one handed
     out. ``workers`` = 1 plans in this process. Raises what planning raises (``Infeasible``),
-    at the step it belongs to, and ``WorkerDied``. Closing the generator ends the workers.
+    at the step it belongs to, what iterating over ``batches`` raises, after the steps before it,
+    and ``WorkerDied``. Closing the generator ends the workers.
     """
     if workers < 1:
         raise ValueError(f"workers must be 1 or more, not {workers}")
@@ -89,14 +90,18 @@ class _Underway:
 def _in_order(pool: _Pool, batches: Iterator[Batch], ahead: int) -> Iterator[Planned]:
     underway: deque[_Underway] = deque()
     ended = alone = False
+    failure: Exception | None = None
     while True:
         while not ended and len(underway) < ahead:
-            batch = next(batches, None)
-            if batch is None:
+            try:
+                underway.append(_Underway(next(batches)))
+            except StopIteration:
                 ended = True
-            else:
-                underway.append(_Underway(batch))
+            except Exception as error:  # for the consumer, once the steps before it are out
+                ended, failure = True, error
         if not underway:
+            if failure is not None:
+                raise failure
             return
         first = underway[0]
         # After a death the first step runs alone, so that the next death is known to be its own.
@@ -170,15 +175,18 @@ class _Pool:
 
 @contextmanager
 def _interrupts_left_to_the_parent() -> Iterator[None]:
-    """Start processes with Ctrl-C ignored, which they inherit: the parent ends them itself."""
-    if threading.current_thread() is not threading.main_thread():
+    """Start processes with Ctrl-C blocked, which they inherit: the parent ends them itself.
+
+    Blocked, not ignored, so that a Ctrl-C meanwhile still reaches the parent, afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _planner: StepPlanner | None = None

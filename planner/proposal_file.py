@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.plans.scheme import Scheme, Strategy
-from seqplan.profiler.profile import Profile
+from seqplan.profiler.profile import Profile, ProfileError
 from seqplan.profiler.scheme_model import SchemeModel
 
 PROPOSAL_SCHEMA = 1
@@ -29,6 +29,20 @@ class Cluster:
     tokens: int
     include_flagged: bool = False
     optimizer_shards: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "max_len", "tokens"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be an integer of 1 or more, not {value!r}")
+        if type(self.include_flagged) is not bool:
+            raise ValueError(f"include_flagged must be true or false, not {self.include_flagged!r}")
+        shards = self.optimizer_shards
+        if shards is not None and (type(shards) is not int or not 1 <= shards <= self.gpus):
+            raise ValueError(
+                f"optimizer_shards must be an integer from 1 to the {self.gpus} GPUs, "
+                f"not {shards!r}"
+            )
 
     def models(self, profile: Profile) -> dict[Scheme, SchemeModel]:
         """The schemes of the profile that fit this cluster, in scheme order."""
@@ -114,6 +128,8 @@ class ProposalDocument:
             raise ProposalError(
                 f"{origin}: not a whole JSON document ({error.msg} at line {error.lineno})"
             ) from None
+        except (ValueError, RecursionError) as error:
+            raise ProposalError(f"{origin}: not a proposal ({error})") from None
         if not isinstance(raw, dict) or raw.get("schema") != PROPOSAL_SCHEMA:
             raise ProposalError(f"{origin}: not a proposal of schema {PROPOSAL_SCHEMA}")
         stated = raw.pop("digest", None)
@@ -132,7 +148,7 @@ class ProposalDocument:
                     raw["optimizer_shards"],
                 ),
                 profile=profile,
-                lengths=raw["lengths"],
+                lengths=dict(raw["lengths"]),
                 candidates=tuple(
                     Candidate(
                         Strategy.from_list(item["strategy"]),
@@ -147,12 +163,21 @@ class ProposalDocument:
                 lower_bound_ms=raw["lower_bound_ms"],
                 judged=raw["judged_batches"],
             )
-        except (KeyError, TypeError) as error:
-            raise ProposalError(f"{origin}: field {error} is missing or malformed") from None
+        except ProfileError:
+            raise
+        except KeyError as error:
+            raise ProposalError(f"{origin}: lacks {error}") from None
+        except (ValueError, TypeError) as error:
+            raise ProposalError(f"{origin}: {error}") from None
         if not document.candidates:
             raise ProposalError(f"{origin}: no candidates")
         models = document.cluster.models(profile)
         for candidate in document.candidates:
+            if candidate.strategy.gpus > document.cluster.gpus:
+                raise ProposalError(
+                    f"{origin}: candidate {candidate.strategy} takes {candidate.strategy.gpus} of "
+                    f"{document.cluster.gpus} GPUs"
+                )
             if foreign := [str(s) for s, _ in candidate.strategy.counts if s not in models]:
                 raise ProposalError(
                     f"{origin}: scheme {foreign[0]} does not fit {document.cluster.gpus} GPUs"
@@ -172,4 +197,4 @@ class ProposalDocument:
 
 def _digest(fields: Mapping[str, Any]) -> str:
     canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+    return "sha256:" + hashlib.sha256(canonical.encode(errors="surrogatepass")).hexdigest()

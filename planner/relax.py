@@ -17,7 +17,7 @@ from scipy.sparse import coo_array
 
 from seqplan.planner.batch import Batch
 from seqplan.planner.fleet import PipelineClass
-from seqplan.planner.resources import RESOURCES, Floats, Ints, resources
+from seqplan.planner.resources import RESOURCES, Floats, Ints, peak_levels, resources
 
 _LADDER = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 48, 64)
 """Numbers of micro-batches told apart where all schemes are in play."""
@@ -29,13 +29,17 @@ class Relaxation:
 
     ``scale``: least factor on the pipelines (or GPUs) for the relaxed batch to fit; ``pipelines``:
     used per class, Σ over V. ``values`` (n,): worth of a sequence of each distinct length;
-    ``mixes[k]`` (V, RESOURCES): per class and V = 1 … the weights of its resources, sum 1.
+    ``mixes[k]`` (V, RESOURCES): per class and V = 1 … the weights of its resources in the even
+    states, sum 1; ``peak_mixes[k]`` (levels, RESOURCES): the same in the peaked states at
+    ``levels`` (lengths in tokens), no rows at pp = 1.
     """
 
     scale: float
     pipelines: Floats
     values: Floats
     mixes: tuple[Floats, ...]
+    peak_mixes: tuple[Floats, ...]
+    levels: Ints
 
 
 def relax(
@@ -58,28 +62,42 @@ def relax(
         ladders = [np.arange(1, top + 1) for top in most]
     else:
         ladders = [np.array(sorted({min(v, top) for v in _LADDER})) for top in most]
+    levels = peak_levels(batch.distinct)
     parts = [
-        resources(item, ladder, lengths, time_ms)
+        resources(item, ladder, levels, lengths, time_ms)
         for item, ladder in zip(classes, ladders, strict=True)
     ]
     eligible = np.concatenate([part.eligible for part in parts])
     if not eligible.any(axis=0).all():
         return None
     share = np.concatenate([part.share for part in parts])
-    sizes = [len(ladder) for ladder in ladders]
+    sizes = [len(part.share) for part in parts]
     of_class = np.repeat(np.arange(len(classes)), sizes)
     solved = _solve(classes, share, eligible, of_class, weights, gpus)
     if solved is None:
         return None
     scale, used, duals = solved
-    cuts = np.cumsum(sizes)[:-1]
-    mixes = tuple(
-        _mixes(ladder, part) for ladder, part in zip(ladders, np.split(duals, cuts), strict=True)
+    by_class = np.split(duals, np.cumsum(sizes)[:-1])
+    in_use = np.split(used > 1e-9, np.cumsum(sizes)[:-1])
+    pairs = list(zip(ladders, by_class, strict=True))
+    values = np.full(len(batch.distinct), np.inf)
+    anywhere = values.copy()
+    for item, (ladder, dual), active in zip(classes, pairs, in_use, strict=True):
+        at_hand = resources(item, ladder, levels, batch.distinct, time_ms)
+        cost = np.einsum("vr,vrn->vn", dual, at_hand.share)
+        cost[~at_hand.eligible] = np.inf
+        np.minimum(values, cost[active].min(axis=0, initial=np.inf), out=values)
+        np.minimum(anywhere, cost.min(axis=0), out=anywhere)
+    # Worth the least it costs in the states in use, else in any, else (no class takes it) nothing.
+    values = np.where(np.isfinite(values), values, anywhere)
+    return Relaxation(
+        scale,
+        np.bincount(of_class, weights=used, minlength=len(classes)).astype(np.float64),
+        np.where(np.isfinite(values), values, 0.0),
+        tuple(_mixes(ladder, dual[: len(ladder)]) for ladder, dual in pairs),
+        tuple(_normalised(dual[len(ladder) :]) for ladder, dual in pairs),
+        levels,
     )
-    active = np.split(used > 1e-9, cuts)
-    values = _values(classes, batch, time_ms, ladders, np.split(duals, cuts), active)
-    pipelines = np.bincount(of_class, weights=used, minlength=len(classes)).astype(np.float64)
-    return Relaxation(scale, pipelines, values, mixes)
 
 
 def _solve(
@@ -90,36 +108,36 @@ def _solve(
     weights: Floats,
     gpus: int | None,
 ) -> tuple[float, Floats, Floats] | None:
-    """Scale, pipelines per (class, V), and duals of its resources (class·V, RESOURCES).
+    """Scale, pipelines per state, and duals of its resources (states, RESOURCES).
 
-    Variables: part of each group on each (class, V); pipelines of each (class, V); the scale.
+    Variables: part of each group in each state of each class; pipelines in each; the scale.
     """
-    kv, n = eligible.shape
-    where_v, where_n = np.nonzero(eligible)
-    parts = len(where_v)
-    columns = parts + kv + 1
+    states, n = eligible.shape
+    where_s, where_n = np.nonzero(eligible)
+    parts = len(where_s)
+    columns = parts + states + 1
     limits = len(classes) if gpus is None else 1
     counts = np.array([item.count for item in classes], dtype=np.float64)
     sizes = np.array([item.gpus for item in classes], dtype=np.float64)
-    every = np.arange(kv)
-    rows = kv * RESOURCES
+    every = np.arange(states)
+    rows = states * RESOURCES
     # Σ part·weight·share − pipelines ≤ 0 per resource; Σ pipelines − available·scale ≤ 0.
     blocks = [
         (
-            (share[where_v, :, where_n] * weights[where_n, None]).ravel(),
-            (where_v[:, None] * RESOURCES + np.arange(RESOURCES)).ravel(),
+            (share[where_s, :, where_n] * weights[where_n, None]).ravel(),
+            (where_s[:, None] * RESOURCES + np.arange(RESOURCES)).ravel(),
             np.repeat(np.arange(parts), RESOURCES),
         ),
         (-np.ones(rows), np.arange(rows), parts + np.repeat(every, RESOURCES)),
         (
-            np.ones(kv) if gpus is None else sizes[of_class],
-            rows + (of_class if gpus is None else np.zeros(kv, dtype=np.int64)),
+            np.ones(states) if gpus is None else sizes[of_class],
+            rows + (of_class if gpus is None else np.zeros(states, dtype=np.int64)),
             parts + every,
         ),
         (
             -counts if gpus is None else np.array([-float(gpus)]),
             rows + np.arange(limits),
-            np.full(limits, parts + kv),
+            np.full(limits, parts + states),
         ),
     ]
     entries, at_row, at_column = (np.concatenate(block) for block in zip(*blocks, strict=True))
@@ -140,43 +158,22 @@ def _solve(
     )
     if solved.status != 0:
         return None
-    duals = np.maximum(-solved.ineqlin.marginals[:rows].reshape(kv, RESOURCES), 0.0)
-    return float(solved.x[-1]), solved.x[parts : parts + kv], duals
-
-
-def _values(
-    classes: Sequence[PipelineClass],
-    batch: Batch,
-    time_ms: float,
-    ladders: Sequence[Ints],
-    duals: Sequence[Floats],
-    active: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.bool_]]],
-) -> Floats:
-    """Worth of each distinct length: the least it costs on the (class, V) that are in use.
-
-    A length that none of them takes gets the least cost on any, 0 if there is none.
-    """
-    lengths = batch.distinct
-    in_use = np.full(len(lengths), np.inf)
-    anywhere = np.full(len(lengths), np.inf)
-    for item, ladder, dual, used in zip(classes, ladders, duals, active, strict=True):
-        at_hand = resources(item, ladder, lengths, time_ms)
-        cost = np.einsum("vr,vrn->vn", dual, at_hand.share)
-        cost[~at_hand.eligible] = np.inf
-        if used.any():
-            np.minimum(in_use, cost[used].min(axis=0), out=in_use)
-        np.minimum(anywhere, cost.min(axis=0), out=anywhere)
-    values = np.where(np.isfinite(in_use), in_use, anywhere)
-    return np.where(np.isfinite(values), values, 0.0)
+    duals = np.maximum(-solved.ineqlin.marginals[:rows].reshape(states, RESOURCES), 0.0)
+    return float(solved.x[-1]), solved.x[parts : parts + states], duals
 
 
 def _mixes(ladder: Ints, duals: Floats) -> Floats:
     """Weights of the resources for every V up to the ladder's top, interpolated and normalised."""
     every = np.arange(1, int(ladder[-1]) + 1)
     smooth = np.stack([np.interp(every, ladder, column) for column in duals.T], axis=1)
-    total = smooth.sum(axis=1, keepdims=True)
+    return _normalised(smooth)
+
+
+def _normalised(weights: Floats) -> Floats:
+    """Rows scaled to a sum of 1; all weight on work where a row has none."""
+    total = weights.sum(axis=1, keepdims=True)
     only_work = np.eye(RESOURCES)[0]
-    return np.where(total > 0, smooth / np.where(total > 0, total, 1.0), only_work)
+    return np.where(total > 0, weights / np.where(total > 0, total, 1.0), only_work)
 
 
 def _group(batch: Batch, groups: int, singles: int) -> tuple[Ints, Floats]:

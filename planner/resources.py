@@ -1,20 +1,24 @@
 """What a pipeline offers by a time and what sequences take of it: the terms of every bound.
 
-A pipeline that ends by τ runs some number V of micro-batches. Given V, form S limits:
+A pipeline that ends by τ runs some number V of micro-batches; M is the work of the largest. Form S
+is at most τ exactly if Σ(a·l² + b·l) + V·c + (pp − 1)·(M + c) ≤ τ. With β = τ/(V + pp − 1) − c, the
+work of each if all were equal, a pipeline is in one of two kinds of states.
 
-- work: Σ(a·l² + b·l) ≤ τ − c·V at pp = 1. At pp > 1 let β = τ/(V + pp − 1) − c: were all
-  micro-batches equal, each could have work β. With M the work of the largest, form S ≤ τ says
-  exactly Σ(a·l² + b·l) + (pp − 1)·(M − β) ≤ V·β, whatever sign M − β has. M is at least the mean,
-  so Σ(a·l² + b·l) ≤ V·β; and where a sequence alone has more work than β, M − β is paid for by
-  ``_surcharge``, work that it takes beyond its own;
+*Even*, one state for each V: M ≤ β, or one stage. It limits
+
+- work: Σ(a·l² + b·l) ≤ V·β, at pp = 1 that is τ − c·V; no sequence has more work than β (τ − c·V);
 - tokens: Σ padded lengths ≤ V·MaxLen;
 - large items, the simplest of Martello and Toth's dual feasible functions: a micro-batch holds at
-  most one sequence above half of MaxLen; and at pp = 1 a pipeline at most one with more than half
-  its work. At pp > 1 at most V sequences have work above θ·β, θ = (V + pp − 1)/(V + 2·pp − 1): of
-  V + 1, two would share a micro-batch, so Σ > (V + 1)·θ·β and M > 2·θ·β, against the limit on work.
+  most one sequence above half of MaxLen, and at most one with more than half the work of a
+  micro-batch (at pp = 1: of the pipeline).
 
 The largest V that is told apart stands for itself and every larger one: it offers the most work and
 tokens that any of them can use, and its large items are not limited.
+
+*Peaked*, one state for each level of M: M > β, as when one long sequence is longer than an even
+micro-batch. For M in [low, high) what remains for work and micro-batches, whatever V is, is
+E = τ − (pp − 1)·(low + c). V is at least 2, tokens/MaxLen, and the number of sequences above half
+of MaxLen or of ``high``; each of these, times c, and the work together are at most E.
 """
 
 from __future__ import annotations
@@ -38,68 +42,97 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of one class at a time τ, for each of some numbers of micro-batches.
+    """Resources of one class at a time τ, for each of some states of a pipeline.
 
-    ``share`` (V, RESOURCES, n): the part of what one pipeline offers that each sequence takes;
+    ``share`` (states, RESOURCES, n): the part of what one pipeline offers that each sequence takes;
     the shares of a pipeline's sequences sum to at most 1 for each resource.
-    ``eligible`` (V, n): whether the sequence can be in such a pipeline at all.
+    ``eligible`` (states, n): whether the sequence can be in such a pipeline at all.
     """
 
     share: Floats
     eligible: npt.NDArray[np.bool_]
 
 
-def resources(item: PipelineClass, micro_batches: Ints, lengths: Ints, time_ms: float) -> Resources:
-    """The resources of one class for each number of ``micro_batches`` at τ = ``time_ms``.
+def resources(
+    item: PipelineClass, micro_batches: Ints, levels: Ints, lengths: Ints, time_ms: float
+) -> Resources:
+    """All states of one class at τ = ``time_ms``: the even ones and, at pp > 1, the peaked ones.
 
-    The last number of micro-batches stands for all that are at least as large; it must be no less
-    than ``most_micro_batches``, beyond which a larger V offers no more work.
+    Even states for each V in ``micro_batches``, ascending; the last stands for all that are at
+    least as large and must be no less than ``most_micro_batches``, beyond which a larger V offers
+    no more work. Peaked states for M between the works of consecutive ``levels``: lengths, from 0,
+    ascending; the last has no upper end.
     """
+    even = _even(item, micro_batches, lengths, time_ms)
+    if item.pp == 1:
+        return even
+    peaked = _peaked(item, levels, int(micro_batches[-1]), lengths, time_ms)
+    return Resources(
+        np.concatenate([even.share, peaked.share]),
+        np.concatenate([even.eligible, peaked.eligible]),
+    )
+
+
+def _even(item: PipelineClass, micro_batches: Ints, lengths: Ints, time_ms: float) -> Resources:
     v = micro_batches.astype(np.float64)
-    work = item.work_ms(lengths)
-    padded = item.padded(lengths)
     if item.pp == 1:
         budget = np.maximum(time_ms - item.c * v, 0.0)  # of a pipeline, shared by its micro-batches
-        offered, large, most_large = budget.copy(), budget, np.ones_like(v)
-        half = np.full_like(v, 0.5)
-        taken = np.broadcast_to(work, (len(v), len(work))).copy()
-        fits = work <= budget[:, None] * (1 + ROUNDING)
+        offered, large = budget.copy(), np.ones_like(v)
     else:
         budget = np.maximum(time_ms / (v + item.pp - 1) - item.c, 0.0)  # β, of each micro-batch
-        offered, large, most_large = v * budget, budget, v
-        half = (v + item.pp - 1) / (v + 2 * item.pp - 1)
-        taken = work + _surcharge(item.pp, v[:, None], budget[:, None], work)
-        needed = work + (item.pp - 1) * np.maximum(work - budget[:, None], 0.0)
-        fits = needed <= offered[:, None] * (1 + ROUNDING)
+        offered, large = v * budget, v
+    work = item.work_ms(lengths)
+    padded = item.padded(lengths)
+    fits = work <= budget[:, None] * (1 + ROUNDING)
     if v[-1] >= MOST:  # the V of the most work may lie beyond: assume the most
         offered[-1] = time_ms
-        taken[-1] = work
         fits[-1] = work * item.pp <= time_ms * (1 + ROUNDING)
     tokens = v * item.capacity
     # Padding may take many more tokens than a larger V's work suggests: as many as fit its work.
     tokens[-1] = max(tokens[-1], offered[-1] * float((padded / work).max()))
     share = np.empty((len(v), RESOURCES, len(lengths)))
-    share[:, 0] = taken / np.maximum(offered, 1e-12)[:, None]
+    share[:, 0] = work / np.maximum(offered, 1e-12)[:, None]
     share[:, 1] = padded / tokens[:, None]
-    share[:, 2] = (work > (large * half * (1 + ROUNDING))[:, None]) / most_large[:, None]
+    share[:, 2] = (work > budget[:, None] * (0.5 + ROUNDING)) / large[:, None]
     share[:, 3] = (2 * padded > item.capacity) / v[:, None]
     share[-1, 2:] = 0.0
     return Resources(share, fits & (padded <= item.capacity))
 
 
-def _surcharge(pp: int, v: Floats, budget: Floats, work: Floats) -> Floats:
-    """Work (ms) that a sequence above β takes beyond its own, for V (rows) and sequences (columns).
-
-    In every feasible pipeline the surcharges must sum to at most (pp − 1)·(longest − β). At most
-    V − 1 sequences exceed β, as together they stay below V·β; so each may take 1/(V − 1) of its own
-    excess. Where a second one like it would exceed V·β there is only one such, and it takes all its
-    excess but what the others, which have the rest to share, could take.
-    """
-    excess = np.maximum(work - budget, 0.0)
-    among = np.maximum(v - 1, 1.0)
-    rest = v * budget - work - (pp - 1) * excess
-    alone = work > rest
-    of_others = np.maximum(rest - budget, 0.0) / among
-    return (pp - 1) * np.where(
-        alone, np.maximum(excess - of_others, excess / among), excess / among
+def _peaked(
+    item: PipelineClass, levels: Ints, most: int, lengths: Ints, time_ms: float
+) -> Resources:
+    low = item.work_ms(levels)
+    high = np.append(low[1:], np.inf)
+    bubbles = item.pp - 1
+    left = np.maximum(time_ms - bubbles * (low + item.c), 0.0)
+    # M > β means V > τ/(M + c) − (pp − 1); no micro-batches at all, or one, cannot be peaked.
+    least = np.maximum(np.ceil(time_ms / (high + item.c) - bubbles - 1e-6), 2.0)
+    offered = np.maximum(left - item.c * least, 0.0)
+    work = item.work_ms(lengths)
+    padded = item.padded(lengths)
+    fits = (work < high[:, None]) & (work <= offered[:, None] * (1 + ROUNDING))
+    # Below β of the last even state nothing is peaked that this state would not cover.
+    fits &= (high > time_ms / (most + bubbles) - item.c)[:, None]
+    share = np.empty((len(levels), RESOURCES, len(lengths)))
+    share[:, 0] = work / np.maximum(offered, 1e-12)[:, None]
+    counted = np.stack(
+        [
+            np.broadcast_to(padded / item.capacity, fits.shape),
+            work >= high[:, None] * (0.5 + ROUNDING),
+            np.broadcast_to(2 * padded > item.capacity, fits.shape),
+        ],
+        axis=1,
     )
+    share[:, 1:] = (work + item.c * counted) / np.maximum(left, 1e-12)[:, None, None]
+    return Resources(share, fits & (padded <= item.capacity))
+
+
+def peak_levels(lengths: Ints, singles: int = 10, others: int = 6) -> Ints:
+    """Levels for the peaked states: the longest distinct ``lengths`` (descending), then fewer.
+
+    A peak is a sequence alone or nearly so; below the ``singles`` longest, levels fall by a quarter.
+    """
+    top = lengths[:singles].tolist()
+    below = [int(top[-1] * 0.75**k) for k in range(1, others + 1)]
+    return np.array(sorted({0, *top, *below}), dtype=np.int64)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.planner.proposal_file import ProposalDocument
-from seqplan.planner.simulate import simulate_ms
+from seqplan.planner.simulate import FORWARD_FRACTION, simulate_ms
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 from seqplan.plans.plan_file import read_plans
@@ -52,12 +52,15 @@ def run(args: argparse.Namespace) -> int:
     """The verb: 0 when every plan holds, 1 when one does not. ``ValueError`` on bad input."""
     profile = None if args.profile is None else find_profile(args.profile)
     proposal = None if args.proposal is None else ProposalDocument.load(args.proposal)
+    source = profile if proposal is None else proposal.profile
+    fraction = FORWARD_FRACTION if source is None else source.forward_fraction
     broken: list[dict[str, Any]] = []
     steps = 0
     for plan in read_plans(args.plans):
         steps += 1
         models = models_of(plan, profile, proposal, str(args.plans))
-        broken += [{"step": plan.step, "rule": line} for line in violations(plan, models, profile)]
+        rules = violations(plan, models, fraction)
+        broken += [{"step": plan.step, "rule": line} for line in rules]
     if not steps:
         raise ValueError(f"{args.plans}: no plans")
     if args.json:
@@ -71,14 +74,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def violations(
-    plan: Plan, models: Mapping[Scheme, SchemeModel] | None, profile: Profile | None
+    plan: Plan, models: Mapping[Scheme, SchemeModel] | None, forward_fraction: float
 ) -> list[str]:
     """Every broken rule of one plan, and a predicted time below the 1F1B simulation."""
     lines = lint(plan, models)
-    fraction = 1 / 3 if profile is None else profile.forward_fraction
     for place, pipeline in enumerate(plan.pipelines):
         costs = [micro.cost_ms for micro in pipeline.micro_batches]
-        simulated = simulate_ms(costs, pipeline.scheme.pp, fraction)
+        simulated = simulate_ms(costs, pipeline.scheme.pp, forward_fraction)
         if pipeline.predicted_ms < simulated - 1e-3:
             lines.append(
                 f"pipelines[{place}]: predicted {pipeline.predicted_ms} ms, but its 1F1B "

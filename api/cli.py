@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
+from seqplan.api.environment import apply_environment
 from seqplan.plans.version import VERSION
 
 VERBS = ("lengths", "profiles", "propose", "plan", "check", "explain", "demo")
@@ -47,16 +52,21 @@ def build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
     for verb in VERBS:
         command = importlib.import_module(f"seqplan.api.{verb}_command").add_parser(verbs)
-        _apply_environment(command, environment)
+        apply_environment(command, environment)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; every error is one line on stderr."""
-    args = build_parser(os.environ).parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an encoding without × or ║ is no failure
     try:
-        code: int = args.run(args)
-        sys.stdout.flush()
+        with _termination_as_exit():
+            args = build_parser(os.environ).parse_args(arguments)
+            args.settle(args)
+            code: int = args.run(args)
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         _say("interrupted")
@@ -83,19 +93,20 @@ def _say(message: str) -> None:
     print(f"seqplan: {' '.join(message.split())}", file=sys.stderr)
 
 
-def _apply_environment(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
-    for action in parser._actions:
-        names = [name for name in action.option_strings if name.startswith("--")]
-        if not names or names[0] == "--help":
-            continue
-        value = environment.get("SEQPLAN_" + names[0][2:].replace("-", "_").upper())
-        if value is None:
-            continue
-        if action.nargs == 0:
-            action.default = value.lower() not in ("", "0", "false", "no")
-        else:
-            action.default = value  # argparse converts and checks text defaults like flags
-        action.required = False
+@contextmanager
+def _termination_as_exit() -> Iterator[None]:
+    """Let SIGTERM end the process as an exception does: no worker and no half file is left."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(histogram_lines(summarise(lengths), width=98)))
 
     _title(f"2. Schemes of {profile.name} on {CLUSTER.gpus} × {profile.hardware}")
-    print("\n".join(scheme_table(scheme_rows(profile, CLUSTER.gpus, CLUSTER.max_len))))
+    rows_of_schemes = scheme_rows(profile, CLUSTER.gpus, CLUSTER.max_len)
+    print("\n".join(scheme_table(rows_of_schemes, CLUSTER.gpus)))
     print("\n".join(scheme_notes(profile)))
 
     _title(f"3. Proposal: {CLUSTER.tokens:,} tokens a step, context {CLUSTER.max_len:,}")

@@ -10,10 +10,13 @@ def check_output(path: Path | None) -> None:
     """``ValueError`` when a file of this name cannot be created; None is no file."""
     if path is None:
         return
-    folder = path.parent
-    if not folder.is_dir():
-        raise ValueError(f"{path}: the folder {folder} does not exist")
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; name a file in it")
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        return  # a device or a pipe is written to directly, whatever its folder allows
+    folder = target.parent
+    if not folder.is_dir():
+        raise ValueError(f"{path}: the folder {path.parent} does not exist")
     if not os.access(folder, os.W_OK):
-        raise ValueError(f"{path}: the folder {folder} is not writable")
+        raise ValueError(f"{path}: the folder {path.parent} is not writable")

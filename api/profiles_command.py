@@ -59,13 +59,15 @@ def run(args: argparse.Namespace) -> int:
             print("\n".join(_listing(profiles)))
         return 0
     profile = find_profile(args.name)
+    if args.optimizer_shards is not None and args.optimizer_shards > args.gpus:
+        raise ValueError(f"--optimizer-shards {args.optimizer_shards}: above --gpus {args.gpus}")
     schemes = scheme_rows(profile, args.gpus, args.max_len, args.optimizer_shards)
     if args.json:
         print(json.dumps({**_as_json(profile), "schemes": schemes}, ensure_ascii=False))
     else:
         print("\n".join(_described(profile)))
         print(f"\non {args.gpus} GPUs, context {args.max_len:,}:")
-        print("\n".join(scheme_table(schemes)))
+        print("\n".join(scheme_table(schemes, args.gpus)))
         print("\n".join(scheme_notes(profile)))
     return 0
 
@@ -93,8 +95,8 @@ def scheme_rows(
     return rows
 
 
-def scheme_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The schemes that fit, and after them the names of those that do not."""
+def scheme_table(rows: list[dict[str, Any]], gpus: int) -> list[str]:
+    """The schemes that fit, and after them the names of those that do not, with the reason."""
     kept = [row for row in rows if row["max_len"] > 0]
     lines = table(
         ("scheme", "GPUs", "MaxLen", "UtilLen", "a ms/token²", "b ms/token", "c ms"),
@@ -111,8 +113,10 @@ def scheme_table(rows: list[dict[str, Any]]) -> list[str]:
             for row in kept
         ],
     )
-    if left_out := [row["scheme"] for row in rows if row["max_len"] == 0]:
-        lines.append(f"no room for the model states: {', '.join(left_out)}")
+    if large := [row["scheme"] for row in rows if row["gpus"] > gpus]:
+        lines.append(f"more than {gpus} GPUs: {', '.join(large)}")
+    if full := [row["scheme"] for row in rows if row["gpus"] <= gpus and not row["max_len"]]:
+        lines.append(f"no room for the model states: {', '.join(full)}")
     return lines
 
 

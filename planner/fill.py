@@ -10,8 +10,11 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from math import sqrt
 
+import numpy as np
+
 from seqplan.planner.batch import Batch
 from seqplan.planner.fleet import Fleet, PipelineClass
+from seqplan.planner.resources import Floats
 
 Bin = list[tuple[int, int]]
 """One micro-batch: (index of the distinct length, how many sequences of that length)."""
@@ -41,6 +44,10 @@ class Filler:
         self.negated = [-length for length in self.lengths]
         self.counts: list[int] = batch.multiplicity.tolist()
         self.sequences = len(batch.lengths)
+        self.short_by = 0.0
+        """After a failed fill: about the GPU-time (ms) that was missing."""
+        self._distinct = batch.distinct
+        self._works: dict[PipelineClass, Floats] = {}
 
     def fill(self, target_ms: float, ceiling_ms: float | None = None) -> Filling | None:
         """Place all sequences with every pipeline's form S ≤ ``target_ms``; None if it fails.
@@ -62,28 +69,57 @@ class Filler:
         for k, later in zip(order, [*order[1:], None], strict=True):
             item = classes[k]
             forced_above = 0 if later is None else reach[later]
-            opened = []
+            last = later is None
+            if last and ceiling == target_ms and self._too_much(pool, item, target_ms):
+                return None
+            opened: list[_Pipeline] = []
             for _ in range(item.count):
                 first = pool.longest(reach[k])
-                if first is None:
+                if first is None or pool.lengths[first] <= forced_above:
                     break
                 pipeline = _open(item, pool.lengths[first], target_ms, ceiling)
-                if pool.lengths[first] > forced_above:
-                    pipeline.fill(pool, forced_above)
+                pipeline.fill(pool, forced_above)
                 opened.append(pipeline)
-            for pipeline in opened:
-                if not pool.left:
-                    break
-                pipeline.fill(pool, 0)
-            filled = [tuple(micro for micro in pipeline.bins if micro) for pipeline in opened]
-            bins[k] = tuple(filled) + ((),) * (item.count - len(filled))
+            for place in range(item.count):
+                if place == len(opened):
+                    first = pool.longest(reach[k])
+                    if first is None:
+                        break
+                    opened.append(_open(item, pool.lengths[first], target_ms, ceiling))
+                opened[place].fill(pool, 0)
+            bins[k] = tuple(tuple(pipeline.bins) for pipeline in opened)
+            bins[k] += ((),) * (item.count - len(opened))
         if pool.left:
+            self._missing(pool, classes[order[-1]], 0.0)
             return None
         times = tuple(
             tuple(form_s(item, self.lengths, pipeline) for pipeline in pipelines)
             for item, pipelines in zip(classes, bins, strict=True)
         )
         return Filling(tuple(bins), times)
+
+    def _too_much(self, pool: SequencePool, item: PipelineClass, target_ms: float) -> bool:
+        """Whether what is left cannot fit the last class, however well it is placed."""
+        return self._missing(pool, item, target_ms * item.count) > 0
+
+    def _missing(self, pool: SequencePool, item: PipelineClass, room_ms: float) -> float:
+        """Work left beyond ``room_ms`` of a class (ms), kept in ``short_by`` as GPU-milliseconds.
+
+        At pp = 1 tokens also cost their share of the micro-batches' overhead.
+        """
+        counts = np.array(pool.counts, dtype=np.float64)
+        per_sequence = self._work(item)
+        missing = float(per_sequence @ counts) * (1 - 1e-9) - room_ms
+        self.short_by = missing * item.gpus
+        return missing
+
+    def _work(self, item: PipelineClass) -> Floats:
+        if item not in self._works:
+            work = item.work_ms(self._distinct)
+            if item.pp == 1:
+                work = work + item.padded(self._distinct) * (item.c / item.capacity)
+            self._works[item] = work
+        return self._works[item]
 
 
 def form_s(item: PipelineClass, lengths: list[int], pipeline: tuple[Bin, ...]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from seqplan.planner.batch import Batch
@@ -19,6 +19,9 @@ TAILOR_GAIN = 0.01
 
 TAILOR_ROUNDS = 2
 """Exchanges that the strategy made for the batch may accept."""
+
+FIRST_FILL = 1.01
+"""Candidates are ordered by a fill at this multiple of the least of their bounds."""
 
 CERTIFY_GAP = 2e-3
 """The gap at which the proof is sought first; above it the prices are refined once."""
@@ -67,18 +70,19 @@ def select(
     if not able:
         raise Infeasible(_too_long(batch, fleets))
     bounds = {fleet.strategy: cheap_bound_ms(fleet.classes, batch) for fleet in able}
-    able.sort(key=lambda fleet: bounds[fleet.strategy])
     best: tuple[Fleet, Filling] | None = None
     planned: dict[Strategy, float] = {}
-    for fleet in able:
+    for filler, first in _by_first_fill(able, batch, bounds):
+        fleet = filler.fleet
         bound = bounds[fleet.strategy]
-        filler = Filler(fleet, batch)
+        limit = float("inf") if best is None else best[1].objective_ms
         if best is None:
-            filling = dispatch(filler, bound)
-        else:
-            limit = best[1].objective_ms
-            better = probe(filler, bound, limit) if bound < limit else None
+            filling = dispatch(filler, bound, known=first)
+        elif bound < limit:
+            better = first or probe(filler, bound, limit)
             filling = None if better is None else dispatch(filler, bound, known=better)
+        else:
+            filling = None
         if filling is not None:
             planned[fleet.strategy] = filling.objective_ms
             if best is None or filling.objective_ms < best[1].objective_ms:
@@ -96,6 +100,23 @@ def select(
         for strategy in [*bounds, *(s for s in planned if s not in bounds)]
     ]
     return Selected(fleet, filling, proven, tuple(judged))
+
+
+def _by_first_fill(
+    able: Sequence[Fleet], batch: Batch, bounds: Mapping[Strategy, float]
+) -> list[tuple[Filler, Filling | None]]:
+    """Candidates in the order in which they promise most, by one fill each at a common time.
+
+    First those that succeed, by their objective; then by how much was missing.
+    """
+    target = min(bounds.values()) * FIRST_FILL
+    tried = []
+    for fleet in able:
+        filler = Filler(fleet, batch)
+        filling = filler.fill(max(target, bounds[fleet.strategy]))
+        tried.append((filler, filling))
+    tried.sort(key=lambda t: (t[1] is None, t[0].short_by if t[1] is None else t[1].objective_ms))
+    return tried
 
 
 def cheap_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:

@@ -1,0 +1,36 @@
+"""``./run bench [NAME …]``: run benchmarks and print Markdown tables."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from pathlib import Path
+
+from benchmarks.settings import data_sets, machine
+
+NAMES = ("proposal", "step", "published", "flexsp", "ingest")
+
+
+def main() -> None:
+    """Run the benchmarks that were named, all of them by default."""
+    parser = argparse.ArgumentParser(prog="./run bench", description=__doc__)
+    parser.add_argument("names", metavar="NAME", nargs="*", help=f"of {', '.join(NAMES)}")
+    parser.add_argument(
+        "--wikipedia",
+        metavar="FILE",
+        type=Path,
+        default=os.environ.get("SEQPLAN_WIKIPEDIA"),
+        help="token lengths of Wikipedia articles, which the repository does not carry",
+    )
+    args = parser.parse_args()
+    if foreign := set(args.names) - set(NAMES):
+        parser.error(f"unknown benchmark {sorted(foreign)[0]!r}; there are {', '.join(NAMES)}")
+    print(f"measured on {machine()}\n")
+    data = data_sets(Path(args.wikipedia) if args.wikipedia else None)
+    for name in args.names or NAMES:
+        importlib.import_module(f"benchmarks.{name}").run(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""What the benchmarks run on: data, clusters and the machine, stated with every figure."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.planner.proposal_file import Cluster
+from seqplan.profiler.lengths import read_lengths
+
+CODE = Path(__file__).parents[1] / "examples" / "data" / "code.npy"
+PROFILE = "llama-32b-a800-80gb"
+CLUSTERS = {64: 200_000, 1024: 3_200_000}
+"""GPUs → tokens of a step."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A named array of sequence lengths."""
+
+    name: str
+    lengths: npt.NDArray[np.int64]
+
+
+def data_sets(wikipedia: Path | None) -> list[Data]:
+    """The code lengths that ship, and the Wikipedia lengths where a file of them is given."""
+    found = [Data("code", read_lengths([CODE]).values)]
+    if wikipedia is None:
+        print("Wikipedia lengths: not given (--wikipedia FILE), left out\n")
+    else:
+        found.insert(0, Data("Wikipedia", read_lengths([wikipedia]).values))
+    return found
+
+
+def cluster(gpus: int, context: int = 32768) -> Cluster:
+    """The cluster of a benchmark, with the published tokens of a step."""
+    return Cluster(gpus, context, CLUSTERS[gpus])
+
+
+def machine() -> str:
+    """One line on the machine."""
+    model = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    return f"{os.cpu_count()} cores, {model}, Python {platform.python_version()}"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

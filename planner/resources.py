@@ -102,18 +102,21 @@ def _even(item: PipelineClass, micro_batches: Ints, lengths: Ints, time_ms: floa
 def _peaked(
     item: PipelineClass, levels: Ints, most: int, lengths: Ints, time_ms: float
 ) -> Resources:
-    low = item.work_ms(levels)
-    high = np.append(low[1:], np.inf)
     bubbles = item.pp - 1
+    # Up to β of the last even state nothing is peaked that this state would not cover.
+    covered = max(time_ms / (most + bubbles) - item.c, 0.0)
+    starts = item.work_ms(levels)
+    low, high = np.maximum(starts, covered), np.append(starts[1:], np.inf)
     left = np.maximum(time_ms - bubbles * (low + item.c), 0.0)
-    # M > β means V > τ/(M + c) − (pp − 1); no micro-batches at all, or one, cannot be peaked.
-    least = np.maximum(np.ceil(time_ms / (high + item.c) - bubbles - 1e-6), 2.0)
-    offered = np.maximum(left - item.c * least, 0.0)
+    # M > β also says V > τ/(M + c) − (pp − 1); what is left for work is then most at the M of the
+    # best even V, or at the end of the level that is nearest to it.
+    best = np.clip((time_ms * item.c / bubbles) ** 0.5 - item.c, low, np.maximum(low, high))
+    offered = np.maximum(best * (time_ms / np.maximum(best + item.c, 1e-300) - bubbles), 0.0)
+    offered = np.minimum(offered, left - 2 * item.c)
     work = item.work_ms(lengths)
     padded = item.padded(lengths)
     fits = (work < high[:, None]) & (work <= offered[:, None] * (1 + ROUNDING))
-    # Below β of the last even state nothing is peaked that this state would not cover.
-    fits &= (high > time_ms / (most + bubbles) - item.c)[:, None]
+    fits &= (high > covered)[:, None]
     share = np.empty((len(levels), RESOURCES, len(lengths)))
     share[:, 0] = work / np.maximum(offered, 1e-12)[:, None]
     counted = np.stack(
@@ -128,10 +131,10 @@ def _peaked(
     return Resources(share, fits & (padded <= item.capacity))
 
 
-def peak_levels(lengths: Ints, singles: int = 10, others: int = 6) -> Ints:
+def peak_levels(lengths: Ints, singles: int = 6, others: int = 4) -> Ints:
     """Levels for the peaked states: the longest distinct ``lengths`` (descending), then fewer.
 
-    A peak is a sequence alone or nearly so; below the ``singles`` longest, levels fall by a quarter.
+    A peak is a sequence alone or nearly so; further levels fall by a quarter each.
     """
     top = lengths[:singles].tolist()
     below = [int(top[-1] * 0.75**k) for k in range(1, others + 1)]

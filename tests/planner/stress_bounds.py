@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 from instances import random_case
@@ -17,6 +18,7 @@ from seqplan.planner.batch import Batch
 from seqplan.planner.bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
 from seqplan.planner.fleet import PipelineClass
 from seqplan.planner.relax import Relaxation, relax
+from seqplan.planner.resources import Floats
 
 SLACK = 1 + 1e-8
 
@@ -82,21 +84,30 @@ def perturbed(
 ) -> list[Relaxation]:
     """The relaxation itself, a disturbed one, and values and mixes that are plain noise."""
     n = len(batch.distinct)
+    count = int(rng.integers(1, 5))
+    levels = np.unique([0, *rng.integers(1, batch.longest + 2, count).tolist()])
     noise = Relaxation(
         1.0,
         np.ones(len(classes)),
         rng.uniform(0, 1, n) ** rng.choice([1, 4]) * batch.distinct ** rng.choice([0, 1, 2]),
         tuple(rng.dirichlet([0.3] * 4, size=int(rng.integers(1, 8))) for _ in classes),
+        tuple(rng.dirichlet([0.3] * 4, size=len(levels) if item.pp > 1 else 0) for item in classes),
+        levels,
     )
     if found is None:
         return [noise]
-    values = found.values * rng.uniform(0.7, 1.3, n)
-    mixes = []
-    for mix in found.mixes:
-        blurred = mix + rng.uniform(0, 0.3) * rng.dirichlet([0.3] * 4, size=len(mix))
-        mixes.append(blurred / blurred.sum(axis=1, keepdims=True))
-    disturbed = Relaxation(found.scale, found.pipelines, values, tuple(mixes))
+    disturbed = replace(
+        found,
+        values=found.values * rng.uniform(0.7, 1.3, n),
+        mixes=tuple(_blurred(mix, rng) for mix in found.mixes),
+        peak_mixes=tuple(_blurred(mix, rng) for mix in found.peak_mixes),
+    )
     return [found, disturbed, noise]
+
+
+def _blurred(mixes: Floats, rng: np.random.Generator) -> Floats:
+    changed = mixes + rng.uniform(0, 0.3) * rng.dirichlet([0.3] * 4, size=len(mixes))
+    return np.asarray(changed / changed.sum(axis=1, keepdims=True))
 
 
 if __name__ == "__main__":

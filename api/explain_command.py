@@ -9,7 +9,7 @@ from typing import Any
 
 from seqplan.api.terminal import natural
 from seqplan.planner.simulate_plan import simulate_plan_ms
-from seqplan.plans.codec import to_json
+from seqplan.plans.codec import digest, to_json
 from seqplan.plans.explain import explain
 from seqplan.plans.plan import Plan
 from seqplan.plans.plan_file import read_plans
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(
                 f"{args.plans}: rank {args.rank} is not among the step's {plan.world_size} ranks"
             )
-        print(json.dumps(rank_view(plan, args.rank).to_dict()))
+        print(json.dumps(rank_view(plan, args.rank, digest=digest(plan)).to_dict()))
     elif args.json:
         print(to_json(plan))
     else:

@@ -1,0 +1,69 @@
+"""Running the command line in this process, which is fast, or as a process of its own."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seqplan.api.cli import main
+
+COMMAND = (sys.executable, "-m", "seqplan.api.cli")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+def call(*arguments: str | Path | int) -> Outcome:
+    """Run ``seqplan arguments…`` in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as left:
+            code = int(left.code or 0)
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def process(
+    *arguments: str | Path | int, environment: Mapping[str, str] | None = None, **options: Any
+) -> Outcome:
+    """Run ``seqplan arguments…`` as a process; ``options`` go to ``subprocess.run``."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **(environment or {})},
+        **options,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def succeeded(outcome: Outcome) -> str:
+    """What a command that went well wrote on stdout."""
+    assert outcome.code == 0, outcome.err
+    assert "Traceback" not in outcome.err
+    return outcome.out
+
+
+def complaint(outcome: Outcome, code: int = 2) -> str:
+    """The one line on stderr of a command that failed, without the program's name."""
+    assert outcome.code == code, outcome
+    assert outcome.err.endswith("\n")
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert outcome.out == ""
+    assert "Traceback" not in outcome.err
+    return outcome.err.removesuffix("\n").removeprefix("seqplan: ")

@@ -21,7 +21,7 @@ from seqplan.planner.resources import RESOURCES, ROUNDING, Floats, resources
 BISECTION_TOLERANCE = 1e-4
 """Relative width of the bisection for the largest refuted time."""
 
-_FIXED_MIXES = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]])
+FIXED_MIXES = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]])
 """Mixes tried beside the relaxation's own where all schemes are in play."""
 
 
@@ -66,19 +66,20 @@ def relaxed_bound_ms(
     low_ms: float,
     high_ms: float,
     gpus: int | None = None,
+    guess_ms: float | None = None,
 ) -> float:
     """The largest time in [``low_ms``, ``high_ms``] that the relaxation's values refute.
 
     ``low_ms`` is returned when nothing above it is refuted: it must be a bound already. With
-    ``gpus``, the bound is over all strategies of these classes on that many GPUs.
+    ``gpus``, the bound is over all strategies of these classes on that many GPUs. ``guess_ms``:
+    where the bound is expected; just below it is tried first.
     """
     needed = float(relaxation.values @ batch.multiplicity)
-    extra = _FIXED_MIXES if gpus is not None else _FIXED_MIXES[:1]
+    extra = FIXED_MIXES if gpus is not None else FIXED_MIXES[:1]
 
     def refuted(time_ms: float) -> bool:
         held = [
-            _most_value(item, batch, relaxation, k, extra, time_ms)
-            for k, item in enumerate(classes)
+            most_value(item, batch, relaxation, k, extra, time_ms) for k, item in enumerate(classes)
         ]
         if gpus is None:
             most = sum(item.count * value for item, value in zip(classes, held, strict=True))
@@ -89,8 +90,11 @@ def relaxed_bound_ms(
     if refuted(high_ms):
         return high_ms
     low, high = low_ms, high_ms
-    while high - low > BISECTION_TOLERANCE * high:
-        middle = (low + high) / 2
+    tolerance = BISECTION_TOLERANCE if gpus is None else 10 * BISECTION_TOLERANCE
+    first = None if guess_ms is None else guess_ms * (1 - 2 * tolerance)
+    while high - low > tolerance * high:
+        middle = first if first is not None and low < first < high else (low + high) / 2
+        first = None
         if refuted(middle):
             low = middle
         else:
@@ -98,7 +102,7 @@ def relaxed_bound_ms(
     return low
 
 
-def _most_value(
+def most_value(
     item: PipelineClass,
     batch: Batch,
     relaxation: Relaxation,

@@ -1,40 +1,97 @@
-"""The time at which the relaxation over all strategies just fits the GPUs, and its bound."""
+"""The relaxation over all strategies of a cluster: where it just fits, and the bound it proves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from seqplan.planner.batch import Batch
-from seqplan.planner.bounds import relaxed_bound_ms, single_bound_ms
+from seqplan.planner.bounds import FIXED_MIXES, most_value, relaxed_bound_ms, single_bound_ms
 from seqplan.planner.fleet import PipelineClass
 from seqplan.planner.relax import Relaxation, relax
-from seqplan.planner.resources import ROUNDING
+from seqplan.planner.resources import RESOURCES, ROUNDING
+from seqplan.planner.tailor import Models
 
 FITS = 5e-3
 """Share of the GPUs that a relaxation may leave unused and count as just fitting."""
 
+PRICED_OUT = 1e-3
+"""A class that is worth this share more per GPU than those in the program is taken into it."""
+
+
+class AllStrategies:
+    """The relaxation in which the pipelines of every class are free within a number of GPUs.
+
+    Few schemes of a profile matter, so the program is solved on those that do and the others are
+    priced (column generation): a class that could hold more value per GPU joins. What joined once
+    stays for the batches that follow.
+    """
+
+    def __init__(self, models: Models, gpus: int) -> None:
+        self.models = models
+        self.gpus = gpus
+        self.schemes = sorted(models)
+        self.classes = tuple(PipelineClass.of(models[scheme], 1) for scheme in self.schemes)
+        one_stage = {k for k, item in enumerate(self.classes) if item.pp == 1}
+        self._active = one_stage or set(range(len(self.classes)))
+
+    def relax(self, batch: Batch, time_ms: float) -> Relaxation | None:
+        """Solve at ``time_ms``; None when a sequence can end by then on no class."""
+        while True:
+            active = sorted(self._active)
+            others = [k for k in range(len(self.classes)) if k not in self._active]
+            part = relax([self.classes[k] for k in active], batch, time_ms, self.gpus)
+            if part is None:
+                if not others:
+                    return None
+                self._active.update(others)
+                continue
+            whole = self._embed(part, active)
+            worth = float(part.values @ batch.multiplicity) / (self.gpus * part.scale)
+            better = [k for k in others if self._worth(batch, whole, k, time_ms) > worth]
+            if not better:
+                return whole
+            self._active.update(better)
+
+    def _worth(self, batch: Batch, whole: Relaxation, k: int, time_ms: float) -> float:
+        """Value per GPU of a class, less the share that is let pass."""
+        item = self.classes[k]
+        value = most_value(item, batch, whole, k, FIXED_MIXES, time_ms)
+        return value / item.gpus / (1 + PRICED_OUT)
+
+    def _embed(self, part: Relaxation, active: Sequence[int]) -> Relaxation:
+        """The solution for all classes; those left out get no pipelines and are priced by work."""
+        only_work = np.eye(RESOURCES)[:1]
+        pipelines = np.zeros(len(self.classes))
+        mixes = [only_work] * len(self.classes)
+        peaks = [
+            np.repeat(only_work, len(part.levels) if item.pp > 1 else 0, axis=0)
+            for item in self.classes
+        ]
+        for place, k in enumerate(active):
+            pipelines[k] = part.pipelines[place]
+            mixes[k], peaks[k] = part.mixes[place], part.peak_mixes[place]
+        return replace(part, pipelines=pipelines, mixes=tuple(mixes), peak_mixes=tuple(peaks))
+
 
 def fitting_time(
-    classes: Sequence[PipelineClass],
-    batch: Batch,
-    gpus: int,
-    lower_ms: float,
-    guess_ms: float | None = None,
+    everything: AllStrategies, batch: Batch, guess_ms: float | None = None
 ) -> tuple[Relaxation, float]:
-    """The relaxation at (about) the least time at which it fits ``gpus``, and that time (ms).
+    """The relaxation at (about) the least time at which it fits the GPUs, and that time (ms).
 
     The scale falls about as fast as the time rises, so a few secant steps from ``guess_ms`` do.
     Raises ``ValueError`` when a sequence fits no class.
     """
+    lower_ms = single_bound_ms(everything.classes, batch)
     if not np.isfinite(lower_ms):
-        limit = max(item.capacity for item in classes)
+        limit = max(item.capacity for item in everything.classes)
         raise ValueError(f"a sequence of {batch.longest} tokens exceeds every scheme's {limit}")
     floor = lower_ms * (1 + ROUNDING)
     time, low, best = max(floor, guess_ms or floor), floor, None
     for _ in range(12):
-        relaxed = relax(classes, batch, time, gpus)
+        relaxed = everything.relax(batch, time)
         if relaxed is None or relaxed.scale > 1:
             low = time
         else:
@@ -53,19 +110,19 @@ def fitting_time(
     return best
 
 
-def all_strategies_bound_ms(
-    classes: Sequence[PipelineClass], batch: Batch, gpus: int, reached_ms: float
-) -> float:
-    """A proven lower bound (ms) over all strategies of the classes, sought below a time reached."""
+def all_strategies_bound_ms(everything: AllStrategies, batch: Batch, reached_ms: float) -> float:
+    """A proven lower bound (ms) over all strategies, sought below a time that was reached."""
+    classes, gpus = everything.classes, everything.gpus
     low = single_bound_ms(classes, batch)
     at = reached_ms / (1 + FITS)
     for _ in range(3):
         if low >= at:
             break
-        relaxed = relax(classes, batch, at, gpus)
+        relaxed = everything.relax(batch, at)
         if relaxed is None:
             break  # not solved: that proves nothing
-        low = relaxed_bound_ms(classes, batch, relaxed, low, reached_ms, gpus)
+        guess = min(at, at * relaxed.scale)
+        low = relaxed_bound_ms(classes, batch, relaxed, low, reached_ms, gpus, guess)
         if relaxed.scale >= 1 - FITS / 2:
             break
         at = max(low * (1 + FITS / 4), at * relaxed.scale * (1 + FITS / 4))

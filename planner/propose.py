@@ -19,8 +19,8 @@ from seqplan.planner.batch import Batch
 from seqplan.planner.bounds import single_bound_ms
 from seqplan.planner.dispatch import dispatch
 from seqplan.planner.fill import Filler, Filling
-from seqplan.planner.fitting import FITS, all_strategies_bound_ms
-from seqplan.planner.fleet import Fleet, PipelineClass
+from seqplan.planner.fitting import FITS, AllStrategies, all_strategies_bound_ms
+from seqplan.planner.fleet import Fleet
 from seqplan.planner.search import search
 from seqplan.planner.tailor import Models
 from seqplan.plans.scheme import Strategy
@@ -92,7 +92,8 @@ def propose(
     At least one kept candidate holds ``max_len`` tokens. Raises ``ValueError`` when no scheme does.
     """
     report = progress or (lambda stage, done, total: None)
-    judges = [_Judge(batch, models, gpus) for batch in batches[: effort.judged]]
+    everything = AllStrategies(models, gpus)
+    judges = [_Judge(batch, everything) for batch in batches[: effort.judged]]
     found: list[Strategy] = []
     searches = 0
     for done, judge in enumerate(judges):
@@ -101,13 +102,13 @@ def propose(
             judge.try_strategy(strategy)
         if searches < effort.searched and not judge.close():
             searches += 1
-            for strategy in search(judge.batch, models, gpus, judge.bound_ms, judge.best_known()):
+            for strategy in search(everything, judge.batch, judge.bound_ms, judge.best_known()):
                 judge.try_strategy(strategy)
                 if strategy not in found:
                     found.append(strategy)
     if not any(_reach(strategy, models) >= max_len for strategy in found):
         longest = Batch.of_lengths([max_len, *batches[0].lengths])
-        found += [s for s in search(longest, models, gpus)[:1] if s not in found]
+        found += [s for s in search(everything, longest)[:1] if s not in found]
     return conclude(found, judges, models, max_len, effort.kept, report)
 
 
@@ -122,28 +123,27 @@ def judge_strategies(
 ) -> Proposal:
     """Judge given strategies like found ones, and keep the few that serve best together."""
     report = progress or (lambda stage, done, total: None)
-    judges = [_Judge(batch, models, gpus) for batch in batches[: effort.judged]]
+    everything = AllStrategies(models, gpus)
+    judges = [_Judge(batch, everything) for batch in batches[: effort.judged]]
     return conclude(strategies, judges, models, max_len, effort.kept, report)
 
 
 class _Judge:
     """One batch: the times of strategies on it, and its bound over all strategies."""
 
-    def __init__(self, batch: Batch, models: Models, gpus: int) -> None:
+    def __init__(self, batch: Batch, everything: AllStrategies) -> None:
         self.batch = batch
         self.times: dict[Strategy, float] = {}
         self.best_ms = float("inf")
-        self._models = models
-        self._gpus = gpus
-        self._classes = [PipelineClass.of(models[scheme], 1) for scheme in sorted(models)]
-        self._lower = single_bound_ms(self._classes, batch)
+        self._everything = everything
+        self._lower = single_bound_ms(everything.classes, batch)
         self._bound: tuple[float, float] | None = None
 
     def try_strategy(self, strategy: Strategy) -> None:
         """Find the strategy's time: exact where it comes close to the best, rough beyond."""
         if strategy in self.times:
             return
-        fleet = Fleet.of(strategy, self._models)
+        fleet = Fleet.of(strategy, self._everything.models)
         if fleet.max_sequence < self.batch.longest:
             self.times[strategy] = float("inf")
             return
@@ -157,7 +157,7 @@ class _Judge:
         if not np.isfinite(self.best_ms):
             return self._lower
         if self._bound is None or self.best_ms < self._bound[1] / (1 + FITS):
-            bound = all_strategies_bound_ms(self._classes, self.batch, self._gpus, self.best_ms)
+            bound = all_strategies_bound_ms(self._everything, self.batch, self.best_ms)
             self._bound = (max(bound, self._bound[0] if self._bound else 0.0), self.best_ms)
         return min(self._bound[0], self.best_ms)
 

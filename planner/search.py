@@ -10,8 +10,8 @@ from seqplan.planner.batch import Batch
 from seqplan.planner.bounds import single_bound_ms
 from seqplan.planner.dispatch import TOLERANCE, dispatch
 from seqplan.planner.fill import Filler, Filling
-from seqplan.planner.fitting import fitting_time
-from seqplan.planner.fleet import Fleet, PipelineClass
+from seqplan.planner.fitting import AllStrategies, fitting_time
+from seqplan.planner.fleet import Fleet
 from seqplan.planner.tailor import Models, improve, rounded_strategies
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -20,9 +20,8 @@ SEARCH_ROUNDS = 12
 
 
 def search(
+    everything: AllStrategies,
     batch: Batch,
-    models: Models,
-    gpus: int,
     guess_ms: float | None = None,
     known: Iterable[Strategy] = (),
 ) -> list[Strategy]:
@@ -31,10 +30,9 @@ def search(
     ``guess_ms``: about the time at which the relaxation fits; ``known``: strategies found before,
     tried as further starts by a single fill each.
     """
-    schemes = sorted(models)
-    classes = [PipelineClass.of(models[scheme], 1) for scheme in schemes]
-    lower = single_bound_ms(classes, batch)
-    relaxed, at = fitting_time(classes, batch, gpus, lower, guess_ms)
+    models, gpus, schemes = everything.models, everything.gpus, everything.schemes
+    lower = single_bound_ms(everything.classes, batch)
+    relaxed, at = fitting_time(everything, batch, guess_ms)
     pipelines = relaxed.pipelines / max(relaxed.scale, 1e-9)
     starts = rounded_strategies(schemes, pipelines, models, gpus, batch.longest)
     best: tuple[Fleet, Filling] | None = None

@@ -67,3 +67,8 @@ def complaint(outcome: Outcome, code: int = 2) -> str:
     assert outcome.out == ""
     assert "Traceback" not in outcome.err
     return outcome.err.removesuffix("\n").removeprefix("seqplan: ")
+
+
+def nothing_left(output: Path) -> None:
+    """The folder of an output that was not to be written is empty."""
+    assert os.listdir(output.parent) == []

@@ -39,6 +39,14 @@ def lockstep(tmp_path_factory: pytest.TempPathFactory, lengths: Path) -> Made:
     return _make(tmp_path_factory.mktemp("lockstep"), "gpt-7b-a100-40gb", 8, 30000, lengths)
 
 
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """A file in a folder of its own, which must stay empty."""
+    folder = tmp_path / "output"
+    folder.mkdir()
+    return folder / "result.json"
+
+
 def _make(folder: Path, profile: str, gpus: int, tokens: int, lengths: Path) -> Made:
     made = Made(profile, gpus, tokens, lengths, folder / "proposal.json", folder / "plans.jsonl")
     succeeded(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from command_line import Outcome, call
+
 MAX_LEN = 4096
 
 
@@ -19,3 +21,11 @@ class Made:
     proposal: Path
     plans: Path
     steps: int = 4
+
+
+def propose(lengths: Path, output: Path, *more: str | int | Path) -> Outcome:
+    """A proposal for 8 GPUs; later options replace earlier ones."""
+    return call(
+        *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 8, "--lengths", lengths),
+        *("--max-len", MAX_LEN, "-o", output, *more),
+    )

@@ -1,0 +1,97 @@
+"""Batches of the caller: every malformed line is named with its number, and nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import call, complaint, nothing_left
+from made_files import MAX_LEN, Made
+
+GOOD = b'{"step":4,"ids":[1,2],"lengths":[10,20]}\n'
+
+LINES: dict[str, tuple[bytes, str]] = {
+    "not json": (b"lengths 5 6\n", "not a whole JSON object (Expecting value"),
+    "cut": (b'{"step":5,"lengths":[1', "not a whole JSON object ("),
+    "two on a line": (b'{"lengths":[1]} {"lengths":[2]}\n', "not a whole JSON object (Extra data"),
+    "not an object": (b"[5,6]\n", "wants an object with step, ids and lengths"),
+    "not text": (b'{"lengths":[\xff]}\n', "not UTF-8 (invalid start byte)"),
+    "nested": (b"[" * 100_000 + b"\n", "not a whole JSON object (maximum recursion depth"),
+    "no lengths": (b'{"step":5,"ids":[1]}\n', "lengths must be a list of integers"),
+    "lengths null": (b'{"lengths":null}\n', "lengths must be a list of integers"),
+    "empty": (b'{"step":5,"ids":[],"lengths":[]}\n', "step 5: the batch has no sequences"),
+    "zero": (b'{"lengths":[5,0]}\n', "lengths[1] must be an integer of 1 or more, not 0"),
+    "negative": (b'{"lengths":[-5]}\n', "lengths[0] must be an integer of 1 or more, not -5"),
+    "fraction": (b'{"lengths":[5.0]}\n', "lengths[0] must be an integer of 1 or more, not 5.0"),
+    "nan": (b'{"lengths":[NaN]}\n', "lengths[0] must be an integer of 1 or more, not nan"),
+    "text": (b'{"lengths":["5"]}\n', "lengths[0] must be an integer of 1 or more, not '5'"),
+    "bool": (b'{"lengths":[true]}\n', "lengths[0] must be an integer of 1 or more, not True"),
+    "huge length": (b'{"lengths":[9223372036854775808]}\n', "lengths[0] must be an integer of 1"),
+    "too long": (
+        b'{"ids":[7,8],"lengths":[9,4097]}\n',
+        f"sequence 8 has 4097 tokens, above the proposal's --max-len {MAX_LEN}; truncate it",
+    ),
+    "ids fewer": (b'{"ids":[1],"lengths":[5,6]}\n', "step 5: 1 ids but 2 lengths"),
+    "ids negative": (b'{"ids":[-1],"lengths":[5]}\n', "ids[0] must be an integer of 0 or more"),
+    "ids text": (b'{"ids":"1","lengths":[5]}\n', "ids must be a list of integers"),
+    "ids huge": (b'{"ids":[9223372036854775808],"lengths":[5]}\n', "ids[0] must be an integer"),
+    "step again": (b'{"step":4,"lengths":[5]}\n', "step must be an integer above 4, not 4"),
+    "step before": (b'{"step":0,"lengths":[5]}\n', "step must be an integer above 4, not 0"),
+    "step text": (b'{"step":"5","lengths":[5]}\n', "step must be an integer above 4, not '5'"),
+    "step huge": (b'{"step":1e99,"lengths":[5]}\n', "step must be an integer above 4, not 1e+99"),
+    "loss": (
+        b'{"lengths":[5],"loss_tokens":6}\n',
+        "loss_tokens must be an integer from 0 to the step's 5 tokens, not 6",
+    ),
+    "loss negative": (
+        b'{"lengths":[5],"loss_tokens":-1}\n',
+        "loss_tokens must be an integer from 0 to the step's 5 tokens, not -1",
+    ),
+    "foreign": (b'{"lengths":[5],"labels":[1]}\n', "unknown field 'labels'"),
+    "twice": (
+        b'{"lengths":[5],"lengths":[6]}\n',
+        "not a whole JSON object ('lengths' is written twice)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LINES)
+def test_a_malformed_line(case: str, dense: Made, tmp_path: Path, output: Path) -> None:
+    line, message = LINES[case]
+    path = tmp_path / "batches.jsonl"
+    path.write_bytes(GOOD + b"\n" + line)
+    said = complaint(call("plan", "--proposal", dense.proposal, "--batches", path, "-o", output))
+    assert said.startswith(f"{path}:3: {message}")
+    nothing_left(output)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_a_file_without_batches(content: bytes, dense: Made, tmp_path: Path, output: Path) -> None:
+    path = tmp_path / "batches.jsonl"
+    path.write_bytes(content)
+    said = complaint(call("plan", "--proposal", dense.proposal, "--batches", path, "-o", output))
+    assert said == f"{path}: no batches"
+    nothing_left(output)
+
+
+def test_a_missing_file(dense: Made, tmp_path: Path, output: Path) -> None:
+    path = tmp_path / "none.jsonl"
+    said = complaint(call("plan", "--proposal", dense.proposal, "--batches", path, "-o", output))
+    assert said == f"{path}: No such file or directory"
+    said = complaint(call("plan", "--proposal", dense.proposal, "--batches", tmp_path))
+    assert said == f"{tmp_path}: Is a directory"
+    nothing_left(output)
+
+
+def test_the_same_sequence_twice_is_planned_twice(dense: Made, tmp_path: Path) -> None:
+    """Sampling with replacement, and a step over the end of an epoch, repeat ids."""
+    path = tmp_path / "batches.jsonl"
+    path.write_text('{"ids":[3,3],"lengths":[10,10]}\n')
+    assert call("plan", "--proposal", dense.proposal, "--batches", path).code == 0
+
+
+def test_line_ends_of_other_systems(dense: Made, tmp_path: Path) -> None:
+    path = tmp_path / "batches.jsonl"
+    path.write_bytes(GOOD.replace(b"\n", b"\r\n") + b"\r\n" + b'{"lengths":[5]}')
+    done = call("plan", "--proposal", dense.proposal, "--batches", path)
+    assert (done.code, done.out.count("\n")) == (0, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from seqplan.planner.balance import balance
 from seqplan.planner.batch import Batch
 from seqplan.planner.bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
 from seqplan.planner.dispatch import dispatch, level, probe
@@ -22,6 +23,9 @@ TAILOR_ROUNDS = 2
 
 FIRST_FILL = 1.01
 """Candidates are ordered by a fill at this multiple of the least of their bounds."""
+
+BALANCE_GAP = 2e-3
+"""The gap above which sequences are exchanged between pipelines."""
 
 CERTIFY_GAP = 2e-3
 """The gap at which the proof is sought first; above it the prices are refined once."""
@@ -94,7 +98,10 @@ def select(
         planned[best[0].strategy] = best[1].objective_ms
     fleet, filling = best
     proven = certify(fleet, batch, filling.objective_ms)
+    if filling.objective_ms > proven * (1 + BALANCE_GAP):
+        filling = balance(fleet, batch, filling, proven)
     filling = level(Filler(fleet, batch), filling, area_bound_ms(fleet.classes, batch))
+    planned[fleet.strategy] = filling.objective_ms
     judged = [
         Judged(strategy, bounds.get(strategy, proven), planned.get(strategy))
         for strategy in [*bounds, *(s for s in planned if s not in bounds)]

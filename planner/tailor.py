@@ -80,8 +80,8 @@ def _fill_up(
 def neighbours(strategy: Strategy, schemes: Sequence[Scheme], gpus: int) -> Iterator[Strategy]:
     """Strategies one exchange away: pipelines of one scheme for pipelines of another.
 
-    The smaller side is one pipeline of the larger scheme; GPUs that the exchange leaves over, with
-    those idle before, go to the incoming scheme.
+    The smaller side is 1, 4 or 16 pipelines of the larger scheme; GPUs that the exchange leaves
+    over, with those idle before, go to the incoming scheme.
     """
     counts = dict(strategy.counts)
     idle = gpus - strategy.gpus
@@ -89,14 +89,13 @@ def neighbours(strategy: Strategy, schemes: Sequence[Scheme], gpus: int) -> Iter
         for come in schemes:
             if come == out:
                 continue
-            give = 1 if out.gpus >= come.gpus else -(-(come.gpus - idle) // out.gpus)
-            if not 1 <= give <= held:
-                continue
-            take = (give * out.gpus + idle) // come.gpus
-            if take:
-                changed = {**counts, out: held - give}
-                changed[come] = changed.get(come, 0) + take
-                yield Strategy.of(changed)
+            least = 1 if out.gpus >= come.gpus else -(-(come.gpus - idle) // out.gpus)
+            for give in (least, 4 * least, 16 * least):
+                take = (give * out.gpus + idle) // come.gpus
+                if 1 <= give <= held and take:
+                    changed = {**counts, out: held - give}
+                    changed[come] = changed.get(come, 0) + take
+                    yield Strategy.of(changed)
 
 
 def improve(

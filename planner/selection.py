@@ -18,7 +18,7 @@ from seqplan.plans.scheme import Strategy
 TAILOR_GAIN = 0.01
 """A strategy is made for the batch where the relaxation promises at least this share."""
 
-TAILOR_ROUNDS = 2
+TAILOR_ROUNDS = 4
 """Exchanges that the strategy made for the batch may accept."""
 
 FIRST_FILL = 1.01

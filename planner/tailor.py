@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.scheme_model import SchemeModel
 
 Models = Mapping[Scheme, SchemeModel]
+
+FIRST_SIZES = (1, 8)
+"""Sizes of an exchange that are tried first: on many GPUs a single pipeline changes too little."""
 
 _WHOLE = 1e-6
 
@@ -77,25 +80,23 @@ def _fill_up(
     return counts
 
 
-def neighbours(strategy: Strategy, schemes: Sequence[Scheme], gpus: int) -> Iterator[Strategy]:
-    """Strategies one exchange away: pipelines of one scheme for pipelines of another.
+def exchange(
+    strategy: Strategy, out: Scheme, come: Scheme, size: int, gpus: int
+) -> Strategy | None:
+    """Pipelines of ``out`` given up for pipelines of ``come``; None when there are too few.
 
-    The smaller side is 1, 4 or 16 pipelines of the larger scheme; GPUs that the exchange leaves
-    over, with those idle before, go to the incoming scheme.
+    The smaller side is ``size`` pipelines of the larger scheme; GPUs that the exchange leaves over,
+    with those idle before, go to the incoming scheme.
     """
     counts = dict(strategy.counts)
     idle = gpus - strategy.gpus
-    for out, held in strategy.counts:
-        for come in schemes:
-            if come == out:
-                continue
-            least = 1 if out.gpus >= come.gpus else -(-(come.gpus - idle) // out.gpus)
-            for give in (least, 4 * least, 16 * least):
-                take = (give * out.gpus + idle) // come.gpus
-                if 1 <= give <= held and take:
-                    changed = {**counts, out: held - give}
-                    changed[come] = changed.get(come, 0) + take
-                    yield Strategy.of(changed)
+    give = size if out.gpus >= come.gpus else -(-(size * come.gpus - idle) // out.gpus)
+    take = (give * out.gpus + idle) // come.gpus
+    if not 1 <= give <= counts.get(out, 0) or not take:
+        return None
+    counts[out] -= give
+    counts[come] = counts.get(come, 0) + take
+    return Strategy.of(counts)
 
 
 def improve(
@@ -110,28 +111,53 @@ def improve(
 ) -> tuple[Fleet, Filling]:
     """Local search over strategies for one batch, by exchanges, each judged by a single fill.
 
-    Takes the first exchange that shortens the step, searches its least time, and goes on from
-    there; ends after ``rounds`` accepted exchanges, when none helps, or at ``lower_ms``.
+    A direction (scheme out, scheme in) that shortens the step is followed with doubled size while
+    it does; then the least time is searched and the directions are tried anew. Ends after
+    ``rounds`` such moves, when no direction helps, or at ``lower_ms``.
     """
-    fleet, filling = start
-    seen = {fleet.strategy}
+    best = start
+    seen = {start[0].strategy}
     for _ in range(rounds):
-        found = False
-        for strategy in neighbours(fleet.strategy, schemes, gpus):
-            if strategy in seen:
+        moved = False
+        directions = [(out, come) for out, _ in best[0].strategy.counts for come in schemes]
+        for out, come in directions:
+            if out == come:
                 continue
-            seen.add(strategy)
-            candidate = Fleet.of(strategy, models)
-            if candidate.max_sequence < batch.longest:
-                continue
-            filler = Filler(candidate, batch)
-            better = probe(filler, lower_ms, filling.objective_ms)
-            if better is None:
-                continue
-            refined = dispatch(filler, lower_ms, known=better)
-            if refined is not None and refined.objective_ms < filling.objective_ms:
-                fleet, filling, found = candidate, refined, True
+            for first_size in FIRST_SIZES:
+                size = first_size
+                while better := _try(batch, best, models, out, come, size, gpus, lower_ms, seen):
+                    best, moved = better, True
+                    size *= 2
+                if moved:
+                    break
+            if moved:
                 break
-        if not found:
+        if not moved:
             break
-    return fleet, filling
+        fleet, filling = best
+        refined = dispatch(Filler(fleet, batch), lower_ms, known=filling)
+        best = (fleet, refined or filling)
+    return best
+
+
+def _try(
+    batch: Batch,
+    best: tuple[Fleet, Filling],
+    models: Models,
+    out: Scheme,
+    come: Scheme,
+    size: int,
+    gpus: int,
+    lower_ms: float,
+    seen: set[Strategy],
+) -> tuple[Fleet, Filling] | None:
+    """The exchanged strategy with a placement better than the best; None when there is none."""
+    strategy = exchange(best[0].strategy, out, come, size, gpus)
+    if strategy is None or strategy in seen:
+        return None
+    seen.add(strategy)
+    fleet = Fleet.of(strategy, models)
+    if fleet.max_sequence < batch.longest:
+        return None
+    filling = probe(Filler(fleet, batch), lower_ms, best[1].objective_ms)
+    return None if filling is None else (fleet, filling)

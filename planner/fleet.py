@@ -21,7 +21,8 @@ class PipelineClass:
     """``count`` identical pipelines of one scheme, as plain numbers for the search.
 
     A micro-batch with work m costs m + c; a pipeline costs, in form S,
-    ``Σ(m_j + c) + (pp − 1)·(max m_j + c)``: an upper bound on its 1F1B simulation, exact at pp = 1.
+    ``Σ(m_j + c) + (pp − 1)·(max m_j + c)``: exact at pp = 1, else an upper bound on its 1F1B
+    simulation as long as micro-batches do not rise again once they have fallen (``order``).
     ``capacity``: Σ padded lengths of a micro-batch (tokens), a multiple of ``unit``, to which each
     sequence is padded.
     """

@@ -13,7 +13,9 @@ def order_micro_batches(
     """Indices in the order of least simulated time among three: as given, descending, hill.
 
     The hill has small micro-batches at both ends, where the pipeline fills and drains, and large
-    ones in the middle. With one stage the order does not matter and is kept.
+    ones in the middle. With one stage the order does not matter and is kept. In an order that rises
+    to a peak and falls, as the last two, the simulation is at most form S; in others it may be
+    longer ([2, 1, 2] on two stages takes 8, form S is 7).
     """
     n = len(costs_ms)
     given = list(range(n))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from seqplan.plans.one_f_one_b import Pass, stage_order
+
 FORWARD_FRACTION = 1 / 3
 """Forward's share of a micro-batch's time (forward : backward = 1 : 2) unless a profile says."""
 
@@ -50,20 +52,9 @@ def timeline(
     return events
 
 
-def stage_order(pp: int, stage: int, micro_batches: int) -> list[tuple[str, int]]:
-    """The 1F1B order of one stage: (phase, micro-batch)."""
-    warm = min(pp - 1 - stage, micro_batches)
-    order = [("F", j) for j in range(warm)]
-    for j in range(micro_batches):
-        if j + warm < micro_batches:
-            order.append(("F", j + warm))
-        order.append(("B", j))
-    return order
-
-
 def _run(
     costs: Sequence[float], pp: int, forward_fraction: float
-) -> list[tuple[list[tuple[str, int]], list[float]]]:
+) -> list[tuple[list[Pass], list[float]]]:
     """Per stage its order and the end of each operation, by repeated sweeps until all have run."""
     n = len(costs)
     forward = [cost * forward_fraction for cost in costs]

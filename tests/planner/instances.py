@@ -89,12 +89,12 @@ def random_case(rng: np.random.Generator) -> Case:
     left = int(rng.integers(1, 4))
     while left:
         count = int(rng.integers(1, left + 1))
-        classes.append(_random_class(rng, batch, count, holds_longest=not classes))
+        classes.append(random_class(rng, batch, count, holds_longest=not classes))
         left -= count
     return tuple(classes[i] for i in rng.permutation(len(classes))), batch
 
 
-def _random_class(
+def random_class(
     rng: np.random.Generator, batch: Batch, count: int, holds_longest: bool
 ) -> PipelineClass:
     a = float(rng.choice([0.0, 0.001, 0.01, 0.05, 0.3]))

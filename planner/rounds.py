@@ -15,27 +15,24 @@ from math import ceil, inf
 import numpy as np
 
 from seqplan.planner.batch import Batch
-from seqplan.planner.fill import Bin, SequencePool, longest_alone
 from seqplan.planner.fleet import PipelineClass
+from seqplan.planner.round_fill import (
+    Round,
+    RoundFiller,
+    common_target,
+    even_rounds,
+    improve_rounds,
+    total_ms,
+)
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.scheme_model import SchemeModel
 
 EXTRA_ROUNDS = 3
 """Rounds tried beyond the fewest that memory allows."""
 
-TOLERANCE = 2e-3
-"""Relative width at which a search for a round's least target ends."""
 
-STEPS = 30
-"""Targets tried for each round in a pass of improvement."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """Groups of one round, largest degree first: (index of the class, its micro-batch)."""
-
-    groups: tuple[tuple[int, Bin], ...]
-    time_ms: float
+IMPROVED = 2
+"""Starts that are improved, of those with different smallest degrees."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,10 @@ class Rounds:
 def plan_rounds(batch: Batch, models: Sequence[SchemeModel], gpus: int) -> Rounds | None:
     """The best rounds found for a batch; None when its longest sequence fits no group.
 
-    For each number of rounds from the fewest that memory allows: all rounds with one common target,
-    the least that works; then targets are changed one against the others while the sum falls.
+    For each number of rounds from the fewest that memory allows and each smallest degree: all
+    rounds with one common target, the least that works; then, from the best of these, targets are
+    changed one against the others while the sum falls. (Larger groups than needed can be better
+    where memory is tight: they mix long and short sequences.)
     """
     ordered = sorted(models, key=lambda model: (-model.scheme.gpus, model.scheme))
     classes = tuple(PipelineClass.of(model, 1) for model in ordered)
@@ -65,16 +64,22 @@ def plan_rounds(batch: Batch, models: Sequence[SchemeModel], gpus: int) -> Round
     if batch.longest > max(item.capacity for item in classes):
         return None
     fewest = _fewest_rounds(classes, batch, gpus)
-    filler = _RoundFiller(classes, batch, gpus)
+    fillers = [RoundFiller(classes, batch, gpus, last) for last in _smallest(classes, batch)]
     best: tuple[Round, ...] | None = None
     best_ms = inf
     for count in range(fewest, fewest + EXTRA_ROUNDS + 1):
         least = rounds_bound_ms(classes, batch, gpus, count)
         if best is not None and least >= best_ms:
             break
-        found = _improve(filler, _common_target(filler, count, least))
-        if found is not None and _total(found) < best_ms:
-            best, best_ms = found, _total(found)
+        starts = [(common_target(filler, count, least), filler) for filler in fillers]
+        known = [(start, filler) for start, filler in starts if start is not None]
+        known.sort(key=lambda pair: total_ms(pair[0]))
+        found = [improve_rounds(filler, start) for start, filler in known[:IMPROVED]]
+        alike = (even_rounds(classes, k, batch, gpus, count) for k in range(len(classes)))
+        found += [rounds for rounds in alike if rounds is not None]
+        for rounds in found:
+            if total_ms(rounds) < best_ms:
+                best, best_ms = rounds, total_ms(rounds)
     if best is None:
         return None
     bound = rounds_bound_ms(classes, batch, gpus, fewest)
@@ -130,146 +135,7 @@ def _fewest_rounds(classes: Sequence[PipelineClass], batch: Batch, gpus: int) ->
     return max(1, by_tokens, by_groups)
 
 
-class _RoundFiller:
-    """Fills rounds of one batch to given targets."""
-
-    def __init__(self, classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> None:
-        self.classes = classes
-        self.gpus = gpus
-        self._lengths: list[int] = batch.distinct.tolist()
-        self._counts: list[int] = batch.multiplicity.tolist()
-        self._left = len(batch.lengths)
-        alone = [
-            min(
-                work + item.c
-                for item in classes
-                if self._lengths[0] <= item.capacity
-                for work in [self._lengths[0] * (item.a * self._lengths[0] + item.b)]
-            )
-        ]
-        self.longest_ms = alone[0]
-
-    def pool(self) -> SequencePool:
-        """All sequences, unassigned."""
-        return SequencePool(self._lengths, self._counts, self._left)
-
-    def fill(self, targets_ms: Sequence[float]) -> tuple[Round, ...] | None:
-        """Rounds with these targets that take every sequence, or None."""
-        pool = self.pool()
-        rounds = []
-        for target in targets_ms:
-            if not pool.left:
-                break
-            rounds.append(self.fill_round(pool, target))
-        return None if pool.left else tuple(item for item in rounds if item.groups)
-
-    def fill_round(self, pool: SequencePool, target_ms: float) -> Round:
-        """One round: from the largest groups down, each opened for a sequence that needs it.
-
-        A sequence needs a degree when the next smaller one cannot hold it or not end by the target;
-        the micro-batch is then topped up, longest first, with what fits tokens and target.
-        """
-        classes = self.classes
-        left = self.gpus
-        groups: list[tuple[int, Bin]] = []
-        slowest = 0.0
-        reach = [min(item.capacity, longest_alone(item, target_ms)) for item in classes]
-        for k, item in enumerate(classes):
-            below = max(reach[k + 1 :], default=0)
-            while left >= item.gpus and pool.left:
-                first = pool.longest(reach[k])
-                if first is None or pool.lengths[first] <= below:
-                    break
-                micro: Bin = []
-                work, _ = pool.top_up(item, micro, target_ms - item.c, item.capacity, 0)
-                if not micro:
-                    break
-                groups.append((k, micro))
-                left -= item.gpus
-                slowest = max(slowest, target_ms - work)
-        return Round(tuple(groups), slowest)
-
-
-def _common_target(filler: _RoundFiller, rounds: int, lower_ms: float) -> tuple[Round, ...] | None:
-    """The rounds with the least common target that take every sequence."""
-    low = max(lower_ms / rounds * 0.999, filler.longest_ms / 8)
-    target, best = low, None
-    for _ in range(40):
-        best = filler.fill([target] * rounds)
-        if best is not None:
-            break
-        low, target = target, target * 1.15
-        if target > 64 * filler.longest_ms + 64 * lower_ms:
-            return None
-    if best is None:
-        return None
-    high = target
-    while high - low > TOLERANCE * high:
-        middle = (low + high) / 2
-        found = filler.fill([middle] * rounds)
-        if found is None:
-            low = middle
-        else:
-            best, high = found, middle
-    return best
-
-
-def _improve(filler: _RoundFiller, start: tuple[Round, ...] | None) -> tuple[Round, ...] | None:
-    """Change one round's target at a time, others following, while the sum of rounds falls.
-
-    For each round a range of targets is tried; the last round takes the least target that works.
-    """
-    if start is None or len(start) < 2:
-        return start
-    best, best_ms = start, _total(start)
-    improved = True
-    passes = 0
-    while improved and passes < 4:
-        improved, passes = False, passes + 1
-        for r in range(len(best) - 1):
-            targets = [item.time_ms for item in best]
-            lowest, highest = targets[r] * 0.7, targets[r] * 1.35
-            for step in range(STEPS):
-                tried = list(targets)
-                tried[r] = lowest + (highest - lowest) * (step + 0.5) / STEPS
-                found = _least_last(filler, tried, best_ms)
-                if found is not None and _total(found) < best_ms * (1 - 1e-6):
-                    best, best_ms, improved = found, _total(found), True
-    return best
-
-
-def _least_last(
-    filler: _RoundFiller, targets: Sequence[float], below_ms: float
-) -> tuple[Round, ...] | None:
-    """Fill all rounds but the last as told and the last with the least target that works."""
-    pool = filler.pool()
-    rounds = [filler.fill_round(pool, target) for target in targets[:-1]]
-    spent = sum(item.time_ms for item in rounds)
-    if not pool.left:
-        return tuple(item for item in rounds if item.groups)
-    high = below_ms - spent
-    if high <= 0:
-        return None
-    last = _whole_round(filler, pool, high)
-    if last is None:
-        return None
-    low = 0.0
-    while high - low > TOLERANCE * below_ms:
-        middle = (low + high) / 2
-        found = _whole_round(filler, pool, middle)
-        if found is None:
-            low = middle
-        else:
-            last, high = found, min(middle, found.time_ms)
-    return tuple(item for item in [*rounds, last] if item.groups)
-
-
-def _whole_round(filler: _RoundFiller, pool: SequencePool, target: float) -> Round | None:
-    """One round that takes all of the pool, which is left as it was; None if it cannot."""
-    trial = pool.copy()
-    found = filler.fill_round(trial, target)
-    return None if trial.left else found
-
-
-def _total(rounds: Sequence[Round]) -> float:
-    return sum(item.time_ms for item in rounds)
+def _smallest(classes: Sequence[PipelineClass], batch: Batch) -> list[int]:
+    """Numbers of classes, from all of them down, that leave the smallest degrees out."""
+    holding = [k for k, item in enumerate(classes) if item.capacity >= batch.longest]
+    return list(range(len(classes), holding[0], -1))

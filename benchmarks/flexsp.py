@@ -1,0 +1,62 @@
+"""FlexSP's setting: GPT-7B on 64 A100s, 512 Wikipedia sequences a step, in rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.settings import Data, markdown
+from seqplan.planner.batch import Batch
+from seqplan.planner.published.flexsp import flexsp
+from seqplan.planner.rounds import plan_rounds
+from seqplan.profiler.shipped import shipped
+
+PROFILE, GPUS, SEQUENCES, BATCHES, SEED = "gpt-7b-a100-40gb", 64, 512, 8, 3
+CONTEXTS = (32768, 196608)
+LIMIT_S = 10.0
+
+
+def run(data: Sequence[Data]) -> None:
+    """Print rounds of ours and of the published formulation on the same batches."""
+    profile = shipped(PROFILE)
+    rows, summary = [], []
+    for item in data:
+        for context in CONTEXTS:
+            models = profile.usable(GPUS, context)
+            by_scheme = {model.scheme: model for model in models}
+            drawn = np.random.default_rng(SEED).permutation(np.minimum(item.lengths, context))
+            ratios, times = [], []
+            for step in range(BATCHES):
+                lengths = drawn[step * SEQUENCES : (step + 1) * SEQUENCES].tolist()
+                batch = Batch.of_lengths(lengths, step)
+                start = time.perf_counter()
+                rounds = plan_rounds(batch, models, GPUS)
+                times.append((time.perf_counter() - start) * 1000)
+                if rounds is None:
+                    raise RuntimeError(f"no rounds for a sequence of {batch.longest} tokens")
+                start = time.perf_counter()
+                theirs = flexsp(lengths, by_scheme, GPUS, time_limit_s=LIMIT_S)
+                took = time.perf_counter() - start
+                ratios.append(theirs.predicted_ms / rounds.objective_ms)
+                rows.append(
+                    [
+                        item.name,
+                        f"{context:,}",
+                        str(step),
+                        f"{theirs.predicted_ms:,.0f}",
+                        f"{rounds.objective_ms:,.0f}",
+                        f"{rounds.lower_bound_ms:,.0f}",
+                        f"{ratios[-1]:.3f}",
+                        f"{took:.1f} s / {times[-1]:.0f} ms",
+                    ]
+                )
+            summary.append(
+                f"{item.name}, {context:,}: ratio {min(ratios):.3f} to {max(ratios):.3f}, "
+                f"planning median {np.median(times):.0f} ms, largest {max(times):.0f} ms"
+            )
+    print(f"### FlexSP's setting ({PROFILE}, {GPUS} GPUs, {SEQUENCES} sequences; ms)\n")
+    head = ["lengths", "context", "batch", "published formulation (HiGHS)", "ours", "bound"]
+    print(markdown([*head, "ratio", "planning"], rows) + "\n")
+    print("\n".join(summary) + "\n")

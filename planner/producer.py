@@ -1,8 +1,10 @@
-"""Plans steps ahead in a pool of processes and hands them out in order.
+"""Plans steps ahead in worker processes and hands them out in order.
 
-A worker that dies takes the whole pool with it (that is how ``concurrent.futures`` works), so the
-pool is rebuilt and what was under way is planned again: planning is a pure function of the
-proposal, the seed and the batch, so the same bytes come out, whatever the number of workers.
+Each worker process has a thread here that sends it one step at a time and awaits the answer. When
+a worker dies the thread starts another and sends the step again: planning is a pure function of
+the proposal, the seed and the batch, so the same bytes come out, whatever the number of workers and
+of deaths. (A process pool of ``concurrent.futures`` loses all its workers with one, and a death
+while it starts another can leave it hanging.)
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 from seqplan.planner.batch import Batch
 from seqplan.planner.proposal_file import ProposalDocument
@@ -80,21 +85,14 @@ def plan_one(planner: StepPlanner, batch: Batch) -> Planned:
     return Planned(batch.step, line, (time.perf_counter() - start) * 1000)
 
 
-@dataclass
-class _Underway:
-    batch: Batch
-    future: Future[Planned] | None = None
-    deaths: int = 0
-
-
 def _in_order(pool: _Pool, batches: Iterator[Batch], ahead: int) -> Iterator[Planned]:
-    underway: deque[_Underway] = deque()
-    ended = alone = False
+    underway: deque[Future[Planned]] = deque()
+    ended = False
     failure: Exception | None = None
     while True:
         while not ended and len(underway) < ahead:
             try:
-                underway.append(_Underway(next(batches)))
+                underway.append(pool.submit(next(batches)))
             except StopIteration:
                 ended = True
             except Exception as error:  # for the consumer, once the steps before it are out
@@ -103,85 +101,103 @@ def _in_order(pool: _Pool, batches: Iterator[Batch], ahead: int) -> Iterator[Pla
             if failure is not None:
                 raise failure
             return
-        first = underway[0]
-        # After a death the first step runs alone, so that the next death is known to be its own.
-        for entry in [first] if alone else underway:
-            if entry.future is None:
-                entry.future = pool.submit(entry.batch)
-        assert first.future is not None
-        try:
-            planned = first.future.result()
-        except BrokenProcessPool:
-            first.deaths += alone
-            if first.deaths >= DEATHS:
-                raise WorkerDied(
-                    f"step {first.batch.step}: planning it ended its worker process {DEATHS} times"
-                ) from None
-            pool.rebuild()
-            alone = True
-            for entry in underway:
-                if entry.future is not None and not _succeeded(entry.future):
-                    entry.future = None
-            continue
-        alone = False
-        underway.popleft()
-        yield planned
+        # Taken off before the wait: what is handed out does not count as ahead.
+        yield underway.popleft().result()
 
 
-def _succeeded(future: Future[Planned]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None
+class _Stopped(Exception):
+    """The pool ends: no worker may start any more."""
 
 
 class _Pool:
-    """A process pool that can be rebuilt; each worker reads the proposal once."""
+    """Threads that each keep one worker process; every worker reads the proposal once."""
 
     def __init__(self, proposal: str, seed: int, workers: int) -> None:
         self._arguments = (proposal, seed)
-        self._workers = workers
-        self._pool = self._build()
-
-    def _build(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(
-            self._workers,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
-            initargs=self._arguments,
-        )
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="planning")
+        self._mine = threading.local()
+        self._lock = threading.Lock()
+        self._running: set[_Worker] = set()
+        self._stopped = False
 
     def submit(self, batch: Batch) -> Future[Planned]:
-        fields = (batch.step, batch.ids, batch.lengths, batch.loss_tokens)
-        with _interrupts_left_to_the_parent():
-            try:
-                return self._pool.submit(_plan_in_worker, *fields)
-            except BrokenProcessPool:
-                # Broken between two submissions: report it where results are awaited.
-                future: Future[Planned] = Future()
-                future.set_exception(BrokenProcessPool())
-                return future
+        return self._threads.submit(self._plan, batch)
 
-    def rebuild(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._pool = self._build()
+    def _plan(self, batch: Batch) -> Planned:
+        for _ in range(DEATHS):
+            worker = self._worker()
+            try:
+                answer = worker.ask(batch)
+            except (EOFError, OSError):
+                self._discard(worker)
+                continue
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        raise WorkerDied(f"step {batch.step}: planning it ended its worker process {DEATHS} times")
+
+    def _worker(self) -> _Worker:
+        """This thread's worker, a new one when there is none or it has died."""
+        worker: _Worker | None = getattr(self._mine, "worker", None)
+        if worker is not None and not worker.process.is_alive():
+            self._discard(worker)
+            worker = None
+        if worker is None:
+            with self._lock:
+                if self._stopped:
+                    raise _Stopped
+                worker = self._mine.worker = _Worker(*self._arguments)
+                self._running.add(worker)
+        return worker
+
+    def _discard(self, worker: _Worker) -> None:
+        self._mine.worker = None
+        with self._lock:
+            if worker in self._running:
+                self._running.remove(worker)
+                worker.end()
 
     def stop(self) -> None:
         """End the workers now, whatever they are doing."""
-        processes = list((getattr(self._pool, "_processes", None) or {}).values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join()
+        with self._lock:
+            self._stopped = True
+            while self._running:
+                self._running.pop().end()
+        self._threads.shutdown(cancel_futures=True)
+
+
+class _Worker:
+    """A process that plans, and this end of the pipe to it. ``Exception`` answers are raised."""
+
+    def __init__(self, proposal: str, seed: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        # A daemon: should this process end without stopping it, it is ended with it.
+        self.process: BaseProcess = context.Process(
+            target=_serve, args=(theirs, proposal, seed), daemon=True
+        )
+        with theirs, _interrupts_left_to_the_parent():
+            self.process.start()
+
+    def ask(self, batch: Batch) -> Planned | Exception:
+        """The worker's answer; ``EOFError`` or ``OSError`` when it died."""
+        self._pipe.send(batch)
+        answer: Planned | Exception = self._pipe.recv()
+        return answer
+
+    def end(self) -> None:
+        """Kill the process, unless it is dead. A thread that awaits its answer sees it die."""
+        self.process.terminate()
+        self.process.join()
 
 
 @contextmanager
 def _interrupts_left_to_the_parent() -> Iterator[None]:
-    """Start processes with Ctrl-C blocked, which they inherit: the parent ends them itself.
-
-    Blocked, not ignored, so that a Ctrl-C meanwhile still reaches the parent, afterwards.
-    """
+    """Start processes with Ctrl-C blocked, which they inherit: the parent ends them itself."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    resource_tracker.ensure_running()  # which, when it is started along the way, unblocks Ctrl-C
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -189,13 +205,22 @@ def _interrupts_left_to_the_parent() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_planner: StepPlanner | None = None
-
-
-def _start_worker(proposal: str, seed: int) -> None:
-    global _planner
+def _serve(pipe: Connection, proposal: str, seed: int) -> None:
+    """A worker's life: plan what comes through the pipe until it is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _planner = StepPlanner(ProposalDocument.from_json(proposal, "proposal"), seed)
+    planner = StepPlanner(ProposalDocument.from_json(proposal, "proposal"), seed)
+    while True:
+        try:
+            batch = pipe.recv()
+        except EOFError:
+            return
+        answer: Planned | Exception
+        try:
+            answer = plan_one(planner, batch)
+        except Exception as error:
+            error.add_note(traceback.format_exc())  # tracebacks do not travel
+            answer = error
+        pipe.send(answer)
 
 
 def _end_with_parent() -> None:
@@ -204,10 +229,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _plan_in_worker(
-    step: int, ids: tuple[int, ...], lengths: tuple[int, ...], loss_tokens: int | None
-) -> Planned:
-    assert _planner is not None
-    return plan_one(_planner, Batch(step, ids, lengths, loss_tokens))

@@ -1,0 +1,123 @@
+"""Ending ``seqplan plan`` by signals: exit codes, no process and no part of a file left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from producer_cases import dense_proposal, drawn_batches
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+
+PATIENCE_S = 60
+"""Long enough for the slowest machine; nothing waits so long where all is well."""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A proposal and more batches than anyone waits for."""
+    proposal, batches = tmp_path / "proposal.json", tmp_path / "batches.jsonl"
+    proposal.write_text(dense_proposal().to_json())
+    with batches.open("w") as file:
+        for batch in drawn_batches(6_000, sequences=60):
+            file.write(json.dumps({"step": batch.step, "lengths": batch.lengths}) + "\n")
+    (tmp_path / "output").mkdir()
+    return proposal, batches
+
+
+@contextmanager
+def planning(files: tuple[Path, Path], output: Path) -> Iterator[subprocess.Popen[str]]:
+    """``seqplan plan`` with two workers, in a process group of its own."""
+    command = [sys.executable, "-m", "seqplan.api.cli", "plan", "--workers", "2"]
+    command += ["--proposal", str(files[0]), "--batches", str(files[1]), "-o", str(output)]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        try:
+            yield running
+        finally:
+            for process in alive_in(running.pid):
+                os.kill(process, signal.SIGKILL)
+
+
+def alive_in(group: int) -> list[int]:
+    """The processes of a group, without those that are dead and not yet collected."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            except OSError:
+                continue  # gone meanwhile
+            if int(its_group) == group and state not in "ZX":
+                found.append(int(entry.name))
+    return found
+
+
+def wait_until(what: str, happened: object) -> None:
+    assert callable(happened)
+    end = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < end, f"waited in vain until {what}"
+        time.sleep(0.01)
+
+
+def wait_for_plans(folder: Path) -> None:
+    """Until some plans have been written to the temporary file."""
+    wait_until("plans are written", lambda: any(f.stat().st_size for f in folder.iterdir()))
+
+
+@pytest.mark.parametrize("when", ["starting", "planning"])
+@pytest.mark.parametrize("to", ["parent", "group"])
+def test_an_interrupt(files: tuple[Path, Path], tmp_path: Path, when: str, to: str) -> None:
+    """Ctrl-C goes to every process of a terminal's group; a supervisor signals one."""
+    output = tmp_path / "output" / "plans.jsonl"
+    with planning(files, output) as running:
+        if when == "starting":
+            wait_until("workers start", lambda: len(alive_in(running.pid)) > 2)
+        else:
+            wait_for_plans(output.parent)
+        if to == "group":
+            os.killpg(running.pid, signal.SIGINT)
+        else:
+            running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=PATIENCE_S)
+        assert (running.returncode, out, err) == (130, "", "seqplan: interrupted\n")
+        assert os.listdir(output.parent) == []
+        wait_until("all processes ended", lambda: not alive_in(running.pid))
+
+
+def test_termination(files: tuple[Path, Path], tmp_path: Path) -> None:
+    output = tmp_path / "output" / "plans.jsonl"
+    output.write_text("from before")
+    with planning(files, output) as running:
+        wait_until("a temporary file", lambda: len(os.listdir(output.parent)) == 2)
+        running.terminate()
+        out, err = running.communicate(timeout=PATIENCE_S)
+        assert (running.returncode, out, err) == (143, "", "")
+        assert os.listdir(output.parent) == [output.name]
+        assert output.read_text() == "from before"
+        wait_until("all processes ended", lambda: not alive_in(running.pid))
+
+
+def test_workers_end_with_a_killed_parent(files: tuple[Path, Path], tmp_path: Path) -> None:
+    output = tmp_path / "output" / "plans.jsonl"
+    with planning(files, output) as running:
+        wait_for_plans(output.parent)
+        assert len(alive_in(running.pid)) >= 3
+        running.kill()
+        running.communicate(timeout=PATIENCE_S)
+        wait_until("all processes ended", lambda: not alive_in(running.pid))
+        assert not output.exists()

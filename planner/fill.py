@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from math import sqrt
+from math import ceil, inf, sqrt
 
 import numpy as np
 
@@ -141,63 +141,65 @@ def longest_alone(item: PipelineClass, target_ms: float) -> int:
 
 @dataclass
 class _Pipeline:
-    """A pipeline being filled: per micro-batch its sequences, its work and its tokens left.
+    """A pipeline being filled: its micro-batches with their work (ms) and the tokens left.
 
-    One stage: micro-batches share ``budget`` ms and each pays c when it is opened. Several stages:
-    ``most`` micro-batches of equal work; ``budget`` is that of each.
+    ``budget``: ms left for work and micro-batches' overhead, shared by all of them; ``cap``: the
+    most work of one micro-batch, for which the pipeline's bubbles have been paid already.
     """
 
     item: PipelineClass
     budget: float
-    most: int | None
+    cap: float
     bins: list[Bin]
     work: list[float]
     tokens: list[int]
 
     def fill(self, pool: SequencePool, above: int) -> None:
         """Take sequences longer than ``above``, into open micro-batches and then new ones."""
-        item, serial = self.item, self.most is None
+        item = self.item
         for j, micro in enumerate(self.bins):
-            work = self.budget if serial else self.work[j]
-            left, self.tokens[j] = pool.top_up(item, micro, work, self.tokens[j], above)
-            if serial:
-                self.budget = left
-            else:
-                self.work[j] = left
-        while pool.left and (self.most is None or len(self.bins) < self.most):
+            room = min(self.budget, self.cap - self.work[j])
+            left, self.tokens[j] = pool.top_up(item, micro, room, self.tokens[j], above)
+            self.budget -= room - left
+            self.work[j] += room - left
+        while pool.left:
             new: Bin = []
-            work = self.budget - item.c if serial else self.budget
-            left, tokens = pool.top_up(item, new, work, item.capacity, above)
+            room = min(self.budget - item.c, self.cap)
+            left, tokens = pool.top_up(item, new, room, item.capacity, above)
             if not new:
                 break
             self.bins.append(new)
-            self.work.append(left)
+            self.work.append(room - left)
             self.tokens.append(tokens)
-            if serial:
-                self.budget = left
+            self.budget -= room - left + item.c
 
 
 def _open(item: PipelineClass, longest: int, target: float, ceiling: float) -> _Pipeline:
     """An empty pipeline whose first sequence will have ``longest`` tokens.
 
-    Several stages: the number of micro-batches of the most capacity that still leaves each of them
-    the work of that sequence.
+    Several stages: either V even micro-batches, V with the most capacity that leaves each of them
+    the work of that sequence; or, where that holds more, a first micro-batch of that sequence alone
+    which then sets the bubbles, and no other larger.
     """
     work = longest * (item.a * longest + item.b)
     budget = min(max(target, item.pp * (work + item.c)), ceiling) * _ROUND
     if item.pp == 1:
-        return _Pipeline(item, budget, None, [], [], [])
+        return _Pipeline(item, budget, inf, [], [], [])
     bubbles = item.pp - 1
-    most = int(budget / (work + item.c)) - bubbles
     token_work = item.capacity * (item.a * longest + item.b)
+    most = max(int(budget / (work + item.c)) - bubbles, 1)
     best, micro_batches = -1.0, 1
-    for v in range(1, max(most, 1) + 1):
+    for v in range(1, most + 1):
         capacity = v * min(budget / (v + bubbles) - item.c, token_work)
         if capacity <= best:
             break  # concave in v: past its maximum
         best, micro_batches = capacity, v
+    left = budget - bubbles * (work * _ROUND + item.c)
+    peaked = left - item.c * max(ceil(left / (work + item.c)), ceil(left / (token_work + item.c)))
+    if micro_batches == most and peaked > best:
+        return _Pipeline(item, left, work * _ROUND, [], [], [])
     each = budget / (micro_batches + bubbles) - item.c
-    return _Pipeline(item, each, micro_batches, [], [], [])
+    return _Pipeline(item, micro_batches * (each + item.c), each, [], [], [])
 
 
 class SequencePool:

@@ -39,7 +39,7 @@ def profiles(draw: st.DrawFn, lockstep: bool) -> Profile:
         schemes[degrees] = {
             **dict(zip(names, degrees, strict=True)),
             "a": draw(COEFFICIENT),
-            "b": draw(st.sampled_from([1e-4, 0.01, 0.2])),
+            "b": draw(st.sampled_from([0.005, 0.05, 0.3])),
             "c": draw(st.sampled_from([0.0, 0.3, 20.0])),
         }
     document = {

@@ -122,7 +122,7 @@ def check(plan: Plan, document: ProposalDocument, batch: Batch) -> None:
 @pytest.mark.parametrize("lockstep", [False, True])
 def test_plans_are_sound(lockstep: bool) -> None:
     @settings(
-        max_examples=150,
+        max_examples=80,
         deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -144,7 +144,7 @@ def test_plans_are_sound(lockstep: bool) -> None:
 )
 def test_proposals_and_their_plans_are_sound(lockstep: bool, method: str) -> None:
     @settings(
-        max_examples=5,
+        max_examples=3,
         deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

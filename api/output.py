@@ -6,10 +6,13 @@ import os
 from pathlib import Path
 
 
-def check_output(path: Path | None) -> None:
-    """``ValueError`` when a file of this name cannot be created; None is no file."""
+def check_output(path: Path | None, *inputs: str | Path | None) -> None:
+    """``ValueError`` when a file of this name cannot be created or is an input; None is no file."""
     if path is None:
         return
+    for source in inputs:
+        if source is not None and os.path.realpath(source) == os.path.realpath(path):
+            raise ValueError(f"{path}: is an input of this command; name another output")
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; name a file in it")
     target = Path(os.path.realpath(path))

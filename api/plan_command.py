@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from seqplan.api.output import check_output
 from seqplan.api.terminal import ProgressBar, natural, percent, positive, seconds
+from seqplan.planner.assemble import PACKINGS
 from seqplan.planner.batch import Batch
 from seqplan.planner.batches_file import read_batches
 from seqplan.planner.producer import produce
@@ -58,6 +59,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", metavar="K", type=positive, default=20, help="default 20")
     parser.add_argument("--seed", metavar="S", type=natural, default=0)
+    parser.add_argument(
+        "--packing",
+        choices=PACKINGS,
+        default=PACKINGS[0],
+        help="tight: full micro-batches first (default); even: of about equal tokens, for memory",
+    )
     parser.add_argument("--workers", metavar="W", type=positive, default=1, help="default 1")
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="plans.jsonl; without it, stdout"
@@ -78,11 +85,11 @@ class StepRow:
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` for a step that nothing can run."""
     proposal = ProposalDocument.load(args.proposal)
-    check_output(args.output)
+    check_output(args.output, args.proposal, args.lengths, args.batches)
     batches, steps, truncated = _batches(args, proposal)
     rows = []
     with _output(args.output) as out, ProgressBar(sys.stderr) as progress:
-        for row, line in planned_rows(proposal, batches, args.seed, args.workers):
+        for row, line in planned_rows(proposal, batches, args.seed, args.workers, args.packing):
             out.write(line + "\n")
             rows.append(row)
             progress("planning steps", len(rows), steps)
@@ -97,11 +104,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def planned_rows(
-    proposal: ProposalDocument, batches: Iterable[Batch], seed: int, workers: int
+    proposal: ProposalDocument,
+    batches: Iterable[Batch],
+    seed: int,
+    workers: int,
+    packing: str = PACKINGS[0],
 ) -> Iterator[tuple[StepRow, str]]:
     """Plan and check steps in order. ``RuntimeError`` if a plan breaks a rule, which is a bug."""
     models = proposal.cluster.models(proposal.profile)
-    for planned in produce(proposal, batches, seed=seed, workers=workers):
+    for planned in produce(proposal, batches, seed=seed, packing=packing, workers=workers):
         plan = from_json(planned.line)
         if broken := lint(plan, models):
             raise RuntimeError(
@@ -167,6 +178,8 @@ def _batches(
     """Batches, their number, and how many sequences of the data set were truncated."""
     limit = proposal.cluster.max_len
     if args.batches is not None:
+        if args.tokens is not None:
+            raise ValueError("--tokens is for --lengths; the steps of --batches are drawn already")
         batches = list(read_batches(args.batches, limit))
         return batches, len(batches), 0
     lengths = read_lengths([args.lengths]).values

@@ -76,7 +76,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
     profile = find_profile(args.profile)
-    check_output(args.output)
+    check_output(args.output, args.lengths, args.profile)
     lengths = read_lengths([args.lengths]).values
     cluster = Cluster(
         gpus=args.gpus,

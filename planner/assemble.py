@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from seqplan.planner.batch import Batch
+from seqplan.planner.chunking import chunk
 from seqplan.planner.fill import Bin
 from seqplan.planner.fleet import PipelineClass
 from seqplan.planner.order import order_micro_batches
@@ -15,11 +16,24 @@ from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme, Strategy
 
+PACKINGS = ("tight", "even")
+"""Full micro-batches first, or all of about equal tokens; the predicted time is the same."""
+
 
 def assemble(
-    batch: Batch, selected: Selected, planner: Planner, world_size: int, forward_fraction: float
+    batch: Batch,
+    selected: Selected,
+    planner: Planner,
+    world_size: int,
+    forward_fraction: float,
+    packing: str = PACKINGS[0],
 ) -> Plan:
-    """The plan of a selected placement; pipelines take consecutive ranks in placement order."""
+    """The plan of a selected placement; pipelines take consecutive ranks in placement order.
+
+    ``packing`` "even": at pp = 1, where only the number of micro-batches costs time, the same
+    number of consecutive chunks of the sorted sequences with the least largest (FlexSP Eq. 23–24),
+    so that no micro-batch needs more memory than it must.
+    """
     strategy = selected.fleet.strategy
     shares = _deal(batch, selected)
     pipelines = []
@@ -31,6 +45,8 @@ def assemble(
         first += scheme.gpus
         if item.pp > 1 and micro_batches:
             micro_batches = _repacked(item, micro_batches, batch.lengths)
+        elif packing == "even" and micro_batches:
+            micro_batches = _evened(item, micro_batches, batch.lengths)
         pipelines.append(
             planned_pipeline(scheme, item, ranks, micro_batches, batch, forward_fraction)
         )
@@ -142,3 +158,15 @@ def _repacked(
     if packing.objective_ms >= sum(costs) + (item.pp - 1) * max(costs):
         return micro_batches
     return [[positions[j] for j in micro] for micro in packing.micro_batches]
+
+
+def _evened(
+    item: PipelineClass, micro_batches: list[list[int]], lengths: Sequence[int]
+) -> list[list[int]]:
+    """The same sequences in as many consecutive chunks; as they were where those do not fit."""
+    positions = [i for micro in micro_batches for i in micro]
+    padded = [-(-lengths[i] // item.unit) * item.unit for i in positions]
+    chunks = chunk(padded, len(micro_batches))
+    if max(sum(padded[j] for j in part) for part in chunks) > item.capacity:
+        return micro_batches
+    return [[positions[j] for j in part] for part in chunks]

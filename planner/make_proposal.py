@@ -45,6 +45,11 @@ def make_proposal(
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+    if profile.rounds and method == "eq4":
+        raise ValueError(
+            f"method eq4 chooses strategies for a whole step, but profile {profile.name} is of "
+            "ZeRO-3, whose rounds choose their groups anew; leave --method out"
+        )
     models = cluster.models(profile)
     check_feasible(profile, cluster, models, lengths)
     effort = _effort(cluster.gpus)
@@ -97,7 +102,8 @@ def check_feasible(
             if fitting
             else f"the smallest scheme of the profile takes {smallest}"
         )
-        raise Infeasible(f"{cluster.gpus} GPUs are too few for {profile.name}: {why}; add GPUs")
+        few = "1 GPU is" if cluster.gpus == 1 else f"{cluster.gpus} GPUs are"
+        raise Infeasible(f"{few} too few for {profile.name}: {why}; add GPUs")
     longest = min(int(lengths.max()), cluster.max_len)
     limit = max(model.max_sequence for model in models.values())
     if longest > limit:

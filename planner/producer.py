@@ -24,6 +24,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+from seqplan.planner.assemble import PACKINGS
 from seqplan.planner.batch import Batch
 from seqplan.planner.proposal_file import ProposalDocument
 from seqplan.planner.step import StepPlanner
@@ -51,6 +52,7 @@ def produce(
     batches: Iterable[Batch],
     *,
     seed: int = 0,
+    packing: str = PACKINGS[0],
     workers: int = 1,
     look_ahead: int | None = None,
 ) -> Iterator[Planned]:
@@ -64,14 +66,14 @@ def produce(
     if workers < 1:
         raise ValueError(f"workers must be 1 or more, not {workers}")
     if workers == 1:
-        planner = StepPlanner(proposal, seed)
+        planner = StepPlanner(proposal, seed, packing)
         for batch in batches:
             yield plan_one(planner, batch)
         return
     ahead = 2 * workers if look_ahead is None else look_ahead
     if ahead < 1:
         raise ValueError(f"look-ahead must be 1 or more, not {ahead}")
-    pool = _Pool(proposal.to_json(), seed, workers)
+    pool = _Pool(proposal.to_json(), seed, packing, workers)
     try:
         yield from _in_order(pool, iter(batches), ahead)
     finally:
@@ -112,8 +114,8 @@ class _Stopped(Exception):
 class _Pool:
     """Threads that each keep one worker process; every worker reads the proposal once."""
 
-    def __init__(self, proposal: str, seed: int, workers: int) -> None:
-        self._arguments = (proposal, seed)
+    def __init__(self, proposal: str, seed: int, packing: str, workers: int) -> None:
+        self._arguments = (proposal, seed, packing)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="planning")
         self._mine = threading.local()
         self._lock = threading.Lock()
@@ -169,12 +171,12 @@ class _Pool:
 class _Worker:
     """A process that plans, and this end of the pipe to it. ``Exception`` answers are raised."""
 
-    def __init__(self, proposal: str, seed: int) -> None:
+    def __init__(self, proposal: str, seed: int, packing: str) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         # A daemon: should this process end without stopping it, it is ended with it.
         self.process: BaseProcess = context.Process(
-            target=_serve, args=(theirs, proposal, seed), daemon=True
+            target=_serve, args=(theirs, proposal, seed, packing), daemon=True
         )
         with theirs, _interrupts_left_to_the_parent():
             self.process.start()
@@ -205,10 +207,10 @@ def _interrupts_left_to_the_parent() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(pipe: Connection, proposal: str, seed: int) -> None:
+def _serve(pipe: Connection, proposal: str, seed: int, packing: str) -> None:
     """A worker's life: plan what comes through the pipe until it is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    planner = StepPlanner(ProposalDocument.from_json(proposal, "proposal"), seed)
+    planner = StepPlanner(ProposalDocument.from_json(proposal, "proposal"), seed, packing)
     while True:
         try:
             batch = pipe.recv()

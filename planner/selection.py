@@ -188,5 +188,5 @@ def _too_long(batch: Batch, fleets: Sequence[Fleet]) -> str:
     limit = max(fleet.max_sequence for fleet in fleets)
     return (
         f"step {batch.step}: sequence {sample} has {longest} tokens, but no candidate holds more "
-        f"than {limit}; propose again with --max-len {longest} or more GPUs, or truncate"
+        f"than {limit}; propose again with lengths that reach {longest}, or more GPUs"
     )

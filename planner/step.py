@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from seqplan.planner.assemble import assemble
+from seqplan.planner.assemble import PACKINGS, assemble
 from seqplan.planner.assemble_rounds import assemble_rounds
 from seqplan.planner.batch import Batch
 from seqplan.planner.proposal_file import ProposalDocument
@@ -17,11 +17,19 @@ from seqplan.profiler.scheme_model import SchemeModel
 
 
 class StepPlanner:
-    """Plans steps from one proposal; the same batch always gives the same plan."""
+    """Plans steps from one proposal; the same batch always gives the same plan.
 
-    def __init__(self, proposal: ProposalDocument, seed: int = 0) -> None:
+    ``packing``: one of ``assemble.PACKINGS``; rounds have one micro-batch a group and ignore it.
+    """
+
+    def __init__(
+        self, proposal: ProposalDocument, seed: int = 0, packing: str = PACKINGS[0]
+    ) -> None:
+        if packing not in PACKINGS:
+            raise ValueError(f"unknown packing {packing!r}; choose one of {', '.join(PACKINGS)}")
         self.proposal = proposal
         self.seed = seed
+        self.packing = packing
 
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
@@ -40,7 +48,8 @@ class StepPlanner:
         candidates = [item.strategy for item in proposal.candidates]
         gpus = proposal.cluster.gpus
         selected = select(batch, candidates, self.models, gpus)
-        return assemble(batch, selected, self._planner, gpus, proposal.profile.forward_fraction)
+        fraction = proposal.profile.forward_fraction
+        return assemble(batch, selected, self._planner, gpus, fraction, self.packing)
 
     def _plan_rounds(self, batch: Batch) -> Plan:
         """Under ZeRO-3 the step's own rounds of groups; candidates do not restrict them."""

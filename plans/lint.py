@@ -15,6 +15,10 @@ ROUNDING_MS = 0.0005
 """Times are rounded to 3 decimals: each may be off by this much."""
 
 
+_MICROSECOND = 1e-3
+"""Times are whole microseconds, so a bound below one is written as 0."""
+
+
 class SchemeCost(Protocol):
     """What a profile says of one scheme: a·l² + b·l per sequence, c per micro-batch, and MaxLen.
 
@@ -258,7 +262,7 @@ def _step_times(plan: Plan) -> Iterator[str]:
         gap = predicted / bound - 1
         if not abs(plan.gap - gap) <= 1e-6:
             yield f"gap: {plan.gap}, but predicted_ms / lower_bound_ms − 1 is {gap:.7f}"
-    elif predicted > 0:
+    elif predicted > _MICROSECOND:
         yield f"lower_bound_ms: 0 bounds nothing of predicted_ms = {predicted}"
     elif plan.gap != 0:
         yield f"gap: {plan.gap}, but predicted_ms and lower_bound_ms are both 0"

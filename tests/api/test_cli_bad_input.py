@@ -114,7 +114,7 @@ def test_a_sequence_longer_than_any_scheme_holds(tmp_path: Path, output: Path) -
 def test_fewer_gpus_than_the_smallest_scheme(lengths: Path, output: Path) -> None:
     said = complaint(propose(lengths, output, "--profile", "llama-7b-a800-80gb", "--gpus", 1), 3)
     assert said == (
-        "1 GPUs are too few for llama-7b-a800-80gb: the smallest scheme of the profile takes 2; "
+        "1 GPU is too few for llama-7b-a800-80gb: the smallest scheme of the profile takes 2; "
         "add GPUs"
     )
     nothing_left(output)

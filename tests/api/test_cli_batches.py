@@ -95,3 +95,20 @@ def test_line_ends_of_other_systems(dense: Made, tmp_path: Path) -> None:
     path.write_bytes(GOOD.replace(b"\n", b"\r\n") + b"\r\n" + b'{"lengths":[5]}')
     done = call("plan", "--proposal", dense.proposal, "--batches", path)
     assert (done.code, done.out.count("\n")) == (0, 2)
+
+
+def test_tokens_have_no_place_beside_batches(dense: Made, output: Path, tmp_path: Path) -> None:
+    batches = tmp_path / "batches.jsonl"
+    batches.write_bytes(GOOD)
+    outcome = call(
+        "plan", "--proposal", dense.proposal, "--batches", batches, "--tokens", 9, "-o", output
+    )
+    assert "--tokens is for --lengths" in complaint(outcome)
+    nothing_left(output)
+
+
+def test_an_input_is_not_overwritten(dense: Made, lengths: Path) -> None:
+    before = dense.proposal.read_bytes()
+    outcome = call("plan", "--proposal", dense.proposal, "--lengths", lengths, "-o", dense.proposal)
+    assert "is an input of this command" in complaint(outcome)
+    assert dense.proposal.read_bytes() == before

@@ -22,7 +22,8 @@ SURFACE = {
     "profiles": "NAME|FILE --gpus --max-len --optimizer-shards --json",
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
     "--optimizer-shards --include-flagged -o/--output --json",
-    "plan": "--proposal! --lengths --batches --tokens --steps --seed --workers -o/--output --json",
+    "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --workers "
+    "-o/--output --json",
     "check": "plans.jsonl --profile --proposal --json",
     "explain": "plans.jsonl --step! --rank --json",
     "demo": "--lengths -o/--output",

@@ -67,7 +67,7 @@ def drawn_batches(steps: int, seed: int = 0, sequences: int = 60) -> list[Batch]
     ]
 
 
-def serve_and_die(pipe: Connection, proposal: str, seed: int) -> None:
+def serve_and_die(pipe: Connection, proposal: str, seed: int, packing: str) -> None:
     """A worker's life, but that one sequence ends it, as a step does that takes all memory."""
     plan = producer.plan_one
 
@@ -77,4 +77,4 @@ def serve_and_die(pipe: Connection, proposal: str, seed: int) -> None:
         return plan(planner, batch)
 
     producer.plan_one = plan_or_die
-    producer._serve(pipe, proposal, seed)
+    producer._serve(pipe, proposal, seed, packing)

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     with atomic_write(args.output / "proposal.json", "w") as file:
         file.write(proposal.to_json())
     print(f"\nwritten: {plans} and {args.output / 'proposal.json'}")
-    print(f"next: seqplan explain {plans} --step 3")
+    print(f"next: seqplan explain {plans} --step 3 (in the repository: ./run seqplan explain …)")
     return 0
 
 

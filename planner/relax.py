@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from seqplan.planner.batch import Batch
 from seqplan.planner.fleet import PipelineClass
@@ -112,6 +110,10 @@ def _solve(
 
     Variables: part of each group in each state of each class; pipelines in each; the scale.
     """
+    # Half a second to import, which commands that plan nothing should not wait for.
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
     states, n = eligible.shape
     where_s, where_n = np.nonzero(eligible)
     parts = len(where_s)

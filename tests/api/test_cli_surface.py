@@ -157,7 +157,7 @@ def made_script(tmp_path: Path, dense: Made, lockstep: Made) -> Path:
 
 
 def test_help_is_light() -> None:
-    heavy = ("torch", "ortools", "pulp", "fastapi", "pyarrow")
+    heavy = ("torch", "ortools", "pulp", "fastapi", "pyarrow", "scipy.optimize")
     code = (
         "import sys; from seqplan.api.cli import build_parser; build_parser({}).format_help();"
         f"print([name for name in {heavy} if name in sys.modules])"

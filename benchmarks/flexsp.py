@@ -13,7 +13,7 @@ from seqplan.planner.published.flexsp import flexsp
 from seqplan.planner.rounds import plan_rounds
 from seqplan.profiler.shipped import shipped
 
-PROFILE, GPUS, SEQUENCES, BATCHES, SEED = "gpt-7b-a100-40gb", 64, 512, 8, 3
+PROFILE, GPUS, SEQUENCES, BATCHES, SEED = "gpt-7b-a100-40gb", 64, 512, 5, 3
 CONTEXTS = (32768, 196608)
 LIMIT_S = 10.0
 

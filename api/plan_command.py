@@ -183,7 +183,13 @@ def _batches(
         batches = list(read_batches(args.batches, limit))
         return batches, len(batches), 0
     lengths = read_lengths([args.lengths]).values
-    sampler = Sampler(lengths, args.tokens or proposal.cluster.tokens, limit, args.seed)
+    tokens = args.tokens or proposal.cluster.tokens
+    sampler = Sampler(lengths, tokens, limit, args.seed)
+    if (total := int(sampler.lengths.sum())) < tokens:
+        raise ValueError(
+            f"{args.lengths}: has {total} tokens, fewer than a step of {tokens}, which would "
+            "repeat sequences; give --tokens, or more data"
+        )
     return sampler.batches(args.steps), args.steps, sampler.truncated
 
 

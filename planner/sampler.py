@@ -15,8 +15,8 @@ class Sampler:
 
     Sequences longer than ``max_len`` count as truncated to it. Each epoch is a permutation fixed by
     (seed, epoch); a step takes sequences in that order until the next would exceed ``tokens``, at
-    least one; a step that meets the end of an epoch goes on in the next, and so may meet a sequence
-    of its own again. ``ValueError`` for less data than a step.
+    least one; a step that meets the end of an epoch goes on in the next, so that with little data
+    it may meet a sequence again.
     """
 
     def __init__(
@@ -28,12 +28,6 @@ class Sampler:
             raise ValueError(f"the longest sequence must be 1 or more tokens, not {max_len}")
         if not len(lengths):
             raise ValueError("no sequences to draw from")
-        total = int(np.minimum(lengths, max_len).sum())
-        if total < tokens:
-            raise ValueError(
-                f"the data set has {total} tokens, fewer than a step of {tokens}; a step would "
-                "repeat sequences: give fewer tokens a step or more data"
-            )
         self.truncated = int((lengths > max_len).sum())
         self.lengths = np.minimum(lengths, max_len).astype(np.int64)
         self._tokens = tokens

@@ -112,3 +112,11 @@ def test_an_input_is_not_overwritten(dense: Made, lengths: Path) -> None:
     outcome = call("plan", "--proposal", dense.proposal, "--lengths", lengths, "-o", dense.proposal)
     assert "is an input of this command" in complaint(outcome)
     assert dense.proposal.read_bytes() == before
+
+
+def test_a_step_does_not_repeat_sequences(dense: Made, output: Path, tmp_path: Path) -> None:
+    source = tmp_path / "few.txt"
+    source.write_text("100\n200\n")
+    outcome = call("plan", "--proposal", dense.proposal, "--lengths", source, "-o", output)
+    assert "has 300 tokens, fewer than a step of 8000" in complaint(outcome)
+    nothing_left(output)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.settings import PROFILE, Data, cluster, markdown
 from seqplan.planner.batch import Batch
@@ -13,13 +14,14 @@ from seqplan.planner.fleet import Fleet
 from seqplan.planner.homogeneous import strategy_ms
 from seqplan.planner.make_proposal import make_proposal
 from seqplan.planner.order import order_micro_batches
-from seqplan.planner.proposal_file import ProposalDocument
+from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
 from seqplan.planner.published.greedy_dispatch import dispatch_bound_ms, greedy_dispatch
 from seqplan.planner.published.ilp_packing import ilp_packing
 from seqplan.planner.sampler import Sampler
 from seqplan.planner.simulate import simulate_ms
 from seqplan.planner.simulate_plan import simulate_plan_ms
 from seqplan.planner.step import StepPlanner
+from seqplan.planner.tailor import Models
 from seqplan.plans.scheme import Strategy
 from seqplan.profiler.shipped import shipped
 
@@ -35,13 +37,13 @@ def run(data: Sequence[Data]) -> None:
     for item in data:
         where = cluster(GPUS)
         ours = StepPlanner(make_proposal(profile, where, item.lengths))
-        pool = make_proposal(profile, where, item.lengths, method="eq4")
+        pool = _pool(item.lengths, ours.models)
         for batch in Sampler(item.lengths, where.tokens, where.max_len, SEED).batches(STEPS):
             start = time.perf_counter()
             plan = ours.plan(batch)
             ours_s = time.perf_counter() - start
             start = time.perf_counter()
-            strategy, form_s, simulated = published_step(pool, batch)
+            strategy, form_s, simulated = published_step(pool, batch, ours.models)
             theirs_s = time.perf_counter() - start
             same = strategy_ms(strategy, batch, ours.models)
             rows.append(
@@ -63,16 +65,25 @@ def run(data: Sequence[Data]) -> None:
     print(markdown([*head, "ratio", "planning"], rows) + "\n")
 
 
-def published_step(pool: ProposalDocument, batch: Batch) -> tuple[Strategy, float, float]:
+def _pool(lengths: npt.NDArray[np.int64], models: Models) -> list[Strategy]:
+    """Eq. 4's integer strategies, one for every L where they differ."""
+    values, counts = np.unique(np.minimum(lengths, 32768), return_counts=True)
+    ordered = list(models.values())
+    relaxed = continuous_proposal(ordered, values, counts.astype(np.float64))
+    return list(integer_strategies(relaxed, ordered, GPUS))
+
+
+def published_step(
+    pool: Sequence[Strategy], batch: Batch, models: Models
+) -> tuple[Strategy, float, float]:
     """The strategy that the published method selects, and its time: form S and simulated (ms).
 
     Every candidate that holds the batch is dispatched by Alg. 1 and estimated by its bound; the
     best is packed pipeline by pipeline by Eq. 1.
     """
-    models = pool.cluster.models(pool.profile)
     best: tuple[float, Fleet, list[list[int]]] | None = None
-    for candidate in pool.candidates:
-        fleet = Fleet.of(candidate.strategy, models)
+    for strategy in pool:
+        fleet = Fleet.of(strategy, models)
         if fleet.max_sequence < batch.longest:
             continue
         each = [item for item in fleet.classes for _ in range(item.count)]

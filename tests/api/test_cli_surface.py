@@ -26,6 +26,7 @@ SURFACE = {
     "-o/--output --json",
     "check": "plans.jsonl --profile --proposal --json",
     "explain": "plans.jsonl --step! --rank --json",
+    "trace": "plans.jsonl --step! -o/--output",
     "demo": "--lengths -o/--output",
 }
 """Arguments of each verb as scripts use them; ``!``: must be given."""

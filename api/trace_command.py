@@ -1,0 +1,182 @@
+"""``seqplan trace``: a step's simulated execution as a Chrome trace, for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from seqplan.api.explain_command import find_step
+from seqplan.api.output import check_output
+from seqplan.api.terminal import natural
+from seqplan.planner.simulate import FORWARD_FRACTION, Event, simulate_ms, timeline
+from seqplan.plans.atomic import atomic_write
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Plan, PlannedPipeline
+from seqplan.plans.schedule import Schedule, schedule
+
+_DESCRIPTION = """\
+Write the simulated execution of one step as a Chrome trace: open it in Perfetto. A process is a
+pipeline, a thread a stage of it, an event one forward or backward of a micro-batch.
+"""
+
+_EXAMPLES = """\
+examples:
+  seqplan trace plans.jsonl --step 3 -o trace.json
+"""
+
+PHASES = {"F": "forward", "B": "backward"}
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "trace",
+        help="write one step as a Chrome trace",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("plans", metavar="plans.jsonl", type=Path)
+    parser.add_argument("--step", metavar="K", type=natural, required=True)
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="trace.json; without it, stdout"
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb. ``ValueError`` when there is no such step or its plan breaks a rule."""
+    check_output(args.output, args.plans)
+    plan = find_step(args.plans, args.step)
+    if broken := lint(plan, None):
+        raise ValueError(
+            f"{args.plans}: step {plan.step} breaks a rule ({broken[0]}); "
+            "seqplan check lists all that is wrong"
+        )
+    document = json.dumps(trace(plan), separators=(",", ":"))
+    if args.output is None:
+        print(document)
+        return 0
+    with atomic_write(args.output) as file:
+        file.write(document + "\n")
+    print(f"written: {args.output}")
+    return 0
+
+
+def trace(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> dict[str, Any]:
+    """The step as a Chrome trace document (JSON object format), times in microseconds.
+
+    Every pipeline takes its 1F1B simulation; pipelines that share ranks follow one another and
+    rounds wait for each other, as in the plan. A stage is one thread, since its ranks do the same
+    at the same time. The plan must be sound.
+    """
+    durations = [
+        simulate_ms(_costs(pipeline), pipeline.scheme.pp, forward_fraction)
+        for pipeline in plan.pipelines
+    ]
+    times = schedule(plan.pipelines, durations)
+    events: list[dict[str, Any]] = []
+    for index, pipeline in enumerate(plan.pipelines):
+        events += _names(index, pipeline)
+        events += _passes(plan, index, times.start_ms[index], forward_fraction)
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "step": plan.step,
+            "tokens": plan.tokens,
+            "world_size": plan.world_size,
+            "idle_ranks": list(plan.idle_ranks),
+            "simulated_ms": times.makespan_ms,
+            "predicted_ms": plan.predicted_ms,
+            "profile": plan.planner.profile,
+        },
+        "traceEvents": [*events, *_rounds(plan, times)],
+    }
+
+
+def _costs(pipeline: PlannedPipeline) -> list[float]:
+    return [micro.cost_ms for micro in pipeline.micro_batches]
+
+
+def _names(index: int, pipeline: PlannedPipeline) -> Iterator[dict[str, Any]]:
+    """What Perfetto shows beside the tracks, and their order."""
+    about = "" if pipeline.round is None else f", round {pipeline.round}"
+    label = f"pipeline {index}: {pipeline.scheme} on ranks {spans(pipeline.ranks)}{about}"
+    yield _metadata("process_name", index, 0, name=label)
+    yield _metadata("process_sort_index", index, 0, sort_index=index)
+    for stage in range(pipeline.scheme.pp):
+        ranks = spans(_stage_ranks(pipeline, stage))
+        yield _metadata("thread_name", index, stage, name=f"stage {stage}: ranks {ranks}")
+        yield _metadata("thread_sort_index", index, stage, sort_index=stage)
+
+
+def _metadata(what: str, process: int, thread: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": args}
+
+
+def _passes(
+    plan: Plan, index: int, begin_ms: float, forward_fraction: float
+) -> Iterator[dict[str, Any]]:
+    """The forwards and backwards of one pipeline."""
+    pipeline = plan.pipelines[index]
+    last = [0] * pipeline.scheme.pp
+    for event in timeline(_costs(pipeline), pipeline.scheme.pp, forward_fraction):
+        # Nanoseconds, from the end of the pass before at the earliest: events of a thread must
+        # not overlap by a rounding error, or a viewer would nest them.
+        start = max(round((begin_ms + event.start_ms) * 1e6), last[event.stage])
+        end = max(round((begin_ms + event.end_ms) * 1e6), start)
+        last[event.stage] = end
+        yield {
+            "ph": "X",
+            "name": f"{event.phase}{event.micro_batch}",
+            "cat": PHASES[event.phase],
+            "pid": index,
+            "tid": event.stage,
+            "ts": start / 1000,
+            "dur": (end - start) / 1000,
+            "args": _about(plan, pipeline, event),
+        }
+
+
+def _about(plan: Plan, pipeline: PlannedPipeline, event: Event) -> dict[str, Any]:
+    micro = pipeline.micro_batches[event.micro_batch]
+    return {
+        "micro_batch": event.micro_batch,
+        "tokens": micro.tokens,
+        "padded_tokens": micro.padded_tokens,
+        "sequences": len(micro.sequences),
+        "longest": max((plan.lengths[position] for position in micro.sequences), default=0),
+        "cost_ms": micro.cost_ms,
+        "ranks": spans(_stage_ranks(pipeline, event.stage)),
+    }
+
+
+def _rounds(plan: Plan, times: Schedule) -> Iterator[dict[str, Any]]:
+    """A mark across all tracks where a round starts."""
+    starts: dict[int, float] = {}
+    for pipeline, start in zip(plan.pipelines, times.start_ms, strict=True):
+        if pipeline.round is not None:
+            starts[pipeline.round] = min(start, starts.get(pipeline.round, start))
+    for number, start in sorted(starts.items()):
+        mark = {"ph": "i", "s": "g", "name": f"round {number}", "pid": 0, "tid": 0}
+        yield {**mark, "ts": round(start * 1e6) / 1000}
+
+
+def _stage_ranks(pipeline: PlannedPipeline, stage: int) -> tuple[int, ...]:
+    width = pipeline.scheme.stage_gpus
+    return pipeline.ranks[stage * width : (stage + 1) * width]
+
+
+def spans(ranks: tuple[int, ...]) -> str:
+    """Ranks as ``0–3, 8``."""
+    found: list[list[int]] = []
+    for rank in sorted(ranks):
+        if found and rank == found[-1][1] + 1:
+            found[-1][1] = rank
+        else:
+            found.append([rank, rank])
+    return ", ".join(f"{low}" if low == high else f"{low}–{high}" for low, high in found)

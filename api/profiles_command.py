@@ -154,7 +154,7 @@ def _listing(profiles: list[Profile]) -> list[str]:
     lines = table(
         ("profile", "hardware", "schemes", "ZeRO", "fit error"),
         [
-            (p.name, p.hardware, str(len(p.schemes)), str(p.zero_stage), p.residuals.split(":")[0])
+            (p.name, p.hardware, str(len(p.schemes)), str(p.zero_stage), _fit_error(p))
             for p in profiles
         ],
         left=2,
@@ -164,6 +164,12 @@ def _listing(profiles: list[Profile]) -> list[str]:
         text = f"{', '.join(names)}: {source}"
         lines += ["", *textwrap.wrap(text, 98, break_on_hyphens=False, break_long_words=False)]
     return lines
+
+
+def _fit_error(profile: Profile) -> str:
+    """The stated fit error, or that there is none."""
+    kind, _, stated = profile.residuals.partition(": ")
+    return kind if kind == "unknown" else stated or kind
 
 
 def _described(profile: Profile) -> list[str]:

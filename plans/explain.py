@@ -156,13 +156,16 @@ def _candidates(plan: Plan) -> Iterable[str]:
         default=None,
     )
     for entry in plan.selection:
-        pruned = entry.predicted_ms is None
+        verdict = "best" if entry.predicted_ms == best else ""
+        if entry.predicted_ms is None:
+            beaten = best is not None and entry.lower_bound_ms >= best
+            verdict = "pruned by its bound" if beaten else "no better plan found"
         rows.append(
             [
                 _cut(str(entry.strategy) or "none", WIDTH - 42),
                 f"{entry.lower_bound_ms:,.1f}",
                 "–" if entry.predicted_ms is None else f"{entry.predicted_ms:,.1f}",
-                "pruned by its bound" if pruned else "best" if entry.predicted_ms == best else "",
+                verdict,
             ]
         )
     return _table(rows, left=(0, 3))

@@ -36,16 +36,18 @@ def assemble(
     """
     strategy = selected.fleet.strategy
     shares = _deal(batch, selected)
+    times = [time for times in selected.filling.pipeline_ms for time in times]
+    classes = _each(selected.fleet.classes)
+    # Packing anew can shorten the step only where no pipeline of one stage is as slow.
+    serial = max((t for t, item in zip(times, classes, strict=True) if item.pp == 1), default=0.0)
     pipelines = []
     first = 0
-    for scheme, item, micro_batches in zip(
-        strategy, _each(selected.fleet.classes), shares, strict=True
-    ):
+    for scheme, item, micro_batches, time in zip(strategy, classes, shares, times, strict=True):
         ranks = tuple(range(first, first + scheme.gpus))
         first += scheme.gpus
-        if item.pp > 1 and micro_batches:
+        if item.pp > 1 and time > max(serial, selected.lower_bound_ms):
             micro_batches = _repacked(item, micro_batches, batch.lengths)
-        elif packing == "even" and micro_batches:
+        elif item.pp == 1 and packing == "even" and micro_batches:
             micro_batches = _evened(item, micro_batches, batch.lengths)
         pipelines.append(
             planned_pipeline(scheme, item, ranks, micro_batches, batch, forward_fraction)

@@ -13,6 +13,9 @@ from heapq import heapify, heapreplace
 
 from seqplan.planner.fleet import PipelineClass
 
+MOST_IMPROVED = 150
+"""Sequences of a pipeline beyond which the first packing is not improved."""
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -155,8 +158,8 @@ def _improve(
     item: PipelineClass, packed: list[list[int]], work: Sequence[float], padded: Sequence[int]
 ) -> None:
     """Move or swap sequences off the largest micro-batch while its work falls. In place."""
-    if item.pp == 1:
-        return  # the sum is what it is
+    if item.pp == 1 or len(work) > MOST_IMPROVED:
+        return  # the sum is what it is; many sequences leave little to gain
     load = [sum(work[j] for j in micro) for micro in packed]
     used = [sum(padded[j] for j in micro) for micro in packed]
     for _ in range(4 * len(work)):

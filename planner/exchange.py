@@ -1,0 +1,84 @@
+"""What an iteration takes beside propagation: parameter pull, gradient push, optimizer.
+
+Published for one setting (Hydraulis, arXiv 2412.07894, Table 1; LLaMA-32B on 64 A800): 1,110 ms of
+pull and push with equal replicas, 1,710 ms with different ones, of which overlapping hides 530;
+20 ms of optimizer. Bytes over bandwidth explain only part of it: four replicas of 16 GPUs move
+2·2 bytes · 32e9/16 · 3/4 = 6 GB per GPU, 240 ms at 25 GB/s (InfiniBand of 200 GB/s per node of 8),
+so 22 % of the bandwidth is used. The published times are therefore taken as they are, in proportion
+to the parameters, rather than derived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seqplan.planner.flops import parameters
+from seqplan.profiler.profile import Profile
+
+PUBLISHED_PARAMETERS = 32.3e9
+HOMOGENEOUS_MS, HETEROGENEOUS_MS, OPTIMIZER_MS = 1110.0, 1710.0, 20.0
+PUBLISHED_OVERLAP = (1710 - 1180) / 1710
+"""Share of the exchange that overlapping hid for different replicas."""
+
+NODE_SPEED_UP = 400 / 25
+"""NVLink's 400 GB/s over a GPU's share of InfiniBand: replicas of one node exchange inside it."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Times of one iteration in ms; ``overlap``: share of the exchange hidden by propagation.
+
+    ``source``: where the times come from, a sentence for people. ``ValueError`` for a negative time
+    or a share outside 0 … 1.
+    """
+
+    homogeneous_ms: float
+    heterogeneous_ms: float
+    overlap: float
+    optimizer_ms: float
+    source: str
+
+    def __post_init__(self) -> None:
+        for name in ("homogeneous_ms", "heterogeneous_ms", "optimizer_ms"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be a number of 0 or more, not {getattr(self, name)}")
+        if not 0 <= self.overlap <= 1:
+            raise ValueError(f"overlap must be a share from 0 to 1, not {self.overlap}")
+
+    def exposed_ms(self, heterogeneous: bool) -> float:
+        """Pull and push that propagation does not hide."""
+        whole = self.heterogeneous_ms if heterogeneous else self.homogeneous_ms
+        return whole * (1 - self.overlap)
+
+
+def exchange_of(
+    profile: Profile,
+    gpus: int,
+    *,
+    exchange_ms: tuple[float, float] | None = None,
+    overlap: float = 0.0,
+    optimizer_ms: float = OPTIMIZER_MS,
+) -> Exchange:
+    """The exchange on ``gpus`` GPUs: given (equal replicas, different ones), or as published.
+
+    Under ZeRO-3 there is none: the gathers of every layer are part of the profile's latency.
+    """
+    if profile.rounds and exchange_ms is None:
+        source = "no exchange: under ZeRO-3 the gathers are part of the profile's latency"
+        return Exchange(0.0, 0.0, overlap, optimizer_ms, source)
+    if exchange_ms is not None:
+        source = f"exchange as given: {exchange_ms[0]:g} ms, different replicas {exchange_ms[1]:g}"
+        return Exchange(*exchange_ms, overlap, optimizer_ms, source)
+    weights = parameters(profile.shape)
+    scale = 1.0 if weights is None else weights / PUBLISHED_PARAMETERS
+    of = "as published" if weights is None else "as published, in proportion to the parameters"
+    where = ""
+    if gpus <= profile.gpus_per_node:
+        scale /= NODE_SPEED_UP
+        where = f", {NODE_SPEED_UP:g} times faster within one node"
+    times = (round(HOMOGENEOUS_MS * scale, 3), round(HETEROGENEOUS_MS * scale, 3))
+    source = (
+        f"exchange {of} (Hydraulis Table 1: 32B on 64 A800){where}: {times[0]:,.0f} ms between "
+        f"equal replicas, {times[1]:,.0f} ms between different ones, {overlap:.0%} of it hidden"
+    )
+    return Exchange(*times, overlap, optimizer_ms, source)

@@ -54,6 +54,21 @@ def assemble(
         )
     predicted = max(pipeline.predicted_ms for pipeline in pipelines)
     bound = min(floor_us(selected.lower_bound_ms), predicted)
+    judged = considered(selected.judged, strategy, predicted, bound)
+    return plan_of(batch, planner, world_size, pipelines, predicted, bound, judged)
+
+
+def plan_of(
+    batch: Batch,
+    planner: Planner,
+    world_size: int,
+    pipelines: Sequence[PlannedPipeline],
+    predicted_ms: float,
+    bound_ms: float,
+    selection: tuple[Considered, ...],
+) -> Plan:
+    """The plan of these pipelines; ranks in none of them are idle."""
+    used = {rank for pipeline in pipelines for rank in pipeline.ranks}
     return Plan(
         step=batch.step,
         planner=planner,
@@ -63,12 +78,12 @@ def assemble(
         tokens=batch.tokens,
         loss_tokens=loss_tokens(batch),
         pipelines=tuple(pipelines),
-        idle_ranks=tuple(range(first, world_size)),
+        idle_ranks=tuple(rank for rank in range(world_size) if rank not in used),
         groups=process_groups(pipelines),
-        predicted_ms=predicted,
-        lower_bound_ms=bound,
-        gap=gap(predicted, bound),
-        selection=considered(selected.judged, strategy, predicted, bound),
+        predicted_ms=predicted_ms,
+        lower_bound_ms=bound_ms,
+        gap=gap(predicted_ms, bound_ms),
+        selection=selection,
     )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from seqplan.planner.assemble import floor_us, gap, loss_tokens, planned_pipeline
+from seqplan.planner.assemble import floor_us, plan_of, planned_pipeline
 from seqplan.planner.batch import Batch
 from seqplan.planner.fleet import PipelineClass
 from seqplan.planner.rounds import Rounds
-from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import Plan, PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme
 
@@ -15,7 +14,6 @@ def assemble_rounds(batch: Batch, rounds: Rounds, planner: Planner, world_size: 
     """The plan of a step in rounds. Groups take consecutive ranks, the largest first."""
     pools = [iter(positions) for positions in batch.positions]
     pipelines: list[PlannedPipeline] = []
-    used = 0
     for number, one in enumerate(rounds.rounds):
         first = 0
         for k, micro in one.groups:
@@ -27,25 +25,9 @@ def assemble_rounds(batch: Batch, rounds: Rounds, planner: Planner, world_size: 
             pipelines.append(
                 planned_pipeline(scheme, item, ranks, [positions], batch, 1 / 3, number)
             )
-        used = max(used, first)
     slowest: dict[int | None, float] = {}
     for pipeline in pipelines:
         slowest[pipeline.round] = max(slowest.get(pipeline.round, 0.0), pipeline.predicted_ms)
     predicted = round(sum(slowest.values()), 3)
     bound = min(floor_us(rounds.lower_bound_ms), predicted)
-    return Plan(
-        step=batch.step,
-        planner=planner,
-        world_size=world_size,
-        ids=batch.ids,
-        lengths=batch.lengths,
-        tokens=batch.tokens,
-        loss_tokens=loss_tokens(batch),
-        pipelines=tuple(pipelines),
-        idle_ranks=tuple(range(used, world_size)),
-        groups=process_groups(pipelines),
-        predicted_ms=predicted,
-        lower_bound_ms=bound,
-        gap=gap(predicted, bound),
-        selection=(),
-    )
+    return plan_of(batch, planner, world_size, pipelines, predicted, bound, ())

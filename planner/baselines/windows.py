@@ -1,0 +1,35 @@
+"""First-fit-decreasing windows and round-robin: how fixed-window trainers fill a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def first_fit_decreasing(lengths: Sequence[int], window: int, unit: int = 1) -> list[list[int]]:
+    """Positions per window of at most ``window`` tokens, lengths padded to a multiple of ``unit``.
+
+    Longest first, each into the first window with room. ``ValueError`` when a sequence exceeds the
+    window.
+    """
+    windows: list[list[int]] = []
+    room: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        padded = -(-lengths[i] // unit) * unit
+        if padded > window:
+            raise ValueError(f"a sequence of {lengths[i]} tokens exceeds the window of {window}")
+        place = next((j for j, left in enumerate(room) if left >= padded), None)
+        if place is None:
+            place = len(windows)
+            windows.append([])
+            room.append(window)
+        windows[place].append(i)
+        room[place] -= padded
+    return windows
+
+
+def round_robin(items: Sequence[T], pipelines: int) -> list[list[T]]:
+    """Deal items to pipelines in turn."""
+    return [list(items[k::pipelines]) for k in range(pipelines)]

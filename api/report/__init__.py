@@ -1,0 +1,5 @@
+"""A comparison as one self-contained HTML file."""
+
+from seqplan.api.report.page import render
+
+__all__ = ["render"]

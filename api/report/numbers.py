@@ -1,0 +1,72 @@
+"""Numbers as the report writes them: thousands separators, few digits, a dash for the unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+UNKNOWN = "—"
+
+
+def whole(value: float) -> str:
+    """An integer: ``12,345``."""
+    return f"{value:,.0f}"
+
+
+def milliseconds(value: float | None) -> str:
+    """Milliseconds without the unit, which the column or axis has: ``3,410.2``."""
+    return UNKNOWN if value is None else f"{value:,.1f}"
+
+
+def duration(value_ms: float) -> str:
+    """A time with its unit: ``3.41 s``, ``812 ms``, ``0.52 ms``."""
+    if value_ms >= 1000:
+        return f"{value_ms / 1000:,.2f} s"
+    return f"{value_ms:,.0f} ms" if value_ms >= 10 else f"{value_ms:.2f} ms"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share as a percentage: ``12.3 %``."""
+    return UNKNOWN if share is None else f"{100 * share:,.{digits}f} %"
+
+
+def factor(value: float) -> str:
+    """A ratio: ``1.43×``."""
+    return f"{value:,.2f}×"
+
+
+def ratio(value: float | None) -> str:
+    """An imbalance: ``0.083``."""
+    return UNKNOWN if value is None else f"{value:,.3f}"
+
+
+def coefficient(value: float) -> str:
+    """A fitted coefficient with four significant digits: ``1.234e-06``, ``0.0457``."""
+    return f"{value:.4g}"
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean, None where there is nothing or something unknown."""
+    known: list[float] = []
+    for value in values:
+        if value is None:
+            return None
+        known.append(value)
+    return sum(known) / len(known) if known else None
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Integers as ``0–3, 8``."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(f"{low:,}" if low == high else f"{low:,}–{high:,}" for low, high in found)

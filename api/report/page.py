@@ -1,0 +1,94 @@
+"""The report as one HTML page: its head, its sections in reading order, its foot."""
+
+from __future__ import annotations
+
+from seqplan.api.report.curves import curves
+from seqplan.api.report.gantt import gantt
+from seqplan.api.report.headline import headline
+from seqplan.api.report.lengths import lengths
+from seqplan.api.report.load import load
+from seqplan.api.report.markup import element, text
+from seqplan.api.report.planning import planning
+from seqplan.api.report.strategies import strategies
+from seqplan.api.report.style import CSS, PATTERNS
+from seqplan.api.report.throughput import throughput
+from seqplan.planner.comparison import Comparison
+from seqplan.plans.version import VERSION
+from seqplan.profiler.profile import Profile
+
+CONTENTS = (
+    ("summary", "Summary"),
+    ("throughput", "Throughput"),
+    ("data", "Data"),
+    ("curves", "Curves"),
+    ("strategies", "Strategies"),
+    ("gantt", "Gantt"),
+    ("load", "Load"),
+    ("planning", "Planning"),
+)
+
+
+def render(comparison: Comparison, profile: Profile | None = None) -> str:
+    """The comparison as a self-contained HTML document without scripts or outside resources.
+
+    ``profile`` adds the fitted curves of the schemes that fit. The same input gives the same text.
+    ``ValueError`` for a comparison without systems or steps, or with unequal numbers of steps.
+    """
+    if not comparison.systems or not comparison.ours.iterations:
+        raise ValueError("nothing to report: the comparison has no systems or no steps")
+    steps = len(comparison.ours.iterations)
+    for system in comparison.systems:
+        if len(system.iterations) != steps:
+            raise ValueError(
+                f"system {system.name!r} has {len(system.iterations)} steps, but ours has {steps}"
+            )
+    sections = [
+        headline(comparison),
+        throughput(comparison),
+        lengths(comparison),
+        "" if profile is None else curves(comparison, profile),
+        strategies(comparison),
+        gantt(comparison),
+        load(comparison),
+        planning(comparison),
+    ]
+    title = f"{comparison.profile} on {comparison.gpus:,} GPUs"
+    body = "\n".join(
+        (
+            PATTERNS,
+            element("header", element("h1", text(title)), _setting(comparison), _contents(profile)),
+            element("main", "\n".join(sections)),
+            element(
+                "footer",
+                element(
+                    "p",
+                    text(f"seqplan {VERSION}. Simulated on profile {comparison.profile}."),
+                    class_="lead",
+                ),
+            ),
+        )
+    )
+    head = (
+        '<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>\n{CSS}</style>"
+    )
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n'
+        f"<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _setting(comparison: Comparison) -> str:
+    sentence = (
+        f"{comparison.hardware}; {len(comparison.ours.iterations):,} steps of "
+        f"{comparison.tokens:,} tokens, sequences up to {comparison.max_len:,} tokens, seed "
+        f"{comparison.seed}. Every figure is simulated on profile {comparison.profile}."
+    )
+    return element("p", text(sentence), class_="lead")
+
+
+def _contents(profile: Profile | None) -> str:
+    entries = [(ident, name) for ident, name in CONTENTS if profile or ident != "curves"]
+    links = (element("li", element("a", name, href=f"#{ident}")) for ident, name in entries)
+    return element("nav", element("ul", *links), aria_label="Contents")

@@ -92,7 +92,7 @@ def _chart(models: list[SchemeModel], limit: int, width: float) -> Drawing:
     top, bottom = 26.0, height - 36
     right = width - max(text_width(str(model.scheme)) for model in models) - 22
     costs = [_cost(m, at) for m in models for at in _lengths(first, m.max_len)]
-    y = Scale(min(costs) / 1.1, max(costs) * 1.1, bottom, top, log=True)
+    y = Scale(min(costs) / 1.3, max(costs) * 1.1, bottom, top, log=True)
     left = max(text_width(f"{tick:g}") for tick in y.ticks(36)) + 8
     x = Scale(first, last, left, right, log=True)
     shapes = [label(0, 12, "GPU-ms per token", class_="soft")]

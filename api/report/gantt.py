@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from seqplan.api.report.gantt_rows import Block, Row, blocks, rows_of
 from seqplan.api.report.markup import element, section, table, text
@@ -31,6 +32,14 @@ NUMBERED = 150
 """Micro-batch numbers in a chart, at most."""
 
 
+@dataclass(frozen=True)
+class Extent:
+    """What the charts of one step share: the end of the time axis and the height of a GPU (px)."""
+
+    end_ms: float
+    gpu: float
+
+
 def gantt(comparison: Comparison) -> str:
     """Our slowest and our fastest step, and the best baseline on the same batches."""
     best = best_baseline(comparison)
@@ -42,8 +51,12 @@ def gantt(comparison: Comparison) -> str:
     for word, at in steps:
         # One time axis for a step, so that lengths can be compared between systems.
         end = max(system.iterations[at].total_ms for system in systems)
-        for system in systems:
-            parts.append(_chart(comparison, system, system.iterations[at], word, end))
+        # Enough height for the rows of either, and the same height for a GPU in both.
+        rows = [rows_of(system.iterations[at]) for system in systems]
+        height = min(620.0, max(120.0, 34.0 * max(map(len, rows))))
+        for system, found in zip(systems, rows, strict=True):
+            scale = Extent(end, height / found[-1].high)
+            parts.append(_chart(comparison, system, system.iterations[at], word, found, scale))
     against = "" if best is None else f" and {best.name} on the same batches"
     return section(
         "gantt",
@@ -55,13 +68,17 @@ def gantt(comparison: Comparison) -> str:
 
 
 def _chart(
-    comparison: Comparison, system: System, iteration: Iteration, word: str, end_ms: float
+    comparison: Comparison,
+    system: System,
+    iteration: Iteration,
+    word: str,
+    rows: Sequence[Row],
+    extent: Extent,
 ) -> str:
     ident = f"gantt-{word}-{'ours' if system is comparison.ours else 'other'}"
     title = f"Our {word} step ({iteration.step:,}): {system.name}"
     if not iteration.spans:
         return element("figure", element("h3", text(title)), element("p", "Not recorded."))
-    rows = rows_of(iteration)
     several = max(row.stages for row in rows)
     caption = (
         f"{simulated_on(comparison)} {duration(iteration.total_ms)}, bubble "
@@ -76,16 +93,16 @@ def _chart(
         f"Rows are ranks from 0 up, time runs to the right; the iteration takes "
         f"{milliseconds(iteration.total_ms)} ms. The table has the times of every row.",
         caption,
-        lambda width: _draw(rows, iteration.total_ms, end_ms, width),
+        lambda width: _draw(rows, iteration.total_ms, extent, width),
     ) + _table(title, rows, iteration.total_ms)
 
 
-def _draw(rows: Sequence[Row], total_ms: float, end_ms: float, width: float) -> Drawing:
+def _draw(rows: Sequence[Row], total_ms: float, extent: Extent, width: float) -> Drawing:
     present = {span.kind for row in rows for span in row.spans}
     entries = [(kind, kind) for kind in KINDS if kind in present]
     shapes, top = legend([*entries, ("stage", "idle")], width, 0)
     world = rows[-1].high
-    gpu = min(16.0, 620 / world) if world > 4 else 24.0
+    end_ms, gpu = extent.end_ms, extent.gpu
     left = text_width(f"{world - 1:,}") + 10
     x = Scale(0, end_ms, left, width - 1)
     top += 16
@@ -145,9 +162,12 @@ def _numbered(block: Block, begin: float, size: float, middle: float) -> list[st
 
 
 def _table(title: str, rows: Sequence[Row], total_ms: float) -> str:
-    header = ["Ranks", "Stages in the row", "Shown", "Micro-batches", "Forward (ms)"]
-    header += ["Backward (ms)", "Exchange (ms)", "Optimizer (ms)", "Switch (ms)", "Idle (ms)"]
-    header += ["Work begins (ms)", "Work ends (ms)"]
+    """The times of every row; columns that say nothing here are left out."""
+    kinds = [kind for kind in KINDS if any(row.spent_ms(kind) > 0 for row in rows)]
+    shared = any(row.stages > 1 for row in rows)
+    header = ["Ranks", *(["Stages", "Shown"] if shared else []), "Micro-batches"]
+    header += [f"{kind.capitalize()} (ms)" for kind in kinds]
+    header += ["Idle (ms)", "Work begins (ms)", "Work ends (ms)"]
     body = []
     for row in rows:
         work = [span for span in row.spans if span.kind in ("forward", "backward")]
@@ -155,10 +175,9 @@ def _table(title: str, rows: Sequence[Row], total_ms: float) -> str:
         body.append(
             [
                 ranges(range(row.low, row.high)),
-                whole(row.stages),
-                ranges(range(*row.shown)),
+                *([whole(row.stages), ranges(range(*row.shown))] if shared else []),
                 whole(passes),
-                *(milliseconds(row.spent_ms(kind)) for kind in KINDS),
+                *(milliseconds(row.spent_ms(kind)) for kind in kinds),
                 milliseconds(max(0.0, total_ms - row.covered_ms)),
                 milliseconds(min((span.start_ms for span in work), default=None)),
                 milliseconds(max((span.end_ms for span in work), default=None)),

@@ -42,12 +42,13 @@ th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--rule);
 white-space:nowrap}
 th.text,td.text{text-align:left;white-space:normal;min-width:7em;max-width:26em;overflow-wrap:break-word}
 thead th{vertical-align:bottom;white-space:normal;background:var(--faint)}
-tbody th{font-weight:600}
+tbody th{font-weight:600}tbody th.text{min-width:13em}
 svg{display:block;width:100%;height:auto;overflow:visible}
-svg text{font:12px system-ui,sans-serif;fill:var(--ink)}
+svg text{font:12px system-ui,sans-serif;fill:var(--ink);paint-order:stroke;stroke:var(--page);
+stroke-width:3px;stroke-linejoin:round}
 svg text.soft{fill:var(--soft)}
 svg text.strong{font-weight:700}
-svg text.on-forward,svg text.on-backward{font-size:10px}
+svg text.on-forward,svg text.on-backward{font-size:10px;stroke:none}
 svg text.on-backward{fill:var(--on-dark)}
 svg.narrow{display:none;max-width:520px}
 .patterns{position:absolute;width:0;height:0}
@@ -55,7 +56,7 @@ svg.narrow{display:none;max-width:520px}
 .axis{stroke:var(--soft);stroke-width:1}
 .mark{stroke:var(--ink);stroke-width:2}
 .dashed{stroke:var(--ink);stroke-width:1;stroke-dasharray:4 3}
-.leader{stroke:var(--soft);stroke-width:.75;fill:none}
+.leader{stroke:var(--soft);stroke-width:.75;fill:none;stroke-dasharray:1.5 2}
 .ours{fill:var(--ours);stroke:var(--ours)}
 .other{fill:url(#p-other);stroke:var(--other)}
 .ours-line{fill:none;stroke:var(--ours);stroke-width:2}
@@ -77,7 +78,8 @@ svg.narrow{display:none;max-width:520px}
 .b-other{fill:var(--page)}
 .l-exchange,.l-optimizer,.l-switch,.l-other{stroke:var(--ink);stroke-width:1.2;fill:none}
 .l-other{stroke:var(--other);stroke-width:2}
-@media (max-width:700px){svg.wide{display:none}svg.narrow{display:block}h1{font-size:1.4rem}}
+@media (max-width:700px){svg.wide{display:none}svg.narrow{display:block}
+h1{font-size:1.4rem}tbody th.text{min-width:9em}}
 @media print{:root{color-scheme:light;--page:#fff;--ink:#000;--soft:#444;--rule:#bbb;--faint:#eee;
 --ours:#0072b2;--other:#b3541e;--forward:#8cc5e8;--backward:#00588a;--exchange:#e69f00;
 --optimizer:#7a7f85;--switch:#cc79a7;--on-dark:#fff}
@@ -87,7 +89,7 @@ body{font-size:11pt}nav{display:none}main,header,footer{max-width:none;padding:0
 svg.wide{display:block}svg.narrow{display:none}
 figure,tr,.advice{break-inside:avoid}h2,h3,.lead,summary{break-after:avoid}
 .scroll{overflow:visible}table{font-size:7.5pt}th,td{padding:.12rem .3rem}
-th.text,td.text{min-width:5em}
+th.text,td.text,tbody th.text{min-width:5em}
 details:not(.long)::details-content{content-visibility:visible;display:block;height:auto}
 }
 """

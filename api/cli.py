@@ -16,7 +16,7 @@ from typing import NoReturn
 from seqplan.api.environment import apply_environment
 from seqplan.plans.version import VERSION
 
-VERBS = ("lengths", "profiles", "propose", "plan", "check", "explain", "trace", "demo")
+VERBS = ("lengths", "profiles", "propose", "plan", "check", "explain", "compare", "trace", "demo")
 """In the order of use; each has a module ``seqplan.api.<verb>_command``."""
 
 FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130

@@ -35,6 +35,9 @@ SYSTEMS = ("static", "megatron", "hotspa", "hydraulis", "deepspeed", "flexsp", "
 STATIC = ("static", "megatron-balanced", "deepspeed-balanced")
 """Systems of one homogeneous strategy with our balancing, of which the advice takes the best."""
 
+LEAST_CBC_S = 0.1
+"""With less, CBC may find no packing at all."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -54,6 +57,8 @@ class Options:
     def __post_init__(self) -> None:
         if foreign := [name for name in self.systems if name not in SYSTEMS]:
             raise ValueError(f"unknown system {foreign[0]!r}; there are {', '.join(SYSTEMS)}")
+        if self.cbc_s < LEAST_CBC_S:
+            raise ValueError(f"CBC needs at least {LEAST_CBC_S} seconds, not {self.cbc_s:g}")
 
 
 def compare(

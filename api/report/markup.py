@@ -16,6 +16,9 @@ LONG_TABLE = 40
 SHORT_TABLE = 16
 """Rows up to which a table starts open."""
 
+NAME = 14
+"""Characters from which the first cell of a row gets room to break into few lines."""
+
 
 def text(value: object) -> str:
     """A value as escaped text; what no document may contain is shown as the replacement sign."""
@@ -87,6 +90,8 @@ def table(
 def _cells(row: Sequence[str], left: int) -> Iterable[str]:
     for at, cell in enumerate(row):
         kind = "text" if at < left else None
+        if at == 0 and kind and len(row[0]) > NAME:
+            kind = "text name"
         if at == 0:
             yield element("th", text(cell), scope="row", class_=kind)
         else:

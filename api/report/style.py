@@ -4,11 +4,11 @@ from __future__ import annotations
 
 CSS = """\
 :root{color-scheme:light dark;--page:#fff;--ink:#1a1c1e;--soft:#555c63;--rule:#d5d9dd;
---faint:#eceff1;--ours:#0072b2;--other:#b3541e;--forward:#8cc5e8;--backward:#00588a;--exchange:#e69f00;
---optimizer:#7a7f85;--switch:#cc79a7;--on-dark:#fff}
+--faint:#eceff1;--idle:#e2e6e9;--ours:#0072b2;--other:#b3541e;--forward:#8cc5e8;--backward:#00588a;
+--exchange:#e69f00;--switch:#cc79a7;--on-dark:#fff}
 @media (prefers-color-scheme:dark){:root{--page:#14171a;--ink:#e8eaec;--soft:#a9b1b8;--rule:#3a4046;
---faint:#22272b;--ours:#56b4e9;--other:#f0914f;--forward:#2e6f99;--backward:#8fd0f5;
---exchange:#f0b93a;--optimizer:#979da3;--switch:#e39cc4;--on-dark:#14171a}}
+--faint:#22272b;--idle:#2d343a;--ours:#56b4e9;--other:#f0914f;--forward:#2e6f99;--backward:#8fd0f5;
+--exchange:#f0b93a;--switch:#e39cc4;--on-dark:#14171a}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
 main,header,footer{max-width:912px;margin:0 auto;padding:0 16px}
@@ -42,7 +42,7 @@ th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--rule);
 white-space:nowrap}
 th.text,td.text{text-align:left;white-space:normal;min-width:7em;max-width:26em;overflow-wrap:break-word}
 thead th{vertical-align:bottom;white-space:normal;background:var(--faint)}
-tbody th{font-weight:600}tbody th.text{min-width:13em}
+tbody th{font-weight:600}tbody th.name{min-width:13em}
 svg{display:block;width:100%;height:auto;overflow:visible}
 svg text{font:12px system-ui,sans-serif;fill:var(--ink);paint-order:stroke;stroke:var(--page);
 stroke-width:3px;stroke-linejoin:round}
@@ -73,23 +73,23 @@ svg.narrow{display:none;max-width:520px}
 .optimizer{fill:url(#p-optimizer)}
 .switch{fill:url(#p-switch)}
 .propagation{fill:var(--forward);stroke:var(--backward)}
-.stage{fill:var(--faint)}
+.stage{fill:var(--idle)}
 .b-exchange{fill:var(--exchange)}.b-optimizer{fill:var(--faint)}.b-switch{fill:var(--switch)}
 .b-other{fill:var(--page)}
 .l-exchange,.l-optimizer,.l-switch,.l-other{stroke:var(--ink);stroke-width:1.2;fill:none}
 .l-other{stroke:var(--other);stroke-width:2}
 @media (max-width:700px){svg.wide{display:none}svg.narrow{display:block}
-h1{font-size:1.4rem}tbody th.text{min-width:9em}}
+h1{font-size:1.4rem}tbody th.name{min-width:9em}}
 @media print{:root{color-scheme:light;--page:#fff;--ink:#000;--soft:#444;--rule:#bbb;--faint:#eee;
---ours:#0072b2;--other:#b3541e;--forward:#8cc5e8;--backward:#00588a;--exchange:#e69f00;
---optimizer:#7a7f85;--switch:#cc79a7;--on-dark:#fff}
+--idle:#e2e6e9;--ours:#0072b2;--other:#b3541e;--forward:#8cc5e8;--backward:#00588a;--exchange:#e69f00;
+--switch:#cc79a7;--on-dark:#fff}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}
 @page{margin:14mm}
 body{font-size:11pt}nav{display:none}main,header,footer{max-width:none;padding:0}
 svg.wide{display:block}svg.narrow{display:none}
 figure,tr,.advice{break-inside:avoid}h2,h3,.lead,summary{break-after:avoid}
 .scroll{overflow:visible}table{font-size:7.5pt}th,td{padding:.12rem .3rem}
-th.text,td.text,tbody th.text{min-width:5em}
+th.text,td.text,tbody th.name{min-width:5em}
 details:not(.long)::details-content{content-visibility:visible;display:block;height:auto}
 }
 """

@@ -69,6 +69,8 @@ def _bars(item: Iteration, highest: float, width: float, ours: bool) -> Drawing:
         bars.append(f"M{number(x)} {number(bottom)}v-{rise}h{number(size)}v{rise}z")
     shapes.append(path("".join(bars), "ours" if ours else "other"))
     mean = y(_mean(busy))
+    # A dark dash would not show on a dark bar: a band of the page's colour lies under it.
+    shapes.append(line(left, mean, width, mean, "band"))
     shapes.append(line(left, mean, width, mean, "dashed"))
     end = y(item.propagation_ms)
     shapes.append(line(left, end, width, end, "mark"))

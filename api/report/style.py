@@ -56,6 +56,7 @@ svg.narrow{display:none;max-width:520px}
 .axis{stroke:var(--soft);stroke-width:1}
 .mark{stroke:var(--ink);stroke-width:2}
 .dashed{stroke:var(--ink);stroke-width:1;stroke-dasharray:4 3}
+.band{stroke:var(--page);stroke-width:3}
 .leader{stroke:var(--soft);stroke-width:.75;fill:none;stroke-dasharray:1.5 2}
 .ours{fill:var(--ours);stroke:var(--ours)}
 .other{fill:url(#p-other);stroke:var(--other)}
@@ -86,7 +87,7 @@ h1{font-size:1.4rem}tbody th.name{min-width:9em}}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}
 @page{margin:14mm}
 body{font-size:11pt}nav{display:none}main,header,footer{max-width:none;padding:0}
-svg.wide{display:block}svg.narrow{display:none}
+svg.wide{display:block}svg.narrow{display:none}svg text{stroke:none}
 figure,tr,.advice{break-inside:avoid}h2,h3,.lead,summary{break-after:avoid}
 .scroll{overflow:visible}table{font-size:7.5pt}th,td{padding:.12rem .3rem}
 th.text,td.text,tbody th.name{min-width:5em}

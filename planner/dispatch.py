@@ -9,6 +9,9 @@ from seqplan.planner.fill import Filler, Filling
 TOLERANCE = 5e-4
 """Relative width at which the search for the least feasible target ends."""
 
+TRIED_TWICE = 600
+"""With at most so many distinct lengths the fill is tried in its eager variant, too."""
+
 EVEN = 0.98
 """GPUs busy for this share of the step are level enough."""
 
@@ -44,6 +47,18 @@ def dispatch(
                 if step > 1e6:
                     return None
                 low, target, step = target, target * (1 + step), step * 3
+    best = _bisect(filler, low, best)
+    if len(filler.lengths) <= TRIED_TWICE and not filler.eager:
+        filler.eager = True
+        better = probe(filler, lower_ms, best.objective_ms)
+        if better is not None:
+            return _bisect(filler, lower_ms, better)
+        filler.eager = False
+    return best
+
+
+def _bisect(filler: Filler, low: float, best: Filling) -> Filling:
+    """Lower ``best`` towards ``low``, a target that failed, as far as fills succeed."""
     while best.objective_ms > low * (1 + TOLERANCE):
         middle = (low + best.objective_ms) / 2
         better = filler.fill(middle)

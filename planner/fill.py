@@ -46,6 +46,9 @@ class Filler:
         self.sequences = len(batch.lengths)
         self.short_by = 0.0
         """After a failed fill: about the GPU-time (ms) that was missing."""
+        self.eager = False
+        """Whether pipelines that hold forced sequences open new micro-batches for the longest that
+        are left before they top up the open ones, which may have little room."""
         self._distinct = batch.distinct
         self._works: dict[PipelineClass, Floats] = {}
 
@@ -86,7 +89,7 @@ class Filler:
                     if first is None:
                         break
                     opened.append(_open(item, pool.lengths[first], target_ms, ceiling))
-                opened[place].fill(pool, 0)
+                opened[place].fill(pool, 0, self.eager)
             bins[k] = tuple(tuple(pipeline.bins) for pipeline in opened)
             bins[k] += ((),) * (item.count - len(opened))
         if pool.left:
@@ -154,14 +157,29 @@ class _Pipeline:
     work: list[float]
     tokens: list[int]
 
-    def fill(self, pool: SequencePool, above: int) -> None:
-        """Take sequences longer than ``above``, into open micro-batches and then new ones."""
+    def fill(self, pool: SequencePool, above: int, new_first: bool = False) -> None:
+        """Take sequences longer than ``above``, into open micro-batches and then new ones.
+
+        ``new_first``: the other way round.
+        """
+        if new_first:
+            open_ones = len(self.bins)
+            self._add(pool, above)
+            self._top_up(pool, above, open_ones)
+        else:
+            self._top_up(pool, above, len(self.bins))
+            self._add(pool, above)
+
+    def _top_up(self, pool: SequencePool, above: int, open_ones: int) -> None:
         item = self.item
-        for j, micro in enumerate(self.bins):
+        for j, micro in enumerate(self.bins[:open_ones]):
             room = min(self.budget, self.cap - self.work[j])
             left, self.tokens[j] = pool.top_up(item, micro, room, self.tokens[j], above)
             self.budget -= room - left
             self.work[j] += room - left
+
+    def _add(self, pool: SequencePool, above: int) -> None:
+        item = self.item
         while pool.left:
             new: Bin = []
             room = min(self.budget - item.c, self.cap)

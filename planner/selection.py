@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from seqplan.planner.balance import balance
 from seqplan.planner.batch import Batch
 from seqplan.planner.bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
-from seqplan.planner.dispatch import dispatch, level, probe
+from seqplan.planner.dispatch import TOLERANCE, dispatch, level, probe
 from seqplan.planner.fill import Filler, Filling
 from seqplan.planner.fleet import Fleet, PipelineClass
 from seqplan.planner.relax import relax
@@ -98,7 +98,13 @@ def select(
         planned[best[0].strategy] = best[1].objective_ms
     fleet, filling = best
     proven = certify(fleet, batch, filling.objective_ms)
-    if filling.objective_ms > proven * (1 + BALANCE_GAP):
+    # The search ends within its tolerance; often the proven bound itself can be met.
+    met = None
+    if proven < filling.objective_ms <= proven * (1 + 2 * TOLERANCE):
+        met = Filler(fleet, batch).fill(proven * (1 + 1e-9))
+    if met is not None and met.objective_ms < filling.objective_ms:
+        filling = met
+    elif filling.objective_ms > proven * (1 + BALANCE_GAP):
         filling = balance(fleet, batch, filling, proven)
     filling = level(Filler(fleet, batch), filling, area_bound_ms(fleet.classes, batch))
     planned[fleet.strategy] = filling.objective_ms

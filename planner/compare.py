@@ -80,6 +80,11 @@ def compare(
     chosen = options or Options()
     report = progress or (lambda stage, done, total: None)
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed)
+    if (total := int(sampler.lengths.sum())) < cluster.tokens:
+        raise ValueError(
+            f"the data has {total} tokens, fewer than a step of {cluster.tokens}, which would "
+            "repeat sequences; give fewer tokens or more data"
+        )
     proposal = make_proposal(profile, cluster, lengths, seed=seed, progress=progress)
     batches = tuple(sampler.batches(steps))
     setting = Setting(profile, cluster, batches, int(sampler.lengths.max()))

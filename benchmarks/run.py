@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.settings import data_sets, machine
 
-NAMES = ("proposal", "step", "published", "flexsp", "ingest")
+NAMES = ("proposal", "step", "published", "flexsp", "compare", "ingest")
 
 
 def main() -> None:

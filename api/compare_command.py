@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from seqplan.api.exchange_options import add_overlap, exchange_times, number
 from seqplan.api.output import check_output
 from seqplan.api.terminal import ProgressBar, natural, percent, positive, seconds, table
 from seqplan.planner.baselines.hotspa import SWITCH_MS
@@ -72,35 +73,29 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add(
         "--exchange-ms",
         metavar="E[,H]",
-        type=_exchange,
+        type=exchange_times,
         help="parameter and gradient exchange of an iteration, between equal replicas and between "
         "different ones; default: as published, in proportion to the parameters",
     )
-    add(
-        "--overlap",
-        metavar="SHARE",
-        type=_number,
-        default=0.0,
-        help="share of the exchange hidden by propagation; default 0",
-    )
+    add_overlap(parser)
     add(
         "--optimizer-ms",
         metavar="MS",
-        type=_number,
+        type=number,
         default=OPTIMIZER_MS,
         help=f"default {OPTIMIZER_MS:g}",
     )
     add(
         "--switch-ms",
         metavar="MS",
-        type=_number,
+        type=number,
         default=SWITCH_MS,
         help=f"HotSPa-like: switches of an iteration; default {SWITCH_MS:g}",
     )
     add(
         "--cbc-seconds",
         metavar="S",
-        type=_number,
+        type=number,
         default=CBC_S,
         help=f"Hydraulis: limit for each number of micro-batches; default {CBC_S:g}, as published",
     )
@@ -175,7 +170,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     ]
     if stages := ablation(comparison.systems):
         text = " → ".join(f"{system.name} {gain:.2f}×" for system, gain in stages)
-        lines += ["", f"step by step, propagation alone: {text}"]
+        lines += ["", f"step by step, whole iterations: {text}"]
     if comparison.left_out:
         lines += ["", *(f"left out: {name}: {why}" for name, why in comparison.left_out)]
     return [*lines, "", *comparison.assumptions, "", comparison.advice]
@@ -225,7 +220,7 @@ def comparison_fields(comparison: Comparison) -> dict[str, Any]:
             for system in comparison.systems
         ],
         "ablation": [
-            {"key": system.key, "propagation_speedup": round(gain, 4)}
+            {"key": system.key, "speedup": round(gain, 4)}
             for system, gain in ablation(comparison.systems)
         ],
         "left_out": [{"name": name, "why": why} for name, why in comparison.left_out],
@@ -265,22 +260,3 @@ def _systems(text: str) -> tuple[str, ...]:
             f"unknown system {foreign[0]!r}; there are {', '.join(SYSTEMS)}"
         )
     return names
-
-
-def _number(text: str) -> float:
-    """An argparse type: a number of 0 or more."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"wants a number of 0 or more, not {text!r}")
-    return value
-
-
-def _exchange(text: str) -> tuple[float, float]:
-    """An argparse type: one time for all replicas, or two."""
-    parts = [_number(part) for part in text.split(",")]
-    if len(parts) > 2:
-        raise argparse.ArgumentTypeError(f"wants one time or two, not {text!r}")
-    return parts[0], parts[-1]

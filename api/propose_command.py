@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from seqplan.api.exchange_options import add_overlap, published_or_times
 from seqplan.api.output import check_output
 from seqplan.api.terminal import ProgressBar, natural, percent, positive, seconds, table
+from seqplan.planner.exchange import Exchange, exchange_of
 from seqplan.planner.make_proposal import METHODS, TOKENS_PER_GPU, make_proposal
 from seqplan.planner.proposal_file import Cluster, ProposalDocument
 from seqplan.plans.atomic import atomic_write
 from seqplan.profiler.lengths import read_lengths
+from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped import find_profile
 
 _DESCRIPTION = """\
@@ -67,6 +70,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--include-flagged", action="store_true", help="also use coefficients marked as unsound"
     )
+    parser.add_argument(
+        "--exchange-ms",
+        metavar="E[,H]|published",
+        type=published_or_times,
+        help="choose strategies, here and in planning, by their time with the exchange of "
+        "parameters and gradients: between equal replicas, and between different ones; "
+        "published: in proportion to the parameters; default: by propagation alone",
+    )
+    add_overlap(parser)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write proposal.json")
     parser.add_argument("--json", action="store_true", help="the proposal on stdout")
     parser.set_defaults(run=run)
@@ -85,9 +97,16 @@ def run(args: argparse.Namespace) -> int:
         include_flagged=args.include_flagged,
         optimizer_shards=args.optimizer_shards,
     )
+    exchange = _exchange(args, profile)
     with ProgressBar(sys.stderr) as progress:
         proposal = make_proposal(
-            profile, cluster, lengths, seed=args.seed, method=args.method, progress=progress
+            profile,
+            cluster,
+            lengths,
+            seed=args.seed,
+            method=args.method,
+            exchange=exchange,
+            progress=progress,
         )
     text = proposal.to_json()
     if args.output is not None:
@@ -100,6 +119,21 @@ def run(args: argparse.Namespace) -> int:
         if args.output is not None:
             print(f"written: {args.output}")
     return 0
+
+
+def _exchange(args: argparse.Namespace, profile: Profile) -> Exchange | None:
+    """The exchange to choose strategies with; None when it was not asked for."""
+    if args.exchange_ms is None:
+        if args.overlap:
+            raise ValueError("--overlap is of the exchange; give --exchange-ms too")
+        return None
+    if profile.rounds:
+        raise ValueError(
+            f"--exchange-ms decides between strategies, but profile {profile.name} is of ZeRO-3, "
+            "where there is none to choose; leave it out"
+        )
+    times = None if args.exchange_ms == "published" else args.exchange_ms
+    return exchange_of(profile, args.gpus, exchange_ms=times, overlap=args.overlap)
 
 
 def proposal_lines(proposal: ProposalDocument) -> list[str]:
@@ -131,6 +165,8 @@ def proposal_lines(proposal: ProposalDocument) -> list[str]:
             f"{seconds(bound)} (proven): at most {percent(proposal.expected_ms / bound - 1)} left."
         ),
     ]
+    if proposal.exchange is not None:
+        lines.append(f"All with the exchange: {proposal.exchange.source}.")
     if truncated := proposal.lengths.get("truncated"):
         lines.append(f"{truncated:,} sequences truncated to {proposal.cluster.max_len:,} tokens.")
     return lines

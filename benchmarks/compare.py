@@ -50,4 +50,4 @@ def run(data: Sequence[Data]) -> None:
             head = ["system", "propagation (ms)", "over ours", "iteration (ms)", "over ours"]
             print(markdown([*head, "imbalance", "bubble"], rows) + "\n")
             stages = " → ".join(f"{s.name} {gain:.2f}×" for s, gain in ablation(found.systems))
-            print(f"{exchange.source}\n\nstep by step, propagation alone: {stages}\n")
+            print(f"{exchange.source}\n\nstep by step, whole iterations: {stages}\n")

@@ -85,7 +85,9 @@ def compare(
             f"the data has {total} tokens, fewer than a step of {cluster.tokens}, which would "
             "repeat sequences; give fewer tokens or more data"
         )
-    proposal = make_proposal(profile, cluster, lengths, seed=seed, progress=progress)
+    proposal = make_proposal(
+        profile, cluster, lengths, seed=seed, exchange=exchange, progress=progress
+    )
     batches = tuple(sampler.batches(steps))
     setting = Setting(profile, cluster, batches, int(sampler.lengths.max()))
     planner = StepPlanner(proposal, seed)
@@ -233,7 +235,7 @@ ABLATION = ("megatron", "megatron-balanced", "one-strategy", "ours")
 
 
 def ablation(systems: Sequence[System]) -> list[tuple[System, float]]:
-    """Systems of the ablation, each with the first one's mean propagation over its own.
+    """Systems of the ablation, each with the first one's mean iteration over its own.
 
     Empty where one of them was not run.
 
@@ -243,8 +245,7 @@ def ablation(systems: Sequence[System]) -> list[tuple[System, float]]:
     steps = [by_key[key] for key in ABLATION if key in by_key]
     if len(steps) < len(ABLATION):
         return []
-    first = mean_propagation_ms(steps[0])
-    return [(system, first / mean_propagation_ms(system)) for system in steps]
+    return [(system, steps[0].mean_ms / system.mean_ms) for system in steps]
 
 
 def mean_propagation_ms(system: System) -> float:

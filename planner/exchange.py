@@ -10,9 +10,11 @@ to the parameters, rather than derived.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from seqplan.planner.flops import parameters
+from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.profile import Profile
 
 PUBLISHED_PARAMETERS = 32.3e9
@@ -49,6 +51,24 @@ class Exchange:
         """Pull and push that propagation does not hide."""
         whole = self.heterogeneous_ms if heterogeneous else self.homogeneous_ms
         return whole * (1 - self.overlap)
+
+    def of_strategy_ms(self, strategy: Strategy) -> float:
+        """What an iteration of a strategy takes beside propagation and optimizer."""
+        return self.exposed_ms(replicas_differ(scheme for scheme, _ in strategy.counts))
+
+    @property
+    def tips(self) -> bool:
+        """Whether it can decide between strategies: different replicas take longer than equal."""
+        return self.exposed_ms(True) > self.exposed_ms(False)
+
+
+NO_EXCHANGE = Exchange(0.0, 0.0, 0.0, 0.0, "no exchange")
+"""Choose by propagation alone."""
+
+
+def replicas_differ(schemes: Iterable[Scheme]) -> bool:
+    """Whether replicas of these schemes split their parameters differently: by tp or by pp."""
+    return len({(scheme.tp, scheme.pp) for scheme in schemes}) > 1
 
 
 def exchange_of(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from seqplan.planner.batch import Batch
 from seqplan.planner.comparison import Iteration, Span
-from seqplan.planner.exchange import Exchange
+from seqplan.planner.exchange import Exchange, replicas_differ
 from seqplan.planner.flops import model_flops, peak_flops
 from seqplan.planner.simulate import simulate_ms, timeline
 from seqplan.plans.plan import Plan, PlannedPipeline
@@ -48,7 +48,7 @@ class Execution:
     @property
     def heterogeneous(self) -> bool:
         """Whether replicas that exchange with one another differ in how parameters are split."""
-        return any(len({(p.scheme.tp, p.scheme.pp) for p in phase}) > 1 for phase in self.phases)
+        return any(replicas_differ(p.scheme for p in phase) for phase in self.phases)
 
     def __str__(self) -> str:
         """The strategy: phases by ``→``, rounds by ``|``; equal rounds and groups are counted."""

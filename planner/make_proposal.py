@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batch import Batch
+from seqplan.planner.exchange import NO_EXCHANGE, Exchange
 from seqplan.planner.proposal_file import Candidate, Cluster, ProposalDocument
 from seqplan.planner.propose import Effort, Progress, Proposal, Proposed, judge_strategies, propose
 from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
@@ -36,12 +37,15 @@ def make_proposal(
     *,
     seed: int = 0,
     method: str = "search",
+    exchange: Exchange | None = None,
     progress: Progress | None = None,
 ) -> ProposalDocument:
     """Propose strategies for a data set; ``lengths`` in tokens.
 
-    Sequences longer than ``cluster.max_len`` count as truncated to it. Raises ``Infeasible`` when
-    no scheme fits the GPUs or holds the longest sequence; ``ValueError`` for an unknown method.
+    Sequences longer than ``cluster.max_len`` count as truncated to it. With an ``exchange``,
+    strategies are judged and later chosen by their time with it; rounds have no choice that it
+    could decide. Raises ``Infeasible`` when no scheme fits the GPUs or holds the longest sequence;
+    ``ValueError`` for an unknown method, and for eq4 with an exchange, which it does not know.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
@@ -50,6 +54,8 @@ def make_proposal(
             f"method eq4 chooses strategies for a whole step, but profile {profile.name} is of "
             "ZeRO-3, whose rounds choose their groups anew; leave --method out"
         )
+    if method == "eq4" and exchange is not None:
+        raise ValueError("method eq4 does not weigh the exchange; leave one of the two out")
     models = cluster.models(profile)
     check_feasible(profile, cluster, models, lengths)
     effort = _effort(cluster.gpus)
@@ -61,7 +67,9 @@ def make_proposal(
     elif method == "eq4":
         proposal = _published(sampler, batches, models, cluster, longest, effort, progress)
     else:
-        proposal = propose(batches, models, cluster.gpus, longest, effort, progress)
+        proposal = propose(
+            batches, models, cluster.gpus, longest, effort, exchange or NO_EXCHANGE, progress
+        )
     return ProposalDocument(
         method=method,
         seed=seed,
@@ -87,6 +95,7 @@ def make_proposal(
         expected_ms=round(proposal.expected_ms, 3),
         lower_bound_ms=round(proposal.lower_bound_ms - 5e-4, 3),
         judged=proposal.judged,
+        exchange=None if profile.rounds else exchange,
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from seqplan.planner.exchange import Exchange
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.profile import Profile, ProfileError
 from seqplan.profiler.scheme_model import SchemeModel
@@ -57,7 +58,10 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A proposed strategy and its worth on the judged batches (ms; None: it ran none of them)."""
+    """A proposed strategy and its worth on the judged batches (ms; None: it ran none of them).
+
+    ``expected_ms`` holds what the proposal's exchange, if any, takes with this strategy.
+    """
 
     strategy: Strategy
     max_sequence: int
@@ -68,7 +72,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ProposalDocument:
-    """A proposal with the profile it was made from, so that planning needs no other file."""
+    """A proposal with the profile it was made from, so that planning needs no other file.
+
+    ``exchange``: what strategies were, and in planning are, chosen with beside propagation;
+    expected times and the bound over all strategies hold it. None: by propagation alone.
+    """
 
     method: str
     seed: int
@@ -79,6 +87,7 @@ class ProposalDocument:
     expected_ms: float
     lower_bound_ms: float
     judged: int
+    exchange: Exchange | None = None
 
     def to_json(self) -> str:
         """The document with its digest, indented for people."""
@@ -92,7 +101,10 @@ class ProposalDocument:
         return _digest(self._fields())
 
     def _fields(self) -> dict[str, Any]:
+        # Left out where there is none, as in the documents of earlier versions.
+        exchange = {} if self.exchange is None else {"exchange": asdict(self.exchange)}
         return {
+            **exchange,
             "schema": PROPOSAL_SCHEMA,
             "method": self.method,
             "seed": self.seed,
@@ -162,6 +174,7 @@ class ProposalDocument:
                 expected_ms=raw["expected_ms"],
                 lower_bound_ms=raw["lower_bound_ms"],
                 judged=raw["judged_batches"],
+                exchange=Exchange(**raw["exchange"]) if "exchange" in raw else None,
             )
         except ProfileError:
             raise

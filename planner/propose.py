@@ -2,9 +2,12 @@
 
 1. Batch by batch: the strategies found so far are judged by real placement against a lower bound
    over all strategies; where the best is not close to it, a strategy is searched for the batch: the
-   relaxation's fractional pipeline counts rounded, and exchanges judged by placement.
+   relaxation's fractional pipeline counts rounded, and swaps judged by placement.
 2. What was found is judged on all batches.
 3. Those are kept that together leave the least mean time of the best kept strategy per batch.
+
+Where parameters and gradients take longer to exchange between different replicas than between equal
+ones, that counts in a strategy's time, and every homogeneous strategy is among those found.
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ import numpy.typing as npt
 from seqplan.planner.batch import Batch
 from seqplan.planner.bounds import single_bound_ms
 from seqplan.planner.dispatch import dispatch
+from seqplan.planner.exchange import NO_EXCHANGE, Exchange, replicas_differ
+from seqplan.planner.exchange_bound import Families, exchange_bound_ms
 from seqplan.planner.fill import Filler, Filling
 from seqplan.planner.fitting import FITS, AllStrategies, all_strategies_bound_ms
 from seqplan.planner.fleet import Fleet
+from seqplan.planner.homogeneous import homogeneous_strategies
 from seqplan.planner.search import search
 from seqplan.planner.tailor import Models
 from seqplan.plans.scheme import Strategy
@@ -67,6 +73,7 @@ class Proposed:
 class Proposal:
     """Kept candidates and what they are worth: means over the judged batches, in ms.
 
+    All with the exchange that the proposal was made for.
     ``expected_ms``: best kept strategy per batch; ``pool_ms``: best of all strategies found;
     ``lower_bound_ms``: proven, over all strategies of these schemes and GPUs.
     """
@@ -85,6 +92,7 @@ def propose(
     gpus: int,
     max_len: int,
     effort: Effort,
+    exchange: Exchange = NO_EXCHANGE,
     progress: Progress | None = None,
 ) -> Proposal:
     """Propose strategies for data like ``batches``, of which ``effort.judged`` are looked at.
@@ -93,8 +101,11 @@ def propose(
     """
     report = progress or (lambda stage, done, total: None)
     everything = AllStrategies(models, gpus)
-    judges = [_Judge(batch, everything) for batch in batches[: effort.judged]]
+    families = Families(models, gpus)
+    judges = [_Judge(b, everything, families, exchange) for b in batches[: effort.judged]]
     found: list[Strategy] = []
+    if exchange.tips:
+        found = homogeneous_strategies(models, gpus, 1)
     searches = 0
     for done, judge in enumerate(judges):
         report("searching strategies", done, len(judges))
@@ -109,7 +120,10 @@ def propose(
     if not any(_reach(strategy, models) >= max_len for strategy in found):
         longest = Batch.of_lengths([max_len, *batches[0].lengths])
         found += [s for s in search(everything, longest)[:1] if s not in found]
-    return conclude(found, judges, models, max_len, effort.kept, report)
+    if exchange.tips and not any(_differs(s) and _reach(s, models) >= max_len for s in found):
+        longest = Batch.of_lengths([max_len, *batches[0].lengths])
+        found += [s for s in search(everything, longest) if _differs(s) and s not in found]
+    return conclude(found, judges, models, max_len, effort.kept, report, exchange)
 
 
 def judge_strategies(
@@ -124,18 +138,26 @@ def judge_strategies(
     """Judge given strategies like found ones, and keep the few that serve best together."""
     report = progress or (lambda stage, done, total: None)
     everything = AllStrategies(models, gpus)
-    judges = [_Judge(batch, everything) for batch in batches[: effort.judged]]
+    families = Families(models, gpus)
+    judges = [_Judge(b, everything, families, NO_EXCHANGE) for b in batches[: effort.judged]]
     return conclude(strategies, judges, models, max_len, effort.kept, report)
 
 
 class _Judge:
-    """One batch: the times of strategies on it, and its bound over all strategies."""
+    """One batch: the times of strategies on it, and its bound over all strategies.
 
-    def __init__(self, batch: Batch, everything: AllStrategies) -> None:
+    ``times`` and ``best_ms`` hold the exchange; ``reached_ms``: the least time without it.
+    """
+
+    def __init__(
+        self, batch: Batch, everything: AllStrategies, families: Families, exchange: Exchange
+    ) -> None:
         self.batch = batch
         self.times: dict[Strategy, float] = {}
-        self.best_ms = float("inf")
+        self.best_ms = self.reached_ms = float("inf")
         self._everything = everything
+        self._families = families
+        self._exchange = exchange
         self._lower = single_bound_ms(everything.classes, batch)
         self._bound: tuple[float, float] | None = None
 
@@ -147,25 +169,42 @@ class _Judge:
         if fleet.max_sequence < self.batch.longest:
             self.times[strategy] = float("inf")
             return
-        filling = _judge_one(Filler(fleet, self.batch), self._lower, self.best_ms)
-        self.times[strategy] = float("inf") if filling is None else filling.objective_ms
+        beside = self._exchange.of_strategy_ms(strategy)
+        limit = max(self.best_ms - beside, self._lower)
+        filling = _judge_one(Filler(fleet, self.batch), self._lower, limit)
+        alone = float("inf") if filling is None else filling.objective_ms
+        self.times[strategy] = alone + beside
         self.best_ms = min(self.best_ms, self.times[strategy])
+        self.reached_ms = min(self.reached_ms, alone)
 
     @property
     def bound_ms(self) -> float:
-        """Proven over all strategies, sought below the best time known when it is first needed."""
-        if not np.isfinite(self.best_ms):
+        """Proven over all strategies, without the exchange.
+
+        Sought below the best time known when it is first needed.
+        """
+        if not np.isfinite(self.reached_ms):
             return self._lower
-        if self._bound is None or self.best_ms < self._bound[1] / (1 + FITS):
-            bound = all_strategies_bound_ms(self._everything, self.batch, self.best_ms)
-            self._bound = (max(bound, self._bound[0] if self._bound else 0.0), self.best_ms)
-        return min(self._bound[0], self.best_ms)
+        if self._bound is None or self.reached_ms < self._bound[1] / (1 + FITS):
+            bound = all_strategies_bound_ms(self._everything, self.batch, self.reached_ms)
+            self._bound = (max(bound, self._bound[0] if self._bound else 0.0), self.reached_ms)
+        return min(self._bound[0], self.reached_ms)
+
+    @property
+    def whole_bound_ms(self) -> float:
+        """Proven over all strategies, each with its exchange."""
+        bound = exchange_bound_ms(self._families, self.batch, self.bound_ms, self._exchange)
+        return min(bound, self.best_ms)
 
     def close(self) -> bool:
-        """Whether the best known time is close to the bound."""
-        if self.best_ms <= self._lower * (1 + CLOSE):
+        """Whether the best known time is close to what a search could find.
+
+        It finds different replicas; equal ones are known beforehand where the exchange matters.
+        """
+        alone = self.best_ms - self._exchange.exposed_ms(True)
+        if alone <= self._lower * (1 + CLOSE):
             return True
-        return bool(np.isfinite(self.best_ms)) and self.best_ms <= self.bound_ms * (1 + CLOSE)
+        return bool(np.isfinite(alone)) and alone <= self.bound_ms * (1 + CLOSE)
 
     def best_known(self) -> list[Strategy]:
         """The strategies tried, the fastest first, those that cannot run the batch left out."""
@@ -180,8 +219,13 @@ def conclude(
     max_len: int,
     kept: int,
     report: Progress,
+    exchange: Exchange = NO_EXCHANGE,
 ) -> Proposal:
-    """Complete the times of all strategies on all batches and keep the best few together."""
+    """Complete the times of all strategies on all batches and keep the best few together.
+
+    Where the exchange can decide, the best of equal and the best of different replicas are among
+    them, so that a step unlike the judged ones has both to choose from.
+    """
     fleets = [Fleet.of(strategy, models) for strategy in strategies]
     order = list(strategies)
     for done, judge in enumerate(judges):
@@ -192,8 +236,11 @@ def conclude(
         order.sort(key=lambda s: times_here[s])  # the next begins with what served this one
     report("judging strategies", len(judges), len(judges))
     times = np.array([[judge.times[strategy] for judge in judges] for strategy in strategies])
-    bounds = np.array([judge.bound_ms for judge in judges])
-    chosen = _keep(times, [fleet.max_sequence >= max_len for fleet in fleets], kept)
+    bounds = np.array([judge.whole_bound_ms for judge in judges])
+    holds = [fleet.max_sequence >= max_len for fleet in fleets]
+    chosen = _keep(times, holds, kept)
+    if exchange.tips:
+        chosen += _best_of_each(times, holds, strategies, chosen)
     of_chosen = times[chosen]
     winner = of_chosen.argmin(axis=0)
     candidates = tuple(
@@ -250,6 +297,28 @@ def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], kept: int) -> l
         if able:
             chosen = [*chosen[: kept - 1], min(able, key=lambda i: float(capped[i].mean()))]
     return chosen
+
+
+def _best_of_each(
+    times: npt.NDArray[np.float64],
+    holds: Sequence[bool],
+    strategies: Sequence[Strategy],
+    chosen: Sequence[int],
+) -> list[int]:
+    """The best holding strategy of equal replicas and of different ones, unless it is chosen."""
+    found = []
+    for differ in (False, True):
+        able = [
+            i for i, strategy in enumerate(strategies) if holds[i] and _differs(strategy) is differ
+        ]
+        best = min(able, key=lambda i: float(times[i].mean()), default=None)
+        if best is not None and best not in chosen:
+            found.append(best)
+    return found
+
+
+def _differs(strategy: Strategy) -> bool:
+    return replicas_differ(scheme for scheme, _ in strategy.counts)
 
 
 def _reach(strategy: Strategy, models: Models) -> int:

@@ -16,7 +16,7 @@ from seqplan.planner.tailor import Models, improve, rounded_strategies
 from seqplan.plans.scheme import Scheme, Strategy
 
 SEARCH_ROUNDS = 12
-"""Accepted exchanges of the local search per sampled batch."""
+"""Accepted swaps of the local search per sampled batch."""
 
 
 def search(

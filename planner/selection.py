@@ -9,6 +9,7 @@ from seqplan.planner.balance import balance
 from seqplan.planner.batch import Batch
 from seqplan.planner.bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
 from seqplan.planner.dispatch import TOLERANCE, dispatch, level, probe
+from seqplan.planner.exchange import NO_EXCHANGE, Exchange
 from seqplan.planner.fill import Filler, Filling
 from seqplan.planner.fleet import Fleet, PipelineClass
 from seqplan.planner.relax import relax
@@ -37,7 +38,10 @@ class Infeasible(RuntimeError):
 
 @dataclass(frozen=True)
 class Judged:
-    """A candidate of one step: lower bound on its time, and its time unless it was pruned."""
+    """A candidate of one step: lower bound on its time, and its time unless it was pruned.
+
+    Both without the exchange.
+    """
 
     strategy: Strategy
     lower_bound_ms: float
@@ -46,7 +50,11 @@ class Judged:
 
 @dataclass(frozen=True)
 class Selected:
-    """The chosen strategy with its placement and a proven lower bound (form S, ms)."""
+    """The chosen strategy with its placement and a proven lower bound on it (form S, ms).
+
+    Neither holds the exchange: it is one constant for all placements of a strategy, and in both it
+    would only make the gap look smaller.
+    """
 
     fleet: Fleet
     filling: Filling
@@ -61,13 +69,14 @@ def select(
     gpus: int,
     *,
     tailor: bool = True,
+    exchange: Exchange = NO_EXCHANGE,
 ) -> Selected:
     """Plan one batch on the best of ``candidates``, or on a strategy made for it.
 
     Candidates are visited by their bound; the first is planned, each other is given one fill just
     below the best time so far and is planned if that succeeds. Raises ``Infeasible`` when the
     longest sequence fits no candidate. With ``tailor``, a strategy made for the batch from the
-    candidates' schemes is tried too.
+    candidates' schemes is tried too. The best has the least time with its ``exchange``.
     """
     fleets = [Fleet.of(strategy, models) for strategy in candidates]
     able = [fleet for fleet in fleets if fleet.max_sequence >= batch.longest]
@@ -76,10 +85,10 @@ def select(
     bounds = {fleet.strategy: cheap_bound_ms(fleet.classes, batch) for fleet in able}
     best: tuple[Fleet, Filling] | None = None
     planned: dict[Strategy, float] = {}
-    for filler, first in _by_first_fill(able, batch, bounds):
+    for filler, first in _by_first_fill(able, batch, bounds, exchange):
         fleet = filler.fleet
         bound = bounds[fleet.strategy]
-        limit = float("inf") if best is None else best[1].objective_ms
+        limit = float("inf") if best is None else _limit_ms(best, fleet.strategy, exchange)
         if best is None:
             filling = dispatch(filler, bound, known=first)
         elif bound < limit:
@@ -89,12 +98,12 @@ def select(
             filling = None
         if filling is not None:
             planned[fleet.strategy] = filling.objective_ms
-            if best is None or filling.objective_ms < best[1].objective_ms:
+            if best is None or filling.objective_ms < limit:
                 best = (fleet, filling)
     if best is None:
         raise Infeasible(_too_long(batch, fleets))
     if tailor:
-        best = _tailor(batch, best, models, candidates, gpus)
+        best = _tailor(batch, best, models, candidates, gpus, exchange)
         planned[best[0].strategy] = best[1].objective_ms
     fleet, filling = best
     proven = certify(fleet, batch, filling.objective_ms)
@@ -115,21 +124,31 @@ def select(
     return Selected(fleet, filling, proven, tuple(judged))
 
 
+def _limit_ms(best: tuple[Fleet, Filling], strategy: Strategy, exchange: Exchange) -> float:
+    """What a strategy must stay below to beat the best, given what the exchange of each takes."""
+    dearer = exchange.of_strategy_ms(strategy) - exchange.of_strategy_ms(best[0].strategy)
+    return best[1].objective_ms - dearer
+
+
 def _by_first_fill(
-    able: Sequence[Fleet], batch: Batch, bounds: Mapping[Strategy, float]
+    able: Sequence[Fleet], batch: Batch, bounds: Mapping[Strategy, float], exchange: Exchange
 ) -> list[tuple[Filler, Filling | None]]:
     """Candidates in the order in which they promise most, by one fill each at a common time.
 
-    First those that succeed, by their objective; then by how much was missing.
+    First those that succeed, by their time with the exchange; then by how much was missing.
     """
-    target = min(bounds.values()) * FIRST_FILL
+    beside = {fleet.strategy: exchange.of_strategy_ms(fleet.strategy) for fleet in able}
+    target = min(bounds[strategy] * FIRST_FILL + beside[strategy] for strategy in beside)
     tried = []
     for fleet in able:
         filler = Filler(fleet, batch)
-        filling = filler.fill(max(target, bounds[fleet.strategy]))
-        tried.append((filler, filling))
-    tried.sort(key=lambda t: (t[1] is None, t[0].short_by if t[1] is None else t[1].objective_ms))
-    return tried
+        filling = filler.fill(max(target - beside[fleet.strategy], bounds[fleet.strategy]))
+        promise = filler.short_by
+        if filling is not None:
+            promise = filling.objective_ms + beside[fleet.strategy]
+        tried.append((filling is None, promise, filler, filling))
+    tried.sort(key=lambda t: t[:2])
+    return [(filler, filling) for _, _, filler, filling in tried]
 
 
 def cheap_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
@@ -160,12 +179,15 @@ def _tailor(
     models: Models,
     candidates: Sequence[Strategy],
     gpus: int,
+    exchange: Exchange,
 ) -> tuple[Fleet, Filling]:
     """A strategy made for this batch from the candidates' schemes, where it beats the best."""
     schemes = sorted({scheme for strategy in candidates for scheme, _ in strategy.counts})
     classes = [PipelineClass.of(models[scheme], 1) for scheme in schemes]
     lower = single_bound_ms(classes, batch)
-    objective = best[1].objective_ms
+    # What is made here is heterogeneous: what different replicas exchange more, it must gain.
+    dearer = exchange.exposed_ms(True) - exchange.of_strategy_ms(best[0].strategy)
+    objective = best[1].objective_ms - max(0.0, dearer)
     if objective <= lower * (1 + TAILOR_GAIN):
         return best
     relaxed = relax(classes, batch, objective, gpus)
@@ -178,13 +200,16 @@ def _tailor(
             continue
         fleet = Fleet.of(strategy, models)
         filler = Filler(fleet, batch)
-        better = probe(filler, lower, best[1].objective_ms)
+        limit = _limit_ms(best, strategy, exchange)
+        better = probe(filler, lower, limit)
         if better is not None:
             filling = dispatch(filler, lower, known=better)
-            if filling is not None and filling.objective_ms < best[1].objective_ms:
+            if filling is not None and filling.objective_ms < limit:
                 best = (fleet, filling)
     if best[1].objective_ms > objective * relaxed.scale * (1 + TAILOR_GAIN):
-        best = improve(batch, best, models, schemes, gpus, lower, rounds=TAILOR_ROUNDS)
+        best = improve(
+            batch, best, models, schemes, gpus, lower, rounds=TAILOR_ROUNDS, exchange=exchange
+        )
     return best
 
 

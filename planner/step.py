@@ -7,6 +7,7 @@ from functools import cached_property
 from seqplan.planner.assemble import PACKINGS, assemble
 from seqplan.planner.assemble_rounds import assemble_rounds
 from seqplan.planner.batch import Batch
+from seqplan.planner.exchange import NO_EXCHANGE
 from seqplan.planner.proposal_file import ProposalDocument
 from seqplan.planner.rounds import plan_rounds
 from seqplan.planner.selection import Infeasible, select
@@ -19,6 +20,8 @@ from seqplan.profiler.scheme_model import SchemeModel
 class StepPlanner:
     """Plans steps from one proposal; the same batch always gives the same plan.
 
+    Where the proposal states an exchange, strategies are chosen by their time with it; a plan's
+    times never hold it, as they recompute from the profile.
     ``packing``: one of ``assemble.PACKINGS``; rounds have one micro-batch a group and ignore it.
     """
 
@@ -47,7 +50,8 @@ class StepPlanner:
             return self._plan_rounds(batch)
         candidates = [item.strategy for item in proposal.candidates]
         gpus = proposal.cluster.gpus
-        selected = select(batch, candidates, self.models, gpus)
+        exchange = proposal.exchange or NO_EXCHANGE
+        selected = select(batch, candidates, self.models, gpus, exchange=exchange)
         fraction = proposal.profile.forward_fraction
         return assemble(batch, selected, self._planner, gpus, fraction, self.packing)
 

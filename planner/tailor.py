@@ -8,6 +8,7 @@ import numpy as np
 
 from seqplan.planner.batch import Batch
 from seqplan.planner.dispatch import dispatch, probe
+from seqplan.planner.exchange import NO_EXCHANGE, Exchange
 from seqplan.planner.fill import Filler, Filling
 from seqplan.planner.fleet import Fleet
 from seqplan.planner.resources import Floats
@@ -17,7 +18,7 @@ from seqplan.profiler.scheme_model import SchemeModel
 Models = Mapping[Scheme, SchemeModel]
 
 FIRST_SIZES = (1, 8)
-"""Sizes of an exchange that are tried first: on many GPUs a single pipeline changes too little."""
+"""Sizes of a swap that are tried first: on many GPUs a single pipeline changes too little."""
 
 _WHOLE = 1e-6
 
@@ -80,12 +81,10 @@ def _fill_up(
     return counts
 
 
-def exchange(
-    strategy: Strategy, out: Scheme, come: Scheme, size: int, gpus: int
-) -> Strategy | None:
+def swap(strategy: Strategy, out: Scheme, come: Scheme, size: int, gpus: int) -> Strategy | None:
     """Pipelines of ``out`` given up for pipelines of ``come``; None when there are too few.
 
-    The smaller side is ``size`` pipelines of the larger scheme; GPUs that the exchange leaves over,
+    The smaller side is ``size`` pipelines of the larger scheme; GPUs that the swap leaves over,
     with those idle before, go to the incoming scheme.
     """
     counts = dict(strategy.counts)
@@ -108,12 +107,14 @@ def improve(
     lower_ms: float,
     *,
     rounds: int,
+    exchange: Exchange = NO_EXCHANGE,
 ) -> tuple[Fleet, Filling]:
-    """Local search over strategies for one batch, by exchanges, each judged by a single fill.
+    """Local search over strategies for one batch, by swaps, each judged by a single fill.
 
     A direction (scheme out, scheme in) that shortens the step is followed with doubled size while
     it does; then the least time is searched and the directions are tried anew. Ends after
-    ``rounds`` such moves, when no direction helps, or at ``lower_ms``.
+    ``rounds`` such moves, when no direction helps, or at ``lower_ms``. Times count with what the
+    ``exchange`` of parameters and gradients takes.
     """
     best = start
     seen = {start[0].strategy}
@@ -125,7 +126,9 @@ def improve(
                 continue
             for first_size in FIRST_SIZES:
                 size = first_size
-                while better := _try(batch, best, models, out, come, size, gpus, lower_ms, seen):
+                while better := _try(
+                    batch, best, models, out, come, size, gpus, lower_ms, exchange, seen
+                ):
                     best, moved = better, True
                     size *= 2
                 if moved:
@@ -149,15 +152,17 @@ def _try(
     size: int,
     gpus: int,
     lower_ms: float,
+    exchange: Exchange,
     seen: set[Strategy],
 ) -> tuple[Fleet, Filling] | None:
-    """The exchanged strategy with a placement better than the best; None when there is none."""
-    strategy = exchange(best[0].strategy, out, come, size, gpus)
+    """The swapped strategy with a placement better than the best; None when there is none."""
+    strategy = swap(best[0].strategy, out, come, size, gpus)
     if strategy is None or strategy in seen:
         return None
     seen.add(strategy)
     fleet = Fleet.of(strategy, models)
     if fleet.max_sequence < batch.longest:
         return None
-    filling = probe(Filler(fleet, batch), lower_ms, best[1].objective_ms)
+    dearer = exchange.of_strategy_ms(strategy) - exchange.of_strategy_ms(best[0].strategy)
+    filling = probe(Filler(fleet, batch), lower_ms, best[1].objective_ms - dearer)
     return None if filling is None else (fleet, filling)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from seqplan.plans.lint import SchemeCost
-from seqplan.plans.plan import Plan, PlannedPipeline
+from seqplan.plans.plan import Considered, Plan, PlannedPipeline
 from seqplan.plans.schedule import Schedule, schedule
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -149,17 +149,25 @@ def _reason(plan: Plan, pipeline: PlannedPipeline, cost: SchemeCost | None) -> s
     )
 
 
+def _verdict(entry: Considered, best_ms: float | None) -> str:
+    """Why a candidate was not chosen.
+
+    One that is faster than the best was left for the exchange of parameters and gradients between
+    its replicas, which no time here holds.
+    """
+    if entry.predicted_ms is not None:
+        faster = best_ms is not None and entry.predicted_ms < best_ms
+        return "its exchange takes longer" if faster else ""
+    beaten = best_ms is not None and entry.lower_bound_ms >= best_ms
+    return "pruned by its bound" if beaten else "no better plan found"
+
+
 def _candidates(plan: Plan) -> Iterable[str]:
     rows = [["candidate strategy", "bound ms", "time ms", ""]]
-    best = min(
-        (entry.predicted_ms for entry in plan.selection if entry.predicted_ms is not None),
-        default=None,
-    )
+    chosen = Strategy.of(Counter(pipeline.scheme for pipeline in plan.pipelines))
+    best = next((e.predicted_ms for e in plan.selection if e.strategy == chosen), None)
     for entry in plan.selection:
-        verdict = "best" if entry.predicted_ms == best else ""
-        if entry.predicted_ms is None:
-            beaten = best is not None and entry.lower_bound_ms >= best
-            verdict = "pruned by its bound" if beaten else "no better plan found"
+        verdict = "best" if entry.strategy == chosen else _verdict(entry, best)
         rows.append(
             [
                 _cut(str(entry.strategy) or "none", WIDTH - 42),

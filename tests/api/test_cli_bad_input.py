@@ -143,6 +143,32 @@ def test_more_optimizer_shards_than_gpus(lengths: Path, output: Path) -> None:
     assert said == "--optimizer-shards 9: above --gpus 8"
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--overlap", "0.5"), "--overlap is of the exchange; give --exchange-ms too"),
+        (("--exchange-ms", "published"), "profile gpt-7b-a100-40gb is of ZeRO-3"),
+        (("--exchange-ms", "as usual"), "wants a number of 0 or more, not 'as usual'"),
+        (
+            ("--profile", "llama-7b-a800-80gb", "--exchange-ms", "1", "--overlap", "1.5"),
+            "overlap must be a share from 0 to 1, not 1.5",
+        ),
+    ],
+)
+def test_an_exchange_that_cannot_be(
+    more: tuple[str, ...], message: str, lengths: Path, output: Path
+) -> None:
+    assert message in complaint(propose(lengths, output, *more))
+    nothing_left(output)
+
+
+def test_an_exchange_is_told_and_kept(lengths: Path, output: Path) -> None:
+    more = ("--profile", "llama-7b-a800-80gb", "--tokens", 8000, "--exchange-ms", "published")
+    told = propose(lengths, output, *more).out
+    assert "All with the exchange: exchange as published" in told
+    assert json.loads(output.read_text())["exchange"]["heterogeneous_ms"] > 0
+
+
 def test_a_step_that_no_candidate_holds(dense: Made, tmp_path: Path, output: Path) -> None:
     """The steps before it were planned, but a file of some of the steps is no plan file."""
     proposal = tmp_path / "proposal.json"

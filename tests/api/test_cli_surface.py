@@ -21,7 +21,7 @@ SURFACE = {
     "lengths": "SOURCE --field --tokenizer --bytes-per-token --glob -o/--output --json",
     "profiles": "NAME|FILE --gpus --max-len --optimizer-shards --json",
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
-    "--optimizer-shards --include-flagged -o/--output --json",
+    "--optimizer-shards --include-flagged --exchange-ms --overlap -o/--output --json",
     "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --workers "
     "-o/--output --json",
     "check": "plans.jsonl --profile --proposal --json",

@@ -163,7 +163,7 @@ def test_the_table(lengths: Path) -> None:
     assert "\nseqplan  " in told
     assert "\nMegatron-like, varlen  " in told
     assert "\nleft out: DeepSpeed-like: " in told
-    assert "step by step, propagation alone: Megatron-like, varlen 1.00×" in told
+    assert "step by step, whole iterations: Megatron-like, varlen 1.00×" in told
 
 
 def test_json_and_the_report(lengths: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from seqplan.planner.fleet import Fleet
 from seqplan.planner.propose import Effort, propose
 from seqplan.planner.search import search
 from seqplan.planner.selection import Infeasible, certify, select
-from seqplan.planner.tailor import exchange, rounded_strategies
+from seqplan.planner.tailor import rounded_strategies, swap
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.latency import Latency
 from seqplan.profiler.scheme_model import SchemeModel
@@ -126,13 +126,13 @@ def test_the_bound_over_all_strategies_holds_and_search_stays_above_it(
         assert bound <= best * (1 + 1e-9)
 
 
-def test_exchanges_keep_within_the_gpus_and_need_enough_pipelines() -> None:
+def test_swaps_keep_within_the_gpus_and_need_enough_pipelines() -> None:
     tp4, tp8, tp16 = Scheme(tp=4), Scheme(tp=8), Scheme(tp=16)
     start = Strategy.of({tp16: 1, tp4: 11})
-    assert exchange(start, tp4, tp8, 1, 64) == Strategy.of({tp16: 1, tp8: 1, tp4: 10})
-    assert exchange(start, tp16, tp8, 1, 64) == Strategy.of({tp8: 2, tp4: 11})
-    assert exchange(start, tp16, tp8, 2, 64) is None
-    assert exchange(start, tp4, tp16, 4, 64) is None
+    assert swap(start, tp4, tp8, 1, 64) == Strategy.of({tp16: 1, tp8: 1, tp4: 10})
+    assert swap(start, tp16, tp8, 1, 64) == Strategy.of({tp8: 2, tp4: 11})
+    assert swap(start, tp16, tp8, 2, 64) is None
+    assert swap(start, tp4, tp16, 4, 64) is None
 
 
 @pytest.mark.parametrize("longest", [1000, 20000, 32768])

@@ -1,0 +1,54 @@
+"""Point-to-point transfers between the ranks of a job, over one communicator.
+
+Pipelines differ from step to step. A process group for each would cost milliseconds and threads on
+gloo, and hundreds of megabytes each on NCCL; batched sends and receives over a single parent need
+none. They are symmetric: whatever one rank sends in a batch, the other receives in its batch of the
+same place in the order (``plans.collectives``), so that no two ranks wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+Peer = tuple[Tensor, int]
+"""A contiguous tensor and the global rank that it goes to or comes from."""
+
+
+class Transfer:
+    """Sends and receives under way; the tensors must not be touched before ``wait``."""
+
+    def __init__(self, works: Sequence[dist.Work], tensors: Sequence[Tensor]) -> None:
+        self._works = works
+        self._tensors = tensors  # alive until the transfer has ended
+
+    def wait(self) -> None:
+        """Wait until the received tensors are complete and the sent ones may be reused."""
+        for work in self._works:
+            work.wait()
+        self._works = ()
+        self._tensors = ()
+
+
+class Peers:
+    """The ranks of ``group``, which spans the whole job and carries nothing else.
+
+    A communicator of its own keeps these transfers from standing in line behind the exchange of
+    parameters and gradients.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def exchange(self, sends: Sequence[Peer], receives: Sequence[Peer]) -> Transfer:
+        """Start all transfers of a batch; empty tensors are left out on both sides."""
+        operations = [
+            dist.P2POp(operation, tensor, rank, self.group)
+            for operation, peers in ((dist.isend, sends), (dist.irecv, receives))
+            for tensor, rank in peers
+            if tensor.numel()
+        ]
+        works = dist.batch_isend_irecv(operations) if operations else []
+        return Transfer(works, [operation.tensor for operation in operations])

@@ -1,0 +1,111 @@
+"""Random sound plans of sequence-parallel pipelines: any degrees, idle and re-formed ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from seqplan.plans.groups import process_groups
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.schedule import schedule
+from seqplan.plans.scheme import Scheme
+
+
+def random_lengths(rng: np.random.Generator, count: int, longest: int) -> list[int]:
+    """Lengths with a long tail, one-token and odd sequences among them."""
+    lengths = np.exp(rng.uniform(0, np.log(longest + 1), count)).astype(int).clip(1, longest)
+    lengths[rng.random(count) < 0.1] = 1
+    return [int(length) for length in lengths]
+
+
+def random_plan(
+    rng: np.random.Generator,
+    world_size: int,
+    *,
+    step: int = 0,
+    heads: int = 64,
+    longest: int = 300,
+    sequences: int = 12,
+    waves: int = 2,
+) -> Plan:
+    """A plan in which ranks run ``waves`` pipelines at most, one after the other.
+
+    ``heads`` bounds the Ulysses degree. Every sequence is in some micro-batch; ranks may be idle
+    and pipelines may have no micro-batch.
+    """
+    lengths = random_lengths(rng, sequences, longest)
+    slots: list[tuple[Scheme, tuple[int, ...]]] = []
+    for _ in range(int(rng.integers(1, waves + 1))):
+        free = [int(rank) for rank in rng.permutation(world_size)]
+        while free:
+            size = int(rng.integers(1, len(free) + 1))
+            ulysses = int(rng.choice([u for u in range(1, heads + 1) if size % u == 0]))
+            ranks = tuple(free[:size])
+            free = free[size:]
+            if rng.random() < 0.85:
+                slots.append((Scheme(1, 1, ulysses, size // ulysses), ranks))
+    if not slots:
+        slots.append((Scheme(1, 1, 1, world_size), tuple(range(world_size))))
+    contents: list[list[list[int]]] = [[[] for _ in range(int(rng.integers(1, 4)))] for _ in slots]
+    for position in rng.permutation(len(lengths)):
+        micro_batches = contents[int(rng.integers(len(slots)))]
+        micro_batches[int(rng.integers(len(micro_batches)))].append(int(position))
+    pipelines = tuple(
+        _pipeline(scheme, ranks, lengths, [batch for batch in batches if batch])
+        for (scheme, ranks), batches in zip(slots, contents, strict=True)
+    )
+    return plan_of(pipelines, lengths, world_size, step=step)
+
+
+def one_pipeline_plan(
+    scheme: Scheme, lengths: list[int], *, step: int = 0, packed: bool = True
+) -> Plan:
+    """All sequences on one pipeline, in one micro-batch or each in its own."""
+    positions = list(range(len(lengths)))
+    batches = [positions] if packed else [[position] for position in positions]
+    pipeline = _pipeline(scheme, tuple(range(scheme.gpus)), lengths, batches)
+    return plan_of((pipeline,), lengths, scheme.gpus, step=step)
+
+
+def plan_of(
+    pipelines: tuple[PlannedPipeline, ...], lengths: list[int], world_size: int, *, step: int
+) -> Plan:
+    """The plan of these pipelines; sample ids are ten times the position, and the step added."""
+    busy = {rank for pipeline in pipelines for rank in pipeline.ranks}
+    predicted = schedule(pipelines).makespan_ms
+    plan = Plan(
+        step=step,
+        planner=Planner("0", 0, "sha256:none", None),
+        world_size=world_size,
+        ids=tuple(10 * position + step for position in range(len(lengths))),
+        lengths=tuple(lengths),
+        tokens=sum(lengths),
+        loss_tokens=sum(lengths) - len(lengths),
+        pipelines=pipelines,
+        idle_ranks=tuple(rank for rank in range(world_size) if rank not in busy),
+        groups=process_groups(pipelines),
+        predicted_ms=predicted,
+        lower_bound_ms=predicted,
+        gap=0.0,
+        selection=(),
+    )
+    found = lint(plan, None)
+    assert not found, found
+    return plan
+
+
+def _pipeline(
+    scheme: Scheme, ranks: tuple[int, ...], lengths: list[int], batches: list[list[int]]
+) -> PlannedPipeline:
+    micro_batches = tuple(
+        MicroBatch(
+            tuple(batch),
+            sum(lengths[position] for position in batch),
+            scheme.padded_tokens([lengths[position] for position in batch]),
+            float(sum(lengths[position] for position in batch)),
+        )
+        for batch in batches
+    )
+    return PlannedPipeline(
+        scheme, ranks, micro_batches, float(sum(batch.cost_ms for batch in micro_batches))
+    )

@@ -5,22 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from seqplan.api.exchange_options import add_overlap, exchange_times, number
 from seqplan.api.output import check_output
+from seqplan.api.sweep_output import sweep_fields, sweep_lines
 from seqplan.api.terminal import ProgressBar, natural, percent, positive, seconds, table
 from seqplan.planner.baselines.hotspa import SWITCH_MS
 from seqplan.planner.baselines.hydraulis import CBC_S
 from seqplan.planner.compare import SYSTEMS, Options, ablation, compare, mean_propagation_ms
 from seqplan.planner.comparison import Comparison, Iteration, System
-from seqplan.planner.exchange import OPTIMIZER_MS, exchange_of
+from seqplan.planner.exchange import OPTIMIZER_MS, Exchange, exchange_of
 from seqplan.planner.make_proposal import TOKENS_PER_GPU
 from seqplan.planner.proposal_file import Cluster
+from seqplan.planner.sweep import AXES, sweep
 from seqplan.plans.atomic import atomic_write
 from seqplan.profiler.lengths import read_lengths
+from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped import find_profile
 
 _DESCRIPTION = """\
@@ -32,6 +39,8 @@ _EXAMPLES = f"""\
 example:
   seqplan compare --profile llama-32b-a800-80gb --gpus 64 --lengths lengths.npy \\
     --max-len 32768 --tokens 200000 --steps 10 -o report.html
+  seqplan compare --profile llama-32b-a800-80gb --gpus 64 --lengths lengths.npy \\
+    --max-len 32768 --sweep gpus=32,64,128 -o report.html
 systems: {", ".join(SYSTEMS)}
 """
 
@@ -65,6 +74,21 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         default=SYSTEMS,
         help="systems to compare with; default all",
     )
+    add(
+        "--sweep",
+        metavar="AXIS=V,V,…",
+        type=_sweeps,
+        default=(),
+        help="repeat the comparison for each value of gpus, max-len or tokens; several axes in one "
+        "text, with spaces between them",
+    )
+    add(
+        "--optimizer-shards",
+        metavar="D",
+        type=positive,
+        help="ranks over which optimizer states are sharded; default all",
+    )
+    add("--include-flagged", action="store_true", help="also use coefficients marked as unsound")
     add(
         "--search-static",
         action="store_true",
@@ -114,40 +138,95 @@ def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
     profile = find_profile(args.profile)
     check_output(args.output, args.lengths, args.profile)
-    options = Options(args.systems, args.search_static, args.switch_ms, args.fast, args.cbc_seconds)
-    exchange = exchange_of(
+    _exchange(args, profile, args.gpus)  # so that bad options are told before the data is read
+    _options(args)
+    lengths = read_lengths([args.lengths]).values
+    with ProgressBar(sys.stderr) as progress:
+        comparison = _compare(args, profile, lengths, progress)
+        sweeps = [
+            sweep(axis, values, _runner(args, profile, lengths, axis, comparison, progress))
+            for axis, values in args.sweep
+        ]
+    if args.output is not None:
+        from seqplan.api.report import render
+
+        page = render(comparison, profile, sweeps)
+        with atomic_write(args.output, "w") as file:
+            file.write(page)
+    if args.json:
+        fields = comparison_fields(comparison) | {"sweeps": [sweep_fields(item) for item in sweeps]}
+        print(json.dumps(fields, ensure_ascii=False))
+    else:
+        lines = comparison_lines(comparison)
+        for item in sweeps:
+            lines += ["", *sweep_lines(item)]
+        print("\n".join(lines))
+        if args.output is not None:
+            print(f"written: {args.output}")
+    return 0
+
+
+def _options(args: argparse.Namespace) -> Options:
+    return Options(args.systems, args.search_static, args.switch_ms, args.fast, args.cbc_seconds)
+
+
+def _exchange(args: argparse.Namespace, profile: Profile, gpus: int) -> Exchange:
+    return exchange_of(
         profile,
-        args.gpus,
+        gpus,
         exchange_ms=args.exchange_ms,
         overlap=args.overlap,
         optimizer_ms=args.optimizer_ms,
     )
-    lengths = read_lengths([args.lengths]).values
-    cluster = Cluster(args.gpus, args.max_len, args.tokens or TOKENS_PER_GPU * args.gpus)
-    with ProgressBar(sys.stderr) as progress:
-        comparison = compare(
-            profile,
-            cluster,
-            lengths,
-            args.steps,
-            exchange,
-            seed=args.seed,
-            options=options,
-            progress=progress,
-        )
-    if args.output is not None:
-        from seqplan.api.report import render
 
-        page = render(comparison)
-        with atomic_write(args.output, "w") as file:
-            file.write(page)
-    if args.json:
-        print(json.dumps(comparison_fields(comparison), ensure_ascii=False))
-    else:
-        print("\n".join(comparison_lines(comparison)))
-        if args.output is not None:
-            print(f"written: {args.output}")
-    return 0
+
+def _compare(
+    args: argparse.Namespace,
+    profile: Profile,
+    lengths: npt.NDArray[np.integer],
+    progress: ProgressBar,
+    changed: Mapping[str, int] | None = None,
+) -> Comparison:
+    """The comparison as asked for, with the ``changed`` value of an axis."""
+    values = changed or {}
+    gpus = values.get("gpus", args.gpus)
+    tokens = values.get("tokens", args.tokens or TOKENS_PER_GPU * gpus)
+    cluster = Cluster(
+        gpus,
+        values.get("max-len", args.max_len),
+        tokens,
+        include_flagged=args.include_flagged,
+        optimizer_shards=args.optimizer_shards,
+    )
+    return compare(
+        profile,
+        cluster,
+        lengths,
+        args.steps,
+        _exchange(args, profile, gpus),
+        seed=args.seed,
+        options=_options(args),
+        progress=progress,
+    )
+
+
+def _runner(
+    args: argparse.Namespace,
+    profile: Profile,
+    lengths: npt.NDArray[np.integer],
+    axis: str,
+    known: Comparison,
+    progress: ProgressBar,
+) -> Callable[[int], Comparison]:
+    """What a sweep runs for a value; what was compared already is not run again."""
+    here = {"gpus": known.gpus, "max-len": known.max_len, "tokens": known.tokens}[axis]
+
+    def run_one(value: int) -> Comparison:
+        if value == here:
+            return known
+        return _compare(args, profile, lengths, progress, {axis: value})
+
+    return run_one
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
@@ -260,3 +339,18 @@ def _systems(text: str) -> tuple[str, ...]:
             f"unknown system {foreign[0]!r}; there are {', '.join(SYSTEMS)}"
         )
     return names
+
+
+def _sweeps(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """An argparse type: axes with their values, ``gpus=16,32 tokens=100000,200000``."""
+    found: dict[str, tuple[int, ...]] = {}
+    for part in text.split():
+        axis, sign, values = part.partition("=")
+        if axis not in AXES or not sign:
+            raise argparse.ArgumentTypeError(
+                f"wants AXIS=V,V,… of the axes {', '.join(AXES)}, not {part!r}"
+            )
+        if axis in found:
+            raise argparse.ArgumentTypeError(f"has {axis} twice")
+        found[axis] = tuple(dict.fromkeys(positive(value) for value in values.split(",")))
+    return tuple(found.items())

@@ -89,7 +89,7 @@ def compare(
         profile, cluster, lengths, seed=seed, exchange=exchange, progress=progress
     )
     batches = tuple(sampler.batches(steps))
-    setting = Setting(profile, cluster, batches, int(sampler.lengths.max()))
+    setting = Setting(profile, cluster, batches, int(sampler.lengths.max()), exchange)
     planner = StepPlanner(proposal, seed)
     ours = Trainer(
         "ours",
@@ -132,7 +132,9 @@ def compare(
         systems=systems,
         left_out=tuple(left_out),
         advice=advice(profile, systems),
-        assumptions=assumptions(profile, exchange, sampler.truncated, cluster.max_len),
+        assumptions=assumptions(profile, exchange, sampler.truncated, cluster),
+        optimizer_shards=cluster.optimizer_shards,
+        include_flagged=cluster.include_flagged,
     )
 
 
@@ -146,7 +148,7 @@ def histogram(lengths: npt.NDArray[np.int64]) -> tuple[tuple[int, int, int], ...
 
 
 def assumptions(
-    profile: Profile, exchange: Exchange, truncated: int, max_len: int
+    profile: Profile, exchange: Exchange, truncated: int, cluster: Cluster
 ) -> tuple[str, ...]:
     """What the judge takes for granted, a sentence each."""
     found = [
@@ -159,6 +161,7 @@ def assumptions(
             f"{exchange.source[0].upper()}{exchange.source[1:]}; optimizer "
             f"{exchange.optimizer_ms:g} ms."
         ),
+        "Our selection of strategies weighs this exchange; the published methods do not.",
         "Systems that are set up by search were given the very batches of the comparison.",
         (
             "Model FLOPs: 6 per parameter (12·layers·hidden² + 2·vocab·hidden) and token, and "
@@ -166,7 +169,11 @@ def assumptions(
         ),
     ]
     if truncated:
-        found.append(f"{truncated:,} sequences were truncated to {max_len:,} tokens.")
+        found.append(f"{truncated:,} sequences were truncated to {cluster.max_len:,} tokens.")
+    if cluster.optimizer_shards is not None:
+        found.append(f"Optimizer states are sharded over {cluster.optimizer_shards:,} ranks.")
+    if cluster.include_flagged:
+        found.append("Coefficients that the profile marks as unsound are used, too.")
     return tuple(found)
 
 

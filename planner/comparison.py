@@ -96,7 +96,8 @@ class Comparison:
 
     ``left_out``: (name, why) of baselines that the profile or the batches do not allow;
     ``advice``: one sentence on whether heterogeneous plans are worth it here; ``assumptions``:
-    what the judge took for granted, one sentence each.
+    what the judge took for granted, one sentence each; ``optimizer_shards`` (None: all GPUs) and
+    ``include_flagged``: as in the cluster.
     """
 
     profile: str
@@ -112,6 +113,8 @@ class Comparison:
     left_out: tuple[tuple[str, str], ...]
     advice: str
     assumptions: tuple[str, ...]
+    optimizer_shards: int | None = None
+    include_flagged: bool = False
 
     @property
     def ours(self) -> System:

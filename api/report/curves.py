@@ -7,8 +7,10 @@ import math
 from seqplan.api.report.markup import element, section, table, text
 from seqplan.api.report.numbers import UNKNOWN, coefficient, whole
 from seqplan.api.report.svg import (
+    DASHES,
     Drawing,
     Scale,
+    end_labels,
     figure,
     label,
     line,
@@ -22,9 +24,6 @@ from seqplan.profiler.scheme_model import SchemeModel
 
 SHORTEST = 128
 """Where the curves begin (tokens): below, launch overhead is all there is."""
-
-DASHES = (None, "7 3", "2 2", "9 3 2 3", "4 2", "12 4")
-"""Dash patterns, so that neighbouring curves differ without colour."""
 
 COLUMNS = (
     "Scheme",
@@ -40,7 +39,12 @@ COLUMNS = (
 def curves(comparison: Comparison, profile: Profile) -> str:
     """GPU-time per token over length for the schemes that fit the GPUs; empty when none does."""
     try:
-        models = profile.usable(comparison.gpus, comparison.max_len)
+        models = profile.usable(
+            comparison.gpus,
+            comparison.max_len,
+            optimizer_shards=comparison.optimizer_shards,
+            include_flagged=comparison.include_flagged,
+        )
     except ProfileError as error:
         return section("curves", "What the profile knows", f"No curves: {error}.")
     if not models:
@@ -123,24 +127,7 @@ def _chart(models: list[SchemeModel], limit: int, width: float) -> Drawing:
             shapes.append(_circle(*center))
         x_end, y_end = x(model.max_len), y(_cost(model, model.max_len))
         shapes.append(path(f"M{x_end - 3.5:.1f} {y_end - 3.5:.1f}h7v7h-7z", "solid"))
-    return Drawing(height, (*shapes, *_names(ends, right, top, bottom)))
-
-
-def _names(
-    ends: list[tuple[float, float, str]], right: float, top: float, bottom: float
-) -> list[str]:
-    """Names of the curves in the right margin, apart from one another, led to their ends."""
-    ends = sorted(ends)
-    places: list[float] = []
-    for at, (y_end, _, _) in enumerate(ends):
-        earliest = places[-1] + 14 if places else top + 6
-        latest = bottom - 14 * (len(ends) - 1 - at)
-        places.append(min(max(y_end, earliest), max(latest, earliest)))
-    shapes = []
-    for place, (y_end, x_end, name) in zip(places, ends, strict=True):
-        shapes.append(path(polyline([(x_end + 5, y_end), (right + 14, place)]), "leader"))
-        shapes.append(label(right + 17, place + 4, name))
-    return shapes
+    return Drawing(height, (*shapes, *end_labels(ends, right, top, bottom)))
 
 
 def _circle(x: float, y: float) -> str:

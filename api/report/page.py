@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+
 from seqplan.api.report.curves import curves
 from seqplan.api.report.gantt import gantt
 from seqplan.api.report.headline import headline
@@ -11,14 +13,17 @@ from seqplan.api.report.markup import element, text
 from seqplan.api.report.planning import planning
 from seqplan.api.report.strategies import strategies
 from seqplan.api.report.style import CSS, PATTERNS
+from seqplan.api.report.sweeps import sweeps
 from seqplan.api.report.throughput import throughput
 from seqplan.planner.comparison import Comparison
+from seqplan.planner.sweep import Sweep
 from seqplan.plans.version import VERSION
 from seqplan.profiler.profile import Profile
 
 CONTENTS = (
     ("summary", "Summary"),
     ("throughput", "Throughput"),
+    ("sweeps", "What if"),
     ("data", "Data"),
     ("curves", "Curves"),
     ("strategies", "Strategies"),
@@ -28,10 +33,13 @@ CONTENTS = (
 )
 
 
-def render(comparison: Comparison, profile: Profile | None = None) -> str:
+def render(
+    comparison: Comparison, profile: Profile | None = None, swept: Sequence[Sweep] = ()
+) -> str:
     """The comparison as a self-contained HTML document without scripts or outside resources.
 
-    ``profile`` adds the fitted curves of the schemes that fit. The same input gives the same text.
+    ``profile`` adds the fitted curves of the schemes that fit, ``swept`` what changes with a
+    setting. The same input gives the same text.
     ``ValueError`` for a comparison without systems or steps, or with unequal numbers of steps.
     """
     if not comparison.systems or not comparison.ours.iterations:
@@ -45,6 +53,7 @@ def render(comparison: Comparison, profile: Profile | None = None) -> str:
     sections = [
         headline(comparison),
         throughput(comparison),
+        sweeps(swept, comparison.profile),
         lengths(comparison),
         "" if profile is None else curves(comparison, profile),
         strategies(comparison),
@@ -52,11 +61,13 @@ def render(comparison: Comparison, profile: Profile | None = None) -> str:
         load(comparison),
         planning(comparison),
     ]
+    absent = {"curves"} if profile is None else set()
+    absent |= set() if swept else {"sweeps"}
     title = f"{comparison.profile} on {comparison.gpus:,} GPUs"
     body = "\n".join(
         (
             PATTERNS,
-            element("header", element("h1", text(title)), _setting(comparison), _contents(profile)),
+            element("header", element("h1", text(title)), _setting(comparison), _contents(absent)),
             element("main", "\n".join(sections)),
             element(
                 "footer",
@@ -88,7 +99,7 @@ def _setting(comparison: Comparison) -> str:
     return element("p", text(sentence), class_="lead")
 
 
-def _contents(profile: Profile | None) -> str:
-    entries = [(ident, name) for ident, name in CONTENTS if profile or ident != "curves"]
+def _contents(absent: Set[str]) -> str:
+    entries = [(ident, name) for ident, name in CONTENTS if ident not in absent]
     links = (element("li", element("a", name, href=f"#{ident}")) for ident, name in entries)
     return element("nav", element("ul", *links), aria_label="Contents")

@@ -88,6 +88,8 @@ h1{font-size:1.4rem}tbody th.name{min-width:9em}}
 @page{margin:14mm}
 body{font-size:11pt}nav{display:none}main,header,footer{max-width:none;padding:0}
 svg.wide{display:block}svg.narrow{display:none}svg text{stroke:none}
+.other{fill:#f3c9ab}.exchange{fill:var(--exchange);stroke:none}
+.optimizer{fill:#fff;stroke:#000;stroke-width:.75}.switch{fill:#fff;stroke:var(--switch)}
 figure,tr,.advice{break-inside:avoid}h2,h3,.lead,summary{break-after:avoid}
 .scroll{overflow:visible}table{font-size:7.5pt}th,td{padding:.12rem .3rem}
 th.text,td.text,tbody th.name{min-width:5em}

@@ -16,6 +16,9 @@ Text that shrinks with its figure cannot be read on a phone, so each figure is d
 style sheet shows one.
 """
 
+DASHES = (None, "7 3", "2 2", "9 3 2 3", "4 2", "12 4")
+"""Dash patterns, so that neighbouring lines differ without colour."""
+
 CHARACTER = 0.56
 """Mean width of a character over the font size, on the safe side for sans-serif faces."""
 
@@ -175,3 +178,23 @@ def legend(entries: Iterable[tuple[str, str]], width: float, top: float) -> tupl
         shapes.append(label(x + 20, y + 12, meaning))
         x += needed
     return shapes, y + 22 - top
+
+
+def end_labels(
+    ends: list[tuple[float, float, str]], right: float, top: float, bottom: float
+) -> list[str]:
+    """Names of lines in the right margin, apart from one another, led to their ends.
+
+    ``ends``: (y, x, name) of each line's end.
+    """
+    ends = sorted(ends)
+    places: list[float] = []
+    for at, (y_end, _, _) in enumerate(ends):
+        earliest = places[-1] + 14 if places else top + 6
+        latest = bottom - 14 * (len(ends) - 1 - at)
+        places.append(min(max(y_end, earliest), max(latest, earliest)))
+    shapes = []
+    for place, (y_end, x_end, name) in zip(places, ends, strict=True):
+        shapes.append(path(polyline([(x_end + 5, y_end), (right + 14, place)]), "leader"))
+        shapes.append(label(right + 17, place + 4, name))
+    return shapes

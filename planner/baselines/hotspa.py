@@ -76,19 +76,20 @@ def _intervals(setting: Setting) -> tuple[list[Interval], str]:
     ranges = list(zip([0, *ends], ends, strict=False))[::-1]
     named = published_strategies(HOTSPA, setting.profile.name, cluster.gpus, cluster.max_len)
     reach = {scheme: model.max_sequence for scheme, model in setting.models.items()}
-    found, searched = [], 0
+    found, searched = [], []
     for place, (above, to) in enumerate(ranges):
         strategy = named[place] if len(named) == len(ranges) else None
-        if strategy is None or problem_of(strategy, cluster.gpus, to, reach):
-            searched += 1
+        problem = "" if strategy is None else problem_of(strategy, cluster.gpus, to, reach)
+        if problem:
+            searched.append(f"to {to:,} searched, as Table 3's {strategy} does not run: {problem}")
+        if strategy is None or problem:
             strategy = _search(setting, above, to)
         if strategy is None:
             return [], ""
         found.append(Interval(above, to, strategy))
-    origin = "as published (Hydraulis Table 3)"
-    if searched:
-        origin = f"{searched} of {len(ranges)} searched, for want of a published one that fits"
-    return found, origin
+    if len(named) != len(ranges):
+        return found, "searched (Hydraulis Table 3 has none for this setting)"
+    return found, "; ".join(["as published (Hydraulis Table 3)", *searched])
 
 
 def _search(setting: Setting, above: int, to: int) -> Strategy | None:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from seqplan.planner.assemble import assemble, planned_pipeline
 from seqplan.planner.batch import Batch
+from seqplan.planner.exchange import NO_EXCHANGE, Exchange
 from seqplan.planner.fleet import PipelineClass
 from seqplan.planner.judge import Execution
 from seqplan.planner.proposal_file import Cluster
@@ -23,13 +24,15 @@ from seqplan.profiler.scheme_model import SchemeModel
 class Setting:
     """Where systems are compared: profile, cluster, batches; ``longest``: of the data set (tokens).
 
-    Systems that are set up by search see these very batches, which is in their favour.
+    Systems that are set up by search see these very batches, which is in their favour. Our
+    selection weighs the ``exchange``.
     """
 
     profile: Profile
     cluster: Cluster
     batches: tuple[Batch, ...]
     longest: int
+    exchange: Exchange = NO_EXCHANGE
 
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
@@ -38,7 +41,14 @@ class Setting:
 
     def balanced(self, batch: Batch, strategies: Sequence[Strategy]) -> Execution:
         """Our dispatch and packing on the best of given strategies."""
-        selected = select(batch, strategies, self.models, self.cluster.gpus, tailor=False)
+        selected = select(
+            batch,
+            strategies,
+            self.models,
+            self.cluster.gpus,
+            tailor=False,
+            exchange=self.exchange,
+        )
         planner = Planner(VERSION, 0, self.profile.digest, None)
         fraction = self.profile.forward_fraction
         return Execution.of_plan(assemble(batch, selected, planner, self.cluster.gpus, fraction))

@@ -27,7 +27,7 @@ SURFACE = {
     "check": "plans.jsonl --profile --proposal --json",
     "explain": "plans.jsonl --step! --rank --json",
     "compare": "--profile! --gpus! --lengths! --max-len! --tokens --steps --seed --systems "
-    "--search-static --exchange-ms --overlap --optimizer-ms --switch-ms --cbc-seconds --fast "
+    "--sweep --optimizer-shards --include-flagged --search-static --exchange-ms --overlap --optimizer-ms --switch-ms --cbc-seconds --fast "
     "-o/--output --json",
     "trace": "plans.jsonl --step! -o/--output",
     "demo": "--lengths -o/--output",

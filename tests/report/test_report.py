@@ -11,6 +11,7 @@ from comparisons import ODD, Page, comparison_of, in_rounds, iteration, pipeline
 
 from seqplan.api.report import render
 from seqplan.planner.comparison import Comparison, System
+from seqplan.planner.sweep import Point, Sweep, SweptSystem
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.shipped import shipped
 
@@ -171,3 +172,26 @@ def test_a_large_comparison_stays_small() -> None:
     # Stages share rows where there are more of them than can be seen.
     assert "stages share a row" in document
     assert len(page.table("Ranks")) <= 201
+
+
+def test_a_sweep_has_a_figure_and_every_number_in_a_table() -> None:
+    def swept(key: str, mean_ms: float) -> SweptSystem:
+        return SweptSystem(key, f"<{key}>", mean_ms, mean_ms - 50, 1e6 / mean_ms, mean_ms / 1000)
+
+    systems = [swept("ours", 1000.0), swept("a", 1525.4), swept("b", 913.6)]
+    points = (
+        Point(16, 50_000, tuple(systems), ()),
+        Point(32, 100_000, (systems[0], systems[2]), (("A & co", "no room"),)),
+        Point(64, 0, (), (), "too few <GPUs>"),
+    )
+    document = render(pipelined(), PROFILE, [Sweep("gpus", points), Sweep("tokens", points[2:])])
+    page = Page.of(document)
+    assert page.faults == []
+    assert ("a", {"href": "#sweeps"}) in page.tags
+    rows = page.table("System", "Number of GPUs")
+    assert rows[1] == ["<a>", "16", "50,000", "656", "1,525.4", "1,475.4", "1.53×"]
+    assert len(rows) == 5
+    assert {"64: not possible: too few <GPUs>", "32: left out: A & co: no room"} <= set(page.words)
+    assert "sweep-gpus-wide-title" in document
+    assert "sweep-tokens" not in document  # no value was possible: reasons, but no picture
+    assert "#sweeps" not in render(pipelined(), PROFILE)

@@ -16,6 +16,7 @@ from seqplan.plans.atomic import atomic_write
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.schedule import Schedule, schedule
+from seqplan.profiler.shipped import find_profile, shipped, shipped_names
 
 _DESCRIPTION = """\
 Write the simulated execution of one step as a Chrome trace: open it in Perfetto. A process is a
@@ -26,6 +27,9 @@ _EXAMPLES = """\
 examples:
   seqplan trace plans.jsonl --step 3 -o trace.json
 """
+
+ASSUMED = "assumed: the plan's profile does not ship and was not given"
+"""Where forward's share of a micro-batch is from when no profile says it."""
 
 PHASES = {"F": "forward", "B": "backward"}
 
@@ -42,6 +46,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("plans", metavar="plans.jsonl", type=Path)
     parser.add_argument("--step", metavar="K", type=natural, required=True)
     parser.add_argument(
+        "--profile",
+        metavar="NAME|FILE",
+        help="the plan's profile, which says what forward takes of a micro-batch; found by itself "
+        "where it ships",
+    )
+    parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="trace.json; without it, stdout"
     )
     parser.set_defaults(run=run)
@@ -57,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.plans}: step {plan.step} breaks a rule ({broken[0]}); "
             "seqplan check lists all that is wrong"
         )
-    document = json.dumps(trace(plan), separators=(",", ":"))
+    document = json.dumps(trace(plan, *_forward_fraction(plan, args)), separators=(",", ":"))
     if args.output is None:
         print(document)
         return 0
@@ -67,9 +77,31 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def trace(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> dict[str, Any]:
+def _forward_fraction(plan: Plan, args: argparse.Namespace) -> tuple[float, str]:
+    """Forward's share of a micro-batch's time, and who says so.
+
+    ``ValueError`` when the profile that was given is not the plan's.
+    """
+    if args.profile is not None:
+        profile = find_profile(args.profile)
+        if profile.digest != plan.planner.profile:
+            raise ValueError(
+                f"{args.plans}: step {plan.step} was planned from another profile than "
+                f"{profile.name} ({plan.planner.profile[:19]}…, not {profile.digest[:19]}…)"
+            )
+        return profile.forward_fraction, f"profile {profile.name}"
+    for name in shipped_names():
+        if (profile := shipped(name)).digest == plan.planner.profile:
+            return profile.forward_fraction, f"profile {name}"
+    return FORWARD_FRACTION, ASSUMED
+
+
+def trace(
+    plan: Plan, forward_fraction: float = FORWARD_FRACTION, source: str = ASSUMED
+) -> dict[str, Any]:
     """The step as a Chrome trace document (JSON object format), times in microseconds.
 
+    ``source``: who says what forward takes of a micro-batch's time; the document states both.
     Every pipeline takes its 1F1B simulation; pipelines that share ranks follow one another and
     rounds wait for each other, as in the plan. A stage is one thread, since its ranks do the same
     at the same time. The plan must be sound.
@@ -93,6 +125,8 @@ def trace(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> dict[str, A
             "simulated_ms": times.makespan_ms,
             "predicted_ms": plan.predicted_ms,
             "profile": plan.planner.profile,
+            "forward_fraction": forward_fraction,
+            "forward_fraction_source": source,
         },
         "traceEvents": [*events, *_rounds(plan, times)],
     }

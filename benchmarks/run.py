@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.settings import data_sets, machine
 
-NAMES = ("proposal", "step", "published", "flexsp", "compare", "ingest")
+NAMES = ("proposal", "step", "published", "flexsp", "compare", "table3", "large", "ingest")
 
 
 def main() -> None:

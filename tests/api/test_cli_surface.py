@@ -29,7 +29,7 @@ SURFACE = {
     "compare": "--profile! --gpus! --lengths! --max-len! --tokens --steps --seed --systems "
     "--sweep --optimizer-shards --include-flagged --search-static --exchange-ms --overlap --optimizer-ms --switch-ms --cbc-seconds --fast "
     "-o/--output --json",
-    "trace": "plans.jsonl --step! -o/--output",
+    "trace": "plans.jsonl --step! --profile -o/--output",
     "demo": "--lengths -o/--output",
 }
 """Arguments of each verb as scripts use them; ``!``: must be given."""

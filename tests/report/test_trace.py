@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.plan_file import write_plans
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.shipped import shipped
 
 Events = list[dict[str, Any]]
 
@@ -169,6 +172,38 @@ def test_the_verb_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert json.loads(output.read_text()) == trace(ROUNDS)
     assert main(["trace", str(plans), "--step", "7"]) == 0
     assert json.loads(capsys.readouterr().out) == trace(ROUNDS)
+
+
+def test_the_profile_says_what_forward_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads(json.dumps(dict(shipped("llama-7b-a800-80gb").document)))
+    document["forward_fraction"] = 0.25
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(document))
+    own = Profile.load(path)
+
+    def told(digest: str, *more: str) -> dict[str, Any]:
+        plan = replace(PIPELINED, planner=replace(PIPELINED.planner, profile=digest))
+        plans = write(tmp_path / "plans.jsonl", plan)
+        assert main(["trace", str(plans), "--step", "7", *more]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    assumed = told(own.digest)
+    assert assumed["otherData"]["forward_fraction_source"].startswith("assumed")
+    stated = told(own.digest, "--profile", str(path))["otherData"]
+    assert (stated["forward_fraction"], stated["forward_fraction_source"]) == (
+        0.25,
+        f"profile {own.name}",
+    )
+    first = next(event for event in passes(told(own.digest, "--profile", str(path))))
+    assert first["dur"] == pytest.approx(0.25 * 10.001 * 1000)
+    found = told(shipped("llama-32b-a800-80gb").digest)["otherData"]
+    assert found["forward_fraction_source"] == "profile llama-32b-a800-80gb"
+    plans = write(tmp_path / "plans.jsonl", PIPELINED)
+    assert main(["trace", str(plans), "--step", "7", "--profile", str(path)]) == 2
+    assert "was planned from another profile than" in capsys.readouterr().err
 
 
 def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

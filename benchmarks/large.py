@@ -1,0 +1,43 @@
+"""A comparison on 1,024 GPUs: how long it takes, and what comes out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+
+from benchmarks.settings import PROFILE, Data, cluster, markdown
+from seqplan.planner.compare import Options, compare, mean_propagation_ms
+from seqplan.planner.exchange import exchange_of
+from seqplan.profiler.shipped import shipped
+
+GPUS, STEPS, SEED = 1024, 10, 0
+OPTIONS = Options(("static", "megatron", "hotspa", "hydraulis"), fast=True)
+"""The published packing alone would take hours."""
+
+
+def run(data: Sequence[Data]) -> None:
+    """Print every system's time and that of the whole comparison."""
+    profile = shipped(PROFILE)
+    where = cluster(GPUS)
+    exchange = exchange_of(profile, GPUS)
+    for item in data:
+        start = time.perf_counter()
+        found = compare(profile, where, item.lengths, STEPS, exchange, seed=SEED, options=OPTIONS)
+        took = time.perf_counter() - start
+        planning = median(step.planning_ms or 0.0 for step in found.ours.iterations)
+        print(
+            f"### {item.name}: {GPUS:,} GPUs, {STEPS} steps of {where.tokens:,} tokens: compared "
+            f"in {took:.0f} s, our planning {planning:.0f} ms a step\n"
+        )
+        rows = [
+            [
+                system.name,
+                f"{mean_propagation_ms(system):,.0f}",
+                f"{mean_propagation_ms(system) / mean_propagation_ms(found.ours):.2f}",
+                f"{system.mean_ms / found.ours.mean_ms:.2f}",
+            ]
+            for system in found.systems
+        ]
+        print(markdown(["system", "propagation (ms)", "over ours", "iteration, over ours"], rows))
+        print()

@@ -36,10 +36,10 @@ class Peers:
     """The ranks of ``group``, which spans the whole job and carries nothing else.
 
     A communicator of its own keeps these transfers from standing in line behind the exchange of
-    parameters and gradients.
+    parameters and gradients. None where there is one rank and nothing to transfer.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
 
     def exchange(self, sends: Sequence[Peer], receives: Sequence[Peer]) -> Transfer:

@@ -15,7 +15,7 @@ from torch import Tensor
 from seqplan.plans.plan import Plan
 from seqplan.plans.rank_view import MicroBatchView, rank_view
 from seqplan.plans.scheme import Scheme
-from seqplan.runtime.attention import attention, attention_context
+from seqplan.runtime.attention import AttentionContext, attention, attention_context
 from seqplan.runtime.kernels import DenseKernel, Kernel
 from seqplan.runtime.peers import Peers
 
@@ -222,9 +222,9 @@ def test_bitwise_repeatable() -> None:
     assert all(run_ranks(repeated, 2))
 
 
-def one_rank_context(tokens: int = 8):  # type: ignore[no-untyped-def]
+def one_rank_context(tokens: int = 8) -> AttentionContext:
     (pipeline,) = rank_view(one_pipeline_plan(Scheme(1, 1), [tokens]), 0).pipelines
-    return attention_context(pipeline, pipeline.micro_batches[0], Peers(None))  # type: ignore[arg-type]
+    return attention_context(pipeline, pipeline.micro_batches[0], Peers(None))
 
 
 @pytest.mark.parametrize(

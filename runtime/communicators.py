@@ -1,0 +1,41 @@
+"""The communicators of a training job, made once at its start, whatever strategies follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True)
+class Communicators:
+    """Three groups of all ranks, none of which carries another's traffic.
+
+    ``attention``: point-to-point transfers within pipelines; ``states``: parameters and
+    gradients, which overlap with them; ``control``: agreement on plans, on CPU (gloo) whatever the
+    backend of the others.
+    """
+
+    attention: dist.ProcessGroup
+    states: dist.ProcessGroup
+    control: dist.ProcessGroup
+
+    @classmethod
+    def create(cls, timeout_s: float = 30.0) -> Communicators:
+        """Make the groups; every rank calls it, after ``init_process_group``.
+
+        ``timeout_s``: how long any rank waits for another within a step before it raises.
+        ``RuntimeError`` before ``init_process_group``.
+        """
+        if not dist.is_initialized():
+            raise RuntimeError("call torch.distributed.init_process_group first")
+        timeout = timedelta(seconds=timeout_s)
+        groups = cls(
+            attention=dist.new_group(timeout=timeout),
+            states=dist.new_group(timeout=timeout),
+            control=dist.new_group(timeout=timeout, backend="gloo"),
+        )
+        # Point-to-point batches of some ranks only work once all ranks have met in the group.
+        dist.barrier(group=groups.attention)
+        return groups

@@ -1,0 +1,90 @@
+"""All ranks agree on a step before any begins it: one small all-gather of what each has."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+
+from seqplan.runtime.errors import PlanError
+
+_RECORD = struct.Struct("<Bq80s400s")
+"""State, step, digest and message, UTF-8, cut to their fields: the same size on every rank."""
+
+RECORD_BYTES = _RECORD.size
+
+
+class State(IntEnum):
+    """What a rank has for the step."""
+
+    READY = 0
+    END = 1
+    FAILED = 2
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one rank says; ``message`` says why it has failed."""
+
+    state: State
+    step: int
+    digest: str = ""
+    message: str = ""
+
+    def to_bytes(self) -> bytes:
+        """``RECORD_BYTES`` bytes; texts are cut where they do not fit, between characters."""
+        digest, message = (
+            text.encode(errors="replace")[:size].decode(errors="ignore").encode()
+            for text, size in ((self.digest, 80), (self.message, 400))
+        )
+        return _RECORD.pack(self.state, self.step, digest, message)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Record:
+        """The inverse of ``to_bytes``."""
+        state, step, digest, message = _RECORD.unpack(raw)
+        return cls(
+            State(state), step, digest.rstrip(b"\0").decode(), message.rstrip(b"\0").decode()
+        )
+
+
+def exchange(record: Record, group: dist.ProcessGroup | None) -> list[Record]:
+    """The record of every rank of ``group`` (gloo), in its order; of this one alone for None.
+
+    ``PlanError`` when a rank is lost or does not come within the group's time-out.
+    """
+    if group is None:
+        return [record]
+    size = group.size()
+    mine = torch.frombuffer(bytearray(record.to_bytes()), dtype=torch.uint8)
+    everyone = torch.empty((size, RECORD_BYTES), dtype=torch.uint8)
+    try:
+        dist.all_gather(list(everyone.unbind()), mine, group=group)
+    except RuntimeError as error:
+        line = (str(error) or type(error).__name__).splitlines()[0]
+        raise PlanError(f"step {record.step}: the ranks could not agree: {line}") from error
+    return [Record.from_bytes(row.numpy().tobytes()) for row in everyone]
+
+
+def disagreement(records: Sequence[Record]) -> str | None:
+    """Why the ranks cannot go on together, naming the first rank that differs; None if they can."""
+    for rank, record in enumerate(records):
+        if record.state is State.FAILED:
+            return f"rank {rank}: {record.message}"
+    first = records[0]
+    for rank, record in enumerate(records):
+        if record.step != first.step:
+            return f"rank {rank} is at step {record.step}, rank 0 at step {first.step}"
+        if record.state is not first.state:
+            ended, other = (rank, 0) if record.state is State.END else (0, rank)
+            return f"step {first.step}: plans end on rank {ended} but not on rank {other}"
+        if record.digest != first.digest:
+            return (
+                f"step {first.step}: rank {rank} has the plan {record.digest or 'without digest'}, "
+                f"rank 0 {first.digest or 'without digest'}"
+            )
+    return None

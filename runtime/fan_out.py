@@ -27,7 +27,7 @@ _VIEW, _END, _FAILURE = b"V", b"E", b"F"
 _LONGEST_PAUSE_S = 0.05
 """Between two looks at the store: a late plan is noticed within this time."""
 
-LAST_ACKS_S = 5.0
+LAST_ACKS_S = 2.0
 """How long closing waits for the other ranks' last acknowledgements."""
 
 

@@ -25,7 +25,10 @@ LONGEST_WAIT_S = 20.0
 """What one request asks the service to wait: below what proxies cut off."""
 
 GRACE_S = 2.0
-"""What connecting may take, and an answer beyond the wait that was asked for."""
+"""What an answer may take beyond the wait that was asked for."""
+
+CONNECT_S = 5.0
+"""What connecting may take; closing cannot cut it short."""
 
 _RETRIED = (502, 503)
 _FIRST_PAUSE_S = 0.05
@@ -183,7 +186,7 @@ class _Connection:
     ) -> _Answer:
         try:
             if self._http.sock is None:
-                self._http.timeout = GRACE_S
+                self._http.timeout = CONNECT_S
                 self._http.connect()
                 # Looked at again: close() cannot shut down a socket that is not there yet.
                 if self._closed:

@@ -66,7 +66,13 @@ def load_share(data: TokenData, view: MicroBatchView, *, step: int | None = None
                     "of this data"
                 )
             for start, stop in share.ranges:
-                read = data.tokens(share.id, start, min(stop + 1, share.length))
+                wanted = min(stop + 1, share.length) - start
+                read = data.tokens(share.id, start, start + wanted)
+                if len(read) != wanted:
+                    raise DataError(
+                        f"gave {len(read)} of the {wanted} tokens from {start} on, although it has "
+                        f"{length}"
+                    )
                 end = at + stop - start
                 tokens[at:end] = read[: stop - start]
                 labels[at : at + len(read) - 1] = read[1:]

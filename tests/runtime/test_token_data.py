@@ -135,6 +135,15 @@ def test_data_that_does_not_fit_the_plan(data: Any, message: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_data_that_breaks_its_word() -> None:
+    class Short(IndexedTokens):
+        def length(self, id: int) -> int:
+            return 9
+
+    with pytest.raises(DataError, match="sample 5: gave 2 of the 4 tokens from 0 on, although it"):
+        load_share(Short({5: [1, 2]}), ONE)
+
+
 def test_fields_lists_and_torch_tensors() -> None:
     import torch
 

@@ -9,7 +9,17 @@ from pathlib import Path
 
 from benchmarks.settings import data_sets, machine
 
-NAMES = ("proposal", "step", "published", "flexsp", "compare", "table3", "large", "ingest")
+NAMES = (
+    "proposal",
+    "step",
+    "published",
+    "flexsp",
+    "compare",
+    "table3",
+    "imbalance",
+    "large",
+    "ingest",
+)
 
 
 def main() -> None:

@@ -21,6 +21,9 @@ import numpy.typing as npt
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.scheme_model import SchemeModel
 
+MORE = 2
+"""Pipelines beyond the nearest number that the scheme of the longest sequences is also given."""
+
 
 @dataclass(frozen=True)
 class ContinuousProposal:
@@ -70,7 +73,9 @@ def integer_strategies(
 
     GPUs are split in proportion to GPUs·time; from the scheme of the longest sequences down each
     gets the nearest number of pipelines that is left, at least one where it is used; left-over GPUs
-    go to the scheme with the most work per pipeline.
+    go to the scheme with the most work per pipeline. The publication leaves the rounding open, and
+    a step with more long sequences than the data has on average misses their pipelines most: so
+    the scheme of the longest sequences is also given up to ``MORE`` pipelines beyond that.
     """
     reach = {model.scheme: model.max_sequence for model in models}
     found: dict[Strategy, int] = {}
@@ -83,21 +88,37 @@ def integer_strategies(
             (k for k in range(len(share)) if share[k] > 0),
             key=lambda k: -reach[proposal.schemes[k]],
         )
-        counts: dict[Scheme, int] = {}
-        left = gpus
-        for k in order:
-            size = proposal.schemes[k].gpus
-            pipelines = min(max(round(share[k] / size), 1 if not counts else 0), left // size)
-            counts[proposal.schemes[k]] = pipelines
-            left -= pipelines * size
-        while fitting := [k for k in order if proposal.schemes[k].gpus <= left]:
-            most = max(fitting, key=lambda k: share[k] / (counts[proposal.schemes[k]] + 1))
-            counts[proposal.schemes[most]] += 1
-            left -= proposal.schemes[most].gpus
-        strategy = Strategy.of(counts)
-        if strategy.counts and max(reach[s] for s, _ in strategy.counts) >= proposal.lengths[i]:
-            found[strategy] = int(proposal.lengths[i])
+        for more in range(MORE + 1):
+            counts = _rounded(proposal, share, order, gpus, more)
+            strategy = Strategy.of(counts)
+            holds = max((reach[s] for s, _ in strategy.counts), default=0)
+            if holds >= proposal.lengths[i]:
+                found[strategy] = int(proposal.lengths[i])
     return found
+
+
+def _rounded(
+    proposal: ContinuousProposal,
+    share: npt.NDArray[np.float64],
+    order: Sequence[int],
+    gpus: int,
+    more: int,
+) -> dict[Scheme, int]:
+    """Whole pipelines near the GPUs' ``share``, ``more`` of the first scheme of ``order``."""
+    counts: dict[Scheme, int] = {}
+    left = gpus
+    for k in order:
+        size = proposal.schemes[k].gpus
+        nearest = round(share[k] / size)
+        if not counts:
+            nearest = max(nearest, 1) + more
+        counts[proposal.schemes[k]] = min(nearest, left // size)
+        left -= counts[proposal.schemes[k]] * size
+    while fitting := [k for k in order if proposal.schemes[k].gpus <= left]:
+        most = max(fitting, key=lambda k: share[k] / (counts[proposal.schemes[k]] + 1))
+        counts[proposal.schemes[most]] += 1
+        left -= proposal.schemes[most].gpus
+    return counts
 
 
 def _breakpoints(proposal: ContinuousProposal, gpus: int) -> list[int]:

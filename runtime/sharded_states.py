@@ -79,14 +79,14 @@ class Unit:
             self.gradient[at : at + parameter.numel()] += parameter.grad.reshape(-1)
             parameter.grad = None
 
-    def owned(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Name, master slice and gradient slice of every parameter owned here in part or whole."""
+    def owned(self) -> Iterator[tuple[str, int, Tensor, Tensor]]:
+        """What is owned here of each parameter: name, first element, master slice and gradient."""
         for name, parameter, at in zip(self.names, self.parameters, self.offsets, strict=True):
             start = max(at, self.start)
             stop = min(at + parameter.numel(), self.stop)
             if start < stop:
                 part = slice(start - self.start, stop - self.start)
-                yield name, self.master[part], self.reduced[part]
+                yield name, start - at, self.master[part], self.reduced[part]
 
 
 class ShardedStates:
@@ -136,7 +136,7 @@ class ShardedStates:
         """
         found = []
         for unit in self.units:
-            for name, master, gradient in unit.owned():
+            for name, _, master, gradient in unit.owned():
                 parameter = nn.Parameter(master)
                 parameter.grad = gradient
                 found.append((name, parameter))

@@ -22,10 +22,11 @@ class Communicators:
     control: dist.ProcessGroup
 
     @classmethod
-    def create(cls, timeout_s: float = 30.0) -> Communicators:
+    def create(cls, timeout_s: float = 600.0) -> Communicators:
         """Make the groups; every rank calls it, after ``init_process_group``.
 
-        ``timeout_s``: how long any rank waits for another within a step before it raises.
+        ``timeout_s``: how long a rank waits for the others before it raises, which must exceed
+        the longest step, as idle ranks wait all of it. A rank that dies is noticed at once.
         ``RuntimeError`` before ``init_process_group``.
         """
         if not dist.is_initialized():

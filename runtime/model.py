@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from seqplan.runtime.attention import Attend, AttentionContext, attention
+from seqplan.runtime.unified_attention import Attend, AttentionContext, attention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

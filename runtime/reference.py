@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from seqplan.plans.plan import Plan
-from seqplan.runtime.attention import AttentionContext
 from seqplan.runtime.model import token_loss
 from seqplan.runtime.peers import Peers
 from seqplan.runtime.ring_layout import ring_layout
 from seqplan.runtime.token_data import NO_LABEL, TokenData
 from seqplan.runtime.ulysses import UlyssesLayout
+from seqplan.runtime.unified_attention import AttentionContext
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:

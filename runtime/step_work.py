@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from seqplan.plans.rank_view import RankView
-from seqplan.runtime.attention import AttentionContext, attention_context
 from seqplan.runtime.errors import PlanError
 from seqplan.runtime.peers import Peers
 from seqplan.runtime.token_data import TokenData, load_share
 from seqplan.runtime.ulysses import HeadSplit
+from seqplan.runtime.unified_attention import AttentionContext, attention_context
 
 
 @dataclass(frozen=True, slots=True)

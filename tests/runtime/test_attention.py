@@ -15,9 +15,9 @@ from torch import Tensor
 from seqplan.plans.plan import Plan
 from seqplan.plans.rank_view import MicroBatchView, rank_view
 from seqplan.plans.scheme import Scheme
-from seqplan.runtime.attention import AttentionContext, attention, attention_context
 from seqplan.runtime.kernels import DenseKernel, Kernel
 from seqplan.runtime.peers import Peers
+from seqplan.runtime.unified_attention import AttentionContext, attention, attention_context
 
 GATES = {torch.float64: 1e-12, torch.float32: 2e-5}
 HEAD_DIM = 16

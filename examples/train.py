@@ -1,0 +1,105 @@
+"""Train a small model under plans: one process for each rank, started by torchrun.
+
+    torchrun --nproc-per-node 4 examples/train.py --plans plans.jsonl --checkpoints checkpoints
+
+Everything a trainer's author needs is in ``main``: what to make once, what to call in a step, and
+where to resume. Killed at any moment and started again, it goes on from its last checkpoint and
+repeats the losses bit for bit on CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+import torch
+import torch.distributed as dist
+
+from seqplan import runtime
+
+
+def main() -> None:
+    """Parse the arguments and train until the plans end."""
+    arguments = parsed()
+    dist.init_process_group("gloo" if arguments.device == "cpu" else "nccl")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    device = torch.device(arguments.device, int(os.environ.get("LOCAL_RANK", "0")))
+    if device.type == "cpu":
+        device = torch.device("cpu")
+    groups = runtime.Communicators.create()
+
+    # The model is any module that hands its context on to seqplan's attention.
+    torch.manual_seed(0)
+    config = runtime.ModelConfig(vocab=256)
+    model = runtime.Llama(config).to(device)
+    states = runtime.ShardedStates(model, groups.states)
+    optimizer = torch.optim.AdamW([each for _, each in states.master_parameters()], lr=1e-3)
+
+    cursor = runtime.restore(arguments.checkpoints, states, optimizer, groups.control)
+    start_step = arguments.start_step if cursor is None else cursor.next_step
+
+    # Sample ids of the plans are looked up in the data; each rank reads its own token ranges.
+    data = runtime.SeededTokens(config.vocab, seed=0)
+    prepare = runtime.preparation(
+        data,
+        runtime.Peers(groups.attention),
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        device=device,
+    )
+    consumer = runtime.PlanConsumer(
+        source(arguments, rank, world_size),
+        rank=rank,
+        world_size=world_size,
+        prepare=prepare,
+        control_group=groups.control,
+        start_step=start_step,
+    )
+    with consumer:
+        for step in consumer:
+            result = runtime.run_step(
+                step.view, step.prepared, model, states, optimizer, clip_norm=1.0
+            )
+            consumer.acknowledge(step.view.step)
+            done = step.view.step + 1
+            if rank == 0:
+                record = {"step": result.step, "loss": result.loss, "norm": result.gradient_norm}
+                print(json.dumps(record), flush=True)
+            if done % arguments.checkpoint_every == 0:
+                cursor = runtime.Cursor(done, step.view.digest)
+                runtime.save(arguments.checkpoints, cursor, states, optimizer, groups.control)
+    dist.destroy_process_group()
+
+
+def source(arguments: argparse.Namespace, rank: int, world_size: int) -> runtime.PlanSource:
+    """Where plans come from: a file that every rank can read, or a service that rank 0 asks."""
+    if arguments.plans is not None:
+        return runtime.FileSource(arguments.plans, world_size=world_size)
+    server, job, token = arguments.server, arguments.job, os.environ.get("SEQPLAN_TOKEN")
+    return runtime.FanOutSource(
+        lambda: runtime.HttpSource(server, job, token),
+        dist.distributed_c10d._get_default_store(),
+        rank,
+        world_size,
+    )
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--plans", help="plan file (JSON Lines)")
+    where.add_argument("--server", help="planning service, http://HOST:PORT")
+    parser.add_argument("--job", default="default", help="job at the planning service")
+    parser.add_argument("--start-step", type=int, default=0, help="first step without checkpoint")
+    parser.add_argument("--checkpoints", required=True, help="folder that all ranks share")
+    parser.add_argument("--checkpoint-every", type=int, default=5, help="steps between checkpoints")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -120,7 +120,6 @@ def steps_until_failure(rank: int, world_size: int, scenario: str, where: Any) -
     elif scenario == "bug" and rank == 1:
         prepare = {}.__getitem__
     group = control_group()
-    begun = time.monotonic()
     with PlanConsumer(
         source,
         rank=rank,
@@ -133,8 +132,6 @@ def steps_until_failure(rank: int, world_size: int, scenario: str, where: Any) -
             run_out(steps)
         with pytest.raises(PlanError, match="after a failure no step follows"):
             next(steps)
-        if scenario.startswith("hang"):
-            assert 1.5 < time.monotonic() - begun < 15
     # Only who does not listen can keep its thread, which dies with the process.
     assert len(threads()) == (rank == 1 and scenario == "hang for ever")
     return str(told.value)
@@ -373,10 +370,10 @@ def test_fetching_stays_within_its_limit() -> None:
 def test_time_counts_from_when_a_step_is_asked_for() -> None:
     """A plan may be late while nobody wants it; the source's own time-outs are asked again."""
     source = Late(small_plans(3, 1), late=1)
-    with alone(source, timeout_s=0.5) as steps:
+    with alone(source, timeout_s=1.0) as steps:
         next(steps)
         time.sleep(1.5)
-        threading.Timer(0.2, source.hold.set).start()
+        source.hold.set()
         assert next(steps).view.step == 1
         assert source.asked.count(1) > 1
         assert [step.view.step for step in steps] == [2]

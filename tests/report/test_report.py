@@ -10,6 +10,7 @@ import pytest
 from comparisons import ODD, Page, comparison_of, in_rounds, iteration, pipelined
 
 from seqplan.api.report import render
+from seqplan.api.report.style import CSS
 from seqplan.planner.comparison import Comparison, System
 from seqplan.planner.sweep import Point, Sweep, SweptSystem
 from seqplan.plans.scheme import Scheme
@@ -195,3 +196,12 @@ def test_a_sweep_has_a_figure_and_every_number_in_a_table() -> None:
     assert "sweep-gpus-wide-title" in document
     assert "sweep-tokens" not in document  # no value was possible: reasons, but no picture
     assert "#sweeps" not in render(pipelined(), PROFILE)
+
+
+def test_paper_gets_no_patterns() -> None:
+    """A browser writes a pattern into a PDF once for every shape that it fills."""
+    screen, _, paper = CSS.partition("@media print")
+    patterned = re.findall(r"(\.[a-z]+)\{fill:url\(", screen)
+    assert patterned
+    for name in patterned:
+        assert re.search(rf"{re.escape(name)}\{{fill:(#|var)", paper)

@@ -19,6 +19,7 @@ NAMES = (
     "imbalance",
     "large",
     "ingest",
+    "attention",
 )
 
 

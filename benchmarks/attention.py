@@ -1,0 +1,201 @@
+"""CPU-seconds of attention, forward and backward, summed over four ranks on this machine.
+
+Wall time says little where ranks share cores; what all processes compute together says what a
+cluster would pay. Every comparison runs the same kernel, so that the difference is the algorithm's.
+
+- *dense*: one long document on a ring: ours against torch's own ring (its
+  ``_templated_ring_attention``, fed the same kernel) and one process without communication.
+- *short*: many short documents on a ring: ours against passing all keys and values round, and
+  against gathering all of them (the way of Llama 3's context parallelism).
+- *ragged*: documents of a long-tailed distribution, all on a ring against Ulysses.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.settings import Data, markdown
+from seqplan.plans.groups import process_groups
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.rank_view import rank_view
+from seqplan.plans.scheme import Scheme
+from seqplan.runtime.peers import Peers
+from seqplan.runtime.ring_layout import GATHER_BELOW
+from seqplan.runtime.unified_attention import attention, attention_context
+
+RANKS, HEADS, KV_HEADS, HEAD_DIM = 4, 8, 4, 64
+REPEATS, WARM_UP = 5, 1
+ALL = 10**9
+
+Way = tuple[str, Scheme, int]
+"""Name, scheme, and below how many tokens a rank documents are gathered."""
+
+RING, ULYSSES = Scheme(1, 1, 1, RANKS), Scheme(1, 1, RANKS, 1)
+
+
+def run(data: Sequence[Data]) -> None:
+    """Print one table; the ragged documents are drawn from the first of ``data``, cut to 2,048."""
+    rng = np.random.default_rng(0)
+    ragged = [int(length) for length in rng.choice(data[0].lengths, 58).clip(1, 2048)]
+    short = [int(length) for length in rng.integers(16, 257, 96)]
+    ours = ("ours", RING, GATHER_BELOW)
+    rows = []
+    for title, lengths, dtype, ways in (
+        ("dense", [4096], "float32", [ours, ("torch", RING, 0), ("one process", RING, 0)]),
+        ("short", short, "bfloat16", [ours, ("ring", RING, 0), ("gathered", RING, ALL)]),
+        ("short", short, "float32", [ours, ("ring", RING, 0), ("gathered", RING, ALL)]),
+        ("ragged", ragged, "float32", [("ulysses", ULYSSES, 0), ours, ("ring", RING, 0)]),
+    ):
+        times = _on_ranks(lengths, dtype, ways)
+        first = times[ways[0][0]]
+        for name, seconds in times.items():
+            tokens = f"{len(lengths)} of {sum(lengths):,} tokens"
+            rows.append([title, tokens, dtype, name, f"{seconds:.3f}", f"{seconds / first:.2f}"])
+    header = ["comparison", "documents", "dtype", "way", "CPU-seconds", "÷ first"]
+    print(f"attention on {RANKS} ranks, {HEADS} heads of {HEAD_DIM}, {KV_HEADS} key heads\n")
+    print(markdown(header, rows))
+
+
+def _on_ranks(lengths: list[int], dtype: str, ways: list[Way]) -> dict[str, float]:
+    """Median CPU-seconds of each way, its repeats taking turns with the others'."""
+    context = multiprocessing.get_context("spawn")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipes, processes = [], []
+    for rank in range(RANKS):
+        here, there = context.Pipe()
+        arguments = (there, rank, store.port, lengths, dtype, ways)
+        process = context.Process(target=_rank, args=arguments, daemon=True)
+        process.start()
+        there.close()
+        pipes.append(here)
+        processes.append(process)
+    results = [pipe.recv() for pipe in pipes]
+    for process in processes:
+        process.join()
+    found = {}
+    for index, (name, _, _) in enumerate(ways):
+        sums = [sum(times) for times in zip(*(result[index] for result in results), strict=True)]
+        found[name] = statistics.median(sums[WARM_UP:])
+    return found
+
+
+def _rank(
+    pipe: Connection, rank: int, port: int, lengths: list[int], dtype_name: str, ways: list[Way]
+) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    calls = [_call(name, scheme, below, rank, lengths, dtype) for name, scheme, below in ways]
+    times: list[list[float]] = [[] for _ in ways]
+    for _ in range(WARM_UP + REPEATS):
+        for call, taken in zip(calls, times, strict=True):
+            dist.barrier()
+            started = time.process_time()
+            call()
+            taken.append(time.process_time() - started)
+    pipe.send(times)
+    dist.destroy_process_group()
+
+
+def _call(
+    name: str, scheme: Scheme, gather_below: int, rank: int, lengths: list[int], dtype: torch.dtype
+) -> Callable[[], Any]:
+    """One forward and backward of a rank's part."""
+    if name == "torch":
+        return _torch_ring(sum(lengths) // RANKS, dtype)
+    if name == "one process":
+        scheme, ranks = Scheme(1, 1), (0,)
+        if rank:
+            return lambda: None
+    else:
+        ranks = tuple(range(RANKS))
+    (pipeline,) = rank_view(_plan(scheme, ranks, lengths), rank).pipelines
+    (micro_batch,) = pipeline.micro_batches
+    context = attention_context(
+        pipeline, micro_batch, Peers(dist.group.WORLD), gather_below=gather_below
+    )
+    q, k, v, dout = _tensors(micro_batch.local_tokens, dtype)
+
+    def call() -> None:
+        attention(q, k, v, context).backward(dout)
+        q.grad = k.grad = v.grad = None
+
+    return call
+
+
+def _tensors(tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    heads = (HEADS, KV_HEADS, KV_HEADS, HEADS)
+    q, k, v, dout = (torch.randn(tokens, each, HEAD_DIM).to(dtype) for each in heads)
+    return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), dout
+
+
+def _torch_ring(tokens: int, dtype: torch.dtype) -> Callable[[], Any]:
+    """torch's load-balanced ring over one document, both directions."""
+    from torch.distributed.tensor.experimental._context_parallel import _attention as template
+
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    q, k, v, dout = (
+        tensor.detach().transpose(0, 1).unsqueeze(0).contiguous()
+        for tensor in _tensors(tokens, dtype)
+    )
+    group = dist.group.WORLD
+    template._cp_options.enable_load_balance = True
+
+    def forward(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        return flash(query, key, value, is_causal=options["is_causal"])
+
+    def backward(**tensors: Any) -> Any:
+        return flash_backward(
+            tensors["grad_out"],
+            tensors["query"],
+            tensors["key"],
+            tensors["value"],
+            tensors["out"],
+            tensors["logsumexp"],
+            0.0,
+            tensors["is_causal"],
+        )
+
+    def call() -> None:
+        out, lse, *_ = template._templated_ring_attention(
+            group, 2, forward, q, k, v, is_causal=True
+        )
+        template._templated_ring_attention_backward(
+            group, 2, backward, dout, "grad_out", q, k, v, out, lse, True
+        )
+
+    return call
+
+
+def _plan(scheme: Scheme, ranks: tuple[int, ...], lengths: list[int]) -> Plan:
+    """All documents in one micro-batch of one pipeline."""
+    batch = MicroBatch(tuple(range(len(lengths))), sum(lengths), scheme.padded_tokens(lengths), 1.0)
+    pipelines = (PlannedPipeline(scheme, ranks, (batch,), 1.0),)
+    return Plan(
+        step=0,
+        planner=Planner("benchmark", 0, "none", None),
+        world_size=RANKS,
+        ids=tuple(range(len(lengths))),
+        lengths=tuple(lengths),
+        tokens=sum(lengths),
+        loss_tokens=sum(lengths),
+        pipelines=pipelines,
+        idle_ranks=tuple(rank for rank in range(RANKS) if rank not in ranks),
+        groups=process_groups(pipelines),
+        predicted_ms=1.0,
+        lower_bound_ms=1.0,
+        gap=0.0,
+        selection=(),
+    )

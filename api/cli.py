@@ -16,8 +16,11 @@ from typing import NoReturn
 from seqplan.api.environment import apply_environment
 from seqplan.plans.version import VERSION
 
-VERBS = ("lengths", "profiles", "propose", "plan", "check", "explain", "compare", "trace", "demo")
-"""In the order of use; each has a module ``seqplan.api.<verb>_command``."""
+VERBS = (
+    *("lengths", "profiles", "propose", "plan", "check", "explain", "compare", "trace"),
+    *("train-check", "demo"),
+)
+"""In the order of use; each has a module ``seqplan.api.<verb>_command``, with _ for -."""
 
 FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
 
@@ -51,7 +54,8 @@ def build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"seqplan {VERSION}")
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
     for verb in VERBS:
-        command = importlib.import_module(f"seqplan.api.{verb}_command").add_parser(verbs)
+        module = importlib.import_module(f"seqplan.api.{verb.replace('-', '_')}_command")
+        command = module.add_parser(verbs)
         apply_environment(command, environment)
     return parser
 

@@ -30,8 +30,8 @@ from seqplan.plans.sharding import Range, ring_chunks, ring_tokens
 GATHER_BELOW = 128
 """Documents of fewer tokens *per ring rank* are gathered rather than passed round the ring.
 
-Below it, gathering takes up to a quarter less CPU time; above, both take the same, and gathered keys
-and values fill more memory (``python -m benchmarks.run attention``).
+Below it, gathering takes up to a quarter less CPU time; above, both take the same, and gathered
+keys and values fill more memory (``python -m benchmarks.run attention``).
 """
 
 

@@ -30,6 +30,7 @@ SURFACE = {
     "--sweep --optimizer-shards --include-flagged --search-static --exchange-ms --overlap --optimizer-ms --switch-ms --cbc-seconds --fast "
     "-o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",
+    "train-check": "--plans! --ranks! --steps --data --seed --dtype --json",
     "demo": "--lengths -o/--output",
 }
 """Arguments of each verb as scripts use them; ``!``: must be given."""

@@ -22,6 +22,9 @@ PROFILE_SCHEMA = 1
 LARGEST = 1e18
 """Largest number of a profile: an exabyte. Products of two stay finite."""
 
+ORIGINS = ("published", "measured", "derived")
+"""Where a scheme's coefficients come from: a source, samples, or the analytic model."""
+
 _DEGREE = re.compile(r"[1-9][0-9]{0,8}")
 
 
@@ -31,11 +34,16 @@ class ProfileError(ValueError):
 
 @dataclass(frozen=True)
 class ProfiledScheme:
-    """A scheme's latency with its provenance; ``flag`` explains a coefficient not to be trusted."""
+    """A scheme's latency with its provenance; ``flag`` explains a coefficient not to be trusted.
+
+    ``origin``: one of ``ORIGINS``; ``fit``: what a measured fit says of itself (see ``fit``).
+    """
 
     scheme: Scheme
     latency: Latency
     flag: str | None
+    origin: str = "published"
+    fit: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -218,16 +226,16 @@ class _Reader:
         )
 
     def shape(self, raw: Any) -> ModelShape:
-        self.fields(raw, "model", {"hidden", "layers"}, {"vocab", "heads", "kv_heads"})
+        self.fields(raw, "model", {"hidden", "layers"}, {"vocab", "heads", "kv_heads", "ffn"})
         sizes = {
             name: None if raw.get(name) is None else self.integer(raw[name], f"model.{name}")
-            for name in ("hidden", "layers", "vocab", "heads", "kv_heads")
+            for name in ("hidden", "layers", "vocab", "heads", "kv_heads", "ffn")
         }
         return ModelShape(**sizes)  # type: ignore[arg-type]
 
     def scheme(self, raw: Any, where: str, shape: ModelShape) -> ProfiledScheme:
         degrees = {"tp", "pp", "ulysses", "ring"}
-        self.fields(raw, where, {"a", "b", "c"}, degrees | {"flag"})
+        self.fields(raw, where, {"a", "b", "c"}, degrees | {"flag", "origin", "fit"})
         scheme = Scheme(
             **{name: self.integer(raw.get(name, 1), f"{where}.{name}") for name in degrees}
         )
@@ -240,7 +248,13 @@ class _Reader:
         except ValueError as error:
             raise self.fail(f"{where} ({scheme})", str(error)) from None
         flag = None if raw.get("flag") is None else self.text(raw["flag"], f"{where}.flag")
-        return ProfiledScheme(scheme, latency, flag)
+        origin = raw.get("origin", ORIGINS[0])
+        if origin not in ORIGINS:
+            raise self.fail(f"{where}.origin", f"wants one of {', '.join(ORIGINS)}, not {origin!r}")
+        fit = raw.get("fit")
+        if fit is not None and not isinstance(fit, Mapping):
+            raise self.fail(f"{where}.fit", "wants an object")
+        return ProfiledScheme(scheme, latency, flag, origin, fit)
 
     def memory(self, raw: Any) -> Memory:
         names = {"capacity_bytes", "context_bytes", "margin_bytes", "sharded_state_bytes"}

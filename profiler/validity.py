@@ -16,6 +16,7 @@ class ModelShape:
     vocab: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
+    ffn: int | None = None
 
 
 def scheme_problem(

@@ -7,10 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from seqplan.api.plan_command import StepRow, planned_rows, strategy_of, summary_lines
 from seqplan.api.profiles_command import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.propose_command import proposal_lines
 from seqplan.api.terminal import ProgressBar, percent, seconds, table
+from seqplan.api.train_check import check_training, first_plans
+from seqplan.api.train_check_command import check_lines
 from seqplan.planner.homogeneous import best_homogeneous
 from seqplan.planner.make_proposal import make_proposal
 from seqplan.planner.proposal_file import Cluster
@@ -18,13 +23,19 @@ from seqplan.planner.sampler import Sampler
 from seqplan.planner.simulate_plan import simulate_plan_ms
 from seqplan.plans.atomic import atomic_write
 from seqplan.profiler.lengths import histogram_lines, read_lengths, summarise
+from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped import find_profile
 
 PROFILE, CLUSTER, STEPS, SEED = "llama-32b-a800-80gb", Cluster(64, 32768, 200_000), 20, 0
 
+SMALL_CLUSTER, SMALL_STEPS, SMALL_SEED = Cluster(4, 4096, 12_000), 4, 5
+"""What is executed here: few tokens, and batches whose strategies differ from step to step."""
+
 _DESCRIPTION = f"""\
 Plan {STEPS} steps of training {PROFILE} on {CLUSTER.gpus} GPUs with real lengths: the tokens of
-32,514 source files. Shows every stage and writes the proposal and the plans.
+32,514 source files. Shows every stage and writes the proposal and the plans. Then a few small
+steps are planned for processes of this machine, which execute them: losses and parameters must be
+those of one process.
 """
 
 
@@ -41,6 +52,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--lengths", metavar="FILE", default="examples/data/code.npy", help="default %(default)s"
     )
     parser.add_argument(
+        "--cpu-profile",
+        metavar="FILE",
+        default="examples/data/llama-small-cpu.json",
+        help="of the small model that is executed; default %(default)s",
+    )
+    parser.add_argument(
         "-o", "--output", metavar="FOLDER", type=Path, default=Path("out"), help="default out"
     )
     parser.set_defaults(run=run)
@@ -48,8 +65,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``LengthsError`` when the lengths are not there."""
-    profile = find_profile(PROFILE)
+    """The verb: 1 where what is executed differs from one process, which is a bug.
+
+    ``ValueError`` when the lengths or the profiles are not there.
+    """
+    profile, small = find_profile(PROFILE), find_profile(args.cpu_profile)
     lengths = read_lengths([args.lengths]).values
     args.output.mkdir(parents=True, exist_ok=True)
     _title(f"1. Lengths: {len(lengths):,} sequences, {int(lengths.sum()):,} tokens")
@@ -92,8 +112,34 @@ def run(args: argparse.Namespace) -> int:
     with atomic_write(args.output / "proposal.json", "w") as file:
         file.write(proposal.to_json())
     print(f"\nwritten: {plans} and {args.output / 'proposal.json'}")
+    agrees = execute_small(small, lengths, args.output / "small-plans.jsonl")
     print(f"next: seqplan explain {plans} --step 3 (in the repository: ./run seqplan explain …)")
-    return 0
+    return 0 if agrees else 1
+
+
+def execute_small(profile: Profile, lengths: npt.NDArray[np.integer], path: Path) -> bool:
+    """Plan a few steps into ``path`` and run them on real ranks; whether losses agree."""
+    cluster = SMALL_CLUSTER
+    _title(f"6. Executed: {SMALL_STEPS} steps on {cluster.gpus} processes, against one process")
+    with ProgressBar(sys.stderr) as progress:
+        proposal = make_proposal(profile, cluster, lengths, seed=SMALL_SEED, progress=progress)
+    sampler = Sampler(lengths, cluster.tokens, cluster.max_len, SMALL_SEED)
+    with atomic_write(path) as file:
+        batches = sampler.batches(SMALL_STEPS)
+        for _, line in planned_rows(proposal, batches, SMALL_SEED, workers=1):
+            file.write(line + "\n")
+    with ProgressBar(sys.stderr) as progress:
+        check = check_training(
+            path,
+            first_plans(path, cluster.gpus, SMALL_STEPS),
+            data=None,
+            seed=SMALL_SEED,
+            dtype="float32",
+            progress=progress,
+        )
+    print("\n".join(check_lines(check, None, profile)))
+    print(f"\nwritten: {path}")
+    return check.agrees
 
 
 def step_table(rows: list[StepRow]) -> list[str]:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from seqplan.plans.plan_file import read_plans
 from seqplan.runtime.communicators import Communicators
@@ -76,10 +77,10 @@ def _rank(args: argparse.Namespace, rank: int, world_size: int, say: _Speaker) -
     limit = timedelta(seconds=WAIT_S)
     if rank == 0:
         # The system chooses the port, and the store keeps it: no other process can take it.
-        store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False, timeout=limit)
+        store = TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False, timeout=limit)
         say(port=store.port)
     else:
-        store = dist.TCPStore(LOCALHOST, int(_hear()), is_master=False, timeout=limit)
+        store = TCPStore(LOCALHOST, int(_hear()), is_master=False, timeout=limit)
     _end_with_parent()
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     groups = Communicators.create(WAIT_S)
@@ -112,7 +113,8 @@ def _rank(args: argparse.Namespace, rank: int, world_size: int, say: _Speaker) -
             )
     parameters = states.full_parameters()
     if rank == 0:
-        np.savez(args.parameters, **{name: each.numpy() for name, each in parameters.items()})
+        values: dict[str, Any] = {name: each.numpy() for name, each in parameters.items()}
+        np.savez(args.parameters, **values)
     # All ranks leave together: the store is rank 0's.
     dist.barrier(group=groups.control)
     dist.destroy_process_group()

@@ -11,8 +11,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from seqplan.runtime.unified_attention import Attend, AttentionContext, attention
+
+CHECKPOINTING = ("none", "mlp", "full")
+"""What backward computes again instead of keeping: nothing, the feed-forward, the whole layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,11 +31,17 @@ class ModelConfig:
     vocab: int = 256
     rope_base: float = 10_000.0
     eps: float = 1e-5
+    checkpointing: str = "none"
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.checkpointing not in CHECKPOINTING:
+            raise ValueError(
+                f"checkpointing must be one of {', '.join(CHECKPOINTING)}, "
+                f"not {self.checkpointing!r}"
+            )
         if self.hidden % (2 * self.heads):
             raise ValueError(
                 f"hidden {self.hidden} must be a multiple of twice the {self.heads} heads"
@@ -78,6 +88,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, attend: Attend) -> None:
         super().__init__()
         self._attend = attend
+        self._checkpointing = config.checkpointing
         self.heads, self.kv_heads = config.heads, config.kv_heads
         self.width = width = config.head_dim
         self.attention_norm = nn.RMSNorm(config.hidden, eps=config.eps)
@@ -93,14 +104,28 @@ class DecoderLayer(nn.Module):
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], context: AttentionContext
     ) -> Tensor:
         """(local tokens, hidden) → the same shape."""
+        if self._checkpointing == "full":
+            again: Tensor = checkpoint(self._layer, hidden, rotation, context, use_reentrant=False)
+            return again
+        return self._layer(hidden, rotation, context)
+
+    def _layer(
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], context: AttentionContext
+    ) -> Tensor:
         tokens = hidden.shape[0]
         fused = self.qkv(self.attention_norm(hidden))
         fused = fused.view(tokens, self.heads + 2 * self.kv_heads, self.width)
         q, k, v = fused.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         attended = self._attend(rotated(q, rotation), rotated(k, rotation), v, context)
         hidden = hidden + self.output(attended.flatten(1))
+        if self._checkpointing == "mlp":
+            fed: Tensor = checkpoint(self._feed_forward, hidden, use_reentrant=False)
+            return hidden + fed
+        return hidden + self._feed_forward(hidden)
+
+    def _feed_forward(self, hidden: Tensor) -> Tensor:
         gate, up = self.gate_up(self.ffn_norm(hidden)).chunk(2, dim=-1)
-        result: Tensor = hidden + self.down(nn.functional.silu(gate) * up)
+        result: Tensor = self.down(nn.functional.silu(gate) * up)
         return result
 
 

@@ -20,6 +20,9 @@ from seqplan.plans.version import VERSION
 SURFACE = {
     "lengths": "SOURCE --field --tokenizer --bytes-per-token --glob -o/--output --json",
     "profiles": "NAME|FILE --gpus --max-len --optimizer-shards --json",
+    "profile": "--model --hidden --layers --heads --kv-heads --ffn --vocab --device --dtype "
+    "--schemes --lengths --points --measured-layers --checkpointing --gpus-per-node "
+    "--capacity-gib --name --samples --merge -o/--output! --json",
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
     "--optimizer-shards --include-flagged --exchange-ms --overlap -o/--output --json",
     "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --workers "
@@ -27,7 +30,8 @@ SURFACE = {
     "check": "plans.jsonl --profile --proposal --json",
     "explain": "plans.jsonl --step! --rank --json",
     "compare": "--profile! --gpus! --lengths! --max-len! --tokens --steps --seed --systems "
-    "--sweep --optimizer-shards --include-flagged --search-static --exchange-ms --overlap --optimizer-ms --switch-ms --cbc-seconds --fast "
+    "--sweep --optimizer-shards --include-flagged --search-static --exchange-ms --overlap "
+    "--optimizer-ms --switch-ms --cbc-seconds --fast "
     "-o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",
     "train-check": "--plans! --ranks! --steps --data --seed --dtype --json",

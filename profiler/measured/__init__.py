@@ -1,0 +1,1 @@
+"""Profiles from measurements: a design of lengths, samples on disk, fits with honest errors."""

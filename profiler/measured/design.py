@@ -1,0 +1,58 @@
+"""Which micro-batches to measure: lengths to fit, lengths held out, packed micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+Role = Literal["fit", "held-out", "packed"]
+
+FIT_POINTS, PACKED_POINTS = 10, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A micro-batch of ``lengths`` tokens each, and what its time is for."""
+
+    role: Role
+    lengths: tuple[int, ...]
+
+
+def design(shortest: int, longest: int, *, points: int = FIT_POINTS, seed: int = 0) -> list[Point]:
+    """Micro-batches from ``shortest`` to ``longest`` tokens.
+
+    Lengths to fit are a geometric series; those held out lie between them; packed micro-batches
+    have several sequences of such lengths, ``longest`` tokens at most together. The same arguments
+    give the same design. Ordered from cheap to dear, so that an interrupted run has whole curves.
+    ``ValueError`` for a range that holds no series.
+    """
+    if not 1 <= shortest < longest:
+        raise ValueError(f"lengths must rise, not go from {shortest} to {longest}")
+    if points < 4:
+        raise ValueError(f"three coefficients need at least 4 lengths, not {points}")
+    series = np.unique(np.geomspace(shortest, longest, points).round().astype(int))
+    between = np.sqrt(series[:-1] * series[1:]).round().astype(int)
+    fitted = [Point("fit", (int(length),)) for length in series]
+    seen = set(series.tolist())
+    held = [Point("held-out", (int(each),)) for each in np.unique(between) if int(each) not in seen]
+    return sorted(
+        [*fitted, *held, *_packed(shortest, longest, seed)], key=lambda point: sum(point.lengths)
+    )
+
+
+def _packed(shortest: int, longest: int, seed: int) -> list[Point]:
+    """Long-tailed mixtures that fill a growing part of the longest micro-batch."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for part in np.linspace(0.25, 1.0, PACKED_POINTS):
+        room = int(longest * part)
+        lengths: list[int] = []
+        while room >= shortest and len(lengths) < 64:
+            drawn = int(np.exp(rng.uniform(np.log(shortest), np.log(max(room, shortest)))))
+            lengths.append(max(shortest, min(drawn, room)))
+            room -= lengths[-1]
+        if len(lengths) > 1:
+            found.append(Point("packed", tuple(lengths)))
+    return found

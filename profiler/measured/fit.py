@@ -1,0 +1,182 @@
+"""Fitting T(l, P) = a·l² + b·l + c to samples, and saying how far it can be trusted.
+
+A micro-batch of several sequences counts as Σ(a·l² + b·l) + c (Hydraulis §4). Errors are relative:
+a planner that compares micro-batches of 200 and of 20,000 tokens needs both right. The loss is
+robust (soft L1 beyond a few per cent), so that a disturbed repetition does not bend the curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize, stats
+
+from seqplan.profiler.latency import Latency
+
+ROBUST_SCALE = 0.03
+"""Relative residuals beyond this count linearly rather than squared."""
+
+CONFIDENCE = 0.95
+USABLE_MEDIAN, USABLE_P90, USABLE_SPREAD = 0.05, 0.10, 0.10
+"""A fit is usable where its held-out errors and its samples' spread stay below these."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Relative errors |predicted − measured| / measured; None where there are no samples."""
+
+    samples: int
+    median: float | None
+    p90: float | None
+    largest: float | None
+
+    @classmethod
+    def of(cls, predicted: Floats, measured: Floats) -> Errors:
+        """Of aligned arrays (ms)."""
+        if not len(measured):
+            return cls(0, None, None, None)
+        relative = np.abs(predicted - measured) / measured
+        return cls(
+            len(measured),
+            float(np.median(relative)),
+            float(np.quantile(relative, 0.9)),
+            float(relative.max()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Coefficients with their 95 % intervals, the errors by kind of sample, and a verdict.
+
+    ``reasons``: why the fit is suspect; empty where it is usable.
+    """
+
+    latency: Latency
+    intervals: dict[str, tuple[float, float]]
+    in_sample: Errors
+    held_out: Errors
+    packed: Errors
+    spread: float
+    reasons: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """``usable``, or ``suspect``."""
+        return "suspect" if self.reasons else "usable"
+
+    def document(self) -> dict[str, Any]:
+        """The fit as a profile keeps it beside the coefficients."""
+        return {
+            "intervals": {name: list(pair) for name, pair in self.intervals.items()},
+            "in_sample": asdict(self.in_sample),
+            "held_out": asdict(self.held_out),
+            "packed": asdict(self.packed),
+            "spread": self.spread,
+            "verdict": self.verdict,
+            "reasons": list(self.reasons),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A micro-batch's lengths (tokens), its measured time (ms) and its repetitions' spread."""
+
+    lengths: tuple[int, ...]
+    ms: float
+    spread: float = 0.0
+
+
+def fit_latency(
+    fitted: Sequence[Observed], held_out: Sequence[Observed], packed: Sequence[Observed]
+) -> Fit:
+    """Fit to ``fitted`` only; the others are judged by it.
+
+    ``ValueError`` for fewer than four fitted samples, or a time that is not positive.
+    """
+    if len(fitted) < 4:
+        raise ValueError(f"three coefficients need at least 4 samples, there are {len(fitted)}")
+    for each in (*fitted, *held_out, *packed):
+        if not each.ms > 0:
+            raise ValueError(f"lengths {each.lengths}: {each.ms} ms is not a positive time")
+    features, times = _features(fitted), _times(fitted)
+    # Relative residuals: each row over its own time. Columns scaled to one, as a and c differ by
+    # ten orders of magnitude.
+    relative = features / times[:, None]
+    scale = 1.0 / np.maximum(np.abs(relative).max(axis=0), 1e-300)
+    matrix = relative * scale
+    start, _ = optimize.nnls(matrix, np.ones(len(times)))
+    solution = optimize.least_squares(
+        lambda x: matrix @ x - 1.0,
+        np.maximum(start, 1e-9),
+        jac=lambda x: matrix,
+        bounds=(0.0, np.inf),
+        loss="soft_l1",
+        f_scale=ROBUST_SCALE,
+        x_scale=1.0,
+    )
+    coefficients = np.where(solution.x * scale < 1e-30, 0.0, solution.x * scale)
+    latency = Latency(*(float(value) for value in coefficients))
+    in_sample, held, pack = (
+        Errors.of(_features(part) @ coefficients, _times(part))
+        for part in (fitted, held_out, packed)
+    )
+    spread = float(np.median([each.spread for each in (*fitted, *held_out, *packed)]))
+    return Fit(
+        latency=latency,
+        intervals=_intervals(matrix, matrix @ solution.x - 1.0, coefficients, scale),
+        in_sample=in_sample,
+        held_out=held,
+        packed=pack,
+        spread=spread,
+        reasons=_reasons(held, pack, spread),
+    )
+
+
+def _features(samples: Sequence[Observed]) -> Floats:
+    """(samples, 3): Σl², Σl, 1."""
+    rows = [
+        (float(sum(length**2 for length in each.lengths)), float(sum(each.lengths)), 1.0)
+        for each in samples
+    ]
+    return np.array(rows, dtype=np.float64).reshape(-1, 3)
+
+
+def _times(samples: Sequence[Observed]) -> Floats:
+    return np.array([each.ms for each in samples], dtype=np.float64)
+
+
+def _intervals(
+    matrix: Floats, residuals: Floats, coefficients: Floats, scale: Floats
+) -> dict[str, tuple[float, float]]:
+    """Student intervals of the linear model around the solution, cut at zero."""
+    freedom = max(len(residuals) - 3, 1)
+    variance = float(residuals @ residuals) / freedom
+    covariance = np.linalg.pinv(matrix.T @ matrix) * variance
+    widths = stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * np.sqrt(np.diag(covariance)) * scale
+    return {
+        name: (max(0.0, float(value - width)), float(value + width))
+        for name, value, width in zip("abc", coefficients, widths, strict=True)
+    }
+
+
+def _reasons(held_out: Errors, packed: Errors, spread: float) -> tuple[str, ...]:
+    found = []
+    for name, errors in (("held-out", held_out), ("packed", packed)):
+        if errors.median is None or errors.p90 is None:
+            found.append(f"no {name} samples to judge it by")
+        elif errors.median > USABLE_MEDIAN or errors.p90 > USABLE_P90:
+            found.append(
+                f"{name} errors of {errors.median:.1%} (median) and {errors.p90:.1%} (p90) exceed "
+                f"{USABLE_MEDIAN:.0%} and {USABLE_P90:.0%}"
+            )
+    if spread > USABLE_SPREAD:
+        found.append(
+            f"repetitions spread by {spread:.0%}: the device is shared or throttles, measure again"
+        )
+    return tuple(found)

@@ -1,0 +1,218 @@
+"""Measured samples on disk, one JSON object a line, so that an interrupted run can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.measured.design import Role
+
+FORMAT = 1
+
+Part = Literal["layers", "ends", "oom"]
+
+
+class SampleError(ValueError):
+    """Samples that cannot be read or do not belong together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What must agree between samples that go into one profile."""
+
+    device: str
+    dtype: str
+    checkpointing: str
+    model: tuple[tuple[str, int], ...]
+    """Sizes by name: hidden, layers, heads, kv_heads, ffn, vocab."""
+
+    def sizes(self) -> dict[str, int]:
+        """``model`` as a dictionary."""
+        return dict(self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One micro-batch measured under one scheme.
+
+    ``layers_ms`` and ``ends_ms``: forward and backward of all ``layers`` decoder layers that were
+    run, and of embedding, norm, head and loss, every repetition; ``forward_ms``: of the layers,
+    forward only. ``saved_bytes``: kept for backward on the fullest rank, ``layers_saved_bytes`` of
+    that by the layers. ``oom``: it did not fit, and times are empty.
+    """
+
+    scheme: Scheme
+    role: Role
+    lengths: tuple[int, ...]
+    layers: int
+    layers_ms: tuple[float, ...]
+    ends_ms: tuple[float, ...]
+    forward_ms: tuple[float, ...]
+    saved_bytes: int
+    layers_saved_bytes: int
+    oom: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole micro-batch."""
+        return sum(self.lengths)
+
+    def whole_ms(self, layers: int) -> float:
+        """Median time of a model of ``layers`` layers: the ends once, the layers to scale."""
+        return median(self.layers_ms) * layers / self.layers + median(self.ends_ms)
+
+    def whole_saved_bytes(self, layers: int) -> float:
+        """Bytes that a model of ``layers`` layers keeps for backward on the fullest rank."""
+        ends = self.saved_bytes - self.layers_saved_bytes
+        return self.layers_saved_bytes * layers / self.layers + ends
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range of the repetitions over their median."""
+        ordered = sorted(self.layers_ms)
+        quarter = len(ordered) // 4
+        return (ordered[-1 - quarter] - ordered[quarter]) / median(ordered)
+
+
+class SampleFile:
+    """A file of samples of one setting; new ones are appended and on disk before ``add`` returns.
+
+    ``SampleError`` for a file of another setting, or one that is damaged before its last line.
+    """
+
+    def __init__(self, path: Path, setting: Setting) -> None:
+        self.path = path
+        self.samples: list[Sample] = []
+        if path.exists():
+            found, self.samples = read_samples(path)
+            _same_setting(found, setting, str(path))
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._append({"format": FORMAT, **_setting_fields(setting)})
+
+    def has(self, scheme: Scheme, role: Role, lengths: tuple[int, ...]) -> bool:
+        """Whether this micro-batch has been measured."""
+        return any(
+            (each.scheme, each.role, each.lengths) == (scheme, role, lengths)
+            for each in self.samples
+        )
+
+    def add(self, sample: Sample) -> None:
+        """Append a sample."""
+        self._append(_sample_fields(sample))
+        self.samples.append(sample)
+
+    def _append(self, fields: Mapping[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(fields) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_samples(path: Path) -> tuple[Setting, list[Sample]]:
+    """Setting and samples of a file; a last line without an end is dropped, also from the disk.
+
+    ``SampleError`` names the line that cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SampleError(f"{path}: cannot be read: {reason}") from None
+    whole, _, rest = text.rpartition("\n")
+    if rest:  # the run was cut off in the middle of a line
+        path.write_text(whole + "\n" if whole else "", encoding="utf-8")
+    lines = whole.splitlines()
+    if not lines:
+        raise SampleError(f"{path}: holds no samples; delete it and measure again")
+    number = 1
+    try:
+        setting = _setting(json.loads(lines[0]))
+        samples = []
+        for number, line in enumerate(lines[1:], start=2):  # noqa: B007 - for the message
+            samples.append(_sample(json.loads(line)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise SampleError(f"{path}, line {number}: not a sample ({error})") from None
+    return setting, samples
+
+
+def merged(files: list[Path]) -> tuple[Setting, list[Sample]]:
+    """The samples of several runs; ``SampleError`` where device, dtype or model differ."""
+    if not files:
+        raise SampleError("no files of samples to merge")
+    setting, samples = read_samples(files[0])
+    for path in files[1:]:
+        other, more = read_samples(path)
+        _same_setting(other, setting, str(path))
+        samples += more
+    return setting, samples
+
+
+def _same_setting(found: Setting, wanted: Setting, origin: str) -> None:
+    for name in ("device", "dtype", "checkpointing", "model"):
+        has, wants = getattr(found, name), getattr(wanted, name)
+        if has != wants:
+            raise SampleError(
+                f"{origin}: measured with {name} {_shown(has)}, not {_shown(wants)}; samples of "
+                "different settings do not make one profile"
+            )
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(f"{k} {v}" for k, v in value) if isinstance(value, tuple) else str(value)
+
+
+def _setting_fields(setting: Setting) -> dict[str, Any]:
+    return {
+        "device": setting.device,
+        "dtype": setting.dtype,
+        "checkpointing": setting.checkpointing,
+        "model": setting.sizes(),
+    }
+
+
+def _setting(fields: Mapping[str, Any]) -> Setting:
+    if fields["format"] != FORMAT:
+        raise ValueError(f"format {fields['format']}, this version reads {FORMAT}")
+    return Setting(
+        fields["device"],
+        fields["dtype"],
+        fields["checkpointing"],
+        tuple((str(name), int(size)) for name, size in fields["model"].items()),
+    )
+
+
+def _sample_fields(sample: Sample) -> dict[str, Any]:
+    return {
+        "scheme": sample.scheme.as_dict(),
+        "role": sample.role,
+        "lengths": list(sample.lengths),
+        "layers": sample.layers,
+        "layers_ms": list(sample.layers_ms),
+        "ends_ms": list(sample.ends_ms),
+        "forward_ms": list(sample.forward_ms),
+        "saved_bytes": sample.saved_bytes,
+        "layers_saved_bytes": sample.layers_saved_bytes,
+        "oom": sample.oom,
+    }
+
+
+def _sample(fields: Mapping[str, Any]) -> Sample:
+    return Sample(
+        scheme=Scheme(**fields["scheme"]),
+        role=fields["role"],
+        lengths=tuple(fields["lengths"]),
+        layers=fields["layers"],
+        layers_ms=tuple(fields["layers_ms"]),
+        ends_ms=tuple(fields["ends_ms"]),
+        forward_ms=tuple(fields["forward_ms"]),
+        saved_bytes=fields["saved_bytes"],
+        layers_saved_bytes=fields["layers_saved_bytes"],
+        oom=fields["oom"],
+    )

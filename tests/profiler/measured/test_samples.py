@@ -1,0 +1,152 @@
+"""Samples survive on disk, and only samples that belong together make a profile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.measured.build import Hardware, fit_memory, parameters, profile_document
+from seqplan.profiler.measured.design import design
+from seqplan.profiler.measured.samples import (
+    Sample,
+    SampleError,
+    SampleFile,
+    Setting,
+    merged,
+    read_samples,
+)
+from seqplan.profiler.profile import Profile
+
+SIZES = {"hidden": 64, "layers": 8, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 100}
+SETTING = Setting("a device", "float32", "none", tuple(SIZES.items()))
+
+
+def sample(scheme: Scheme, role: str, lengths: tuple[int, ...]) -> Sample:
+    """Two of eight layers: 1e-6·l² + 0.01·l + 1 ms whole, 1,000 bytes a token."""
+    tokens = sum(lengths)
+    work = sum(1e-6 * length**2 + 0.01 * length for length in lengths) / scheme.sp
+    return Sample(
+        scheme=scheme,
+        role=role,  # type: ignore[arg-type]
+        lengths=lengths,
+        layers=2,
+        layers_ms=((work + 1.0) / 4, (work + 1.0) / 4 * 1.01, (work + 1.0) / 4 * 0.99),
+        ends_ms=(1e-9,) * 3,
+        forward_ms=((work + 1.0) / 12,) * 3,
+        saved_bytes=tokens * 250 // scheme.sp,
+        layers_saved_bytes=tokens * 250 // scheme.sp,
+    )
+
+
+def samples(*schemes: Scheme) -> list[Sample]:
+    return [
+        sample(scheme, point.role, point.lengths)
+        for scheme in schemes
+        for point in design(64, 4096)
+    ]
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    file = SampleFile(path, SETTING)
+    for each in samples(Scheme()):
+        file.add(each)
+    assert read_samples(path) == (SETTING, file.samples)
+    again = SampleFile(path, SETTING)
+    assert again.has(Scheme(), "fit", (64,))
+    assert not again.has(Scheme(1, 1, 2, 1), "fit", (64,))
+
+
+def test_a_line_cut_off_by_a_kill_is_dropped_and_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    file = SampleFile(path, SETTING)
+    first, second = samples(Scheme())[:2]
+    file.add(first)
+    file.add(second)
+    path.write_text(path.read_text()[:-40])
+    again = SampleFile(path, SETTING)
+    assert again.samples == [first]
+    again.add(second)
+    assert read_samples(path)[1] == [first, second]
+
+
+def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    file = SampleFile(path, SETTING)
+    file.add(samples(Scheme())[0])
+    path.write_text(path.read_text() + '{"scheme": 3}\n')
+    with pytest.raises(SampleError, match=r"s\.jsonl, line 3: not a sample"):
+        read_samples(path)
+    with pytest.raises(SampleError, match="cannot be read"):
+        read_samples(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"device": "another"}, "device another, not a device"),
+        ({"dtype": "bfloat16"}, "dtype bfloat16, not float32"),
+        ({"model": (("hidden", 3),)}, "model hidden 3, not hidden 64"),
+        ({"checkpointing": "full"}, "checkpointing full, not none"),
+    ],
+)
+def test_settings_are_not_mixed(tmp_path: Path, change: dict[str, object], named: str) -> None:
+    SampleFile(tmp_path / "a", SETTING)
+    SampleFile(tmp_path / "b", replace(SETTING, **change))  # type: ignore[arg-type]
+    with pytest.raises(SampleError, match=named):
+        merged([tmp_path / "a", tmp_path / "b"])
+
+
+def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
+    two = Scheme(1, 1, 2, 1)
+    for name, scheme in (("a", Scheme()), ("b", two)):
+        file = SampleFile(tmp_path / name, SETTING)
+        for each in samples(scheme):
+            file.add(each)
+    setting, found = merged([tmp_path / "a", tmp_path / "b"])
+    document = profile_document(
+        setting, found, Hardware("a device", 8, 10_000_000.0), name="p", source="a test"
+    )
+    profile = Profile.from_document(document, "p")
+    assert [entry.scheme for entry in profile.schemes] == [Scheme(), two]
+    one, other = profile.schemes
+    assert one.origin == "measured"
+    assert one.latency.a == pytest.approx(1e-6, rel=1e-3)
+    assert other.latency.b == pytest.approx(0.005, rel=1e-3)
+    assert one.latency.c == pytest.approx(1.0, rel=1e-3)
+    assert one.fit is not None
+    assert one.fit["verdict"] == "usable"
+    assert profile.forward_fraction == pytest.approx(1 / 3, abs=1e-3)
+    assert profile.memory.bytes_per_token(two) == pytest.approx(500, rel=1e-3)
+    # 12 bytes a parameter over 2 GPUs, 8 resident, then 1,000 bytes a token.
+    layer, ends = parameters(SIZES)
+    room = 10_000_000 - (6 + 8) * (8 * layer + ends)
+    assert profile.model(one, 2, 100).max_len == pytest.approx(room / 1000, abs=2)
+
+
+def test_out_of_memory_is_data() -> None:
+    found = samples(Scheme())
+    empty: tuple[float, ...] = ()
+    found.append(Sample(Scheme(), "fit", (9999,), 2, empty, empty, empty, 0, 0, oom=True))
+    memory = fit_memory(SETTING, found)
+    assert memory.errors.samples == len(found) - 1
+    with pytest.raises(SampleError, match="no sample fits into memory"):
+        fit_memory(SETTING, found[-1:])
+
+
+def test_the_design_is_a_series_with_lengths_between_and_packings() -> None:
+    points = design(64, 4096, points=8)
+    roles = [point.role for point in points]
+    assert roles.count("fit") == 8
+    assert roles.count("held-out") == 7
+    assert roles.count("packed") >= 4
+    single = {point.lengths for point in points if point.role == "fit"}
+    assert not single & {point.lengths for point in points if point.role == "held-out"}
+    assert all(sum(point.lengths) <= 4096 for point in points)
+    assert points == design(64, 4096, points=8)
+    for wrong in ((0, 5), (5, 5), (9, 3)):
+        with pytest.raises(ValueError, match="lengths must rise"):
+            design(*wrong)

@@ -157,7 +157,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, list[
         ),
         (
             "heads",
-            "rank 0: step 0, pipeline 0: Ulysses degree 2 exceeds the model's 1 attention heads: pl",
+            "rank 0: step 0, pipeline 0: Ulysses degree 2 exceeds the model's 1 attention heads: p",
             [],
         ),
         ("tp", "rank 0: step 0, pipeline 0: scheme tp2 has tp 2 and pp 1, and this runtime", []),

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.api.terminal import positive
+from seqplan.profiler.analytic.models import PRESETS
 
 SIZES = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
 
 SMALL = {"hidden": 512, "layers": 8, "heads": 8, "kv_heads": 4, "ffn": 1408, "vocab": 8192}
 """A model for trying things on a CPU."""
+
+NAMES = {"small": SMALL, **PRESETS}
+"""Models known by name."""
 
 _CONFIG = {
     "hidden": "hidden_size",
@@ -28,7 +32,10 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add ``--model`` and a flag for every size."""
     group = parser.add_argument_group("model")
     group.add_argument(
-        "--model", metavar="NAME|FILE", required=required, help="small, or a config.json"
+        "--model",
+        metavar="NAME|FILE",
+        required=required,
+        help=f"{', '.join(NAMES)}, or a config.json",
     )
     for size in SIZES:
         group.add_argument(f"--{size.replace('_', '-')}", metavar="N", type=positive)
@@ -49,11 +56,13 @@ def sizes_of(args: argparse.Namespace) -> dict[str, int]:
 
 
 def _named(name: str) -> dict[str, int]:
-    if name == "small":
-        return SMALL
+    if name in NAMES:
+        return NAMES[name]
     path = Path(name)
     if path.suffix != ".json":
-        raise ValueError(f"--model {name!r}: neither a known model (small) nor a config.json")
+        raise ValueError(
+            f"--model {name!r}: neither a known model ({', '.join(NAMES)}) nor a config.json"
+        )
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

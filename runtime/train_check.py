@@ -121,7 +121,7 @@ def _rank(args: argparse.Namespace, rank: int, world_size: int, say: _Speaker) -
 
 
 def _reference(args: argparse.Namespace, say: _Speaker) -> None:
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(1)  # a small model's operations are not worth more
     # The initial values of the ranks; bfloat16 is judged against fp32 from there on.
     model = _model(args, _config(args), args.seed, attend=dense_attention)
     if args.dtype == "bfloat16":

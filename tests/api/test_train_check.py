@@ -32,18 +32,21 @@ ENDED_S = 60.0
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory, lengths: Path) -> Path:
     """Short steps on two ranks, made by the command line."""
-    folder = tmp_path_factory.mktemp("small")
+    return _planned(tmp_path_factory.mktemp("small"), SMALL, lengths, tokens=6000, steps=STEPS)
+
+
+def _planned(folder: Path, profile: Path, lengths: Path, *, tokens: int, steps: int) -> Path:
     proposal, plans = folder / "proposal.json", folder / "plans.jsonl"
     succeeded(
         call(
-            *("propose", "--profile", SMALL, "--gpus", RANKS, "--lengths", lengths),
-            *("--max-len", 3000, "--tokens", 6000, "-o", proposal),
+            *("propose", "--profile", profile, "--gpus", RANKS, "--lengths", lengths),
+            *("--max-len", 3000, "--tokens", tokens, "-o", proposal),
         )
     )
     succeeded(
         call(
             *("plan", "--proposal", proposal, "--lengths", lengths),
-            *("--steps", STEPS, "--seed", 2, "-o", plans),
+            *("--steps", steps, "--seed", 2, "-o", plans),
         )
     )
     return plans
@@ -94,6 +97,18 @@ def test_ranks_agree_with_one_process(plans: Path) -> None:
     assert losses[0] == pytest.approx(math.log(256), rel=0.02)  # an untrained model's
     assert len(set(losses)) == 4
     assert no_child_left(plans)
+
+
+def test_rounds_agree_too(lengths: Path, tmp_path: Path) -> None:
+    """Plans for ZeRO-3, in lockstep rounds of groups that differ from round to round."""
+    profile = tmp_path / "rounds.json"
+    profile.write_text(json.dumps({**json.loads(SMALL.read_text("utf-8")), "zero_stage": 3}))
+    made = _planned(tmp_path, profile, lengths, tokens=9000, steps=2)
+    assert any(len({each.round for each in plan.pipelines}) > 1 for plan in read_plans(made))
+    told = process("train-check", "--plans", made, "--ranks", RANKS, "--json", timeout=120)
+    found = json.loads(succeeded(told))
+    assert found["agrees"] is True
+    assert len(found["steps"]) == 2  # all that there are
 
 
 def test_runs_that_differ(plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ cluster would pay. Every comparison runs the same kernel, so that the difference
   ``_templated_ring_attention``, fed the same kernel) and one process without communication.
 - *short*: many short documents on a ring: ours against passing all keys and values round, and
   against gathering all of them (the way of Llama 3's context parallelism).
-- *ragged*: documents of a long-tailed distribution, all on a ring against Ulysses.
+- *ragged*: documents of a long-tailed distribution: under a plan made with the example profile of a
+  small model on four CPU ranks, against one ring and one Ulysses group for all.
 """
 
 from __future__ import annotations
@@ -24,29 +25,35 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.settings import Data, markdown
+from benchmarks.settings import CODE, Data, markdown
+from seqplan.planner.batch import Batch
+from seqplan.planner.make_proposal import make_proposal
+from seqplan.planner.proposal_file import Cluster
+from seqplan.planner.step import StepPlanner
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.rank_view import rank_view
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.profile import Profile
 from seqplan.runtime.peers import Peers
 from seqplan.runtime.ring_layout import GATHER_BELOW
 from seqplan.runtime.unified_attention import attention, attention_context
 
 RANKS, HEADS, KV_HEADS, HEAD_DIM = 4, 8, 4, 64
 REPEATS, WARM_UP = 5, 1
+EXAMPLE = CODE.with_name("llama-small-cpu.json")
 ALL = 10**9
 
-Way = tuple[str, Scheme, int]
-"""Name, scheme, and below how many tokens a rank documents are gathered."""
+Way = tuple[str, Scheme | None, int]
+"""Name, scheme (None: planned), and below how many tokens a rank documents are gathered."""
 
 RING, ULYSSES = Scheme(1, 1, 1, RANKS), Scheme(1, 1, RANKS, 1)
 
 
 def run(data: Sequence[Data]) -> None:
-    """Print one table; the ragged documents are drawn from the first of ``data``, cut to 2,048."""
+    """Print one table; the ragged documents are drawn from the first of ``data``, cut to 4,096."""
     rng = np.random.default_rng(0)
-    ragged = [int(length) for length in rng.choice(data[0].lengths, 58).clip(1, 2048)]
+    ragged = [int(length) for length in rng.choice(data[0].lengths, 58).clip(1, 4096)]
     short = [int(length) for length in rng.integers(16, 257, 96)]
     ours = ("ours", RING, GATHER_BELOW)
     rows = []
@@ -54,7 +61,12 @@ def run(data: Sequence[Data]) -> None:
         ("dense", [4096], "float32", [ours, ("torch", RING, 0), ("one process", RING, 0)]),
         ("short", short, "bfloat16", [ours, ("ring", RING, 0), ("gathered", RING, ALL)]),
         ("short", short, "float32", [ours, ("ring", RING, 0), ("gathered", RING, ALL)]),
-        ("ragged", ragged, "float32", [("ulysses", ULYSSES, 0), ours, ("ring", RING, 0)]),
+        (
+            "ragged",
+            ragged,
+            "float32",
+            [("planned", None, GATHER_BELOW), ("ring", RING, 0), ("ulysses", ULYSSES, 0)],
+        ),
     ):
         times = _on_ranks(lengths, dtype, ways)
         first = times[ways[0][0]]
@@ -109,29 +121,44 @@ def _rank(
 
 
 def _call(
-    name: str, scheme: Scheme, gather_below: int, rank: int, lengths: list[int], dtype: torch.dtype
+    name: str,
+    scheme: Scheme | None,
+    gather_below: int,
+    rank: int,
+    lengths: list[int],
+    dtype: torch.dtype,
 ) -> Callable[[], Any]:
-    """One forward and backward of a rank's part."""
+    """One forward and backward of all that a rank has to do."""
     if name == "torch":
         return _torch_ring(sum(lengths) // RANKS, dtype)
-    if name == "one process":
-        scheme, ranks = Scheme(1, 1), (0,)
-        if rank:
-            return lambda: None
+    if scheme is None:
+        plan = _planned(lengths)
+    elif name == "one process":
+        plan = _plan(Scheme(), (0,), lengths)
     else:
-        ranks = tuple(range(RANKS))
-    (pipeline,) = rank_view(_plan(scheme, ranks, lengths), rank).pipelines
-    (micro_batch,) = pipeline.micro_batches
-    context = attention_context(
-        pipeline, micro_batch, Peers(dist.group.WORLD), gather_below=gather_below
-    )
-    q, k, v, dout = _tensors(micro_batch.local_tokens, dtype)
+        plan = _plan(scheme, tuple(range(RANKS)), lengths)
+    peers = Peers(dist.group.WORLD)
+    work = []
+    for pipeline in rank_view(plan, rank).pipelines:
+        for micro_batch in pipeline.micro_batches:
+            context = attention_context(pipeline, micro_batch, peers, gather_below=gather_below)
+            work.append((_tensors(micro_batch.local_tokens, dtype), context))
 
     def call() -> None:
-        attention(q, k, v, context).backward(dout)
-        q.grad = k.grad = v.grad = None
+        for (q, k, v, dout), context in work:
+            attention(q, k, v, context).backward(dout)
+            q.grad = k.grad = v.grad = None
 
     return call
+
+
+def _planned(lengths: list[int]) -> Plan:
+    """The planner's choice for these documents as one batch."""
+    profile = Profile.load(EXAMPLE)
+    cluster = Cluster(RANKS, max(lengths), sum(lengths))
+    proposal = make_proposal(profile, cluster, np.array(lengths))
+    batch = Batch(0, tuple(range(len(lengths))), tuple(lengths))
+    return StepPlanner(proposal).plan(batch)
 
 
 def _tensors(tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:

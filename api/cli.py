@@ -17,8 +17,8 @@ from seqplan.api.environment import apply_environment
 from seqplan.plans.version import VERSION
 
 VERBS = (
-    *("lengths", "profiles", "profile", "propose", "plan", "check", "explain", "compare", "trace"),
-    *("train-check", "demo"),
+    *("lengths", "profiles", "profile", "estimate", "validate-model", "propose", "plan", "check"),
+    *("explain", "compare", "trace", "train-check", "demo"),
 )
 """In the order of use; each has a module ``seqplan.api.<verb>_command``, with _ for -."""
 

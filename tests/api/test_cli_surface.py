@@ -23,6 +23,10 @@ SURFACE = {
     "profile": "--model --hidden --layers --heads --kv-heads --ffn --vocab --device --dtype "
     "--schemes --lengths --points --measured-layers --checkpointing --gpus-per-node "
     "--capacity-gib --name --samples --merge -o/--output! --json",
+    "estimate": "--model --hidden --layers --heads --kv-heads --ffn --vocab --hardware! --nodes "
+    "--gpus-per-node --intra-gb-s --inter-gb-s --tp --pp --ulysses --ring --seq-len! --batch "
+    "--micro-batch --zero --checkpointing --json",
+    "validate-model": "--rows --json",
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
     "--optimizer-shards --include-flagged --exchange-ms --overlap -o/--output --json",
     "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --workers "

@@ -1,0 +1,199 @@
+"""Profiles from the analytic model: whole ones, and schemes that a measured profile lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.hardware import Cluster
+from seqplan.profiler.analytic.memory import (
+    CONTEXT_BYTES,
+    FRAGMENTATION,
+    activation_bytes_per_token,
+    state_bytes,
+)
+from seqplan.profiler.analytic.models import ModelSizes
+from seqplan.profiler.analytic.stage import Setting, stage_terms
+from seqplan.profiler.latency import Latency
+from seqplan.profiler.measured.fit import Errors, Observed, fit_latency
+from seqplan.profiler.profile import PROFILE_SCHEMA, Profile
+from seqplan.profiler.validity import scheme_problem
+
+Floats = npt.NDArray[np.float64]
+
+SHORTEST, POINTS = 128, 25
+"""Lengths that coefficients are fitted to: from SHORTEST tokens to the longest, geometrically."""
+
+COMPUTE = ("matrix products", "memory-bound", "attention", "head and loss", "launch")
+"""Terms that one device has too, so that measuring it says how fast they are."""
+
+
+def derive_profile(
+    setting: Setting, schemes: Sequence[Scheme], *, name: str, longest: int = 131072
+) -> dict[str, Any]:
+    """The profile document (schema 1) of a model on a cluster, every scheme ``derived``.
+
+    ``longest``: tokens up to which T(l) is fitted. Parameter traffic of ZeRO 1 and 2 is left to the
+    exchange, as in measured profiles; ZeRO 3 gathers over the whole cluster. MaxLen counts logits
+    on every stage, which is above what a first stage needs. ``ValueError`` for a scheme that the
+    model or the cluster cannot run, or none.
+    """
+    _check(setting.sizes, setting.cluster, schemes, setting.zero)
+    cluster, sizes = setting.cluster, setting.sizes
+
+    def times(scheme: Scheme, lengths: Floats) -> Floats:
+        dp = max(1, cluster.gpus // scheme.gpus)
+        return _total(stage_terms(setting, scheme, lengths[:, None], dp))
+
+    fitted = {scheme: _fit(times, scheme, longest) for scheme in sorted(set(schemes))}
+    hardware = cluster.hardware
+    sharded, layers, embeddings = state_bytes(setting)
+    return {
+        "schema": PROFILE_SCHEMA,
+        "name": name,
+        "source": f"derived: analytic model of {hardware.name}, {cluster.nodes} nodes of "
+        f"{cluster.gpus_per_node} GPUs; nothing was measured. Hardware: {hardware.source}",
+        "residuals": "derived: " + _residuals([errors for _, errors in fitted.values()]),
+        "hardware": {"gpu": hardware.name.upper(), "gpus_per_node": cluster.gpus_per_node},
+        "model": sizes.as_dict(),
+        "zero_stage": setting.zero,
+        "checkpointing": setting.checkpointing,
+        "memory": {
+            "capacity_bytes": float(hardware.memory_bytes),
+            "context_bytes": float(CONTEXT_BYTES),
+            "margin_bytes": FRAGMENTATION * hardware.memory_bytes,
+            "sharded_state_bytes": [[None, sharded]],
+            "resident_layer_bytes": layers,
+            "resident_embedding_bytes": embeddings,
+            "activation_bytes_per_token": {
+                str(tp): activation_bytes_per_token(sizes, setting.checkpointing, tp)
+                + _gathered_bytes(sizes.hidden, tp)
+                for tp in sorted({scheme.tp for scheme in schemes})
+            },
+        },
+        "schemes": [_entry(scheme, latency) for scheme, (latency, _) in fitted.items()],
+    }
+
+
+def complete(
+    profile: Profile, cluster: Cluster, schemes: Sequence[Scheme], *, longest: int = 131072
+) -> dict[str, Any]:
+    """The profile's document with ``schemes`` that it lacks, derived from its ⟨1,1,1,1⟩.
+
+    T(l, P) = compute(l, P) · T(l, 1) / compute(l, 1) + communication(l, P): the scheme's compute by
+    the analytic model, corrected by how much slower or faster the measured device is than the
+    model says at that length, and communication by the cluster's links. ``ValueError`` when the
+    profile has no ⟨1,1,1,1⟩, does not state the model's sizes, or cannot run a scheme.
+    """
+    single = profile.by_scheme.get(Scheme())
+    if single is None:
+        raise ValueError(
+            f"profile {profile.name}: has no scheme tp1 to derive others from; measure it first"
+        )
+    setting = Setting(
+        cluster=cluster,
+        sizes=_sizes(profile),
+        zero=profile.zero_stage,
+        checkpointing=profile.checkpointing,
+    )
+    missing = sorted(set(schemes) - set(profile.by_scheme))
+    if not missing:
+        return dict(profile.document)
+    _check(setting.sizes, cluster, missing, setting.zero)
+
+    def times(scheme: Scheme, lengths: Floats) -> Floats:
+        dp = max(1, cluster.gpus // scheme.gpus)
+        alone = stage_terms(setting, Scheme(), lengths[:, None])
+        terms = stage_terms(setting, scheme, lengths[:, None], dp)
+        measured = single.latency.work_ms(lengths) + single.latency.c
+        rate = measured / _total({name: alone[name] for name in COMPUTE})
+        compute = _total({name: terms[name] for name in COMPUTE})
+        return compute * rate + (_total(terms) - compute)
+
+    fitted = {scheme: _fit(times, scheme, longest) for scheme in missing}
+    document = dict(profile.document)
+    document["schemes"] = [
+        *document["schemes"],
+        *(_entry(scheme, latency) for scheme, (latency, _) in fitted.items()),
+    ]
+    memory = dict(document["memory"])
+    activation = dict(memory["activation_bytes_per_token"])
+    for tp in sorted({scheme.tp for scheme in missing}):
+        more = activation_bytes_per_token(setting.sizes, setting.checkpointing, tp)
+        more -= activation_bytes_per_token(setting.sizes, setting.checkpointing, 1)
+        more += _gathered_bytes(setting.sizes.hidden, tp)
+        activation.setdefault(str(tp), activation["1"] + more)
+    memory["activation_bytes_per_token"] = activation
+    document["memory"] = memory
+    document["notes"] = [
+        *document.get("notes", ()),
+        f"Schemes marked derived: compute as measured on one device, communication analytic on "
+        f"{cluster.nodes} nodes of {cluster.gpus_per_node} {cluster.hardware.name}; "
+        + _residuals([errors for _, errors in fitted.values()]),
+    ]
+    return document
+
+
+def _fit(
+    times: Callable[[Scheme, Floats], Floats], scheme: Scheme, longest: int
+) -> tuple[Latency, Errors]:
+    if longest < 4 * SHORTEST:
+        raise ValueError(f"longest {longest}: wants at least {4 * SHORTEST} tokens")
+    least = max(SHORTEST, 2 * scheme.stage_gpus)
+    lengths = np.unique(np.geomspace(least, max(longest, 16 * least), POINTS).round())
+    observed = [
+        Observed((int(length),), float(ms))
+        for length, ms in zip(lengths, times(scheme, lengths), strict=True)
+    ]
+    fit = fit_latency(observed, (), ())
+    return fit.latency, fit.in_sample
+
+
+def _total(terms: dict[str, Floats]) -> Floats:
+    total: Floats = np.sum(list(terms.values()), axis=0)
+    return total
+
+
+def _residuals(errors: Sequence[Errors]) -> str:
+    medians = [each.median for each in errors if each.median is not None]
+    largest = [each.p90 for each in errors if each.p90 is not None]
+    return (
+        f"a·l² + b·l + c is within {max(medians):.1%} (median) and {max(largest):.1%} (p90) of the "
+        "analytic terms in the worst scheme; how far those are from devices: seqplan validate-model"
+    )
+
+
+def _entry(scheme: Scheme, latency: Latency) -> dict[str, Any]:
+    degrees = {axis: degree for axis, degree in scheme.as_dict().items() if degree > 1}
+    return {**degrees, "a": latency.a, "b": latency.b, "c": latency.c, "origin": "derived"}
+
+
+def _gathered_bytes(hidden: int, tp: int) -> float:
+    """A tp block's gathered input, per token and before division over tp·sp."""
+    return 0.0 if tp == 1 else 2.0 * hidden * tp
+
+
+def _sizes(profile: Profile) -> ModelSizes:
+    shape = profile.shape
+    names = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
+    sizes = {name: getattr(shape, name) for name in names}
+    if missing := [name for name, value in sizes.items() if value is None]:
+        raise ValueError(f"profile {profile.name}: does not state the model's {', '.join(missing)}")
+    return ModelSizes.of(sizes)
+
+
+def _check(sizes: ModelSizes, cluster: Cluster, schemes: Sequence[Scheme], zero: int) -> None:
+    if not schemes:
+        raise ValueError("no scheme to derive")
+    for scheme in schemes:
+        found = scheme_problem(scheme, sizes.shape)
+        if scheme.gpus > cluster.gpus:
+            found = f"needs {scheme.gpus} GPUs, the cluster has {cluster.gpus}"
+        elif zero == 3 and (scheme.tp > 1 or scheme.pp > 1):
+            found = "under ZeRO-3 a profile's schemes have tp = pp = 1"
+        if found:
+            raise ValueError(f"{scheme}: {found}")

@@ -1,0 +1,198 @@
+"""Terms against sums done by hand, and against each other where physics says which is larger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.hardware import PRESETS, Cluster
+from seqplan.profiler.analytic.iteration import Load, estimate, model_flops, problem
+from seqplan.profiler.analytic.kernels import attention_kernel_ms, matmul_ms
+from seqplan.profiler.analytic.links import (
+    Group,
+    all_to_all_ms,
+    placement,
+    ring_collective_ms,
+    shift_ms,
+)
+from seqplan.profiler.analytic.models import PRESETS as MODELS
+from seqplan.profiler.analytic.models import ModelSizes
+from seqplan.profiler.analytic.stage import Setting, stage_terms
+
+A800 = PRESETS["a800-80gb"]
+LLAMA = ModelSizes.of(MODELS["llama-7b"])
+ONE_NODE = Setting(cluster=Cluster(A800, 1, 8), sizes=LLAMA)
+QUIET = replace(A800, intra_latency_us=0.0, inter_latency_us=0.0)
+
+
+def total(setting: Setting, scheme: str, lengths: list[int]) -> float:
+    return sum(float(x) for x in stage_terms(setting, Scheme.parse(scheme), lengths).values())
+
+
+def test_transfers_within_and_between_nodes() -> None:
+    """1 GB over 0.8 of 200 GB/s in a node, of 25 GB/s between nodes."""
+    cluster = Cluster(QUIET, 2, 8)
+    assert all_to_all_ms(cluster, Group(8), 1e9) == pytest.approx(7 / 8 / 160 * 1e3)
+    assert all_to_all_ms(cluster, Group(16), 1e9) == pytest.approx(8 / 16 / 20 * 1e3)
+    assert shift_ms(cluster, Group(2, 8), 1e9) == pytest.approx(1 / 20 * 1e3)
+    assert shift_ms(cluster, Group(8), 1e9) == pytest.approx(1 / 160 * 1e3)
+    assert ring_collective_ms(cluster, Group(8), 1e9) == pytest.approx(7 / 8 / 160 * 1e3)
+    # 16 ranks: eight network cards, 160 GB/s together, as much as NVLink.
+    assert ring_collective_ms(cluster, Group(16), 1e9) == pytest.approx(15 / 16 / 160 * 1e3)
+    assert ring_collective_ms(cluster, Group(2, 8), 1e9) == pytest.approx(1 / 2 / 20 * 1e3)
+    assert all_to_all_ms(cluster, Group(1), 1e9) == 0
+
+
+def test_a_pcie_bridge_is_shared() -> None:
+    """u2: a switch alone, 25.6 GB/s. u4: 8 transfers cross a bridge, 5 at the full rate."""
+    cluster = Cluster(replace(PRESETS["l20-48gb"], intra_latency_us=0.0), 1, 8)
+    assert all_to_all_ms(cluster, Group(2), 1e9) == pytest.approx(1 / 2 / 25.6 * 1e3)
+    assert all_to_all_ms(cluster, Group(4), 1e9) == pytest.approx(8 / 4 / (25.6 * 5 / 8) * 1e3)
+    # A ring's two transfers across the bridge (to the next switch, to the other socket).
+    assert shift_ms(cluster, Group(8), 1e9) == pytest.approx(2 / 25.6 * 1e3)
+
+
+def test_groups_are_laid_out_from_the_fastest_links() -> None:
+    groups = placement(Scheme(tp=2, pp=3, ulysses=4, ring=5), dp=7)
+    assert groups["tp"] == Group(2, 1)
+    assert groups["ulysses"] == Group(4, 2)
+    assert groups["ring"] == Group(5, 8)
+    assert groups["dp"] == Group(7, 40)
+    assert groups["pp"] == Group(3, 280)
+    assert groups["replica"] == Group(140, 2)
+
+
+def test_kernels_slow_down_with_size() -> None:
+    """Efficiency, FLOPs over peak time, falls with tokens, with hidden/tp, and with piece size."""
+    peak = 312e9
+
+    def product(rows: int, columns: int) -> float:
+        return float(2 * rows * 4096 * columns / peak / matmul_ms(A800, rows, 4096, columns))
+
+    assert 0.7 < product(32768, 4096) < 0.85
+    assert product(32768, 4096) > product(2048, 4096) > product(256, 4096)
+    assert product(8192, 4096) > product(8192, 512) > product(8192, 128)
+
+    def kernel(tokens: int, heads: int) -> float:
+        ms = attention_kernel_ms(A800, [tokens], [tokens], heads, 128, causal=False)
+        return float(4 * tokens**2 * heads * 128 / peak / ms)
+
+    assert 0.68 < kernel(32768, 32) < 0.73
+    assert kernel(32768, 32) > kernel(4096, 32) > kernel(512, 32)
+    assert kernel(4096, 32) > kernel(4096, 2)
+
+
+def test_packed_sequences_do_not_attend_to_each_other() -> None:
+    together = stage_terms(ONE_NODE, Scheme(), [8192])
+    packed = stage_terms(ONE_NODE, Scheme(), [4096, 4096])
+    assert float(packed["attention"]) == pytest.approx(float(together["attention"]) / 2, rel=0.06)
+    assert packed["matrix products"] == together["matrix products"]
+
+
+def test_lengths_are_vectorised() -> None:
+    lengths = np.array([[4096, 0], [8192, 4096], [512, 512]])
+    at_once = stage_terms(ONE_NODE, Scheme(tp=2, ulysses=2, ring=2), lengths)
+    for i, row in enumerate(lengths):
+        alone = stage_terms(ONE_NODE, Scheme(tp=2, ulysses=2, ring=2), row[row > 0])
+        assert {k: pytest.approx(float(v)) for k, v in alone.items()} == {
+            k: float(np.broadcast_to(v, 3)[i]) for k, v in at_once.items()
+        }
+
+
+def test_tp_moves_four_gathers_and_four_scatters_a_layer() -> None:
+    setting = replace(ONE_NODE, cluster=Cluster(QUIET, 1, 8))
+    found = stage_terms(setting, Scheme(tp=4), [16384])["tp communication"]
+    assert found == pytest.approx(32 * 8 * (16384 * 4096 * 2) * 3 / 4 / 160e9 * 1e3)
+    again = stage_terms(replace(setting, checkpointing="full"), Scheme(tp=4), [16384])
+    assert again["tp communication"] == pytest.approx(float(found) * 12 / 8)
+
+
+def test_ring_transfers_hide_behind_long_kernels_only() -> None:
+    slow = Setting(cluster=Cluster(A800, 4, 1), sizes=LLAMA)
+    short = stage_terms(slow, Scheme(ring=4), [2048])
+    long = stage_terms(slow, Scheme(ring=4), [262144])
+    assert short["ring transfer"] > short["attention"]
+    # What is left is the multiprocessors that the transfer takes away.
+    assert long["ring transfer"] < 0.15 * long["attention"]
+
+
+def test_checkpointing_trades_time_for_memory() -> None:
+    times, sizes = [], []
+    for mode in ("none", "mlp", "full"):
+        found = estimate(
+            replace(ONE_NODE, checkpointing=mode),
+            Scheme(tp=2, ulysses=4),
+            Load(seq_len=32768, batch=1),
+        )
+        times.append(found.iteration_ms)
+        sizes.append(found.memory_bytes["activations"])
+    assert times == sorted(times)
+    assert sizes == sorted(sizes, reverse=True)
+    assert times[2] > 1.2 * times[0]
+    assert sizes[2] < 0.15 * sizes[0]
+
+
+def test_zero_stages_shard_more_and_send_more() -> None:
+    found = {
+        zero: estimate(replace(ONE_NODE, zero=zero), Scheme(), Load(seq_len=2048, batch=16))
+        for zero in (1, 2, 3)
+    }
+    assert found[1].peak_bytes > found[2].peak_bytes > found[3].peak_bytes
+    assert found[2].terms_ms["parameter exchange"] > found[1].terms_ms["parameter exchange"]
+    # Gathering hides behind 2,048 tokens of a layer within a node, not behind 64.
+    assert "parameter gathering" not in found[3].terms_ms
+    short = estimate(replace(ONE_NODE, zero=3), Scheme(), Load(seq_len=64, batch=8))
+    assert short.terms_ms["parameter gathering"] > 0.3 * short.iteration_ms
+    # Each rank holds 1/8 of 18 bytes per parameter under ZeRO 3.
+    assert found[3].memory_bytes["optimizer and sharded states"] == 18 * LLAMA.parameters / 8
+    assert found[3].memory_bytes["parameters and gradients"] == 0
+
+
+def test_terms_and_bytes_add_up_and_the_bubble_is_1f1b() -> None:
+    found = estimate(ONE_NODE, Scheme(tp=2, pp=4), Load(seq_len=4096, batch=6))
+    assert found.micro_batches == 6
+    assert sum(found.terms_ms.values()) == pytest.approx(found.iteration_ms)
+    assert sum(found.memory_bytes.values()) == found.peak_bytes
+    stage = total(ONE_NODE, "tp2.pp4", [4096])
+    assert found.terms_ms["pipeline bubble"] == pytest.approx(3 * stage)
+    flops = 6 * model_flops(LLAMA, 4096)
+    assert found.tflops_per_gpu * 8e12 * found.iteration_ms / 1e3 == pytest.approx(flops)
+    assert found.mfu == pytest.approx(found.tflops_per_gpu / 312)
+
+
+def test_model_flops_by_hand() -> None:
+    products = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32000 * 4096
+    wanted = 6 * products * 1000 + 6 * 32 * 4096 * 1000**2
+    assert model_flops(LLAMA, 1000) == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("setting", "scheme", "load", "reason"),
+    [
+        (ONE_NODE, "tp3", Load(seq_len=4096, batch=8), "3 GPUs do not divide the cluster's 8"),
+        (ONE_NODE, "pp8", Load(seq_len=4, batch=8), None),
+        (ONE_NODE, "r8", Load(seq_len=15, batch=1), "too short for 8 GPUs"),
+        (ONE_NODE, "tp2", Load(seq_len=4096, batch=6), "batch 6 is no multiple of dp · micro"),
+        (replace(ONE_NODE, zero=3), "pp2", Load(seq_len=4096, batch=4), "use it with pp = 1"),
+        (
+            replace(ONE_NODE, sizes=replace(LLAMA, heads=4, kv_heads=4)),
+            "u8",
+            Load(seq_len=4096, batch=1),
+            "does not divide the 4 attention heads",
+        ),
+    ],
+)
+def test_what_cannot_run_says_why(
+    setting: Setting, scheme: str, load: Load, reason: str | None
+) -> None:
+    found = problem(setting, Scheme.parse(scheme), load)
+    if reason is None:
+        assert found is None
+        return
+    assert found is not None
+    assert reason in found
+    with pytest.raises(ValueError, match=scheme):
+        estimate(setting, Scheme.parse(scheme), load)

@@ -1,0 +1,16 @@
+"""What every rank of a test needs: imported once, in the server that ranks are forked from."""
+
+from importlib import import_module
+
+import torch
+
+for name in (
+    "torch._dynamo",  # an optimizer imports it when it is made, which takes seconds
+    "torch.distributed.checkpoint",
+    "seqplan.runtime.checkpoint",
+    "seqplan.runtime.consumer",
+    "seqplan.runtime.training",
+):
+    import_module(name)
+
+torch.set_num_threads(1)

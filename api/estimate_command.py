@@ -184,6 +184,7 @@ def _described(setting: Setting, each: Estimate) -> list[str]:
     lines.append(
         f"{each.peak_bytes / GIB:.1f} of {each.usable_bytes / GIB:.1f} GiB usable: {verdict}"
     )
+    lines += ["", *textwrap.wrap(f"hardware: {cluster.hardware.source}", 98)]
     return lines
 
 

@@ -40,8 +40,10 @@ class Hardware:
 
     def __post_init__(self) -> None:
         for field in ("peak_tflops", "memory_bytes", "hbm_gb_s", "intra_gb_s", "inter_gb_s"):
-            if not getattr(self, field) > 0:
-                raise ValueError(f"hardware: {field} must be above 0, not {getattr(self, field)!r}")
+            if not 1e-3 <= getattr(self, field) <= 1e15:
+                raise ValueError(
+                    f"hardware: {field} must be from 0.001 to 1e15, not {getattr(self, field)!r}"
+                )
 
 
 LINK_EFFICIENCY = 0.8
@@ -147,10 +149,11 @@ class Cluster:
     gpus_per_node: int
 
     def __post_init__(self) -> None:
-        if self.nodes < 1 or self.gpus_per_node < 1:
-            raise ValueError(
-                f"cluster: {self.nodes} nodes of {self.gpus_per_node} GPUs; both must be at least 1"
-            )
+        for name, most in (("nodes", 10**6), ("gpus_per_node", 1024)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(
+                    f"cluster: {name} must be from 1 to {most:,}, not {getattr(self, name)}"
+                )
 
     @property
     def gpus(self) -> int:

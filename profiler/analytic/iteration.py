@@ -21,6 +21,10 @@ OPTIMIZER_MOVED_BYTES = 30
 """Per parameter of a shard: master and moments read and written, gradient read, bf16 written."""
 
 
+LARGEST_LOAD = {"seq_len": 10**9, "batch": 10**9, "micro_batch": 4096}
+"""Tokens of a sequence, sequences of an iteration and of a micro-batch."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
     """``batch`` sequences of ``seq_len`` tokens an iteration, ``micro_batch`` of them at a time."""
@@ -28,6 +32,11 @@ class Load:
     seq_len: int
     batch: int
     micro_batch: int = 1
+
+    def __post_init__(self) -> None:
+        for name, most in LARGEST_LOAD.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be from 1 to {most:,}, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

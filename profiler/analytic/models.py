@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from seqplan.profiler.validity import ModelShape
 
+LARGEST_SIZE = 10**7
+"""Of any size; products of them stay finite."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSizes:
@@ -21,8 +24,10 @@ class ModelSizes:
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"model: {name} must be at least 1, not {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= LARGEST_SIZE:
+                raise ValueError(
+                    f"model: {name} must be from 1 to {LARGEST_SIZE:,}, not {getattr(self, name)}"
+                )
         if self.hidden % self.heads:
             raise ValueError(f"model: hidden {self.hidden} is no multiple of {self.heads} heads")
         if self.heads % self.kv_heads:

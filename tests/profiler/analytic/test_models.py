@@ -33,5 +33,5 @@ def test_sizes_that_do_not_fit_together() -> None:
         ModelSizes(hidden=100, layers=1, heads=3, kv_heads=1, ffn=1, vocab=1)
     with pytest.raises(ValueError, match="heads 4 must be a multiple of kv_heads 3"):
         ModelSizes(hidden=64, layers=1, heads=4, kv_heads=3, ffn=1, vocab=1)
-    with pytest.raises(ValueError, match="layers must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="layers must be from 1 to 10,000,000, not 0"):
         ModelSizes(hidden=64, layers=0, heads=4, kv_heads=2, ffn=1, vocab=1)

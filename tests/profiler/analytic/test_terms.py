@@ -196,3 +196,12 @@ def test_what_cannot_run_says_why(
     assert reason in found
     with pytest.raises(ValueError, match=scheme):
         estimate(setting, Scheme.parse(scheme), load)
+
+
+def test_large_clusters_and_loads_are_estimated_at_once() -> None:
+    large = replace(ONE_NODE, cluster=Cluster(PRESETS["l20-48gb"], 1_000_000, 1024))
+    found = estimate(
+        large, Scheme(tp=8, ulysses=4), Load(seq_len=10**9, batch=32_000_000, micro_batch=1)
+    )
+    assert np.isfinite(found.iteration_ms)
+    assert found.micro_batches == 1

@@ -70,6 +70,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--merge", metavar="FILE", type=Path, nargs="+", help="fit these samples, measure nothing"
     )
+    parser.add_argument(
+        "--plot", metavar="FILE", type=Path, help="curves, samples and residuals as an HTML page"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True)
     parser.add_argument("--json", action="store_true", help="print the profile")
     parser.set_defaults(run=run)
@@ -79,6 +82,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` for what cannot be measured, ``SampleError`` for bad samples."""
     check_output(args.output, *(args.merge or ()))
+    check_output(args.plot, args.output, *(args.merge or ()))
     if args.merge:
         setting, samples = merged(args.merge)
         written(args, setting, samples, args.capacity_gib)
@@ -162,6 +166,13 @@ def written(
     Profile.from_document(document, str(args.output))
     with atomic_write(args.output, "w") as file:
         file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    if args.plot is not None:
+        from seqplan.api.report.fits import render_fits
+
+        fits = fit_schemes(setting, samples)
+        page = render_fits(name, document["source"], setting.sizes()["layers"], samples, fits)
+        with atomic_write(args.plot, "w") as file:
+            file.write(page)
     if args.json:
         print(json.dumps(document, ensure_ascii=False))
         return

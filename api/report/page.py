@@ -79,6 +79,11 @@ def render(
             ),
         )
     )
+    return document(title, body)
+
+
+def document(title: str, body: str) -> str:
+    """A whole page around a body of markup: the head with the style sheet, nothing from outside."""
     head = (
         '<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

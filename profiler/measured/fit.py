@@ -154,10 +154,14 @@ def _times(samples: Sequence[Observed]) -> Floats:
 def _intervals(
     matrix: Floats, residuals: Floats, coefficients: Floats, scale: Floats
 ) -> dict[str, tuple[float, float]]:
-    """Student intervals of the linear model around the solution, cut at zero."""
+    """Student intervals of the linear model around the solution, cut at zero.
+
+    Residuals weigh as in the robust loss, so that one disturbed sample does not widen them all.
+    """
+    weights = 1.0 / np.sqrt(1.0 + (residuals / ROBUST_SCALE) ** 2)
     freedom = max(len(residuals) - 3, 1)
-    variance = float(residuals @ residuals) / freedom
-    covariance = np.linalg.pinv(matrix.T @ matrix) * variance
+    variance = float(weights @ residuals**2) / freedom
+    covariance = np.linalg.pinv((matrix * weights[:, None]).T @ matrix) * variance
     widths = stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * np.sqrt(np.diag(covariance)) * scale
     return {
         name: (max(0.0, float(value - width)), float(value + width))

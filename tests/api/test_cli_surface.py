@@ -22,7 +22,7 @@ SURFACE = {
     "profiles": "NAME|FILE --gpus --max-len --optimizer-shards --json",
     "profile": "--model --hidden --layers --heads --kv-heads --ffn --vocab --device --dtype "
     "--schemes --lengths --points --measured-layers --checkpointing --gpus-per-node "
-    "--capacity-gib --name --samples --merge -o/--output! --json",
+    "--capacity-gib --name --samples --merge --plot -o/--output! --json",
     "estimate": "--model --hidden --layers --heads --kv-heads --ffn --vocab --hardware! --nodes "
     "--gpus-per-node --intra-gb-s --inter-gb-s --tp --pp --ulysses --ring --seq-len! --batch "
     "--micro-batch --zero --checkpointing --json",

@@ -53,13 +53,21 @@ def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> 
 def test_two_ranks_measure_ulysses_and_ring(tmp_path: Path) -> None:
     output = tmp_path / "p.json"
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    asked = ("--lengths", "8..128", "--points", "4", "-o", str(output))
+    page = tmp_path / "fit.html"
+    asked = ("--lengths", "64..512", "--points", "4", "-o", str(output), "--plot", str(page))
     done = profiled(*asked, "--schemes", "u1,u2,r2", launcher=launcher)
     assert done.returncode == 0, done.stderr
     profile = Profile.load(output)
     assert [str(entry.scheme) for entry in profile.schemes] == ["tp1", "r2", "u2"]
+    # What a rank keeps is counted, and linear over lengths, packings and schemes.
     document = json.loads(output.read_text())
-    assert "memory" in document["residuals"]
+    memory = document["residuals"].rpartition("memory ")[2]
+    assert float(memory.partition("%")[0]) < 3.0
+    html = page.read_text()
+    for heading in ("Scheme tp1", "Scheme u2", "Scheme r2"):
+        assert heading in html
+    assert html.count('class="hollow"') >= 2 * 3 * 2 * 7  # 7 single lengths, two figures, widths
+    assert "http" not in html.replace("http://www.w3.org", "")
 
 
 @pytest.mark.parametrize(

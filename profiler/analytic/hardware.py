@@ -55,7 +55,7 @@ HBM_EFFICIENCY = 0.85
 
 BRIDGE_FLOWS = 5
 """Concurrent transfers that a PCIe host bridge serves at its full rate; f of them share
-BRIDGE_FLOWS/f of it. The one constant taken from measurements of whole programs (USP, table 4)."""
+BRIDGE_FLOWS/f of it. No source states it; taken from whole programs (USP, table 4)."""
 
 _A100 = "NVIDIA A100 data sheet: 312 TFLOP/s, NVLink 600 GB/s; DGX A100: 200 Gb/s HDR per GPU"
 _H100 = "data sheet: 989 TFLOP/s dense, NVLink 900 GB/s; DGX: 400 Gb/s NDR per GPU"

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seqplan.api.cluster_options import add_cluster
+from seqplan.api.derived_profile import completed, estimated, write_derived
 from seqplan.api.model_options import add_model, sizes_of
 from seqplan.api.output import check_output
 from seqplan.api.terminal import ProgressBar, percent, positive, table
@@ -24,11 +26,15 @@ if TYPE_CHECKING:
     from seqplan.profiler.measured.build import MemoryFit
     from seqplan.profiler.measured.fit import Errors, Fit
 
+GPUS_PER_NODE = 8
+"""Where nothing is said."""
+
 _DESCRIPTION = """\
 Measure forward and backward of real layers on this device, fit T(l) = a·l² + b·l + c and the memory
 of each scheme, and say how far the fit is from lengths and packings that it has not seen. Alone it
 measures schemes of one rank; under torchrun also those of several. An interrupted run goes on from
-its samples.
+its samples. Without the devices, --estimate derives a profile from data sheets, and --complete adds
+to a measured profile the schemes and cluster sizes that were never run.
 """
 
 _EXAMPLES = """\
@@ -36,7 +42,9 @@ examples:
   seqplan profile --model small --device cpu --lengths 64..4096 -o profile.json
   torchrun --nproc-per-node 8 -m seqplan.api.cli profile --model llama3-8b --device cuda \\
     --dtype bfloat16 --schemes u1,u2,u4,u8,r2,r4,u4.r2 --lengths 256..131072 -o profile.json
-  seqplan profile --merge a.samples.jsonl b.samples.jsonl -o profile.json
+  seqplan profile --merge a.samples.jsonl b.samples.jsonl --capacity-gib 80 -o profile.json
+  seqplan profile --estimate --model llama3-8b --hardware h100-80gb --nodes 4 -o profile.json
+  seqplan profile --complete measured.json --hardware h100-80gb --nodes 4 -o profile.json
 """
 
 
@@ -54,20 +62,26 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float64"), help="default by device"
     )
-    parser.add_argument("--schemes", metavar="LIST", default="u1", help="as u1,u2,r2,u2.r2")
+    parser.add_argument(
+        "--schemes", metavar="LIST", help="as u1,u2,r2,u2.r2; default u1, derived: powers of two"
+    )
     parser.add_argument("--lengths", metavar="FROM..TO", default="64..4096", help="tokens")
     parser.add_argument("--points", metavar="N", type=positive, default=FIT_POINTS)
     parser.add_argument(
         "--measured-layers", metavar="K", type=positive, default=2, help="layers that are run"
     )
     parser.add_argument("--checkpointing", choices=("none", "mlp", "full"), default="none")
-    parser.add_argument("--gpus-per-node", metavar="N", type=positive, default=8)
+    add_cluster(parser, required=False)
+    parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="with --estimate")
     parser.add_argument(
         "--capacity-gib", metavar="GIB", type=float, help="memory of a rank; default the device's"
     )
     parser.add_argument("--name", help="of the profile; default by model and device")
     parser.add_argument("--samples", metavar="FILE", type=Path, help="default OUTPUT.samples.jsonl")
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--estimate", action="store_true", help="derive all, measure nothing")
+    instead.add_argument("--complete", metavar="PROFILE", help="add derived schemes to a profile")
+    instead.add_argument(
         "--merge", metavar="FILE", type=Path, nargs="+", help="fit these samples, measure nothing"
     )
     parser.add_argument(
@@ -82,6 +96,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` for what cannot be measured, ``SampleError`` for bad samples."""
     check_output(args.output, *(args.merge or ()))
+    if args.estimate or args.complete:
+        if args.plot is not None:
+            raise ValueError("--plot: a derived profile has no samples to show")
+        check_output(args.output, args.complete)
+        write_derived(args, estimated(args) if args.estimate else completed(args))
+        return 0
     check_output(args.plot, args.output, *(args.merge or ()))
     if args.merge:
         setting, samples = merged(args.merge)
@@ -159,7 +179,7 @@ def written(
     document = profile_document(
         setting,
         samples,
-        Hardware(setting.device, args.gpus_per_node, capacity_gib * 2**30),
+        Hardware(setting.device, args.gpus_per_node or GPUS_PER_NODE, capacity_gib * 2**30),
         name=name,
         source=f"measured on {setting.device}, {setting.dtype}, {today}: {command}",
     )
@@ -223,9 +243,9 @@ def _schemes(args: argparse.Namespace, sizes: dict[str, int]) -> list[Scheme]:
     """Those that can be; the others are named with their reason and left out."""
     shape = ModelShape(**sizes)
     found = []
-    for text in args.schemes.split(","):
+    for text in (args.schemes or "u1").split(","):
         scheme = Scheme.parse(text)
-        problem = scheme_problem(scheme, shape, gpus_per_node=args.gpus_per_node)
+        problem = scheme_problem(scheme, shape, gpus_per_node=args.gpus_per_node or GPUS_PER_NODE)
         if scheme.tp > 1 or scheme.pp > 1:
             problem = problem or "tp and pp above 1 are not measured yet"
         if problem is not None:

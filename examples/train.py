@@ -62,6 +62,10 @@ def main() -> None:
                 step.view, step.prepared, model, states, optimizer, clip_norm=1.0
             )
             consumer.acknowledge(step.view.step)
+            if arguments.times is not None and step.prepared:
+                measured = {"step": result.step, "rank": rank, "ms": 1e3 * result.compute_s}
+                with open(arguments.times, "a", encoding="utf-8") as times:
+                    times.write(json.dumps(measured) + "\n")
             done = step.view.step + 1
             if rank == 0:
                 record = {"step": result.step, "loss": result.loss, "norm": result.gradient_norm}
@@ -97,6 +101,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--start-step", type=int, default=0, help="first step without checkpoint")
     parser.add_argument("--checkpoints", required=True, help="folder that all ranks share")
     parser.add_argument("--checkpoint-every", type=int, default=5, help="steps between checkpoints")
+    parser.add_argument("--times", help="append step times here, for seqplan refit")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     return parser.parse_args()
 

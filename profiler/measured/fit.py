@@ -85,11 +85,15 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A micro-batch's lengths (tokens), its measured time (ms) and its repetitions' spread."""
+    """Lengths (tokens) of a micro-batch, its measured time (ms) and its repetitions' spread.
+
+    Or of several ``micro_batches`` one after the other, each of which pays c.
+    """
 
     lengths: tuple[int, ...]
     ms: float
     spread: float = 0.0
+    micro_batches: int = 1
 
 
 def fit_latency(
@@ -102,15 +106,15 @@ def fit_latency(
     if len(fitted) < 4:
         raise ValueError(f"three coefficients need at least 4 samples, there are {len(fitted)}")
     for each in (*fitted, *held_out, *packed):
-        if not each.ms > 0:
+        if not 0 < each.ms < float("inf"):
             raise ValueError(f"lengths {each.lengths}: {each.ms} ms is not a positive time")
-    features, times = _features(fitted), _times(fitted)
+    columns, measured = features(fitted), times(fitted)
     # Relative residuals: each row over its own time. Columns scaled to one, as a and c differ by
     # ten orders of magnitude.
-    relative = features / times[:, None]
+    relative = columns / measured[:, None]
     scale = 1.0 / np.maximum(np.abs(relative).max(axis=0), 1e-300)
     matrix = relative * scale
-    start, _ = optimize.nnls(matrix, np.ones(len(times)))
+    start, _ = optimize.nnls(matrix, np.ones(len(measured)))
     solution = optimize.least_squares(
         lambda x: matrix @ x - 1.0,
         np.maximum(start, 1e-9),
@@ -123,8 +127,7 @@ def fit_latency(
     coefficients = np.where(solution.x * scale < 1e-30, 0.0, solution.x * scale)
     latency = Latency(*(float(value) for value in coefficients))
     in_sample, held, pack = (
-        Errors.of(_features(part) @ coefficients, _times(part))
-        for part in (fitted, held_out, packed)
+        Errors.of(features(part) @ coefficients, times(part)) for part in (fitted, held_out, packed)
     )
     spread = float(np.median([each.spread for each in (*fitted, *held_out, *packed)]))
     return Fit(
@@ -138,16 +141,20 @@ def fit_latency(
     )
 
 
-def _features(samples: Sequence[Observed]) -> Floats:
-    """(samples, 3): Σl², Σl, 1."""
+def features(samples: Sequence[Observed]) -> Floats:
+    """(samples, 3): Σl², Σl, micro-batches."""
     rows = [
-        (float(sum(length**2 for length in each.lengths)), float(sum(each.lengths)), 1.0)
+        (
+            float(sum(length**2 for length in each.lengths)),
+            float(sum(each.lengths)),
+            float(each.micro_batches),
+        )
         for each in samples
     ]
     return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
 
-def _times(samples: Sequence[Observed]) -> Floats:
+def times(samples: Sequence[Observed]) -> Floats:
     return np.array([each.ms for each in samples], dtype=np.float64)
 
 

@@ -21,8 +21,10 @@ SURFACE = {
     "lengths": "SOURCE --field --tokenizer --bytes-per-token --glob -o/--output --json",
     "profiles": "NAME|FILE --gpus --max-len --optimizer-shards --json",
     "profile": "--model --hidden --layers --heads --kv-heads --ffn --vocab --device --dtype "
-    "--schemes --lengths --points --measured-layers --checkpointing --gpus-per-node "
-    "--capacity-gib --name --samples --merge --plot -o/--output! --json",
+    "--schemes --lengths --points --measured-layers --checkpointing --hardware --nodes "
+    "--gpus-per-node --intra-gb-s --inter-gb-s --zero --capacity-gib --name --samples --estimate "
+    "--complete --merge --plot -o/--output! --json",
+    "refit": "--profile! --plans! --measurements! -o/--output --json",
     "estimate": "--model --hidden --layers --heads --kv-heads --ffn --vocab --hardware! --nodes "
     "--gpus-per-node --intra-gb-s --inter-gb-s --tp --pp --ulysses --ring --seq-len! --batch "
     "--micro-batch --zero --checkpointing --json",

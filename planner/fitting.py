@@ -76,12 +76,17 @@ class AllStrategies:
         return replace(part, pipelines=pipelines, mixes=tuple(mixes), peak_mixes=tuple(peaks))
 
 
+SECANT_STEPS, STRETCHED_STEPS, STRETCH = 12, 40, 1.5
+"""Steps towards the least fitting time; then by how much the time grows until it fits."""
+
+
 def fitting_time(
     everything: AllStrategies, batch: Batch, guess_ms: float | None = None
 ) -> tuple[Relaxation, float]:
     """The relaxation at (about) the least time at which it fits the GPUs, and that time (ms).
 
-    The scale falls about as fast as the time rises, so a few secant steps from ``guess_ms`` do.
+    The scale falls about as fast as the time rises, so a few secant steps from ``guess_ms`` do; it
+    falls more slowly where little but launch overhead is left, and then the time is stretched.
     Raises ``ValueError`` when a sequence fits no class.
     """
     lower_ms = single_bound_ms(everything.classes, batch)
@@ -90,7 +95,7 @@ def fitting_time(
         raise ValueError(f"a sequence of {batch.longest} tokens exceeds every scheme's {limit}")
     floor = lower_ms * (1 + ROUNDING)
     time, low, best = max(floor, guess_ms or floor), floor, None
-    for _ in range(12):
+    for step in range(SECANT_STEPS + STRETCHED_STEPS):
         relaxed = everything.relax(batch, time)
         if relaxed is None or relaxed.scale > 1:
             low = time
@@ -98,7 +103,11 @@ def fitting_time(
             best = (relaxed, time)
             if relaxed.scale > 1 - FITS or time <= floor:
                 break
-        scale = 1.5 if relaxed is None else relaxed.scale
+        if best is not None and step >= SECANT_STEPS:
+            break
+        scale = STRETCH if relaxed is None else relaxed.scale
+        if best is None and step >= SECANT_STEPS - 1:
+            scale = max(scale, STRETCH)
         # Aim a little above, so that the next one fits.
         time = max(time * scale * (1 + FITS / 3), low)
         if best is not None and time >= best[1]:

@@ -65,11 +65,16 @@ def children(path: Path) -> list[int]:
     return found
 
 
-def no_child_left(path: Path) -> bool:
+def have_children(path: Path, count: int) -> bool:
+    """Whether there are so many, within a while: /proc may be read while a process starts."""
     deadline = time.monotonic() + ENDED_S
-    while (left := children(path)) and time.monotonic() < deadline:
+    while len(children(path)) != count and time.monotonic() < deadline:
         time.sleep(0.1)
-    return not left
+    return len(children(path)) == count
+
+
+def no_child_left(path: Path) -> bool:
+    return have_children(path, 0)
 
 
 # What is executed
@@ -162,7 +167,7 @@ def test_nothing_is_left_of_a_command_that_is_stopped(
     ) as command:
         assert command.stderr is not None
         assert command.stderr.readline().startswith("starting ranks")
-        assert len(children(plans)) == RANKS + 1
+        assert have_children(plans, RANKS + 1)
         command.send_signal(number)
         rest = command.stderr.read()
         assert command.wait(ENDED_S) == code

@@ -18,7 +18,7 @@ from seqplan.plans.version import VERSION
 
 VERBS = (
     *("lengths", "profiles", "profile", "estimate", "validate-model", "propose", "plan", "check"),
-    *("explain", "compare", "trace", "train-check", "refit", "demo"),
+    *("explain", "compare", "trace", "train-check", "refit", "serve", "demo"),
 )
 """In the order of use; each has a module ``seqplan.api.<verb>_command``, with _ for -."""
 

@@ -35,6 +35,23 @@ def read_batches(path: Path, max_len: int) -> Iterator[Batch]:
         raise ValueError(f"{path}: no batches")
 
 
+def batch_to_json(batch: Batch) -> str:
+    """One line of such a file, without its end."""
+    fields: dict[str, object] = {
+        "step": batch.step,
+        "ids": list(batch.ids),
+        "lengths": list(batch.lengths),
+    }
+    if batch.loss_tokens is not None:
+        fields["loss_tokens"] = batch.loss_tokens
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def batch_from_json(line: str, where: str, last: int = -1) -> Batch:
+    """The batch of one such line; ``ValueError`` that begins with ``where``."""
+    return _batch(line.encode(errors="replace"), where, last, 0)
+
+
 def _batch(line: bytes, where: str, last: int, counted: int) -> Batch:
     try:
         raw = json.loads(line.decode(), object_pairs_hook=_unique)

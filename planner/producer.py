@@ -73,7 +73,7 @@ def produce(
     ahead = 2 * workers if look_ahead is None else look_ahead
     if ahead < 1:
         raise ValueError(f"look-ahead must be 1 or more, not {ahead}")
-    pool = _Pool(proposal.to_json(), seed, packing, workers)
+    pool = PlannerPool(proposal.to_json(), seed, packing, workers)
     try:
         yield from _in_order(pool, iter(batches), ahead)
     finally:
@@ -87,7 +87,7 @@ def plan_one(planner: StepPlanner, batch: Batch) -> Planned:
     return Planned(batch.step, line, (time.perf_counter() - start) * 1000)
 
 
-def _in_order(pool: _Pool, batches: Iterator[Batch], ahead: int) -> Iterator[Planned]:
+def _in_order(pool: PlannerPool, batches: Iterator[Batch], ahead: int) -> Iterator[Planned]:
     underway: deque[Future[Planned]] = deque()
     ended = False
     failure: Exception | None = None
@@ -111,7 +111,7 @@ class _Stopped(Exception):
     """The pool ends: no worker may start any more."""
 
 
-class _Pool:
+class PlannerPool:
     """Threads that each keep one worker process; every worker reads the proposal once."""
 
     def __init__(self, proposal: str, seed: int, packing: str, workers: int) -> None:
@@ -123,6 +123,7 @@ class _Pool:
         self._stopped = False
 
     def submit(self, batch: Batch) -> Future[Planned]:
+        """Plan a batch when a worker is free; the future raises what planning raises."""
         return self._threads.submit(self._plan, batch)
 
     def _plan(self, batch: Batch) -> Planned:

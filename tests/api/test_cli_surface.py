@@ -41,6 +41,7 @@ SURFACE = {
     "-o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",
     "train-check": "--plans! --ranks! --steps --data --seed --dtype --json",
+    "serve": "--store! --files --host --port --workers --add-token --scope",
     "demo": "--lengths --cpu-profile -o/--output",
 }
 """Arguments of each verb as scripts use them; ``!``: must be given."""

@@ -1,0 +1,221 @@
+"""One job's planning: a thread that keeps plans a few steps ahead of its slowest rank.
+
+The thread sends batches to the planning processes, keeps each plan in the store and only then says
+that it is there. All that it knows is in the store: begun again after any end, it goes on with the
+first step that has no plan, and planning being a pure function the bytes are the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from seqplan.api.store import jobs, schema
+from seqplan.api.store.catalogue import get, lengths_path
+from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.jobs import StoredPlan
+from seqplan.api.store.store import Store
+from seqplan.planner.assemble import PACKINGS
+from seqplan.planner.batch import Batch
+from seqplan.planner.producer import Planned, PlannerPool
+from seqplan.planner.proposal_file import ProposalDocument
+from seqplan.planner.sampler import Sampler
+from seqplan.plans.codec import from_json
+from seqplan.plans.lint import lint
+
+_RETRY_S = 0.5
+
+
+class PlanningJob:
+    """Plans the job of ``row`` until it ends, fails or is stopped.
+
+    ``published`` is called, from the planning thread, whenever a plan is in the store or the job's
+    state has changed. ``workers``: planning processes of this job.
+    """
+
+    def __init__(
+        self, store: Store, row: dict[str, Any], published: Callable[[str], None], workers: int = 1
+    ) -> None:
+        self.id: str = row["id"]
+        self._row = row
+        self._store = store
+        self._published = published
+        self._workers = workers
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._done = [-1] * int(row["world_size"])
+        self._next = 0
+        self._thread = threading.Thread(target=self._run, name=f"job {self.id}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End planning now; what is underway is planned again by the next one."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        self._thread.join()
+
+    def acknowledged(self, step: int, rank: int) -> None:
+        """A rank has done a step."""
+        with self._changed:
+            self._done[rank] = max(self._done[rank], step)
+            self._changed.notify()
+
+    def pushed(self) -> None:
+        """The store has more batches of this job, or knows its last step."""
+        with self._changed:
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            try:
+                self._plan_on()
+                return
+            except _Stopped:
+                return
+            except StoreUnavailable:
+                # Disk full or database locked: nothing is lost, and it may pass.
+                self._wait(_RETRY_S)
+            except _Unplannable as failure:
+                if self._settle(state="failed", failed_step=failure.step, error=str(failure)):
+                    return
+            except Exception as error:  # ranks must never wait for a planner that is gone
+                reason = f"{type(error).__name__}: {error}"
+                if self._settle(state="failed", failed_step=self._next, error=reason):
+                    return
+
+    def _settle(self, **values: Any) -> bool:
+        try:
+            with self._store.writing() as connection:
+                jobs.settle_job(connection, self.id, **values)
+        except StoreUnavailable:
+            self._wait(_RETRY_S)
+            return False
+        self._published(self.id)
+        return True
+
+    def _plan_on(self) -> None:
+        self._next = 0
+        with self._store.reading() as connection:
+            proposal_row = get(connection, schema.proposals, self._row["proposal"])
+            planned = jobs.planned_steps(connection, self.id)
+            for rank, step in jobs.acknowledged(connection, self.id).items():
+                self._done[rank] = max(self._done[rank], step)
+        assert proposal_row is not None
+        self._next = planned[-1] + 1 if planned else 0
+        proposal = ProposalDocument.from_json(proposal_row["document"], "proposal")
+        pool = PlannerPool(proposal.to_json(), self._row["seed"], PACKINGS[0], self._workers)
+        try:
+            self._keep_ahead(pool, proposal, planned)
+        finally:
+            pool.stop()
+
+    def _keep_ahead(
+        self, pool: PlannerPool, proposal: ProposalDocument, planned: list[int]
+    ) -> None:
+        models = proposal.cluster.models(proposal.profile)
+        last = planned[-1] if planned else -1
+        batches = self._batches(last)
+        ahead = deque(planned)
+        underway: deque[tuple[int, Future[Planned]]] = deque()
+        batch = next(batches)
+        while not self._stopped:
+            slowest = min(self._done)
+            while ahead and ahead[0] <= slowest:
+                ahead.popleft()
+            while isinstance(batch, Batch) and len(ahead) < self._row["look_ahead"]:
+                underway.append((batch.step, pool.submit(batch)))
+                ahead.append(batch.step)
+                batch = next(batches)
+            if underway:
+                step, future = underway.popleft()
+                self._next = step
+                self._keep(step, self._answer(step, future), models)
+            elif isinstance(batch, int):
+                if self._settle(state="planned", last_step=batch):
+                    return
+            else:
+                self._wait_for_room(slowest, batch is None)
+                batch = next(batches) if batch is None else batch
+
+    def _batches(self, last: int) -> Iterator[Batch | int | None]:
+        """Batches beyond step ``last``; None for none yet; at the end the last step."""
+        if self._row["lengths"] is not None:
+            lengths = np.load(lengths_path(self._store, self._row["lengths"]), mmap_mode="r")
+            max_len = self._max_len()
+            sampler = Sampler(lengths, self._row["tokens"], max_len, self._row["seed"])
+            for batch in sampler.batches(self._row["steps"]):
+                if batch.step > last:
+                    yield batch
+            while True:
+                yield self._row["steps"] - 1
+        while True:
+            with self._store.reading() as connection:
+                row = get(connection, schema.jobs, self.id)
+                found = jobs.batches_after(connection, self.id, last, self._row["look_ahead"])
+            yield from found
+            last = found[-1].step if found else last
+            if not found:
+                assert row is not None
+                yield row["last_step"]
+
+    def _max_len(self) -> int:
+        with self._store.reading() as connection:
+            row = get(connection, schema.proposals, self._row["proposal"])
+        assert row is not None
+        return ProposalDocument.from_json(row["document"], "proposal").cluster.max_len
+
+    def _answer(self, step: int, future: Future[Planned]) -> Planned:
+        while not self._stopped:
+            try:
+                return future.result(timeout=0.2)
+            except TimeoutError:
+                if future.done():
+                    raise
+            except (ValueError, RuntimeError) as error:
+                raise _Unplannable(step, str(error)) from error
+        raise _Stopped
+
+    def _keep(self, step: int, planned: Planned, models: Any) -> None:
+        plan = from_json(planned.line)
+        if broken := lint(plan, models):
+            raise _Unplannable(step, f"the plan of step {step} breaks a rule: {broken[0]}")
+        digest = planned.line[11:82]  # {"digest":"sha256:…" comes first in canonical JSON
+        with self._store.writing() as connection:
+            jobs.add_plan(
+                connection, self.id, StoredPlan(step, digest, planned.line), planned.planning_ms
+            )
+        self._published(self.id)
+
+    def _wait(self, seconds: float) -> None:
+        with self._changed:
+            if not self._stopped:
+                self._changed.wait(seconds)
+
+    def _wait_for_room(self, slowest: int, for_batches: bool) -> None:
+        """Until the slowest rank has gone on, or there may be batches, or planning is to stop."""
+        with self._changed:
+            if for_batches:
+                # Between the look into the store and this wait a push may have come.
+                self._changed.wait(0.2)
+            else:
+                self._changed.wait_for(lambda: self._stopped or min(self._done) > slowest)
+
+
+class _Stopped(Exception):
+    """The service ends; the job goes on with the next one."""
+
+
+class _Unplannable(Exception):
+    """A step that cannot be planned."""
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(reason)
+        self.step = step

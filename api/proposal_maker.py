@@ -1,0 +1,124 @@
+"""Making proposals one after another, each in a process of its own so that requests go on."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import queue
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from seqplan.api.store import schema
+from seqplan.api.store.catalogue import get, lengths_path, settle_proposal
+from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.store import Store
+from seqplan.planner.make_proposal import make_proposal
+from seqplan.planner.proposal_file import Cluster
+from seqplan.profiler.profile import Profile
+
+_RETRY_S = 0.5
+
+
+@dataclass(frozen=True)
+class MakingProgress:
+    """How far a proposal is."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class ProposalMaker:
+    """A thread that makes the proposals whose ids it is given, in that order."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        self._stopped = threading.Event()
+        self.progress: dict[str, MakingProgress] = {}
+        self._thread = threading.Thread(target=self._run, name="proposals", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, key: str) -> None:
+        """Make this proposal, which the store knows as running."""
+        self.progress[key] = MakingProgress("waiting", 0, 1)
+        self._queue.put(key)
+
+    def stop(self) -> None:
+        """End now; a proposal underway is made again by the next service."""
+        self._stopped.set()
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (key := self._queue.get()) is not None and not self._stopped.is_set():
+            while not self._stopped.is_set():
+                try:
+                    self._make(key)
+                    break
+                except StoreUnavailable:
+                    self._stopped.wait(_RETRY_S)
+            self.progress.pop(key, None)
+
+    def _make(self, key: str) -> None:
+        with self._store.reading() as connection:
+            row = get(connection, schema.proposals, key)
+            assert row is not None
+            request = json.loads(row["request"])
+            profile = get(connection, schema.profiles, request["profile"])
+        assert profile is not None
+        arguments = (
+            profile["document"],
+            request,
+            str(lengths_path(self._store, request["lengths"])),
+        )
+        outcome = self._in_process(key, arguments)
+        if outcome is not None:
+            with self._store.writing() as connection:
+                settle_proposal(connection, key, **outcome)
+
+    def _in_process(self, key: str, arguments: tuple[Any, ...]) -> dict[str, str] | None:
+        """``document`` or ``error``; None when the service ends."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_propose, args=(theirs, *arguments), daemon=True)
+        process.start()
+        theirs.close()
+        try:
+            while not self._stopped.is_set():
+                if not ours.poll(0.1):
+                    continue
+                kind, value = ours.recv()
+                if kind != "progress":
+                    return {kind: value}
+                self.progress[key] = MakingProgress(*value)
+        except EOFError:
+            return {"error": "the process that made the proposal ended without an answer"}
+        finally:
+            process.terminate()
+            process.join()
+            ours.close()
+        return None
+
+
+def _propose(pipe: Connection, profile: str, request: dict[str, Any], lengths: str) -> None:
+    try:
+        cluster = Cluster(request["gpus"], request["max_len"], request["tokens"])
+        made = make_proposal(
+            Profile.from_json(profile, "profile"),
+            cluster,
+            np.load(lengths, mmap_mode="r"),
+            seed=request["seed"],
+            progress=lambda *values: pipe.send(("progress", values)),
+        )
+        pipe.send(("document", made.to_json()))
+    except (BrokenPipeError, ConnectionError):
+        return  # the service is gone
+    except Exception as error:
+        pipe.send(("error", str(error) or type(error).__name__))

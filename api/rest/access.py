@@ -1,0 +1,75 @@
+"""Before a request is handled: is its token good, and is its body within the limit?"""
+
+from __future__ import annotations
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from seqplan.api.rest.problems import Problem, problem
+from seqplan.api.service import Service
+from seqplan.api.store.access import has_tokens, scope_of
+
+OPEN = ("/healthz", "/readyz")
+"""What probes ask without a token; it tells nothing of the jobs."""
+
+
+class Guard:
+    """ASGI middleware: 401, 403 and 413, and a count of requests by status."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        taken = 0
+        upload = scope["path"] == "/v1/lengths"
+        limits = self._service.limits
+        most = limits.upload_bytes if upload else limits.body_bytes
+
+        async def limited() -> Message:
+            nonlocal taken
+            message = await receive()
+            if message["type"] == "http.request":
+                taken += len(message.get("body", b""))
+                if taken > most:
+                    raise _too_large(most)
+            return message
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._service.counts[f"status {message['status']}"] += 1
+            await send(message)
+
+        headers = Headers(scope=scope)
+        try:
+            if scope["path"] not in OPEN:
+                needed = "read" if scope["method"] in ("GET", "HEAD") else "write"
+                await run_in_threadpool(self._check, headers.get("authorization", ""), needed)
+            if int(headers.get("content-length", "0")) > most:
+                raise _too_large(most)
+            await self._app(scope, limited, counted)
+        except Problem as error:
+            more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+            answer = problem(
+                error.status, error.kind, error.detail, {**more, "Connection": "close"}
+            )
+            await answer(scope, receive, counted)
+
+    def _check(self, authorization: str, needed: str) -> None:
+        with self._service.store.reading() as connection:
+            if not has_tokens(connection):
+                return  # such a service listens on loopback only
+            kind, _, token = authorization.partition(" ")
+            found = scope_of(connection, token.strip()) if kind.lower() == "bearer" else None
+        if found is None:
+            raise Problem(401, "unauthorized", "this service wants a bearer token that it knows")
+        if needed == "write" and found != "write":
+            raise Problem(403, "forbidden", "this token may only read")
+
+
+def _too_large(most: int) -> Problem:
+    return Problem(413, "too-large", f"the body is larger than the {most} bytes allowed here")

@@ -1,0 +1,42 @@
+"""The application: routes, errors and the guard around one service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from seqplan.api.rest import problems
+from seqplan.api.rest.access import Guard
+from seqplan.api.rest.board import Board
+from seqplan.api.rest.catalogue_routes import catalogue_routes
+from seqplan.api.rest.health import health_routes
+from seqplan.api.rest.job_routes import job_routes
+from seqplan.api.rest.plan_routes import plan_routes
+from seqplan.api.service import Service
+from seqplan.plans.version import VERSION
+
+
+def make_app(service: Service) -> FastAPI:
+    """The REST interface of a service, which starts and stops with it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.board = Board(service)
+        service.start()
+        try:
+            yield
+        finally:
+            service.stop()
+
+    app = FastAPI(
+        title="seqplan", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan
+    )
+    problems.install(app)
+    app.include_router(health_routes(service))
+    app.include_router(catalogue_routes(service))
+    app.include_router(job_routes(service))
+    app.include_router(plan_routes(service))
+    app.add_middleware(Guard, service=service)
+    return app

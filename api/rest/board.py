@@ -1,0 +1,132 @@
+"""Who waits for which plan, and the plans that were asked for lately, ready to send."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+
+from starlette.concurrency import run_in_threadpool
+
+from seqplan.api.rest.problems import Problem, not_found
+from seqplan.api.service import Service
+from seqplan.api.store import jobs, schema
+from seqplan.api.store.catalogue import get
+from seqplan.plans.codec import from_json
+from seqplan.plans.rank_view import rank_view
+
+_KEPT = 32
+
+
+class ReadyPlan:
+    """A plan and its rank views as bytes; a view is made when it is first asked for."""
+
+    def __init__(self, stored: jobs.StoredPlan) -> None:
+        self.digest = stored.digest
+        self.line = stored.line
+        self.plan = from_json(stored.line)
+        self._views: dict[int, bytes] = {}
+
+    def view(self, rank: int) -> bytes:
+        """JSON of a rank's view; a problem for a rank outside the world."""
+        if rank >= self.plan.world_size:
+            raise not_found(f"rank {rank}: the job has ranks 0 to {self.plan.world_size - 1}")
+        if rank not in self._views:
+            view = rank_view(self.plan, rank, digest=self.digest)
+            self._views[rank] = json.dumps(view.to_dict(), separators=(",", ":")).encode()
+        return self._views[rank]
+
+
+class Board:
+    """Waits on the event loop for what the planning threads publish."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._events: dict[str, asyncio.Event] = {}
+        self._ready: OrderedDict[tuple[str, int], ReadyPlan] = OrderedDict()
+        self._loading: dict[tuple[str, int], asyncio.Task[ReadyPlan | None]] = {}
+        self._loop = asyncio.get_running_loop()
+        self.stopping = False
+        service.on_published = self._from_thread
+
+    def _from_thread(self, job: str) -> None:
+        self._loop.call_soon_threadsafe(self.wake, job)
+
+    def wake(self, job: str) -> None:
+        """Have everyone who waits for the job look again."""
+        if event := self._events.pop(job, None):
+            event.set()
+
+    def stop(self) -> None:
+        """Answer those who wait, so that the service can end."""
+        self.stopping = True
+        for job in list(self._events):
+            self.wake(job)
+
+    async def plan(self, job: str, step: int, wait_s: float) -> ReadyPlan | None:
+        """The plan, awaited for at most ``wait_s``; None when it is not there yet.
+
+        Problems: 404 for the job or a step that has no batch, 410 after the last step, 424 when the
+        step cannot be planned.
+        """
+        deadline = self._loop.time() + max(0.0, min(wait_s, self._service.limits.wait_s))
+        while True:
+            # Before the look, so that nothing published after it goes by unnoticed.
+            event = self._events.setdefault(job, asyncio.Event())
+            try:
+                found = await self._look(job, step)
+            except Problem:
+                if not event.is_set() and self._events.get(job) is event:
+                    del self._events[job]
+                raise
+            left = deadline - self._loop.time()
+            if found is not None or left <= 0 or self.stopping:
+                return found
+            try:
+                await asyncio.wait_for(event.wait(), left)
+            except TimeoutError:
+                return None
+
+    async def _look(self, job: str, step: int) -> ReadyPlan | None:
+        key = (job, step)
+        if key in self._ready:
+            self._ready.move_to_end(key)
+            return self._ready[key]
+        if key not in self._loading:
+            task = asyncio.create_task(run_in_threadpool(self._load, job, step))
+            self._loading[key] = task
+            task.add_done_callback(lambda _: self._loading.pop(key, None))
+        found = await asyncio.shield(self._loading[key])
+        if found is not None:
+            self._ready[key] = found
+            while len(self._ready) > _KEPT:
+                self._ready.popitem(last=False)
+        return found
+
+    def _load(self, job: str, step: int) -> ReadyPlan | None:
+        with self._service.store.reading() as connection:
+            stored = jobs.get_plan(connection, job, step)
+            row = get(connection, schema.jobs, job)
+            if stored is None and row is not None and row["lengths"] is None:
+                pushed = jobs.last_pushed(connection, job)
+                known = jobs.batches_after(connection, job, step - 1, 1)
+                missing = step <= pushed and (not known or known[0].step != step)
+            else:
+                missing = False
+        if row is None:
+            raise not_found(f"job {job}")
+        if stored is not None:
+            return ReadyPlan(stored)
+        last = row["last_step"]
+        if last is not None and step > last:
+            raise Problem(410, "end-of-plans", f"job {job} ends with step {last}", last_step=last)
+        if missing:
+            raise not_found(f"batch of step {step} in job {job}")
+        if row["state"] == "failed" and step >= row["failed_step"]:
+            raise Problem(
+                424,
+                "planning-failed",
+                f"step {row['failed_step']} of job {job} cannot be planned: {row['error']}",
+                failed_step=row["failed_step"],
+            )
+        return None

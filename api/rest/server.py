@@ -1,0 +1,66 @@
+"""Listening: one process, one event loop, until it is told to end."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import sys
+from typing import Any
+
+import uvicorn
+
+from seqplan.api.rest.app import make_app
+from seqplan.api.service import Service
+from seqplan.api.store.access import has_tokens
+from seqplan.api.store.store import Store
+
+_GRACE_S = 5
+
+
+def serve(store: Store, service: Service, host: str, port: int) -> int:
+    """Serve until SIGINT or SIGTERM; port 0 takes a free one. Says where on stderr.
+
+    ``ValueError`` for an address beyond loopback while the store has no tokens; ``OSError`` when
+    the address cannot be had.
+    """
+    with store.reading() as connection:
+        guarded = has_tokens(connection)
+    if not guarded and not _loopback(host):
+        raise ValueError(
+            f"--host {host}: others could reach this, and the store has no tokens; make one "
+            "with --add-token NAME, or listen on 127.0.0.1"
+        )
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ValueError(f"--host {host} --port {port}: {error.strerror or error}") from None
+    app = make_app(service)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S
+    )
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"serving on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
+    _Server(config, app).run(sockets=[listener])
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """Wakes waiting requests when it is told to end, so that it need not wait for them."""
+
+    def __init__(self, config: uvicorn.Config, app: Any) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.board.stop()
+        await super().shutdown(sockets)
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,78 @@
+"""The engine behind the REST interface and the sidecar: a store, its jobs and its proposals."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+
+from seqplan.api.planning_job import PlanningJob
+from seqplan.api.proposal_maker import ProposalMaker
+from seqplan.api.store import jobs, schema
+from seqplan.api.store.store import Store
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, job or service may be."""
+
+    body_bytes: int = 64 << 20
+    upload_bytes: int = 1 << 30
+    sequences: int = 200_000_000
+    jobs: int = 64
+    wait_s: float = 60.0
+
+
+class Service:
+    """Plans the jobs of a store; ``workers``: planning processes of each job."""
+
+    def __init__(self, store: Store, *, workers: int = 1, limits: Limits | None = None) -> None:
+        self.store = store
+        self.limits = limits or Limits()
+        self.counts: Counter[str] = Counter()
+        self.proposals = ProposalMaker(store)
+        self._workers = workers
+        self._running: dict[str, PlanningJob] = {}
+        self._lock = threading.Lock()
+        self.on_published: Callable[[str], None] = lambda job: None
+
+    def start(self) -> None:
+        """Go on with all that the store says is unfinished."""
+        self.proposals.start()
+        with self.store.reading() as connection:
+            rows = jobs.unfinished(connection)
+            table = schema.proposals
+            making = connection.execute(select(table.c.id).where(table.c.state == "running"))
+            waiting = list(making.scalars())
+        for key in waiting:
+            self.proposals.add(key)
+        for row in rows:
+            self.plan(row)
+
+    def stop(self) -> None:
+        """End planning; the store has all that was published."""
+        self.proposals.stop()
+        with self._lock:
+            running, self._running = list(self._running.values()), {}
+        for job in running:
+            job.stop()
+
+    def plan(self, row: dict[str, Any]) -> None:
+        """Begin, or go on, to plan a job that is in the store."""
+        job = PlanningJob(self.store, row, self._published, self._workers)
+        with self._lock:
+            self._running[job.id] = job
+        job.start()
+
+    def job(self, key: str) -> PlanningJob | None:
+        """The planning of a job, None for one that has none."""
+        with self._lock:
+            return self._running.get(key)
+
+    def _published(self, job: str) -> None:
+        self.counts["publications"] += 1
+        self.on_published(job)

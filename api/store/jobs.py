@@ -1,0 +1,113 @@
+"""Jobs in the store: their batches, plans, acknowledgements and measured times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from seqplan.api.store import schema
+from seqplan.planner.batch import Batch
+from seqplan.planner.batches_file import batch_from_json, batch_to_json
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """A plan's JSON line as it was published, with its digest."""
+
+    step: int
+    digest: str
+    line: str
+
+
+def add_job(connection: Connection, row: Row) -> None:
+    """Keep a new job."""
+    connection.execute(insert(schema.jobs).values(row))
+
+
+def unfinished(connection: Connection) -> list[Row]:
+    """Jobs that have steps to plan, or may get some, in order of id."""
+    query = select(schema.jobs).where(schema.jobs.c.state == "planning").order_by(schema.jobs.c.id)
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def settle_job(connection: Connection, job: str, **values: Any) -> None:
+    """Change a job's state, last step or failure."""
+    connection.execute(update(schema.jobs).where(schema.jobs.c.id == job).values(values))
+
+
+def add_batches(connection: Connection, job: str, batches: Iterable[Batch]) -> None:
+    """Keep batches that the trainer pushed."""
+    rows = [{"job": job, "step": b.step, "document": batch_to_json(b)} for b in batches]
+    if rows:
+        connection.execute(insert(schema.batches), rows)
+
+
+def batches_after(connection: Connection, job: str, step: int, limit: int) -> list[Batch]:
+    """The first ``limit`` pushed batches beyond ``step``."""
+    table = schema.batches
+    query = select(table.c.document).where(table.c.job == job, table.c.step > step)
+    found = connection.execute(query.order_by(table.c.step).limit(limit)).scalars()
+    return [batch_from_json(text, f"job {job}") for text in found]
+
+
+def last_pushed(connection: Connection, job: str) -> int:
+    """The last step that was pushed; −1 when there is none."""
+    query = select(func.max(schema.batches.c.step)).where(schema.batches.c.job == job)
+    found = connection.execute(query).scalar()
+    return -1 if found is None else int(found)
+
+
+def add_plan(connection: Connection, job: str, plan: StoredPlan, planning_ms: float) -> None:
+    """Keep a plan. Only after this may it be handed out."""
+    connection.execute(
+        insert(schema.plans).values(
+            job=job, step=plan.step, digest=plan.digest, line=plan.line, planning_ms=planning_ms
+        )
+    )
+
+
+def get_plan(connection: Connection, job: str, step: int) -> StoredPlan | None:
+    """The plan of a step, where it is planned."""
+    table = schema.plans
+    query = select(table.c.step, table.c.digest, table.c.line)
+    found = connection.execute(query.where(table.c.job == job, table.c.step == step)).first()
+    return None if found is None else StoredPlan(*found)
+
+
+def planned_steps(connection: Connection, job: str, after: int = -1) -> list[int]:
+    """Steps beyond ``after`` that have a plan, ascending."""
+    table = schema.plans
+    query = select(table.c.step).where(table.c.job == job, table.c.step > after)
+    return list(connection.execute(query.order_by(table.c.step)).scalars())
+
+
+def acknowledge(connection: Connection, job: str, step: int, rank: int, digest: str) -> None:
+    """Keep that a rank has done a step; saying it again changes nothing."""
+    table = schema.acks
+    here = (table.c.job == job, table.c.rank == rank, table.c.step == step)
+    if connection.execute(select(table.c.step).where(*here)).first() is None:
+        connection.execute(insert(table).values(job=job, rank=rank, step=step, digest=digest))
+
+
+def acknowledged(connection: Connection, job: str) -> dict[int, int]:
+    """The last step that each rank has acknowledged; ranks that have said nothing are missing."""
+    table = schema.acks
+    query = select(table.c.rank, func.max(table.c.step)).where(table.c.job == job)
+    return {int(r): int(s) for r, s in connection.execute(query.group_by(table.c.rank))}
+
+
+def add_measurement(
+    connection: Connection, job: str, step: int, rank: int, measured_ms: float
+) -> None:
+    """Keep what a step took on a rank; a later figure replaces an earlier one."""
+    table = schema.measurements
+    here = (table.c.job == job, table.c.step == step, table.c.rank == rank)
+    changed = connection.execute(update(table).where(*here).values(measured_ms=measured_ms))
+    if not changed.rowcount:
+        values = {"job": job, "step": step, "rank": rank, "measured_ms": measured_ms}
+        connection.execute(insert(table).values(values))

@@ -1,0 +1,36 @@
+"""Bringing a store's tables to this version: a numbered list, applied in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, insert, inspect, select, update
+
+from seqplan.api.store import schema
+from seqplan.api.store.errors import StoreError
+
+
+def _first(connection: Connection) -> None:
+    schema.metadata.create_all(connection)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first,)
+"""Migration k takes a store of version k to k + 1. Never changed once released, only added to."""
+
+
+def migrate(connection: Connection, where: str) -> None:
+    """Apply what is missing; ``StoreError`` for a store of a newer version."""
+    found = 0
+    if inspect(connection).has_table(schema.version.name):
+        found = connection.execute(select(schema.version.c.version)).scalar() or 0
+    if found > len(MIGRATIONS):
+        raise StoreError(
+            f"{where}: has schema {found}, this seqplan knows {len(MIGRATIONS)}; use a newer "
+            "seqplan, or another store"
+        )
+    for apply in MIGRATIONS[found:]:
+        apply(connection)
+    if found == 0:
+        connection.execute(insert(schema.version).values(version=len(MIGRATIONS)))
+    elif found < len(MIGRATIONS):
+        connection.execute(update(schema.version).values(version=len(MIGRATIONS)))

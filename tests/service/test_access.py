@@ -1,0 +1,66 @@
+"""Tokens: who may read, who may write, and when none is needed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from service_process import COMMAND, serving
+
+
+def _command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    line = [*COMMAND, "serve", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def test_tokens(tmp_path: Path) -> None:
+    store = tmp_path / "store.db"
+    made = {
+        scope: _command("--store", store, "--add-token", scope, "--scope", scope).stdout.strip()
+        for scope in ("read", "write")
+    }
+    again = _command("--store", store, "--add-token", "read")
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "there is a token 'read' already" in again.stderr
+    assert not any(token.encode() in store.read_bytes() for token in made.values())
+    with serving("--store", store, "--port", 0) as served:
+        assert served.ask("GET", "/healthz").status == 200
+        reply = served.ask("GET", "/v1/jobs")
+        assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
+        assert reply.headers["content-type"] == "application/problem+json"
+        served.headers["Authorization"] = "Bearer wrong"
+        assert served.ask("GET", "/metrics").status == 401
+        served.headers["Authorization"] = f"Bearer {made['read']}"
+        assert served.ok("GET", "/v1/jobs")["items"] == []
+        assert served.problem("POST", "/v1/jobs", {"proposal": "x"}, 403)
+        served.headers["Authorization"] = f"Bearer {made['write']}"
+        assert served.problem("POST", "/v1/jobs", {"proposal": "x"}, 422)
+
+
+def test_beyond_loopback_only_with_tokens(tmp_path: Path) -> None:
+    done = _command("--store", tmp_path / "s.db", "--host", "0.0.0.0", "--port", "0")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "the store has no tokens" in done.stderr
+
+
+def test_a_store_in_use(tmp_path: Path) -> None:
+    with serving("--store", tmp_path / "s.db", "--port", 0):
+        done = _command("--store", tmp_path / "s.db", "--port", "0")
+    assert done.returncode == 2
+    assert "another service is using this store" in done.stderr
+
+
+def test_addresses_and_stores_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("this is no database, and long enough to be read as one\n")
+    for arguments, said in [
+        (("--store", tmp_path / "s.db", "--port", "70000"), "--port 70000: wants 0 to 65535"),
+        (("--store", "mysql://host/db"), "wants sqlite or postgresql"),
+        (("--store", "sqlite://"), "a store in memory would lose plans"),
+        (("--store", "postgresql+psycopg://host/db"), "name a folder"),
+        (("--store", tmp_path / "text.db"), "file is not a database"),
+    ]:
+        done = _command(*arguments)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr

@@ -18,7 +18,7 @@ from seqplan.plans.version import VERSION
 
 VERBS = (
     *("lengths", "profiles", "profile", "estimate", "validate-model", "propose", "plan", "check"),
-    *("explain", "compare", "trace", "train-check", "refit", "serve", "demo"),
+    *("explain", "compare", "trace", "train-check", "refit", "serve", "sidecar", "demo"),
 )
 """In the order of use; each has a module ``seqplan.api.<verb>_command``, with _ for -."""
 

@@ -42,6 +42,7 @@ SURFACE = {
     "trace": "plans.jsonl --step! --profile -o/--output",
     "train-check": "--plans! --ranks! --steps --data --seed --dtype --json",
     "serve": "--store! --files --host --port --workers --add-token --scope",
+    "sidecar": "--job!",
     "demo": "--lengths --cpu-profile -o/--output",
 }
 """Arguments of each verb as scripts use them; ``!``: must be given."""

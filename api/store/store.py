@@ -51,13 +51,18 @@ class Store:
             ) from None
         try:
             self._engine = _engine(url, database)
+        except BaseException as error:
+            os.close(self._lock)
+            if isinstance(error, ImportError):
+                raise StoreError(f"{self.where}: cannot be opened: {error}") from None
+            raise
+        try:
             with self.writing() as connection:
                 migrate(connection, self.where)
-        except (StoreUnavailable, ImportError) as error:
-            os.close(self._lock)
-            raise StoreError(f"{self.where}: cannot be opened: {error}") from None
-        except BaseException:
-            os.close(self._lock)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, StoreUnavailable):
+                raise StoreError(f"{self.where}: cannot be opened: {error}") from None
             raise
 
     @contextmanager

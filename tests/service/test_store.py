@@ -1,0 +1,146 @@
+"""The contract of a store, for every database; and what only SQLite does."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import update
+
+from seqplan.api.store import access, catalogue, jobs, schema
+from seqplan.api.store.errors import StoreError, StoreUnavailable
+from seqplan.api.store.jobs import StoredPlan
+from seqplan.api.store.migrations import MIGRATIONS
+from seqplan.api.store.store import Store
+from seqplan.planner.batch import Batch
+
+POSTGRESQL = os.environ.get("SEQPLAN_TEST_POSTGRESQL")
+JOB = {
+    "id": "j",
+    "proposal": "p",
+    "seed": 0,
+    "look_ahead": 2,
+    "world_size": 2,
+    "state": "planning",
+}
+
+Opener = Callable[[], Store]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+    """Opens the same store again and again, the earlier one closed."""
+    url = str(tmp_path / "store.db")
+    if request.param == "postgresql":
+        if POSTGRESQL is None:
+            pytest.skip("no PostgreSQL: set SEQPLAN_TEST_POSTGRESQL to the URL of an empty one")
+        url = POSTGRESQL
+    stores: list[Store] = []
+
+    def again() -> Store:
+        if stores:
+            stores.pop().close()
+        stores.append(Store(url, tmp_path / "files"))
+        return stores[-1]
+
+    yield again
+    for store in stores:
+        if request.param == "postgresql":
+            with store.writing() as connection:
+                schema.metadata.drop_all(connection)
+        store.close()
+
+
+def test_what_was_written_is_there_after_opening_again(opened: Opener) -> None:
+    store = opened()
+    batches = [Batch(3, (7, 8), (10, 20)), Batch(5, (9,), (30,), 12)]
+    plan = StoredPlan(3, "sha256:x", '{"digest":…}')
+    with store.writing() as connection:
+        jobs.add_job(connection, JOB)
+        jobs.add_batches(connection, "j", batches)
+        jobs.add_plan(connection, "j", plan, 1.5)
+        for rank, step in ((0, 3), (0, 3), (1, 2), (0, 1)):
+            jobs.acknowledge(connection, "j", step, rank, "sha256:x")
+        jobs.add_measurement(connection, "j", 3, 0, 5.0)
+        jobs.add_measurement(connection, "j", 3, 0, 6.0)
+        access.keep_answer(connection, "/path", "key", access.Answer("ab", 201, "{}"))
+    store = opened()
+    with store.reading() as connection:
+        assert [row["id"] for row in jobs.unfinished(connection)] == ["j"]
+        assert jobs.batches_after(connection, "j", -1, 9) == batches
+        assert jobs.batches_after(connection, "j", 3, 9) == batches[1:]
+        assert jobs.last_pushed(connection, "j") == 5
+        assert jobs.get_plan(connection, "j", 3) == plan
+        assert jobs.get_plan(connection, "j", 5) is None
+        assert jobs.planned_steps(connection, "j") == [3]
+        assert jobs.acknowledged(connection, "j") == {0: 3, 1: 2}
+        measured = connection.execute(schema.measurements.select()).all()
+        assert [row.measured_ms for row in measured] == [6.0]
+        assert access.earlier_answer(connection, "/path", "key") == access.Answer("ab", 201, "{}")
+        assert access.earlier_answer(connection, "/path", "other") is None
+
+
+def test_a_transaction_is_whole_or_not_at_all(opened: Opener) -> None:
+    store = opened()
+
+    def fail() -> None:
+        with store.writing() as connection:
+            jobs.add_job(connection, JOB)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    with store.reading() as connection:
+        assert jobs.unfinished(connection) == []
+
+
+def test_tokens(opened: Opener) -> None:
+    store = opened()
+    with store.writing() as connection:
+        assert not access.has_tokens(connection)
+        token = access.add_token(connection, "a", "read")
+        assert access.has_tokens(connection)
+        assert access.scope_of(connection, token) == "read"
+        assert access.scope_of(connection, token + "x") is None
+        with pytest.raises(StoreError, match="choose one of read, write"):
+            access.add_token(connection, "b", "all")
+
+
+def test_lengths_are_kept_once(opened: Opener) -> None:
+    store = opened()
+    lengths = np.array([5, 1, 700], np.int64)
+    rows = [catalogue.write_lengths(store, lengths) for _ in range(2)]
+    assert rows[0] == rows[1]
+    with store.writing() as connection:
+        for row in rows:
+            catalogue.put_lengths(connection, row)
+    assert np.load(catalogue.lengths_path(store, rows[0]["id"])).tolist() == lengths.tolist()
+
+
+def test_a_newer_schema_is_refused(opened: Opener) -> None:
+    store = opened()
+    with store.writing() as connection:
+        connection.execute(update(schema.version).values(version=len(MIGRATIONS) + 1))
+    with pytest.raises(StoreError, match="has schema 2, this seqplan knows 1"):
+        opened()
+
+
+def test_a_locked_database_is_unavailable(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "s.db"))
+    other = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    def write() -> None:
+        with store.writing() as connection:
+            jobs.add_job(connection, JOB)
+
+    with pytest.raises(StoreUnavailable, match="locked"):
+        write()
+    other.execute("ROLLBACK")
+    other.close()
+    write()
+    store.close()

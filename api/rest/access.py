@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from seqplan.api.rest.problems import Problem, problem
 from seqplan.api.service import Service
 from seqplan.api.store.access import has_tokens, scope_of
+from seqplan.api.store.errors import StoreUnavailable
 
 OPEN = ("/healthz", "/readyz")
 """What probes ask without a token; it tells nothing of the jobs."""
@@ -36,7 +38,8 @@ class Guard:
             if message["type"] == "http.request":
                 taken += len(message.get("body", b""))
                 if taken > most:
-                    raise _too_large(most)
+                    # FastAPI takes any other exception while it reads for a malformed body.
+                    raise HTTPException(413, _too_large(most).detail)
             return message
 
         async def counted(message: Message) -> None:
@@ -52,6 +55,9 @@ class Guard:
             if int(headers.get("content-length", "0")) > most:
                 raise _too_large(most)
             await self._app(scope, limited, counted)
+        except StoreUnavailable as error:
+            answer = problem(503, "store-unavailable", str(error), {"Retry-After": "1"})
+            await answer(scope, receive, counted)
         except Problem as error:
             more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
             answer = problem(

@@ -56,7 +56,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> JSONResponse:
-        kinds = {404: "not-found", 405: "method-not-allowed"}
+        kinds = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
         detail = f"{request.method} {request.url.path}: {error.detail}"
         headers = dict(error.headers) if error.headers else None
         kind = kinds.get(error.status_code, "refused")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import WORLD, Stocked, stock
 from service_process import PATIENCE_S, Reply, serving
+from stocked_service import WORLD, Stocked, stock
 
 from seqplan.plans.codec import from_json
 from seqplan.plans.rank_view import rank_view

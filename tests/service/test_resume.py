@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import WORLD, stock
 from service_process import Served, serving
+from stocked_service import WORLD, stock
 
 from seqplan.runtime.errors import EndOfPlans
 from seqplan.runtime.http_source import HttpSource

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import DATA
 from service_process import COMMAND, PATIENCE_S, serving
+from stocked_service import DATA
 
 FILE = """
 profile = "llama-7b-a800-80gb"

@@ -1,0 +1,37 @@
+"""What a service is given before tests ask of it: lengths and a proposal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from service_process import Served
+
+DATA = Path(__file__).parents[2] / "examples" / "data" / "code.npy"
+MAX_LEN = 4096
+WORLD = 4
+
+
+@dataclass(frozen=True)
+class Stocked:
+    """A running service and the ids of what it was given."""
+
+    served: Served
+    lengths: str
+    proposal: str
+
+    def job(self, name: str, steps: int, look_ahead: int = 3) -> str:
+        """Begin a job that draws its batches."""
+        body = {"id": name, "proposal": self.proposal, "lengths": self.lengths}
+        self.served.ok("POST", "/v1/jobs", {**body, "steps": steps, "look_ahead": look_ahead})
+        return name
+
+
+def stock(served: Served) -> Stocked:
+    """Upload lengths and have a proposal made."""
+    reply = served.ask("POST", "/v1/lengths", DATA.read_bytes())
+    assert reply.status == 201, reply
+    lengths = reply.json["id"]
+    asked = {"profile": "llama-7b-a800-80gb", "lengths": lengths, "gpus": WORLD}
+    proposal = served.proposal({**asked, "max_len": MAX_LEN, "tokens": 8000})
+    return Stocked(served, lengths, proposal)

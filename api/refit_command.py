@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "refit",
         help="correct a profile by measured step times",
         description=_DESCRIPTION,
-        epilog='measurements, a line each: {"step":0,"rank":3,"ms":812.5}\n\n'
+        epilog='measurements, a line each: {"step":0,"rank":3,"measured_ms":812.5}\n\n'
         "example:\n  seqplan refit --profile profile.json --plans plans.jsonl \\\n"
         "    --measurements times.jsonl -o refitted.json\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,

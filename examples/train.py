@@ -63,7 +63,8 @@ def main() -> None:
             )
             consumer.acknowledge(step.view.step)
             if arguments.times is not None and step.prepared:
-                measured = {"step": result.step, "rank": rank, "ms": 1e3 * result.compute_s}
+                measured_ms = 1e3 * result.compute_s
+                measured = {"step": result.step, "rank": rank, "measured_ms": measured_ms}
                 with open(arguments.times, "a", encoding="utf-8") as times:
                     times.write(json.dumps(measured) + "\n")
             done = step.view.step + 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,27 @@ class Measurement:
 
     step: int
     rank: int
-    ms: float
+    measured_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurable:
+    """A pipeline of a plan that step times of its ranks speak of.
+
+    ``predicted_ms``: Σ of its micro-batches' costs, which is what the profile says of it.
+    """
+
+    scheme: Scheme
+    ranks: Sequence[int]
+    lengths: tuple[int, ...]
+    micro_batches: int
+    predicted_ms: float
+
+    def measured_ms(self, by_rank: Mapping[int, float]) -> float | None:
+        """The time of its slowest rank (ms); None where not all of its ranks were measured."""
+        if any(rank not in by_rank for rank in self.ranks):
+            return None
+        return max(by_rank[rank] for rank in self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +78,10 @@ class Refitted:
 
 
 def read_measurements(path: Path) -> list[Measurement]:
-    """JSON Lines of ``{"step":…,"rank":…,"ms":…}``; ``MeasurementError`` names a bad line."""
+    """JSON Lines of ``{"step":…,"rank":…,"measured_ms":…}``.
+
+    ``MeasurementError`` names a bad line.
+    """
     found = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -71,7 +95,7 @@ def read_measurements(path: Path) -> list[Measurement]:
             fields = json.loads(line)
             found.append(_measurement(fields))
         except (ValueError, KeyError, TypeError) as error:
-            wanted = '{"step":0,"rank":0,"ms":812.5}'
+            wanted = '{"step":0,"rank":0,"measured_ms":812.5}'
             raise MeasurementError(
                 f"{path}, line {number}: wants {wanted}, ({error}) in {line[:60]!r}"
             ) from None
@@ -81,12 +105,37 @@ def read_measurements(path: Path) -> list[Measurement]:
 
 
 def _measurement(fields: Mapping[str, Any]) -> Measurement:
-    step, rank, ms = fields["step"], fields["rank"], fields["ms"]
-    if type(step) is not int or type(rank) is not int or isinstance(ms, bool):
-        raise TypeError("step and rank are whole numbers, ms is a time")
-    if not 0 < float(ms) < float("inf"):
-        raise ValueError(f"ms {ms} is not a positive time")
-    return Measurement(step, rank, float(ms))
+    step, rank, measured_ms = fields["step"], fields["rank"], fields["measured_ms"]
+    if type(step) is not int or type(rank) is not int or isinstance(measured_ms, bool):
+        raise TypeError("step and rank are whole numbers, measured_ms is a time")
+    if not 0 < float(measured_ms) < float("inf"):
+        raise ValueError(f"measured_ms {measured_ms} is not a positive time")
+    return Measurement(step, rank, float(measured_ms))
+
+
+def measurable(plan: Plan) -> tuple[Measurable, ...]:
+    """The pipelines of one stage that have work and their ranks to themselves, in plan order."""
+    busy: dict[int, int] = {}
+    for pipeline in plan.pipelines:
+        for rank in pipeline.ranks:
+            busy[rank] = busy.get(rank, 0) + 1
+    return tuple(
+        Measurable(
+            pipeline.scheme,
+            pipeline.ranks,
+            tuple(
+                plan.lengths[position]
+                for batch in pipeline.micro_batches
+                for position in batch.sequences
+            ),
+            len(pipeline.micro_batches),
+            math.fsum(batch.cost_ms for batch in pipeline.micro_batches),
+        )
+        for pipeline in plan.pipelines
+        if pipeline.micro_batches
+        and pipeline.scheme.pp == 1
+        and all(busy[rank] == 1 for rank in pipeline.ranks)
+    )
 
 
 def observed(
@@ -99,35 +148,22 @@ def observed(
     """
     by_step: dict[int, dict[int, float]] = {}
     for each in measurements:
-        by_step.setdefault(each.step, {})[each.rank] = each.ms
+        by_step.setdefault(each.step, {})[each.rank] = each.measured_ms
     found: dict[Scheme, list[Observed]] = {}
     for plan in plans:
-        measured = by_step.get(plan.step)
-        if measured is None:
+        by_rank = by_step.get(plan.step)
+        if by_rank is None:
             continue
-        if foreign := [rank for rank in measured if not 0 <= rank < plan.world_size]:
+        if foreign := [rank for rank in by_rank if not 0 <= rank < plan.world_size]:
             raise MeasurementError(
                 f"step {plan.step}: measured on rank {foreign[0]}, its plan has {plan.world_size}"
             )
-        busy: dict[int, int] = {}
-        for pipeline in plan.pipelines:
-            for rank in pipeline.ranks:
-                busy[rank] = busy.get(rank, 0) + 1
-        for pipeline in plan.pipelines:
-            alone = all(busy[rank] == 1 and rank in measured for rank in pipeline.ranks)
-            if not alone or not pipeline.micro_batches or pipeline.scheme.pp > 1:
-                continue
-            found.setdefault(pipeline.scheme, []).append(
-                Observed(
-                    tuple(
-                        plan.lengths[position]
-                        for batch in pipeline.micro_batches
-                        for position in batch.sequences
-                    ),
-                    max(measured[rank] for rank in pipeline.ranks),
-                    micro_batches=len(pipeline.micro_batches),
+        for pipeline in measurable(plan):
+            measured_ms = pipeline.measured_ms(by_rank)
+            if measured_ms is not None:
+                found.setdefault(pipeline.scheme, []).append(
+                    Observed(pipeline.lengths, measured_ms, micro_batches=pipeline.micro_batches)
                 )
-            )
     return found
 
 

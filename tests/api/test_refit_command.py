@@ -38,7 +38,7 @@ def test_slower_ranks_make_a_slower_profile(tmp_path: Path) -> None:
         for pipeline in plan.pipelines:
             ms = 1.25 * sum(batch.cost_ms for batch in pipeline.micro_batches)
             lines += [
-                json.dumps({"step": plan.step, "rank": rank, "ms": ms})
+                json.dumps({"step": plan.step, "rank": rank, "measured_ms": ms})
                 for rank in pipeline.ranks
                 if ms
             ]
@@ -63,7 +63,7 @@ def test_slower_ranks_make_a_slower_profile(tmp_path: Path) -> None:
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     profile, plans = planned(tmp_path)
     times = tmp_path / "times.jsonl"
-    times.write_text('{"step":99,"rank":0,"ms":3}\n')
+    times.write_text('{"step":99,"rank":0,"measured_ms":3}\n')
     files = ("--profile", str(profile), "--plans", str(plans), "--measurements", str(times))
     assert "no step of" in complaint(call("refit", *files))
     times.write_text("x\n")

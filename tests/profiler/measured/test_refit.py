@@ -116,14 +116,14 @@ def test_a_pipeline_counts_where_its_ranks_were_measured_and_ran_nothing_else() 
     [
         ("{", "line 2: wants"),
         ('{"step":0,"rank":0}', "line 2: wants"),
-        ('{"step":0,"rank":0,"ms":-1}', "ms -1 is not a positive time"),
-        ('{"step":0.5,"rank":0,"ms":1}', "whole numbers"),
-        ('{"step":0,"rank":0,"ms":NaN}', "not a positive time"),
+        ('{"step":0,"rank":0,"measured_ms":-1}', "measured_ms -1 is not a positive time"),
+        ('{"step":0.5,"rank":0,"measured_ms":1}', "whole numbers"),
+        ('{"step":0,"rank":0,"measured_ms":NaN}', "not a positive time"),
     ],
 )
 def test_bad_measurements_are_named_by_line(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "m.jsonl"
-    path.write_text('{"step":0,"rank":0,"ms":1.5}\n' + line + "\n")
+    path.write_text('{"step":0,"rank":0,"measured_ms":1.5}\n' + line + "\n")
     with pytest.raises(MeasurementError, match=said):
         read_measurements(path)
 

@@ -1,0 +1,97 @@
+"""How far a profile has drifted from the steps that ranks measure, and when that is too far.
+
+The running error of a scheme is |measured − predicted| / predicted over the pipelines that were
+measured lately (what counts as measured: ``refit``). It has left the error that the profile states
+for the scheme when its **median** exceeds the stated 90th percentile: then half of what is measured
+is worse than nine tenths of what the profile was judged by. A single disturbed step cannot do that,
+nor can the noise the profile allows for: of ``LEAST_MEASURED`` = 8 pipelines four would have to be
+among the one in ten, which happens once in 200.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.measured.refit import LEAST_TO_SCALE
+from seqplan.profiler.profile import ProfiledScheme
+
+LEAST_MEASURED = LEAST_TO_SCALE
+"""Pipelines measured before a scheme is warned of: as many as a refit needs to mend it."""
+
+ASSUMED_LIMIT = 0.05
+"""The limit of a scheme whose profile states no held-out error (published and derived ones)."""
+
+LEAST_LIMIT = 0.01
+"""No limit is below this: clocks and launches of a training step vary as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What a profile says of its own error on a scheme, from samples it was not fitted to."""
+
+    samples: int
+    median: float
+    p90: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The running error of one scheme; ratios, not per cent.
+
+    ``bias``: median of measured / predicted − 1, positive where ranks are slower than predicted;
+    None, as ``median`` and ``p90``, where nothing was measured. ``limit``: what ``median`` may be.
+    ``warning``: one sentence, None while the profile holds or too little was measured.
+    """
+
+    scheme: Scheme
+    pipelines: int
+    median: float | None
+    p90: float | None
+    bias: float | None
+    stated: Stated | None
+    limit: float
+    warning: str | None
+
+
+def stated_error(entry: ProfiledScheme | None) -> Stated | None:
+    """The held-out error of a scheme's fit; None where the profile has none that can be read."""
+    held_out: Any = None if entry is None or entry.fit is None else entry.fit.get("held_out")
+    if not isinstance(held_out, dict):
+        return None
+    median, p90, samples = (held_out.get(name) for name in ("median", "p90", "samples"))
+    errors = (median, p90)
+    if not all(isinstance(error, (int, float)) and math.isfinite(error) for error in errors):
+        return None
+    return Stated(samples if isinstance(samples, int) else 0, float(median), float(p90))
+
+
+def drift(
+    scheme: Scheme,
+    predicted_ms: Sequence[float],
+    measured_ms: Sequence[float],
+    stated: Stated | None,
+) -> Drift:
+    """The running error of aligned predictions and measurements (ms, all positive)."""
+    limit = ASSUMED_LIMIT if stated is None else max(stated.p90, LEAST_LIMIT)
+    count = len(measured_ms)
+    if count == 0:
+        return Drift(scheme, 0, None, None, None, stated, limit, None)
+    excess = np.asarray(measured_ms) / np.asarray(predicted_ms) - 1.0
+    error = np.abs(excess)
+    median, p90 = float(np.median(error)), float(np.quantile(error, 0.9))
+    bias = float(np.median(excess))
+    warning = None
+    if count >= LEAST_MEASURED and median > limit:
+        way = "slower" if bias > 0 else "faster"
+        claim = "the 90th percentile its profile states" if stated else "assumed for its profile"
+        warning = (
+            f"{scheme}: the last {count} measured pipelines were {abs(bias):.1%} {way} than "
+            f"predicted (median), an error of {median:.1%} against {limit:.1%}, {claim}; refit it"
+        )
+    return Drift(scheme, count, median, p90, bias, stated, limit, warning)

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from seqplan.api.drift_watch import DriftWatch
+from seqplan.api.plan_summaries import PlanSummaries
 from seqplan.api.rest import problems
 from seqplan.api.rest.access import Guard
 from seqplan.api.rest.board import Board
@@ -14,12 +16,16 @@ from seqplan.api.rest.catalogue_routes import catalogue_routes
 from seqplan.api.rest.health import health_routes
 from seqplan.api.rest.job_routes import job_routes
 from seqplan.api.rest.plan_routes import plan_routes
+from seqplan.api.rest.progress_routes import progress_routes
 from seqplan.api.service import Service
 from seqplan.plans.version import VERSION
 
 
 def make_app(service: Service) -> FastAPI:
     """The REST interface of a service, which starts and stops with it."""
+
+    summaries = PlanSummaries()
+    watch = DriftWatch(service.store, summaries)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -38,5 +44,6 @@ def make_app(service: Service) -> FastAPI:
     app.include_router(catalogue_routes(service))
     app.include_router(job_routes(service))
     app.include_router(plan_routes(service))
+    app.include_router(progress_routes(service, summaries, watch))
     app.add_middleware(Guard, service=service)
     return app

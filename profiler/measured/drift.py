@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -65,8 +65,7 @@ def stated_error(entry: ProfiledScheme | None) -> Stated | None:
     if not isinstance(held_out, dict):
         return None
     median, p90, samples = (held_out.get(name) for name in ("median", "p90", "samples"))
-    errors = (median, p90)
-    if not all(isinstance(error, (int, float)) and math.isfinite(error) for error in errors):
+    if not _is_error(median) or not _is_error(p90):
         return None
     return Stated(samples if isinstance(samples, int) else 0, float(median), float(p90))
 
@@ -95,3 +94,7 @@ def drift(
             f"predicted (median), an error of {median:.1%} against {limit:.1%}, {claim}; refit it"
         )
     return Drift(scheme, count, median, p90, bias, stated, limit, warning)
+
+
+def _is_error(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and math.isfinite(value) and value >= 0

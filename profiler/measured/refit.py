@@ -93,7 +93,7 @@ def read_measurements(path: Path) -> list[Measurement]:
             continue
         try:
             fields = json.loads(line)
-            found.append(_measurement(fields))
+            found.append(measurement(fields))
         except (ValueError, KeyError, TypeError) as error:
             wanted = '{"step":0,"rank":0,"measured_ms":812.5}'
             raise MeasurementError(
@@ -104,7 +104,8 @@ def read_measurements(path: Path) -> list[Measurement]:
     return found
 
 
-def _measurement(fields: Mapping[str, Any]) -> Measurement:
+def measurement(fields: Mapping[str, Any]) -> Measurement:
+    """A measurement from its JSON fields; ``KeyError``, ``TypeError`` or ``ValueError``."""
     step, rank, measured_ms = fields["step"], fields["rank"], fields["measured_ms"]
     if type(step) is not int or type(rank) is not int or isinstance(measured_ms, bool):
         raise TypeError("step and rank are whole numbers, measured_ms is a time")

@@ -24,7 +24,7 @@ SURFACE = {
     "--schemes --lengths --points --measured-layers --checkpointing --hardware --nodes "
     "--gpus-per-node --intra-gb-s --inter-gb-s --zero --capacity-gib --name --samples --estimate "
     "--complete --merge --plot -o/--output! --json",
-    "refit": "--profile! --plans! --measurements! -o/--output --json",
+    "refit": "--profile --plans --server --measurements --job --token -o/--output --json",
     "estimate": "--model --hidden --layers --heads --kv-heads --ffn --vocab --hardware! --nodes "
     "--gpus-per-node --intra-gb-s --inter-gb-s --tp --pp --ulysses --ring --seq-len! --batch "
     "--micro-batch --zero --checkpointing --json",

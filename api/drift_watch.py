@@ -1,0 +1,205 @@
+"""Whether the profile of each job still holds: asked for, told in the log, counted for scrapers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select
+
+from seqplan.api.plan_summaries import PlanSummaries
+from seqplan.api.store import progress, schema
+from seqplan.api.store.catalogue import get
+from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.store import Store
+from seqplan.planner.proposal_file import ProposalDocument
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.measured.drift import Drift, drift, stated_error
+from seqplan.profiler.profile import Profile
+
+WINDOW = 200
+"""Measured steps that the log and the metrics look back on."""
+
+EVERY_S = 15.0
+"""How often the watch looks by itself."""
+
+_PROFILES = 64
+
+_GAUGES: tuple[tuple[str, str, Callable[[Drift], float | None]], ...] = (
+    ("error", "Median of |measured - predicted| / predicted.", lambda each: each.median),
+    ("bias", "Median of measured / predicted - 1.", lambda each: each.bias),
+    ("limit", "What the error may be by the profile.", lambda each: each.limit),
+    ("warning", "1 where the error has left its limit.", lambda each: float(bool(each.warning))),
+)
+
+_log = logging.getLogger("seqplan.drift")
+
+
+@dataclass(frozen=True)
+class JobDrift:
+    """The drift of a job by scheme, over the measured steps ``first`` to ``last``.
+
+    ``points``: (predicted ms, measured ms) of each measured pipeline by scheme, oldest first.
+    ``pipelines``: all with work in these steps, of which ``measurable`` have one stage and their
+    ranks to themselves, of which ``measured`` were measured on all of their ranks.
+    """
+
+    profile: str
+    first: int | None
+    last: int | None
+    steps: int
+    pipelines: int
+    measurable: int
+    measured: int
+    schemes: tuple[Drift, ...]
+    points: dict[Scheme, list[tuple[float, float]]]
+
+
+class DriftWatch:
+    """Looks at the jobs of a store for as long as it is started. May be used from threads."""
+
+    def __init__(self, store: Store, summaries: PlanSummaries) -> None:
+        self._store = store
+        self._summaries = summaries
+        self._profiles: OrderedDict[str, Profile] = OrderedDict()
+        self._looked: dict[str, int | None] | None = None
+        self._latest: dict[str, tuple[Drift, ...]] = {}
+        self._warned: set[tuple[str, Scheme]] = set()
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, every_s: float = EVERY_S) -> None:
+        """Look every ``every_s`` seconds, in a thread of its own, until stopped."""
+
+        def run() -> None:
+            while not self._ending.wait(every_s):
+                try:
+                    self.look()
+                except StoreUnavailable:
+                    continue  # the next look may find it again
+                except Exception:  # a job that cannot be judged must not end the watch
+                    _log.exception("looking for drift failed")
+
+        self._ending.clear()
+        self._thread = threading.Thread(target=run, name="drift watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def look(self) -> None:
+        """Judge the jobs that were measured since the last look, and tell what has changed.
+
+        The first look takes up unfinished jobs only: what was told of others is long told.
+        """
+        with self._store.reading() as connection:
+            states = select(schema.jobs.c.id, schema.jobs.c.state)
+            last = {
+                str(job): (str(state), progress.last_measured_step(connection, job))
+                for job, state in connection.execute(states)
+            }
+        first, looked = self._looked is None, self._looked or {}
+        self._looked = {job: step for job, (_, step) in last.items()}
+        for job, (state, step) in last.items():
+            if self._ending.is_set():
+                return
+            if step is None or step == looked.get(job) or (first and state != "planning"):
+                continue
+            with self._store.reading() as connection:
+                self.judge(connection, job)
+
+    def profile(self, connection: Connection, proposal: str) -> Profile:
+        """The profile that a proposal of the store carries."""
+        with self._lock:
+            if proposal in self._profiles:
+                self._profiles.move_to_end(proposal)
+                return self._profiles[proposal]
+        row = get(connection, schema.proposals, proposal)
+        assert row is not None  # no job begins without it, and none is deleted
+        found = ProposalDocument.from_json(row["document"], "proposal").profile
+        with self._lock:
+            self._profiles[proposal] = found
+            while len(self._profiles) > _PROFILES:
+                self._profiles.popitem(last=False)
+        return found
+
+    def judge(self, connection: Connection, job: str, steps: int = WINDOW) -> JobDrift:
+        """The drift over the last ``steps`` measured steps of a job of the store.
+
+        Over the default window it is what the log and the metrics tell.
+        """
+        row = get(connection, schema.jobs, job)
+        assert row is not None
+        profile = self.profile(connection, row["proposal"])
+        found = self._judged(connection, job, steps, profile)
+        if steps == WINDOW:
+            self._tell(job, found)
+        return found
+
+    def _judged(self, connection: Connection, job: str, steps: int, profile: Profile) -> JobDrift:
+        measured = progress.latest_measurements(connection, job, steps)
+        summaries = self._summaries.of(
+            progress.digests(connection, job, measured),
+            lambda missing: progress.plan_lines(connection, job, missing),
+        )
+        points: dict[Scheme, list[tuple[float, float]]] = {}
+        for step, by_rank in measured.items():
+            for pipeline in summaries[step].measurable if step in summaries else ():
+                took_ms = pipeline.measured_ms(by_rank)
+                if took_ms is not None and pipeline.predicted_ms > 0:
+                    points.setdefault(pipeline.scheme, []).append((pipeline.predicted_ms, took_ms))
+        schemes = sorted({each.scheme for s in summaries.values() for each in s.measurable})
+        return JobDrift(
+            profile.name,
+            min(measured, default=None),
+            max(measured, default=None),
+            len(measured),
+            sum(each.pipelines for each in summaries.values()),
+            sum(len(each.measurable) for each in summaries.values()),
+            sum(map(len, points.values())),
+            tuple(
+                drift(
+                    scheme,
+                    [predicted for predicted, _ in points.get(scheme, [])],
+                    [took for _, took in points.get(scheme, [])],
+                    stated_error(profile.by_scheme.get(scheme)),
+                )
+                for scheme in schemes
+            ),
+            points,
+        )
+
+    def _tell(self, job: str, found: JobDrift) -> None:
+        """One line in the log when a scheme leaves its limit, one when it is within it again."""
+        with self._lock:
+            self._latest[job] = found.schemes
+            for each in found.schemes:
+                key = (job, each.scheme)
+                if each.warning is not None and key not in self._warned:
+                    self._warned.add(key)
+                    _log.warning("job %s: %s", job, each.warning)
+                elif each.warning is None and key in self._warned:
+                    self._warned.discard(key)
+                    _log.warning("job %s: %s is within its profile's error again", job, each.scheme)
+
+    def metrics(self) -> Iterator[str]:
+        """Gauges in the Prometheus text format, as the last look found them."""
+        with self._lock:
+            rows = [
+                (f'job="{job}",scheme="{each.scheme}"', each)
+                for job, schemes in sorted(self._latest.items())
+                for each in schemes
+                if each.median is not None
+            ]
+        for name, about, value in _GAUGES:
+            yield f"# HELP seqplan_drift_{name} {about}"
+            yield f"# TYPE seqplan_drift_{name} gauge"
+            for labels, each in rows:
+                yield f"seqplan_drift_{name}{{{labels}}} {value(each):.6g}"

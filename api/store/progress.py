@@ -1,0 +1,103 @@
+"""What the steps of a job were planned as, how far they are and what they took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from seqplan.api.store import schema
+
+_AT_ONCE = 500
+"""Steps named in one query: databases bound the parameters of a statement."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step that has a plan; ``measured_ms``: of its slowest rank, None before any is measured."""
+
+    step: int
+    digest: str
+    planning_ms: float
+    measured_ms: float | None
+    ranks_measured: int
+
+
+def planned_page(connection: Connection, job: str, after: int, limit: int) -> list[PlannedStep]:
+    """The first ``limit`` planned steps beyond ``after``, ascending, without their plans."""
+    table, times = schema.plans, schema.measurements
+    query = select(table.c.step, table.c.digest, table.c.planning_ms)
+    here = query.where(table.c.job == job, table.c.step > after)
+    rows = connection.execute(here.order_by(table.c.step).limit(limit)).all()
+    if not rows:
+        return []
+    slowest = select(times.c.step, func.max(times.c.measured_ms), func.count())
+    between = (times.c.job == job, times.c.step >= rows[0].step, times.c.step <= rows[-1].step)
+    found = connection.execute(slowest.where(*between).group_by(times.c.step))
+    measured = {int(step): (float(ms), int(ranks)) for step, ms, ranks in found}
+    return [
+        PlannedStep(step, digest, planning_ms, *measured.get(step, (None, 0)))
+        for step, digest, planning_ms in rows
+    ]
+
+
+def digests(connection: Connection, job: str, steps: Iterable[int]) -> dict[int, str]:
+    """The digest of each of these steps' plans, for those that have one."""
+    return dict(_by_step(connection, job, steps, schema.plans.c.digest))
+
+
+def plan_lines(connection: Connection, job: str, steps: Iterable[int]) -> dict[int, str]:
+    """The JSON line of each of these steps' plans, for those that have one."""
+    return dict(_by_step(connection, job, steps, schema.plans.c.line))
+
+
+def measurements_page(
+    connection: Connection, job: str, after: tuple[int, int], limit: int
+) -> list[tuple[int, int, float]]:
+    """The first ``limit`` (step, rank, measured ms) beyond ``after``, a (step, rank)."""
+    table = schema.measurements
+    query = select(table.c.step, table.c.rank, table.c.measured_ms).where(
+        table.c.job == job,
+        table.c.step >= after[0],
+        (table.c.step > after[0]) | (table.c.rank > after[1]),
+    )
+    ordered = query.order_by(table.c.step, table.c.rank).limit(limit)
+    return [(int(s), int(r), float(ms)) for s, r, ms in connection.execute(ordered)]
+
+
+def last_measured_step(connection: Connection, job: str) -> int | None:
+    """The last step that any rank has measured."""
+    table = schema.measurements
+    found = connection.execute(select(func.max(table.c.step)).where(table.c.job == job)).scalar()
+    return None if found is None else int(found)
+
+
+def latest_measurements(
+    connection: Connection, job: str, steps: int
+) -> dict[int, dict[int, float]]:
+    """Milliseconds by step and rank of the last ``steps`` steps that any rank has measured."""
+    table = schema.measurements
+    latest = select(table.c.step).where(table.c.job == job).distinct()
+    chosen = list(connection.execute(latest.order_by(table.c.step.desc()).limit(steps)).scalars())
+    found: dict[int, dict[int, float]] = {step: {} for step in reversed(chosen)}
+    if chosen:
+        query = select(table.c.step, table.c.rank, table.c.measured_ms)
+        rows = connection.execute(query.where(table.c.job == job, table.c.step >= chosen[-1]))
+        for step, rank, measured_ms in rows:
+            if step in found:  # another may have been measured since
+                found[step][rank] = measured_ms
+    return found
+
+
+def _by_step(
+    connection: Connection, job: str, steps: Iterable[int], column: Any
+) -> Iterable[tuple[int, str]]:
+    table = schema.plans
+    wanted = list(steps)
+    for at in range(0, len(wanted), _AT_ONCE):
+        some = table.c.step.in_(wanted[at : at + _AT_ONCE])
+        query = select(table.c.step, column).where(table.c.job == job, some)
+        for step, value in connection.execute(query):
+            yield int(step), str(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from datetime import UTC, datetime
@@ -32,7 +33,8 @@ GPUS_PER_NODE = 8
 _DESCRIPTION = """\
 Measure forward and backward of real layers on this device, fit T(l) = a·l² + b·l + c and the memory
 of each scheme, and say how far the fit is from lengths and packings that it has not seen. Alone it
-measures schemes of one rank; under torchrun also those of several. An interrupted run goes on from
+measures schemes of one rank; under torchrun those of several: tensor, pipeline, Ulysses and ring
+parallel. An interrupted run goes on from
 its samples. Without the devices, --estimate derives a profile from data sheets, and --complete adds
 to a measured profile the schemes and cluster sizes that were never run.
 """
@@ -41,7 +43,7 @@ _EXAMPLES = """\
 examples:
   seqplan profile --model small --device cpu --lengths 64..4096 -o profile.json
   torchrun --nproc-per-node 8 -m seqplan.api.cli profile --model llama3-8b --device cuda \\
-    --dtype bfloat16 --schemes u1,u2,u4,u8,r2,r4,u4.r2 --lengths 256..131072 -o profile.json
+    --schemes u1,u2,u4,u8,u4.r2,tp2,tp4,tp8,tp2.pp2 --lengths 256..131072 -o profile.json
   seqplan profile --merge a.samples.jsonl b.samples.jsonl --capacity-gib 80 -o profile.json
   seqplan profile --estimate --model llama3-8b --hardware h100-80gb --nodes 4 -o profile.json
   seqplan profile --complete measured.json --hardware h100-80gb --nodes 4 -o profile.json
@@ -63,7 +65,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--dtype", choices=("float32", "bfloat16", "float64"), help="default by device"
     )
     parser.add_argument(
-        "--schemes", metavar="LIST", help="as u1,u2,r2,u2.r2; default u1, derived: powers of two"
+        "--schemes",
+        metavar="LIST",
+        help="as u1,u2,u2.r2,tp2,tp2.pp2; default u1, derived: powers of two",
     )
     parser.add_argument("--lengths", metavar="FROM..TO", default="64..4096", help="tokens")
     parser.add_argument("--points", metavar="N", type=positive, default=FIT_POINTS)
@@ -220,9 +224,10 @@ def fit_lines(fits: dict[Scheme, Fit], memory: MemoryFit) -> list[str]:
     lines = table((*header, "packed", "verdict"), rows)
     lines.append("errors: median / p90, relative")
     lines += [f"{scheme}: {each}" for scheme, fit in fits.items() for each in fit.reasons]
-    lines.append(
-        f"memory: {memory.bytes_per_token:,.0f} bytes a token, error {_errors(memory.errors)}"
-    )
+    counted = "peak of the allocator" if memory.of_allocator else "kept by autograd"
+    for tp, per_token in memory.bytes_per_token.items():
+        lines.append(f"memory: {per_token:,.0f} bytes a token at tp {tp}, {counted}")
+    lines.append(f"memory error: {_errors(memory.errors)}")
     return lines
 
 
@@ -246,10 +251,9 @@ def _schemes(args: argparse.Namespace, sizes: dict[str, int]) -> list[Scheme]:
     for text in (args.schemes or "u1").split(","):
         scheme = Scheme.parse(text)
         problem = scheme_problem(scheme, shape, gpus_per_node=args.gpus_per_node or GPUS_PER_NODE)
-        if scheme.tp > 1 or scheme.pp > 1:
-            problem = problem or "tp and pp above 1 are not measured yet"
         if problem is not None:
-            print(f"{scheme}: {problem}: left out", file=sys.stderr)
+            if os.environ.get("RANK", "0") == "0":  # torchrun's; one rank speaks for all
+                print(f"{scheme}: {problem}: left out", file=sys.stderr)
         elif scheme not in found:
             found.append(scheme)
     if not found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -22,13 +22,22 @@ GRADIENT_BYTES = 4
 
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
+_TP_NOTE = (
+    "tp was measured without Megatron's sequence parallelism: norms and residuals are on every "
+    "rank, so that trainers which split them hold more tokens."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """Activation bytes per token before division over ranks, and how far samples are from it."""
+    """Activation bytes per token by tp, before division over ranks, and the samples' distance.
 
-    bytes_per_token: float
+    ``of_allocator``: whether they are peaks of the device's allocator; else what autograd keeps.
+    """
+
+    bytes_per_token: Mapping[int, float]
     errors: Errors
+    of_allocator: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +76,28 @@ def fit_schemes(setting: Setting, samples: Sequence[Sample]) -> dict[Scheme, Fit
 
 
 def fit_memory(setting: Setting, samples: Sequence[Sample]) -> MemoryFit:
-    """Linear in the tokens a rank holds, over all schemes; relative least squares."""
+    """Linear in a rank's share of the tokens, for each tp over all its schemes; relative squares.
+
+    ``SampleError`` for a tp none of whose samples fits.
+    """
     layers = setting.sizes()["layers"]
-    used = [each for each in samples if not each.oom]
-    if not used:
-        raise SampleError("no sample fits into memory")
-    tokens = np.array([each.tokens / each.scheme.sp for each in used])
-    measured = np.array([each.whole_saved_bytes(layers) for each in used])
-    relative = tokens / measured
-    slope = float(relative.sum() / (relative @ relative))
-    return MemoryFit(slope, Errors.of(slope * tokens, measured))
+    slopes: dict[int, float] = {}
+    predicted, measured = [], []
+    for tp in sorted({sample.scheme.tp for sample in samples}):
+        used = [each for each in samples if each.scheme.tp == tp and not each.oom]
+        if not used:
+            raise SampleError(f"no sample of tp {tp} fits into memory")
+        tokens = np.array([each.tokens / (tp * each.scheme.sp) for each in used])
+        taken = np.array([each.whole_bytes(layers) for each in used])
+        relative = tokens / taken
+        slopes[tp] = float(relative.sum() / (relative @ relative))
+        predicted.append(slopes[tp] * tokens)
+        measured.append(taken)
+    return MemoryFit(
+        slopes,
+        Errors.of(np.concatenate(predicted), np.concatenate(measured)),
+        of_allocator=any(each.layers_peak_bytes is not None for each in samples),
+    )
 
 
 def profile_document(
@@ -94,7 +115,7 @@ def profile_document(
     fractions = [
         median(each.forward_ms) / median(each.layers_ms) for each in samples if not each.oom
     ]
-    return {
+    document = {
         "schema": PROFILE_SCHEMA,
         "name": name,
         "source": source,
@@ -113,10 +134,15 @@ def profile_document(
             ],
             "resident_layer_bytes": float((dtype_bytes + GRADIENT_BYTES) * layer * sizes["layers"]),
             "resident_embedding_bytes": float((dtype_bytes + GRADIENT_BYTES) * embeddings),
-            "activation_bytes_per_token": {"1": memory.bytes_per_token},
+            "activation_bytes_per_token": {
+                str(tp): per_token for tp, per_token in memory.bytes_per_token.items()
+            },
         },
         "schemes": [_scheme(scheme, fit) for scheme, fit in fits.items()],
     }
+    if any(scheme.tp > 1 for scheme in fits):
+        document["notes"] = [_TP_NOTE]
+    return document
 
 
 def parameters(sizes: dict[str, int]) -> tuple[int, int]:
@@ -140,7 +166,8 @@ def residuals(fits: dict[Scheme, Fit], memory: MemoryFit) -> str:
             label = kind.replace("_", "-")
             parts.append(f"{label} {max(medians):.1%} (median) {max(ninetieths):.1%} (p90)")
     largest = memory.errors.largest
-    parts.append(f"memory {0.0 if largest is None else largest:.1%} (largest)")
+    counted = "allocator's peak" if memory.of_allocator else "kept by autograd"
+    parts.append(f"memory {0.0 if largest is None else largest:.1%} (largest, {counted})")
     return "measured, worst scheme: " + ", ".join(parts)
 
 

@@ -11,9 +11,12 @@ import torch
 import torch.distributed as dist
 
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.measured.accounting import CudaAllocator
 from seqplan.profiler.measured.design import Point
-from seqplan.profiler.measured.device import Bench, Measurer, device_name
+from seqplan.profiler.measured.device import device_name
+from seqplan.profiler.measured.measurer import Bench, Measurer
 from seqplan.profiler.measured.samples import Sample, SampleFile, Setting
+from seqplan.profiler.measured.tensor_parallel import TensorRanks, tensor_ranks
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.model import ModelConfig
 
@@ -68,6 +71,8 @@ def measure(
         torch.device("cuda", rank % torch.cuda.device_count()) if task.device == "cuda" else None
     )
     device = local or torch.device("cpu")
+    if local is not None:
+        torch.cuda.set_device(local)  # the one whose streams and events are meant
     groups = Communicators.create() if world_size > 1 else None
     setting = setting_of(task, device)
     file = SampleFile(path, setting) if rank == 0 else None
@@ -91,6 +96,8 @@ def measure(
         world_size=world_size,
         attention_group=None if groups is None else groups.attention,
         control_group=None if groups is None else groups.control,
+        tensor_ranks=_tensor_ranks(task.schemes, rank, world_size),
+        allocator=None if local is None else CudaAllocator(local),
     )
     measurer = Measurer(bench)
     full: set[Scheme] = set()
@@ -112,9 +119,19 @@ def measure(
     return setting, () if file is None else tuple(file.samples)
 
 
+def _tensor_ranks(schemes: Sequence[Scheme], rank: int, world_size: int) -> dict[int, TensorRanks]:
+    """The tp groups of every degree, made by all ranks in one order."""
+    found = {}
+    for degree in sorted({scheme.tp for scheme in schemes if scheme.tp > 1}):
+        ranks = tensor_ranks(degree, rank, world_size)
+        if ranks is not None:
+            found[degree] = ranks
+    return found
+
+
 def _weight(point: Point, scheme: Scheme) -> float:
     """About how long a point takes, in any unit: a floor, and work that grows with its lengths."""
-    work = sum(length * (1 + length / 4096) for length in point.lengths) / scheme.sp
+    work = sum(length * (1 + length / 4096) for length in point.lengths) / scheme.gpus
     return 1000.0 + work
 
 

@@ -43,8 +43,13 @@ class Sample:
 
     ``layers_ms`` and ``ends_ms``: forward and backward of all ``layers`` decoder layers that were
     run, and of embedding, norm, head and loss, every repetition; ``forward_ms``: of the layers,
-    forward only. ``saved_bytes``: kept for backward on the fullest rank, ``layers_saved_bytes`` of
-    that by the layers. ``oom``: it did not fit, and times are empty.
+    forward only. Of a pipeline all that is of its slowest stage, which runs the layers too, and
+    ``ends_ms`` has what stages send to each other. ``saved_bytes``: kept for backward on the
+    fullest rank, ``layers_saved_bytes`` of that by the layers. ``oom``: it did not fit, and times
+    are empty.
+
+    ``layers_peak_bytes`` and ``ends_peak_bytes``: the device allocator's peak while either ran,
+    above parameters and gradients; None where the device has none that is read.
     """
 
     scheme: Scheme
@@ -57,6 +62,8 @@ class Sample:
     saved_bytes: int
     layers_saved_bytes: int
     oom: bool = False
+    layers_peak_bytes: int | None = None
+    ends_peak_bytes: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -64,13 +71,25 @@ class Sample:
         return sum(self.lengths)
 
     def whole_ms(self, layers: int) -> float:
-        """Median time of a model of ``layers`` layers: the ends once, the layers to scale."""
-        return median(self.layers_ms) * layers / self.layers + median(self.ends_ms)
+        """Median time of one stage of a model of ``layers`` layers, the last and slowest.
 
-    def whole_saved_bytes(self, layers: int) -> float:
-        """Bytes that a model of ``layers`` layers keeps for backward on the fullest rank."""
-        ends = self.saved_bytes - self.layers_saved_bytes
-        return self.layers_saved_bytes * layers / self.layers + ends
+        The ends and the transfers between stages once, the layers to scale: layers/pp of them.
+        """
+        share = layers / (self.layers * self.scheme.pp)
+        return median(self.layers_ms) * share + median(self.ends_ms)
+
+    def whole_bytes(self, layers: int) -> float:
+        """Bytes that a micro-batch takes on the fullest rank of a model of ``layers`` layers.
+
+        Activations of all layers, also under pp: 1F1B's first stage keeps pp micro-batches of
+        layers/pp layers. To these comes what the end of the model takes, as if it were on that
+        stage. By the allocator where it was read: above what its layers keep, a rank takes what
+        one layer's forward and backward work with, or the end of the model, whichever is more.
+        """
+        kept = self.layers_saved_bytes * layers / self.layers
+        if self.layers_peak_bytes is None or self.ends_peak_bytes is None:
+            return kept + self.saved_bytes - self.layers_saved_bytes
+        return kept + max(self.layers_peak_bytes - self.layers_saved_bytes, self.ends_peak_bytes)
 
     @property
     def spread(self) -> float:
@@ -200,6 +219,8 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
         "saved_bytes": sample.saved_bytes,
         "layers_saved_bytes": sample.layers_saved_bytes,
         "oom": sample.oom,
+        "layers_peak_bytes": sample.layers_peak_bytes,
+        "ends_peak_bytes": sample.ends_peak_bytes,
     }
 
 
@@ -215,4 +236,7 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
         saved_bytes=fields["saved_bytes"],
         layers_saved_bytes=fields["layers_saved_bytes"],
         oom=fields["oom"],
+        # Files written before these were measured do not have them.
+        layers_peak_bytes=fields.get("layers_peak_bytes"),
+        ends_peak_bytes=fields.get("ends_peak_bytes"),
     )

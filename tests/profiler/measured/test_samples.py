@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,8 +134,59 @@ def test_out_of_memory_is_data() -> None:
     found.append(Sample(Scheme(), "fit", (9999,), 2, empty, empty, empty, 0, 0, oom=True))
     memory = fit_memory(SETTING, found)
     assert memory.errors.samples == len(found) - 1
-    with pytest.raises(SampleError, match="no sample fits into memory"):
+    with pytest.raises(SampleError, match="no sample of tp 1 fits into memory"):
         fit_memory(SETTING, found[-1:])
+
+
+def test_a_stage_has_its_share_of_the_layers_and_activations_of_all() -> None:
+    one = sample(Scheme(), "fit", (100,))
+    one = replace(one, ends_ms=(5.0,) * 3, saved_bytes=one.layers_saved_bytes + 70)
+    stage = replace(one, scheme=Scheme(pp=4))
+    layers = one.layers_ms[0]
+    assert one.whole_ms(8) == pytest.approx(4 * layers + 5)
+    assert stage.whole_ms(8) == pytest.approx(layers + 5)
+    assert stage.whole_bytes(8) == one.whole_bytes(8) == 4 * 100 * 250 + 70
+
+
+def test_the_allocators_peak_counts_where_it_was_read() -> None:
+    kept = sample(Scheme(), "fit", (100,))
+    assert kept.layers_saved_bytes == 25_000
+    layers_more = replace(kept, layers_peak_bytes=27_000, ends_peak_bytes=1_500)
+    ends_more = replace(kept, layers_peak_bytes=26_000, ends_peak_bytes=1_500)
+    assert layers_more.whole_bytes(8) == 100_000 + 2_000
+    assert ends_more.whole_bytes(8) == 100_000 + 1_500
+    fit = fit_memory(SETTING, [layers_more])
+    assert fit.of_allocator
+    assert fit.bytes_per_token[1] == pytest.approx(1020)
+
+
+def test_memory_is_fitted_for_each_tp() -> None:
+    two = Scheme(tp=2)
+    # A rank of tp 2 keeps three quarters of what one rank would.
+    more = [
+        replace(each, layers_saved_bytes=each.tokens * 375 // 2, saved_bytes=each.tokens * 375 // 2)
+        for each in samples(two, Scheme(tp=2, pp=2), Scheme(tp=2, ulysses=2))
+        if each.scheme.sp == 1
+    ]
+    fit = fit_memory(SETTING, [*samples(Scheme(), Scheme(ulysses=2)), *more])
+    assert fit.bytes_per_token == pytest.approx({1: 1000, 2: 1500}, rel=2e-3)
+    found = [*samples(Scheme()), *more]
+    document = profile_document(SETTING, found, Hardware("d", 8, 1e9), name="p", source="a test")
+    memory = Profile.from_document(document, "p").memory
+    assert memory.bytes_per_token(Scheme(tp=2, pp=2)) == pytest.approx(750, rel=2e-3)
+
+
+def test_files_from_before_peaks_were_read_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    file = SampleFile(path, SETTING)
+    new = replace(samples(Scheme())[0], layers_peak_bytes=7, ends_peak_bytes=9)
+    file.add(new)
+    assert read_samples(path)[1] == [new]
+    header, line = path.read_text().splitlines()
+    fields = json.loads(line)
+    del fields["layers_peak_bytes"], fields["ends_peak_bytes"]
+    path.write_text(f"{header}\n{json.dumps(fields)}\n")
+    assert read_samples(path)[1] == [samples(Scheme())[0]]
 
 
 def test_the_design_is_a_series_with_lengths_between_and_packings() -> None:

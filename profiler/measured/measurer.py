@@ -1,0 +1,244 @@
+"""Measuring micro-batches: real layers, forward and backward, under real schemes.
+
+Alone it measures schemes of one rank; started by torchrun, those of as many ranks as there are: a
+scheme runs on the first ranks, the others wait. A micro-batch's time is that of its slowest rank.
+
+A few layers stand for all: their time is multiplied. Embedding, head and loss are measured once by
+themselves, each on the stage that has it, with what a pipeline's stages send to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from seqplan.plans.groups import process_groups
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.rank_view import rank_view
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.measured.accounting import Allocator, peak_bytes, saved_bytes
+from seqplan.profiler.measured.design import Point
+from seqplan.profiler.measured.device import Clock
+from seqplan.profiler.measured.samples import Sample
+from seqplan.profiler.measured.stage import Call, Neighbours, Stage, with_transfers
+from seqplan.profiler.measured.tensor_parallel import TensorRanks
+from seqplan.runtime.model import ModelConfig
+from seqplan.runtime.peers import Peers
+from seqplan.runtime.unified_attention import attention_context
+
+WARM_UP = 2
+LEAST_REPEATS, MOST_REPEATS = 5, 25
+ENOUGH_S = 0.75
+"""A point is repeated until it has taken this long, within the limits above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What is measured on: ``layers`` of the model are run; groups are None on a single rank.
+
+    ``tensor_ranks``: this rank's tp group for each degree above 1; ``allocator``: read for the peak
+    of every micro-batch, None where only what autograd keeps is counted.
+    """
+
+    config: ModelConfig
+    layers: int
+    device: torch.device
+    dtype: torch.dtype
+    rank: int
+    world_size: int
+    attention_group: dist.ProcessGroup | None = None
+    control_group: dist.ProcessGroup | None = None
+    tensor_ranks: Mapping[int, TensorRanks] = field(default_factory=dict)
+    allocator: Allocator | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What this rank runs of a micro-batch: its stage and the calls on it.
+
+    ``alone``: the stage's end without the transfers; ``whole``: a layer without checkpointing.
+    """
+
+    stage: Stage
+    layers: Call
+    whole: Call | None
+    alone: Call
+    ends: Call
+
+
+class Measurer:
+    """Runs micro-batches of one model; every rank makes one and measures the same points."""
+
+    def __init__(self, bench: Bench) -> None:
+        torch.manual_seed(0)
+        self._bench = bench
+        self._peers = Peers(bench.attention_group)
+        self._stages: dict[int, Stage] = {}
+        """By tp degree, made when first needed."""
+
+    def measure(self, scheme: Scheme, point: Point) -> Sample:
+        """One sample; out of memory on any rank is a sample too.
+
+        Everything runs once, on its own stage, before ranks agree that it fits.
+        """
+        work, memory = None, None
+        try:
+            work = self._work(scheme, point.lengths)
+            memory = _Memory.of(work, self._bench)
+        except torch.OutOfMemoryError:
+            work = None
+        if self._largest(float(memory is None)) or memory is None:
+            return self._oom(scheme, point)
+        sample = None
+        try:
+            layers_ms, forward_ms = self._times(None if work is None else work.layers)
+            ends_ms, _ = self._times(None if work is None else work.ends)
+            peaks = self._bench.allocator is not None
+            sample = Sample(
+                scheme=scheme,
+                role=point.role,
+                lengths=point.lengths,
+                layers=self._bench.layers,
+                layers_ms=layers_ms,
+                ends_ms=ends_ms,
+                forward_ms=forward_ms,
+                saved_bytes=int(self._largest(memory.layers_saved + memory.ends_saved)),
+                layers_saved_bytes=int(self._largest(memory.layers_saved)),
+                layers_peak_bytes=int(self._largest(memory.layers_peak)) if peaks else None,
+                ends_peak_bytes=int(self._largest(memory.ends_peak)) if peaks else None,
+            )
+        except torch.OutOfMemoryError:
+            sample = None
+        if self._largest(float(sample is None)) or sample is None:
+            return self._oom(scheme, point)
+        return sample
+
+    def _oom(self, scheme: Scheme, point: Point) -> Sample:
+        if self._bench.device.type == "cuda":
+            torch.cuda.empty_cache()
+        none: tuple[float, ...] = ()
+        layers = self._bench.layers
+        return Sample(scheme, point.role, point.lengths, layers, none, none, none, 0, 0, oom=True)
+
+    def _work(self, scheme: Scheme, lengths: Sequence[int]) -> _Work | None:
+        """None on a rank that the scheme does not use."""
+        bench = self._bench
+        if bench.rank >= scheme.gpus:
+            return None
+        (pipeline,) = rank_view(_plan(scheme, lengths, bench.world_size), bench.rank).pipelines
+        neighbours = Neighbours(pipeline.pp_previous, pipeline.pp_next)
+        context = attention_context(
+            pipeline, pipeline.micro_batches[0], self._peers, device=bench.device
+        )
+        stage = self._stage(scheme.tp)
+        alone = stage.ends_call(context, neighbours)
+        ends = with_transfers(alone, neighbours, stage.hidden(context), self._peers)
+        return _Work(
+            stage=stage,
+            layers=stage.layers_call(context),
+            whole=stage.whole_layer_call(context),
+            alone=alone,
+            ends=alone if scheme.pp == 1 else ends,
+        )
+
+    def _stage(self, tp: int) -> Stage:
+        if tp not in self._stages:
+            bench = self._bench
+            ranks = TensorRanks() if tp == 1 else bench.tensor_ranks[tp]
+            self._stages[tp] = Stage(bench.config, bench.layers, ranks, bench.device, bench.dtype)
+        return self._stages[tp]
+
+    def _times(self, call: Call | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Milliseconds of forward and backward, and of forward, of the slowest rank each time."""
+        for _ in range(WARM_UP):
+            took, _ = self._once(call)
+        # On every rank the same number, from the time that the slowest rank sees.
+        first_s = self._largest(took) / 1e3
+        repeats = int(np.clip(ENOUGH_S / max(first_s, 1e-9), LEAST_REPEATS, MOST_REPEATS))
+        pairs = [self._once(call) for _ in range(repeats)]
+        return (
+            tuple(self._largest(whole) for whole, _ in pairs),
+            tuple(self._largest(forward) for _, forward in pairs),
+        )
+
+    def _once(self, call: Call | None) -> tuple[float, float]:
+        if self._bench.control_group is not None:
+            dist.barrier(group=self._bench.control_group)
+        if call is None:
+            return 0.0, 0.0
+        clock = Clock(self._bench.device)
+        started = clock.mark()
+        result = call.forward()
+        between = clock.mark()
+        call.backward(result)
+        ended = clock.mark()
+        for stage in self._stages.values():
+            stage.zero_grad(set_to_none=True)
+        return clock.ms(started, ended), clock.ms(started, between)
+
+    def _largest(self, value: float) -> float:
+        """Over all ranks."""
+        if self._bench.control_group is None:
+            return value
+        tensor = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._bench.control_group)
+        return float(tensor.item())
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Bytes of a micro-batch on this rank: kept for backward, and the allocator's peaks.
+
+    ``ends_saved`` includes what backward holds of one layer while it computes it again.
+    """
+
+    layers_saved: float = 0.0
+    ends_saved: float = 0.0
+    layers_peak: float = 0.0
+    ends_peak: float = 0.0
+
+    @classmethod
+    def of(cls, work: _Work | None, bench: Bench) -> _Memory:
+        """Runs every call; nothing on a rank without work."""
+        if work is None:
+            return cls()
+        stage = work.stage
+        layers = saved_bytes(work.layers, stage.parameters())
+        ends = saved_bytes(work.alone, stage.parameters())
+        again = 0.0
+        if work.whole is not None:
+            again = saved_bytes(work.whole, stage.parameters()) - layers / bench.layers
+        peaks = [0, 0]
+        for index, call in enumerate((work.layers, work.alone)):
+            call.backward(call.forward())  # its gradients stay, as between micro-batches
+            if bench.allocator is not None:
+                peaks[index] = peak_bytes(call, bench.allocator)
+            stage.zero_grad(set_to_none=True)
+        return cls(layers, ends + max(again, 0.0), *peaks)
+
+
+def _plan(scheme: Scheme, lengths: Sequence[int], world_size: int) -> Plan:
+    """All sequences in one micro-batch on the first ranks."""
+    positions = tuple(range(len(lengths)))
+    batch = MicroBatch(positions, sum(lengths), scheme.padded_tokens(lengths), 1.0)
+    pipelines = (PlannedPipeline(scheme, tuple(range(scheme.gpus)), (batch,), 1.0),)
+    return Plan(
+        step=0,
+        planner=Planner("profile", 0, "none", None),
+        world_size=world_size,
+        ids=positions,
+        lengths=tuple(lengths),
+        tokens=sum(lengths),
+        loss_tokens=sum(lengths),
+        pipelines=pipelines,
+        idle_ranks=tuple(range(scheme.gpus, world_size)),
+        groups=process_groups(pipelines),
+        predicted_ms=1.0,
+        lower_bound_ms=1.0,
+        gap=0.0,
+        selection=(),
+    )

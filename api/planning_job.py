@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from seqplan.api.ready_plan import ReadyPlan
 from seqplan.api.store import jobs, schema
 from seqplan.api.store.catalogue import get, lengths_path
 from seqplan.api.store.errors import StoreUnavailable
@@ -28,18 +29,21 @@ from seqplan.planner.sampler import Sampler
 from seqplan.plans.codec import from_json
 from seqplan.plans.lint import lint
 
+Published = Callable[[str, ReadyPlan | None], None]
+
 _RETRY_S = 0.5
 
 
 class PlanningJob:
     """Plans the job of ``row`` until it ends, fails or is stopped.
 
-    ``published`` is called, from the planning thread, whenever a plan is in the store or the job's
-    state has changed. ``workers``: planning processes of this job.
+    ``published`` is called, from the planning thread, whenever a plan is in the store (which it
+    gets ready to send) or the job's state has changed (None). ``workers``: planning processes of
+    this job.
     """
 
     def __init__(
-        self, store: Store, row: dict[str, Any], published: Callable[[str], None], workers: int = 1
+        self, store: Store, row: dict[str, Any], published: Published, workers: int = 1
     ) -> None:
         self.id: str = row["id"]
         self._row = row
@@ -98,7 +102,7 @@ class PlanningJob:
         except StoreUnavailable:
             self._wait(_RETRY_S)
             return False
-        self._published(self.id)
+        self._published(self.id, None)
         return True
 
     def _plan_on(self) -> None:
@@ -188,11 +192,12 @@ class PlanningJob:
         if broken := lint(plan, models):
             raise _Unplannable(step, f"the plan of step {step} breaks a rule: {broken[0]}")
         digest = planned.line[11:82]  # {"digest":"sha256:…" comes first in canonical JSON
+        stored = StoredPlan(step, digest, planned.line)
+        # Before it is published, so that ranks that wait are not kept by it.
+        ready = ReadyPlan(stored, plan)
         with self._store.writing() as connection:
-            jobs.add_plan(
-                connection, self.id, StoredPlan(step, digest, planned.line), planned.planning_ms
-            )
-        self._published(self.id)
+            jobs.add_plan(connection, self.id, stored, planned.planning_ms)
+        self._published(self.id, ready)
 
     def _wait(self, seconds: float) -> None:
         with self._changed:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import select
 
-from seqplan.api.planning_job import PlanningJob
+from seqplan.api.planning_job import PlanningJob, Published
 from seqplan.api.proposal_maker import ProposalMaker
+from seqplan.api.ready_plan import ReadyPlan
 from seqplan.api.store import jobs, schema
 from seqplan.api.store.store import Store
 
@@ -38,7 +38,7 @@ class Service:
         self._workers = workers
         self._running: dict[str, PlanningJob] = {}
         self._lock = threading.Lock()
-        self.on_published: Callable[[str], None] = lambda job: None
+        self.on_published: Published = lambda job, ready: None
 
     def start(self) -> None:
         """Go on with all that the store says is unfinished."""
@@ -73,6 +73,6 @@ class Service:
         with self._lock:
             return self._running.get(key)
 
-    def _published(self, job: str) -> None:
+    def _published(self, job: str, ready: ReadyPlan | None) -> None:
         self.counts["publications"] += 1
-        self.on_published(job)
+        self.on_published(job, ready)

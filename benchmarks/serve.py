@@ -1,78 +1,168 @@
-"""The service over HTTP: many clients asking for a plan, waking waiting ranks, 1,024 views."""
+"""The service over HTTP: ranks that ask at once, ranks that wait, 1,024 views, acknowledgements."""
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
 import re
 import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.http_clients import Answered, Client, connect_all
 from benchmarks.settings import PROFILE, Data, cluster, markdown
 from seqplan.planner.batch import Batch
 from seqplan.planner.make_proposal import make_proposal
 from seqplan.planner.sampler import Sampler
 from seqplan.profiler.shipped import shipped
 
-CLIENTS, GETS, STEPS, SEED = 64, 20, 10, 0
+STEPS, SEED = 10, 0
+CLIENTS = 64
+"""Of the job of 64 ranks, one each."""
+PER_SECOND, SECONDS = 10, 10
+"""How often each client asks, on average and independently of the answers; for how long."""
 
 
 def run(data: Sequence[Data]) -> None:
-    """Print a table for the last data set. Clients are threads of one process beside the service.
+    """Print a table for the last data set. The clients are one process beside the service.
 
     A wake-up is from the moment at which the plan can be read in the store, polled for, to the
-    whole answer at a rank that waited; the rank's view is made in between.
+    whole view at a rank that waited.
     """
-    lengths = data[-1].lengths
-    rows = []
     with tempfile.TemporaryDirectory() as folder, _Serving(Path(folder) / "store.db") as served:
-        for gpus in (64, 1024):
-            document = make_proposal(shipped(PROFILE), cluster(gpus), lengths, seed=SEED)
-            proposal = served.post("/v1/proposals/documents", json.loads(document.to_json()))["id"]
-            job = f"gpus-{gpus}"
-            served.post("/v1/jobs", {"id": job, "proposal": proposal, "look_ahead": STEPS})
-            where = cluster(gpus)
-            batches = list(Sampler(lengths, where.tokens, where.max_len, SEED).batches(STEPS))
-            if gpus == CLIENTS:
-                woken = np.concatenate([served.woken_ms(job, b, gpus) for b in batches])
-                rows.append(_row(f"wake-up of {gpus} waiting ranks", woken, 0))
-                rows.append(_row(f"plan of {gpus} ranks, {CLIENTS} clients", *served.gets(job)))
-                continue
-            served.push(job, batches[0])
-            served.get(f"/v1/jobs/{job}/plans/0?wait=60")
-            began = time.perf_counter()
-            paths = [f"/v1/jobs/{job}/plans/0/ranks/{rank}" for rank in range(gpus)]
-            with ThreadPoolExecutor(CLIENTS) as clients:
-                statuses = list(clients.map(served.get, paths))
-            took = (time.perf_counter() - began) * 1000
-            errors = str(sum(status != 200 for status in statuses))
-            rows.append(
-                [f"all {gpus:,} views, {CLIENTS} clients", f"{took:.0f} in all", "", errors]
-            )
+        rows = asyncio.run(_measure(served, data[-1].lengths))
     print(markdown(["requests", "p50 (ms)", "p99 (ms)", "errors"], rows), "\n")
 
 
-def _row(what: str, times_ms: Any, errors: int) -> list[str]:
+async def _measure(served: _Serving, lengths: Any) -> list[list[str]]:
+    one = await Client.connect(served.host, served.port)
+    rows = []
+    for gpus in (CLIENTS, 1024):
+        document = make_proposal(shipped(PROFILE), cluster(gpus), lengths, seed=SEED)
+        answer = await _ok(one, "/v1/proposals/documents", json.loads(document.to_json()))
+        job = f"gpus-{gpus}"
+        asked = {"id": job, "proposal": answer["id"], "look_ahead": STEPS}
+        await _ok(one, "/v1/jobs", asked)
+        where = cluster(gpus)
+        batches = list(Sampler(lengths, where.tokens, where.max_len, SEED).batches(STEPS))
+        ranks = await connect_all(served.host, served.port, gpus)
+        try:
+            woken = [await _woken(served, one, ranks, job, batch) for batch in batches]
+            times = [took for of_step in woken[1:] for took in of_step]  # planning has warmed up
+            last = np.median([max(of_step) for of_step in woken[1:]])
+            rows.append(_row(f"wake-up of {gpus:,} waiting ranks", times, 0))
+            rows.append([f"all {gpus:,} views delivered", f"{last:.0f}", "", "0"])
+            if gpus == CLIENTS:
+                plan = f"/v1/jobs/{job}/plans/{{step}}"
+                asked_for = f"{PER_SECOND * CLIENTS}/s"
+                for what, path in (("plan", plan), ("view", plan + "/ranks/{rank}")):
+                    found = await asyncio.gather(
+                        *(_at_a_rate(client, rank, path) for rank, client in enumerate(ranks))
+                    )
+                    text = f"{what} of {gpus} ranks, {CLIENTS} clients, {asked_for}"
+                    rows.append(_row(text, *_joined(found)))
+                found = [await _at_once(ranks, plan, step % STEPS) for step in range(40)]
+                rows.append(_row(f"plan, {CLIENTS} clients at once", *_joined(found)))
+            found = [await _acknowledged(ranks, job, step) for step in range(STEPS)]
+            rows.append(_row(f"acknowledgement, {gpus:,} ranks at once", *_joined(found)))
+        finally:
+            for client in ranks:
+                client.close()
+    one.close()
+    return rows
+
+
+Times = list[tuple[float, int]]
+"""Milliseconds and status of each request."""
+
+
+async def _woken(
+    served: _Serving, one: Client, ranks: Sequence[Client], job: str, batch: Batch
+) -> list[float]:
+    """For every rank, ms from the plan's publication to its view."""
+    waiting = [
+        asyncio.create_task(
+            client.ask("GET", f"/v1/jobs/{job}/plans/{batch.step}/ranks/{rank}?wait=60")
+        )
+        for rank, client in enumerate(ranks)
+    ]
+    await asyncio.sleep(1.0)  # all of them wait
+    published = asyncio.create_task(asyncio.to_thread(served.published, job, batch.step))
+    item = {"step": batch.step, "ids": batch.ids, "lengths": batch.lengths}
+    await _ok(one, f"/v1/jobs/{job}/batches", {"batches": [item]})
+    at = await published
+    answers = await asyncio.gather(*waiting)
+    assert all(answer.status == 200 for answer in answers)
+    return [max(0.0, answer.at - at) * 1000 for answer in answers]
+
+
+async def _at_a_rate(client: Client, rank: int, path: str) -> Times:
+    """Requests at random moments, planned before; a late one counts from when it was due."""
+    random = np.random.default_rng([SEED, rank])
+    due = np.cumsum(random.exponential(1 / PER_SECOND, size=PER_SECOND * SECONDS))
+    began = time.perf_counter()
+    times = []
+    for turn, moment in enumerate(due.tolist()):
+        await asyncio.sleep(max(0.0, began + moment - time.perf_counter()))
+        answer = await client.ask("GET", path.format(step=turn % STEPS, rank=rank))
+        times.append(((answer.at - began - moment) * 1000, answer.status))
+    return times
+
+
+async def _at_once(clients: Sequence[Client], path: str, step: int) -> Times:
+    await asyncio.sleep(0.1)
+    began = time.perf_counter()
+    asked = path.format(step=step)
+    answers = await asyncio.gather(*(client.ask("GET", asked) for client in clients))
+    return _since(began, answers)
+
+
+async def _acknowledged(ranks: Sequence[Client], job: str, step: int) -> Times:
+    await asyncio.sleep(0.1)
+    began = time.perf_counter()
+    bodies = (
+        json.dumps({"step": step, "rank": rank, "digest": None}).encode()
+        for rank in range(len(ranks))
+    )
+    path = f"/v1/jobs/{job}/acks"
+    answers = await asyncio.gather(
+        *(client.ask("POST", path, body) for client, body in zip(ranks, bodies, strict=True))
+    )
+    return _since(began, answers)
+
+
+def _since(began: float, answers: Sequence[Answered]) -> Times:
+    return [((answer.at - began) * 1000, answer.status) for answer in answers]
+
+
+def _joined(found: Sequence[Times]) -> tuple[list[float], int]:
+    times = [item for part in found for item in part]
+    return [took for took, _ in times], sum(status != 200 for _, status in times)
+
+
+def _row(what: str, times_ms: Sequence[float], errors: int) -> list[str]:
     p50, p99 = np.percentile(times_ms, [50, 99])
     return [what, f"{p50:.1f}", f"{p99:.1f}", str(errors)]
 
 
+async def _ok(client: Client, path: str, body: Any) -> Any:
+    answer = await client.ask("POST", path, json.dumps(body).encode())
+    assert 200 <= answer.status < 300, answer
+    return json.loads(answer.body)
+
+
 class _Serving:
-    """A service process, and asking it; every thread keeps its connection."""
+    """A service process on a store of its own."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
-        self._mine = threading.local()
 
     def __enter__(self) -> _Serving:
         command = (sys.executable, "-m", "seqplan.api.cli", "serve", "--port", "0", "--store")
@@ -80,70 +170,20 @@ class _Serving:
             [*command, str(self._store)], stderr=subprocess.PIPE, text=True
         )
         assert self._process.stderr is not None
-        found = re.search(r"http://(\S+)", self._process.stderr.readline())
+        found = re.search(r"http://(\S+):(\d+)", self._process.stderr.readline())
         assert found is not None
-        self._host = found[1]
+        self.host, self.port = found[1], int(found[2])
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait()
 
-    def get(self, path: str) -> int:
-        """The status; the body is read."""
-        return self._ask("GET", path, None)[0]
-
-    def post(self, path: str, body: Any) -> Any:
-        status, answer = self._ask("POST", path, json.dumps(body))
-        assert 200 <= status < 300, answer
-        return json.loads(answer)
-
-    def push(self, job: str, batch: Batch) -> None:
-        item = {"step": batch.step, "ids": batch.ids, "lengths": batch.lengths}
-        self.post(f"/v1/jobs/{job}/batches", {"batches": [item]})
-
-    def gets(self, job: str) -> tuple[list[float], int]:
-        """Times of ``GETS`` gets by each of the clients at once, and errors."""
-
-        def client(_: int) -> list[tuple[float, int]]:
-            found = []
-            for turn in range(GETS):
-                began = time.perf_counter()
-                status = self.get(f"/v1/jobs/{job}/plans/{turn % STEPS}")
-                found.append(((time.perf_counter() - began) * 1000, status))
-            return found
-
-        with ThreadPoolExecutor(CLIENTS) as clients:
-            found = [item for part in clients.map(client, range(CLIENTS)) for item in part]
-        return [took for took, _ in found], sum(status != 200 for _, status in found)
-
-    def woken_ms(self, job: str, batch: Batch, ranks: int) -> Any:
-        """For every rank, from the plan's publication to its view."""
-
-        def rank(number: int) -> float:
-            status = self.get(f"/v1/jobs/{job}/plans/{batch.step}/ranks/{number}?wait=60")
-            assert status == 200
-            return time.perf_counter()
-
-        with ThreadPoolExecutor(ranks) as clients:
-            waiting = [clients.submit(rank, number) for number in range(ranks)]
-            time.sleep(0.3)  # all of them wait
-            self.push(job, batch)
-            published = self._published(job, batch.step)
-            return np.array([max(0.0, done.result() - published) * 1000 for done in waiting])
-
-    def _published(self, job: str, step: int) -> float:
+    def published(self, job: str, step: int) -> float:
+        """The moment at which the store has the plan, polled for."""
         connection = sqlite3.connect(self._store)
         query = "SELECT 1 FROM plans WHERE job = ? AND step = ?"
         while connection.execute(query, (job, step)).fetchone() is None:
-            time.sleep(0.0005)
+            time.sleep(0.001)
         connection.close()
         return time.perf_counter()
-
-    def _ask(self, method: str, path: str, body: str | None) -> tuple[int, bytes]:
-        if not hasattr(self._mine, "connection"):
-            self._mine.connection = http.client.HTTPConnection(self._host, timeout=120)
-        connection: http.client.HTTPConnection = self._mine.connection
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, answer.read()

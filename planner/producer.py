@@ -215,7 +215,7 @@ def _serve(pipe: Connection, proposal: str, seed: int, packing: str) -> None:
     while True:
         try:
             batch = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):  # reset, where an answer was left unread
             return
         answer: Planned | Exception
         try:
@@ -223,7 +223,10 @@ def _serve(pipe: Connection, proposal: str, seed: int, packing: str) -> None:
         except Exception as error:
             error.add_note(traceback.format_exc())  # tracebacks do not travel
             answer = error
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except ConnectionError:
+            return
 
 
 def _end_with_parent() -> None:

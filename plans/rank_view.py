@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -128,7 +130,13 @@ class RankView:
             "loss_tokens": self.loss_tokens,
             "rounds": self.rounds,
             "digest": self.digest,
-            "pipelines": [_pipeline_dict(pipeline) for pipeline in self.pipelines],
+            "pipelines": [
+                {
+                    **_pipeline_dict(pipeline),
+                    "micro_batches": [_micro_batch_dict(batch) for batch in pipeline.micro_batches],
+                }
+                for pipeline in self.pipelines
+            ],
         }
 
 
@@ -140,6 +148,59 @@ def rank_view(plan: Plan, rank: int, *, digest: str | None = None) -> RankView:
     """
     if not 0 <= rank < plan.world_size:
         raise ValueError(f"rank must be in 0 … {plan.world_size - 1}, not {rank}")
+    return _view(
+        plan,
+        rank,
+        digest,
+        [
+            _pipeline_view(plan, index, pipeline, pipeline.ranks.index(rank), {})
+            for index, pipeline in enumerate(plan.pipelines)
+            if rank in pipeline.ranks
+        ],
+    )
+
+
+def rank_views(plan: Plan, *, digest: str | None = None) -> list[RankView]:
+    """``rank_view`` of every rank in order; ranks that hold the same tokens share the objects."""
+    found: list[list[PipelineView]] = [[] for _ in range(plan.world_size)]
+    for index, pipeline in enumerate(plan.pipelines):
+        shared: _Shared = {}
+        for place, rank in enumerate(pipeline.ranks):
+            found[rank].append(_pipeline_view(plan, index, pipeline, place, shared))
+    return [_view(plan, rank, digest, pipelines) for rank, pipelines in enumerate(found)]
+
+
+def views_json(plan: Plan, *, digest: str | None = None) -> list[bytes]:
+    """Compact JSON of every rank's ``RankView.to_dict``, in order of rank; written once for all.
+
+    The ranks of a tp group, and those of all stages, run the same micro-batches, which are nearly
+    all of a view.
+    """
+    texts: dict[int, str] = {}
+
+    def micro_batches(pipeline: PipelineView) -> str:
+        # Shared objects live as long as the views below: an id is not given twice.
+        key = id(pipeline.micro_batches)
+        if key not in texts:
+            texts[key] = _compact([_micro_batch_dict(batch) for batch in pipeline.micro_batches])
+        return texts[key]
+
+    written = []
+    for view in rank_views(plan, digest=digest):
+        pipelines = ",".join(
+            f'{_compact(_pipeline_dict(pipeline))[:-1]},"micro_batches":{micro_batches(pipeline)}}}'
+            for pipeline in view.pipelines
+        )
+        head = _compact(replace(view, pipelines=()).to_dict())
+        written.append(f"{head.removesuffix(']}')}{pipelines}]}}".encode())
+    return written
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _view(plan: Plan, rank: int, digest: str | None, pipelines: Iterable[PipelineView]) -> RankView:
     rounds = [pipeline.round for pipeline in plan.pipelines if pipeline.round is not None]
     return RankView(
         step=plan.step,
@@ -149,15 +210,17 @@ def rank_view(plan: Plan, rank: int, *, digest: str | None = None) -> RankView:
         loss_tokens=plan.loss_tokens,
         rounds=max(rounds) + 1 if rounds else None,
         digest=digest,
-        pipelines=tuple(
-            _pipeline_view(plan, index, pipeline, pipeline.ranks.index(rank))
-            for index, pipeline in enumerate(plan.pipelines)
-            if rank in pipeline.ranks
-        ),
+        pipelines=tuple(pipelines),
     )
 
 
-def _pipeline_view(plan: Plan, index: int, pipeline: PlannedPipeline, place: int) -> PipelineView:
+_Shared = dict[tuple[int, int], tuple[MicroBatchView, ...]]
+"""The micro-batches of a pipeline by coordinates along ulysses and ring."""
+
+
+def _pipeline_view(
+    plan: Plan, index: int, pipeline: PlannedPipeline, place: int, shared: _Shared
+) -> PipelineView:
     scheme, ranks = pipeline.scheme, pipeline.ranks
     at = Coordinates.of(scheme, place)
 
@@ -168,6 +231,10 @@ def _pipeline_view(plan: Plan, index: int, pipeline: PlannedPipeline, place: int
     tp, ulysses, ring, pp = scheme.tp, scheme.ulysses, scheme.ring, scheme.pp
     ring_group = along(at.ring, ring, tp * ulysses)
     pp_group = along(at.pp, pp, scheme.stage_gpus)
+    if (at.ulysses, at.ring) not in shared:
+        shared[at.ulysses, at.ring] = tuple(
+            _micro_batch_view(plan, scheme, at, batch) for batch in pipeline.micro_batches
+        )
     return PipelineView(
         index=index,
         scheme=scheme,
@@ -183,9 +250,7 @@ def _pipeline_view(plan: Plan, index: int, pipeline: PlannedPipeline, place: int
         ring_next=ring_group[(at.ring + 1) % ring] if ring > 1 else None,
         pp_previous=pp_group[at.pp - 1] if at.pp > 0 else None,
         pp_next=pp_group[at.pp + 1] if at.pp < pp - 1 else None,
-        micro_batches=tuple(
-            _micro_batch_view(plan, scheme, at, batch) for batch in pipeline.micro_batches
-        ),
+        micro_batches=shared[at.ulysses, at.ring],
     )
 
 
@@ -241,7 +306,6 @@ def _pipeline_dict(view: PipelineView) -> dict[str, Any]:
             "pp_previous": view.pp_previous,
             "pp_next": view.pp_next,
         },
-        "micro_batches": [_micro_batch_dict(batch) for batch in view.micro_batches],
     }
 
 
@@ -259,8 +323,8 @@ def _micro_batch_dict(view: MicroBatchView) -> dict[str, Any]:
         "tokens": view.tokens,
         "local_tokens": view.local_tokens,
         "padded_local_tokens": view.padded_local_tokens,
-        "cu_seqlens": view.cu_seqlens().tolist(),
-        "padded_cu_seqlens": view.padded_cu_seqlens().tolist(),
-        "ring_cu_seqlens": view.ring_cu_seqlens().tolist(),
+        "cu_seqlens": list(accumulate((share.length for share in view.sequences), initial=0)),
+        "padded_cu_seqlens": list(accumulate(view.padded_lengths, initial=0)),
+        "ring_cu_seqlens": list(accumulate(view.ring_lengths, initial=0)),
         "cost_ms": view.cost_ms,
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -9,11 +12,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from seqplan.api.rest.problems import Problem, problem
 from seqplan.api.service import Service
-from seqplan.api.store.access import has_tokens, scope_of
+from seqplan.api.store.access import known_tokens, scope_of
 from seqplan.api.store.errors import StoreUnavailable
 
 OPEN = ("/healthz", "/readyz")
 """What probes ask without a token; it tells nothing of the jobs."""
+
+
+TOKENS_KEPT_S = 1.0
+"""How long the tokens read from the store are used; one taken away may work that long."""
 
 
 class Guard:
@@ -22,6 +29,8 @@ class Guard:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
+        self._tokens: list[tuple[str, str]] = []
+        self._read_at = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,7 +60,10 @@ class Guard:
         try:
             if scope["path"] not in OPEN:
                 needed = "read" if scope["method"] in ("GET", "HEAD") else "write"
-                await run_in_threadpool(self._check, headers.get("authorization", ""), needed)
+                if time.monotonic() - self._read_at > TOKENS_KEPT_S:
+                    self._tokens = await run_in_threadpool(self._read_tokens)
+                    self._read_at = time.monotonic()
+                self._check(headers.get("authorization", ""), needed)
             if int(headers.get("content-length", "0")) > most:
                 raise _too_large(most)
             await self._app(scope, limited, counted)
@@ -65,12 +77,15 @@ class Guard:
             )
             await answer(scope, receive, counted)
 
-    def _check(self, authorization: str, needed: str) -> None:
+    def _read_tokens(self) -> list[tuple[str, str]]:
         with self._service.store.reading() as connection:
-            if not has_tokens(connection):
-                return  # such a service listens on loopback only
-            kind, _, token = authorization.partition(" ")
-            found = scope_of(connection, token.strip()) if kind.lower() == "bearer" else None
+            return known_tokens(connection)
+
+    def _check(self, authorization: str, needed: str) -> None:
+        if not self._tokens:
+            return  # such a service listens on loopback only
+        kind, _, token = authorization.partition(" ")
+        found = scope_of(self._tokens, token.strip()) if kind.lower() == "bearer" else None
         if found is None:
             raise Problem(401, "unauthorized", "this service wants a bearer token that it knows")
         if needed == "write" and found != "write":

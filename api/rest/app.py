@@ -11,10 +11,12 @@ from seqplan.api.drift_watch import DriftWatch
 from seqplan.api.plan_summaries import PlanSummaries
 from seqplan.api.rest import problems
 from seqplan.api.rest.access import Guard
+from seqplan.api.rest.ack_queue import AckQueue
 from seqplan.api.rest.board import Board
 from seqplan.api.rest.catalogue_routes import catalogue_routes
 from seqplan.api.rest.health import health_routes
 from seqplan.api.rest.job_routes import job_routes
+from seqplan.api.rest.plan_answers import PlanAnswers
 from seqplan.api.rest.plan_routes import plan_routes
 from seqplan.api.rest.progress_routes import progress_routes
 from seqplan.api.service import Service
@@ -30,6 +32,7 @@ def make_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.board = Board(service)
+        app.state.acks = AckQueue(service)
         service.start()
         try:
             yield
@@ -45,5 +48,7 @@ def make_app(service: Service) -> FastAPI:
     app.include_router(job_routes(service))
     app.include_router(plan_routes(service))
     app.include_router(progress_routes(service, summaries, watch))
+    # The one added last is asked first.
+    app.add_middleware(PlanAnswers, board=lambda: app.state.board)
     app.add_middleware(Guard, service=service)
     return app

@@ -10,28 +10,31 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.board import Board, ReadyPlan
+from seqplan.api.ready_plan import ReadyPlan
+from seqplan.api.rest.ack_queue import Acknowledged, AckQueue, PlannedSteps
+from seqplan.api.rest.board import Board
 from seqplan.api.rest.once import once
-from seqplan.api.rest.problems import Problem, not_found
+from seqplan.api.rest.plan_answers import LONGEST_WAIT_S, answer
 from seqplan.api.service import Service
-from seqplan.api.store import jobs, schema
-from seqplan.api.store.catalogue import get
+from seqplan.api.store import jobs
 from seqplan.planner.simulate_plan import simulate_plan_ms
 from seqplan.plans.decode import MAX_INTEGER
 from seqplan.plans.explain import explain
 
 Natural = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Step = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
-Wait = Annotated[float, Query(ge=0, le=3600, description="seconds to wait for the plan")]
+Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="seconds to wait for the plan")]
 
 
 class Ack(BaseModel):
-    """A rank has done a step by the plan with this digest."""
+    """A rank has done a step by the plan with this digest, and what it took."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     step: Natural
     rank: Natural
     digest: str | None
+    measured_ms: Milliseconds | None = None
 
 
 class Measurement(BaseModel):
@@ -40,7 +43,7 @@ class Measurement(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     step: Natural
     rank: Natural
-    measured_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    measured_ms: Milliseconds
 
 
 def plan_routes(service: Service) -> APIRouter:
@@ -51,25 +54,22 @@ def plan_routes(service: Service) -> APIRouter:
         board: Board = request.app.state.board
         return await board.plan(job, step, wait)
 
-    def sent(request: Request, ready: ReadyPlan, body: bytes | str) -> Response:
-        tag = f'"{ready.digest}"'
-        if request.headers.get("If-None-Match") == tag:
-            return Response(status_code=304, headers={"ETag": tag})
-        return Response(body, headers={"ETag": tag}, media_type="application/json")
+    def sent(request: Request, ready: ReadyPlan | None, rank: int | None) -> Response:
+        status, headers, body = answer(ready, rank, request.scope["headers"])
+        response = Response(body, status)
+        response.raw_headers = headers
+        return response
 
+    # PlanAnswers handles these two first; here is what it leaves, and their description.
     @routes.get("/plans/{step}")
     async def plan(request: Request, job: str, step: Step, wait: Wait = 0) -> Response:
         """The plan; 204 not yet, 410 after the last step, 424 when planning failed."""
-        ready = await planned(request, job, step, wait)
-        return Response(status_code=204) if ready is None else sent(request, ready, ready.line)
+        return sent(request, await planned(request, job, step, wait), None)
 
     @routes.get("/plans/{step}/ranks/{rank}")
     async def view(request: Request, job: str, step: Step, rank: Step, wait: Wait = 0) -> Response:
         """One rank's view of the plan; statuses as for the plan."""
-        ready = await planned(request, job, step, wait)
-        if ready is None:
-            return Response(status_code=204)
-        return sent(request, ready, ready.view(rank))
+        return sent(request, await planned(request, job, step, wait), rank)
 
     @routes.get("/plans/{step}/explain")
     async def explained(request: Request, job: str, step: Step) -> Response:
@@ -97,47 +97,22 @@ def plan_routes(service: Service) -> APIRouter:
         }
         return JSONResponse(figures)
 
-    def planned_step(connection: Connection, job: str, step: int, rank: int) -> jobs.StoredPlan:
-        row = get(connection, schema.jobs, job)
-        if row is None:
-            raise not_found(f"job {job}")
-        if rank >= row["world_size"]:
-            raise Problem(422, "invalid-request", f"rank: {rank} is not below {row['world_size']}")
-        stored = jobs.get_plan(connection, job, step)
-        if stored is None:
-            known = jobs.planned_steps(connection, job)
-            last = known[-1] if known else None
-            raise Problem(
-                409,
-                "not-planned",
-                f"step {step} of job {job} has no plan; the last planned is {last}",
-                last_step=last,
-            )
-        return stored
-
     @routes.post("/acks", status_code=200)
-    def ack(job: str, body: Ack) -> Response:
+    async def ack(request: Request, job: str, body: Ack) -> Response:
         """A rank has done a step. Saying it again changes nothing, with or without a key."""
-        with service.store.writing() as connection:
-            stored = planned_step(connection, job, body.step, body.rank)
-            if body.digest is not None and body.digest != stored.digest:
-                raise Problem(
-                    409,
-                    "other-plan",
-                    f"step {body.step} was planned as {stored.digest}, not {body.digest}",
-                )
-            jobs.acknowledge(connection, job, body.step, body.rank, stored.digest)
-        service.counts["acknowledgements"] += 1
-        if planning := service.job(job):
-            planning.acknowledged(body.step, body.rank)
+        acks: AckQueue = request.app.state.acks
+        said = Acknowledged(job, body.step, body.rank, body.digest, body.measured_ms)
+        await acks.put(said)
         return JSONResponse({"step": body.step, "rank": body.rank})
 
     @routes.post("/measurements", status_code=200)
     def measurement(request: Request, job: str, body: Measurement) -> Response:
         """What a step took on a rank (ms); a later figure replaces an earlier one."""
+        said = Acknowledged(job, body.step, body.rank, None, body.measured_ms)
 
         def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-            planned_step(connection, job, body.step, body.rank)
+            if problem := PlannedSteps(connection).problem(said):
+                raise problem
             jobs.add_measurement(connection, job, body.step, body.rank, body.measured_ms)
             return 200, body.model_dump()
 

@@ -12,10 +12,12 @@ import uvicorn
 
 from seqplan.api.rest.app import make_app
 from seqplan.api.service import Service
-from seqplan.api.store.access import has_tokens
+from seqplan.api.store.access import known_tokens
 from seqplan.api.store.store import Store
 
 _GRACE_S = 5
+_KEEP_ALIVE_S = 300
+"""A rank asks once a step, and steps may be long."""
 
 
 def serve(store: Store, service: Service, host: str, port: int) -> int:
@@ -25,7 +27,7 @@ def serve(store: Store, service: Service, host: str, port: int) -> int:
     the address cannot be had.
     """
     with store.reading() as connection:
-        guarded = has_tokens(connection)
+        guarded = bool(known_tokens(connection))
     if not guarded and not _loopback(host):
         raise ValueError(
             f"--host {host}: others could reach this, and the store has no tokens; make one "
@@ -38,7 +40,11 @@ def serve(store: Store, service: Service, host: str, port: int) -> int:
         raise ValueError(f"--host {host} --port {port}: {error.strerror or error}") from None
     app = make_app(service)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_GRACE_S,
+        timeout_keep_alive=_KEEP_ALIVE_S,
     )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     shown = f"[{host}]" if ":" in host else host

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, insert, select
 
 from seqplan.api.store import schema
 from seqplan.api.store.errors import StoreError
@@ -39,17 +40,18 @@ def add_token(connection: Connection, name: str, scope: str) -> str:
     return token
 
 
-def has_tokens(connection: Connection) -> bool:
-    """Whether any token exists; then every request needs one."""
-    return bool(connection.execute(select(func.count()).select_from(schema.tokens)).scalar())
+def known_tokens(connection: Connection) -> list[tuple[str, str]]:
+    """Hash and scope of every token; where there is any, every request needs one."""
+    query = select(schema.tokens.c.hash, schema.tokens.c.scope)
+    return [(hashed, scope) for hashed, scope in connection.execute(query)]
 
 
-def scope_of(connection: Connection, token: str) -> str | None:
-    """What the token allows, None when it is unknown. Compares in constant time."""
+def scope_of(tokens: Iterable[tuple[str, str]], token: str) -> str | None:
+    """What the token allows, None when it is not among these. Compares in constant time."""
     hashed, found = _hash(token), None
-    for known, scope in connection.execute(select(schema.tokens.c.hash, schema.tokens.c.scope)):
+    for known, scope in tokens:
         if hmac.compare_digest(hashed, known):
-            found = str(scope)
+            found = scope
     return found
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from seqplan.api.store import schema
 from seqplan.planner.batch import Batch
@@ -79,6 +80,19 @@ def get_plan(connection: Connection, job: str, step: int) -> StoredPlan | None:
     return None if found is None else StoredPlan(*found)
 
 
+def plan_digest(connection: Connection, job: str, step: int) -> str | None:
+    """The digest of a step's plan, where it is planned."""
+    table = schema.plans
+    query = select(table.c.digest).where(table.c.job == job, table.c.step == step)
+    return connection.execute(query).scalar()
+
+
+def last_planned(connection: Connection, job: str) -> int | None:
+    """The last step that has a plan."""
+    query = select(func.max(schema.plans.c.step)).where(schema.plans.c.job == job)
+    return connection.execute(query).scalar()
+
+
 def planned_steps(connection: Connection, job: str, after: int = -1) -> list[int]:
     """Steps beyond ``after`` that have a plan, ascending."""
     table = schema.plans
@@ -86,12 +100,12 @@ def planned_steps(connection: Connection, job: str, after: int = -1) -> list[int
     return list(connection.execute(query.order_by(table.c.step)).scalars())
 
 
-def acknowledge(connection: Connection, job: str, step: int, rank: int, digest: str) -> None:
-    """Keep that a rank has done a step; saying it again changes nothing."""
-    table = schema.acks
-    here = (table.c.job == job, table.c.rank == rank, table.c.step == step)
-    if connection.execute(select(table.c.step).where(*here)).first() is None:
-        connection.execute(insert(table).values(job=job, rank=rank, step=step, digest=digest))
+def acknowledge(connection: Connection, rows: list[Row]) -> None:
+    """Keep which rank has done which step (job, rank, step, digest); again changes nothing."""
+    if not rows:
+        return
+    made = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    connection.execute(made(schema.acks).on_conflict_do_nothing(), rows)
 
 
 def acknowledged(connection: Connection, job: str) -> dict[int, int]:
@@ -105,9 +119,11 @@ def add_measurement(
     connection: Connection, job: str, step: int, rank: int, measured_ms: float
 ) -> None:
     """Keep what a step took on a rank; a later figure replaces an earlier one."""
-    table = schema.measurements
-    here = (table.c.job == job, table.c.step == step, table.c.rank == rank)
-    changed = connection.execute(update(table).where(*here).values(measured_ms=measured_ms))
-    if not changed.rowcount:
-        values = {"job": job, "step": step, "rank": rank, "measured_ms": measured_ms}
-        connection.execute(insert(table).values(values))
+    values = {"job": job, "step": step, "rank": rank, "measured_ms": measured_ms}
+    made = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    connection.execute(
+        made(schema.measurements).on_conflict_do_update(
+            index_elements=["job", "step", "rank"], set_={"measured_ms": measured_ms}
+        ),
+        values,
+    )

@@ -15,7 +15,7 @@ from plan_strategies import plans
 
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
-from seqplan.plans.rank_view import PipelineView, RankView, rank_view
+from seqplan.plans.rank_view import PipelineView, RankView, rank_view, rank_views, views_json
 from seqplan.plans.scheme import Scheme
 
 
@@ -121,6 +121,14 @@ def test_views_are_json(plan: Plan) -> None:
     for view in views(plan):
         fields = view.to_dict()
         assert json.loads(json.dumps(fields)) == fields
+
+
+@given(plans())
+def test_all_views_at_once_are_those_one_by_one(plan: Plan) -> None:
+    one_by_one = [rank_view(plan, rank, digest="d") for rank in range(plan.world_size)]
+    assert rank_views(plan, digest="d") == one_by_one
+    written = [json.dumps(view.to_dict(), separators=(",", ":")).encode() for view in one_by_one]
+    assert views_json(plan, digest="d") == written
 
 
 def test_a_view_in_full() -> None:

@@ -66,7 +66,8 @@ def test_what_was_written_is_there_after_opening_again(opened: Opener) -> None:
         jobs.add_batches(connection, "j", batches)
         jobs.add_plan(connection, "j", plan, 1.5)
         for rank, step in ((0, 3), (0, 3), (1, 2), (0, 1)):
-            jobs.acknowledge(connection, "j", step, rank, "sha256:x")
+            row = {"job": "j", "step": step, "rank": rank, "digest": "sha256:x"}
+            jobs.acknowledge(connection, [row])
         jobs.add_measurement(connection, "j", 3, 0, 5.0)
         jobs.add_measurement(connection, "j", 3, 0, 6.0)
         access.keep_answer(connection, "/path", "key", access.Answer("ab", 201, "{}"))
@@ -103,11 +104,11 @@ def test_a_transaction_is_whole_or_not_at_all(opened: Opener) -> None:
 def test_tokens(opened: Opener) -> None:
     store = opened()
     with store.writing() as connection:
-        assert not access.has_tokens(connection)
+        assert access.known_tokens(connection) == []
         token = access.add_token(connection, "a", "read")
-        assert access.has_tokens(connection)
-        assert access.scope_of(connection, token) == "read"
-        assert access.scope_of(connection, token + "x") is None
+        tokens = access.known_tokens(connection)
+        assert access.scope_of(tokens, token) == "read"
+        assert access.scope_of(tokens, token + "x") is None
         with pytest.raises(StoreError, match="choose one of read, write"):
             access.add_token(connection, "b", "all")
 

@@ -34,9 +34,9 @@ _DESCRIPTION = """\
 Measure forward and backward of real layers on this device, fit T(l) = a·l² + b·l + c and the memory
 of each scheme, and say how far the fit is from lengths and packings that it has not seen. Alone it
 measures schemes of one rank; under torchrun those of several: tensor, pipeline, Ulysses and ring
-parallel. An interrupted run goes on from
-its samples. Without the devices, --estimate derives a profile from data sheets, and --complete adds
-to a measured profile the schemes and cluster sizes that were never run.
+parallel, all ranks busy with as many pipelines of a scheme as there is room for. An interrupted run
+goes on from its samples. Without the devices, --estimate derives a profile from data sheets, and
+--complete adds to a measured profile the schemes and cluster sizes that were never run.
 """
 
 _EXAMPLES = """\

@@ -1,7 +1,9 @@
 """Measuring micro-batches: real layers, forward and backward, under real schemes.
 
-Alone it measures schemes of one rank; started by torchrun, those of as many ranks as there are: a
-scheme runs on the first ranks, the others wait. A micro-batch's time is that of its slowest rank.
+Alone it measures schemes of one rank; started by torchrun, those of as many ranks as there are. As
+many pipelines as there is room for run the same micro-batch at the same time, because in training
+they do: links between ranks, and the cores of a CPU, are shared. Ranks left over wait. A
+micro-batch's time is that of its slowest rank.
 
 A few layers stand for all: their time is multiplied. Embedding, head and loss are measured once by
 themselves, each on the stage that has it, with what a pipeline's stages send to each other.
@@ -125,11 +127,12 @@ class Measurer:
         return Sample(scheme, point.role, point.lengths, layers, none, none, none, 0, 0, oom=True)
 
     def _work(self, scheme: Scheme, lengths: Sequence[int]) -> _Work | None:
-        """None on a rank that the scheme does not use."""
+        """None on a rank that the scheme leaves over."""
         bench = self._bench
-        if bench.rank >= scheme.gpus:
+        plan = filled_plan(scheme, lengths, bench.world_size)
+        if bench.rank in plan.idle_ranks:
             return None
-        (pipeline,) = rank_view(_plan(scheme, lengths, bench.world_size), bench.rank).pipelines
+        (pipeline,) = rank_view(plan, bench.rank).pipelines
         neighbours = Neighbours(pipeline.pp_previous, pipeline.pp_next)
         context = attention_context(
             pipeline, pipeline.micro_batches[0], self._peers, device=bench.device
@@ -221,24 +224,34 @@ class _Memory:
         return cls(layers, ends + max(again, 0.0), *peaks)
 
 
-def _plan(scheme: Scheme, lengths: Sequence[int], world_size: int) -> Plan:
-    """All sequences in one micro-batch on the first ranks."""
-    positions = tuple(range(len(lengths)))
-    batch = MicroBatch(positions, sum(lengths), scheme.padded_tokens(lengths), 1.0)
-    pipelines = (PlannedPipeline(scheme, tuple(range(scheme.gpus)), (batch,), 1.0),)
+def filled_plan(scheme: Scheme, lengths: Sequence[int], world_size: int) -> Plan:
+    """As many pipelines as there is room for, each with one micro-batch of these sequences."""
+    replicas = world_size // scheme.gpus
+    pipelines = []
+    for replica in range(replicas):
+        first = replica * len(lengths)
+        batch = MicroBatch(
+            tuple(range(first, first + len(lengths))),
+            sum(lengths),
+            scheme.padded_tokens(lengths),
+            1.0,
+        )
+        ranks = range(replica * scheme.gpus, (replica + 1) * scheme.gpus)
+        pipelines.append(PlannedPipeline(scheme, tuple(ranks), (batch,), float(scheme.pp)))
+    tokens = replicas * sum(lengths)
     return Plan(
         step=0,
         planner=Planner("profile", 0, "none", None),
         world_size=world_size,
-        ids=positions,
-        lengths=tuple(lengths),
-        tokens=sum(lengths),
-        loss_tokens=sum(lengths),
-        pipelines=pipelines,
-        idle_ranks=tuple(range(scheme.gpus, world_size)),
+        ids=tuple(range(replicas * len(lengths))),
+        lengths=tuple(lengths) * replicas,
+        tokens=tokens,
+        loss_tokens=tokens,
+        pipelines=tuple(pipelines),
+        idle_ranks=tuple(range(replicas * scheme.gpus, world_size)),
         groups=process_groups(pipelines),
-        predicted_ms=1.0,
-        lower_bound_ms=1.0,
+        predicted_ms=float(scheme.pp),
+        lower_bound_ms=float(scheme.pp),
         gap=0.0,
         selection=(),
     )

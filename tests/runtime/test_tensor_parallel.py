@@ -8,6 +8,9 @@ import torch.distributed as dist
 from ranks import run_ranks
 from torch import Tensor, nn
 
+from seqplan.plans.rank_view import rank_view
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.measured.measurer import filled_plan
 from seqplan.profiler.measured.tensor_parallel import (
     ColumnParallel,
     TensorRanks,
@@ -20,7 +23,7 @@ from seqplan.runtime.model import DecoderLayer, ModelConfig, rotations, token_lo
 from seqplan.runtime.peers import Peers
 from seqplan.runtime.ring_layout import ring_layout
 from seqplan.runtime.ulysses import UlyssesLayout
-from seqplan.runtime.unified_attention import AttentionContext, attention
+from seqplan.runtime.unified_attention import AttentionContext, attention, attention_context
 
 GATE = 1e-10
 LENGTHS = (9, 1, 14)
@@ -93,6 +96,54 @@ def summed_copies(gradient: Tensor, layer: DecoderLayer, each: int, ranks: Tenso
     first = ranks.index // each * each
     shared = torch.stack([other[rows:] for other in gathered[first : first + each]]).sum(0)
     return torch.cat((gradient[:rows], shared))
+
+
+def sequence_parallel_errors(rank: int, world_size: int, scheme: Scheme) -> dict[str, float]:
+    """Output and input gradient of this rank's tokens, under tp beside Ulysses or ring."""
+    config = ModelConfig(hidden=32, heads=4, kv_heads=2, ffn=24)
+    whole, parts = layer_of(config), layer_of(config)
+    ranks = tensor_ranks(scheme.tp, rank, world_size)
+    assert ranks is not None
+    split_layer(parts, ranks)
+    (pipeline,) = rank_view(filled_plan(scheme, LENGTHS, world_size), rank).pipelines
+    (micro_batch,) = pipeline.micro_batches
+    assert pipeline.at.tp == ranks.index
+    offsets = micro_batch.cu_seqlens()
+    rows = torch.cat(
+        [
+            torch.arange(start, stop) + int(offsets[at])
+            for at, share in enumerate(micro_batch.sequences)
+            for start, stop in share.ranges
+        ]
+    )
+    right = through(whole, config)
+    torch.manual_seed(2)
+    hidden = torch.randn(sum(LENGTHS), config.hidden, dtype=torch.float64)
+    gradient = torch.randn_like(hidden)[rows]
+    mine = hidden[rows].requires_grad_()
+    at = attention_context(pipeline, micro_batch, Peers(dist.group.WORLD))
+    out = parts(mine, rotations(at.positions, config, torch.float64), at)
+    out.backward(gradient)
+    assert mine.grad is not None
+    return {
+        "out": (out - right[0][rows]).abs().max().item(),
+        "input": (mine.grad - right[1][rows]).abs().max().item(),
+    }
+
+
+def beside_sequence_parallelism(rank: int, world_size: int) -> dict[str, float]:
+    return {
+        f"{name}, {scheme}": error
+        for scheme in (Scheme(tp=2, ulysses=2), Scheme(tp=2, ring=2))
+        for name, error in sequence_parallel_errors(rank, world_size, scheme).items()
+    }
+
+
+def test_tensor_parallel_beside_ulysses_and_ring() -> None:
+    for errors in run_ranks(beside_sequence_parallelism, 4):
+        assert len(errors) == 4
+        for name, error in errors.items():
+            assert error <= GATE, (name, error)
 
 
 def vocabulary_errors(rank: int, world_size: int) -> dict[str, float]:

@@ -29,8 +29,8 @@ EVERY_S = 15.0
 _PROFILES = 64
 
 _GAUGES: tuple[tuple[str, str, Callable[[Drift], float | None]], ...] = (
-    ("error", "Median of |measured - predicted| / predicted.", lambda each: each.median),
-    ("bias", "Median of measured / predicted - 1.", lambda each: each.bias),
+    ("error", "Median of |measured - predicted| / predicted, latest.", lambda each: each.recent),
+    ("bias", "Median of measured / predicted - 1, latest.", lambda each: each.bias),
     ("limit", "What the error may be by the profile.", lambda each: each.limit),
     ("warning", "1 where the error has left its limit.", lambda each: float(bool(each.warning))),
 )
@@ -196,7 +196,7 @@ class DriftWatch:
                 (f'job="{job}",scheme="{each.scheme}"', each)
                 for job, schemes in sorted(self._latest.items())
                 for each in schemes
-                if each.median is not None
+                if each.recent is not None
             ]
         for name, about, value in _GAUGES:
             yield f"# HELP seqplan_drift_{name} {about}"

@@ -14,6 +14,7 @@ from seqplan.api.rest.access import Guard
 from seqplan.api.rest.ack_queue import AckQueue
 from seqplan.api.rest.board import Board
 from seqplan.api.rest.catalogue_routes import catalogue_routes
+from seqplan.api.rest.dashboard import Dashboard
 from seqplan.api.rest.health import health_routes
 from seqplan.api.rest.job_routes import job_routes
 from seqplan.api.rest.plan_answers import PlanAnswers
@@ -51,4 +52,5 @@ def make_app(service: Service) -> FastAPI:
     # The one added last is asked first.
     app.add_middleware(PlanAnswers, board=lambda: app.state.board)
     app.add_middleware(Guard, service=service)
+    app.add_middleware(Dashboard)
     return app

@@ -14,7 +14,7 @@ from seqplan.api.plan_summaries import PlanSummaries
 from seqplan.api.rest.problems import Problem, not_found
 from seqplan.api.service import Service
 from seqplan.api.store import jobs, progress, schema
-from seqplan.api.store.catalogue import get
+from seqplan.api.store.catalogue import get, page
 from seqplan.planner.plan_timeline import plan_timeline
 from seqplan.plans.codec import from_json
 from seqplan.plans.decode import MAX_INTEGER
@@ -23,19 +23,22 @@ from seqplan.profiler.measured.drift import Drift
 
 After = Annotated[int, Query(ge=-1, le=MAX_INTEGER)]
 Limit = Annotated[int, Query(ge=1, le=1000)]
+Jobs = Annotated[int, Query(ge=1, le=200)]
 Rows = Annotated[int, Query(ge=1, le=10_000)]
 Window = Annotated[int, Query(ge=1, le=1000, description="measured steps to look back on")]
 Points = Annotated[int, Query(ge=0, le=1000, description="of each scheme, the latest")]
 Step = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
 
+_SHOWN = ["id", "state", "world_size", "look_ahead", "last_step", "failed_step", "error"]
 _CURSOR = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
 _DIGITS = 3
 """Decimals of a timeline: microseconds, so that a large step is a small answer."""
 
 
 def progress_routes(service: Service, summaries: PlanSummaries, watch: DriftWatch) -> APIRouter:
-    """The routes below ``/v1/jobs/{job}`` that tell of its progress; all of them only read."""
-    routes = APIRouter(prefix="/v1/jobs/{job}", tags=["progress"])
+    """``/v1/progress`` and the routes of a job that tell of its progress; all of them only read."""
+    routes = APIRouter(tags=["progress"])
+    below = "/v1/jobs/{job}"
 
     def row_of(connection: Connection, job: str) -> dict[str, Any]:
         row = get(connection, schema.jobs, job)
@@ -43,21 +46,52 @@ def progress_routes(service: Service, summaries: PlanSummaries, watch: DriftWatc
             raise not_found(f"job {job}")
         return row
 
-    @routes.get("/steps")
+    def how_far(connection: Connection, row: dict[str, Any]) -> dict[str, Any]:
+        job = row["id"]
+        done = progress.last_acknowledged(connection, job, row["world_size"])
+        slowest = min(done)
+        return {
+            **row,
+            "slowest": slowest,
+            "fastest": max(done),
+            "last_planned_step": progress.last_planned_step(connection, job),
+            "ahead": progress.planned_beyond(connection, job, slowest),
+        }
+
+    @routes.get("/v1/progress")
+    def everything(cursor: str = "", limit: Jobs = 50) -> dict[str, Any]:
+        """Jobs in order of id, each with how far it is.
+
+        ``slowest``: the last step that every rank has acknowledged, −1 for none;
+        ``ahead``: planned steps beyond it.
+        """
+        with service.store.reading() as connection:
+            rows, following = page(connection, schema.jobs, _SHOWN, cursor, limit)
+            items = [how_far(connection, row) for row in rows]
+        return {"items": items, "next": following}
+
+    @routes.get(below + "/progress")
+    def one(job: str) -> dict[str, Any]:
+        """How far one job is, as in ``/v1/progress``."""
+        with service.store.reading() as connection:
+            row = row_of(connection, job)
+            return how_far(connection, {name: row[name] for name in _SHOWN})
+
+    @routes.get(below + "/steps")
     def steps(job: str, after: After = -1, limit: Limit = 200) -> dict[str, Any]:
         """Planned steps beyond ``after``: what was predicted, what planning and running took.
 
         Times in ms; ``measured_ms``: of the slowest of ``ranks_measured`` ranks.
         """
         with service.store.reading() as connection:
-            row_of(connection, job)
+            row = row_of(connection, job)
             found = progress.planned_page(connection, job, after, limit + 1)
-            page = found[:limit]
+            shown = found[:limit]
             known = summaries.of(
-                {each.step: each.digest for each in page},
+                {each.step: each.digest for each in shown},
                 lambda missing: progress.plan_lines(connection, job, missing),
             )
-            done = list(jobs.acknowledged(connection, job).values())
+            done = progress.last_acknowledged(connection, job, row["world_size"])
         items = [
             {
                 "step": each.step,
@@ -72,11 +106,11 @@ def progress_routes(service: Service, summaries: PlanSummaries, watch: DriftWatc
                 "ranks_measured": each.ranks_measured,
                 "ranks_acknowledged": sum(1 for step in done if step >= each.step),
             }
-            for each in page
+            for each in shown
         ]
-        return {"items": items, "next": page[-1].step if len(found) > limit else None}
+        return {"items": items, "next": shown[-1].step if len(found) > limit else None}
 
-    @routes.get("/measurements")
+    @routes.get(below + "/measurements")
     def measurements(job: str, after: str = "", limit: Rows = 1000) -> dict[str, Any]:
         """What ranks measured, in order of step and rank; ``after``: the last page's ``next``."""
         cursor = _CURSOR.fullmatch(after) if after else None
@@ -86,16 +120,17 @@ def progress_routes(service: Service, summaries: PlanSummaries, watch: DriftWatc
         with service.store.reading() as connection:
             row_of(connection, job)
             found = progress.measurements_page(connection, job, begin, limit + 1)
-        page = found[:limit]
-        items = [{"step": s, "rank": r, "measured_ms": ms} for s, r, ms in page]
-        following = f"{page[-1][0]}.{page[-1][1]}" if len(found) > limit else None
+        shown = found[:limit]
+        items = [{"step": s, "rank": r, "measured_ms": ms} for s, r, ms in shown]
+        following = f"{shown[-1][0]}.{shown[-1][1]}" if len(found) > limit else None
         return {"items": items, "next": following}
 
-    @routes.get("/drift")
+    @routes.get(below + "/drift")
     def drift(job: str, steps: Window = WINDOW, points: Points = 0) -> dict[str, Any]:
         """Predicted and measured times by scheme over the last measured steps; ratios, not %.
 
-        ``warning`` where the running error has left what the profile states, ``message`` says so.
+        ``bias`` and ``error.recent`` are medians over the latest pipelines; where ``recent`` has
+        left ``limit``, what the profile states, ``warning`` is true and ``message`` says so.
         ``points``: how many [predicted ms, measured ms] of each scheme to add.
         """
         with service.store.reading() as connection:
@@ -120,7 +155,7 @@ def progress_routes(service: Service, summaries: PlanSummaries, watch: DriftWatc
             "warning": any(each["warning"] for each in shown),
         }
 
-    @routes.get("/plans/{step}/timeline")
+    @routes.get(below + "/plans/{step}/timeline")
     def timeline(request: Request, job: str, step: Step) -> Response:
         """When each pass of each micro-batch runs by the 1F1B simulation, ms from the step's start.
 
@@ -146,7 +181,7 @@ def _scheme(each: Drift) -> dict[str, Any]:
     return {
         "scheme": str(each.scheme),
         "pipelines": each.pipelines,
-        "error": {"median": each.median, "p90": each.p90},
+        "error": {"median": each.median, "p90": each.p90, "recent": each.recent},
         "bias": each.bias,
         "stated": None
         if stated is None

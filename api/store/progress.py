@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, literal, select
 
 from seqplan.api.store import schema
 
@@ -65,6 +65,33 @@ def measurements_page(
     )
     ordered = query.order_by(table.c.step, table.c.rank).limit(limit)
     return [(int(s), int(r), float(ms)) for s, r, ms in connection.execute(ordered)]
+
+
+def last_acknowledged(connection: Connection, job: str, world_size: int) -> list[int]:
+    """The last step that each rank has acknowledged, −1 where it has said nothing.
+
+    One look into the index for each rank, however many steps it has acknowledged.
+    """
+    every = select(literal(0).label("rank")).cte(recursive=True)
+    every = every.union_all(select(every.c.rank + 1).where(every.c.rank < world_size - 1))
+    table = schema.acks
+    last = select(func.max(table.c.step)).where(table.c.job == job, table.c.rank == every.c.rank)
+    query = select(func.coalesce(last.scalar_subquery(), -1)).select_from(every)
+    return [int(step) for step in connection.execute(query.order_by(every.c.rank)).scalars()]
+
+
+def planned_beyond(connection: Connection, job: str, step: int) -> int:
+    """How many steps beyond ``step`` have a plan."""
+    table = schema.plans
+    query = select(func.count()).where(table.c.job == job, table.c.step > step)
+    return int(connection.execute(query).scalar_one())
+
+
+def last_planned_step(connection: Connection, job: str) -> int | None:
+    """The last step that has a plan."""
+    table = schema.plans
+    found = connection.execute(select(func.max(table.c.step)).where(table.c.job == job)).scalar()
+    return None if found is None else int(found)
 
 
 def last_measured_step(connection: Connection, job: str) -> int | None:

@@ -49,6 +49,27 @@ def test_steps_page_by_page(stocked: Stocked) -> None:
     assert [item["ranks_measured"] > 0 for item in found] == [True] * 3 + [False] * 4
 
 
+def test_how_far_every_job_is(stocked: Stocked) -> None:
+    served = stocked.served
+    begun, halfway = stocked.job("far-begun", 9, look_ahead=4), stocked.job("far-halfway", 9, 4)
+    plan_of(served, begun, 3)
+    plan_of(served, halfway, 3)
+    measure(served, halfway, range(2), 1.0)
+    served.ok("POST", f"/v1/jobs/{halfway}/acks", {"step": 3, "rank": 1, "digest": None})
+    plan_of(served, halfway, 5)
+    found, cursor = {}, ""
+    while cursor is not None:
+        page = served.ok("GET", f"/v1/progress?limit=1&cursor={cursor}")
+        found |= {item["id"]: item for item in page["items"]}
+        cursor = page["next"]
+    for job, slowest, fastest, last in ((begun, -1, -1, 3), (halfway, 1, 3, 5)):
+        told = served.ok("GET", f"/v1/jobs/{job}/progress")
+        assert found[job] == told
+        assert (told["slowest"], told["fastest"]) == (slowest, fastest)
+        assert (told["last_planned_step"], told["ahead"]) == (last, last - slowest)
+        assert (told["state"], told["world_size"], told["look_ahead"]) == ("planning", WORLD, 4)
+
+
 def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: Path) -> None:
     served, job = stocked.served, stocked.job("slower", STEPS, look_ahead=STEPS)
     quiet = served.ok("GET", f"/v1/jobs/{job}/drift")
@@ -63,7 +84,9 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
     assert warned
     assert told["warning"]
     for each in told["schemes"]:
-        assert each["error"]["median"] == each["bias"] == pytest.approx(0.3)
+        assert (
+            each["error"]["median"] == each["error"]["recent"] == each["bias"] == pytest.approx(0.3)
+        )
         assert (each["stated"], each["limit"], each["limit_assumed"]) == (None, 0.05, True)
         assert each["warning"] == (each["pipelines"] >= LEAST_MEASURED)
         assert len(each["points"]) == min(5, each["pipelines"])
@@ -153,6 +176,7 @@ def test_one_step_in_time(stocked: Stocked) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "detail"),
     [
+        ("none/progress", 404, "there is no job none"),
         ("none/steps", 404, "there is no job none"),
         ("none/drift", 404, "there is no job none"),
         ("none/measurements", 404, "there is no job none"),

@@ -13,6 +13,7 @@ from seqplan.profiler.measured.drift import (
     ASSUMED_LIMIT,
     LEAST_LIMIT,
     LEAST_MEASURED,
+    RECENT,
     Stated,
     drift,
     stated_error,
@@ -36,9 +37,23 @@ def test_a_common_factor_is_the_bias(predicted: list[float], factor: float) -> N
 
 @given(TIMES, st.data())
 def test_fewer_than_half_disturbed_is_no_drift(predicted: list[float], data: st.DataObject) -> None:
-    disturbed = data.draw(st.integers(0, (len(predicted) - 1) // 2))
-    measured = [9 * p if at < disturbed else p for at, p in enumerate(predicted)]
+    disturbed = data.draw(st.integers(0, (min(len(predicted), RECENT) - 1) // 2))
+    last = len(predicted) - disturbed
+    measured = [9 * p if at >= last else p for at, p in enumerate(predicted)]
     assert drift(Scheme(), predicted, measured, None).warning is None
+
+
+@given(st.integers(0, 300))
+def test_a_change_is_told_by_the_latest_whatever_went_before(before: int) -> None:
+    predicted = np.full(before + RECENT, 100.0)
+    slower = predicted * np.where(np.arange(len(predicted)) < before, 1.0, 1.2)
+    found = drift(Scheme(), predicted, slower, None)
+    assert (found.recent, found.bias) == (pytest.approx(0.2), pytest.approx(0.2))
+    assert found.warning is not None
+    back = drift(
+        Scheme(), predicted, np.roll(slower, -before) if before > RECENT else predicted, None
+    )
+    assert back.warning is None
 
 
 @given(st.lists(st.floats(0.1, 1e6), max_size=LEAST_MEASURED - 1))

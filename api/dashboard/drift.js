@@ -1,0 +1,69 @@
+// Whether the profile holds: a table by scheme, and predicted against measured times.
+
+import { NONE, count, find, html, ms, roughPercent, signedPercent, svg, ticks, write } from "./markup.js";
+
+const SIZE = 210;
+const LEFT = 44;
+const BOTTOM = 34;
+
+function verdict(scheme) {
+  if (scheme.warning) return "drifted";
+  if (scheme.error.recent === null) return "not measured";
+  return scheme.error.recent > scheme.limit ? "too few to say" : "holds";
+}
+
+function row(scheme) {
+  const { median, p90 } = scheme.error;
+  return html("tr", {},
+    html("th", { scope: "row", class: "text name" }, scheme.scheme),
+    html("td", {}, count(scheme.pipelines)),
+    html("td", {}, median === null ? NONE : `${roughPercent(median)}, ${roughPercent(p90)}`),
+    html("td", {}, signedPercent(scheme.bias)),
+    html("td", { class: "text" }, verdict(scheme),
+      html("small", {}, `limit ${roughPercent(scheme.limit)}${scheme.limit_assumed ? " *" : ""}`)));
+}
+
+function scatter(scheme) {
+  const end = Math.max(...scheme.points.flat()) * 1.05;
+  const span = SIZE - LEFT - 8;
+  const x = (value) => LEFT + (value / end) * span;
+  const y = (value) => SIZE - BOTTOM - (value / end) * (SIZE - BOTTOM - 8);
+  const drawing = svg("svg", { viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img", class: scheme.warning ? "scatter drifted" : "scatter",
+    "aria-label": `${scheme.scheme}: predicted and measured times of ${scheme.points.length} pipelines` });
+  const [low, high] = [Math.max(0, 1 - scheme.limit), 1 + scheme.limit];
+  const edge = [[0, 0], [end, end * low], [end, end], [end / high, end]];
+  drawing.append(svg("polygon", { class: "band", points: edge.map(([a, b]) => `${x(a)},${y(b)}`).join(" ") }));
+  for (const tick of ticks(end, 4)) {
+    drawing.append(
+      svg("line", { class: "grid", x1: x(tick), x2: x(tick), y1: y(0), y2: y(end) }),
+      svg("line", { class: "grid", x1: x(0), x2: x(end), y1: y(tick), y2: y(tick) }),
+      svg("text", { class: "soft", x: x(tick), y: y(0) + 14, "text-anchor": "middle" }, ms(tick)),
+      svg("text", { class: "soft", x: LEFT - 5, y: y(tick) + 4, "text-anchor": "end" }, ms(tick)));
+  }
+  drawing.append(
+    svg("line", { class: "axis", x1: x(0), y1: y(0), x2: x(end), y2: y(end) }),
+    svg("text", { class: "soft", x: SIZE - 8, y: SIZE - 5, "text-anchor": "end" }, "predicted ms"),
+    svg("text", { class: "soft", x: LEFT + 4, y: 16 }, "measured ms"),
+    ...scheme.points.map(([predicted, measured]) => svg("circle", { class: "dot", cx: x(predicted), cy: y(measured), r: 3 })));
+  return html("figure", {}, html("figcaption", {}, html("b", {}, scheme.scheme)), drawing);
+}
+
+/** Show the answer of /drift in the section's elements. */
+export function drawDrift(drift) {
+  const { schemes, pipelines, steps } = drift;
+  const without = pipelines.all - pipelines.measurable;
+  let note = "No rank has measured a step yet: nothing can be said.";
+  if (steps.measured > 0) {
+    note = `Profile ${drift.profile}; ${count(steps.measured)} measured steps, ${steps.first} to ${steps.last}. ` +
+      `${count(pipelines.measured)} of ${count(pipelines.all)} pipelines were measured` +
+      (without > 0 ? `; ${count(without)} cannot be, as they have several stages or share their ranks` : "") + ". " +
+      (schemes.some((each) => each.limit_assumed) ? "* assumed: the profile states no error of its own." : "");
+  }
+  write(find("#drift-note"), note);
+  find("#refit").hidden = !drift.warning;
+  const server = new URL(".", document.baseURI).href.replace(/\/$/, "");
+  write(find("#refit code"), `seqplan refit --server ${server} --job ${drift.job} -o refitted.json`);
+  find("#drift-table").hidden = schemes.length === 0;
+  find("#drift-table tbody").replaceChildren(...schemes.map(row));
+  find("#scatters").replaceChildren(...schemes.filter((each) => each.points.length).map(scatter));
+}

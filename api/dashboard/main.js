@@ -1,0 +1,334 @@
+// The page: which job and step are looked at, and asking for what is new every two seconds.
+
+import { Charts } from "./charts.js";
+import { drawDrift } from "./drift.js";
+import { drawGantt } from "./gantt.js";
+import { NONE, count, find, html, ms, percent, signedPercent, write } from "./markup.js";
+import { Refused, json, ofJob, text, token } from "./service.js";
+import { Colours, drawStrategies } from "./strategies.js";
+
+const EVERY_MS = 2000;
+const PAGE = 50;
+const UNSETTLED = 20; // steps asked for again behind the slowest rank: late measurements
+const KEPT = 30; // timelines
+const TABLE = 50; // steps in the table
+
+const seen = {
+  pages: 1, // of the list of jobs
+  job: null,
+  about: null, // its row of /v1/progress
+  from: null, // the step that the window began with when it was last asked for as a whole
+  steps: new Map(), // by number
+  step: undefined, // the chosen one
+  items: [], // those of the window, ascending
+  chosen: -1, // index in items
+  drift: null,
+  timelines: new Map(),
+  colours: new Colours(),
+};
+const rows = new Map(); // of the table of jobs, by id
+let charts = null;
+let waiting = null;
+let asking = false;
+
+// Jobs
+
+function jobRow(job) {
+  const link = html("a", { href: `#job=${encodeURIComponent(job.id)}` }, job.id);
+  const cells = [0, 1, 2].map((at) => html("td", { class: at === 0 ? "text" : null }));
+  return { link, cells, element: html("tr", {}, html("th", { scope: "row", class: "text name" }, link), ...cells) };
+}
+
+function showJobs(jobs, more) {
+  find("#no-jobs").hidden = jobs.length > 0;
+  find("#job-table").hidden = jobs.length === 0;
+  find("#more-jobs").hidden = !more;
+  const body = find("#job-table tbody");
+  for (const [id, row] of rows) {
+    if (!jobs.some((job) => job.id === id)) {
+      row.element.remove();
+      rows.delete(id);
+    }
+  }
+  jobs.forEach((job, at) => {
+    const row = rows.get(job.id) ?? jobRow(job);
+    rows.set(job.id, row);
+    if (body.children[at] !== row.element) body.insertBefore(row.element, body.children[at] ?? null);
+    const told = [job.state, slowest(job), `${job.ahead} of ${job.look_ahead}`];
+    told.forEach((words, cell) => write(row.cells[cell], words));
+    const chosen = job.id === seen.job;
+    row.element.classList.toggle("chosen", chosen);
+    if (chosen) row.link.setAttribute("aria-current", "true");
+    else row.link.removeAttribute("aria-current");
+  });
+}
+
+const slowest = (job) => {
+  if (job.slowest < 0) return "none yet";
+  return job.last_step === null ? `${job.slowest}` : `${job.slowest} of ${job.last_step}`;
+};
+
+// The chosen job
+
+const median = (values) => {
+  const sorted = values.filter((value) => value !== null).sort((a, b) => a - b);
+  return sorted.length ? sorted[Math.floor(sorted.length / 2)] : null;
+};
+
+function fact(name, value, more = "") {
+  return html("div", {}, html("dt", {}, name), html("dd", {}, value, more && html("small", {}, more)));
+}
+
+function showFacts() {
+  const { about, items, drift } = seen;
+  const bias = median((drift?.schemes ?? []).map((each) => each.bias));
+  const last = about.last_step === null ? "more may come" : `of ${about.last_step}, the last`;
+  find("#facts").replaceChildren(
+    fact("State", about.state, `${count(about.world_size)} ranks`),
+    fact("Planned to step", about.last_planned_step ?? NONE, last),
+    fact("Slowest rank at", about.slowest < 0 ? NONE : about.slowest, `fastest ${about.fastest < 0 ? NONE : about.fastest}`),
+    fact("Planned ahead", about.ahead, `look-ahead ${about.look_ahead}`),
+    fact("Predicted step", `${ms(median(items.map((item) => item.predicted_ms)))} ms`, "median"),
+    fact("Gap", percent(median(items.map((item) => item.gap))), "median"),
+    fact("Planning a step", `${ms(median(items.map((item) => item.planning_ms)))} ms`, "median"),
+    fact("Measured", signedPercent(bias), "against predicted, lately"),
+  );
+  const told = (drift?.schemes ?? []).filter((each) => each.warning).map((each) => each.message);
+  if (about.state === "failed") told.unshift(`Step ${about.failed_step} cannot be planned: ${about.error}`);
+  const place = find("#warnings");
+  if (place.dataset.told !== told.join("\n")) {
+    place.dataset.told = told.join("\n");
+    place.replaceChildren(...told.map((words) => html("p", { class: "warning" }, words)));
+  }
+}
+
+function showSteps() {
+  const some = seen.items.length > 0;
+  find("#no-steps").hidden = some;
+  find("#planned").hidden = !some;
+  if (!some) return;
+  charts ??= new Charts(find("#charts"), pick);
+  charts.show(seen.items, seen.chosen);
+  drawStrategies(find("#strategies"), seen.items, seen.chosen, seen.colours, pick);
+  const slider = find("#step");
+  slider.max = `${seen.items.length - 1}`;
+  slider.value = `${seen.chosen}`;
+  const item = seen.items[seen.chosen];
+  const { world_size } = seen.about;
+  slider.setAttribute("aria-valuetext", `step ${item.step}`);
+  write(find("#step-name"), `step ${item.step}`);
+  find("#before").disabled = seen.chosen === 0;
+  find("#after").disabled = seen.chosen === seen.items.length - 1;
+  write(find("#step-facts"),
+    `Step ${item.step}: ${count(item.tokens)} tokens in ${count(item.sequences)} sequences as ${item.strategy}. ` +
+    `Predicted ${ms(item.predicted_ms)} ms, measured ${item.measured_ms === null ? "not yet" : `${ms(item.measured_ms)} ms`}, ` +
+    `gap ${percent(item.gap)}, planned in ${ms(item.planning_ms)} ms; ` +
+    `${count(item.ranks_acknowledged)} of ${count(world_size)} ranks are done.`);
+  if (find("#steps").open) showTable();
+}
+
+function showTable() {
+  const cells = (item) => [
+    `${item.step}`, ms(item.predicted_ms), ms(item.measured_ms), percent(item.gap), ms(item.planning_ms),
+    count(item.ranks_acknowledged),
+  ];
+  find("#steps tbody").replaceChildren(...seen.items.slice(-TABLE).reverse().map((item) =>
+    html("tr", {}, ...cells(item).map((words) => html("td", {}, words)),
+      html("td", { class: "text" }, item.strategy))));
+}
+
+async function showOneStep() {
+  const item = seen.items[seen.chosen];
+  if (!item) return;
+  const { job } = seen;
+  const stale = () => seen.job !== job || seen.items[seen.chosen]?.step !== item.step;
+  if (!seen.timelines.has(item.step)) {
+    const found = await json(ofJob(job, "plans", item.step, "timeline"));
+    if (seen.job !== job) return;
+    seen.timelines.set(item.step, found);
+    if (seen.timelines.size > KEPT) seen.timelines.delete(seen.timelines.keys().next().value);
+  }
+  if (stale()) return;
+  write(find("#gantt-note"), drawGantt(find("#gantt"), seen.timelines.get(item.step)));
+  const why = find("#why");
+  if (why.open && why.dataset.step !== `${job} ${item.step}`) {
+    const told = await text(ofJob(job, "plans", item.step, "explain"));
+    if (stale()) return;
+    why.dataset.step = `${job} ${item.step}`;
+    write(find("pre", why), told);
+  }
+}
+
+function choose() {
+  const { items } = seen;
+  if (find("#follow").checked) {
+    const next = items.findIndex((item) => item.step > seen.about.slowest);
+    return next < 0 ? items.length - 1 : next;
+  }
+  const at = items.findIndex((item) => item.step >= seen.step);
+  return at < 0 ? items.length - 1 : at;
+}
+
+/** Look at the step at an index of the window, and stay there. */
+function pick(at) {
+  if (!seen.items[at]) return;
+  find("#follow").checked = false;
+  select(at);
+}
+
+function select(at) {
+  const moved = seen.items[at]?.step !== seen.step;
+  seen.chosen = at;
+  seen.step = seen.items[at]?.step;
+  showSteps();
+  if (moved || !find("#gantt").firstChild) showOneStep().catch(failed);
+}
+
+// Asking
+
+async function askSteps(job, about) {
+  const first = Math.max((about.last_planned_step ?? -1) - Number(find("#window").value) + 1, 0);
+  const whole = seen.from === null || first < seen.from; // the first time, or a wider window
+  let after = (whole ? first : Math.max(first, about.slowest - UNSETTLED)) - 1;
+  const found = [];
+  while (after !== null) {
+    const page = await json(`${ofJob(job, "steps")}?after=${after}&limit=1000`);
+    found.push(...page.items);
+    after = page.next;
+  }
+  return () => {
+    seen.from = whole ? first : seen.from;
+    for (const item of found) seen.steps.set(item.step, item);
+    for (const step of seen.steps.keys()) if (step < first) seen.steps.delete(step);
+    seen.items = [...seen.steps.values()].sort((a, b) => a.step - b.step);
+  };
+}
+
+async function ask() {
+  let cursor = "";
+  const jobs = [];
+  for (let page = 0; page < seen.pages && cursor !== null; page += 1) {
+    const found = await json(`v1/progress?limit=${PAGE}&cursor=${encodeURIComponent(cursor)}`);
+    jobs.push(...found.items);
+    cursor = found.next;
+  }
+  find("#ask-token").hidden = true;
+  find("#forget").hidden = token.get() === null;
+  find("#main").hidden = false;
+  if (seen.job === null && jobs.length === 1) seen.job = jobs[0].id;
+  showJobs(jobs, cursor !== null);
+  const { job } = seen;
+  find("#job").hidden = job === null;
+  if (job === null) return;
+  write(find("#job-title"), `Job ${job}`);
+  try {
+    const about = await json(ofJob(job, "progress"));
+    const [keep, drift] = await Promise.all([
+      askSteps(job, about),
+      json(`${ofJob(job, "drift")}?points=200`),
+    ]);
+    if (seen.job !== job) return;
+    [seen.about, seen.drift] = [about, drift];
+    keep();
+  } catch (error) {
+    if (!(error instanceof Refused && error.status === 404)) throw error;
+    find("#facts").replaceChildren();
+    find("#planned").hidden = true;
+    write(find("#warnings"), error.message);
+    delete find("#warnings").dataset.told;
+    return;
+  }
+  showFacts();
+  drawDrift(seen.drift);
+  find("#planned").hidden = seen.items.length === 0; // figures take the room that they are shown in
+  if (seen.items.length) select(choose());
+  else showSteps();
+}
+
+function failed(error) {
+  if (error instanceof Refused && error.status === 401) {
+    const first = token.get() === null;
+    token.forget();
+    find("#main").hidden = true;
+    find("#forget").hidden = true;
+    find("#ask-token").hidden = false;
+    write(find("#token-why"), first
+      ? "This service wants a token. One that may read is enough."
+      : "The service does not know this token. One that may read is enough.");
+    write(find("#link"), "Waiting for a token");
+    find("#token").focus();
+    return;
+  }
+  const at = new Date().toLocaleTimeString("en", { hour12: false });
+  if (!find("#link").textContent.startsWith("No answer")) {
+    const why = error instanceof Refused ? error.message : "the service cannot be reached";
+    write(find("#link"), `No answer since ${at}: ${why}. Trying again.`);
+  }
+}
+
+async function tick() {
+  clearTimeout(waiting);
+  if (asking || document.hidden || !find("#ask-token").hidden) return;
+  asking = true;
+  try {
+    await ask();
+    write(find("#link"), "Live, every 2 s");
+  } catch (error) {
+    failed(error);
+  } finally {
+    asking = false;
+  }
+  waiting = setTimeout(tick, EVERY_MS);
+}
+
+function open() {
+  const chosen = new URLSearchParams(location.hash.slice(1)).get("job");
+  if (chosen === null || chosen === seen.job) return;
+  Object.assign(seen, { job: chosen, about: null, from: null, items: [], chosen: -1, step: undefined, drift: null });
+  seen.steps.clear();
+  seen.timelines.clear();
+  seen.colours = new Colours();
+  find("#follow").checked = true;
+  find("#gantt").replaceChildren();
+  delete find("#warnings").dataset.told;
+  find("#warnings").replaceChildren();
+  find("#job").hidden = true;
+  tick();
+}
+
+find("#ask-token").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token.set(find("#token").value.trim());
+  find("#token").value = "";
+  find("#ask-token").hidden = true;
+  tick();
+});
+find("#forget").addEventListener("click", () => {
+  token.forget();
+  location.reload();
+});
+find("#more-jobs").addEventListener("click", () => {
+  seen.pages += 1;
+  tick();
+});
+find("#window").addEventListener("change", tick);
+find("#step").addEventListener("input", (event) => pick(Number(event.target.value)));
+find("#before").addEventListener("click", () => pick(seen.chosen - 1));
+find("#after").addEventListener("click", () => pick(seen.chosen + 1));
+find("#follow").addEventListener("change", () => {
+  if (find("#follow").checked && seen.items.length) select(choose());
+});
+find("#why").addEventListener("toggle", () => showOneStep().catch(failed));
+find("#steps").addEventListener("toggle", showTable);
+addEventListener("hashchange", open);
+addEventListener("resize", () => {
+  if (!seen.items.length) return;
+  showSteps();
+  showOneStep().catch(failed);
+});
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) write(find("#link"), "Paused while the tab is hidden");
+  else tick();
+});
+open();
+tick();

@@ -1,0 +1,64 @@
+// Elements and numbers. Text of the service becomes text, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+const number = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const fine = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+const share = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 2 });
+const rough = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 1 });
+const signed = new Intl.NumberFormat("en", {
+  style: "percent",
+  maximumFractionDigits: 1,
+  signDisplay: "exceptZero",
+});
+
+export const NONE = "–";
+const or = (write) => (value) => (value === null || value === undefined ? NONE : write(value));
+
+export const count = or((value) => number.format(value));
+export const ms = or((value) => (Math.abs(value) >= 1000 ? number : fine).format(value));
+export const percent = or((value) => share.format(value));
+export const roughPercent = or((value) => rough.format(value));
+export const signedPercent = or((value) => signed.format(value));
+
+export const find = (selector, within = document) => within.querySelector(selector);
+
+function filled(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null));
+  return element;
+}
+
+/** An HTML element; strings among the children become text. */
+export const html = (name, attributes = {}, ...children) =>
+  filled(document.createElement(name), attributes, children);
+
+/** An SVG element. */
+export const svg = (name, attributes = {}, ...children) =>
+  filled(document.createElementNS(SVG, name), attributes, children);
+
+/** Text of an element, left alone where it is the same: what reads it aloud need not again. */
+export function write(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Ranks as "0–3, 8". */
+export function spans(ranks) {
+  const found = [];
+  for (const rank of [...ranks].sort((a, b) => a - b)) {
+    const last = found.at(-1);
+    if (last && rank === last[1] + 1) last[1] = rank;
+    else found.push([rank, rank]);
+  }
+  return found.map(([low, high]) => (low === high ? `${low}` : `${low}–${high}`)).join(", ");
+}
+
+/** Round steps of an axis from 0 to at least `end`: [0, step, 2·step, …]. */
+export function ticks(end, about) {
+  const raw = end / about || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].find((factor) => factor * power >= raw) * power;
+  return Array.from({ length: Math.floor(end / step + 1e-9) + 1 }, (_, k) => k * step);
+}

@@ -1,0 +1,111 @@
+"""The dashboard at ``/``: a page and what it loads, as they are in the package.
+
+They are handed out before the guard asks for a token, as they tell nothing of the jobs: the page
+asks for a token itself and sends it with each question.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+POLICY = (
+    "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""Nothing from elsewhere, nothing inline, no text turned into markup, in no one's frame."""
+
+_PLACE = b"{{files}}"
+"""In the page: the folder of this version's files."""
+
+
+@dataclass(frozen=True)
+class _File:
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    tag: bytes
+
+
+class Dashboard:
+    """ASGI middleware that answers ``GET /`` and ``GET /dashboard/…``; the rest goes on.
+
+    The files' folder is named by their content, so that browsers may keep them for ever; the page
+    itself is asked for each time and has not changed (304) until the next version.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._files = _dashboard()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = None
+        if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
+            found = self._files.get(scope["path"])
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        known = Headers(scope=scope).get("if-none-match", "").encode("latin-1") == found.tag
+        status, body = (304, b"") if known else (200, found.body)
+        headers = [*found.headers]
+        if not known:
+            headers.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send(
+            {"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body}
+        )
+
+
+def _dashboard() -> dict[str, _File]:
+    """The files by the path they are served at."""
+    folder = files("seqplan.api.dashboard")
+    bodies = {name: each.read_bytes() for name, each in _served(folder, "")}
+    page = bodies.pop("index.html")
+    digest = hashlib.sha256()
+    for name, body in sorted(bodies.items()):
+        digest.update(f"{name} {len(body)}\n".encode() + body)
+    place = f"dashboard/{digest.hexdigest()[:16]}"
+    found = {
+        f"/{place}/{name}": _file(name, body, "public, max-age=31536000, immutable")
+        for name, body in bodies.items()
+    }
+    found["/"] = _file("index.html", page.replace(_PLACE, place.encode()), "no-cache")
+    return found
+
+
+def _served(folder: Traversable, place: str) -> list[tuple[str, Traversable]]:
+    found = []
+    for each in folder.iterdir():
+        if each.is_dir():
+            found += _served(each, f"{place}{each.name}/")
+        elif _suffix(each.name) in CONTENT_TYPES:
+            found.append((f"{place}{each.name}", each))
+    return found
+
+
+def _file(name: str, body: bytes, caching: str) -> _File:
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode()
+    headers = {
+        b"content-type": CONTENT_TYPES[_suffix(name)].encode(),
+        b"etag": tag,
+        b"cache-control": caching.encode(),
+        b"content-security-policy": POLICY.encode(),
+        b"x-content-type-options": b"nosniff",
+        b"referrer-policy": b"no-referrer",
+    }
+    return _File(body, tuple(headers.items()), tag)
+
+
+def _suffix(name: str) -> str:
+    return name[name.rfind(".") :]

@@ -1,0 +1,307 @@
+"""The dashboard as a browser shows it, over a real service."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import END, ENTER, HOME, LEFT, RIGHT, TAB, Page
+from measuring_ranks import measure, plan_of
+from service_process import COMMAND, serving
+from stocked_service import Stocked, stock
+
+from seqplan.api.store import jobs
+from seqplan.api.store.store import Store
+
+STEPS = 14
+LONG = "a-name-as-long-as-names-of-jobs-may-become.2026-11-21.second-try"
+
+CONTRAST = """
+const [selector, property] = arguments;
+const seen = (element) => getComputedStyle(element);
+const luminance = (colour) => {
+  const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map((each) => {
+    const share = each / 255;
+    return share <= 0.03928 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const element = document.querySelector(selector);
+let behind = element;
+while (seen(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
+const both = [seen(element)[property], seen(behind).backgroundColor].map(luminance);
+return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
+"""
+
+
+@pytest.fixture(scope="module")
+def stocked(tmp_path_factory: pytest.TempPathFactory, page: Page) -> Iterator[Stocked]:
+    """Jobs ``live`` and ``slower``, whose ranks took 1.3 times what was predicted."""
+    store = tmp_path_factory.mktemp("dashboard") / "store.db"
+    with serving("--store", store, "--port", 0) as served:
+        found = stock(served)
+        found.job("live", 60, look_ahead=STEPS)
+        found.job("slower", STEPS, look_ahead=STEPS)
+        measure(served, "live", range(4), 1.0)
+        measure(served, "slower", range(STEPS), 1.3)
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def clean(page: Page) -> Iterator[None]:
+    """A wide, light page before; nothing to complain of in the console after."""
+    page.size(1280, 900)
+    page.prefers()
+    page.log()
+    yield
+    assert page.log() == []
+    page.open("about:blank")
+
+
+def opened(page: Page, stocked: Stocked, job: str) -> str:
+    """Open a job and wait for its figures; the text of the page."""
+    page.open("about:blank")  # a change of the part after # alone would not load it again
+    page.open(f"{stocked.served.url}/#job={job}")
+    page.until("return document.querySelectorAll('#gantt rect.forward').length")
+    return page.text("body")
+
+
+def test_jobs_and_one_of_them(page: Page, stocked: Stocked) -> None:
+    page.open(stocked.served.url)
+    told = page.until_text("#job-table", "slower")
+    row = next(line for line in told.splitlines() if line.startswith("slower"))
+    assert row.split("\t") == ["slower", "planned", f"{STEPS - 1} of {STEPS - 1}", f"0 of {STEPS}"]
+    row = next(line for line in told.splitlines() if line.startswith("live"))
+    assert row.split("\t") == ["live", "planning", "3 of 59", f"{STEPS} of {STEPS}"]
+    page.click('a[href="#job=live"]')
+    page.until("return document.querySelectorAll('#gantt rect.forward').length")
+    assert page.text("#job-title") == "Job live"
+    assert page.run("return document.querySelectorAll('#charts canvas').length") == 3
+    timeline = stocked.served.ok("GET", "/v1/jobs/live/plans/4/timeline")
+    passes = [each for p in timeline["pipelines"] for stage in p["stages"] for each in stage]
+    drawn = page.run(
+        "return ['forward', 'backward'].map("
+        "kind => document.querySelectorAll(`#gantt rect.${kind}`).length)"
+    )
+    assert drawn == [sum(each[0] == kind for each in passes) for kind in "FB"]
+    assert page.text("#step-name") == "step 4"  # the slowest rank has done 3
+    page.click("#why summary")
+    explained = stocked.served.ask("GET", "/v1/jobs/live/plans/4/explain").body.decode()
+    assert page.until_text("#why pre", "lower bound").split() == explained.split()
+    page.click("#steps summary")
+    assert page.run("return document.querySelectorAll('#steps tbody tr').length") == 4 + STEPS
+
+
+def test_charts_show_what_the_service_says(page: Page, stocked: Stocked) -> None:
+    opened(page, stocked, "slower")
+    item = stocked.served.ok("GET", "/v1/jobs/slower/steps")["items"][-1]
+    told = page.text("#charts").replace(",", "")
+    for name in ("predicted_ms", "measured_ms", "lower_bound_ms"):
+        assert f"{item[name]:.4g}" in told or f"{item[name]:.0f}" in told, (name, told)
+    inked = page.run(
+        "return [...document.querySelectorAll('#charts canvas')].map(canvas => {"
+        " const {width, height} = canvas;"
+        " const data = canvas.getContext('2d').getImageData(0, 0, width, height).data;"
+        " return new Set(new Uint32Array(data.buffer)).size })"
+    )
+    assert all(colours > 3 for colours in inked), inked
+
+
+def test_keys_alone_choose_a_job_and_a_step(page: Page, stocked: Stocked) -> None:
+    page.open("about:blank")
+    page.open(stocked.served.url)
+    page.until_text("#job-table", "slower")
+    focused = "return document.activeElement.id || document.activeElement.textContent"
+    for _ in range(10):
+        page.press(TAB)
+        outline = page.run("return getComputedStyle(document.activeElement).outlineStyle")
+        assert outline == "solid", page.run(focused)
+        if page.run(focused) == "slower":
+            break
+    else:
+        pytest.fail("the job cannot be reached by Tab")
+    page.press(ENTER)
+    page.until_text("#job-title", "slower")
+    page.until("return document.querySelectorAll('#gantt rect.forward').length")
+    for _ in range(20):
+        page.press(TAB)
+        if page.run(focused) == "step":
+            break
+    else:
+        pytest.fail("the steps cannot be reached by Tab")
+    page.press(HOME)
+    page.until_text("#step-name", "^step 0$")
+    assert page.run("return document.querySelector('#before').disabled")
+    assert not page.run("return document.querySelector('#follow').checked")
+    page.press(RIGHT, RIGHT, RIGHT, LEFT)
+    page.until_text("#step-name", "^step 2$")
+    page.until("return document.querySelector('#gantt svg').ariaLabel?.startsWith('Step 2:')")
+    assert (
+        page.run("return document.querySelector('#step').getAttribute('aria-valuetext')")
+        == "step 2"
+    )
+    page.press(END)
+    page.until_text("#step-name", f"^step {STEPS - 1}$")
+
+
+def test_drift_is_told_and_drawn(page: Page, stocked: Stocked) -> None:
+    opened(page, stocked, "slower")
+    drift = stocked.served.ok("GET", "/v1/jobs/slower/drift?points=200")
+    warned = [each for each in drift["schemes"] if each["warning"]]
+    told = [line for line in page.text("#warnings").split("\n") if line]
+    assert told == [each["message"] for each in warned]
+    rows = page.text("#drift-table tbody").split("\n")
+    assert sum("+30%" in row for row in rows) == len(drift["schemes"])
+    assert page.text("#drift-table").count("drifted") == len(warned)
+    dots = page.run("return document.querySelectorAll('#scatters circle').length")
+    assert dots == sum(len(each["points"]) for each in drift["schemes"])
+    assert f"--server {stocked.served.url} --job slower" in page.text("#refit")
+    opened(page, stocked, "live")
+    assert page.text("#warnings") == ""
+    assert not page.text("#refit")
+
+
+def test_it_follows_what_happens_and_rests_while_hidden(page: Page, stocked: Stocked) -> None:
+    opened(page, stocked, "live")
+    done = stocked.served.ok("GET", "/v1/jobs/live/progress")["slowest"]
+    measure(stocked.served, "live", [done + 1], 1.0)
+    page.until_text("#step-name", f"^step {done + 2}$")
+    # No window manager hides the tab here: it is told that it is hidden.
+    hide = (
+        "Object.defineProperty(document, 'hidden', {value: arguments[0], configurable: true});"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    page.run(hide, True)
+    page.until_text("#link", "Paused")
+    measure(stocked.served, "live", [done + 2], 1.0)
+    page.run("performance.clearResourceTimings()")
+    time.sleep(5)  # more than twice the time between two questions
+    asked = "return performance.getEntriesByType('resource').map(each => each.name)"
+    assert page.run(asked) == []
+    page.run(hide, False)
+    page.until_text("#step-name", f"^step {done + 3}$")
+    assert page.text("#link").startswith("Live")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 390, 768])
+def test_no_width_scrolls_sideways(page: Page, stocked: Stocked, width: int, scheme: str) -> None:
+    page.size(width, 700)
+    page.prefers(prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
+    if stocked.served.ask("GET", f"/v1/jobs/{LONG}").status == 404:
+        stocked.job(LONG, STEPS, look_ahead=STEPS)
+        plan_of(stocked.served, LONG, STEPS - 1)
+    for job in ("slower", LONG):
+        opened(page, stocked, job)
+        page.click("#why summary")
+        page.click("#steps summary")
+        page.until_text("#why pre", "lower bound")
+        wide = page.run("return document.documentElement.scrollWidth")
+        assert wide <= width, (job, wide)
+
+
+def test_light_and_dark_can_be_read(page: Page, stocked: Stocked) -> None:
+    backgrounds = set()
+    for scheme in ("light", "dark"):
+        page.prefers(prefers_color_scheme=scheme)
+        opened(page, stocked, "slower")
+        backgrounds.add(page.run("return getComputedStyle(document.body).backgroundColor"))
+        for selector in (
+            "body",
+            "#link",
+            "#warnings p",
+            "a",
+            "#drift-note",
+            "thead th",
+            ".facts dt",
+        ):
+            assert page.run(CONTRAST, selector, "color") >= 4.5, (scheme, selector)
+        for selector in ("#gantt text", "#gantt text.soft"):
+            assert page.run(CONTRAST, selector, "fill") >= 4.5, (scheme, selector)
+    assert len(backgrounds) == 2
+
+
+def test_what_can_be_operated_has_a_name(page: Page, stocked: Stocked) -> None:
+    opened(page, stocked, "slower")
+    page.devtools("Accessibility.enable")
+    nodes = page.devtools("Accessibility.getFullAXTree")["nodes"]
+    wanted = ("button", "slider", "checkbox", "combobox", "link", "img", "image")
+    found = [node for node in nodes if node.get("role", {}).get("value") in wanted]
+    assert {"button", "slider", "checkbox", "combobox", "link"} <= {
+        node["role"]["value"] for node in found
+    }
+    unnamed = [node for node in found if not node.get("name", {}).get("value")]
+    assert unnamed == []
+    page.devtools("Accessibility.disable")
+
+
+def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Path) -> None:
+    store = tmp_path / "store.db"
+    line = [*COMMAND, "serve", "--store", str(store), "--add-token", "reader"]
+    made = subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+
+    def refused() -> list[str]:
+        """Refusals are what the console tells here, and all that it tells."""
+        told = page.log()
+        assert all("401 (Unauthorized)" in line for line in told), told
+        return told
+
+    with serving("--store", store, "--port", 0) as served:
+        page.open(served.url)
+        page.until("return !document.querySelector('#ask-token').hidden")
+        assert page.run("return document.activeElement.id") == "token"
+        assert page.text("#main") == ""
+        page.type("#token", "wrong" + ENTER)
+        page.until_text("#token-why", "does not know this token")
+        assert len(refused()) == 2
+        page.type("#token", made)
+        page.click("#ask-token button")
+        page.until_text("#no-jobs", "No jobs yet")
+        assert page.run("return [sessionStorage.length, localStorage.length, document.cookie]") == [
+            *(1, 0, "")
+        ]
+        assert made not in page.run("return location.href + document.documentElement.outerHTML")
+        page.command("POST", "/refresh")
+        page.until_text("#no-jobs", "No jobs yet")
+        page.click("#forget")
+        page.until("return !document.querySelector('#ask-token')?.hidden")
+        assert page.run("return sessionStorage.length") == 0
+        assert len(refused()) == 1
+        page.type("#token", "not one ✓" + ENTER)
+        page.until_text("#token-why", "does not know this token")
+
+
+def test_text_of_the_service_is_text(page: Page, stocked: Stocked, tmp_path: Path) -> None:
+    said = '<img src=x id=evil onerror=alert(1)> & "<b>"'
+    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+        stock(served).job("failed", 3)
+        plan_of(served, "failed", 2)
+    store = Store(str(tmp_path / "s.db"))
+    with store.writing() as connection:
+        jobs.settle_job(connection, "failed", state="failed", failed_step=2, error=said)
+    store.close()
+    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+        page.open(f"{served.url}/#job=failed")
+        assert said in page.until_text("#warnings", "cannot be planned")
+        assert page.run("return document.querySelector('#evil')") is None
+        page.open(f"{served.url}/?again#job=%3Cb%3Enone")
+        page.until_text("#warnings", "there is no job <b>none")
+        assert all("404 (Not Found)" in line for line in page.log())
+        page.open("about:blank")
+
+
+def test_a_service_that_goes_away_and_comes_back(page: Page, tmp_path: Path) -> None:
+    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+        port = int(served.url.rpartition(":")[2])
+        page.open(served.url)
+        page.until_text("#link", "Live")
+    page.until_text("#link", "No answer since .*cannot be reached")
+    with serving("--store", tmp_path / "s.db", "--port", port):
+        page.until_text("#link", "Live")
+        page.open("about:blank")
+    told: list[Any] = page.log()
+    assert all("ERR_CONNECTION_REFUSED" in line or "Failed to fetch" in line for line in told), told

@@ -20,7 +20,7 @@ from seqplan.api.store import jobs, schema
 from seqplan.api.store.catalogue import get, lengths_path
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.jobs import StoredPlan
-from seqplan.api.store.store import Store
+from seqplan.api.store.store import Claim, Store
 from seqplan.planner.assemble import PACKINGS
 from seqplan.planner.batch import Batch
 from seqplan.planner.producer import Planned, PlannerPool
@@ -32,6 +32,7 @@ from seqplan.plans.lint import lint
 Published = Callable[[str, ReadyPlan | None], None]
 
 _RETRY_S = 0.5
+_CLAIM_S = 1.0
 
 
 class PlanningJob:
@@ -52,6 +53,7 @@ class PlanningJob:
         self._workers = workers
         self._changed = threading.Condition()
         self._stopped = False
+        self._look = False
         self._done = [-1] * int(row["world_size"])
         self._next = 0
         self._thread = threading.Thread(target=self._run, name=f"job {self.id}", daemon=True)
@@ -77,52 +79,63 @@ class PlanningJob:
         with self._changed:
             self._changed.notify()
 
+    def look_again(self) -> None:
+        """Another service may have taken acknowledgements or batches of this job."""
+        with self._changed:
+            self._look = True
+            self._changed.notify()
+
     def _run(self) -> None:
         while not self._stopped:
             try:
-                self._plan_on()
-                return
-            except _Stopped:
-                return
+                with self._store.claimed(f"job {self.id}") as claim:
+                    if claim is not None:
+                        self._plan_claimed(claim)
+                        return
+                self._wait(_CLAIM_S)  # another service plans it, and may end
             except StoreUnavailable:
                 # Disk full or database locked: nothing is lost, and it may pass.
                 self._wait(_RETRY_S)
-            except _Unplannable as failure:
-                if self._settle(state="failed", failed_step=failure.step, error=str(failure)):
-                    return
-            except Exception as error:  # ranks must never wait for a planner that is gone
-                reason = f"{type(error).__name__}: {error}"
-                if self._settle(state="failed", failed_step=self._next, error=reason):
-                    return
 
-    def _settle(self, **values: Any) -> bool:
+    def _plan_claimed(self, claim: Claim) -> None:
+        with self._store.reading() as connection:
+            row = get(connection, schema.jobs, self.id)
+        if row is None or row["state"] != "planning":
+            return  # another service has brought it to its end
         try:
-            with self._store.writing() as connection:
-                jobs.settle_job(connection, self.id, **values)
+            self._plan_on(claim)
         except StoreUnavailable:
-            self._wait(_RETRY_S)
-            return False
-        self._published(self.id, None)
-        return True
+            raise
+        except _Stopped:
+            return
+        except _Unplannable as failure:
+            self._settle(claim, state="failed", failed_step=failure.step, error=str(failure))
+        except Exception as error:  # ranks must never wait for a planner that is gone
+            reason = f"{type(error).__name__}: {error}"
+            self._settle(claim, state="failed", failed_step=self._next, error=reason)
 
-    def _plan_on(self) -> None:
+    def _settle(self, claim: Claim, **values: Any) -> None:
+        with claim.writing() as connection:
+            jobs.settle_job(connection, self.id, **values)
+        self._published(self.id, None)
+
+    def _plan_on(self, claim: Claim) -> None:
         self._next = 0
         with self._store.reading() as connection:
             proposal_row = get(connection, schema.proposals, self._row["proposal"])
             planned = jobs.planned_steps(connection, self.id)
-            for rank, step in jobs.acknowledged(connection, self.id).items():
-                self._done[rank] = max(self._done[rank], step)
+        self._read_acknowledged()
         assert proposal_row is not None
         self._next = planned[-1] + 1 if planned else 0
         proposal = ProposalDocument.from_json(proposal_row["document"], "proposal")
         pool = PlannerPool(proposal.to_json(), self._row["seed"], PACKINGS[0], self._workers)
         try:
-            self._keep_ahead(pool, proposal, planned)
+            self._keep_ahead(claim, pool, proposal, planned)
         finally:
             pool.stop()
 
     def _keep_ahead(
-        self, pool: PlannerPool, proposal: ProposalDocument, planned: list[int]
+        self, claim: Claim, pool: PlannerPool, proposal: ProposalDocument, planned: list[int]
     ) -> None:
         models = proposal.cluster.models(proposal.profile)
         last = planned[-1] if planned else -1
@@ -131,6 +144,9 @@ class PlanningJob:
         underway: deque[tuple[int, Future[Planned]]] = deque()
         batch = next(batches)
         while not self._stopped:
+            if self._look:
+                self._look = False
+                self._read_acknowledged()
             slowest = min(self._done)
             while ahead and ahead[0] <= slowest:
                 ahead.popleft()
@@ -141,13 +157,20 @@ class PlanningJob:
             if underway:
                 step, future = underway.popleft()
                 self._next = step
-                self._keep(step, self._answer(step, future), models)
+                self._keep(claim, step, self._answer(step, future), models)
             elif isinstance(batch, int):
-                if self._settle(state="planned", last_step=batch):
-                    return
+                self._settle(claim, state="planned", last_step=batch)
+                return
             else:
                 self._wait_for_room(slowest, batch is None)
                 batch = next(batches) if batch is None else batch
+
+    def _read_acknowledged(self) -> None:
+        with self._store.reading() as connection:
+            found = jobs.acknowledged(connection, self.id)
+        with self._changed:
+            for rank, step in found.items():
+                self._done[rank] = max(self._done[rank], step)
 
     def _batches(self, last: int) -> Iterator[Batch | int | None]:
         """Batches beyond step ``last``; None for none yet; at the end the last step."""
@@ -187,7 +210,7 @@ class PlanningJob:
                 raise _Unplannable(step, str(error)) from error
         raise _Stopped
 
-    def _keep(self, step: int, planned: Planned, models: Any) -> None:
+    def _keep(self, claim: Claim, step: int, planned: Planned, models: Any) -> None:
         plan = from_json(planned.line)
         if broken := lint(plan, models):
             raise _Unplannable(step, f"the plan of step {step} breaks a rule: {broken[0]}")
@@ -195,7 +218,7 @@ class PlanningJob:
         stored = StoredPlan(step, digest, planned.line)
         # Before it is published, so that ranks that wait are not kept by it.
         ready = ReadyPlan(stored, plan)
-        with self._store.writing() as connection:
+        with claim.writing() as connection:
             jobs.add_plan(connection, self.id, stored, planned.planning_ms)
         self._published(self.id, ready)
 
@@ -211,7 +234,9 @@ class PlanningJob:
                 # Between the look into the store and this wait a push may have come.
                 self._changed.wait(0.2)
             else:
-                self._changed.wait_for(lambda: self._stopped or min(self._done) > slowest)
+                self._changed.wait_for(
+                    lambda: self._stopped or self._look or min(self._done) > slowest
+                )
 
 
 class _Stopped(Exception):

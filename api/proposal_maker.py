@@ -15,7 +15,7 @@ import numpy as np
 from seqplan.api.store import schema
 from seqplan.api.store.catalogue import get, lengths_path, settle_proposal
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.store import Store
+from seqplan.api.store.store import Claim, Store
 from seqplan.planner.make_proposal import make_proposal
 from seqplan.planner.proposal_file import Cluster
 from seqplan.profiler.profile import Profile
@@ -60,18 +60,22 @@ class ProposalMaker:
         while (key := self._queue.get()) is not None and not self._stopped.is_set():
             while not self._stopped.is_set():
                 try:
-                    self._make(key)
+                    with self._store.claimed(f"proposal {key}") as claim:
+                        if claim is not None:  # no other service is making it
+                            self._make(claim, key)
                     break
                 except StoreUnavailable:
                     self._stopped.wait(_RETRY_S)
             self.progress.pop(key, None)
 
-    def _make(self, key: str) -> None:
+    def _make(self, claim: Claim, key: str) -> None:
         with self._store.reading() as connection:
             row = get(connection, schema.proposals, key)
             assert row is not None
             request = json.loads(row["request"])
             profile = get(connection, schema.profiles, request["profile"])
+        if row["state"] != "running":
+            return
         assert profile is not None
         arguments = (
             profile["document"],
@@ -80,7 +84,7 @@ class ProposalMaker:
         )
         outcome = self._in_process(key, arguments)
         if outcome is not None:
-            with self._store.writing() as connection:
+            with claim.writing() as connection:
                 settle_proposal(connection, key, **outcome)
 
     def _in_process(self, key: str, arguments: tuple[Any, ...]) -> dict[str, str] | None:

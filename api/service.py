@@ -13,7 +13,11 @@ from seqplan.api.planning_job import PlanningJob, Published
 from seqplan.api.proposal_maker import ProposalMaker
 from seqplan.api.ready_plan import ReadyPlan
 from seqplan.api.store import jobs, schema
+from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
+
+_TICK_S = 1.0
+"""How often a shared store is searched for work that another service has left."""
 
 
 @dataclass(frozen=True)
@@ -38,35 +42,68 @@ class Service:
         self._workers = workers
         self._running: dict[str, PlanningJob] = {}
         self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._watch: threading.Thread | None = None
         self.on_published: Published = lambda job, ready: None
 
     def start(self) -> None:
-        """Go on with all that the store says is unfinished."""
+        """Go on with all that the store says is unfinished, and watch for what others begin."""
         self.proposals.start()
+        self._take_up()
+        if self.store.shared:
+            self._watch = threading.Thread(target=self._watched, name="notices", daemon=True)
+            self._watch.start()
+
+    def stop(self) -> None:
+        """End planning; the store has all that was published."""
+        self._stopping.set()
+        self.proposals.stop()
+        with self._lock:
+            running, self._running = list(self._running.values()), {}
+        for job in running:
+            job.stop()
+        if self._watch is not None:
+            self._watch.join()
+
+    def plan(self, row: dict[str, Any]) -> None:
+        """Begin, or go on, to plan a job that is in the store; once is enough."""
+        with self._lock:
+            if row["id"] in self._running or self._stopping.is_set():
+                return
+            job = PlanningJob(self.store, row, self._published, self._workers)
+            self._running[job.id] = job
+        job.start()
+
+    def _take_up(self) -> None:
         with self.store.reading() as connection:
             rows = jobs.unfinished(connection)
             table = schema.proposals
             making = connection.execute(select(table.c.id).where(table.c.state == "running"))
             waiting = list(making.scalars())
         for key in waiting:
-            self.proposals.add(key)
+            if key not in self.proposals.progress:
+                self.proposals.add(key)
         for row in rows:
             self.plan(row)
 
-    def stop(self) -> None:
-        """End planning; the store has all that was published."""
-        self.proposals.stop()
-        with self._lock:
-            running, self._running = list(self._running.values()), {}
-        for job in running:
-            job.stop()
+    def _watched(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                for job in self.store.notices(_TICK_S):
+                    if self._stopping.is_set():
+                        return
+                    self._noticed(job)
+            except StoreUnavailable:
+                self._stopping.wait(_TICK_S)
 
-    def plan(self, row: dict[str, Any]) -> None:
-        """Begin, or go on, to plan a job that is in the store."""
-        job = PlanningJob(self.store, row, self._published, self._workers)
-        with self._lock:
-            self._running[job.id] = job
-        job.start()
+    def _noticed(self, job: str | None) -> None:
+        known = None if job is None else self.job(job)
+        if job is None or known is None:
+            self._take_up()
+        if job is not None:
+            if known is not None:
+                known.look_again()
+            self.on_published(job, None)
 
     def job(self, key: str) -> PlanningJob | None:
         """The planning of a job, None for one that has none."""
@@ -74,5 +111,6 @@ class Service:
             return self._running.get(key)
 
     def _published(self, job: str, ready: ReadyPlan | None) -> None:
-        self.counts["publications"] += 1
+        if ready is not None:
+            self.counts["publications"] += 1
         self.on_published(job, ready)

@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 
 from seqplan.api.service import Service
 from seqplan.api.store import schema
+from seqplan.api.store.jobs import look_ahead, unfinished
 
 
 def health_routes(service: Service) -> APIRouter:
@@ -58,6 +59,7 @@ def _metrics(service: Service) -> Iterator[str]:
         jobs = {str(state): int(count) for state, count in connection.execute(states)}
         summed = select(func.count(), func.coalesce(func.sum(schema.plans.c.planning_ms), 0.0))
         plans, planning_ms = connection.execute(summed).one()
+        ahead = [(row["id"], look_ahead(connection, row)) for row in unfinished(connection)]
     yield "# HELP seqplan_jobs Jobs of the store by state."
     yield "# TYPE seqplan_jobs gauge"
     for state in ("planning", "planned", "failed"):
@@ -69,6 +71,13 @@ def _metrics(service: Service) -> Iterator[str]:
     yield "# HELP seqplan_acknowledgements_total Acknowledgements since the start."
     yield "# TYPE seqplan_acknowledgements_total counter"
     yield f"seqplan_acknowledgements_total {service.counts['acknowledgements']}"
+    yield "# HELP seqplan_publications_total Plans published by this service since the start."
+    yield "# TYPE seqplan_publications_total counter"
+    yield f"seqplan_publications_total {service.counts['publications']}"
+    yield "# HELP seqplan_look_ahead_steps Steps planned beyond the slowest rank, by job."
+    yield "# TYPE seqplan_look_ahead_steps gauge"
+    for job, steps in ahead:
+        yield f'seqplan_look_ahead_steps{{job="{job}"}} {steps}'
     yield "# HELP seqplan_requests_total Requests answered since the start, by status."
     yield "# TYPE seqplan_requests_total counter"
     for name, count in sorted(service.counts.items()):

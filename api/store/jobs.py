@@ -10,6 +10,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from seqplan.api.store import schema
+from seqplan.api.store.notice import notify
 from seqplan.planner.batch import Batch
 from seqplan.planner.batches_file import batch_from_json, batch_to_json
 
@@ -28,6 +29,7 @@ class StoredPlan:
 def add_job(connection: Connection, row: Row) -> None:
     """Keep a new job."""
     connection.execute(insert(schema.jobs).values(row))
+    notify(connection, row["id"])
 
 
 def unfinished(connection: Connection) -> list[Row]:
@@ -39,6 +41,7 @@ def unfinished(connection: Connection) -> list[Row]:
 def settle_job(connection: Connection, job: str, **values: Any) -> None:
     """Change a job's state, last step or failure."""
     connection.execute(update(schema.jobs).where(schema.jobs.c.id == job).values(values))
+    notify(connection, job)
 
 
 def add_batches(connection: Connection, job: str, batches: Iterable[Batch]) -> None:
@@ -46,6 +49,7 @@ def add_batches(connection: Connection, job: str, batches: Iterable[Batch]) -> N
     rows = [{"job": job, "step": b.step, "document": batch_to_json(b)} for b in batches]
     if rows:
         connection.execute(insert(schema.batches), rows)
+        notify(connection, job)
 
 
 def batches_after(connection: Connection, job: str, step: int, limit: int) -> list[Batch]:
@@ -70,6 +74,7 @@ def add_plan(connection: Connection, job: str, plan: StoredPlan, planning_ms: fl
             job=job, step=plan.step, digest=plan.digest, line=plan.line, planning_ms=planning_ms
         )
     )
+    notify(connection, job)
 
 
 def get_plan(connection: Connection, job: str, step: int) -> StoredPlan | None:
@@ -106,6 +111,8 @@ def acknowledge(connection: Connection, rows: list[Row]) -> None:
         return
     made = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     connection.execute(made(schema.acks).on_conflict_do_nothing(), rows)
+    for job in sorted({row["job"] for row in rows}):
+        notify(connection, job)
 
 
 def acknowledged(connection: Connection, job: str) -> dict[int, int]:
@@ -113,6 +120,15 @@ def acknowledged(connection: Connection, job: str) -> dict[int, int]:
     table = schema.acks
     query = select(table.c.rank, func.max(table.c.step)).where(table.c.job == job)
     return {int(r): int(s) for r, s in connection.execute(query.group_by(table.c.rank))}
+
+
+def look_ahead(connection: Connection, row: Row) -> int:
+    """Steps that are planned beyond what the slowest rank of a job has acknowledged."""
+    found = acknowledged(connection, row["id"])
+    slowest = -1 if len(found) < row["world_size"] else min(found.values())
+    table = schema.plans
+    query = select(func.count()).where(table.c.job == row["id"], table.c.step > slowest)
+    return int(connection.execute(query).scalar() or 0)
 
 
 def add_measurement(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection, insert, inspect, select, update
+from sqlalchemy import Connection, func, insert, inspect, select, update
 
 from seqplan.api.store import schema
 from seqplan.api.store.errors import StoreError
@@ -18,8 +18,13 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first,)
 """Migration k takes a store of version k to k + 1. Never changed once released, only added to."""
 
 
+_LOCK = 0x5E9  # any number that no claim is likely to have
+
+
 def migrate(connection: Connection, where: str) -> None:
     """Apply what is missing; ``StoreError`` for a store of a newer version."""
+    if connection.dialect.name == "postgresql":  # one service at a time, to the transaction's end
+        connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
     found = 0
     if inspect(connection).has_table(schema.version.name):
         found = connection.execute(select(schema.version.c.version)).scalar() or 0

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import secrets
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from seqplan.api.store.errors import StoreError, StoreUnavailable
 from seqplan.api.store.migrations import migrate
+from seqplan.api.store.notice import CHANNEL
 
 _BUSY_MS = 5000
 
@@ -25,8 +30,9 @@ class Store:
 
     ``files``: the folder of uploaded arrays; by default ``PATH.files`` beside a SQLite file. A
     transaction that ended without error is on disk (WAL with synchronous=FULL: an acknowledged
-    write survives a power cut, not only a killed process). ``StoreError`` when it cannot be opened,
-    or another service holds it.
+    write survives a power cut, not only a killed process). One service at a time uses a SQLite
+    file; several may share a PostgreSQL database, and then share ``files`` too. ``StoreError`` when
+    it cannot be opened, or another service holds it.
     """
 
     def __init__(self, url: str, files: Path | None = None) -> None:
@@ -36,23 +42,21 @@ class Store:
                 raise StoreError(f"{self.where}: name a folder for uploaded arrays with --files")
             files = Path(f"{database}.files")
         self.files = files
+        self._shared = database is None
         self._writing = threading.Lock()
         try:
             (files / "lengths").mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(files / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreError(f"{files}: cannot be written: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
+            self._lock = None if self._shared else _locked(files / "lock")
+        except BlockingIOError:
             raise StoreError(
                 f"{self.where}: another service is using this store; stop it, or name another"
             ) from None
+        except OSError as error:
+            raise StoreError(f"{files}: cannot be written: {error.strerror}") from None
         try:
             self._engine = _engine(url, database)
         except BaseException as error:
-            os.close(self._lock)
+            self._unlock()
             if isinstance(error, ImportError):
                 raise StoreError(f"{self.where}: cannot be opened: {error}") from None
             raise
@@ -74,15 +78,99 @@ class Store:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that may write; on disk when it ends. ``StoreUnavailable``."""
-        with _available(), self._writing, self._engine.connect() as connection:
+        # SQLite has one writer at a time: better to wait here than to be told that it is locked.
+        turn = nullcontext() if self._shared else self._writing
+        with _available(), turn, self._engine.connect() as connection:
             connection = connection.execution_options(writes=True)
             with connection.begin():
                 yield connection
 
+    @contextmanager
+    def claimed(self, what: str) -> Iterator[Claim | None]:
+        """The right to do ``what``, which one service has at a time; None where another has it.
+
+        It ends with the block, with the process, or with the connection to the database.
+        ``StoreUnavailable``.
+        """
+        if not self._shared:
+            yield Claim(self.writing)  # nobody else uses this store
+            return
+        key = int.from_bytes(hashlib.sha256(what.encode()).digest()[:8], signed=True)
+        with _available(), self._engine.connect() as connection:
+            with connection.begin():
+                asked = select(func.pg_try_advisory_lock(key))
+                got = connection.execute(asked).scalar()
+            if not got:
+                yield None
+                return
+
+            @contextmanager
+            def writing() -> Iterator[Connection]:
+                # On the connection that holds the claim: without the claim nothing is written.
+                with _available(), connection.begin():
+                    yield connection
+
+            try:
+                yield Claim(writing)
+            finally:
+                # Never back into the pool, with or without the lock: closing gives it up.
+                connection.invalidate()
+
+    def notices(self, every_s: float) -> Iterator[str | None]:
+        """The jobs in which other services have written, as they do; None every ``every_s``.
+
+        ``StoreUnavailable``. Without other services there are no notices.
+        """
+        if not self._shared:
+            while True:
+                time.sleep(every_s)
+                yield None
+        with _available(), self._engine.connect() as connection:
+            connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+            connection.exec_driver_sql(f"LISTEN {CHANNEL}")
+            driver: Any = connection.connection.driver_connection
+            origin = self._engine.get_execution_options()["origin"]
+            while True:
+                for notice in driver.notifies(timeout=every_s, stop_after=1):
+                    sender, _, job = notice.payload.partition(" ")
+                    if sender != origin:
+                        yield job
+                        break
+                else:
+                    yield None
+
+    @property
+    def shared(self) -> bool:
+        """Whether other services may be using this store now."""
+        return self._shared
+
     def close(self) -> None:
         """Let go of the database and of the lock."""
         self._engine.dispose()
-        os.close(self._lock)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """``writing``: a transaction that is only possible while the claim holds."""
+
+    writing: Callable[[], AbstractContextManager[Connection]]
+
+
+def _locked(path: Path) -> int:
+    """A descriptor that holds the lock of a file; ``BlockingIOError`` where another has it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
 
 
 def _parsed(url: str) -> tuple[str, str | None]:
@@ -106,7 +194,9 @@ def _parsed(url: str) -> tuple[str, str | None]:
 def _engine(url: str, database: str | None) -> Engine:
     if database is None:
         try:
-            return create_engine(url, pool_pre_ping=True)
+            # A job that is planned keeps a connection; requests come on top.
+            engine = create_engine(url, pool_pre_ping=True, max_overflow=-1)
+            return engine.execution_options(origin=secrets.token_hex(8))
         except NoSuchModuleError as error:
             raise StoreError(f"{_parsed(url)[0]}: {error}") from None
     engine = create_engine(f"sqlite:///{database}", connect_args={"timeout": _BUSY_MS / 1000})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from seqplan.api.store.migrations import MIGRATIONS
 from seqplan.api.store.store import Store
 from seqplan.planner.batch import Batch
 
-POSTGRESQL = os.environ.get("SEQPLAN_TEST_POSTGRESQL")
 JOB = {
     "id": "j",
     "proposal": "p",
@@ -36,9 +34,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """Opens the same store again and again, the earlier one closed."""
     url = str(tmp_path / "store.db")
     if request.param == "postgresql":
-        if POSTGRESQL is None:
-            pytest.skip("no PostgreSQL: set SEQPLAN_TEST_POSTGRESQL to the URL of an empty one")
-        url = POSTGRESQL
+        url = request.getfixturevalue("postgresql_url")
     stores: list[Store] = []
 
     def again() -> Store:

@@ -1,0 +1,107 @@
+"""Several services on one PostgreSQL store: each serves every job, one at a time plans it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from service_process import COMMAND, Served, serving
+from sqlalchemy import create_engine
+from stocked_service import WORLD, stock
+
+from seqplan.api.store import schema
+from seqplan.runtime.http_source import HttpSource
+
+STEPS = 12
+
+
+def _deliver(asked: Served, told: Served, first: int, last: int) -> list[str]:
+    """Ranks that ask one service and acknowledge to another; the digests."""
+    source, acks = HttpSource(asked.url, "job"), HttpSource(told.url, "job")
+    digests = []
+    for step in range(first, last):
+        views = [source.view(step, rank, 60) for rank in range(WORLD)]
+        assert len({view.digest for view in views}) == 1
+        for view in views:
+            acks.acknowledge(step, view.rank, view.digest)
+        digests.append(str(views[0].digest))
+    source.close()
+    acks.close()
+    return digests
+
+
+def _published(served: Served) -> int:
+    text = served.ask("GET", "/metrics").body.decode()
+    found = re.search(r"^seqplan_publications_total (\d+)", text, re.MULTILINE)
+    assert found is not None, text
+    return int(found[1])
+
+
+def test_two_services_share_a_job(postgresql_url: str, tmp_path: Path) -> None:
+    with serving("--store", tmp_path / "alone.db", "--port", 0) as served:
+        stock(served).job("job", STEPS)
+        expected = _deliver(served, served, 0, STEPS)
+
+    shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
+    try:
+        with (
+            serving(*shared) as one,
+            serving(*shared) as other,
+            ThreadPoolExecutor(1) as threads,
+        ):
+            stocked = stock(one)
+            # Waits at the other before the job's plans are there, and soon gets them.
+            stocked.job("job", STEPS)
+            waiting = threads.submit(other.ask, "GET", "/v1/jobs/job/plans/0?wait=60")
+            assert json.loads(waiting.result().body)["step"] == 0
+            found = _deliver(other, one, 0, 3) + _deliver(one, other, 3, 6)
+            plans, idle = (one, other) if _published(one) else (other, one)
+            assert _published(idle) == 0
+            plans.process.send_signal(signal.SIGKILL)
+            plans.process.wait()
+            # Whoever is left goes on where the other ended.
+            found += _deliver(idle, idle, 6, STEPS)
+            assert 0 < _published(idle) <= STEPS - 6
+            lines = [idle.ask("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
+            assert [json.loads(line)["step"] for line in lines] == list(range(STEPS))
+            assert idle.ok("GET", "/v1/jobs/job")["state"] == "planned"
+        assert found == expected
+    finally:
+        engine = create_engine(postgresql_url)
+        schema.metadata.drop_all(engine)
+        engine.dispose()
+
+
+def test_proposals_are_made_by_one(postgresql_url: str, tmp_path: Path) -> None:
+    shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
+    try:
+        with serving(*shared) as one, serving(*shared) as other:
+            stocked = stock(one)
+            proposal = other.ok("GET", f"/v1/proposals/{stocked.proposal}")
+            assert proposal["state"] == "ready"
+            # A job that is begun at one is soon seen by the other, though it plans nothing of it.
+            other.ok("POST", "/v1/jobs", {"id": "j", "proposal": stocked.proposal})
+            batch = {"step": 0, "ids": [5], "lengths": [100]}
+            one.ok("POST", "/v1/jobs/j/batches", {"batches": [batch]})
+            reply = one.ask("GET", "/v1/jobs/j/plans/0?wait=60")
+            assert reply.json["sequences"]["ids"] == [5]
+            assert _published(one) + _published(other) == 1
+    finally:
+        engine = create_engine(postgresql_url)
+        schema.metadata.drop_all(engine)
+        engine.dispose()
+
+
+def test_a_database_that_is_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg", reason="no psycopg: install seqplan[postgresql]")
+    url = "postgresql+psycopg://seqplan:secret@127.0.0.1:1/none"
+    line = [*COMMAND, "serve", "--store", url, "--files", str(tmp_path / "f"), "--port", "0"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "secret" not in done.stderr
+    assert "cannot be opened" in done.stderr

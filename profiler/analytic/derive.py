@@ -28,8 +28,8 @@ Floats = npt.NDArray[np.float64]
 SHORTEST, POINTS = 128, 25
 """Lengths that coefficients are fitted to: from SHORTEST tokens to the longest, geometrically."""
 
-COMPUTE = ("matrix products", "memory-bound", "attention", "head and loss", "launch")
-"""Terms that one device has too, so that measuring it says how fast they are."""
+WORK = ("matrix products", "memory-bound", "attention", "head and loss")
+"""Terms that one device has too and that grow with tokens: measuring it says how fast they are."""
 
 
 def derive_profile(
@@ -84,10 +84,14 @@ def complete(
 ) -> dict[str, Any]:
     """The profile's document with ``schemes`` that it lacks, derived from its ⟨1,1,1,1⟩.
 
-    T(l, P) = compute(l, P) · T(l, 1) / compute(l, 1) + communication(l, P): the scheme's compute by
-    the analytic model, corrected by how much slower or faster the measured device is than the
-    model says at that length, and communication by the cluster's links. ``ValueError`` when the
-    profile has no ⟨1,1,1,1⟩, does not state the model's sizes, or cannot run a scheme.
+    T(l, P) = (T(l, 1) − f) · work(l, P) / work(l, 1) + f · launch(P) / launch(1) + links(l, P)
+
+    What was measured of one device is scaled by the analytic model's work; links(l, P) is
+    communication by the cluster's links. f is the part of the measured c that the model calls
+    launch overhead, on a device as much slower or faster than the model as it is at ``longest``
+    tokens. It is scaled by itself, because sharing work between devices does not make it less.
+    ``ValueError`` when the profile has no ⟨1,1,1,1⟩, does not state the model's sizes, or cannot
+    run a scheme.
     """
     single = profile.by_scheme.get(Scheme())
     if single is None:
@@ -105,14 +109,18 @@ def complete(
         return dict(profile.document)
     _check(setting.sizes, cluster, missing, setting.zero)
 
+    far = stage_terms(setting, Scheme(), [longest])
+    slower = single.latency.micro_batch_ms([longest]) / float(_total(far))
+    fixed = min(single.latency.c, slower * float(far["launch"]))
+
     def times(scheme: Scheme, lengths: Floats) -> Floats:
         dp = max(1, cluster.gpus // scheme.gpus)
         alone = stage_terms(setting, Scheme(), lengths[:, None])
         terms = stage_terms(setting, scheme, lengths[:, None], dp)
+        work, work_alone = (_total({name: of[name] for name in WORK}) for of in (terms, alone))
         measured = single.latency.work_ms(lengths) + single.latency.c
-        rate = measured / _total({name: alone[name] for name in COMPUTE})
-        compute = _total({name: terms[name] for name in COMPUTE})
-        return compute * rate + (_total(terms) - compute)
+        found = (measured - fixed) * work / work_alone + fixed * terms["launch"] / alone["launch"]
+        return found + _total(terms) - work - terms["launch"]
 
     fitted = {scheme: _fit(times, scheme, longest) for scheme in missing}
     document = dict(profile.document)

@@ -129,6 +129,20 @@ def test_a_slower_device_computes_slower_but_sends_as_fast() -> None:
         assert ratio < 1.98
 
 
+def test_what_is_shared_shrinks_also_where_the_model_sees_launches_only() -> None:
+    """A tiny model on a CPU: on the cluster's devices launching would be most of its time."""
+    sizes = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 256}
+    setting = Setting(cluster=SETTING.cluster, sizes=ModelSizes.of(sizes))
+    document = derive_profile(setting, [Scheme()], name="measured", longest=4096)
+    document["schemes"][0].update(a=4e-5, b=0.05, c=10.0, origin="measured")
+    four = Scheme(ulysses=4)
+    found = profile_of(complete(profile_of(document), setting.cluster, [four], longest=4096))
+    alone, shared = (found.by_scheme[scheme].latency for scheme in (Scheme(), four))
+    assert shared.micro_batch_ms([4096]) < 0.5 * alone.micro_batch_ms([4096])
+    # What is paid once a micro-batch is not shared.
+    assert shared.micro_batch_ms([128]) > 0.5 * alone.micro_batch_ms([128])
+
+
 def test_completing_wants_one_device_and_all_sizes() -> None:
     with pytest.raises(ValueError, match="has no scheme tp1 to derive others from"):
         complete(shipped("llama-7b-a800-80gb"), SETTING.cluster, SCHEMES)

@@ -125,16 +125,18 @@ class PlanConsumer(Generic[Prepared]):
         self._digests[number] = fetched.step.view.digest
         return fetched.step
 
-    def acknowledge(self, step: int) -> None:
+    def acknowledge(self, step: int, measured_ms: float | None = None) -> None:
         """Say that this rank has done ``step``, after its optimizer step.
 
+        ``measured_ms``: what it spent on its micro-batches (``StepResult.compute_s`` in ms), where
+        it had any; a planning service holds it against the profile's prediction.
         A failure is not raised here, on one rank alone, but on all at the next step. ``ValueError``
         for a step that was not handed out or is acknowledged already.
         """
         if step not in self._digests:
             raise ValueError(f"step {step} was not handed out, or is acknowledged already")
         try:
-            self._source.acknowledge(step, self._rank, self._digests.pop(step))
+            self._source.acknowledge(step, self._rank, self._digests.pop(step), measured_ms)
         except Exception as error:
             self._ack_failure = self._ack_failure or _line(error)
 

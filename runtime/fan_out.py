@@ -71,12 +71,16 @@ class FanOutSource:
         except RuntimeError as error:  # of the store: lost with the process that holds it
             raise PlanError(f"step {step}: the job's store: {_line(error)}") from error
 
-    def acknowledge(self, step: int, rank: int, digest: str | None) -> None:
+    def acknowledge(
+        self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
+    ) -> None:
         """Counted in the store; rank 0 passes on what all ranks have acknowledged, for each rank.
 
         A step is passed on with rank 0's next acknowledgement, or when it closes.
         """
         try:
+            if measured_ms is not None:  # before it is counted: it is read when all are
+                self._acks.set(f"{step}/{rank}", repr(measured_ms))
             self._acks.add(str(step), 1)
             if self._rank == 0:
                 self._pending[step] = digest
@@ -165,7 +169,12 @@ class FanOutSource:
             self._acks.delete_key(str(step))
             assert self._inner is not None  # it has given the view of this step
             for rank in range(self._world_size):
-                self._inner.acknowledge(step, rank, digest)
+                key = f"{step}/{rank}"
+                measured_ms = None
+                if self._acks.check([key]):
+                    measured_ms = float(self._acks.get(key))
+                    self._acks.delete_key(key)
+                self._inner.acknowledge(step, rank, digest, measured_ms)
 
     @staticmethod
     def _key(step: int, rank: int) -> str:

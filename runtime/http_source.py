@@ -3,7 +3,8 @@
 ``GET {base}/v1/jobs/{job}/plans/{step}/ranks/{rank}?wait=SECONDS``: 200 with the view as JSON and
 the plan's digest as ETag; 204 when it is not planned yet; 410 with a problem whose type ends in
 ``end-of-plans`` after the last step; 4xx and 5xx with a problem (RFC 9457) otherwise.
-``POST {base}/v1/jobs/{job}/acks`` with ``{"step", "rank", "digest"}``: 2xx.
+``POST {base}/v1/jobs/{job}/acks`` with ``{"step", "rank", "digest"}`` and, where it was measured,
+``"measured_ms"``: 2xx.
 """
 
 from __future__ import annotations
@@ -83,9 +84,14 @@ class HttpSource:
                 self._pause(min(pause, deadline - time.monotonic()), what)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def acknowledge(self, step: int, rank: int, digest: str | None) -> None:
+    def acknowledge(
+        self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
+    ) -> None:
         what = f"{self._where}: acknowledging step {step} of rank {rank}"
-        body = json.dumps({"step": step, "rank": rank, "digest": digest}).encode()
+        said: dict[str, Any] = {"step": step, "rank": rank, "digest": digest}
+        if measured_ms is not None:
+            said["measured_ms"] = measured_ms
+        body = json.dumps(said).encode()
         # The same key however often it is sent: a lost answer does not count twice.
         more = {
             "Content-Type": "application/json",

@@ -34,8 +34,13 @@ class PlanSource(Protocol):
         with its own text included, and when the source is closed meanwhile.
         """
 
-    def acknowledge(self, step: int, rank: int, digest: str | None) -> None:
-        """Say that ``rank`` has done ``step`` by the plan with ``digest``. ``PlanError``."""
+    def acknowledge(
+        self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
+    ) -> None:
+        """Say that ``rank`` has done ``step`` by the plan with ``digest``. ``PlanError``.
+
+        ``measured_ms``: what it spent on its micro-batches, to be held against the prediction.
+        """
 
     def close(self) -> None:
         """End a ``view`` that is waiting, and let go of files and connections. Idempotent."""
@@ -76,7 +81,9 @@ class FileSource:
         except ValueError as error:
             raise PlanError(f"{self._path}: step {step}: {error}") from None
 
-    def acknowledge(self, step: int, rank: int, digest: str | None) -> None:
+    def acknowledge(
+        self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
+    ) -> None:
         """Nobody is waiting for it."""
 
     def close(self) -> None:

@@ -161,7 +161,9 @@ class Hanging:
         self._closed.wait()
         raise PlanError("closed")
 
-    def acknowledge(self, step: int, rank: int, digest: str | None) -> None:
+    def acknowledge(
+        self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
+    ) -> None:
         raise AssertionError
 
     def close(self) -> None:
@@ -169,7 +171,9 @@ class Hanging:
 
 
 class Unacknowledged(FileSource):
-    def acknowledge(self, step: int, rank: int, digest: str | None) -> None:
+    def acknowledge(
+        self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
+    ) -> None:
         raise PlanError(f"the service has lost step {step}")
 
 
@@ -342,7 +346,9 @@ class Late:
             raise PlanTimeout(f"step {step} is late")
         return view_of(self.plans[step], rank)
 
-    def acknowledge(self, step: int, rank: int, digest: str | None) -> None:
+    def acknowledge(
+        self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
+    ) -> None:
         pass
 
     def close(self) -> None:

@@ -177,16 +177,18 @@ def test_acknowledgements_reach_the_service_once_for_each_rank(waiting_ranks: Ra
     ranks = waiting_ranks.over(plans)
     assert ranks.service is not None
     ranks.service.passing = []
+    measured = {1: 0.1 + 0.2, 3: 5e6}
     for plan in plans:
         ranks.views(plan.step)
         ranks.service.passing = ["503", "hang up"]
         for rank, source in enumerate(ranks.sources):
-            source.acknowledge(plan.step, rank, digest(plan))
+            source.acknowledge(plan.step, rank, digest(plan), measured_ms=measured.get(rank))
         ranks.service.passing = []
     for source in ranks.sources:
         source.close()
     assert sorted(ranks.service.acks, key=lambda ack: (ack["step"], ack["rank"])) == [
         {"step": plan.step, "rank": rank, "digest": digest(plan)}
+        | ({"measured_ms": measured[rank]} if rank in measured else {})
         for plan in plans
         for rank in range(WORLD)
     ]
@@ -349,7 +351,7 @@ def test_the_store_does_not_grow(tmp_path: Path) -> None:
         for rank, source in enumerate(sources):
             source.view(step, rank, SOON_S)
         for rank in reversed(range(WORLD)):
-            sources[rank].acknowledge(step, rank, None)
+            sources[rank].acknowledge(step, rank, None, 1.5 if rank % 2 else None)
         assert store.num_keys() <= keys + 1
     for source in sources:
         source.close()

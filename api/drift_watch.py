@@ -23,10 +23,16 @@ from seqplan.profiler.profile import Profile
 WINDOW = 200
 """Measured steps that the log and the metrics look back on."""
 
+MOST_POINTS = 1000
+
 EVERY_S = 15.0
 """How often the watch looks by itself."""
 
 _PROFILES = 64
+_JUDGEMENTS = 16
+"""Kept, so that pages which ask every few seconds cost nothing while nothing is measured."""
+
+_State = tuple[list[int], tuple[int, float]]
 
 _GAUGES: tuple[tuple[str, str, Callable[[Drift], float | None]], ...] = (
     ("error", "Median of |measured - predicted| / predicted, latest.", lambda each: each.recent),
@@ -42,7 +48,8 @@ _log = logging.getLogger("seqplan.drift")
 class JobDrift:
     """The drift of a job by scheme, over the measured steps ``first`` to ``last``.
 
-    ``points``: (predicted ms, measured ms) of each measured pipeline by scheme, oldest first.
+    ``points``: (predicted ms, measured ms) of the latest ``MOST_POINTS`` measured pipelines of each
+    scheme, oldest first.
     ``pipelines``: all with work in these steps, of which ``measurable`` have one stage and their
     ranks to themselves, of which ``measured`` were measured on all of their ranks.
     """
@@ -65,6 +72,7 @@ class DriftWatch:
         self._store = store
         self._summaries = summaries
         self._profiles: OrderedDict[str, Profile] = OrderedDict()
+        self._judged: OrderedDict[tuple[str, int], tuple[_State, JobDrift]] = OrderedDict()
         self._looked: dict[str, int | None] | None = None
         self._latest: dict[str, tuple[Drift, ...]] = {}
         self._warned: set[tuple[str, Scheme]] = set()
@@ -138,13 +146,28 @@ class DriftWatch:
         row = get(connection, schema.jobs, job)
         assert row is not None
         profile = self.profile(connection, row["proposal"])
-        found = self._judged(connection, job, steps, profile)
+        looked_at = progress.latest_measured_steps(connection, job, steps)
+        state = (
+            progress.measurements_state(connection, job, looked_at[0]) if looked_at else (0, 0.0)
+        )
+        with self._lock:
+            earlier = self._judged.get((job, steps))
+        if earlier is not None and earlier[0] == (looked_at, state):
+            return earlier[1]
+        found = self._judge(connection, job, looked_at, profile)
+        with self._lock:
+            self._judged[job, steps] = ((looked_at, state), found)
+            self._judged.move_to_end((job, steps))
+            while len(self._judged) > _JUDGEMENTS:
+                self._judged.popitem(last=False)
         if steps == WINDOW:
             self._tell(job, found)
         return found
 
-    def _judged(self, connection: Connection, job: str, steps: int, profile: Profile) -> JobDrift:
-        measured = progress.latest_measurements(connection, job, steps)
+    def _judge(
+        self, connection: Connection, job: str, steps: list[int], profile: Profile
+    ) -> JobDrift:
+        measured = progress.measured_since(connection, job, steps[0]) if steps else {}
         summaries = self._summaries.of(
             progress.digests(connection, job, measured),
             lambda missing: progress.plan_lines(connection, job, missing),
@@ -173,7 +196,7 @@ class DriftWatch:
                 )
                 for scheme in schemes
             ),
-            points,
+            {scheme: each[-MOST_POINTS:] for scheme, each in points.items()},
         )
 
     def _tell(self, job: str, found: JobDrift) -> None:

@@ -6,14 +6,14 @@ import json
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from seqplan.plans.decode import PlanReader
-from seqplan.plans.plan import Plan
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.measured.refit import Measurable, measurable
 
-KEPT = 4096
+KEPT = 2048
 """Plans of which the facts are kept, over all jobs."""
 
 
@@ -35,27 +35,23 @@ class PlanSummary:
     measurable: tuple[Measurable, ...]
 
     @classmethod
-    def of(cls, plan: Plan, schemes: dict[Scheme, Scheme]) -> PlanSummary:
-        """``schemes``: one object for each scheme, shared by the summaries."""
+    def of(cls, line: str, schemes: dict[tuple[int, ...], Scheme]) -> PlanSummary:
+        """Of a plan's JSON, which was checked when it was kept: it is not checked again.
+
+        ``schemes``: those known by their degrees, one object for all summaries.
+        """
+        fields = json.loads(line)
+        plan = _without_sequences(fields, schemes)
         strategy = Strategy.of(Counter(pipeline.scheme for pipeline in plan.pipelines))
         return cls(
             plan.predicted_ms,
             plan.lower_bound_ms,
             plan.gap,
             plan.tokens,
-            len(plan.ids),
+            len(fields["sequences"]["ids"]),
             str(strategy),
             sum(1 for pipeline in plan.pipelines if pipeline.micro_batches),
-            tuple(
-                Measurable(
-                    schemes.setdefault(each.scheme, each.scheme),
-                    _compact(each.ranks),
-                    (),
-                    each.micro_batches,
-                    each.predicted_ms,
-                )
-                for each in measurable(plan)
-            ),
+            tuple(replace(each, ranks=_compact(each.ranks)) for each in measurable(plan)),
         )
 
 
@@ -65,7 +61,7 @@ class PlanSummaries:
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
         self._known: OrderedDict[str, PlanSummary] = OrderedDict()
-        self._schemes: dict[Scheme, Scheme] = {}
+        self._schemes: dict[tuple[int, ...], Scheme] = {}
         self._lock = threading.Lock()
 
     def of(
@@ -73,8 +69,7 @@ class PlanSummaries:
     ) -> dict[int, PlanSummary]:
         """The summaries of steps, given their plans' digests.
 
-        ``lines`` gives the JSON of the steps that are not known yet. It is taken from the store as
-        it was checked when it was put there: neither digest nor invariants are checked again.
+        ``lines`` gives the JSON of the steps that are not known yet.
         """
         found: dict[int, PlanSummary] = {}
         with self._lock:
@@ -85,14 +80,56 @@ class PlanSummaries:
         missing = [step for step in digests if step not in found]
         read = lines(missing) if missing else {}
         for step, line in read.items():
-            plan = PlanReader(f"step {step}", strict=False).plan(json.loads(line))
-            found[step] = PlanSummary.of(plan, self._schemes)
+            found[step] = PlanSummary.of(line, self._schemes)
         with self._lock:
             for step in read:
                 self._known[digests[step]] = found[step]
             while len(self._known) > self._kept:
                 self._known.popitem(last=False)
         return found
+
+
+def _without_sequences(fields: dict[str, Any], schemes: dict[tuple[int, ...], Scheme]) -> Plan:
+    """The plan of JSON fields, its ids, lengths, groups and selection left out.
+
+    Checking and keeping those is most of what reading a plan takes.
+    """
+
+    def scheme(degrees: dict[str, int]) -> Scheme:
+        key = tuple(degrees[axis] for axis in ("tp", "pp", "ulysses", "ring"))
+        if key not in schemes:
+            schemes[key] = Scheme(*key)
+        return schemes[key]
+
+    maker = fields["planner"]
+    return Plan(
+        step=fields["step"],
+        planner=Planner(maker["version"], maker["seed"], maker["profile"], maker["proposal"]),
+        world_size=fields["world_size"],
+        ids=(),
+        lengths=(),
+        tokens=fields["tokens"],
+        loss_tokens=fields["loss_tokens"],
+        pipelines=tuple(
+            PlannedPipeline(
+                scheme(pipeline["scheme"]),
+                tuple(pipeline["ranks"]),
+                tuple(
+                    MicroBatch((), batch["tokens"], batch["padded_tokens"], batch["cost_ms"])
+                    for batch in pipeline["micro_batches"]
+                ),
+                pipeline["predicted_ms"],
+                pipeline.get("round"),
+            )
+            for pipeline in fields["pipelines"]
+        ),
+        idle_ranks=(),
+        groups=(),
+        predicted_ms=fields["predicted_ms"],
+        lower_bound_ms=fields["lower_bound_ms"],
+        gap=fields["gap"],
+        selection=(),
+    )
 
 
 def _compact(ranks: Sequence[int]) -> Sequence[int]:

@@ -11,11 +11,11 @@ from typing import Any
 from seqplan.api.explain_command import find_step
 from seqplan.api.output import check_output
 from seqplan.api.terminal import natural
-from seqplan.planner.simulate import FORWARD_FRACTION, Event, simulate_ms, timeline
+from seqplan.planner.plan_timeline import PipelineTimeline, PlanTimeline, plan_timeline
+from seqplan.planner.simulate import FORWARD_FRACTION, Event
 from seqplan.plans.atomic import atomic_write
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan, PlannedPipeline
-from seqplan.plans.schedule import Schedule, schedule
 from seqplan.profiler.shipped import find_profile, shipped, shipped_names
 
 _DESCRIPTION = """\
@@ -106,15 +106,11 @@ def trace(
     rounds wait for each other, as in the plan. A stage is one thread, since its ranks do the same
     at the same time. The plan must be sound.
     """
-    durations = [
-        simulate_ms(_costs(pipeline), pipeline.scheme.pp, forward_fraction)
-        for pipeline in plan.pipelines
-    ]
-    times = schedule(plan.pipelines, durations)
+    times = plan_timeline(plan, forward_fraction)
     events: list[dict[str, Any]] = []
     for index, pipeline in enumerate(plan.pipelines):
         events += _names(index, pipeline)
-        events += _passes(plan, index, times.start_ms[index], forward_fraction)
+        events += _passes(plan, index, times.pipelines[index])
     return {
         "displayTimeUnit": "ms",
         "otherData": {
@@ -122,7 +118,7 @@ def trace(
             "tokens": plan.tokens,
             "world_size": plan.world_size,
             "idle_ranks": list(plan.idle_ranks),
-            "simulated_ms": times.makespan_ms,
+            "simulated_ms": times.simulated_ms,
             "predicted_ms": plan.predicted_ms,
             "profile": plan.planner.profile,
             "forward_fraction": forward_fraction,
@@ -130,10 +126,6 @@ def trace(
         },
         "traceEvents": [*events, *_rounds(plan, times)],
     }
-
-
-def _costs(pipeline: PlannedPipeline) -> list[float]:
-    return [micro.cost_ms for micro in pipeline.micro_batches]
 
 
 def _names(index: int, pipeline: PlannedPipeline) -> Iterator[dict[str, Any]]:
@@ -152,17 +144,15 @@ def _metadata(what: str, process: int, thread: int, **args: Any) -> dict[str, An
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": args}
 
 
-def _passes(
-    plan: Plan, index: int, begin_ms: float, forward_fraction: float
-) -> Iterator[dict[str, Any]]:
+def _passes(plan: Plan, index: int, times: PipelineTimeline) -> Iterator[dict[str, Any]]:
     """The forwards and backwards of one pipeline."""
     pipeline = plan.pipelines[index]
     last = [0] * pipeline.scheme.pp
-    for event in timeline(_costs(pipeline), pipeline.scheme.pp, forward_fraction):
+    for event in times.events:
         # Nanoseconds, from the end of the pass before at the earliest: events of a thread must
         # not overlap by a rounding error, or a viewer would nest them.
-        start = max(round((begin_ms + event.start_ms) * 1e6), last[event.stage])
-        end = max(round((begin_ms + event.end_ms) * 1e6), start)
+        start = max(round(event.start_ms * 1e6), last[event.stage])
+        end = max(round(event.end_ms * 1e6), start)
         last[event.stage] = end
         yield {
             "ph": "X",
@@ -189,10 +179,11 @@ def _about(plan: Plan, pipeline: PlannedPipeline, event: Event) -> dict[str, Any
     }
 
 
-def _rounds(plan: Plan, times: Schedule) -> Iterator[dict[str, Any]]:
+def _rounds(plan: Plan, times: PlanTimeline) -> Iterator[dict[str, Any]]:
     """A mark across all tracks where a round starts."""
     starts: dict[int, float] = {}
-    for pipeline, start in zip(plan.pipelines, times.start_ms, strict=True):
+    for pipeline, placed in zip(plan.pipelines, times.pipelines, strict=True):
+        start = placed.start_ms
         if pipeline.round is not None:
             starts[pipeline.round] = min(start, starts.get(pipeline.round, start))
     for number, start in sorted(starts.items()):

@@ -30,6 +30,7 @@ const rows = new Map(); // of the table of jobs, by id
 let charts = null;
 let waiting = null;
 let asking = false;
+let again = false; // something else is to be shown than what is being asked for
 
 // Jobs
 
@@ -268,8 +269,9 @@ function failed(error) {
 
 async function tick() {
   clearTimeout(waiting);
+  if (asking) again = true;
   if (asking || document.hidden || !find("#ask-token").hidden) return;
-  asking = true;
+  [asking, again] = [true, false];
   try {
     await ask();
     write(find("#link"), "Live, every 2 s");
@@ -278,7 +280,7 @@ async function tick() {
   } finally {
     asking = false;
   }
-  waiting = setTimeout(tick, EVERY_MS);
+  waiting = setTimeout(tick, again ? 0 : EVERY_MS);
 }
 
 function open() {

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
-from seqplan.api.drift_watch import WINDOW, DriftWatch
+from seqplan.api.drift_watch import MOST_POINTS, WINDOW, DriftWatch
 from seqplan.api.plan_summaries import PlanSummaries
 from seqplan.api.rest.problems import Problem, not_found
 from seqplan.api.service import Service
@@ -26,7 +26,7 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 Jobs = Annotated[int, Query(ge=1, le=200)]
 Rows = Annotated[int, Query(ge=1, le=10_000)]
 Window = Annotated[int, Query(ge=1, le=1000, description="measured steps to look back on")]
-Points = Annotated[int, Query(ge=0, le=1000, description="of each scheme, the latest")]
+Points = Annotated[int, Query(ge=0, le=MOST_POINTS, description="of each scheme, the latest")]
 Step = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
 
 _SHOWN = ["id", "state", "world_size", "look_ahead", "last_step", "failed_step", "error"]

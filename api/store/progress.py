@@ -101,21 +101,34 @@ def last_measured_step(connection: Connection, job: str) -> int | None:
     return None if found is None else int(found)
 
 
-def latest_measurements(
-    connection: Connection, job: str, steps: int
-) -> dict[int, dict[int, float]]:
-    """Milliseconds by step and rank of the last ``steps`` steps that any rank has measured."""
+def latest_measured_steps(connection: Connection, job: str, steps: int) -> list[int]:
+    """The last ``steps`` steps that any rank has measured, ascending."""
     table = schema.measurements
     latest = select(table.c.step).where(table.c.job == job).distinct()
-    chosen = list(connection.execute(latest.order_by(table.c.step.desc()).limit(steps)).scalars())
-    found: dict[int, dict[int, float]] = {step: {} for step in reversed(chosen)}
-    if chosen:
-        query = select(table.c.step, table.c.rank, table.c.measured_ms)
-        rows = connection.execute(query.where(table.c.job == job, table.c.step >= chosen[-1]))
-        for step, rank, measured_ms in rows:
-            if step in found:  # another may have been measured since
-                found[step][rank] = measured_ms
-    return found
+    found = connection.execute(latest.order_by(table.c.step.desc()).limit(steps)).scalars()
+    return sorted(int(step) for step in found)
+
+
+def measurements_state(connection: Connection, job: str, first: int) -> tuple[int, float]:
+    """How many times were measured from step ``first`` on, and their sum (ms).
+
+    Another answer says that something was measured since, again or for the first time.
+    """
+    table = schema.measurements
+    state = select(func.count(), func.coalesce(func.sum(table.c.measured_ms), 0.0))
+    count, total = connection.execute(state.where(table.c.job == job, table.c.step >= first)).one()
+    return int(count), float(total)
+
+
+def measured_since(connection: Connection, job: str, first: int) -> dict[int, dict[int, float]]:
+    """Milliseconds by step and rank from step ``first`` on, steps ascending."""
+    table = schema.measurements
+    query = select(table.c.step, table.c.rank, table.c.measured_ms)
+    rows = connection.execute(query.where(table.c.job == job, table.c.step >= first))
+    found: dict[int, dict[int, float]] = {}
+    for step, rank, measured_ms in rows:
+        found.setdefault(step, {})[rank] = measured_ms
+    return dict(sorted(found.items()))
 
 
 def _by_step(

@@ -98,8 +98,8 @@ def drift(
         claim = "the 90th percentile its profile states" if stated else "assumed for its profile"
         warning = (
             f"{scheme}: the last {min(count, RECENT)} measured pipelines were {abs(bias):.1%} "
-            f"{way} than predicted (median), an error of {recent:.1%} against {limit:.1%}, {claim}; "
-            "refit it"
+            f"{way} than predicted (median), an error of {recent:.1%} against {limit:.1%}, "
+            f"{claim}; refit it"
         )
     return Drift(scheme, count, median, p90, recent, bias, stated, limit, warning)
 

@@ -11,13 +11,20 @@ from measuring_ranks import plan_of
 from service_process import serving
 from stocked_service import stock
 
-from seqplan.api.drift_watch import DriftWatch
-from seqplan.api.plan_summaries import PlanSummaries
+from seqplan.api.drift_watch import DriftWatch, JobDrift
+from seqplan.api.plan_summaries import PlanSummaries, PlanSummary
 from seqplan.api.store import jobs
 from seqplan.api.store.store import Store
+from seqplan.plans.codec import from_json, to_json
 from seqplan.plans.plan import Plan
+from seqplan.profiler.measured.refit import measurable
 
 STEPS = 14
+GOLDEN = [
+    line
+    for path in sorted((Path(__file__).parents[1] / "plans" / "golden").glob("*.jsonl"))
+    for line in path.read_text(encoding="utf-8").splitlines()
+]
 
 
 @pytest.fixture
@@ -77,6 +84,38 @@ def test_told_once_per_change(
         line.startswith("seqplan_drift_warning{") and line.endswith(" 1")
         for line in watch.metrics()
     )
+
+
+def test_a_judgement_is_kept_until_something_is_measured(planned: tuple[Store, list[Plan]]) -> None:
+    store, plans = planned
+    watch = DriftWatch(store, PlanSummaries())
+
+    def judged() -> JobDrift:
+        with store.reading() as connection:
+            return watch.judge(connection, "job")
+
+    measure(store, plans, 1.1)
+    first = judged()
+    assert all(each.bias == pytest.approx(0.1) for each in first.schemes)
+    assert first.schemes
+    assert judged() is first
+    measure(store, plans, 1.2)  # the same steps and ranks: a later figure replaces an earlier one
+    assert all(each.bias == pytest.approx(0.2) for each in judged().schemes)
+
+
+def test_a_summary_is_that_of_the_plan(planned: tuple[Store, list[Plan]]) -> None:
+    """Read without its sequences, a plan tells the same of its pipelines."""
+    for plan in (*planned[1], *(from_json(line) for line in GOLDEN)):
+        found = PlanSummary.of(to_json(plan), {})
+        assert (found.sequences, found.tokens) == (len(plan.ids), plan.tokens)
+        wanted = [
+            (e.scheme, list(e.ranks), e.micro_batches, e.predicted_ms) for e in measurable(plan)
+        ]
+        told = [
+            (e.scheme, list(e.ranks), e.micro_batches, e.predicted_ms) for e in found.measurable
+        ]
+        assert told == wanted
+        assert found.pipelines >= len(wanted)
 
 
 def test_looks_by_itself_until_stopped(planned: tuple[Store, list[Plan]]) -> None:

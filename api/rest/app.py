@@ -16,6 +16,7 @@ from seqplan.api.rest.board import Board
 from seqplan.api.rest.catalogue_routes import catalogue_routes
 from seqplan.api.rest.dashboard import Dashboard
 from seqplan.api.rest.health import health_routes
+from seqplan.api.rest.interface import describe
 from seqplan.api.rest.job_routes import job_routes
 from seqplan.api.rest.plan_answers import PlanAnswers
 from seqplan.api.rest.plan_routes import plan_routes
@@ -44,6 +45,7 @@ def make_app(service: Service) -> FastAPI:
         title="seqplan", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan
     )
     problems.install(app)
+    describe(app)
     app.include_router(health_routes(service))
     app.include_router(catalogue_routes(service))
     app.include_router(job_routes(service))

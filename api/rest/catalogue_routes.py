@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection, Table, select
 from starlette.concurrency import run_in_threadpool
 
+from seqplan.api.rest.fields import Natural, Positive
 from seqplan.api.rest.once import once
 from seqplan.api.rest.problems import Problem, not_found
 from seqplan.api.service import Service
@@ -22,13 +23,11 @@ from seqplan.api.store.catalogue import get, page, put_lengths, put_profile, put
 from seqplan.api.store.catalogue import write_lengths as keep_array
 from seqplan.planner.make_proposal import TOKENS_PER_GPU
 from seqplan.planner.proposal_file import ProposalDocument
-from seqplan.plans.decode import MAX_INTEGER
 from seqplan.profiler.lengths import LengthsError, read_lengths
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped import shipped, shipped_names
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
-Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 _SUFFIXES = {"npy": ".npy", "jsonl": ".jsonl", "txt": ".txt"}
 
 
@@ -41,7 +40,7 @@ class NewProposal(BaseModel):
     gpus: Positive
     max_len: Positive
     tokens: Positive | None = None
-    seed: Annotated[int, Field(ge=0, le=MAX_INTEGER)] = 0
+    seed: Natural = 0
 
 
 def paged(

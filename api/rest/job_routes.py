@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from seqplan.api.rest.catalogue_routes import Limit, paged
+from seqplan.api.rest.fields import LookAhead, Natural, Positive
 from seqplan.api.rest.once import once
 from seqplan.api.rest.problems import Problem, not_found
 from seqplan.api.service import Service
@@ -20,10 +21,7 @@ from seqplan.api.store.catalogue import get, lengths_path
 from seqplan.planner.batch import Batch
 from seqplan.planner.proposal_file import ProposalDocument
 from seqplan.planner.sampler import Sampler
-from seqplan.plans.decode import MAX_INTEGER
 
-Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
-Natural = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 _SHOWN = ["id", "proposal", "lengths", "tokens", "seed", "steps", "look_ahead", "world_size"]
 _SHOWN += ["state", "last_step", "failed_step", "error"]
 
@@ -38,7 +36,7 @@ class NewJob(BaseModel):
     tokens: Positive | None = None
     seed: Natural = 0
     steps: Positive | None = None
-    look_ahead: Annotated[int, Field(ge=1, le=1024)] = 8
+    look_ahead: LookAhead = 8
 
 
 class PushedBatch(BaseModel):

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
-from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.ready_plan import ReadyPlan
 from seqplan.api.rest.ack_queue import Acknowledged, AckQueue, PlannedSteps
 from seqplan.api.rest.board import Board
+from seqplan.api.rest.fields import Milliseconds, Natural, Step
 from seqplan.api.rest.once import once
 from seqplan.api.rest.plan_answers import LONGEST_WAIT_S, answer
 from seqplan.api.service import Service
 from seqplan.api.store import jobs
 from seqplan.planner.simulate_plan import simulate_plan_ms
-from seqplan.plans.decode import MAX_INTEGER
 from seqplan.plans.explain import explain
 
-Natural = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
-Step = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
-Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="seconds to wait for the plan")]
+
+_Responses = dict[int | str, dict[str, Any]]
+_NOT_CHANGED: _Responses = {304: {"description": "As If-None-Match says"}}
+_NOT_YET: _Responses = {204: {"description": "Not planned yet"}}
 
 
 class Ack(BaseModel):
@@ -61,26 +62,26 @@ def plan_routes(service: Service) -> APIRouter:
         return response
 
     # PlanAnswers handles these two first; here is what it leaves, and their description.
-    @routes.get("/plans/{step}")
+    @routes.get("/plans/{step}", responses=_NOT_CHANGED | _NOT_YET)
     async def plan(request: Request, job: str, step: Step, wait: Wait = 0) -> Response:
         """The plan; 204 not yet, 410 after the last step, 424 when planning failed."""
         return sent(request, await planned(request, job, step, wait), None)
 
-    @routes.get("/plans/{step}/ranks/{rank}")
+    @routes.get("/plans/{step}/ranks/{rank}", responses=_NOT_CHANGED | _NOT_YET)
     async def view(request: Request, job: str, step: Step, rank: Step, wait: Wait = 0) -> Response:
         """One rank's view of the plan; statuses as for the plan."""
         return sent(request, await planned(request, job, step, wait), rank)
 
-    @routes.get("/plans/{step}/explain")
+    @routes.get("/plans/{step}/explain", response_class=PlainTextResponse, responses=_NOT_YET)
     async def explained(request: Request, job: str, step: Step) -> Response:
         """Why the step takes as long as it does, as text."""
         ready = await planned(request, job, step, 0)
         if ready is None:
             return Response(status_code=204)
         text = await run_in_threadpool(explain, ready.plan)
-        return Response(text + "\n", media_type="text/plain; charset=utf-8")
+        return PlainTextResponse(text + "\n")
 
-    @routes.get("/plans/{step}/simulate")
+    @routes.get("/plans/{step}/simulate", responses=_NOT_YET)
     async def simulated(request: Request, job: str, step: Step) -> Response:
         """The 1F1B simulation of the step beside its prediction and bound (ms)."""
         ready = await planned(request, job, step, 0)

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.plans.decode import PlanError
@@ -59,6 +60,8 @@ def install(app: FastAPI) -> None:
         kinds = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
         detail = f"{request.method} {request.url.path}: {error.detail}"
         headers = dict(error.headers) if error.headers else None
+        if error.status_code == 405:
+            headers = {"Allow": ", ".join(_allowed(request))}
         kind = kinds.get(error.status_code, "refused")
         return problem(error.status_code, kind, detail, headers)
 
@@ -80,3 +83,13 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     def _failure(_: Request, error: Exception) -> JSONResponse:
         return problem(500, "failure", f"{type(error).__name__}; the service's log has the rest")
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of the path that was asked for, where several routes share it."""
+    by_path: dict[str, set[str]] = {}
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            by_path.setdefault(route.path, set()).update(route.methods or ())
+    # /proposals/documents is also a /proposals/{proposal}: the one with fewer names is meant.
+    return sorted(by_path[min(by_path, key=lambda path: path.count("{"))]) if by_path else []

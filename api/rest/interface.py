@@ -1,0 +1,59 @@
+"""The OpenAPI document: what the framework derives from the routes, and how errors look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+_PROBLEM = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string", "description": "urn:seqplan:problem:KIND"},
+        "title": {"type": "string"},
+        "status": {"type": "integer", "minimum": 400, "maximum": 599},
+        "detail": {"type": "string", "description": "what is wrong, where, and how to mend it"},
+    },
+}
+
+
+def describe(app: FastAPI) -> None:
+    """Have the application describe itself, every error of every route as problem+json."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(
+                title=app.title,
+                version=app.version,
+                description=app.description,
+                routes=app.routes,
+            )
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            schemas.pop("HTTPValidationError", None)
+            schemas.pop("ValidationError", None)
+            schemas["Problem"] = _PROBLEM
+            document["components"]["securitySchemes"] = {
+                "token": {"type": "http", "scheme": "bearer", "description": "made by --add-token"}
+            }
+            for methods in document["paths"].values():
+                for operation in methods.values():
+                    _say_problems(operation)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _say_problems(operation: dict[str, Any]) -> None:
+    """``default``: any other status is a problem; which ones, the operation's text says."""
+    operation["responses"].pop("422", None)
+    operation["responses"]["default"] = {
+        "description": "A problem (RFC 9457)",
+        "content": {
+            "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
+        },
+    }
+    # An empty requirement: without tokens in the store, none is asked for.
+    operation["security"] = [{}, {"token": []}]

@@ -1,0 +1,52 @@
+"""The interface as it describes itself, asked for by a generator of requests."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stocked_service import Stocked
+
+CASES = 2000
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "response_headers_conformance",
+    "negative_data_rejection",
+    "allow_header_conformance",
+    "unsupported_method",
+)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["any names", "names that exist"])
+def test_generated_requests(stocked: Stocked, tmp_path: Path, known: bool) -> None:
+    if importlib.util.find_spec("schemathesis") is None:
+        pytest.skip("no schemathesis: install seqplan[dev]")
+    served = stocked.served
+    settings = ""
+    if known:
+        job = stocked.job("fuzzed", steps=4, look_ahead=4)
+        assert served.ask("GET", f"/v1/jobs/{job}/plans/3?wait=60").status == 200
+        names = {"job": job, "proposal": stocked.proposal, "lengths": stocked.lengths}
+        names |= {"profile": "llama-7b-a800-80gb"}
+        fixed = "".join(f'"path.{name}" = "{value}"\n' for name, value in names.items())
+        settings = f'[parameters]\n{fixed}"path.step" = 1\n"path.rank" = 1\n'
+    (tmp_path / "schemathesis.toml").write_text(settings)
+    program = "import sys; from schemathesis.cli import schemathesis; sys.exit(schemathesis())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "run", f"{served.url}/openapi.json",
+         "--checks", ",".join(CHECKS), "--max-examples", "12", "--seed", "1",
+         "--continue-on-failure", "--no-color", "--request-timeout", "60"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    found = re.search(r"(\d+) generated, (\d+) passed", done.stdout)
+    assert found is not None, done.stdout
+    assert int(found[1]) >= CASES / 2
+    assert served.ask("GET", "/readyz").status == 200

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
@@ -81,16 +82,13 @@ class DriftWatch:
         self._thread: threading.Thread | None = None
 
     def start(self, every_s: float = EVERY_S) -> None:
-        """Look every ``every_s`` seconds, in a thread of its own, until stopped."""
+        """Look now and every ``every_s`` seconds, in a thread of its own, until stopped."""
 
         def run() -> None:
-            while not self._ending.wait(every_s):
-                try:
+            while not self._ending.is_set():
+                with suppress(StoreUnavailable):  # the next look may find it again
                     self.look()
-                except StoreUnavailable:
-                    continue  # the next look may find it again
-                except Exception:  # a job that cannot be judged must not end the watch
-                    _log.exception("looking for drift failed")
+                self._ending.wait(every_s)
 
         self._ending.clear()
         self._thread = threading.Thread(target=run, name="drift watch", daemon=True)
@@ -120,8 +118,13 @@ class DriftWatch:
                 return
             if step is None or step == looked.get(job) or (first and state != "planning"):
                 continue
-            with self._store.reading() as connection:
-                self.judge(connection, job)
+            try:
+                with self._store.reading() as connection:
+                    self.judge(connection, job)
+            except StoreUnavailable:
+                raise
+            except Exception:  # a job that cannot be judged must not keep the others from it
+                _log.exception("job %s: its drift cannot be judged", job)
 
     def profile(self, connection: Connection, proposal: str) -> Profile:
         """The profile that a proposal of the store carries."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.drift_watch import MOST_POINTS, WINDOW, DriftWatch
 from seqplan.api.plan_summaries import PlanSummaries
@@ -36,8 +39,20 @@ _DIGITS = 3
 
 
 def progress_routes(service: Service, summaries: PlanSummaries, watch: DriftWatch) -> APIRouter:
-    """``/v1/progress`` and the routes of a job that tell of its progress; all of them only read."""
-    routes = APIRouter(tags=["progress"])
+    """``/v1/progress`` and the routes of a job that tell of its progress; all of them only read.
+
+    ``watch`` looks by itself for as long as the application runs.
+    """
+
+    @asynccontextmanager
+    async def watching(_: Any) -> AsyncIterator[None]:
+        watch.start()
+        try:
+            yield
+        finally:
+            await run_in_threadpool(watch.stop)
+
+    routes = APIRouter(tags=["progress"], lifespan=watching)
     below = "/v1/jobs/{job}"
 
     def row_of(connection: Connection, job: str) -> dict[str, Any]:
@@ -54,7 +69,7 @@ def progress_routes(service: Service, summaries: PlanSummaries, watch: DriftWatc
             **row,
             "slowest": slowest,
             "fastest": max(done),
-            "last_planned_step": progress.last_planned_step(connection, job),
+            "last_planned_step": jobs.last_planned(connection, job),
             "ahead": progress.planned_beyond(connection, job, slowest),
         }
 

@@ -87,13 +87,6 @@ def planned_beyond(connection: Connection, job: str, step: int) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def last_planned_step(connection: Connection, job: str) -> int | None:
-    """The last step that has a plan."""
-    table = schema.plans
-    found = connection.execute(select(func.max(table.c.step)).where(table.c.job == job)).scalar()
-    return None if found is None else int(found)
-
-
 def last_measured_step(connection: Connection, job: str) -> int | None:
     """The last step that any rank has measured."""
     table = schema.measurements

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from select import select
 
 import pytest
+from measuring_ranks import measure as report
 from measuring_ranks import plan_of
-from service_process import serving
+from service_process import PATIENCE_S, serving
 from stocked_service import stock
 
 from seqplan.api.drift_watch import DriftWatch, JobDrift
@@ -160,3 +162,15 @@ def test_summaries_are_read_once_and_forgotten_in_order(
     assert ask(0, 2) == [plans[0].predicted_ms, plans[2].predicted_ms]
     assert ask(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
     assert read == [[0, 1], [2], [1]]
+
+
+def test_the_service_says_so_without_being_asked(tmp_path: Path) -> None:
+    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+        slower = stock(served).job("slower", 2 * STEPS, look_ahead=STEPS)
+        report(served, slower, range(STEPS), 1.3)
+        assert served.process.stderr is not None
+        told, _, _ = select([served.process.stderr], [], [], PATIENCE_S)
+        assert told, "the log has no line"
+        line = served.process.stderr.readline()
+        assert line.startswith("job slower: ")
+        assert "slower than predicted (median)" in line

@@ -170,12 +170,20 @@ def written(
     args: argparse.Namespace, setting: Setting, samples: Any, capacity_gib: float | None
 ) -> None:
     """Fit, write the profile and print what is known of it."""
-    from seqplan.profiler.measured.build import Hardware, fit_memory, fit_schemes, profile_document
+    from seqplan.profiler.measured.build import (
+        Hardware,
+        fit_memory,
+        fit_schemes,
+        profile_document,
+        unfitted,
+    )
 
     if capacity_gib is None:
         raise ValueError(
             "--merge wants --capacity-gib: samples do not say how much memory there is"
         )
+    for problem in unfitted(samples).values():
+        print(f"{problem}: left out", file=sys.stderr)
     gpu = setting.device.split(",")[0]
     name = args.name or f"{args.model or 'model'}-{gpu}".lower().replace(" ", "-")
     today = datetime.now(UTC).date().isoformat()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.measured.fit import Errors, Fit, Observed, fit_latency
+from seqplan.profiler.measured.fit import LEAST_LENGTHS, Errors, Fit, Observed, fit_latency
 from seqplan.profiler.measured.samples import Sample, SampleError, Setting
 from seqplan.profiler.profile import PROFILE_SCHEMA
 
@@ -54,11 +54,13 @@ class Hardware:
 def fit_schemes(setting: Setting, samples: Sequence[Sample]) -> dict[Scheme, Fit]:
     """The latency of every scheme, for a model of all its layers.
 
-    ``SampleError`` for a scheme whose samples cannot be fitted.
+    Without those that run out of memory too early to be fitted (``unfitted``). ``SampleError`` for
+    a scheme whose samples cannot be fitted otherwise, and where no scheme is left.
     """
+    without = unfitted(samples)
     layers = setting.sizes()["layers"]
     found: dict[Scheme, Fit] = {}
-    for scheme in sorted({sample.scheme for sample in samples}):
+    for scheme in sorted({sample.scheme for sample in samples} - set(without)):
         mine = [each for each in samples if each.scheme == scheme and not each.oom]
         by_role = {
             role: [
@@ -72,27 +74,42 @@ def fit_schemes(setting: Setting, samples: Sequence[Sample]) -> dict[Scheme, Fit
             found[scheme] = fit_latency(by_role["fit"], by_role["held-out"], by_role["packed"])
         except ValueError as error:
             raise SampleError(f"scheme {scheme}: {error}") from None
+    if not found:
+        raise SampleError("no scheme fits into memory: " + "; ".join(without.values()))
+    return found
+
+
+def unfitted(samples: Sequence[Sample]) -> dict[Scheme, str]:
+    """Schemes too few of whose lengths fit into memory, with one line on each."""
+    found = {}
+    for scheme in sorted({sample.scheme for sample in samples}):
+        lengths = [each for each in samples if each.scheme == scheme and each.role == "fit"]
+        fitting = sum(not each.oom for each in lengths)
+        if fitting < LEAST_LENGTHS and any(each.oom for each in samples if each.scheme == scheme):
+            found[scheme] = (
+                f"{scheme}: {fitting} of its lengths fit into memory, {LEAST_LENGTHS} are needed"
+            )
     return found
 
 
 def fit_memory(setting: Setting, samples: Sequence[Sample]) -> MemoryFit:
     """Linear in a rank's share of the tokens, for each tp over all its schemes; relative squares.
 
-    ``SampleError`` for a tp none of whose samples fits.
+    A tp none of whose samples fits is left out; ``SampleError`` where none is left.
     """
     layers = setting.sizes()["layers"]
     slopes: dict[int, float] = {}
     predicted, measured = [], []
-    for tp in sorted({sample.scheme.tp for sample in samples}):
+    for tp in sorted({sample.scheme.tp for sample in samples if not sample.oom}):
         used = [each for each in samples if each.scheme.tp == tp and not each.oom]
-        if not used:
-            raise SampleError(f"no sample of tp {tp} fits into memory")
         tokens = np.array([each.tokens / (tp * each.scheme.sp) for each in used])
         taken = np.array([each.whole_bytes(layers) for each in used])
         relative = tokens / taken
         slopes[tp] = float(relative.sum() / (relative @ relative))
         predicted.append(slopes[tp] * tokens)
         measured.append(taken)
+    if not slopes:
+        raise SampleError("no sample fits into memory")
     return MemoryFit(
         slopes,
         Errors.of(np.concatenate(predicted), np.concatenate(measured)),

@@ -20,6 +20,9 @@ from seqplan.profiler.latency import Latency
 ROBUST_SCALE = 0.03
 """Relative residuals beyond this count linearly rather than squared."""
 
+LEAST_LENGTHS = 4
+"""Samples that three coefficients and an error need."""
+
 CONFIDENCE = 0.95
 USABLE_MEDIAN, USABLE_P90, USABLE_SPREAD = 0.05, 0.10, 0.10
 """A fit is usable where its held-out errors and its samples' spread stay below these."""
@@ -103,8 +106,10 @@ def fit_latency(
 
     ``ValueError`` for fewer than four fitted samples, or a time that is not positive.
     """
-    if len(fitted) < 4:
-        raise ValueError(f"three coefficients need at least 4 samples, there are {len(fitted)}")
+    if len(fitted) < LEAST_LENGTHS:
+        raise ValueError(
+            f"three coefficients need at least {LEAST_LENGTHS} samples, there are {len(fitted)}"
+        )
     for each in (*fitted, *held_out, *packed):
         if not 0 < each.ms < float("inf"):
             raise ValueError(f"lengths {each.lengths}: {each.ms} ms is not a positive time")

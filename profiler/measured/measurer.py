@@ -85,7 +85,10 @@ class Measurer:
     def measure(self, scheme: Scheme, point: Point) -> Sample:
         """One sample; out of memory on any rank is a sample too.
 
-        Everything runs once, on its own stage, before ranks agree that it fits.
+        Everything runs once, without transfers between stages, before ranks agree that it fits:
+        a last stage that its logits do not fit leaves no other stage waiting. Ranks of one stage
+        hold almost the same; where only some of them run out of memory, the others wait until the
+        groups' timeout.
         """
         work, memory = None, None
         try:

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.measured.build import Hardware, fit_memory, parameters, profile_document
+from seqplan.profiler.measured.build import (
+    Hardware,
+    fit_memory,
+    parameters,
+    profile_document,
+    unfitted,
+)
 from seqplan.profiler.measured.design import design
 from seqplan.profiler.measured.samples import (
     Sample,
@@ -134,7 +140,7 @@ def test_out_of_memory_is_data() -> None:
     found.append(Sample(Scheme(), "fit", (9999,), 2, empty, empty, empty, 0, 0, oom=True))
     memory = fit_memory(SETTING, found)
     assert memory.errors.samples == len(found) - 1
-    with pytest.raises(SampleError, match="no sample of tp 1 fits into memory"):
+    with pytest.raises(SampleError, match="no sample fits into memory"):
         fit_memory(SETTING, found[-1:])
 
 
@@ -187,6 +193,23 @@ def test_files_from_before_peaks_were_read_are_read(tmp_path: Path) -> None:
     del fields["layers_peak_bytes"], fields["ends_peak_bytes"]
     path.write_text(f"{header}\n{json.dumps(fields)}\n")
     assert read_samples(path)[1] == [samples(Scheme())[0]]
+
+
+def test_a_scheme_that_does_not_fit_is_left_out() -> None:
+    none: tuple[float, ...] = ()
+    two = Scheme(tp=2)
+    full = [
+        Sample(two, "fit", (length,), 2, none, none, none, 0, 0, oom=True)
+        for length in (64, 128, 256, 512)
+    ]
+    found = [*samples(Scheme()), *full]
+    assert unfitted(found) == {two: "tp2: 0 of its lengths fit into memory, 4 are needed"}
+    document = profile_document(SETTING, found, Hardware("d", 8, 1e9), name="p", source="a test")
+    profile = Profile.from_document(document, "p")
+    assert [entry.scheme for entry in profile.schemes] == [Scheme()]
+    assert list(profile.memory.activation_bytes_per_token) == [1]
+    with pytest.raises(SampleError, match="no scheme fits into memory: tp2: 0 of its lengths fit"):
+        profile_document(SETTING, full, Hardware("d", 8, 1e9), name="p", source="a test")
 
 
 def test_the_design_is_a_series_with_lengths_between_and_packings() -> None:

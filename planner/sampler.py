@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerState:
+    """Where a sampler is before ``step``: it goes on with place ``cursor`` of epoch ``epoch``.
+
+    ``cursor``: sequences of the epoch that earlier steps have used. No sequence is drawn before its
+    step, so that between two steps none is carried over.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    cursor: int = 0
+
+
+START = SamplerState()
+"""Before the first step of a run."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Epoch:
+    """Sequences in the order of an epoch, int64, and the tokens up to and with each of them."""
+
+    number: int
+    order: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64] = field(repr=False)
 
 
 class Sampler:
@@ -32,28 +60,66 @@ class Sampler:
         self.lengths = np.minimum(lengths, max_len).astype(np.int64)
         self._tokens = tokens
         self._seed = seed
+        self._latest: _Epoch | None = None
 
     def batches(self, steps: int | None = None) -> Iterator[Batch]:
         """The first ``steps`` steps, endless when None."""
-        epoch, order, ends, at, step = -1, np.empty(0, np.int64), np.empty(0, np.int64), 0, 0
-        while steps is None or step < steps:
-            ids: list[int] = []
-            room = self._tokens
-            while True:
-                if at == len(order):
-                    epoch += 1
-                    order = np.random.default_rng([self._seed, epoch]).permutation(
-                        len(self.lengths)
-                    )
-                    ends, at = np.cumsum(self.lengths[order]), 0
-                before = int(ends[at - 1]) if at else 0
-                stop = int(np.searchsorted(ends, before + room, side="right"))
-                if stop == at and not ids:
-                    stop = at + 1
-                ids.extend(order[at:stop].tolist())
-                room -= int(ends[stop - 1]) - before if stop > at else 0
-                at = stop
-                if at < len(order) or room <= 0:
-                    break
-            yield Batch(step, tuple(ids), tuple(self.lengths[ids].tolist()))
-            step += 1
+        drawn = (batch for _, batch in self.resume(START))
+        return drawn if steps is None else islice(drawn, steps)
+
+    def resume(self, state: SamplerState) -> Iterator[tuple[SamplerState, Batch]]:
+        """All steps from a state on, each with the state before it, as if all had been drawn.
+
+        Takes one permutation to begin, whatever the step. ``ValueError`` for a state that no run
+        over these lengths has.
+        """
+        if not 0 <= state.cursor < len(self.lengths) or min(state.step, state.epoch) < 0:
+            raise ValueError(f"{len(self.lengths)} sequences have no state {state}")
+        return self._resumed(state)
+
+    def _resumed(self, state: SamplerState) -> Iterator[tuple[SamplerState, Batch]]:
+        while True:
+            pieces, following = self._step(state)
+            ids = np.concatenate(pieces)
+            yield state, Batch(state.step, tuple(ids.tolist()), tuple(self.lengths[ids].tolist()))
+            state = following
+
+    def state_before(self, step: int, known: SamplerState = START) -> SamplerState:
+        """The state before ``step``, from an earlier one through the steps between the two.
+
+        ``ValueError`` where ``known`` is later.
+        """
+        if step < known.step:
+            raise ValueError(f"step {step} is before the known state's, {known.step}")
+        while known.step < step:
+            known = self._step(known)[1]
+        return known
+
+    def _step(self, state: SamplerState) -> tuple[list[npt.NDArray[np.int64]], SamplerState]:
+        """A step's ids, a piece for each epoch that it has part in, and the state after it."""
+        number, at, room = state.epoch, state.cursor, self._tokens
+        pieces: list[npt.NDArray[np.int64]] = []
+        while True:
+            epoch = self._epoch(number)
+            before = int(epoch.ends[at - 1]) if at else 0
+            stop = int(np.searchsorted(epoch.ends, before + room, side="right"))
+            if stop == at and not pieces:
+                stop = at + 1
+            if stop > at:
+                pieces.append(epoch.order[at:stop])
+                room -= int(epoch.ends[stop - 1]) - before
+            at = stop
+            if at < len(epoch.order):
+                break
+            number, at = number + 1, 0
+            if room <= 0:
+                break
+        return pieces, SamplerState(state.step + 1, number, at)
+
+    def _epoch(self, number: int) -> _Epoch:
+        latest = self._latest
+        if latest is None or latest.number != number:
+            generator = np.random.default_rng([self._seed, number])
+            order = generator.permutation(len(self.lengths))
+            latest = self._latest = _Epoch(number, order, np.cumsum(self.lengths[order]))
+        return latest

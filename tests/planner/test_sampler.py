@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqplan.planner.sampler import Sampler
+from seqplan.planner.sampler import START, Sampler, SamplerState
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=40)
 
@@ -66,3 +66,36 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         Sampler(np.array([1]), 1, 0, 0)
     with pytest.raises(ValueError, match="no sequences"):
         Sampler(np.array([], dtype=np.int64), 1, 1, 0)
+
+
+@given(LENGTHS, st.integers(1, 200), st.integers(0, 5), st.integers(0, 12))
+def test_going_on_from_a_state_gives_the_same_steps(
+    lengths: list[int], tokens: int, seed: int, step: int
+) -> None:
+    array = np.array(lengths)
+    going = list(itertools.islice(Sampler(array, tokens, 50, seed).resume(START), 16))
+    state = going[step][0]
+    resumed = list(itertools.islice(Sampler(array, tokens, 50, seed).resume(state), 16 - step))
+    assert resumed == going[step:]
+    assert [batch for _, batch in going] == list(Sampler(array, tokens, 50, seed).batches(16))
+    for earlier, _ in going[: step + 1]:
+        assert Sampler(array, tokens, 50, seed).state_before(step, earlier) == state
+
+
+@given(LENGTHS, st.integers(1, 200))
+def test_a_state_counts_what_was_drawn(lengths: list[int], tokens: int) -> None:
+    drawn = 0
+    for state, batch in itertools.islice(
+        Sampler(np.array(lengths), tokens, 50, 0).resume(START), 9
+    ):
+        assert drawn == state.epoch * len(lengths) + state.cursor
+        drawn += len(batch.ids)
+
+
+def test_a_state_of_other_data_is_refused() -> None:
+    sampler = Sampler(np.array([5, 6]), 5, 9, 0)
+    for state in (SamplerState(1, 0, 2), SamplerState(1, -1, 0), SamplerState(-1, 0, 0)):
+        with pytest.raises(ValueError, match="2 sequences have no state"):
+            sampler.resume(state)
+    with pytest.raises(ValueError, match="step 2 is before the known state's, 3"):
+        sampler.state_before(2, SamplerState(3, 1, 0))

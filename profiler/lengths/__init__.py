@@ -2,6 +2,7 @@
 
 from seqplan.profiler.lengths.collect import MAX_LENGTH, Lengths, Progress, Source
 from seqplan.profiler.lengths.error import LengthsError
+from seqplan.profiler.lengths.histogram import parse_histogram, representative
 from seqplan.profiler.lengths.options import SourceOptions
 from seqplan.profiler.lengths.read import SUFFIXES, read_lengths
 from seqplan.profiler.lengths.summary import (
@@ -28,7 +29,9 @@ __all__ = [
     "Tail",
     "check_output",
     "histogram_lines",
+    "parse_histogram",
     "read_lengths",
+    "representative",
     "save_lengths",
     "summarise",
 ]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from seqplan.planner.exchange import Exchange, exchange_of
+from seqplan.profiler.profile import Profile
+
 
 def number(text: str) -> float:
     """An argparse type: a number of 0 or more."""
@@ -38,3 +41,28 @@ def add_overlap(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="share of the exchange hidden by propagation; default 0",
     )
+
+
+def proposed_with(
+    profile: Profile,
+    gpus: int,
+    exchange_ms: tuple[float, float] | str | None,
+    overlap: float,
+    spelled: tuple[str, str] = ("--exchange-ms", "--overlap"),
+) -> Exchange | None:
+    """The exchange to choose strategies with; None where ``exchange_ms`` was not given.
+
+    ``exchange_ms``: as ``published_or_times`` reads it; ``spelled``: how the caller writes the two.
+    ``ValueError`` for an overlap of nothing, one beyond 1, and under ZeRO-3.
+    """
+    if exchange_ms is None:
+        if overlap:
+            raise ValueError(f"{spelled[1]} is of the exchange; give {spelled[0]} too")
+        return None
+    if profile.rounds:
+        raise ValueError(
+            f"{spelled[0]} decides between strategies, but profile {profile.name} is of ZeRO-3, "
+            "where there is none to choose; leave it out"
+        )
+    times = exchange_ms if isinstance(exchange_ms, tuple) else None
+    return exchange_of(profile, gpus, exchange_ms=times, overlap=overlap)

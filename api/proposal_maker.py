@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from seqplan.api.exchange_options import proposed_with
 from seqplan.api.store import schema
 from seqplan.api.store.catalogue import get, lengths_path, settle_proposal
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Claim, Store
-from seqplan.planner.make_proposal import make_proposal
+from seqplan.planner.make_proposal import METHODS, make_proposal
 from seqplan.planner.proposal_file import Cluster
 from seqplan.profiler.profile import Profile
 
@@ -39,6 +40,7 @@ class ProposalMaker:
         self._store = store
         self._queue: queue.Queue[str | None] = queue.Queue()
         self._stopped = threading.Event()
+        self._dropped: set[str] = set()
         self.progress: dict[str, MakingProgress] = {}
         self._thread = threading.Thread(target=self._run, name="proposals", daemon=True)
 
@@ -50,6 +52,11 @@ class ProposalMaker:
         self.progress[key] = MakingProgress("waiting", 0, 1)
         self._queue.put(key)
 
+    def drop(self, key: str) -> None:
+        """Make it no longer: the store has removed it."""
+        if key in self.progress:
+            self._dropped.add(key)
+
     def stop(self) -> None:
         """End now; a proposal underway is made again by the next service."""
         self._stopped.set()
@@ -58,7 +65,7 @@ class ProposalMaker:
 
     def _run(self) -> None:
         while (key := self._queue.get()) is not None and not self._stopped.is_set():
-            while not self._stopped.is_set():
+            while not self._ending(key):
                 try:
                     with self._store.claimed(f"proposal {key}") as claim:
                         if claim is not None:  # no other service is making it
@@ -67,15 +74,18 @@ class ProposalMaker:
                 except StoreUnavailable:
                     self._stopped.wait(_RETRY_S)
             self.progress.pop(key, None)
+            self._dropped.discard(key)
+
+    def _ending(self, key: str) -> bool:
+        return self._stopped.is_set() or key in self._dropped
 
     def _make(self, claim: Claim, key: str) -> None:
         with self._store.reading() as connection:
             row = get(connection, schema.proposals, key)
-            assert row is not None
+            if row is None or row["state"] != "running":
+                return  # removed, or made by another service
             request = json.loads(row["request"])
             profile = get(connection, schema.profiles, request["profile"])
-        if row["state"] != "running":
-            return
         assert profile is not None
         arguments = (
             profile["document"],
@@ -88,14 +98,14 @@ class ProposalMaker:
                 settle_proposal(connection, key, **outcome)
 
     def _in_process(self, key: str, arguments: tuple[Any, ...]) -> dict[str, str] | None:
-        """``document`` or ``error``; None when the service ends."""
+        """``document`` or ``error``; None when the service ends or the proposal is dropped."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_propose, args=(theirs, *arguments), daemon=True)
         process.start()
         theirs.close()
         try:
-            while not self._stopped.is_set():
+            while not self._ending(key):
                 if not ours.poll(0.1):
                     continue
                 kind, value = ours.recv()
@@ -111,15 +121,40 @@ class ProposalMaker:
         return None
 
 
+def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
+    """What ``make_proposal`` is told of a request, named as the options of ``seqplan propose``.
+
+    ``ValueError`` as there. Requests of earlier versions, which had fewer options, may lack some.
+    """
+    times = request.get("exchange_ms")
+    return {
+        "cluster": Cluster(
+            request["gpus"],
+            request["max_len"],
+            request["tokens"],
+            request.get("include_flagged", False),
+            request.get("optimizer_shards"),
+        ),
+        "seed": request["seed"],
+        "method": request.get("method", METHODS[0]),
+        "exchange": proposed_with(
+            profile,
+            request["gpus"],
+            (times[0], times[-1]) if isinstance(times, list) else times,
+            request.get("overlap", 0.0),
+            ("exchange_ms", "overlap"),
+        ),
+    }
+
+
 def _propose(pipe: Connection, profile: str, request: dict[str, Any], lengths: str) -> None:
     try:
-        cluster = Cluster(request["gpus"], request["max_len"], request["tokens"])
+        found = Profile.from_json(profile, "profile")
         made = make_proposal(
-            Profile.from_json(profile, "profile"),
-            cluster,
-            np.load(lengths, mmap_mode="r"),
-            seed=request["seed"],
+            found,
+            lengths=np.load(lengths, mmap_mode="r"),
             progress=lambda *values: pipe.send(("progress", values)),
+            **requested(found, request),
         )
         pipe.send(("document", made.to_json()))
     except (BrokenPipeError, ConnectionError):

@@ -8,15 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.exchange_options import add_overlap, published_or_times
+from seqplan.api.exchange_options import add_overlap, proposed_with, published_or_times
 from seqplan.api.output import check_output
 from seqplan.api.terminal import ProgressBar, natural, percent, positive, seconds, table
-from seqplan.planner.exchange import Exchange, exchange_of
 from seqplan.planner.make_proposal import METHODS, TOKENS_PER_GPU, make_proposal
 from seqplan.planner.proposal_file import Cluster, ProposalDocument
 from seqplan.plans.atomic import atomic_write
 from seqplan.profiler.lengths import read_lengths
-from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped import find_profile
 
 _DESCRIPTION = """\
@@ -97,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         include_flagged=args.include_flagged,
         optimizer_shards=args.optimizer_shards,
     )
-    exchange = _exchange(args, profile)
+    exchange = proposed_with(profile, args.gpus, args.exchange_ms, args.overlap)
     with ProgressBar(sys.stderr) as progress:
         proposal = make_proposal(
             profile,
@@ -119,21 +117,6 @@ def run(args: argparse.Namespace) -> int:
         if args.output is not None:
             print(f"written: {args.output}")
     return 0
-
-
-def _exchange(args: argparse.Namespace, profile: Profile) -> Exchange | None:
-    """The exchange to choose strategies with; None when it was not asked for."""
-    if args.exchange_ms is None:
-        if args.overlap:
-            raise ValueError("--overlap is of the exchange; give --exchange-ms too")
-        return None
-    if profile.rounds:
-        raise ValueError(
-            f"--exchange-ms decides between strategies, but profile {profile.name} is of ZeRO-3, "
-            "where there is none to choose; leave it out"
-        )
-    times = None if args.exchange_ms == "published" else args.exchange_ms
-    return exchange_of(profile, args.gpus, exchange_ms=times, overlap=args.overlap)
 
 
 def proposal_lines(proposal: ProposalDocument) -> list[str]:

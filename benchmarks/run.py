@@ -21,6 +21,8 @@ NAMES = (
     "ingest",
     "attention",
     "serve",
+    "sidecar",
+    "kills",
 )
 
 

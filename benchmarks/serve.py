@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.http_clients import Answered, Client, connect_all
+from benchmarks.served import Served
 from benchmarks.settings import PROFILE, Data, cluster, markdown
 from seqplan.planner.batch import Batch
 from seqplan.planner.make_proposal import make_proposal
@@ -36,12 +34,14 @@ def run(data: Sequence[Data]) -> None:
     A wake-up is from the moment at which the plan can be read in the store, polled for, to the
     whole view at a rank that waited.
     """
-    with tempfile.TemporaryDirectory() as folder, _Serving(Path(folder) / "store.db") as served:
-        rows = asyncio.run(_measure(served, data[-1].lengths))
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store.db"
+        with Served("serve", "--port", 0, "--store", store) as served:
+            rows = asyncio.run(_measure(served, store, data[-1].lengths))
     print(markdown(["requests", "p50 (ms)", "p99 (ms)", "errors"], rows), "\n")
 
 
-async def _measure(served: _Serving, lengths: Any) -> list[list[str]]:
+async def _measure(served: Served, store: Path, lengths: Any) -> list[list[str]]:
     one = await Client.connect(served.host, served.port)
     rows = []
     for gpus in (CLIENTS, 1024):
@@ -54,7 +54,7 @@ async def _measure(served: _Serving, lengths: Any) -> list[list[str]]:
         batches = list(Sampler(lengths, where.tokens, where.max_len, SEED).batches(STEPS))
         ranks = await connect_all(served.host, served.port, gpus)
         try:
-            woken = [await _woken(served, one, ranks, job, batch) for batch in batches]
+            woken = [await _woken(store, one, ranks, job, batch) for batch in batches]
             times = [took for of_step in woken[1:] for took in of_step]  # planning has warmed up
             last = np.median([max(of_step) for of_step in woken[1:]])
             rows.append(_row(f"wake-up of {gpus:,} waiting ranks", times, 0))
@@ -84,7 +84,7 @@ Times = list[tuple[float, int]]
 
 
 async def _woken(
-    served: _Serving, one: Client, ranks: Sequence[Client], job: str, batch: Batch
+    store: Path, one: Client, ranks: Sequence[Client], job: str, batch: Batch
 ) -> list[float]:
     """For every rank, ms from the plan's publication to its view."""
     waiting = [
@@ -94,7 +94,7 @@ async def _woken(
         for rank, client in enumerate(ranks)
     ]
     await asyncio.sleep(1.0)  # all of them wait
-    published = asyncio.create_task(asyncio.to_thread(served.published, job, batch.step))
+    published = asyncio.create_task(asyncio.to_thread(_published, store, job, batch.step))
     item = {"step": batch.step, "ids": batch.ids, "lengths": batch.lengths}
     await _ok(one, f"/v1/jobs/{job}/batches", {"batches": [item]})
     at = await published
@@ -158,32 +158,11 @@ async def _ok(client: Client, path: str, body: Any) -> Any:
     return json.loads(answer.body)
 
 
-class _Serving:
-    """A service process on a store of its own."""
-
-    def __init__(self, store: Path) -> None:
-        self._store = store
-
-    def __enter__(self) -> _Serving:
-        command = (sys.executable, "-m", "seqplan.api.cli", "serve", "--port", "0", "--store")
-        self._process = subprocess.Popen(
-            [*command, str(self._store)], stderr=subprocess.PIPE, text=True
-        )
-        assert self._process.stderr is not None
-        found = re.search(r"http://(\S+):(\d+)", self._process.stderr.readline())
-        assert found is not None
-        self.host, self.port = found[1], int(found[2])
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-    def published(self, job: str, step: int) -> float:
-        """The moment at which the store has the plan, polled for."""
-        connection = sqlite3.connect(self._store)
-        query = "SELECT 1 FROM plans WHERE job = ? AND step = ?"
-        while connection.execute(query, (job, step)).fetchone() is None:
-            time.sleep(0.001)
-        connection.close()
-        return time.perf_counter()
+def _published(store: Path, job: str, step: int) -> float:
+    """The moment at which the store has the plan, polled for."""
+    connection = sqlite3.connect(store)
+    query = "SELECT 1 FROM plans WHERE job = ? AND step = ?"
+    while connection.execute(query, (job, step)).fetchone() is None:
+        time.sleep(0.001)
+    connection.close()
+    return time.perf_counter()

@@ -1,0 +1,151 @@
+"""Kill -9 at 100 random moments: is every step delivered once to each rank, with the same bytes?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.served import Served
+from benchmarks.settings import Data, markdown
+from seqplan.runtime.http_source import HttpSource
+
+KILLS, STEPS, WORLD, SEED = 100, 200, 4, 0
+PATIENCE_S = 120.0
+
+JOB = """
+profile = "llama-7b-a800-80gb"
+lengths = "lengths.npy"
+gpus = 4
+context = 4096
+tokens = 8000
+look_ahead = 3
+"""
+
+
+def run(data: Sequence[Data]) -> None:
+    """Print what was killed and whether the job noticed; raises where it did.
+
+    Each kill comes while another step, drawn at random, is underway. Half of them hit the sidecar
+    itself, which is begun again as a supervisor would, half one of its planning processes. The
+    job's ranks go on asking all the while.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        with _Supervised(Path(folder) / "undisturbed", data[-1], STEPS) as served:
+            expected = [_Rank(served.url, rank, lambda step: None) for rank in range(WORLD)]
+            _finish(expected)
+        with _Supervised(Path(folder) / "killed", data[-1], STEPS) as served:
+            random = np.random.default_rng(SEED)
+            steps = np.sort(random.choice(STEPS, KILLS, replace=False)).tolist()
+            done = 0
+
+            def may_begin(step: int) -> None:
+                # A step at which a kill is due waits for it at its end, never before it.
+                while done < KILLS and step > steps[done]:
+                    time.sleep(0.002)
+
+            ranks = [_Rank(served.url, rank, may_begin) for rank in range(WORLD)]
+            killed = {"sidecar": 0, "planning process": 0}
+            began = time.perf_counter()
+            for step in steps:
+                while max(len(rank.steps) for rank in ranks) < step:
+                    time.sleep(0.002)
+                time.sleep(float(random.uniform(0, 0.3)))
+                workers = served.workers()
+                if workers and random.random() < 0.5:
+                    _kill(int(random.choice(workers)))
+                    killed["planning process"] += 1
+                else:
+                    served.kill_and_begin()
+                    killed["sidecar"] += 1
+                done += 1
+            _finish(ranks)
+            took = time.perf_counter() - began
+    for rank, undisturbed in zip(ranks, expected, strict=True):
+        assert rank.steps == list(range(STEPS)), rank.steps
+        assert rank.digests == undisturbed.digests
+    rows = [[what, str(count)] for what, count in killed.items()]
+    print(f"{STEPS} steps, {WORLD} ranks, {took:.0f} s: each delivered once, the same digests\n")
+    print(markdown(["killed", "times"], rows), "\n")
+
+
+class _Rank:
+    """A rank that fetches and acknowledges step after step, in a thread."""
+
+    def __init__(self, url: str, rank: int, may_begin: Callable[[int], None]) -> None:
+        self.steps: list[int] = []
+        self.digests: list[str | None] = []
+        self.failure: Exception | None = None
+        self._rank = rank
+        self._may_begin = may_begin
+        self._source = HttpSource(url, "job", ack_timeout_s=PATIENCE_S)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            for step in range(STEPS):
+                self._may_begin(step)
+                view = self._source.view(step, self._rank, PATIENCE_S)
+                self.steps.append(view.step)
+                self.digests.append(view.digest)
+                self._source.acknowledge(step, self._rank, view.digest)
+        except Exception as error:
+            self.failure = error
+
+
+def _finish(ranks: Sequence[_Rank]) -> None:
+    for rank in ranks:
+        rank.thread.join()
+        if rank.failure is not None:
+            raise rank.failure
+
+
+class _Supervised:
+    """A sidecar that is begun again, on the same port, when it has been killed."""
+
+    def __init__(self, folder: Path, data: Data, steps: int) -> None:
+        folder.mkdir()
+        np.save(folder / "lengths.npy", data.lengths[:20_000])
+        self._job = folder / "job.toml"
+        self._text = f"{JOB}steps = {steps}\n"
+        self._job.write_text(f"{self._text}port = 0\n")
+
+    def __enter__(self) -> _Supervised:
+        self._served = Served("sidecar", "--job", self._job)
+        self._job.write_text(f"{self._text}port = {self._served.port}\n")
+        self.url = self._served.url
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._served.end()
+
+    def kill_and_begin(self) -> None:
+        self._served.kill()
+        self._served = Served("sidecar", "--job", self._job)
+
+    def workers(self) -> list[int]:
+        """Its planning processes."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+                line = (path.parent / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if int(fields[1]) == self._served.process.pid and b"spawn_main" in line:
+                found.append(int(path.parent.name))
+        return sorted(found)
+
+
+def _kill(process: int) -> None:
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,56 @@
+"""A service or sidecar process of a benchmark."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+
+
+class Served:
+    """``seqplan serve`` or ``sidecar`` on loopback, until the block ends."""
+
+    def __init__(self, *arguments: object, cores: Sequence[int] = ()) -> None:
+        command = [sys.executable, "-m", "seqplan.api.cli", *map(str, arguments)]
+        if cores:
+            command = ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        said = ""
+        while not (found := re.search(r"serving on http://(\S+):(\d+)", said)):
+            line = self.process.stderr.readline()
+            if not line:
+                raise RuntimeError(f"the service did not start: {said}")
+            said += line
+        self.host, self.port = found[1], int(found[2])
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def kill(self) -> None:
+        """SIGKILL, which nothing can prepare for."""
+        self.process.kill()
+        self._reap()
+
+    def end(self) -> None:
+        self.process.terminate()
+        self._reap()
+
+    def _reap(self) -> None:
+        self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from seqplan.api.rest.plan_answers import WAITED
 from seqplan.api.rest.problems import Problem, problem
 from seqplan.api.service import Service
 from seqplan.api.store.access import known_tokens, scope_of
@@ -24,10 +26,13 @@ TOKENS_KEPT_S = 1.0
 
 
 class Guard:
-    """ASGI middleware: 401, 403 and 413, and a count of requests by status."""
+    """ASGI middleware: 401, 403 and 413; counts requests and tells ``answered`` path and time."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(
+        self, app: ASGIApp, service: Service, answered: Callable[[str, float], None]
+    ) -> None:
         self._app = app
+        self._answered = answered
         self._service = service
         self._tokens: list[tuple[str, str]] = []
         self._read_at = -math.inf
@@ -37,6 +42,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         taken = 0
+        began = time.perf_counter()
         upload = scope["path"] == "/v1/lengths"
         limits = self._service.limits
         most = limits.upload_bytes if upload else limits.body_bytes
@@ -54,6 +60,8 @@ class Guard:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._service.counts[f"status {message['status']}"] += 1
+                if not scope.get(WAITED):
+                    self._answered(scope["path"], time.perf_counter() - began)
             await send(message)
 
         headers = Headers(scope=scope)

@@ -18,6 +18,7 @@ from seqplan.api.rest.dashboard import Dashboard
 from seqplan.api.rest.health import health_routes
 from seqplan.api.rest.interface import describe
 from seqplan.api.rest.job_routes import job_routes
+from seqplan.api.rest.metrics import Metrics
 from seqplan.api.rest.plan_answers import PlanAnswers
 from seqplan.api.rest.plan_routes import plan_routes
 from seqplan.api.rest.progress_routes import progress_routes
@@ -30,6 +31,7 @@ def make_app(service: Service) -> FastAPI:
 
     summaries = PlanSummaries()
     watch = DriftWatch(service.store, summaries)
+    figures = Metrics(service, watch)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -46,13 +48,13 @@ def make_app(service: Service) -> FastAPI:
     )
     problems.install(app)
     describe(app)
-    app.include_router(health_routes(service))
+    app.include_router(health_routes(service, figures))
     app.include_router(catalogue_routes(service))
     app.include_router(job_routes(service))
     app.include_router(plan_routes(service))
     app.include_router(progress_routes(service, summaries, watch))
     # The one added last is asked first.
     app.add_middleware(PlanAnswers, board=lambda: app.state.board)
-    app.add_middleware(Guard, service=service)
+    app.add_middleware(Guard, service=service, answered=figures.answered)
     app.add_middleware(Dashboard)
     return app

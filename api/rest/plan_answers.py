@@ -20,6 +20,9 @@ from seqplan.api.rest.problems import Problem, not_found
 LONGEST_WAIT_S = 3600
 """What a request may say; the service waits as long as its own limit allows."""
 
+WAITED = "seqplan.waited"
+"""Set in a request's scope when its plan was not at hand."""
+
 _PATH = re.compile(r"/v1/jobs/([^/]+)/plans/(0|[1-9][0-9]{0,14})(?:/ranks/(0|[1-9][0-9]{0,9}))?")
 _WAIT = re.compile(r"[0-9]{1,4}(\.[0-9]{1,9})?")
 
@@ -46,6 +49,7 @@ class PlanAnswers:
         try:
             ready = board.at_hand(job, step)
             if ready is None:
+                scope[WAITED] = True
                 ready = await board.plan(job, step, wait)
             status, headers, body = answer(ready, rank, scope["headers"])
         except Problem:

@@ -37,7 +37,7 @@ def _deliver(asked: Served, told: Served, first: int, last: int) -> list[str]:
 
 def _published(served: Served) -> int:
     text = served.ask("GET", "/metrics").body.decode()
-    found = re.search(r"^seqplan_publications_total (\d+)", text, re.MULTILINE)
+    found = re.search(r"^seqplan_publications_total (\d+)\.0", text, re.MULTILINE)
     assert found is not None, text
     return int(found[1])
 

@@ -14,6 +14,9 @@ from starlette.routing import Match, Route
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.plans.decode import PlanError
 
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""A disk in trouble, which may pass: full, over a quota or limit, failing, read-only."""
+
 TYPES = "urn:seqplan:problem:"
 
 
@@ -76,9 +79,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(OSError)
     def _disk(_: Request, error: OSError) -> JSONResponse:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        kind, status = ("store-unavailable", 503) if full else ("failure", 500)
-        return problem(status, kind, error.strerror or str(error))
+        if error.errno in _DISK:
+            more = {"Retry-After": "1"}
+            return problem(503, "store-unavailable", error.strerror or str(error), more)
+        return problem(500, "failure", error.strerror or str(error))
 
     @app.exception_handler(Exception)
     def _failure(_: Request, error: Exception) -> JSONResponse:

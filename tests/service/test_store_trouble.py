@@ -1,0 +1,78 @@
+"""A disk that is full or a database that is locked: 503, nothing lost, and it goes on after."""
+
+from __future__ import annotations
+
+import io
+import resource
+import sqlite3
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from service_process import Served, serving
+from stocked_service import WORLD, stock
+
+STEPS = 6
+
+
+def _acknowledge(served: Served, step: int, rank: int) -> int:
+    body = {"step": step, "rank": rank, "digest": None}
+    reply = served.ask("POST", "/v1/jobs/job/acks", body)
+    if reply.status != 200:
+        assert reply.headers["content-type"] == "application/problem+json", reply
+        assert reply.json["type"] == "urn:seqplan:problem:store-unavailable", reply
+        assert "retry-after" in reply.headers
+    return reply.status
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
+def test_a_full_disk(tmp_path: Path) -> None:
+    store = tmp_path / "store.db"
+    with serving("--store", store, "--port", 0) as served:
+        stocked = stock(served)
+        stocked.job("job", STEPS, look_ahead=2)
+        assert served.ask("GET", "/v1/jobs/job/plans/1?wait=60").status == 200
+        done = [(0, rank) for rank in range(WORLD - 1)]
+        assert [_acknowledge(served, *each) for each in done] == [200] * len(done)
+        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        # No file may grow: what the disk says when it is full, for this process alone.
+        limit = (4096, resource.RLIM_INFINITY)
+        resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, limit)
+        assert _acknowledge(served, 0, WORLD - 1) == 503
+        reply = served.ask("POST", "/v1/lengths", _array(np.arange(1, 5000)))
+        assert (reply.status, reply.headers["content-type"]) == (503, "application/problem+json")
+        # What needs no writing goes on.
+        assert served.ask("GET", "/v1/jobs/job/plans/1").status == 200
+        assert served.ok("GET", "/v1/jobs/job")["acknowledged"] == [0] * (WORLD - 1) + [-1]
+        resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, unlimited)
+        assert _acknowledge(served, 0, WORLD - 1) == 200
+        for step in range(1, STEPS):
+            assert served.ask("GET", f"/v1/jobs/job/plans/{step}?wait=60").status == 200
+            assert [_acknowledge(served, step, rank) for rank in range(WORLD)] == [200] * WORLD
+        assert served.ask("POST", "/v1/lengths", _array(np.arange(1, 5000))).status == 201
+    with serving("--store", store, "--port", 0) as served:
+        assert served.ok("GET", "/v1/jobs/job")["acknowledged"] == [STEPS - 1] * WORLD
+
+
+def test_a_locked_database(tmp_path: Path) -> None:
+    store = tmp_path / "store.db"
+    with serving("--store", store, "--port", 0) as served:
+        stock(served).job("job", STEPS, look_ahead=2)
+        assert served.ask("GET", "/v1/jobs/job/plans/0?wait=60").status == 200
+        other = sqlite3.connect(store, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        assert _acknowledge(served, 0, 0) == 503
+        assert served.ask("GET", "/v1/jobs/job/plans/0").status == 200
+        other.execute("ROLLBACK")
+        other.close()
+        for step in range(STEPS):
+            assert served.ask("GET", f"/v1/jobs/job/plans/{step}?wait=60").status == 200
+            assert [_acknowledge(served, step, rank) for rank in range(WORLD)] == [200] * WORLD
+
+
+def _array(lengths: npt.NDArray[np.int64]) -> bytes:
+    file = io.BytesIO()
+    np.save(file, lengths)
+    return file.getvalue()

@@ -90,6 +90,14 @@ def test_the_last_stage_is_copied_from_the_first() -> None:
     assert "/opt/seqplan/bin:$PATH" in texts("ENV")[0]
 
 
+def test_hadolint_has_nothing_to_say() -> None:
+    program = Path(sys.executable).with_name("hadolint")
+    if not program.exists():
+        pytest.skip("no hadolint for this platform")
+    done = subprocess.run([program, ROOT / "Dockerfile"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_the_service_is_not_root() -> None:
     (user,) = texts("USER")
     uid, _, gid = user.partition(":")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -113,6 +113,7 @@ class DriftWatch:
             }
         first, looked = self._looked is None, self._looked or {}
         self._looked = {job: step for job, (_, step) in last.items()}
+        self._forget_all_but(last)
         for job, (state, step) in last.items():
             if self._ending.is_set():
                 return
@@ -120,11 +121,20 @@ class DriftWatch:
                 continue
             try:
                 with self._store.reading() as connection:
-                    self.judge(connection, job)
+                    if get(connection, schema.jobs, job) is not None:  # removed just now
+                        self.judge(connection, job)
             except StoreUnavailable:
                 raise
             except Exception:  # a job that cannot be judged must not keep the others from it
                 _log.exception("job %s: its drift cannot be judged", job)
+
+    def _forget_all_but(self, jobs: Container[str]) -> None:
+        """Tell no more of jobs that were removed."""
+        with self._lock:
+            self._latest = {job: found for job, found in self._latest.items() if job in jobs}
+            self._warned = {key for key in self._warned if key[0] in jobs}
+            for key in [key for key in self._judged if key[0] not in jobs]:
+                del self._judged[key]
 
     def profile(self, connection: Connection, proposal: str) -> Profile:
         """The profile that a proposal of the store carries."""
@@ -133,7 +143,7 @@ class DriftWatch:
                 self._profiles.move_to_end(proposal)
                 return self._profiles[proposal]
         row = get(connection, schema.proposals, proposal)
-        assert row is not None  # no job begins without it, and none is deleted
+        assert row is not None  # no job begins without it, and it stays while a job uses it
         found = ProposalDocument.from_json(row["document"], "proposal").profile
         with self._lock:
             self._profiles[proposal] = found

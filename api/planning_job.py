@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
-
+from seqplan.api.job_sampler import job_sampler
 from seqplan.api.ready_plan import ReadyPlan
 from seqplan.api.store import jobs, schema
-from seqplan.api.store.catalogue import get, lengths_path
+from seqplan.api.store.catalogue import get
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.jobs import StoredPlan
 from seqplan.api.store.store import Claim, Store
@@ -25,11 +24,14 @@ from seqplan.planner.assemble import PACKINGS
 from seqplan.planner.batch import Batch
 from seqplan.planner.producer import Planned, PlannerPool
 from seqplan.planner.proposal_file import ProposalDocument
-from seqplan.planner.sampler import Sampler
+from seqplan.planner.sampler import SamplerState
 from seqplan.plans.codec import from_json
 from seqplan.plans.lint import lint
 
 Published = Callable[[str, ReadyPlan | None], None]
+
+_Due = tuple[Batch, SamplerState | None]
+"""What to plan, and the sampler before it where it is one that draws."""
 
 _RETRY_S = 0.5
 _CLAIM_S = 1.0
@@ -61,6 +63,11 @@ class PlanningJob:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has come to its end, and nothing more comes of it."""
+        return not self._thread.is_alive()
+
     def stop(self) -> None:
         """End planning now; what is underway is planned again by the next one."""
         with self._changed:
@@ -71,7 +78,8 @@ class PlanningJob:
     def acknowledged(self, step: int, rank: int) -> None:
         """A rank has done a step."""
         with self._changed:
-            self._done[rank] = max(self._done[rank], step)
+            if rank < len(self._done):
+                self._done[rank] = max(self._done[rank], step)
             self._changed.notify()
 
     def pushed(self) -> None:
@@ -101,7 +109,10 @@ class PlanningJob:
         with self._store.reading() as connection:
             row = get(connection, schema.jobs, self.id)
         if row is None or row["state"] != "planning":
-            return  # another service has brought it to its end
+            return  # another service has brought it to its end, or removed it
+        # While another service planned it, the job may have been removed and begun anew.
+        with self._changed:
+            self._row, self._done = row, [-1] * int(row["world_size"])
         try:
             self._plan_on(claim)
         except StoreUnavailable:
@@ -120,13 +131,14 @@ class PlanningJob:
         self._published(self.id, None)
 
     def _plan_on(self, claim: Claim) -> None:
-        self._next = 0
+        first = self._next = self._row["first_step"]
         with self._store.reading() as connection:
             proposal_row = get(connection, schema.proposals, self._row["proposal"])
             planned = jobs.planned_steps(connection, self.id)
         self._read_acknowledged()
-        assert proposal_row is not None
-        self._next = planned[-1] + 1 if planned else 0
+        if proposal_row is None:
+            raise _Stopped  # removed together with the job, just now
+        self._next = planned[-1] + 1 if planned else first
         proposal = ProposalDocument.from_json(proposal_row["document"], "proposal")
         pool = PlannerPool(proposal.to_json(), self._row["seed"], PACKINGS[0], self._workers)
         try:
@@ -138,11 +150,11 @@ class PlanningJob:
         self, claim: Claim, pool: PlannerPool, proposal: ProposalDocument, planned: list[int]
     ) -> None:
         models = proposal.cluster.models(proposal.profile)
-        last = planned[-1] if planned else -1
-        batches = self._batches(last)
+        last = planned[-1] if planned else self._row["first_step"] - 1
+        batches = self._batches(last, proposal.cluster.max_len)
         ahead = deque(planned)
-        underway: deque[tuple[int, Future[Planned]]] = deque()
-        batch = next(batches)
+        underway: deque[tuple[Future[Planned], _Due]] = deque()
+        due = next(batches)
         while not self._stopped:
             if self._look:
                 self._look = False
@@ -150,20 +162,20 @@ class PlanningJob:
             slowest = min(self._done)
             while ahead and ahead[0] <= slowest:
                 ahead.popleft()
-            while isinstance(batch, Batch) and len(ahead) < self._row["look_ahead"]:
-                underway.append((batch.step, pool.submit(batch)))
-                ahead.append(batch.step)
-                batch = next(batches)
+            while isinstance(due, tuple) and len(ahead) < self._row["look_ahead"]:
+                underway.append((pool.submit(due[0]), due))
+                ahead.append(due[0].step)
+                due = next(batches)
             if underway:
-                step, future = underway.popleft()
-                self._next = step
-                self._keep(claim, step, self._answer(step, future), models)
-            elif isinstance(batch, int):
-                self._settle(claim, state="planned", last_step=batch)
+                future, (batch, state) = underway.popleft()
+                self._next = batch.step
+                self._keep(claim, batch.step, self._answer(batch.step, future), models, state)
+            elif isinstance(due, int):
+                self._settle(claim, state="planned", last_step=due)
                 return
             else:
-                self._wait_for_room(slowest, batch is None)
-                batch = next(batches) if batch is None else batch
+                self._wait_for_room(slowest, due is None)
+                due = next(batches) if due is None else due
 
     def _read_acknowledged(self) -> None:
         with self._store.reading() as connection:
@@ -172,32 +184,28 @@ class PlanningJob:
             for rank, step in found.items():
                 self._done[rank] = max(self._done[rank], step)
 
-    def _batches(self, last: int) -> Iterator[Batch | int | None]:
-        """Batches beyond step ``last``; None for none yet; at the end the last step."""
+    def _batches(self, last: int, max_len: int) -> Iterator[_Due | int | None]:
+        """What is due beyond step ``last``; None for nothing yet; at the end the last step."""
         if self._row["lengths"] is not None:
-            lengths = np.load(lengths_path(self._store, self._row["lengths"]), mmap_mode="r")
-            max_len = self._max_len()
-            sampler = Sampler(lengths, self._row["tokens"], max_len, self._row["seed"])
-            for batch in sampler.batches(self._row["steps"]):
-                if batch.step > last:
-                    yield batch
+            sampler = job_sampler(self._store, self._row, max_len)
+            with self._store.reading() as connection:
+                known = jobs.known_state(connection, self._row, last + 1)
+            for state, batch in sampler.resume(sampler.state_before(last + 1, known)):
+                if state.step == self._row["steps"]:
+                    break
+                yield batch, state
             while True:
                 yield self._row["steps"] - 1
         while True:
             with self._store.reading() as connection:
                 row = get(connection, schema.jobs, self.id)
                 found = jobs.batches_after(connection, self.id, last, self._row["look_ahead"])
-            yield from found
+            if row is None:
+                raise _Stopped
+            yield from ((batch, None) for batch in found)
             last = found[-1].step if found else last
             if not found:
-                assert row is not None
                 yield row["last_step"]
-
-    def _max_len(self) -> int:
-        with self._store.reading() as connection:
-            row = get(connection, schema.proposals, self._row["proposal"])
-        assert row is not None
-        return ProposalDocument.from_json(row["document"], "proposal").cluster.max_len
 
     def _answer(self, step: int, future: Future[Planned]) -> Planned:
         while not self._stopped:
@@ -210,7 +218,9 @@ class PlanningJob:
                 raise _Unplannable(step, str(error)) from error
         raise _Stopped
 
-    def _keep(self, claim: Claim, step: int, planned: Planned, models: Any) -> None:
+    def _keep(
+        self, claim: Claim, step: int, planned: Planned, models: Any, state: SamplerState | None
+    ) -> None:
         plan = from_json(planned.line)
         if broken := lint(plan, models):
             raise _Unplannable(step, f"the plan of step {step} breaks a rule: {broken[0]}")
@@ -219,7 +229,9 @@ class PlanningJob:
         # Before it is published, so that ranks that wait are not kept by it.
         ready = ReadyPlan(stored, plan)
         with claim.writing() as connection:
-            jobs.add_plan(connection, self.id, stored, planned.planning_ms)
+            if not jobs.still_wanted(connection, self._row):
+                raise _Stopped
+            jobs.add_plan(connection, self.id, stored, planned.planning_ms, state)
         self._published(self.id, ready)
 
     def _wait(self, seconds: float) -> None:
@@ -240,7 +252,7 @@ class PlanningJob:
 
 
 class _Stopped(Exception):
-    """The service ends; the job goes on with the next one."""
+    """The service ends, and the job goes on with the next one; or the job is removed."""
 
 
 class _Unplannable(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,13 @@ from seqplan.api.planning_job import PlanningJob, Published
 from seqplan.api.proposal_maker import ProposalMaker
 from seqplan.api.ready_plan import ReadyPlan
 from seqplan.api.store import jobs, schema
+from seqplan.api.store.catalogue import get
 from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.notice import removed
 from seqplan.api.store.store import Store
+
+Removed = Callable[[str | None], None]
+"""Told of a job that was removed; of None when any job may have been."""
 
 _TICK_S = 1.0
 """How often a shared store is searched for work that another service has left."""
@@ -45,6 +51,7 @@ class Service:
         self._stopping = threading.Event()
         self._watch: threading.Thread | None = None
         self.on_published: Published = lambda job, ready: None
+        self.on_removed: Removed = lambda job: None
 
     def start(self) -> None:
         """Go on with all that the store says is unfinished, and watch for what others begin."""
@@ -68,11 +75,34 @@ class Service:
     def plan(self, row: dict[str, Any]) -> None:
         """Begin, or go on, to plan a job that is in the store; once is enough."""
         with self._lock:
-            if row["id"] in self._running or self._stopping.is_set():
+            known = self._running.get(row["id"])
+            if self._stopping.is_set() or (known is not None and not known.ended):
                 return
             job = PlanningJob(self.store, row, self._published, self._workers)
             self._running[job.id] = job
-        job.start()
+            job.start()
+
+    def plan_again(self, row: dict[str, Any]) -> None:
+        """Plan a job that had failed; its earlier planning may be about to end."""
+        self._stop_planning(row["id"])
+        self.plan(row)
+
+    def remove(self, job: str) -> bool:
+        """Remove a job from the store and plan it no longer; False where there is none."""
+        with self.store.reading() as connection:
+            row = get(connection, schema.jobs, job)
+        if row is None:
+            return False
+        self._stop_planning(job)
+        try:
+            with self.store.writing() as connection:
+                found = jobs.remove_job(connection, job)
+        except BaseException:
+            if row["state"] == "planning":
+                self.plan(row)
+            raise
+        self._forget(job)
+        return found
 
     def _take_up(self) -> None:
         with self.store.reading() as connection:
@@ -88,15 +118,32 @@ class Service:
 
     def _watched(self) -> None:
         while not self._stopping.is_set():
+            listening = False
             try:
                 for job in self.store.notices(_TICK_S):
                     if self._stopping.is_set():
                         return
+                    if not listening:
+                        listening = True
+                        self._catch_up()
                     self._noticed(job)
             except StoreUnavailable:
                 self._stopping.wait(_TICK_S)
 
+    def _catch_up(self) -> None:
+        """Forget what was removed while nobody told it."""
+        with self._lock:
+            known = list(self._running)
+        for job in known:
+            if not self._exists(job):
+                self._forget(job)
+        self.on_removed(None)
+
     def _noticed(self, job: str | None) -> None:
+        gone = None if job is None else removed(job)
+        if gone is not None and not self._exists(gone):
+            self._forget(gone)
+            return
         known = None if job is None else self.job(job)
         if job is None or known is None:
             self._take_up()
@@ -104,6 +151,21 @@ class Service:
             if known is not None:
                 known.look_again()
             self.on_published(job, None)
+
+    def _exists(self, job: str) -> bool:
+        with self.store.reading() as connection:
+            return get(connection, schema.jobs, job) is not None
+
+    def _forget(self, job: str) -> None:
+        """Plan a job no longer that the store has removed, and have nobody wait for it."""
+        self._stop_planning(job)
+        self.on_removed(job)
+
+    def _stop_planning(self, job: str) -> None:
+        with self._lock:
+            found = self._running.pop(job, None)
+        if found is not None:
+            found.stop()
 
     def job(self, key: str) -> PlanningJob | None:
         """The planning of a job, None for one that has none."""

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.ready_plan import ReadyPlan
+from seqplan.api.rest.continuing import before_first_step
 from seqplan.api.rest.problems import Problem, not_found
 from seqplan.api.service import Service
 from seqplan.api.store import jobs, schema
@@ -25,10 +26,12 @@ class Board:
         self._events: dict[str, asyncio.Event] = {}
         self._ready: OrderedDict[tuple[str, int], ReadyPlan] = OrderedDict()
         self._bytes = 0
+        self._removals = 0
         self._loading: dict[tuple[str, int], asyncio.Task[ReadyPlan | None]] = {}
         self._loop = asyncio.get_running_loop()
         self.stopping = False
         service.on_published = self._from_thread
+        service.on_removed = self._removed_from_thread
 
     def _from_thread(self, job: str, ready: ReadyPlan | None) -> None:
         self._loop.call_soon_threadsafe(self._published, job, ready)
@@ -37,6 +40,19 @@ class Board:
         if ready is not None:
             self._keep((job, ready.step), ready)
         self.wake(job)
+
+    def _removed_from_thread(self, job: str | None) -> None:
+        self._loop.call_soon_threadsafe(self._removed, job)
+
+    def _removed(self, job: str | None) -> None:
+        """Forget the plans of a removed job, or of all jobs, and have its ranks look again."""
+        self._removals += 1  # what is being loaded now is not kept
+        for key in [key for key in self._ready if job in (None, key[0])]:
+            self._bytes -= self._ready.pop(key).size
+        for key in [key for key in self._loading if job in (None, key[0])]:
+            del self._loading[key]
+        for waiting in [job] if job is not None else list(self._events):
+            self.wake(waiting)
 
     def at_hand(self, job: str, step: int) -> ReadyPlan | None:
         """The plan, where it is in memory; published plans never change."""
@@ -83,15 +99,19 @@ class Board:
     async def _look(self, job: str, step: int) -> ReadyPlan | None:
         if found := self.at_hand(job, step):
             return found
-        key = (job, step)
+        key, removals = (job, step), self._removals
         if key not in self._loading:
             task = asyncio.create_task(run_in_threadpool(self._load, job, step))
             self._loading[key] = task
-            task.add_done_callback(lambda _: self._loading.pop(key, None))
+            task.add_done_callback(lambda _: self._loaded(key, task))
         found = await asyncio.shield(self._loading[key])
-        if found is not None:
+        if found is not None and removals == self._removals:
             self._keep(key, found)
         return found
+
+    def _loaded(self, key: tuple[str, int], task: asyncio.Task[ReadyPlan | None]) -> None:
+        if self._loading.get(key) is task:
+            del self._loading[key]
 
     def _keep(self, key: tuple[str, int], ready: ReadyPlan) -> None:
         if key not in self._ready:
@@ -114,6 +134,8 @@ class Board:
             raise not_found(f"job {job}")
         if stored is not None:
             return ReadyPlan(stored)
+        if step < row["first_step"]:
+            raise before_first_step(row, step)
         last = row["last_step"]
         if last is not None and step > last:
             raise Problem(410, "end-of-plans", f"job {job} ends with step {last}", last_step=last)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -14,25 +16,42 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection, Table, select
 from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.fields import Natural, Positive
+from seqplan.api.proposal_maker import requested
+from seqplan.api.rest.fields import ExchangeTimes, Natural, Positive, Share
 from seqplan.api.rest.once import once
 from seqplan.api.rest.problems import Problem, not_found
 from seqplan.api.service import Service
 from seqplan.api.store import schema
-from seqplan.api.store.catalogue import get, page, put_lengths, put_profile, put_proposal
+from seqplan.api.store.catalogue import (
+    get,
+    held,
+    lengths_path,
+    page,
+    put_lengths,
+    put_profile,
+    put_proposal,
+    remove_lengths,
+    remove_proposal,
+    write_histogram,
+)
 from seqplan.api.store.catalogue import write_lengths as keep_array
+from seqplan.api.store.errors import InUse, StoreUnavailable
 from seqplan.planner.make_proposal import TOKENS_PER_GPU
 from seqplan.planner.proposal_file import ProposalDocument
-from seqplan.profiler.lengths import LengthsError, read_lengths
+from seqplan.profiler.lengths import LengthsError, parse_histogram, read_lengths
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped import shipped, shipped_names
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
-_SUFFIXES = {"npy": ".npy", "jsonl": ".jsonl", "txt": ".txt"}
+_SUFFIXES = {"npy": ".npy", "jsonl": ".jsonl", "txt": ".txt", "histogram": ".json"}
 
 
 class NewProposal(BaseModel):
-    """What ``seqplan propose`` is told; ``profile``: id or name, ``lengths``: id."""
+    """What ``seqplan propose`` is told, by the names of its options, with its defaults.
+
+    ``profile``: id or name; ``lengths``: id; ``exchange_ms``: one time, [equal replicas, different
+    ones], or "published".
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     profile: str
@@ -40,7 +59,12 @@ class NewProposal(BaseModel):
     gpus: Positive
     max_len: Positive
     tokens: Positive | None = None
+    method: Literal["search", "eq4"] = "search"
     seed: Natural = 0
+    optimizer_shards: Positive | None = None
+    include_flagged: bool = False
+    exchange_ms: ExchangeTimes | None = None
+    overlap: Share = 0.0
 
 
 def paged(
@@ -87,12 +111,15 @@ def catalogue_routes(service: Service) -> APIRouter:
     @routes.get("/lengths", tags=["lengths"])
     def all_lengths(cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
         """Length data sets in order of id."""
-        shown = ["id", "sequences", "tokens", "longest"]
+        shown = ["id", "kind", "sequences", "tokens", "longest"]
         return paged(service, schema.lengths, shown, cursor, limit)
 
     @routes.get("/lengths/{lengths}", tags=["lengths"])
     def one_lengths(lengths: str) -> Response:
-        """A data set's figures and histogram: [over, up to, sequences, tokens] a bucket."""
+        """A data set's figures and histogram: [over, up to, sequences, tokens] a bucket.
+
+        ``kind``: sequences, or histogram where nothing else is known.
+        """
         with service.store.reading() as connection:
             row = get(connection, schema.lengths, lengths)
         if row is None:
@@ -101,7 +128,11 @@ def catalogue_routes(service: Service) -> APIRouter:
 
     @routes.post("/lengths", status_code=201, tags=["lengths"])
     async def new_lengths(request: Request, format: str = "npy") -> Response:
-        """Upload lengths, streamed to disk; ``format``: npy, jsonl or txt. Same data, same id."""
+        """Upload lengths, streamed to disk; ``format``: npy, jsonl, txt or histogram.
+
+        Same data, same id. A histogram, JSON as [[over, up to, sequences, tokens or nothing], …],
+        does for proposals; a job cannot draw from it.
+        """
         if format not in _SUFFIXES:
             raise ValueError(f"query.format: {format!r} is none of {', '.join(_SUFFIXES)}")
         with tempfile.TemporaryDirectory(dir=service.store.files) as folder:
@@ -109,13 +140,25 @@ def catalogue_routes(service: Service) -> APIRouter:
             with path.open("wb") as file:
                 async for chunk in request.stream():
                     file.write(chunk)
-            row = await run_in_threadpool(_read, service, path)
+            read = _read_histogram if format == "histogram" else _read
+            row = await run_in_threadpool(read, service, path)
 
         def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
+            if not lengths_path(service.store, row["id"]).exists():
+                raise StoreUnavailable(f"lengths {row['id']} were removed while they came in")
             put_lengths(connection, row)
             return 201, {name: row[name] for name in ("id", "sequences", "tokens", "longest")}
 
         return await run_in_threadpool(once, service, request, str(row["id"]), effect)
+
+    @routes.delete("/lengths/{lengths}", status_code=204, response_class=Response, tags=["lengths"])
+    def no_lengths(lengths: str) -> Response:
+        """Remove a data set; 409 while a job draws from it or a proposal is made from it."""
+        with _unless_in_use():
+            found = remove_lengths(service.store, lengths)
+        if not found:
+            raise not_found(f"lengths {lengths}")
+        return Response(status_code=204)
 
     @routes.get("/proposals", tags=["proposals"])
     def proposals(cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
@@ -135,17 +178,43 @@ def catalogue_routes(service: Service) -> APIRouter:
         body = {"id": row["id"], "state": row["state"], "error": row["error"]}
         return JSONResponse({**body, "progress": progress, "document": document})
 
+    @routes.get("/proposals/{proposal}/document", tags=["proposals"])
+    def document(proposal: str) -> Response:
+        """The file that ``seqplan propose -o`` writes; 409 while it is not ready."""
+        with service.store.reading() as connection:
+            row = get(connection, schema.proposals, proposal)
+        if row is None:
+            raise not_found(f"proposal {proposal}")
+        if row["document"] is None:
+            raise Problem(409, "not-ready", f"proposal {proposal} is {row['state']}")
+        return Response(row["document"], media_type="application/json")
+
+    @routes.delete(
+        "/proposals/{proposal}", status_code=204, response_class=Response, tags=["proposals"]
+    )
+    def no_proposal(proposal: str) -> Response:
+        """Remove a proposal, ready or not; 409 while a job is planned by it."""
+        with _unless_in_use(), service.store.writing() as connection:
+            found = remove_proposal(connection, proposal)
+        if not found:
+            raise not_found(f"proposal {proposal}")
+        service.proposals.drop(proposal)
+        return Response(status_code=204)
+
     @routes.post("/proposals", status_code=202, tags=["proposals"])
     def new_proposal(request: Request, body: NewProposal) -> Response:
         """Make a proposal; the answer's Location tells how far it is."""
         key = secrets.token_hex(8)
 
         def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-            if get(connection, schema.lengths, body.lengths) is None:
+            if held(connection, schema.lengths, body.lengths) is None:
                 raise ValueError(f"body.lengths: there are no lengths {body.lengths}")
             asked = body.model_dump()
             asked["tokens"] = body.tokens or TOKENS_PER_GPU * body.gpus
             asked["profile"] = _profile_id(connection, body.profile)
+            found = get(connection, schema.profiles, asked["profile"])
+            assert found is not None
+            requested(Profile.from_json(found["document"], "profile"), asked)
             put_proposal(connection, key, asked, None)
             return 202, {"id": key, "state": "running"}
 
@@ -169,6 +238,14 @@ def catalogue_routes(service: Service) -> APIRouter:
         return await run_in_threadpool(once, service, request, text, effect)
 
     return routes
+
+
+@contextmanager
+def _unless_in_use() -> Iterator[None]:
+    try:
+        yield
+    except InUse as error:
+        raise Problem(409, "in-use", str(error)) from None
 
 
 def _profile_id(connection: Connection, wanted: str) -> str:
@@ -202,3 +279,13 @@ def _read(service: Service, path: Path) -> dict[str, Any]:
     if len(lengths) > service.limits.sequences:
         raise Problem(413, "too-large", f"more than {service.limits.sequences} sequences")
     return keep_array(service.store, lengths)
+
+
+def _read_histogram(service: Service, path: Path) -> dict[str, Any]:
+    most = service.limits.body_bytes
+    if path.stat().st_size > most:
+        raise Problem(413, "too-large", f"a histogram of more than {most} bytes")
+    buckets = parse_histogram(path.read_bytes(), "body")
+    if sum(bucket.sequences for bucket in buckets) > service.limits.sequences:
+        raise Problem(413, "too-large", f"more than {service.limits.sequences} sequences")
+    return write_histogram(service.store, buckets)

@@ -6,28 +6,35 @@ import secrets
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from seqplan.api.rest.catalogue_routes import Limit, paged
-from seqplan.api.rest.fields import LookAhead, Natural, Positive
+from seqplan.api.rest.continuing import Continued, continued, sampler_state
+from seqplan.api.rest.fields import MOST, LookAhead, Natural, Positive
 from seqplan.api.rest.once import once
 from seqplan.api.rest.problems import Problem, not_found
 from seqplan.api.service import Service
 from seqplan.api.store import jobs, schema
-from seqplan.api.store.catalogue import get, lengths_path
+from seqplan.api.store.catalogue import get, held, lengths_path
 from seqplan.planner.batch import Batch
-from seqplan.planner.proposal_file import ProposalDocument
+from seqplan.planner.proposal_file import Cluster, ProposalDocument
 from seqplan.planner.sampler import Sampler
 
+AtStep = Annotated[int, Query(ge=0, le=MOST)]
+
 _SHOWN = ["id", "proposal", "lengths", "tokens", "seed", "steps", "look_ahead", "world_size"]
-_SHOWN += ["state", "last_step", "failed_step", "error"]
+_SHOWN += ["state", "last_step", "failed_step", "error", "continues", "first_step"]
 
 
 class NewJob(BaseModel):
-    """Either ``lengths`` and ``steps``, or neither: then the trainer pushes its batches."""
+    """Either ``lengths`` and ``steps``, or neither: then the trainer pushes its batches.
+
+    Or ``continues``: then lengths, tokens and seed are those of the job that is continued, and so
+    are ``steps`` unless given.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")] | None = None
@@ -37,6 +44,7 @@ class NewJob(BaseModel):
     seed: Natural = 0
     steps: Positive | None = None
     look_ahead: LookAhead = 8
+    continues: Continued | None = None
 
 
 class PushedBatch(BaseModel):
@@ -59,46 +67,80 @@ class PushedBatches(BaseModel):
 
 def job_row(service: Service, connection: Connection, new: NewJob) -> dict[str, Any]:
     """The row of a new job, checked against what it names."""
-    found = get(connection, schema.proposals, new.proposal)
+    found = held(connection, schema.proposals, new.proposal)
     if found is None:
         raise Problem(422, "invalid-request", f"proposal: there is no proposal {new.proposal}")
     if found["state"] != "ready":
         raise Problem(409, "not-ready", f"proposal {new.proposal} is {found['state']}")
     cluster = ProposalDocument.from_json(found["document"], "proposal").cluster
-    tokens = new.tokens or cluster.tokens
-    if new.lengths is None and (new.steps is not None or new.tokens is not None):
-        raise Problem(422, "invalid-request", "steps, tokens: are for jobs with lengths")
-    if new.lengths is not None:
-        if new.steps is None:
-            raise Problem(422, "invalid-request", "steps: a job with lengths needs it")
-        if get(connection, schema.lengths, new.lengths) is None:
-            raise Problem(422, "invalid-request", f"lengths: there are no lengths {new.lengths}")
-        array = np.load(lengths_path(service.store, new.lengths), mmap_mode="r")
-        total = int(Sampler(array, tokens, cluster.max_len, new.seed).lengths.sum())
-        if total < tokens:
-            raise Problem(
-                422,
-                "invalid-request",
-                f"tokens: the lengths have {total} tokens, fewer than a step of {tokens}",
-            )
-    active = len(jobs.unfinished(connection))
-    if active >= service.limits.jobs:
-        raise Problem(409, "too-many-jobs", f"{active} jobs are being planned, the most allowed")
+    if new.continues is None:
+        drawn = _own_batches(service, connection, new, cluster)
+    else:
+        drawn = continued(service, connection, new.continues, _as_continued(new), cluster)
+    _check_room(service, connection)
     key = new.id or secrets.token_hex(8)
     if get(connection, schema.jobs, key) is not None:
         raise Problem(409, "exists", f"there is a job {key} already")
     return {
         "id": key,
         "proposal": new.proposal,
-        "lengths": new.lengths,
-        "tokens": None if new.lengths is None else tokens,
-        "seed": new.seed,
-        "steps": new.steps,
+        **drawn,
         "look_ahead": new.look_ahead,
         "world_size": cluster.gpus,
         "state": "planning",
-        "last_step": None if new.steps is None else new.steps - 1,
     }
+
+
+def _own_batches(
+    service: Service, connection: Connection, new: NewJob, cluster: Cluster
+) -> dict[str, Any]:
+    """What a job that continues none draws, or that its batches are pushed."""
+    row: dict[str, Any] = {"lengths": new.lengths, "tokens": None, "seed": new.seed}
+    row |= {"steps": new.steps, "last_step": None, "continues": None, "first_step": 0}
+    if new.lengths is None:
+        if new.steps is not None or new.tokens is not None:
+            raise Problem(422, "invalid-request", "steps, tokens: are for jobs with lengths")
+        return row
+    if new.steps is None:
+        raise Problem(422, "invalid-request", "steps: a job with lengths needs it")
+    lengths = held(connection, schema.lengths, new.lengths)
+    if lengths is None:
+        raise Problem(422, "invalid-request", f"lengths: there are no lengths {new.lengths}")
+    if lengths["kind"] == "histogram":
+        raise Problem(
+            409,
+            "only-counts",
+            f"lengths {new.lengths} are known by their histogram only, which has no sequences to "
+            "draw; upload the lengths themselves, or push the batches",
+        )
+    row |= {"tokens": new.tokens or cluster.tokens, "last_step": new.steps - 1}
+    array = np.load(lengths_path(service.store, new.lengths), mmap_mode="r")
+    total = int(Sampler(array, row["tokens"], cluster.max_len, new.seed).lengths.sum())
+    if total < row["tokens"]:
+        raise Problem(
+            422,
+            "invalid-request",
+            f"tokens: the lengths have {total} tokens, fewer than a step of {row['tokens']}",
+        )
+    return row
+
+
+def _as_continued(new: NewJob) -> int | None:
+    """The steps of a job that continues another, where they are given."""
+    for name in ("lengths", "tokens", "seed"):
+        if name in new.model_fields_set:
+            raise Problem(
+                422,
+                "invalid-request",
+                f"{name}: is that of the job that is continued; leave it out",
+            )
+    return new.steps
+
+
+def _check_room(service: Service, connection: Connection) -> None:
+    active = len(jobs.unfinished(connection))
+    if active >= service.limits.jobs:
+        raise Problem(409, "too-many-jobs", f"{active} jobs are being planned, the most allowed")
 
 
 def job_routes(service: Service) -> APIRouter:
@@ -113,6 +155,8 @@ def job_routes(service: Service) -> APIRouter:
         def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
             row = job_row(service, connection, body)
             jobs.add_job(connection, row)
+            if body.continues is not None and row["lengths"] is None:
+                jobs.copy_batches(connection, body.continues.job, body.continues.step, row["id"])
             made.append(row)
             return 201, row
 
@@ -141,15 +185,57 @@ def job_routes(service: Service) -> APIRouter:
         row["acknowledged"] = [acknowledged.get(rank, -1) for rank in range(row["world_size"])]
         return JSONResponse(row)
 
+    @routes.delete("/{job}", status_code=204, response_class=Response)
+    def remove(job: str) -> Response:
+        """Stop planning a job and remove all that is kept of it; its ranks are told 404."""
+        if not service.remove(job):
+            raise not_found(f"job {job}")
+        return Response(status_code=204)
+
+    @routes.post("/{job}/restart", status_code=202)
+    def restart(request: Request, job: str) -> Response:
+        """Plan a failed job again, from the step that could not be planned; 409 for any other."""
+        failed: list[dict[str, Any]] = []
+
+        def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
+            row = held(connection, schema.jobs, job)
+            if row is None:
+                raise not_found(f"job {job}")
+            if row["state"] != "failed":
+                raise Problem(409, "not-failed", f"job {job} is {row['state']}, it has not failed")
+            _check_room(service, connection)
+            again = {"state": "planning", "failed_step": None, "error": None}
+            jobs.settle_job(connection, job, **again)
+            failed.append({**row, **again})
+            return 202, {"id": job, "state": "planning", "step": row["failed_step"]}
+
+        answer = once(service, request, "restart", effect)
+        for row in failed:
+            service.plan_again(row)
+        return answer
+
+    @routes.get("/{job}/state")
+    def state(job: str, step: AtStep) -> dict[str, Any]:
+        """Where a job that draws its batches is before ``step``, planned or the next to be.
+
+        ``cursor``: sequences of the ``epoch`` used by earlier steps; ``carry_over``: those drawn
+        and not yet used, which there never are between steps.
+        """
+        with service.store.reading() as connection:
+            row = get(connection, schema.jobs, job)
+            if row is None:
+                raise not_found(f"job {job}")
+            return sampler_state(service, connection, row, step)
+
     @routes.post("/{job}/batches", status_code=202)
     def push(request: Request, job: str, body: PushedBatches) -> Response:
         """Batches for a job without lengths, in ascending order of step."""
 
         def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-            row = get(connection, schema.jobs, job)
+            row = held(connection, schema.jobs, job)
             if row is None:
                 raise not_found(f"job {job}")
-            last = jobs.last_pushed(connection, job)
+            last = max(jobs.last_pushed(connection, job), row["first_step"] - 1)
             if row["lengths"] is not None or row["last_step"] is not None:
                 why = "draws its batches from lengths" if row["lengths"] else "has ended"
                 raise Problem(409, "no-more-batches", f"job {job} {why}", last_step=last)

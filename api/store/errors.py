@@ -9,3 +9,7 @@ class StoreError(ValueError):
 
 class StoreUnavailable(RuntimeError):
     """The store cannot be read or written now (locked, disk full, server gone); try again."""
+
+
+class InUse(RuntimeError):
+    """What cannot be removed, as something else needs it; the message says what."""

@@ -6,15 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from seqplan.api.store import schema
-from seqplan.api.store.notice import notify
+from seqplan.api.store.catalogue import forget_answers, held
+from seqplan.api.store.notice import notify, notify_removed
 from seqplan.planner.batch import Batch
 from seqplan.planner.batches_file import batch_from_json, batch_to_json
+from seqplan.planner.sampler import SamplerState
 
 Row = dict[str, Any]
+
+
+_PLANNED_BY = ("proposal", "lengths", "tokens", "seed", "steps", "first_step", "max_len")
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,29 @@ def add_job(connection: Connection, row: Row) -> None:
     """Keep a new job."""
     connection.execute(insert(schema.jobs).values(row))
     notify(connection, row["id"])
+
+
+def remove_job(connection: Connection, job: str) -> bool:
+    """Remove a job with all that is kept of it; False where there is none."""
+    # The job first: whoever writes of it holds its row, or finds it gone (see ``held``).
+    gone = connection.execute(delete(schema.jobs).where(schema.jobs.c.id == job))
+    if not gone.rowcount:
+        return False
+    for table in (schema.batches, schema.plans, schema.acks, schema.measurements):
+        connection.execute(delete(table).where(table.c.job == job))
+    below, path = f"/v1/jobs/{job}/", schema.answers.c.path
+    connection.execute(delete(schema.answers).where(func.substr(path, 1, len(below)) == below))
+    forget_answers(connection, ("/v1/jobs",), job)
+    notify_removed(connection, job)
+    return True
+
+
+def copy_batches(connection: Connection, job: str, first_step: int, to: str) -> None:
+    """Give the pushed batches of ``job`` from ``first_step`` on to another job."""
+    table = schema.batches
+    same = select(literal(to), table.c.step, table.c.document)
+    wanted = same.where(table.c.job == job, table.c.step >= first_step)
+    connection.execute(insert(table).from_select(["job", "step", "document"], wanted))
 
 
 def unfinished(connection: Connection) -> list[Row]:
@@ -67,14 +95,46 @@ def last_pushed(connection: Connection, job: str) -> int:
     return -1 if found is None else int(found)
 
 
-def add_plan(connection: Connection, job: str, plan: StoredPlan, planning_ms: float) -> None:
-    """Keep a plan. Only after this may it be handed out."""
-    connection.execute(
-        insert(schema.plans).values(
-            job=job, step=plan.step, digest=plan.digest, line=plan.line, planning_ms=planning_ms
-        )
-    )
+def add_plan(
+    connection: Connection,
+    job: str,
+    plan: StoredPlan,
+    planning_ms: float,
+    state: SamplerState | None = None,
+) -> None:
+    """Keep a plan. Only after this may it be handed out.
+
+    ``state``: of the sampler before the step.
+    """
+    values = {"job": job, "step": plan.step, "digest": plan.digest, "line": plan.line}
+    values["planning_ms"] = planning_ms
+    if state is not None:
+        values |= {"epoch": state.epoch, "cursor": state.cursor}
+    connection.execute(insert(schema.plans).values(values))
     notify(connection, job)
+
+
+def still_wanted(connection: Connection, row: Row) -> bool:
+    """Whether the job of ``row`` is there, to this transaction's end, and is no other of its name.
+
+    Of plans by the same proposal and batches it does not matter which of the two they are for.
+    """
+    now = held(connection, schema.jobs, row["id"])
+    return now is not None and all(now[name] == row[name] for name in _PLANNED_BY)
+
+
+def first_state(row: Row) -> SamplerState:
+    """The sampler of a job that draws its batches, before the job's first step."""
+    return SamplerState(row["first_step"], row["first_epoch"], row["first_cursor"])
+
+
+def known_state(connection: Connection, row: Row, step: int) -> SamplerState:
+    """The sampler's latest state at or before ``step`` that is kept with a plan of the job."""
+    table = schema.plans
+    query = select(table.c.step, table.c.epoch, table.c.cursor)
+    kept = query.where(table.c.job == row["id"], table.c.step <= step, table.c.epoch.is_not(None))
+    found = connection.execute(kept.order_by(table.c.step.desc()).limit(1)).first()
+    return first_state(row) if found is None else SamplerState(*found)
 
 
 def get_plan(connection: Connection, job: str, step: int) -> StoredPlan | None:
@@ -107,6 +167,7 @@ def planned_steps(connection: Connection, job: str, after: int = -1) -> list[int
 
 def acknowledge(connection: Connection, rows: list[Row]) -> None:
     """Keep which rank has done which step (job, rank, step, digest); again changes nothing."""
+    rows = _of_jobs(connection, rows)
     if not rows:
         return
     made = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
@@ -136,6 +197,8 @@ def add_measurement(
 ) -> None:
     """Keep what a step took on a rank; a later figure replaces an earlier one."""
     values = {"job": job, "step": step, "rank": rank, "measured_ms": measured_ms}
+    if not _of_jobs(connection, [values]):
+        return
     made = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     connection.execute(
         made(schema.measurements).on_conflict_do_update(
@@ -143,3 +206,12 @@ def add_measurement(
         ),
         values,
     )
+
+
+def _of_jobs(connection: Connection, rows: list[Row]) -> list[Row]:
+    """The rows whose jobs are there, and stay so to the end of this transaction."""
+    # In one order, so that two transactions do not wait for each other.
+    there = {
+        job for job in sorted({row["job"] for row in rows}) if held(connection, schema.jobs, job)
+    }
+    return [row for row in rows if row["job"] in there]

@@ -14,7 +14,28 @@ def _first(connection: Connection) -> None:
     schema.metadata.create_all(connection)
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first,)
+def _second(connection: Connection) -> None:
+    """Jobs that continue others, sampler states beside plans, histograms without sequences."""
+    added = {
+        "jobs": {
+            "continues": "VARCHAR(128)",
+            "first_step": "BIGINT NOT NULL DEFAULT 0",
+            "max_len": "BIGINT",
+            "first_epoch": "BIGINT NOT NULL DEFAULT 0",
+            "first_cursor": "BIGINT NOT NULL DEFAULT 0",
+        },
+        "plans": {"epoch": "BIGINT", "cursor": "BIGINT"},
+        "lengths": {"kind": "VARCHAR(16) NOT NULL DEFAULT 'sequences'"},
+    }
+    for table, columns in added.items():
+        # A new store has them from the first migration, which makes the tables of this version.
+        there = {column["name"] for column in inspect(connection).get_columns(table)}
+        for name, kind in columns.items():
+            if name not in there:
+                connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second)
 """Migration k takes a store of version k to k + 1. Never changed once released, only added to."""
 
 

@@ -19,11 +19,13 @@ profiles = Table(
 lengths = Table(
     "lengths",
     metadata,
-    Column("id", String(64), primary_key=True),  # hex of the array's sha256; names its file
+    Column("id", String(64), primary_key=True),  # hex of a sha256; names the array's file
     Column("sequences", BigInteger, nullable=False),
     Column("tokens", BigInteger, nullable=False),
     Column("longest", BigInteger, nullable=False),
     Column("histogram", Text, nullable=False),  # JSON: [[over, up to, sequences, tokens], …]
+    # sequences; or histogram: the array only represents what is known
+    Column("kind", String(16), nullable=False, default="sequences"),
 )
 proposals = Table(
     "proposals",
@@ -49,6 +51,12 @@ jobs = Table(
     Column("last_step", BigInteger),  # null while batches may still come
     Column("failed_step", BigInteger),
     Column("error", Text),
+    # A job that continues another has its step numbers and batches, drawn as that one drew them.
+    Column("continues", String(128)),  # null: begins a run
+    Column("first_step", BigInteger, nullable=False, default=0),
+    Column("max_len", BigInteger),  # what drawn sequences are truncated to; null: the proposal's
+    Column("first_epoch", BigInteger, nullable=False, default=0),  # the sampler before first_step
+    Column("first_cursor", BigInteger, nullable=False, default=0),
 )
 batches = Table(
     "batches",
@@ -65,6 +73,8 @@ plans = Table(
     Column("digest", String(80), nullable=False),
     Column("line", Text, nullable=False),
     Column("planning_ms", Float, nullable=False),
+    Column("epoch", BigInteger),  # the sampler before the step; null: pushed, or not noted
+    Column("cursor", BigInteger),
 )
 acks = Table(
     "acks",

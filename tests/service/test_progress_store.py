@@ -37,6 +37,8 @@ def test_progress_is_what_was_kept(store: Store) -> None:
     done = [-1] * WORLD
     with store.writing() as connection:
         for job in ("job", "other"):
+            row = {"id": job, "proposal": "p", "seed": 0, "look_ahead": 2, "world_size": WORLD}
+            jobs.add_job(connection, {**row, "state": "planning"})
             for step in STEPS:
                 plan = StoredPlan(step, f"sha256:{job}{step}", f"plan of {step}")
                 jobs.add_plan(connection, job, plan, step / 2)

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import create_engine, update
+from sqlalchemy import Connection, create_engine, select, update
 
 from seqplan.api.store import access, catalogue, jobs, schema
-from seqplan.api.store.errors import StoreError, StoreUnavailable
+from seqplan.api.store.errors import InUse, StoreError, StoreUnavailable
 from seqplan.api.store.jobs import StoredPlan
 from seqplan.api.store.migrations import MIGRATIONS
 from seqplan.api.store.store import Store
 from seqplan.planner.batch import Batch
+from seqplan.planner.sampler import SamplerState
 
 JOB = {
     "id": "j",
@@ -124,7 +125,7 @@ def test_a_newer_schema_is_refused(opened: Opener) -> None:
     store = opened()
     with store.writing() as connection:
         connection.execute(update(schema.version).values(version=len(MIGRATIONS) + 1))
-    with pytest.raises(StoreError, match="has schema 2, this seqplan knows 1"):
+    with pytest.raises(StoreError, match="has schema 3, this seqplan knows 2"):
         opened()
 
 
@@ -143,3 +144,94 @@ def test_a_locked_database_is_unavailable(tmp_path: Path) -> None:
     other.close()
     write()
     store.close()
+
+
+def test_a_store_of_the_first_version_is_brought_to_this_one(opened: Opener) -> None:
+    store = opened()
+    later = {
+        "jobs": ("continues", "first_step", "max_len", "first_epoch", "first_cursor"),
+        "plans": ("epoch", "cursor"),
+        "lengths": ("kind",),
+    }
+    with store.writing() as connection:
+        jobs.add_job(connection, JOB)
+        jobs.add_plan(connection, "j", StoredPlan(0, "sha256:x", "{}"), 1.0)
+        row = catalogue.write_lengths(store, np.array([5], np.int64))
+        catalogue.put_lengths(connection, row)
+        for table, columns in later.items():
+            for column in columns:
+                connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
+        connection.execute(update(schema.version).values(version=1))
+    store = opened()
+    with store.reading() as connection:
+        job = catalogue.get(connection, schema.jobs, "j")
+        assert job is not None
+        assert (job["first_step"], job["continues"], job["max_len"]) == (0, None, None)
+        assert jobs.known_state(connection, job, 5) == SamplerState(0, 0, 0)
+        lengths = catalogue.get(connection, schema.lengths, row["id"])
+        assert lengths is not None
+        assert lengths["kind"] == "sequences"
+    opened()
+
+
+def test_a_removed_job_leaves_nothing(opened: Opener) -> None:
+    store = opened()
+    kept = (schema.batches, schema.plans, schema.acks, schema.measurements, schema.answers)
+
+    def fill(connection: Connection, job: str) -> None:
+        jobs.add_job(connection, {**JOB, "id": job})
+        jobs.add_batches(connection, job, [Batch(0, (1,), (2,))])
+        jobs.add_plan(connection, job, StoredPlan(0, "sha256:x", "{}"), 1.0)
+        say(connection, job)
+        for path in (f"/v1/jobs/{job}/batches", "/v1/jobs"):
+            answer = access.Answer("ab", 201, f'{{"id": "{job}", "proposal": "p"}}')
+            access.keep_answer(connection, path, job, answer)
+
+    def say(connection: Connection, job: str) -> None:
+        jobs.acknowledge(connection, [{"job": job, "step": 0, "rank": 0, "digest": "sha256:x"}])
+        jobs.add_measurement(connection, job, 0, 0, 5.0)
+
+    def rows(connection: Connection) -> list[list[str]]:
+        named = [table.c["key" if table is schema.answers else "job"] for table in kept]
+        return [sorted(connection.execute(select(column)).scalars()) for column in named]
+
+    with store.writing() as connection:
+        for job in ("j", "J", "j_", "j2"):
+            fill(connection, job)
+        before = rows(connection)
+        assert jobs.remove_job(connection, "j_")
+        assert rows(connection) == [[job for job in found if job != "j_"] for found in before]
+        assert not jobs.remove_job(connection, "j_")
+        # What comes late of a removed job is not kept, so that another may have its name.
+        say(connection, "j_")
+        assert rows(connection) == [[job for job in found if job != "j_"] for found in before]
+        other = catalogue.get(connection, schema.jobs, "j2")
+        assert other is not None
+        assert jobs.still_wanted(connection, other)
+        assert not jobs.still_wanted(connection, {**other, "proposal": "another"})
+        assert not jobs.still_wanted(connection, {**other, "id": "j_"})
+
+
+def test_what_is_used_is_not_removed(opened: Opener) -> None:
+    store = opened()
+    row = catalogue.write_lengths(store, np.array([5, 6], np.int64))
+    path = catalogue.lengths_path(store, row["id"])
+    with store.writing() as connection:
+        catalogue.put_lengths(connection, row)
+        catalogue.put_proposal(connection, "p", {"lengths": row["id"]}, None)
+        jobs.add_job(connection, {**JOB, "lengths": row["id"]})
+    with pytest.raises(InUse, match="job j uses it"):
+        catalogue.remove_lengths(store, row["id"])
+    with store.writing() as connection, pytest.raises(InUse, match="proposal p: job j uses it"):
+        catalogue.remove_proposal(connection, "p")
+    with store.writing() as connection:
+        jobs.remove_job(connection, "j")
+    with pytest.raises(InUse, match="proposal p is being made from them"):
+        catalogue.remove_lengths(store, row["id"])
+    assert path.exists()
+    with store.writing() as connection:
+        assert catalogue.remove_proposal(connection, "p")
+        assert not catalogue.remove_proposal(connection, "p")
+    assert catalogue.remove_lengths(store, row["id"])
+    assert not catalogue.remove_lengths(store, row["id"])
+    assert list(path.parent.iterdir()) == []

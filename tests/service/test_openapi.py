@@ -29,10 +29,11 @@ def test_generated_requests(stocked: Stocked, tmp_path: Path, known: bool) -> No
     if importlib.util.find_spec("schemathesis") is None:
         pytest.skip("no schemathesis: install seqplan[dev]")
     served = stocked.served
-    settings = ""
+    settings, without = "", []
     if known:
         job = stocked.job("fuzzed", steps=4, look_ahead=4)
         assert served.ask("GET", f"/v1/jobs/{job}/plans/3?wait=60").status == 200
+        without = ["--exclude-method", "DELETE"]  # after which the names would exist no more
         names = {"job": job, "proposal": stocked.proposal, "lengths": stocked.lengths}
         names |= {"profile": "llama-7b-a800-80gb"}
         fixed = "".join(f'"path.{name}" = "{value}"\n' for name, value in names.items())
@@ -42,7 +43,7 @@ def test_generated_requests(stocked: Stocked, tmp_path: Path, known: bool) -> No
     done = subprocess.run(
         [sys.executable, "-c", program, "run", f"{served.url}/openapi.json",
          "--checks", ",".join(CHECKS), "--max-examples", "12", "--seed", "1",
-         "--continue-on-failure", "--no-color", "--request-timeout", "60"],
+         "--continue-on-failure", "--no-color", "--request-timeout", "60", *without],
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

@@ -7,6 +7,8 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from seqplan.planner.executor import EXECUTORS
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
@@ -15,7 +17,7 @@ class JobFile:
     ``profile``: name or file; ``lengths``: any source of lengths; ``gpus``: ranks of the job;
     ``context``: longest sequence (tokens), longer ones are truncated; ``tokens``: of a step (0:
     the default per GPU); ``look_ahead``: steps planned beyond the slowest rank; ``store``: a path
-    or URL; ``workers``: planning processes.
+    or URL; ``workers``: planners; ``executor``: where they run, one of ``executor.EXECUTORS``.
     """
 
     profile: str
@@ -31,6 +33,7 @@ class JobFile:
     host: str = "127.0.0.1"
     port: int = 8400
     workers: int = 1
+    executor: str = EXECUTORS[0]
 
 
 _LEAST = {"tokens": 0, "seed": 0, "port": 0}
@@ -57,6 +60,8 @@ def read_job_file(path: Path) -> JobFile:
         least = _LEAST.get(name, 1)
         if isinstance(value, int) and value < least:
             raise ValueError(f"{path}: {name}: wants {least} or more, not {value}")
+    if (executor := raw.get("executor", EXECUTORS[0])) not in EXECUTORS:
+        raise ValueError(f"{path}: executor: wants {' or '.join(EXECUTORS)}, not {executor!r}")
     return JobFile(**{**raw, **_resolved(raw, path.parent)})
 
 

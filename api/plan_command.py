@@ -13,11 +13,13 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
+from seqplan.api.executor_option import add_executor
 from seqplan.api.output import check_output
 from seqplan.api.terminal import ProgressBar, natural, percent, positive, seconds
 from seqplan.planner.assemble import PACKINGS
 from seqplan.planner.batch import Batch
 from seqplan.planner.batches_file import read_batches
+from seqplan.planner.executor import EXECUTORS
 from seqplan.planner.producer import produce
 from seqplan.planner.proposal_file import ProposalDocument
 from seqplan.planner.sampler import Sampler
@@ -66,6 +68,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="tight: full micro-batches first (default); even: of about equal tokens, for memory",
     )
     parser.add_argument("--workers", metavar="W", type=positive, default=1, help="default 1")
+    add_executor(parser)
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="plans.jsonl; without it, stdout"
     )
@@ -89,7 +92,9 @@ def run(args: argparse.Namespace) -> int:
     batches, steps, truncated = _batches(args, proposal)
     rows = []
     with _output(args.output) as out, ProgressBar(sys.stderr) as progress:
-        for row, line in planned_rows(proposal, batches, args.seed, args.workers, args.packing):
+        for row, line in planned_rows(
+            proposal, batches, args.seed, args.workers, args.packing, args.executor
+        ):
             out.write(line + "\n")
             rows.append(row)
             progress("planning steps", len(rows), steps)
@@ -109,10 +114,13 @@ def planned_rows(
     seed: int,
     workers: int,
     packing: str = PACKINGS[0],
+    executor: str = EXECUTORS[0],
 ) -> Iterator[tuple[StepRow, str]]:
     """Plan and check steps in order. ``RuntimeError`` if a plan breaks a rule, which is a bug."""
     models = proposal.cluster.models(proposal.profile)
-    for planned in produce(proposal, batches, seed=seed, packing=packing, workers=workers):
+    for planned in produce(
+        proposal, batches, seed=seed, packing=packing, workers=workers, executor=executor
+    ):
         plan = from_json(planned.line)
         if broken := lint(plan, models):
             raise RuntimeError(

@@ -22,7 +22,8 @@ from seqplan.api.store.jobs import StoredPlan
 from seqplan.api.store.store import Claim, Store
 from seqplan.planner.assemble import PACKINGS
 from seqplan.planner.batch import Batch
-from seqplan.planner.producer import Planned, PlannerPool
+from seqplan.planner.executor import EXECUTORS, Executor, open_executor
+from seqplan.planner.planned import Planned
 from seqplan.planner.proposal_file import ProposalDocument
 from seqplan.planner.sampler import SamplerState
 from seqplan.plans.codec import from_json
@@ -41,18 +42,24 @@ class PlanningJob:
     """Plans the job of ``row`` until it ends, fails or is stopped.
 
     ``published`` is called, from the planning thread, whenever a plan is in the store (which it
-    gets ready to send) or the job's state has changed (None). ``workers``: planning processes of
-    this job.
+    gets ready to send) or the job's state has changed (None). ``workers``: planners of this job;
+    ``executor``: where they run, one of ``executor.EXECUTORS``.
     """
 
     def __init__(
-        self, store: Store, row: dict[str, Any], published: Published, workers: int = 1
+        self,
+        store: Store,
+        row: dict[str, Any],
+        published: Published,
+        workers: int = 1,
+        executor: str = EXECUTORS[0],
     ) -> None:
         self.id: str = row["id"]
         self._row = row
         self._store = store
         self._published = published
         self._workers = workers
+        self._executor = executor
         self._changed = threading.Condition()
         self._stopped = False
         self._look = False
@@ -140,14 +147,16 @@ class PlanningJob:
             raise _Stopped  # removed together with the job, just now
         self._next = planned[-1] + 1 if planned else first
         proposal = ProposalDocument.from_json(proposal_row["document"], "proposal")
-        pool = PlannerPool(proposal.to_json(), self._row["seed"], PACKINGS[0], self._workers)
+        pool = open_executor(
+            self._executor, proposal.to_json(), self._row["seed"], PACKINGS[0], self._workers
+        )
         try:
             self._keep_ahead(claim, pool, proposal, planned)
         finally:
             pool.stop()
 
     def _keep_ahead(
-        self, claim: Claim, pool: PlannerPool, proposal: ProposalDocument, planned: list[int]
+        self, claim: Claim, pool: Executor, proposal: ProposalDocument, planned: list[int]
     ) -> None:
         models = proposal.cluster.models(proposal.profile)
         last = planned[-1] if planned else self._row["first_step"] - 1

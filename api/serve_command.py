@@ -6,7 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from seqplan.api.executor_option import add_executor
 from seqplan.api.terminal import natural, positive
+from seqplan.planner.executor import check_executor
 
 _DESCRIPTION = """\
 Serve plans over HTTP: trainers' ranks ask for their views, acknowledge steps, and never wait for
@@ -41,8 +43,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--port", metavar="PORT", type=natural, default=8400, help="default 8400; 0: a free one"
     )
     parser.add_argument(
-        "--workers", metavar="W", type=positive, default=1, help="processes of a job; default 1"
+        "--workers", metavar="W", type=positive, default=1, help="planners of a job; default 1"
     )
+    add_executor(parser)
     parser.add_argument(
         "--add-token", metavar="NAME", help="print a new bearer token, once, and end"
     )
@@ -60,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from seqplan.api.store.store import Store
 
     check_port(args.port)
+    check_executor(args.executor)
     store = Store(args.store, args.files)
     try:
         if args.add_token is not None:
@@ -67,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
                 token = add_token(connection, args.add_token, args.scope)
             print(token)
             return 0
-        return serve(store, Service(store, workers=args.workers), args.host, args.port)
+        service = Service(store, workers=args.workers, executor=args.executor)
+        return serve(store, service, args.host, args.port)
     finally:
         store.close()
 

@@ -18,6 +18,7 @@ from seqplan.api.store.catalogue import get
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.notice import removed
 from seqplan.api.store.store import Store
+from seqplan.planner.executor import EXECUTORS
 
 Removed = Callable[[str | None], None]
 """Told of a job that was removed; of None when any job may have been."""
@@ -38,14 +39,25 @@ class Limits:
 
 
 class Service:
-    """Plans the jobs of a store; ``workers``: planning processes of each job."""
+    """Plans the jobs of a store.
 
-    def __init__(self, store: Store, *, workers: int = 1, limits: Limits | None = None) -> None:
+    ``workers``: planners of each job; ``executor``: where they run, one of ``EXECUTORS``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        workers: int = 1,
+        executor: str = EXECUTORS[0],
+        limits: Limits | None = None,
+    ) -> None:
         self.store = store
         self.limits = limits or Limits()
         self.counts: Counter[str] = Counter()
         self.proposals = ProposalMaker(store)
         self._workers = workers
+        self._executor = executor
         self._running: dict[str, PlanningJob] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -78,7 +90,7 @@ class Service:
             known = self._running.get(row["id"])
             if self._stopping.is_set() or (known is not None and not known.ended):
                 return
-            job = PlanningJob(self.store, row, self._published, self._workers)
+            job = PlanningJob(self.store, row, self._published, self._workers, self._executor)
             self._running[job.id] = job
             job.start()
 

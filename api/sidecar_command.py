@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from seqplan.api.job_file import JobFile, read_job_file
 from seqplan.api.serve_command import check_port
 from seqplan.api.terminal import ProgressBar
+from seqplan.planner.executor import check_executor
 from seqplan.planner.make_proposal import TOKENS_PER_GPU, make_proposal
 from seqplan.planner.proposal_file import Cluster
 from seqplan.profiler.lengths import read_lengths
@@ -33,7 +34,7 @@ job.toml:
   gpus = 16
   context = 32768
   steps = 1000
-optional: job, tokens, seed, look_ahead, store, host, port, workers
+optional: job, tokens, seed, look_ahead, store, host, port, workers, executor
 """
 
 
@@ -60,10 +61,12 @@ def run(args: argparse.Namespace) -> int:
 
     job = read_job_file(args.job)
     check_port(job.port)
+    check_executor(job.executor)
     store = Store(job.store)
     try:
         _enter(store, job, args.job)
-        return serve(store, Service(store, workers=job.workers), job.host, job.port)
+        service = Service(store, workers=job.workers, executor=job.executor)
+        return serve(store, service, job.host, job.port)
     finally:
         store.close()
 

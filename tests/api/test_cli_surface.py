@@ -32,7 +32,7 @@ SURFACE = {
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
     "--optimizer-shards --include-flagged --exchange-ms --overlap -o/--output --json",
     "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --workers "
-    "-o/--output --json",
+    "--executor -o/--output --json",
     "check": "plans.jsonl --profile --proposal --json",
     "explain": "plans.jsonl --step! --rank --json",
     "compare": "--profile! --gpus! --lengths! --max-len! --tokens --steps --seed --systems "
@@ -41,7 +41,7 @@ SURFACE = {
     "-o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",
     "train-check": "--plans! --ranks! --steps --data --seed --dtype --json",
-    "serve": "--store! --files --host --port --workers --add-token --scope",
+    "serve": "--store! --files --host --port --workers --executor --add-token --scope",
     "sidecar": "--job!",
     "demo": "--lengths --cpu-profile -o/--output",
 }

@@ -6,12 +6,14 @@ import os
 import signal
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 
-from seqplan.planner import producer
+from seqplan.planner import process_workers, ray_workers
 from seqplan.planner.batch import Batch
-from seqplan.planner.producer import Planned
+from seqplan.planner.planned import Planned, plan_one
+from seqplan.planner.process_workers import _serve
 from seqplan.planner.proposal_file import Candidate, Cluster, ProposalDocument
 from seqplan.planner.step import StepPlanner
 from seqplan.plans.scheme import Strategy
@@ -67,14 +69,28 @@ def drawn_batches(steps: int, seed: int = 0, sequences: int = 60) -> list[Batch]
     ]
 
 
+def plan_or_die(planner: StepPlanner, batch: Batch) -> Planned:
+    """Plan, but that one sequence ends the process, as a step does that takes all memory."""
+    if DEADLY in batch.ids:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plan_one(planner, batch)
+
+
 def serve_and_die(pipe: Connection, proposal: str, seed: int, packing: str) -> None:
-    """A worker's life, but that one sequence ends it, as a step does that takes all memory."""
-    plan = producer.plan_one
+    """The life of a process that plans with ``plan_or_die``."""
+    process_workers.plan_one = plan_or_die
+    _serve(pipe, proposal, seed, packing)
 
-    def plan_or_die(planner: StepPlanner, batch: Batch) -> Planned:
-        if DEADLY in batch.ids:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return plan(planner, batch)
 
-    producer.plan_one = plan_or_die
-    producer._serve(pipe, proposal, seed, packing)
+def drive_and_die(*arguments: Any) -> None:
+    """The life of an agent whose actors plan with ``plan_or_die``."""
+    ray_workers._RayActor = DeadlyActor  # type: ignore[misc]
+    ray_workers._drive(*arguments)
+
+
+class DeadlyActor(ray_workers._RayActor):
+    """Dies of one sequence; the cluster's nodes have this module on their path."""
+
+    def plan(self, batch: Batch) -> Planned | Exception:
+        process_workers.plan_one = plan_or_die
+        return super().plan(batch)

@@ -14,11 +14,13 @@ import producer_cases
 import pytest
 from producer_cases import DEADLY, dense_proposal, drawn_batches, lockstep_proposal
 
-from seqplan.planner import producer
+from seqplan.planner import process_workers
 from seqplan.planner.batch import Batch
-from seqplan.planner.producer import DEATHS, Planned, WorkerDied, produce
+from seqplan.planner.planned import Planned
+from seqplan.planner.producer import produce
 from seqplan.planner.proposal_file import ProposalDocument
 from seqplan.planner.selection import Infeasible
+from seqplan.planner.worker_pool import DEATHS, WorkerDied
 from seqplan.plans.codec import from_json
 
 PROPOSALS = {"dense": dense_proposal, "lockstep": lockstep_proposal}
@@ -89,7 +91,7 @@ def _kill_when_started() -> None:
 @pytest.fixture
 def deadly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that a batch with the deadly sequence kills."""
-    monkeypatch.setattr(producer, "_serve", producer_cases.serve_and_die)
+    monkeypatch.setattr(process_workers, "_serve", producer_cases.serve_and_die)
 
 
 @pytest.mark.usefixtures("deadly")

@@ -88,6 +88,19 @@ def test_told_once_per_change(
     )
 
 
+def test_a_removed_job_is_told_of_no_more(planned: tuple[Store, list[Plan]]) -> None:
+    store, plans = planned
+    watch = DriftWatch(store, PlanSummaries())
+    watch.look()
+    measure(store, plans, 1.3)
+    watch.look()
+    assert any('job="job"' in line for line in watch.metrics())
+    with store.writing() as connection:
+        assert jobs.remove_job(connection, "job")
+    watch.look()
+    assert not any('job="job"' in line for line in watch.metrics())
+
+
 def test_a_judgement_is_kept_until_something_is_measured(planned: tuple[Store, list[Plan]]) -> None:
     store, plans = planned
     watch = DriftWatch(store, PlanSummaries())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -165,5 +166,37 @@ def test_services_that_share_a_store_forget_together(postgresql_url: str, tmp_pa
             assert _published(one) + _published(other) == 4
     finally:
         engine = create_engine(postgresql_url)
+        schema.metadata.drop_all(engine)
+        engine.dispose()
+
+
+def test_a_removal_that_nobody_was_told_of(postgresql_url: str, tmp_path: Path) -> None:
+    """A service that has lost its database for a while finds out what is gone."""
+    shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
+    engine = create_engine(postgresql_url)
+    try:
+        with serving(*shared) as served, ThreadPoolExecutor(1) as threads:
+            stocked = stock(served)
+            for job in ("planned", "planning"):
+                stocked.job(job, 2 if job == "planned" else 50, look_ahead=2)
+                assert served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
+            waiting = threads.submit(served.ask, "GET", "/v1/jobs/planning/plans/7?wait=50")
+            with engine.begin() as connection:
+                for table in (schema.jobs, schema.plans):
+                    connection.execute(table.delete())
+                others = "FROM pg_stat_activity WHERE datname = current_database()"
+                mine = "AND pid <> pg_backend_pid()"
+                connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) {others} {mine}")
+            assert waiting.result(PATIENCE_S).status == 404
+            for job in ("planned", "planning"):
+                ends = time.monotonic() + PATIENCE_S
+                while served.ask("GET", f"/v1/jobs/{job}/plans/0").status != 404:
+                    assert time.monotonic() < ends
+                    time.sleep(0.1)
+            served.proposal(
+                {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "gpus": WORLD}
+                | {"max_len": 4096, "tokens": 9000}
+            )
+    finally:
         schema.metadata.drop_all(engine)
         engine.dispose()

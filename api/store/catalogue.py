@@ -108,15 +108,18 @@ def lengths_path(store: Store, key: str) -> Path:
 
 def put_proposal(connection: Connection, key: str, request: Row, document: str | None) -> None:
     """Keep a proposal that is to be made, or that was brought along ready."""
-    if get(connection, schema.proposals, key) is None:
-        connection.execute(
-            insert(schema.proposals).values(
-                id=key,
-                request=json.dumps(request),
-                state="running" if document is None else "ready",
-                document=document,
-            )
-        )
+    values = {
+        "request": json.dumps(request),
+        "state": "running" if document is None else "ready",
+        "document": document,
+    }
+    known = get(connection, schema.proposals, key)
+    if known is None:
+        connection.execute(insert(schema.proposals).values(id=key, **values))
+    elif known["document"] != document:
+        # A sidecar names its proposal after its job: that one's job was removed.
+        same = schema.proposals.c.id == key
+        connection.execute(update(schema.proposals).where(same).values(error=None, **values))
 
 
 def settle_proposal(

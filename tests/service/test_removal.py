@@ -200,3 +200,18 @@ def test_a_removal_that_nobody_was_told_of(postgresql_url: str, tmp_path: Path) 
     finally:
         schema.metadata.drop_all(engine)
         engine.dispose()
+
+
+def test_a_sidecar_whose_job_was_removed(tmp_path: Path) -> None:
+    """Begun again, it makes its proposal by the file as it is then."""
+    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
+    file = tmp_path / "job.toml"
+    for gpus in (4, 2):
+        file.write_text(
+            'profile = "llama-7b-a800-80gb"\nlengths = "lengths.npy"\ncontext = 2048\n'
+            f"tokens = 8000\nsteps = 2\nport = 0\ngpus = {2 * gpus}\n"
+        )
+        with serving("--job", file, verb="sidecar") as served:
+            plan = served.ask("GET", "/v1/jobs/job/plans/1?wait=30").json
+            assert plan["world_size"] == 2 * gpus
+            assert served.ask("DELETE", "/v1/jobs/job").status == 204

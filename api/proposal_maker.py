@@ -17,7 +17,7 @@ from seqplan.api.store import schema
 from seqplan.api.store.catalogue import get, lengths_path, settle_proposal
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Claim, Store
-from seqplan.planner.make_proposal import METHODS, make_proposal
+from seqplan.planner.make_proposal import METHODS, check_method, make_proposal
 from seqplan.planner.proposal_file import Cluster
 from seqplan.profiler.profile import Profile
 
@@ -126,7 +126,15 @@ def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
 
     ``ValueError`` as there. Requests of earlier versions, which had fewer options, may lack some.
     """
-    times = request.get("exchange_ms")
+    times, method = request.get("exchange_ms"), request.get("method", METHODS[0])
+    exchange = proposed_with(
+        profile,
+        request["gpus"],
+        (times[0], times[-1]) if isinstance(times, list) else times,
+        request.get("overlap", 0.0),
+        ("exchange_ms", "overlap"),
+    )
+    check_method(profile, method, exchange)
     return {
         "cluster": Cluster(
             request["gpus"],
@@ -136,14 +144,8 @@ def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
             request.get("optimizer_shards"),
         ),
         "seed": request["seed"],
-        "method": request.get("method", METHODS[0]),
-        "exchange": proposed_with(
-            profile,
-            request["gpus"],
-            (times[0], times[-1]) if isinstance(times, list) else times,
-            request.get("overlap", 0.0),
-            ("exchange_ms", "overlap"),
-        ),
+        "method": method,
+        "exchange": exchange,
     }
 
 

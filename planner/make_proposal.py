@@ -47,15 +47,7 @@ def make_proposal(
     could decide. Raises ``Infeasible`` when no scheme fits the GPUs or holds the longest sequence;
     ``ValueError`` for an unknown method, and for eq4 with an exchange, which it does not know.
     """
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
-    if profile.rounds and method == "eq4":
-        raise ValueError(
-            f"method eq4 chooses strategies for a whole step, but profile {profile.name} is of "
-            "ZeRO-3, whose rounds choose their groups anew; leave --method out"
-        )
-    if method == "eq4" and exchange is not None:
-        raise ValueError("method eq4 does not weigh the exchange; leave one of the two out")
+    check_method(profile, method, exchange)
     models = cluster.models(profile)
     check_feasible(profile, cluster, models, lengths)
     effort = _effort(cluster.gpus)
@@ -97,6 +89,19 @@ def make_proposal(
         judged=proposal.judged,
         exchange=None if profile.rounds else exchange,
     )
+
+
+def check_method(profile: Profile, method: str, exchange: Exchange | None) -> None:
+    """``ValueError`` for an unknown method, and one for another kind of profile or choice."""
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+    if profile.rounds and method == "eq4":
+        raise ValueError(
+            f"method eq4 chooses strategies for a whole step, but profile {profile.name} is of "
+            "ZeRO-3, whose rounds choose their groups anew; leave --method out"
+        )
+    if method == "eq4" and exchange is not None:
+        raise ValueError("method eq4 does not weigh the exchange; leave one of the two out")
 
 
 def check_feasible(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqplan.profiler.lengths import (
@@ -30,6 +30,7 @@ def one_bucket(draw: st.DrawFn) -> Bucket:
     return Bucket(over, up_to, sequences, tokens)
 
 
+@settings(deadline=None)
 @given(one_bucket())
 def test_lengths_fit_their_bucket(bucket: Bucket) -> None:
     found = representative([bucket])

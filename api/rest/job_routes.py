@@ -76,7 +76,7 @@ def job_row(service: Service, connection: Connection, new: NewJob) -> dict[str, 
     if new.continues is None:
         drawn = _own_batches(service, connection, new, cluster)
     else:
-        drawn = continued(service, connection, new.continues, _as_continued(new), cluster)
+        drawn = continued(service, connection, new.continues, _continued_steps(new), cluster)
     _check_room(service, connection)
     key = new.id or secrets.token_hex(8)
     if get(connection, schema.jobs, key) is not None:
@@ -125,7 +125,7 @@ def _own_batches(
     return row
 
 
-def _as_continued(new: NewJob) -> int | None:
+def _continued_steps(new: NewJob) -> int | None:
     """The steps of a job that continues another, where they are given."""
     for name in ("lengths", "tokens", "seed"):
         if name in new.model_fields_set:

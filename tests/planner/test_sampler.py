@@ -6,14 +6,18 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqplan.planner.sampler import START, Sampler, SamplerState
 
+UNTIMED = settings(deadline=None)
+"""Little data and many tokens make a step of hundreds of epochs."""
+
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=40)
 
 
+@UNTIMED
 @given(LENGTHS, st.integers(1, 200), st.integers(1, 60), st.integers(0, 5))
 def test_each_epoch_uses_every_sequence_once(
     lengths: list[int], tokens: int, max_len: int, seed: int
@@ -29,6 +33,7 @@ def test_each_epoch_uses_every_sequence_once(
         assert sorted(ids) == list(range(len(lengths)))
 
 
+@UNTIMED
 @given(LENGTHS, st.integers(1, 200), st.integers(1, 60))
 def test_steps_keep_their_tokens_and_stop_only_when_full(
     lengths: list[int], tokens: int, max_len: int
@@ -43,6 +48,7 @@ def test_steps_keep_their_tokens_and_stop_only_when_full(
         assert batch.tokens + following.lengths[0] > tokens
 
 
+@UNTIMED
 @given(LENGTHS, st.integers(1, 200), st.integers(0, 9))
 def test_the_same_seed_gives_the_same_steps(lengths: list[int], tokens: int, seed: int) -> None:
     first, again = (list(Sampler(np.array(lengths), tokens, 50, seed).batches(5)) for _ in range(2))
@@ -68,6 +74,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         Sampler(np.array([], dtype=np.int64), 1, 1, 0)
 
 
+@UNTIMED
 @given(LENGTHS, st.integers(1, 200), st.integers(0, 5), st.integers(0, 12))
 def test_going_on_from_a_state_gives_the_same_steps(
     lengths: list[int], tokens: int, seed: int, step: int
@@ -82,6 +89,7 @@ def test_going_on_from_a_state_gives_the_same_steps(
         assert Sampler(array, tokens, 50, seed).state_before(step, earlier) == state
 
 
+@UNTIMED
 @given(LENGTHS, st.integers(1, 200))
 def test_a_state_counts_what_was_drawn(lengths: list[int], tokens: int) -> None:
     drawn = 0

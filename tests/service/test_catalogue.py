@@ -76,6 +76,8 @@ def test_the_same_document_as_from_the_command_line(
         ({"include_flagged": "yes"}, "body.include_flagged: "),
         ({"method": "guess"}, "body.method: "),
         ({"profile": GPT, "exchange_ms": 1}, f"but profile {GPT} is of ZeRO-3"),
+        ({"profile": GPT, "method": "eq4"}, "method eq4 chooses strategies for a whole step"),
+        ({"exchange_ms": 1, "method": "eq4"}, "method eq4 does not weigh the exchange"),
     ],
 )
 def test_options_that_cannot_be(stocked: Stocked, fields: dict[str, Any], detail: str) -> None:
@@ -84,10 +86,10 @@ def test_options_that_cannot_be(stocked: Stocked, fields: dict[str, Any], detail
 
 
 def test_a_proposal_that_fails_says_why(stocked: Stocked) -> None:
-    asked = {"profile": GPT, "gpus": 8, "lengths": stocked.lengths, "max_len": MAX_LEN}
-    found = _settled(stocked, {**asked, "method": "eq4"})
+    asked = {"profile": LLAMA, "gpus": 1, "lengths": stocked.lengths, "max_len": MAX_LEN}
+    found = _settled(stocked, asked)
     assert (found["state"], found["document"]) == ("failed", None)
-    assert found["error"].startswith("method eq4 chooses strategies for a whole step")
+    assert found["error"].startswith(f"1 GPU is too few for {LLAMA}")
     told = stocked.served.problem("GET", f"/v1/proposals/{found['id']}/document", status=409)
     assert told["detail"] == f"proposal {found['id']} is failed"
     assert stocked.served.problem("GET", "/v1/proposals/none/document", status=404)

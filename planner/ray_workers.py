@@ -203,7 +203,7 @@ def _connected(workers: int, patience_s: float, proposal: str, seed: int, packin
             return _hiring(_join(address, workers), place, proposal, seed, packing)
         except Exception as error:
             if time.monotonic() >= end:
-                failure = RayUnavailable(f"cannot use {place}: {_first_line(error)}")
+                failure = RayUnavailable(f"cannot use {place}: {_in_short(error)}")
                 break
             time.sleep(_RETRY_S)
 
@@ -290,7 +290,7 @@ def _relay(pipe: Connection, hire: _Hire) -> None:
         except RayUnavailable as error:
             answer = error
         except Exception as error:  # Ray's errors need not travel well
-            answer = RayUnavailable(f"{type(error).__name__}: {_first_line(error)}")
+            answer = RayUnavailable(f"{type(error).__name__}: {_in_short(error)}")
         try:
             pipe.send(answer)
         except OSError:
@@ -307,6 +307,7 @@ def _planned(actor: Any, batch: Batch) -> Planned | Exception:
     return answer
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _in_short(error: Exception) -> str:
+    """The first line of Ray's long messages, with the last where the first only announces it."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{lines[0]} {lines[-1].strip()}" if lines[0].rstrip().endswith(":") else lines[0]

@@ -55,6 +55,7 @@ def run(data: Sequence[Data]) -> None:
             began = time.perf_counter()
             for step in steps:
                 while max(len(rank.steps) for rank in ranks) < step:
+                    _raise_failures(ranks)
                     time.sleep(0.002)
                 time.sleep(float(random.uniform(0, 0.3)))
                 workers = served.workers()
@@ -103,6 +104,11 @@ class _Rank:
 def _finish(ranks: Sequence[_Rank]) -> None:
     for rank in ranks:
         rank.thread.join()
+    _raise_failures(ranks)
+
+
+def _raise_failures(ranks: Sequence[_Rank]) -> None:
+    for rank in ranks:
         if rank.failure is not None:
             raise rank.failure
 

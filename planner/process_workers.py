@@ -43,7 +43,8 @@ class ProcessWorker:
             self.process = start_process(_serve, theirs, proposal, seed, packing)
 
     def wait_until_ready(self) -> None:
-        """At once: what it is sent while it starts waits in the pipe."""
+        """Until it has read the proposal; ``EOFError`` or ``OSError`` when it died of that."""
+        self._pipe.recv()
 
     def alive(self) -> bool:
         """Whether the process runs."""
@@ -89,15 +90,12 @@ def _serve(pipe: Connection, proposal: str, seed: int, packing: str) -> None:
     """A worker's life: plan what comes through the pipe until it is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     planner = StepPlanner(ProposalDocument.from_json(proposal, "proposal"), seed, packing)
-    while True:
-        try:
-            batch = pipe.recv()
-        except (EOFError, ConnectionError):  # reset, where an answer was left unread
-            return
-        try:
-            pipe.send(answer_of(planner, batch))
-        except ConnectionError:
-            return
+    try:
+        pipe.send(None)  # ready
+        while True:
+            pipe.send(answer_of(planner, pipe.recv()))
+    except (EOFError, ConnectionError):  # reset, where an answer was left unread
+        return
 
 
 def answer_of(planner: StepPlanner, batch: Batch) -> Planned | Exception:

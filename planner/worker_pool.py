@@ -21,6 +21,9 @@ from seqplan.planner.planned import Planned
 DEATHS = 3
 """How often planning one step may kill its worker before the step is given up."""
 
+_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""Before a worker that ended while it started is started again. No step is to blame for that."""
+
 
 class WorkerDied(RuntimeError):
     """A step's planning killed its worker ``DEATHS`` times; the message names the step."""
@@ -72,7 +75,10 @@ class WorkerPool:
     def __init__(self, workforce: Workforce, workers: int) -> None:
         self._workforce = workforce
         self._workers = workers
-        self._changed = threading.Condition()
+        # Entered itself, not through the condition: an interrupt can come between a condition's
+        # taking its lock and the block that lets go of it.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._waiting: deque[_Task] = deque()
         self._threads: set[threading.Thread] = set()
         self._running: set[Worker] = set()
@@ -81,7 +87,7 @@ class WorkerPool:
     def submit(self, batch: Batch) -> Future[Planned]:
         """Plan a batch when a worker is free; the future raises what planning raises."""
         task = _Task(batch)
-        with self._changed:
+        with self._lock:
             if self._stopped:
                 raise Stopped(f"step {batch.step}: the planning workers have been stopped")
             self._waiting.append(task)
@@ -94,7 +100,7 @@ class WorkerPool:
 
     def stop(self) -> None:
         """End the workers now, whatever they are doing."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
             running, self._running = self._running, set()
             waiting, self._waiting = self._waiting, deque()
@@ -121,8 +127,9 @@ class WorkerPool:
 
         It is ready before it gets a step, so that steps never wait for it while others are free.
         """
-        for _ in range(DEATHS):
-            with self._changed:
+        for pause_s in (0.0, *_PAUSES_S):
+            with self._lock:
+                self._changed.wait_for(lambda: self._stopped, timeout=pause_s)
                 if self._stopped:
                     return None
                 worker = self._workforce.start()
@@ -136,14 +143,15 @@ class WorkerPool:
                 raise
             else:
                 return worker
-        raise WorkerDied(f"a planning worker ended {DEATHS} times while it started")
+        times = 1 + len(_PAUSES_S)
+        raise WorkerDied(f"a planning worker ended {times} times while it started")
 
     def _do_without(self, error: Exception) -> None:
         """A worker cannot be had: others go on, and without any the waiting steps fail.
 
         Steps that come later try again.
         """
-        with self._changed:
+        with self._lock:
             self._threads.discard(threading.current_thread())
             if self._threads:
                 return
@@ -168,13 +176,13 @@ class WorkerPool:
             self._settle(task, answer)
 
     def _next(self) -> _Task | None:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._stopped or self._waiting)
             return None if self._stopped else self._waiting.popleft()
 
     def _again(self, task: _Task) -> None:
         """A step whose worker died: planned before all others, unless that was the last time."""
-        with self._changed:
+        with self._lock:
             stopped = self._stopped
             if not stopped and task.deaths < DEATHS:
                 self._waiting.appendleft(task)
@@ -198,7 +206,7 @@ class WorkerPool:
             task.future.set_result(answer)
 
     def _discard(self, worker: Worker) -> None:
-        with self._changed:
+        with self._lock:
             known = worker in self._running
             self._running.discard(worker)
         if known:

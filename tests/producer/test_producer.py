@@ -15,12 +15,14 @@ import pytest
 from producer_cases import DEADLY, dense_proposal, drawn_batches, lockstep_proposal
 
 from seqplan.planner import process_workers
+from seqplan.planner.assemble import PACKINGS
 from seqplan.planner.batch import Batch
 from seqplan.planner.planned import Planned
+from seqplan.planner.process_workers import ProcessWorker, ProcessWorkforce
 from seqplan.planner.producer import produce
 from seqplan.planner.proposal_file import ProposalDocument
 from seqplan.planner.selection import Infeasible
-from seqplan.planner.worker_pool import DEATHS, WorkerDied
+from seqplan.planner.worker_pool import DEATHS, WorkerDied, WorkerPool
 from seqplan.plans.codec import from_json
 
 PROPOSALS = {"dense": dense_proposal, "lockstep": lockstep_proposal}
@@ -208,3 +210,34 @@ def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match="look-ahead must be 1 or more, not 0"):
         next(produce(dense_proposal(), [], workers=2, look_ahead=0))
     assert list(produce(dense_proposal(), [], workers=2)) == []
+
+
+class Unlucky(ProcessWorkforce):
+    """Kills its first workers before they are ready."""
+
+    left = 0
+
+    def start(self) -> ProcessWorker:
+        worker = super().start()
+        if self.left > 0:
+            self.left -= 1
+            assert worker.process.pid is not None
+            os.kill(worker.process.pid, signal.SIGKILL)
+        return worker
+
+
+@pytest.mark.parametrize("killed", [4, 1000])
+def test_a_death_while_a_worker_starts_is_no_step_s_fault(killed: int) -> None:
+    proposal, batches = dense_proposal(), drawn_batches(1)
+    workforce = Unlucky(proposal.to_json(), 3, PACKINGS[0])
+    workforce.left = killed
+    pool = WorkerPool(workforce, 1)
+    try:
+        future = pool.submit(batches[0])
+        if killed == 4:
+            assert [future.result().line] == lines(proposal, batches)
+        else:
+            with pytest.raises(WorkerDied, match="ended 6 times while it started"):
+                future.result()
+    finally:
+        pool.stop()

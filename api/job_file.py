@@ -17,7 +17,9 @@ class JobFile:
     ``profile``: name or file; ``lengths``: any source of lengths; ``gpus``: ranks of the job;
     ``context``: longest sequence (tokens), longer ones are truncated; ``tokens``: of a step (0:
     the default per GPU); ``look_ahead``: steps planned beyond the slowest rank; ``store``: a path
-    or URL; ``workers``: planners; ``executor``: where they run, one of ``executor.EXECUTORS``.
+    or URL; ``files``: folder of uploaded arrays (default: beside a SQLite store; several sidecars
+    of a PostgreSQL store share it); ``workers``: planners; ``executor``: where they run, one of
+    ``executor.EXECUTORS``.
     """
 
     profile: str
@@ -30,6 +32,7 @@ class JobFile:
     seed: int = 0
     look_ahead: int = 8
     store: str = "seqplan.db"
+    files: str = ""
     host: str = "127.0.0.1"
     port: int = 8400
     workers: int = 1
@@ -70,6 +73,8 @@ def _resolved(raw: dict[str, Any], folder: Path) -> dict[str, str]:
     found = {"lengths": str(folder / raw["lengths"])}
     store = raw.get("store", "seqplan.db")
     found["store"] = store if "://" in store else str(folder / store)
+    if "files" in raw:
+        found["files"] = str(folder / raw["files"])
     if (folder / raw["profile"]).is_file():
         found["profile"] = str(folder / raw["profile"])
     return found

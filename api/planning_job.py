@@ -15,7 +15,7 @@ from typing import Any
 
 from seqplan.api.job_sampler import job_sampler
 from seqplan.api.ready_plan import ReadyPlan
-from seqplan.api.store import jobs, schema
+from seqplan.api.store import jobs, progress, schema
 from seqplan.api.store.catalogue import get
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.jobs import StoredPlan
@@ -188,9 +188,9 @@ class PlanningJob:
 
     def _read_acknowledged(self) -> None:
         with self._store.reading() as connection:
-            found = jobs.acknowledged(connection, self.id)
+            found = progress.last_acknowledged(connection, self.id, len(self._done))
         with self._changed:
-            for rank, step in found.items():
+            for rank, step in enumerate(found):
                 self._done[rank] = max(self._done[rank], step)
 
     def _batches(self, last: int, max_len: int) -> Iterator[_Due | int | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,9 @@ from seqplan.profiler.lengths import read_lengths
 from seqplan.profiler.shipped import find_profile
 
 if TYPE_CHECKING:
-    from seqplan.api.store.store import Store
+    from seqplan.api.store.store import Claim, Store
+
+_CLAIM_S = 0.2
 
 _DESCRIPTION = """\
 Plan and serve one job that a file describes: the same engine and interface as seqplan serve. Begun
@@ -34,7 +37,7 @@ job.toml:
   gpus = 16
   context = 32768
   steps = 1000
-optional: job, tokens, seed, look_ahead, store, host, port, workers, executor
+optional: job, tokens, seed, look_ahead, store, files, host, port, workers, executor
 """
 
 
@@ -62,17 +65,26 @@ def run(args: argparse.Namespace) -> int:
     job = read_job_file(args.job)
     check_port(job.port)
     check_executor(job.executor)
-    store = Store(job.store)
+    store = Store(job.store, Path(job.files) if job.files else None)
     try:
-        _enter(store, job, args.job)
+        _enter_once(store, job, args.job)
         service = Service(store, workers=job.workers, executor=job.executor)
         return serve(store, service, job.host, job.port)
     finally:
         store.close()
 
 
-def _enter(store: Store, job: JobFile, origin: Path) -> None:
-    """Put the job in the store, unless it is there already."""
+def _enter_once(store: Store, job: JobFile, origin: Path) -> None:
+    """Put the job in the store, unless it is there; of several sidecars one does so."""
+    while True:
+        with store.claimed(f"entering {job.job}") as claim:
+            if claim is not None:
+                _enter(store, claim, job, origin)
+                return
+        time.sleep(_CLAIM_S)
+
+
+def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
     from seqplan.api.store import jobs, schema
     from seqplan.api.store.catalogue import get, put_lengths, put_proposal, write_lengths
 
@@ -100,7 +112,7 @@ def _enter(store: Store, job: JobFile, origin: Path) -> None:
     with ProgressBar(sys.stderr) as progress:
         document = make_proposal(profile, cluster, lengths, seed=job.seed, progress=progress)
     key = f"sidecar-{job.job}"
-    with store.writing() as connection:
+    with claim.writing() as connection:
         put_lengths(connection, row)
         put_proposal(connection, key, asked, document.to_json())
         jobs.add_job(

@@ -17,7 +17,7 @@ from seqplan.api.rest.fields import MOST, LookAhead, Natural, Positive
 from seqplan.api.rest.once import once
 from seqplan.api.rest.problems import Problem, not_found
 from seqplan.api.service import Service
-from seqplan.api.store import jobs, schema
+from seqplan.api.store import jobs, progress, schema
 from seqplan.api.store.catalogue import get, held, lengths_path
 from seqplan.planner.batch import Batch
 from seqplan.planner.proposal_file import Cluster, ProposalDocument
@@ -176,13 +176,11 @@ def job_routes(service: Service) -> APIRouter:
         """A job's state, the last planned step and what each rank has acknowledged."""
         with service.store.reading() as connection:
             row = get(connection, schema.jobs, job)
-            planned = jobs.planned_steps(connection, job)
-            acknowledged = jobs.acknowledged(connection, job)
-        if row is None:
-            raise not_found(f"job {job}")
-        row["planned_steps"] = len(planned)
-        row["last_planned_step"] = planned[-1] if planned else None
-        row["acknowledged"] = [acknowledged.get(rank, -1) for rank in range(row["world_size"])]
+            if row is None:
+                raise not_found(f"job {job}")
+            row["planned_steps"] = progress.planned_beyond(connection, job, -1)
+            row["last_planned_step"] = jobs.last_planned(connection, job)
+            row["acknowledged"] = progress.last_acknowledged(connection, job, row["world_size"])
         return JSONResponse(row)
 
     @routes.delete("/{job}", status_code=204, response_class=Response)

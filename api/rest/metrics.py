@@ -12,12 +12,13 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from seqplan.api.drift_watch import DriftWatch
 from seqplan.api.service import Service
 from seqplan.api.store import schema
-from seqplan.api.store.jobs import look_ahead, unfinished
+from seqplan.api.store.jobs import unfinished
+from seqplan.api.store.progress import last_acknowledged, planned_beyond
 
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 KINDS = ("plan", "acknowledgement", "other")
@@ -67,7 +68,10 @@ class _Figures(Collector):
             jobs = {str(state): int(count) for state, count in connection.execute(states)}
             summed = select(func.count(), func.coalesce(func.sum(schema.plans.c.planning_ms), 0.0))
             plans, planning_ms = connection.execute(summed).one()
-            ahead = [(row["id"], look_ahead(connection, row)) for row in unfinished(connection)]
+            ahead = [
+                (row["id"], _look_ahead(connection, row["id"], row["world_size"]))
+                for row in unfinished(connection)
+            ]
         by_state = GaugeMetricFamily("seqplan_jobs", "Jobs of the store.", labels=["state"])
         for state in ("planning", "planned", "failed"):
             by_state.add_metric([state], jobs.get(state, 0))
@@ -97,3 +101,8 @@ class _Figures(Collector):
             if name.startswith("status "):
                 by_status.add_metric([name.removeprefix("status ")], count)
         yield by_status
+
+
+def _look_ahead(connection: Connection, job: str, world_size: int) -> int:
+    slowest = min(last_acknowledged(connection, job, world_size))
+    return planned_beyond(connection, job, slowest)

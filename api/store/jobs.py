@@ -176,22 +176,6 @@ def acknowledge(connection: Connection, rows: list[Row]) -> None:
         notify(connection, job)
 
 
-def acknowledged(connection: Connection, job: str) -> dict[int, int]:
-    """The last step that each rank has acknowledged; ranks that have said nothing are missing."""
-    table = schema.acks
-    query = select(table.c.rank, func.max(table.c.step)).where(table.c.job == job)
-    return {int(r): int(s) for r, s in connection.execute(query.group_by(table.c.rank))}
-
-
-def look_ahead(connection: Connection, row: Row) -> int:
-    """Steps that are planned beyond what the slowest rank of a job has acknowledged."""
-    found = acknowledged(connection, row["id"])
-    slowest = -1 if len(found) < row["world_size"] else min(found.values())
-    table = schema.plans
-    query = select(func.count()).where(table.c.job == row["id"], table.c.step > slowest)
-    return int(connection.execute(query).scalar() or 0)
-
-
 def add_measurement(
     connection: Connection, job: str, step: int, rank: int, measured_ms: float
 ) -> None:

@@ -6,13 +6,15 @@ import json
 import re
 import signal
 import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from service_process import COMMAND, Served, serving
 from sqlalchemy import create_engine
-from stocked_service import WORLD, stock
+from stocked_service import DATA, WORLD, stock
 
 from seqplan.api.store import schema
 from seqplan.runtime.http_source import HttpSource
@@ -91,6 +93,34 @@ def test_proposals_are_made_by_one(postgresql_url: str, tmp_path: Path) -> None:
             reply = one.ask("GET", "/v1/jobs/j/plans/0?wait=60")
             assert reply.json["sequences"]["ids"] == [5]
             assert _published(one) + _published(other) == 1
+    finally:
+        engine = create_engine(postgresql_url)
+        schema.metadata.drop_all(engine)
+        engine.dispose()
+
+
+def test_two_sidecars_of_one_job(postgresql_url: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
+    job = tmp_path / "job.toml"
+    job.write_text(
+        'profile = "llama-7b-a800-80gb"\nlengths = "lengths.npy"\ngpus = 4\ncontext = 4096\n'
+        f'tokens = 8000\nsteps = 4\nlook_ahead = 4\nport = 0\nstore = "{postgresql_url}"\n'
+        'files = "shared"\n'
+    )
+
+    def plans() -> tuple[list[bytes], int]:
+        with serving("--job", job, verb="sidecar") as served:
+            asked = [f"/v1/jobs/job/plans/{step}?wait=60" for step in range(4)]
+            lines = [served.ask("GET", path).body for path in asked]
+            together.wait(60)  # both have all plans before either ends
+            return lines, _published(served)
+
+    together = threading.Barrier(2)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            (one, by_one), (other, by_other) = threads.map(lambda _: plans(), range(2))
+        assert one == other
+        assert sorted((by_one, by_other)) == [0, 4]
     finally:
         engine = create_engine(postgresql_url)
         schema.metadata.drop_all(engine)

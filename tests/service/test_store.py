@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, create_engine, select, update
 
-from seqplan.api.store import access, catalogue, jobs, schema
+from seqplan.api.store import access, catalogue, jobs, progress, schema
 from seqplan.api.store.errors import InUse, StoreError, StoreUnavailable
 from seqplan.api.store.jobs import StoredPlan
 from seqplan.api.store.migrations import MIGRATIONS
@@ -77,7 +77,7 @@ def test_what_was_written_is_there_after_opening_again(opened: Opener) -> None:
         assert jobs.get_plan(connection, "j", 3) == plan
         assert jobs.get_plan(connection, "j", 5) is None
         assert jobs.planned_steps(connection, "j") == [3]
-        assert jobs.acknowledged(connection, "j") == {0: 3, 1: 2}
+        assert progress.last_acknowledged(connection, "j", 2) == [3, 2]
         measured = connection.execute(schema.measurements.select()).all()
         assert [row.measured_ms for row in measured] == [6.0]
         assert access.earlier_answer(connection, "/path", "key") == access.Answer("ab", 201, "{}")

@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from seqplan.plans.rank_view import RankView
 from seqplan.plans.view_decode import decode_view
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
-from seqplan.runtime.plan_sources import PlanSource
+from seqplan.runtime.plan_sources import JobSource
 
 _VIEW, _END, _FAILURE = b"V", b"E", b"F"
 
@@ -42,13 +42,13 @@ class FanOutSource:
     """
 
     def __init__(
-        self, inner_factory: Callable[[], PlanSource], store: Store, rank: int, world_size: int
+        self, inner_factory: Callable[[], JobSource], store: Store, rank: int, world_size: int
     ) -> None:
         self._make_inner = inner_factory
         self._rank = rank
         self._world_size = world_size
         self._closed = threading.Event()
-        self._inner: PlanSource | None = None
+        self._inner: JobSource | None = None
         self._inner_lock = threading.Lock()
         self._pending: dict[int, str | None] = {}  # steps that rank 0 has acknowledged: digests
         # Keys of an earlier source, which may have been left in the middle, must not be read.
@@ -74,7 +74,7 @@ class FanOutSource:
     def acknowledge(
         self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
     ) -> None:
-        """Counted in the store; rank 0 passes on what all ranks have acknowledged, for each rank.
+        """Counted in the store; rank 0 passes on what all ranks have acknowledged.
 
         A step is passed on with rank 0's next acknowledgement, or when it closes.
         """
@@ -168,13 +168,15 @@ class FanOutSource:
             digest = self._pending.pop(step)
             self._acks.delete_key(str(step))
             assert self._inner is not None  # it has given the view of this step
-            for rank in range(self._world_size):
-                key = f"{step}/{rank}"
-                measured_ms = None
-                if self._acks.check([key]):
-                    measured_ms = float(self._acks.get(key))
-                    self._acks.delete_key(key)
-                self._inner.acknowledge(step, rank, digest, measured_ms)
+            times = [self._measured_ms(f"{step}/{rank}") for rank in range(self._world_size)]
+            self._inner.acknowledge_all(step, digest, times)
+
+    def _measured_ms(self, key: str) -> float | None:
+        if not self._acks.check([key]):
+            return None
+        measured_ms = float(self._acks.get(key))
+        self._acks.delete_key(key)
+        return measured_ms
 
     @staticmethod
     def _key(step: int, rank: int) -> str:

@@ -4,7 +4,8 @@
 the plan's digest as ETag; 204 when it is not planned yet; 410 with a problem whose type ends in
 ``end-of-plans`` after the last step; 4xx and 5xx with a problem (RFC 9457) otherwise.
 ``POST {base}/v1/jobs/{job}/acks`` with ``{"step", "rank", "digest"}`` and, where it was measured,
-``"measured_ms"``: 2xx.
+``"measured_ms"``: 2xx. ``POST …/acks/many`` says it for several ``"ranks"`` at once, with a list of
+times.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -87,20 +89,29 @@ class HttpSource:
     def acknowledge(
         self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
     ) -> None:
-        what = f"{self._where}: acknowledging step {step} of rank {rank}"
         said: dict[str, Any] = {"step": step, "rank": rank, "digest": digest}
         if measured_ms is not None:
             said["measured_ms"] = measured_ms
-        body = json.dumps(said).encode()
+        self._say("acks", f"acknowledging step {step} of rank {rank}", said, f"{rank}")
+
+    def acknowledge_all(
+        self, step: int, digest: str | None, measured_ms: Sequence[float | None]
+    ) -> None:
+        said: dict[str, Any] = {"step": step, "ranks": [*range(len(measured_ms))], "digest": digest}
+        if any(each is not None for each in measured_ms):
+            said["measured_ms"] = list(measured_ms)
+        self._say("acks/many", f"acknowledging step {step} of all ranks", said, "all")
+
+    def _say(self, where: str, what: str, said: dict[str, Any], who: str) -> None:
         # The same key however often it is sent: a lost answer does not count twice.
         more = {
             "Content-Type": "application/json",
-            "Idempotency-Key": f"{step}-{rank}-{digest}",
+            "Idempotency-Key": f"{said['step']}-{who}-{said['digest']}",
         }
+        path, what = f"{self._job}/{where}", f"{self._where}: {what}"
         deadline = time.monotonic() + self._ack_timeout_s
-        answer = self._ask(
-            self._acks, "POST", f"{self._job}/acks", what, deadline, GRACE_S, body, more
-        )
+        body = json.dumps(said).encode()
+        answer = self._ask(self._acks, "POST", path, what, deadline, GRACE_S, body, more)
         if not 200 <= answer.status < 300:
             raise _refusal(answer, what)
 

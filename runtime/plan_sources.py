@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -44,6 +45,15 @@ class PlanSource(Protocol):
 
     def close(self) -> None:
         """End a ``view`` that is waiting, and let go of files and connections. Idempotent."""
+
+
+class JobSource(PlanSource, Protocol):
+    """A source by which one rank can speak for all."""
+
+    def acknowledge_all(
+        self, step: int, digest: str | None, measured_ms: Sequence[float | None]
+    ) -> None:
+        """``acknowledge`` of all ranks at once, with what each measured. ``PlanError``."""
 
 
 _STEP = re.compile(rb'"step"\s*:\s*(\d+)')
@@ -83,6 +93,11 @@ class FileSource:
 
     def acknowledge(
         self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
+    ) -> None:
+        """Nobody is waiting for it."""
+
+    def acknowledge_all(
+        self, step: int, digest: str | None, measured_ms: Sequence[float | None]
     ) -> None:
         """Nobody is waiting for it."""
 

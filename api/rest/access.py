@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class Guard:
         self._service = service
         self._tokens: list[tuple[str, str]] = []
         self._read_at = -math.inf
+        self._reading = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,9 +70,9 @@ class Guard:
         try:
             if scope["path"] not in OPEN:
                 needed = "read" if scope["method"] in ("GET", "HEAD") else "write"
-                if time.monotonic() - self._read_at > TOKENS_KEPT_S:
-                    self._tokens = await run_in_threadpool(self._read_tokens)
-                    self._read_at = time.monotonic()
+                # One request reads them again; others go on with those at hand, if there are any.
+                if self._stale() and (self._read_at < 0 or not self._reading.locked()):
+                    await self._refresh()
                 self._check(headers.get("authorization", ""), needed)
             if int(headers.get("content-length", "0")) > most:
                 raise _too_large(most)
@@ -84,6 +86,15 @@ class Guard:
                 error.status, error.kind, error.detail, {**more, "Connection": "close"}
             )
             await answer(scope, receive, counted)
+
+    def _stale(self) -> bool:
+        return time.monotonic() - self._read_at > TOKENS_KEPT_S
+
+    async def _refresh(self) -> None:
+        async with self._reading:
+            if self._stale():
+                self._tokens = await run_in_threadpool(self._read_tokens)
+                self._read_at = time.monotonic()
 
     def _read_tokens(self) -> list[tuple[str, str]]:
         with self._service.store.reading() as connection:

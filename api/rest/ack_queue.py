@@ -7,6 +7,7 @@ acknowledge a step at about the same time.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -18,6 +19,7 @@ from seqplan.api.store import jobs, schema
 from seqplan.api.store.catalogue import get
 
 MOST_AT_ONCE = 4096
+"""Requests that share a transaction."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,14 @@ class AckQueue:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._waiting: list[tuple[Acknowledged, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[list[Acknowledged], asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
 
-    async def put(self, ack: Acknowledged) -> None:
-        """Returns when it is on disk. ``Problem`` for one that fits no plan; the others go on."""
+    async def put(self, acks: list[Acknowledged]) -> None:
+        """Returns when they are on disk, together. ``Problem`` where one of them fits no plan: then
+        none of them is kept; what others put goes on."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((ack, done))
+        self._waiting.append((acks, done))
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_all())
         await done
@@ -53,7 +56,7 @@ class AckQueue:
                 taken = self._waiting[:MOST_AT_ONCE]
                 del self._waiting[:MOST_AT_ONCE]
                 try:
-                    problems = await run_in_threadpool(self._write, [ack for ack, _ in taken])
+                    problems = await run_in_threadpool(self._write, [acks for acks, _ in taken])
                 except Exception as error:
                     problems = [error] * len(taken)
                 for (_, done), problem in zip(taken, problems, strict=True):
@@ -66,24 +69,32 @@ class AckQueue:
         finally:
             self._writer = None
 
-    def _write(self, acks: list[Acknowledged]) -> list[Exception | None]:
+    def _write(self, asked: list[list[Acknowledged]]) -> list[Exception | None]:
         with self._service.store.writing() as connection:
             check = PlannedSteps(connection)
-            problems: list[Exception | None] = [check.problem(ack) for ack in acks]
-            good = [ack for ack, problem in zip(acks, problems, strict=True) if problem is None]
-            rows = [
-                {
-                    "job": ack.job,
-                    "step": ack.step,
-                    "rank": ack.rank,
-                    "digest": check.digests[ack.job, ack.step],
-                }
-                for ack in good
+            problems = [check.first_problem(acks) for acks in asked]
+            good = [
+                ack
+                for acks, problem in zip(asked, problems, strict=True)
+                if problem is None
+                for ack in acks
             ]
-            jobs.acknowledge(connection, rows)
-            for ack in good:
-                if ack.measured_ms is not None:
-                    jobs.add_measurement(connection, ack.job, ack.step, ack.rank, ack.measured_ms)
+            here = [{"job": ack.job, "step": ack.step, "rank": ack.rank} for ack in good]
+            jobs.acknowledge(
+                connection,
+                [
+                    {**row, "digest": check.digests[ack.job, ack.step]}
+                    for row, ack in zip(here, good, strict=True)
+                ],
+            )
+            jobs.add_measurements(
+                connection,
+                [
+                    {**row, "measured_ms": ack.measured_ms}
+                    for row, ack in zip(here, good, strict=True)
+                    if ack.measured_ms is not None
+                ],
+            )
         self._service.counts["acknowledgements"] += len(good)
         for ack in good:
             if planning := self._service.job(ack.job):
@@ -98,6 +109,10 @@ class PlannedSteps:
         self._connection = connection
         self._worlds: dict[str, int | None] = {}
         self.digests: dict[tuple[str, int], str | None] = {}
+
+    def first_problem(self, acks: Iterable[Acknowledged]) -> Exception | None:
+        """That of the first one that has one."""
+        return next((problem for ack in acks if (problem := self.problem(ack))), None)
 
     def problem(self, ack: Acknowledged) -> Problem | None:
         """Why it fits no plan: 404 for the job, 422 for the rank, 409 for the step or digest."""

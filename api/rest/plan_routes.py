@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
@@ -36,6 +36,16 @@ class Ack(BaseModel):
     rank: Natural
     digest: str | None
     measured_ms: Milliseconds | None = None
+
+
+class Acks(BaseModel):
+    """Several ranks have done a step; ``measured_ms``: one figure, or null, for each of them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    step: Natural
+    ranks: Annotated[list[Natural], Field(min_length=1)]
+    digest: str | None
+    measured_ms: list[Milliseconds | None] | None = None
 
 
 class Measurement(BaseModel):
@@ -102,9 +112,25 @@ def plan_routes(service: Service) -> APIRouter:
     async def ack(request: Request, job: str, body: Ack) -> Response:
         """A rank has done a step. Saying it again changes nothing, with or without a key."""
         acks: AckQueue = request.app.state.acks
-        said = Acknowledged(job, body.step, body.rank, body.digest, body.measured_ms)
-        await acks.put(said)
+        await acks.put([Acknowledged(job, body.step, body.rank, body.digest, body.measured_ms)])
         return JSONResponse({"step": body.step, "rank": body.rank})
+
+    @routes.post("/acks/many", status_code=200)
+    async def ack_many(request: Request, job: str, body: Acks) -> Response:
+        """Several ranks have done a step: all of them are kept, or none."""
+        times = body.measured_ms or [None] * len(body.ranks)
+        if len(times) != len(body.ranks):
+            raise ValueError(
+                f"body.measured_ms: has {len(times)} figures for {len(body.ranks)} ranks"
+            )
+        acks: AckQueue = request.app.state.acks
+        await acks.put(
+            [
+                Acknowledged(job, body.step, rank, body.digest, measured_ms)
+                for rank, measured_ms in zip(body.ranks, times, strict=True)
+            ]
+        )
+        return JSONResponse({"step": body.step, "ranks": body.ranks})
 
     @routes.post("/measurements", status_code=200)
     def measurement(request: Request, job: str, body: Measurement) -> Response:
@@ -114,7 +140,7 @@ def plan_routes(service: Service) -> APIRouter:
         def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
             if problem := PlannedSteps(connection).problem(said):
                 raise problem
-            jobs.add_measurement(connection, job, body.step, body.rank, body.measured_ms)
+            jobs.add_measurements(connection, [{"job": job, **body.model_dump()}])
             return 200, body.model_dump()
 
         return once(service, request, body.model_dump_json(), effect)

@@ -176,20 +176,22 @@ def acknowledge(connection: Connection, rows: list[Row]) -> None:
         notify(connection, job)
 
 
-def add_measurement(
-    connection: Connection, job: str, step: int, rank: int, measured_ms: float
-) -> None:
-    """Keep what a step took on a rank; a later figure replaces an earlier one."""
-    values = {"job": job, "step": step, "rank": rank, "measured_ms": measured_ms}
-    if not _of_jobs(connection, [values]):
+def add_measurements(connection: Connection, rows: list[Row]) -> None:
+    """Keep what a step took on a rank (job, step, rank, measured_ms); later figures replace."""
+    rows = _of_jobs(connection, rows)
+    if not rows:
         return
-    made = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    connection.execute(
-        made(schema.measurements).on_conflict_do_update(
-            index_elements=["job", "step", "rank"], set_={"measured_ms": measured_ms}
-        ),
-        values,
-    )
+    key = ["job", "step", "rank"]
+    if connection.dialect.name == "sqlite":
+        query = sqlite.insert(schema.measurements)
+        said = query.on_conflict_do_update(key, set_={"measured_ms": query.excluded.measured_ms})
+        connection.execute(said, rows)
+    else:
+        asked = postgresql.insert(schema.measurements)
+        told = asked.on_conflict_do_update(
+            index_elements=key, set_={"measured_ms": asked.excluded.measured_ms}
+        )
+        connection.execute(told, rows)
 
 
 def _of_jobs(connection: Connection, rows: list[Row]) -> list[Row]:

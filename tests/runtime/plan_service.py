@@ -87,12 +87,14 @@ def serving(service: PlanService) -> Iterator[PlanService]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.troubled():
                 return
-            if self.path != "/base/v1/jobs/a%20job/acks":
+            where = self.path.removeprefix("/base/v1/jobs/a%20job/")
+            if where not in ("acks", "acks/many"):
                 self.problem(404, {"title": "Not found"})
                 return
             key = self.headers["Idempotency-Key"]
             if key not in service.keys:
-                service.acks.append(json.loads(body))
+                said = json.loads(body)
+                service.acks += [said] if where == "acks" else _one_by_one(said)
             service.keys.append(key)
             self.answer(204, b"", {})
 
@@ -141,3 +143,13 @@ def serving(service: PlanService) -> Iterator[PlanService]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _one_by_one(said: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the same ranks would have said each for itself."""
+    ranks = said.pop("ranks")
+    times = said.pop("measured_ms", [None] * len(ranks))
+    return [
+        {**said, "rank": rank, **({} if ms is None else {"measured_ms": ms})}
+        for rank, ms in zip(ranks, times, strict=True)
+    ]

@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -173,6 +173,11 @@ class Hanging:
 class Unacknowledged(FileSource):
     def acknowledge(
         self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
+    ) -> None:
+        raise PlanError(f"the service has lost step {step}")
+
+    def acknowledge_all(
+        self, step: int, digest: str | None, measured_ms: Sequence[float | None]
     ) -> None:
         raise PlanError(f"the service has lost step {step}")
 

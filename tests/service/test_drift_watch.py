@@ -46,7 +46,10 @@ def measure(store: Store, plans: list[Plan], factor: float) -> None:
             for pipeline in plan.pipelines:
                 took_ms = factor * sum(batch.cost_ms for batch in pipeline.micro_batches)
                 for rank in pipeline.ranks if took_ms else ():
-                    jobs.add_measurement(connection, "job", plan.step, rank, took_ms)
+                    jobs.add_measurements(
+                        connection,
+                        [{"job": "job", "step": plan.step, "rank": rank, "measured_ms": took_ms}],
+                    )
 
 
 def test_told_once_per_change(

@@ -49,9 +49,13 @@ def test_progress_is_what_was_kept(store: Store) -> None:
                 done[rank] = max(done[rank], step)
         for _ in range(80):
             step, rank, took_ms = rng.choice(STEPS[:20]), rng.randrange(WORLD), rng.uniform(1, 9)
-            jobs.add_measurement(connection, "job", step, rank, took_ms)
+            jobs.add_measurements(
+                connection, [{"job": "job", "step": step, "rank": rank, "measured_ms": took_ms}]
+            )
             measured[step, rank] = took_ms
-        jobs.add_measurement(connection, "other", STEPS[-1], 0, 1e6)
+        jobs.add_measurements(
+            connection, [{"job": "other", "step": STEPS[-1], "rank": 0, "measured_ms": 1e6}]
+        )
     steps = sorted({step for step, _ in measured})
     with store.reading() as connection:
         assert progress.last_acknowledged(connection, "job", WORLD) == done

@@ -65,8 +65,8 @@ def test_what_was_written_is_there_after_opening_again(opened: Opener) -> None:
         for rank, step in ((0, 3), (0, 3), (1, 2), (0, 1)):
             row = {"job": "j", "step": step, "rank": rank, "digest": "sha256:x"}
             jobs.acknowledge(connection, [row])
-        jobs.add_measurement(connection, "j", 3, 0, 5.0)
-        jobs.add_measurement(connection, "j", 3, 0, 6.0)
+        jobs.add_measurements(connection, [{"job": "j", "step": 3, "rank": 0, "measured_ms": 5.0}])
+        jobs.add_measurements(connection, [{"job": "j", "step": 3, "rank": 0, "measured_ms": 6.0}])
         access.keep_answer(connection, "/path", "key", access.Answer("ab", 201, "{}"))
     store = opened()
     with store.reading() as connection:
@@ -189,7 +189,7 @@ def test_a_removed_job_leaves_nothing(opened: Opener) -> None:
 
     def say(connection: Connection, job: str) -> None:
         jobs.acknowledge(connection, [{"job": job, "step": 0, "rank": 0, "digest": "sha256:x"}])
-        jobs.add_measurement(connection, job, 0, 0, 5.0)
+        jobs.add_measurements(connection, [{"job": job, "step": 0, "rank": 0, "measured_ms": 5.0}])
 
     def rows(connection: Connection) -> list[list[str]]:
         named = [table.c["key" if table is schema.answers else "job"] for table in kept]

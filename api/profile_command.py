@@ -74,6 +74,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--measured-layers", metavar="K", type=positive, default=2, help="layers that are run"
     )
+    parser.add_argument(
+        "--repeats", metavar="N", type=positive, default=25, help="of a point at most; default 25"
+    )
     parser.add_argument("--checkpointing", choices=("none", "mlp", "full"), default="none")
     add_cluster(parser, required=False)
     parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="with --estimate")
@@ -147,6 +150,7 @@ def _measure(args: argparse.Namespace) -> int:
         dtype=args.dtype or ("float32" if args.device == "cpu" else "bfloat16"),
         schemes=fitting,
         points=tuple(points),
+        repeats=args.repeats,
     )
     path = args.samples or args.output.with_suffix(".samples.jsonl")
     with ProgressBar(sys.stderr) as progress:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, stats
 
 from seqplan.profiler.latency import Latency
 
@@ -119,6 +118,8 @@ def fit_latency(
     relative = columns / measured[:, None]
     scale = 1.0 / np.maximum(np.abs(relative).max(axis=0), 1e-300)
     matrix = relative * scale
+    from scipy import optimize  # here: what only reads fits and judges them starts without it
+
     start, _ = optimize.nnls(matrix, np.ones(len(measured)))
     solution = optimize.least_squares(
         lambda x: matrix @ x - 1.0,
@@ -174,6 +175,8 @@ def _intervals(
     freedom = max(len(residuals) - 3, 1)
     variance = float(weights @ residuals**2) / freedom
     covariance = np.linalg.pinv((matrix * weights[:, None]).T @ matrix) * variance
+    from scipy import stats
+
     widths = stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * np.sqrt(np.diag(covariance)) * scale
     return {
         name: (max(0.0, float(value - width)), float(value + width))

@@ -43,7 +43,8 @@ class Bench:
     """What is measured on: ``layers`` of the model are run; groups are None on a single rank.
 
     ``tensor_ranks``: this rank's tp group for each degree above 1; ``allocator``: read for the peak
-    of every micro-batch, None where only what autograd keeps is counted.
+    of every micro-batch, None where only what autograd keeps is counted; ``repeats``: how often a
+    point is repeated at most.
     """
 
     config: ModelConfig
@@ -56,6 +57,7 @@ class Bench:
     control_group: dist.ProcessGroup | None = None
     tensor_ranks: Mapping[int, TensorRanks] = field(default_factory=dict)
     allocator: Allocator | None = None
+    repeats: int = MOST_REPEATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +166,11 @@ class Measurer:
             took, _ = self._once(call)
         # On every rank the same number, from the time that the slowest rank sees.
         first_s = self._largest(took) / 1e3
-        repeats = int(np.clip(ENOUGH_S / max(first_s, 1e-9), LEAST_REPEATS, MOST_REPEATS))
-        pairs = [self._once(call) for _ in range(repeats)]
-        return (
-            tuple(self._largest(whole) for whole, _ in pairs),
-            tuple(self._largest(forward) for _, forward in pairs),
-        )
+        most = self._bench.repeats
+        enough = ENOUGH_S / max(first_s, 1e-9)
+        repeats = int(np.clip(enough, min(LEAST_REPEATS, most), most))
+        pairs = self._slowest([self._once(call) for _ in range(repeats)])
+        return tuple(whole for whole, _ in pairs), tuple(forward for _, forward in pairs)
 
     def _once(self, call: Call | None) -> tuple[float, float]:
         if self._bench.control_group is not None:
@@ -188,11 +189,15 @@ class Measurer:
 
     def _largest(self, value: float) -> float:
         """Over all ranks."""
+        return self._slowest([(value, 0.0)])[0][0]
+
+    def _slowest(self, times: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        """The largest of each figure over all ranks, which give as many of them."""
         if self._bench.control_group is None:
-            return value
-        tensor = torch.tensor([value], dtype=torch.float64)
+            return times
+        tensor = torch.tensor(times, dtype=torch.float64)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._bench.control_group)
-        return float(tensor.item())
+        return [(whole, forward) for whole, forward in tensor.tolist()]
 
 
 @dataclass(frozen=True, slots=True)

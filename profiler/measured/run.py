@@ -23,7 +23,10 @@ from seqplan.runtime.model import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to measure on which device; ``layers`` of the model are run."""
+    """What to measure on which device; ``layers`` of the model are run.
+
+    ``repeats``: of each point, at most.
+    """
 
     config: ModelConfig
     layers: int
@@ -31,6 +34,7 @@ class Task:
     dtype: str
     schemes: tuple[Scheme, ...]
     points: tuple[Point, ...]
+    repeats: int
 
 
 Report = Callable[[int, int, float, Sample], None]
@@ -98,6 +102,7 @@ def measure(
         control_group=None if groups is None else groups.control,
         tensor_ranks=_tensor_ranks(task.schemes, rank, world_size),
         allocator=None if local is None else CudaAllocator(local),
+        repeats=task.repeats,
     )
     measurer = Measurer(bench)
     full: set[Scheme] = set()

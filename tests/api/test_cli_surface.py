@@ -21,7 +21,7 @@ SURFACE = {
     "lengths": "SOURCE --field --tokenizer --bytes-per-token --glob -o/--output --json",
     "profiles": "NAME|FILE --gpus --max-len --optimizer-shards --json",
     "profile": "--model --hidden --layers --heads --kv-heads --ffn --vocab --device --dtype "
-    "--schemes --lengths --points --measured-layers --checkpointing --hardware --nodes "
+    "--schemes --lengths --points --measured-layers --repeats --checkpointing --hardware --nodes "
     "--gpus-per-node --intra-gb-s --inter-gb-s --zero --capacity-gib --name --samples --estimate "
     "--complete --merge --plot -o/--output! --json",
     "refit": "--profile --plans --server --measurements --job --token -o/--output --json",

@@ -59,6 +59,7 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
     page = output.with_name("fit.html")
     asked = ("--lengths", "64..256", "--points", "4", "-o", str(output), "--plot", str(page))
+    asked += ("--repeats", "4")
     schemes = "tp1,u2,r2,tp2,pp2,tp2.u2,tp3,pp3,tp8"
     done = profiled(*asked, "--schemes", schemes, launcher=launcher)
     assert done.returncode == 0, done.stderr

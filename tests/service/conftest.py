@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 from postgresql_server import ABSENT, postgresql, programs
 from service_process import serving
+from sqlalchemy import create_engine
 from stocked_service import Stocked, stock
+
+from seqplan.api.store import schema
 
 
 @pytest.fixture(scope="module")
@@ -18,10 +21,19 @@ def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stocked]:
 
 
 @pytest.fixture(scope="session")
-def postgresql_url() -> Iterator[str]:
-    """A PostgreSQL database that tests share; each leaves it empty."""
+def postgresql_server() -> Iterator[str]:
+    """The URL of a PostgreSQL database that tests share."""
     pytest.importorskip("psycopg", reason="no psycopg: install seqplan[postgresql]")
     if programs() is None:
         pytest.skip(ABSENT)
     with postgresql() as url:
         yield url
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: str) -> Iterator[str]:
+    """A PostgreSQL database that is empty, and is left so whatever a test does."""
+    yield postgresql_server
+    engine = create_engine(postgresql_server)
+    schema.metadata.drop_all(engine)
+    engine.dispose()

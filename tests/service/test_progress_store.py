@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine
 
-from seqplan.api.store import jobs, progress, schema
+from seqplan.api.store import jobs, progress
 from seqplan.api.store.jobs import StoredPlan
 from seqplan.api.store.store import Store
 
@@ -25,10 +24,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     found = Store(url, tmp_path / "files")
     yield found
     found.close()
-    if request.param == "postgresql":
-        engine = create_engine(url)
-        schema.metadata.drop_all(engine)
-        engine.dispose()
 
 
 def test_progress_is_what_was_kept(store: Store) -> None:

@@ -140,66 +140,58 @@ def _published(served: Served) -> int:
 
 def test_services_that_share_a_store_forget_together(postgresql_url: str, tmp_path: Path) -> None:
     shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
-    try:
-        with (
-            serving(*shared) as one,
-            serving(*shared) as other,
-            ThreadPoolExecutor(2) as threads,
-        ):
-            stocked = stock(one)
-            asked = {"id": "job", "proposal": stocked.proposal}
-            for step in range(4):
-                one.ok("POST", "/v1/jobs", asked)
-                batch = {"step": step, "ids": [step], "lengths": [100]}
-                other.ok("POST", "/v1/jobs/job/batches", {"batches": [batch]})
-                for served in (one, other):
-                    plan = served.ask("GET", f"/v1/jobs/job/plans/{step}?wait=30").json
-                    assert plan["sequences"]["ids"] == [step]
-                path = "/v1/jobs/job/plans/9/ranks/0?wait=50"
-                waiting = [threads.submit(served.ask, "GET", path) for served in (one, other)]
-                # Whichever of the two plans it, either removes it.
-                remover = (one, other)[step % 2]
-                assert remover.ask("DELETE", "/v1/jobs/job").status == 204
-                assert [each.result(PATIENCE_S).status for each in waiting] == [404, 404]
-                for served in (one, other):
-                    assert served.problem("GET", f"/v1/jobs/job/plans/{step}", status=404)
-            assert _published(one) + _published(other) == 4
-    finally:
-        engine = create_engine(postgresql_url)
-        schema.metadata.drop_all(engine)
-        engine.dispose()
+    with (
+        serving(*shared) as one,
+        serving(*shared) as other,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        stocked = stock(one)
+        asked = {"id": "job", "proposal": stocked.proposal}
+        for step in range(4):
+            one.ok("POST", "/v1/jobs", asked)
+            batch = {"step": step, "ids": [step], "lengths": [100]}
+            other.ok("POST", "/v1/jobs/job/batches", {"batches": [batch]})
+            for served in (one, other):
+                plan = served.ask("GET", f"/v1/jobs/job/plans/{step}?wait=30").json
+                assert plan["sequences"]["ids"] == [step]
+            path = "/v1/jobs/job/plans/9/ranks/0?wait=50"
+            waiting = [threads.submit(served.ask, "GET", path) for served in (one, other)]
+            # Whichever of the two plans it, either removes it.
+            remover = (one, other)[step % 2]
+            assert remover.ask("DELETE", "/v1/jobs/job").status == 204
+            assert [each.result(PATIENCE_S).status for each in waiting] == [404, 404]
+            for served in (one, other):
+                assert served.problem("GET", f"/v1/jobs/job/plans/{step}", status=404)
+        assert _published(one) + _published(other) == 4
 
 
 def test_a_removal_that_nobody_was_told_of(postgresql_url: str, tmp_path: Path) -> None:
     """A service that has lost its database for a while finds out what is gone."""
     shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
     engine = create_engine(postgresql_url)
-    try:
-        with serving(*shared) as served, ThreadPoolExecutor(1) as threads:
-            stocked = stock(served)
-            for job in ("planned", "planning"):
-                stocked.job(job, 2 if job == "planned" else 50, look_ahead=2)
-                assert served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
-            waiting = threads.submit(served.ask, "GET", "/v1/jobs/planning/plans/7?wait=50")
-            with engine.begin() as connection:
-                for table in (schema.jobs, schema.plans):
-                    connection.execute(table.delete())
-                others = "FROM pg_stat_activity WHERE datname = current_database()"
-                mine = "AND pid <> pg_backend_pid()"
-                connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) {others} {mine}")
-            assert waiting.result(PATIENCE_S).status == 404
-            for job in ("planned", "planning"):
-                ends = time.monotonic() + PATIENCE_S
-                while served.ask("GET", f"/v1/jobs/{job}/plans/0").status != 404:
-                    assert time.monotonic() < ends
-                    time.sleep(0.1)
-            served.proposal(
-                {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "gpus": WORLD}
-                | {"max_len": 4096, "tokens": 9000}
-            )
-    finally:
-        schema.metadata.drop_all(engine)
-        engine.dispose()
+    with serving(*shared) as served, ThreadPoolExecutor(1) as threads:
+        stocked = stock(served)
+        for job in ("planned", "planning"):
+            stocked.job(job, 2 if job == "planned" else 50, look_ahead=2)
+            assert served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
+        waiting = threads.submit(served.ask, "GET", "/v1/jobs/planning/plans/7?wait=50")
+        with engine.begin() as connection:
+            for table in (schema.jobs, schema.plans):
+                connection.execute(table.delete())
+            others = "FROM pg_stat_activity WHERE datname = current_database()"
+            mine = "AND pid <> pg_backend_pid()"
+            connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) {others} {mine}")
+        assert waiting.result(PATIENCE_S).status == 404
+        for job in ("planned", "planning"):
+            ends = time.monotonic() + PATIENCE_S
+            while served.ask("GET", f"/v1/jobs/{job}/plans/0").status != 404:
+                assert time.monotonic() < ends
+                time.sleep(0.1)
+        served.proposal(
+            {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "gpus": WORLD}
+            | {"max_len": 4096, "tokens": 9000}
+        )
+    engine.dispose()
 
 
 def test_a_sidecar_whose_job_was_removed(tmp_path: Path) -> None:

@@ -13,10 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from service_process import COMMAND, Served, serving
-from sqlalchemy import create_engine
 from stocked_service import DATA, WORLD, stock
 
-from seqplan.api.store import schema
 from seqplan.runtime.http_source import HttpSource
 
 STEPS = 12
@@ -50,53 +48,43 @@ def test_two_services_share_a_job(postgresql_url: str, tmp_path: Path) -> None:
         expected = _deliver(served, served, 0, STEPS)
 
     shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
-    try:
-        with (
-            serving(*shared) as one,
-            serving(*shared) as other,
-            ThreadPoolExecutor(1) as threads,
-        ):
-            stocked = stock(one)
-            # Waits at the other before the job's plans are there, and soon gets them.
-            stocked.job("job", STEPS)
-            waiting = threads.submit(other.ask, "GET", "/v1/jobs/job/plans/0?wait=60")
-            assert json.loads(waiting.result().body)["step"] == 0
-            found = _deliver(other, one, 0, 3) + _deliver(one, other, 3, 6)
-            plans, idle = (one, other) if _published(one) else (other, one)
-            assert _published(idle) == 0
-            plans.process.send_signal(signal.SIGKILL)
-            plans.process.wait()
-            # Whoever is left goes on where the other ended.
-            found += _deliver(idle, idle, 6, STEPS)
-            assert 0 < _published(idle) <= STEPS - 6
-            lines = [idle.ask("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
-            assert [json.loads(line)["step"] for line in lines] == list(range(STEPS))
-            assert idle.ok("GET", "/v1/jobs/job")["state"] == "planned"
-        assert found == expected
-    finally:
-        engine = create_engine(postgresql_url)
-        schema.metadata.drop_all(engine)
-        engine.dispose()
+    with (
+        serving(*shared) as one,
+        serving(*shared) as other,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        stocked = stock(one)
+        # Waits at the other before the job's plans are there, and soon gets them.
+        stocked.job("job", STEPS)
+        waiting = threads.submit(other.ask, "GET", "/v1/jobs/job/plans/0?wait=60")
+        assert json.loads(waiting.result().body)["step"] == 0
+        found = _deliver(other, one, 0, 3) + _deliver(one, other, 3, 6)
+        plans, idle = (one, other) if _published(one) else (other, one)
+        assert _published(idle) == 0
+        plans.process.send_signal(signal.SIGKILL)
+        plans.process.wait()
+        # Whoever is left goes on where the other ended.
+        found += _deliver(idle, idle, 6, STEPS)
+        assert 0 < _published(idle) <= STEPS - 6
+        lines = [idle.ask("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
+        assert [json.loads(line)["step"] for line in lines] == list(range(STEPS))
+        assert idle.ok("GET", "/v1/jobs/job")["state"] == "planned"
+    assert found == expected
 
 
 def test_proposals_are_made_by_one(postgresql_url: str, tmp_path: Path) -> None:
     shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
-    try:
-        with serving(*shared) as one, serving(*shared) as other:
-            stocked = stock(one)
-            proposal = other.ok("GET", f"/v1/proposals/{stocked.proposal}")
-            assert proposal["state"] == "ready"
-            # A job that is begun at one is soon seen by the other, though it plans nothing of it.
-            other.ok("POST", "/v1/jobs", {"id": "j", "proposal": stocked.proposal})
-            batch = {"step": 0, "ids": [5], "lengths": [100]}
-            one.ok("POST", "/v1/jobs/j/batches", {"batches": [batch]})
-            reply = one.ask("GET", "/v1/jobs/j/plans/0?wait=60")
-            assert reply.json["sequences"]["ids"] == [5]
-            assert _published(one) + _published(other) == 1
-    finally:
-        engine = create_engine(postgresql_url)
-        schema.metadata.drop_all(engine)
-        engine.dispose()
+    with serving(*shared) as one, serving(*shared) as other:
+        stocked = stock(one)
+        proposal = other.ok("GET", f"/v1/proposals/{stocked.proposal}")
+        assert proposal["state"] == "ready"
+        # A job that is begun at one is soon seen by the other, though it plans nothing of it.
+        other.ok("POST", "/v1/jobs", {"id": "j", "proposal": stocked.proposal})
+        batch = {"step": 0, "ids": [5], "lengths": [100]}
+        one.ok("POST", "/v1/jobs/j/batches", {"batches": [batch]})
+        reply = one.ask("GET", "/v1/jobs/j/plans/0?wait=60")
+        assert reply.json["sequences"]["ids"] == [5]
+        assert _published(one) + _published(other) == 1
 
 
 def test_two_sidecars_of_one_job(postgresql_url: str, tmp_path: Path) -> None:
@@ -116,15 +104,10 @@ def test_two_sidecars_of_one_job(postgresql_url: str, tmp_path: Path) -> None:
             return lines, _published(served)
 
     together = threading.Barrier(2)
-    try:
-        with ThreadPoolExecutor(2) as threads:
-            (one, by_one), (other, by_other) = threads.map(lambda _: plans(), range(2))
-        assert one == other
-        assert sorted((by_one, by_other)) == [0, 4]
-    finally:
-        engine = create_engine(postgresql_url)
-        schema.metadata.drop_all(engine)
-        engine.dispose()
+    with ThreadPoolExecutor(2) as threads:
+        (one, by_one), (other, by_other) = threads.map(lambda _: plans(), range(2))
+    assert one == other
+    assert sorted((by_one, by_other)) == [0, 4]
 
 
 def test_a_database_that_is_not_there(tmp_path: Path) -> None:

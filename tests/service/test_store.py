@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import Connection, create_engine, select, update
+from sqlalchemy import Connection, select, update
 
 from seqplan.api.store import access, catalogue, jobs, progress, schema
 from seqplan.api.store.errors import InUse, StoreError, StoreUnavailable
@@ -47,11 +47,6 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     yield again
     for store in stores:
         store.close()
-    if request.param == "postgresql":
-        # Not through a store: one test leaves what no store opens.
-        engine = create_engine(url)
-        schema.metadata.drop_all(engine)
-        engine.dispose()
 
 
 def test_what_was_written_is_there_after_opening_again(opened: Opener) -> None:

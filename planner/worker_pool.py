@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -112,7 +113,10 @@ class WorkerPool:
         for task in waiting:
             task.future.cancel()
         for thread in threads:
-            thread.join()
+            # An interrupt may have ended the wait for its start: then it ends by itself, as it
+            # finds the pool stopped before it starts a worker.
+            with suppress(RuntimeError):
+                thread.join()
 
     def _employ(self) -> None:
         """A thread's life: keep one worker, and replace it when it dies."""

@@ -39,7 +39,10 @@ class Store:
         self.where, database = _parsed(url)
         if files is None:
             if database is None:
-                raise StoreError(f"{self.where}: name a folder for uploaded arrays with --files")
+                raise StoreError(
+                    f"{self.where}: name a folder for uploaded arrays with --files (files in a "
+                    "job file)"
+                )
             files = Path(f"{database}.files")
         self.files = files
         self._shared = database is None

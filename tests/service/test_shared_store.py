@@ -118,3 +118,13 @@ def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "secret" not in done.stderr
     assert "cannot be opened" in done.stderr
+
+
+def test_a_shared_store_wants_a_folder(tmp_path: Path) -> None:
+    job = 'profile = "p"\nlengths = "l.npy"\ngpus = 1\ncontext = 1\nsteps = 1\n'
+    (tmp_path / "job.toml").write_text(f'{job}store = "postgresql+psycopg://u:secret@h/d"\n')
+    line = [*COMMAND, "sidecar", "--job", str(tmp_path / "job.toml")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "with --files (files in a job file)" in done.stderr
+    assert "secret" not in done.stderr

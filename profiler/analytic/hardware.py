@@ -53,9 +53,10 @@ of 300 on A100, about 80 % of InfiniBand and PCIe after their framing)."""
 HBM_EFFICIENCY = 0.85
 """Share of the memory bandwidth that a streaming kernel reaches."""
 
-BRIDGE_FLOWS = 5
+BRIDGE_FLOWS = 3.5
 """Concurrent transfers that a PCIe host bridge serves at its full rate; f of them share
-BRIDGE_FLOWS/f of it. No source states it; taken from whole programs (USP, table 4)."""
+BRIDGE_FLOWS/f of it. No source states it; taken from whole programs (USP, table 4,
+whose winners are found with any value from 3.2 to 3.9)."""
 
 _A100 = "NVIDIA A100 data sheet: 312 TFLOP/s, NVLink 600 GB/s; DGX A100: 200 Gb/s HDR per GPU"
 _H100 = "data sheet: 989 TFLOP/s dense, NVLink 900 GB/s; DGX: 400 Gb/s NDR per GPU"
@@ -125,7 +126,7 @@ PRESETS: dict[str, Hardware] = {
             multiprocessors=92,
             intra_gb_s=32,
             inter_gb_s=12.5,
-            attention_efficiency=0.85,
+            attention_efficiency=0.95,
             socket_gpus=4,
             switch_gpus=2,
             intra_latency_us=20.0,
@@ -137,7 +138,9 @@ PRESETS: dict[str, Hardware] = {
 }
 """Hardware by name. Kernel efficiencies: FlashAttention-2 (arXiv 2307.08691) states 73 % of an
 A100's peak forward; large bf16 products reach about 85 % on A100. Assumed, not measured: 70 % and
-60 % on Hopper, whose power limits it, and 85 % on Ada, whose stated peaks kernels nearly reach."""
+60 % on Hopper, whose power limits it, and 95 % on the L20, whose tensor cores run at half the rate
+of their kind and leave the rest of a kernel time to keep up: with 85 % the kernels alone would take
+longer than all of USP's basic ring at 128K."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,11 +113,10 @@ The benchmark synchronises after every call: at 32K that, and the start of kerne
 modelled, make it up to 18 % slower than predicted.""",
     "table4": """\
 How the GPUs hang on switches and sockets is assumed (2 and 4). BRIDGE_FLOWS, which says how many
-transfers slow each other down in a host bridge, was set to 5 by this table: its one constant.
-A causal mask costs more on an L20 than the tenth it costs on an A100: full blocks of basic ring run
-faster than predicted, so at 128K u4.r2 is put before u2.r4 there, which loses 5 %.
+transfers slow each other down in a host bridge, was set to 3.5 by this table: its one constant.
 Ring's partial results at 8K fit the L20's 96 MB of cache; merging them at the speed of its memory
-makes ring 35 % slow there. Host staging of short all-to-alls is slower than modelled.""",
+makes ring up to 43 % slow there. Host staging of short all-to-alls among four is slower than
+modelled (by up to 22 %), long ones among eight are faster (by up to 17 %).""",
     "table5": """\
 FLOPs are counted with attention whole, as 260.2 TFLOP/s at an MFU of 0.83 imply.
 Ulysses and tp are predicted 2 to 5 % slow: their collectives are not overlapped with any kernel

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.hardware import PRESETS, Cluster
 from seqplan.profiler.analytic.iteration import Estimate, Load, estimate, problem
@@ -19,11 +21,20 @@ def run(setting: Setting, scheme: str, seq_len: int = 32768, batch: int = 8) -> 
     return estimate(setting, Scheme.parse(scheme), Load(seq_len=seq_len, batch=batch))
 
 
-def test_1_both_together_are_better_than_either_where_links_differ() -> None:
-    pcie = replace(NODE, cluster=Cluster(PRESETS["l20-48gb"], 1, 8))
-    both = run(pcie, "u2.r4").iteration_ms
-    assert both < run(pcie, "u8").iteration_ms
-    assert both < run(pcie, "r8").iteration_ms
+@pytest.mark.parametrize("kv_heads", [32, 8])
+@pytest.mark.parametrize(("hardware", "nodes"), [("l20-48gb", 1), ("a800-80gb", 2)])
+def test_1_both_together_are_better_than_either_where_links_differ(
+    hardware: str, nodes: int, kv_heads: int
+) -> None:
+    cluster = Cluster(PRESETS[hardware], nodes, 8)
+    setting = Setting(cluster=cluster, sizes=replace(LLAMA, kv_heads=kv_heads))
+    gpus = cluster.gpus
+
+    def iteration_ms(ulysses: int) -> float:
+        return run(setting, f"u{ulysses}.r{gpus // ulysses}").iteration_ms
+
+    both = min(iteration_ms(ulysses) for ulysses in (2, 4, 8) if ulysses < gpus)
+    assert both < min(run(setting, f"u{gpus}").iteration_ms, run(setting, f"r{gpus}").iteration_ms)
 
 
 def test_2_data_parallelism_before_sequence_parallelism() -> None:

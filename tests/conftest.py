@@ -1,7 +1,14 @@
 """Settings of all tests."""
 
+import signal
+
 from hypothesis import settings
 
 # A busy machine is no failure: no test is judged by its time.
 settings.register_profile("seqplan", deadline=None)
 settings.load_profile("seqplan")
+
+# A shell ignores Ctrl-C for what it starts in the background, and processes inherit that: tests of
+# interrupts would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

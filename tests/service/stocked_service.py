@@ -7,6 +7,8 @@ from pathlib import Path
 
 from service_process import Served
 
+from seqplan.runtime.http_source import HttpSource
+
 DATA = Path(__file__).parents[2] / "examples" / "data" / "code.npy"
 MAX_LEN = 4096
 WORLD = 4
@@ -35,3 +37,18 @@ def stock(served: Served) -> Stocked:
     asked = {"profile": "llama-7b-a800-80gb", "lengths": lengths, "gpus": WORLD}
     proposal = served.proposal({**asked, "max_len": MAX_LEN, "tokens": 8000})
     return Stocked(served, lengths, proposal)
+
+
+def deliver(asked: Served, told: Served, first: int, last: int) -> list[str]:
+    """Steps of ``job``, for ranks that ask one service and acknowledge to another; the digests."""
+    source, acks = HttpSource(asked.url, "job"), HttpSource(told.url, "job")
+    digests = []
+    for step in range(first, last):
+        views = [source.view(step, rank, 60) for rank in range(WORLD)]
+        assert len({view.digest for view in views}) == 1
+        for view in views:
+            acks.acknowledge(step, view.rank, view.digest)
+        digests.append(str(views[0].digest))
+    source.close()
+    acks.close()
+    return digests

@@ -13,26 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from service_process import COMMAND, Served, serving
-from stocked_service import DATA, WORLD, stock
-
-from seqplan.runtime.http_source import HttpSource
+from stocked_service import DATA, deliver, stock
 
 STEPS = 12
-
-
-def _deliver(asked: Served, told: Served, first: int, last: int) -> list[str]:
-    """Ranks that ask one service and acknowledge to another; the digests."""
-    source, acks = HttpSource(asked.url, "job"), HttpSource(told.url, "job")
-    digests = []
-    for step in range(first, last):
-        views = [source.view(step, rank, 60) for rank in range(WORLD)]
-        assert len({view.digest for view in views}) == 1
-        for view in views:
-            acks.acknowledge(step, view.rank, view.digest)
-        digests.append(str(views[0].digest))
-    source.close()
-    acks.close()
-    return digests
 
 
 def _published(served: Served) -> int:
@@ -45,7 +28,7 @@ def _published(served: Served) -> int:
 def test_two_services_share_a_job(postgresql_url: str, tmp_path: Path) -> None:
     with serving("--store", tmp_path / "alone.db", "--port", 0) as served:
         stock(served).job("job", STEPS)
-        expected = _deliver(served, served, 0, STEPS)
+        expected = deliver(served, served, 0, STEPS)
 
     shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
     with (
@@ -58,13 +41,13 @@ def test_two_services_share_a_job(postgresql_url: str, tmp_path: Path) -> None:
         stocked.job("job", STEPS)
         waiting = threads.submit(other.ask, "GET", "/v1/jobs/job/plans/0?wait=60")
         assert json.loads(waiting.result().body)["step"] == 0
-        found = _deliver(other, one, 0, 3) + _deliver(one, other, 3, 6)
+        found = deliver(other, one, 0, 3) + deliver(one, other, 3, 6)
         plans, idle = (one, other) if _published(one) else (other, one)
         assert _published(idle) == 0
         plans.process.send_signal(signal.SIGKILL)
         plans.process.wait()
         # Whoever is left goes on where the other ended.
-        found += _deliver(idle, idle, 6, STEPS)
+        found += deliver(idle, idle, 6, STEPS)
         assert 0 < _published(idle) <= STEPS - 6
         lines = [idle.ask("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
         assert [json.loads(line)["step"] for line in lines] == list(range(STEPS))

@@ -1,0 +1,51 @@
+"""What ranks that consume plans have in common in the tests."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from seqplan.plans.codec import to_json
+from seqplan.plans.plan import Plan
+from seqplan.plans.rank_view import RankView
+from seqplan.runtime.fan_out import FanOutSource
+from seqplan.runtime.plan_sources import FileSource
+from seqplan.runtime.token_data import SeededTokens, load_share
+
+HERE_S = 20.0
+
+
+def written(path: Path, plans: list[Plan]) -> Path:
+    path.write_text("".join(to_json(plan) + "\n" for plan in plans), encoding="utf-8")
+    return path
+
+
+def control_group(limit_s: float = 60) -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
+    assert group is not None
+    return group
+
+
+def prepare_tokens(view: RankView) -> int:
+    """Loads the rank's tokens, as a trainer does; the sum of what was loaded."""
+    data = SeededTokens(1000, 0)
+    return sum(
+        int(load_share(data, batch, step=view.step).tokens.sum())
+        for pipeline in view.pipelines
+        for batch in pipeline.micro_batches
+    )
+
+
+def fan_out(path: Path, rank: int, world_size: int) -> FanOutSource:
+    store = dist.distributed_c10d._get_default_store()
+    return FanOutSource(lambda: FileSource(path), store, rank, world_size)
+
+
+# What the ranks run
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("plans of")]

@@ -24,7 +24,9 @@ def probe(filler: Filler, lower_ms: float, below_ms: float) -> Filling | None:
     target = max(lower_ms, below_ms * (1 - 2 * TOLERANCE))
     if target >= below_ms:
         return None
-    return filler.fill(target)
+    found = filler.fill(target)
+    # A fill may be above its target by the last bits of its sums.
+    return found if found is not None and found.objective_ms < below_ms else None
 
 
 def dispatch(

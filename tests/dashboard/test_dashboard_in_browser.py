@@ -93,7 +93,8 @@ def test_jobs_and_one_of_them(page: Page, stocked: Stocked) -> None:
     explained = stocked.served.ask("GET", "/v1/jobs/live/plans/4/explain").body.decode()
     assert page.until_text("#why pre", "lower bound").split() == explained.split()
     page.click("#steps summary")
-    assert page.run("return document.querySelectorAll('#steps tbody tr').length") == 4 + STEPS
+    rows = "return document.querySelectorAll('#steps tbody tr').length"
+    assert page.until(rows) == 4 + STEPS  # they come with an event, after the click
 
 
 def test_charts_show_what_the_service_says(page: Page, stocked: Stocked) -> None:

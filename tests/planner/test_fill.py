@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from instances import Case, cases, fleet, random_case
 from oracle import step_optimum
@@ -85,6 +85,13 @@ def test_dispatch_is_between_its_bounds_and_enough(case: Case) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(cases(most=10), st.floats(1, 3))
+@example(  # the fill below is 10⁻¹⁶ above its target
+    (
+        (PipelineClass(pp=3, a=0.3, b=0.1, c=0.0, capacity=23, unit=1, count=3, gpus=1),),
+        Batch(0, (0, 1, 2, 3), (2, 16, 21, 23)),
+    ),
+    1.0,
+)
 def test_a_known_placement_is_only_improved(case: Case, factor: float) -> None:
     classes, batch = case
     filler = Filler(fleet(classes), batch)

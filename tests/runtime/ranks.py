@@ -13,8 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,10 +67,7 @@ def _run(
     *,
     stop_at_failure: bool,
 ) -> list[_Outcome]:
-    # Forked from a server that has imported torch and nothing else has happened in: a rank starts
-    # in a fraction of the seconds that importing torch takes.
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["preloaded"])
+    context = _forking()
     # The store listens here, on a port that the system chooses: no rank can lose a race for it.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ours: list[Connection] = []
@@ -116,6 +114,25 @@ def _run(
         for connection in ours:
             connection.close()
     return [outcomes[rank] for rank in range(world_size)]
+
+
+def _forking() -> Any:
+    """Processes are forked from a server that has imported torch and nothing else has happened in:
+    a rank starts in a fraction of the seconds that importing torch takes."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["preloaded"])
+    # The server finds it by PYTHONPATH only, and says nothing when it does not.
+    before = os.environ.get("PYTHONPATH")
+    here = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = here if before is None else os.pathsep.join((here, before))
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+    return context
 
 
 def _received(connection: Connection, rank: int, process: Any) -> _Outcome:

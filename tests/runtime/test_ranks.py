@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
 
 import pytest
@@ -36,6 +37,14 @@ def dying(rank: int, world_size: int) -> None:
 def sleeping(rank: int, world_size: int) -> None:
     if rank == 1:
         time.sleep(600)
+
+
+def preloaded(rank: int, world_size: int) -> bool:
+    return "preloaded" in sys.modules and "torch._dynamo" in sys.modules
+
+
+def test_ranks_find_what_they_need_imported() -> None:
+    assert run_ranks(preloaded, 2) == [True, True]
 
 
 def test_results_come_in_rank_order() -> None:

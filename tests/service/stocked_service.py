@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 from service_process import Served
 
+from seqplan.planner.make_proposal import make_proposal
+from seqplan.planner.proposal_file import Cluster
+from seqplan.profiler.shipped import shipped
 from seqplan.runtime.http_source import HttpSource
 
 DATA = Path(__file__).parents[2] / "examples" / "data" / "code.npy"
@@ -29,14 +34,20 @@ class Stocked:
         return name
 
 
+@cache
+def _document() -> bytes:
+    """A proposal for the lengths, made once for all services of a test run."""
+    cluster = Cluster(gpus=WORLD, max_len=MAX_LEN, tokens=8000)
+    proposal = make_proposal(shipped("llama-7b-a800-80gb"), cluster, np.load(DATA))
+    return proposal.to_json().encode()
+
+
 def stock(served: Served) -> Stocked:
-    """Upload lengths and have a proposal made."""
+    """Upload lengths and a proposal."""
     reply = served.ask("POST", "/v1/lengths", DATA.read_bytes())
     assert reply.status == 201, reply
-    lengths = reply.json["id"]
-    asked = {"profile": "llama-7b-a800-80gb", "lengths": lengths, "gpus": WORLD}
-    proposal = served.proposal({**asked, "max_len": MAX_LEN, "tokens": 8000})
-    return Stocked(served, lengths, proposal)
+    proposal = served.ok("POST", "/v1/proposals/documents", _document())["id"]
+    return Stocked(served, reply.json["id"], proposal)
 
 
 def deliver(asked: Served, told: Served, first: int, last: int) -> list[str]:

@@ -32,15 +32,13 @@ def _settled(stocked: Stocked, asked: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("gpus", "options", "fields"),
     [
-        (8, [], {}),
         (
-            16,
+            8,
             ["--exchange-ms", "published", "--overlap", "0.25", "--seed", "3"],
             {"exchange_ms": "published", "overlap": 0.25, "seed": 3},
         ),
-        (8, ["--exchange-ms", "10"], {"exchange_ms": 10}),
         (
-            8,
+            4,
             ["--exchange-ms", "10,90.5", "--optimizer-shards", "4", "--include-flagged"],
             {"exchange_ms": [10, 90.5], "optimizer_shards": 4, "include_flagged": True},
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from select import select
@@ -29,13 +30,22 @@ GOLDEN = [
 ]
 
 
-@pytest.fixture
-def planned(tmp_path: Path) -> Iterator[tuple[Store, list[Plan]]]:
-    """The store of a service that has planned a job and ended."""
-    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Plan]]:
+    """The store that a service left which planned a job, and the plans."""
+    folder = tmp_path_factory.mktemp("left")
+    with serving("--store", folder / "s.db", "--port", 0) as served:
         job = stock(served).job("job", STEPS, look_ahead=STEPS)
         plans = [plan_of(served, job, step) for step in range(STEPS)]
-    store = Store(str(tmp_path / "s.db"))
+    return folder, plans
+
+
+@pytest.fixture
+def planned(left: tuple[Path, list[Plan]], tmp_path: Path) -> Iterator[tuple[Store, list[Plan]]]:
+    """A copy of that store, open."""
+    folder, plans = left
+    shutil.copytree(folder, tmp_path / "copy")
+    store = Store(str(tmp_path / "copy" / "s.db"))
     yield store, plans
     store.close()
 

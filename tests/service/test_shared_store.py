@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from service_process import COMMAND, Served, serving
-from stocked_service import DATA, deliver, stock
+from stocked_service import DATA, WORLD, deliver, stock
 
 STEPS = 12
 
@@ -58,11 +58,12 @@ def test_two_services_share_a_job(postgresql_url: str, tmp_path: Path) -> None:
 def test_proposals_are_made_by_one(postgresql_url: str, tmp_path: Path) -> None:
     shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
     with serving(*shared) as one, serving(*shared) as other:
-        stocked = stock(one)
-        proposal = other.ok("GET", f"/v1/proposals/{stocked.proposal}")
-        assert proposal["state"] == "ready"
+        lengths = one.ok("POST", "/v1/lengths", DATA.read_bytes())["id"]
+        asked = {"profile": "llama-7b-a800-80gb", "lengths": lengths, "gpus": WORLD}
+        key = one.proposal({**asked, "max_len": 4096, "tokens": 8000})
+        assert other.ok("GET", f"/v1/proposals/{key}")["state"] == "ready"
         # A job that is begun at one is soon seen by the other, though it plans nothing of it.
-        other.ok("POST", "/v1/jobs", {"id": "j", "proposal": stocked.proposal})
+        other.ok("POST", "/v1/jobs", {"id": "j", "proposal": key})
         batch = {"step": 0, "ids": [5], "lengths": [100]}
         one.ok("POST", "/v1/jobs/j/batches", {"batches": [batch]})
         reply = one.ask("GET", "/v1/jobs/j/plans/0?wait=60")

@@ -35,23 +35,29 @@ class PlanSummary:
     measurable: tuple[Measurable, ...]
 
     @classmethod
-    def of(cls, line: str, schemes: dict[tuple[int, ...], Scheme]) -> PlanSummary:
+    def of_line(cls, line: str, schemes: dict[tuple[int, ...], Scheme]) -> PlanSummary:
         """Of a plan's JSON, which was checked when it was kept: it is not checked again.
 
         ``schemes``: those known by their degrees, one object for all summaries.
         """
         fields = json.loads(line)
-        plan = _without_sequences(fields, schemes)
+        return cls.of(_without_sequences(fields, schemes), len(fields["sequences"]["ids"]))
+
+    @classmethod
+    def of(cls, plan: Plan, sequences: int) -> PlanSummary:
+        """Of a plan of so many sequences, whether it still holds them or not."""
         strategy = Strategy.of(Counter(pipeline.scheme for pipeline in plan.pipelines))
         return cls(
             plan.predicted_ms,
             plan.lower_bound_ms,
             plan.gap,
             plan.tokens,
-            len(fields["sequences"]["ids"]),
+            sequences,
             str(strategy),
             sum(1 for pipeline in plan.pipelines if pipeline.micro_batches),
-            tuple(replace(each, ranks=_compact(each.ranks)) for each in measurable(plan)),
+            tuple(
+                replace(each, ranks=_compact(each.ranks), lengths=()) for each in measurable(plan)
+            ),
         )
 
 
@@ -63,6 +69,11 @@ class PlanSummaries:
         self._known: OrderedDict[str, PlanSummary] = OrderedDict()
         self._schemes: dict[tuple[int, ...], Scheme] = {}
         self._lock = threading.Lock()
+
+    def keep(self, digest: str, summary: PlanSummary) -> None:
+        """Of a plan that is at hand, so that it need not be read again."""
+        with self._lock:
+            self._keep(digest, summary)
 
     def of(
         self, digests: Mapping[int, str], lines: Callable[[Iterable[int]], Mapping[int, str]]
@@ -80,13 +91,17 @@ class PlanSummaries:
         missing = [step for step in digests if step not in found]
         read = lines(missing) if missing else {}
         for step, line in read.items():
-            found[step] = PlanSummary.of(line, self._schemes)
+            found[step] = PlanSummary.of_line(line, self._schemes)
         with self._lock:
             for step in read:
-                self._known[digests[step]] = found[step]
-            while len(self._known) > self._kept:
-                self._known.popitem(last=False)
+                self._keep(digests[step], found[step])
         return found
+
+    def _keep(self, digest: str, summary: PlanSummary) -> None:
+        self._known[digest] = summary
+        self._known.move_to_end(digest)
+        while len(self._known) > self._kept:
+            self._known.popitem(last=False)
 
 
 def _without_sequences(fields: dict[str, Any], schemes: dict[tuple[int, ...], Scheme]) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from seqplan.api.plan_summaries import PlanSummary
 from seqplan.api.store.jobs import StoredPlan
 from seqplan.plans.codec import from_json
 from seqplan.plans.plan import Plan
@@ -20,7 +21,9 @@ class ReadyPlan:
         self.step = stored.step
         self.digest = stored.digest
         self.line = stored.line.encode()
-        self.views = views_json(plan or from_json(stored.line), digest=stored.digest)
+        plan = plan or from_json(stored.line)
+        self.views = views_json(plan, digest=stored.digest)
+        self.summary = PlanSummary.of(plan, len(plan.ids))
         self.size = len(self.line) + sum(map(len, self.views))
         """Bytes that it keeps in memory."""
 

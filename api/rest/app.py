@@ -35,7 +35,7 @@ def make_app(service: Service) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.board = Board(service)
+        app.state.board = Board(service, summaries)
         app.state.acks = AckQueue(service)
         service.start()
         try:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 
 from starlette.concurrency import run_in_threadpool
 
+from seqplan.api.plan_summaries import PlanSummaries
 from seqplan.api.ready_plan import ReadyPlan
 from seqplan.api.rest.continuing import before_first_step
 from seqplan.api.rest.problems import Problem, not_found
@@ -21,8 +22,9 @@ _KEPT_BYTES = 256 << 20
 class Board:
     """Waits on the event loop for what the planning threads publish."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, summaries: PlanSummaries) -> None:
         self._service = service
+        self._summaries = summaries
         self._events: dict[str, asyncio.Event] = {}
         self._ready: OrderedDict[tuple[str, int], ReadyPlan] = OrderedDict()
         self._bytes = 0
@@ -39,6 +41,7 @@ class Board:
     def _published(self, job: str, ready: ReadyPlan | None) -> None:
         if ready is not None:
             self._keep((job, ready.step), ready)
+            self._summaries.keep(ready.digest, ready.summary)
         self.wake(job)
 
     def _removed_from_thread(self, job: str | None) -> None:

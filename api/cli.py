@@ -43,8 +43,10 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    """The parser of all verbs, with option defaults taken from ``SEQPLAN_*`` variables."""
+def build_parser(
+    environment: Mapping[str, str], verbs: Sequence[str] = VERBS
+) -> argparse.ArgumentParser:
+    """The parser of these verbs, with option defaults taken from ``SEQPLAN_*`` variables."""
     parser = _Parser(
         prog="seqplan",
         description="Execution plans for training Transformers on variable-length sequences.",
@@ -52,22 +54,25 @@ def build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"seqplan {VERSION}")
-    verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
-    for verb in VERBS:
+    commands = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
+    for verb in verbs:
         module = importlib.import_module(f"seqplan.api.{verb.replace('-', '_')}_command")
-        command = module.add_parser(verbs)
+        command = module.add_parser(commands)
         apply_environment(command, environment)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; every error is one line on stderr."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # A verb needs only its own modules; help and what is misspelt need all.
+    verbs = arguments[:1] if arguments and arguments[0] in VERBS else VERBS
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an encoding without × or ║ is no failure
     try:
         with _termination_as_exit():
-            args = build_parser(os.environ).parse_args(arguments)
+            args = build_parser(os.environ, verbs).parse_args(arguments)
             args.settle(args)
             code: int = args.run(args)
             sys.stdout.flush()

@@ -16,7 +16,7 @@ from random_plans import random_plan
 from seqplan.plans.codec import to_json
 
 TRAINER = Path(__file__).parents[2] / "examples" / "train.py"
-RANKS, STEPS = 3, 12
+RANKS, STEPS = 2, 12
 
 
 def started(plans: Path, checkpoints: Path) -> list[subprocess.Popen[str]]:

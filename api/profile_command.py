@@ -75,7 +75,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--measured-layers", metavar="K", type=positive, default=2, help="layers that are run"
     )
     parser.add_argument(
-        "--repeats", metavar="N", type=positive, default=25, help="of a point at most; default 25"
+        "--repeats", metavar="N", type=positive, default=25, help="of a point, at most; default 25"
     )
     parser.add_argument("--checkpointing", choices=("none", "mlp", "full"), default="none")
     add_cluster(parser, required=False)

@@ -33,9 +33,11 @@ from seqplan.runtime.peers import Peers
 from seqplan.runtime.unified_attention import attention_context
 
 WARM_UP = 2
-LEAST_REPEATS, MOST_REPEATS = 5, 25
-ENOUGH_S = 0.75
-"""A point is repeated until it has taken this long, within the limits above."""
+"""Runs of a point that are not counted, in its first round; in later ones a single one is not."""
+
+LEAST_REPEATS, MOST_REPEATS = 2, 9
+ENOUGH_S = 0.25
+"""A point is repeated until it has taken this long in a round, within the limits above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,7 @@ class Bench:
     """What is measured on: ``layers`` of the model are run; groups are None on a single rank.
 
     ``tensor_ranks``: this rank's tp group for each degree above 1; ``allocator``: read for the peak
-    of every micro-batch, None where only what autograd keeps is counted; ``repeats``: how often a
-    point is repeated at most.
+    of every micro-batch, None where only what autograd keeps is counted.
     """
 
     config: ModelConfig
@@ -57,7 +58,6 @@ class Bench:
     control_group: dist.ProcessGroup | None = None
     tensor_ranks: Mapping[int, TensorRanks] = field(default_factory=dict)
     allocator: Allocator | None = None
-    repeats: int = MOST_REPEATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,12 @@ class Measurer:
         self._stages: dict[int, Stage] = {}
         """By tp degree, made when first needed."""
 
-    def measure(self, scheme: Scheme, point: Point) -> Sample:
-        """One sample; out of memory on any rank is a sample too.
+    def measure(
+        self, scheme: Scheme, point: Point, *, turn: int = 0, repeats: int = MOST_REPEATS
+    ) -> Sample:
+        """One sample, repeated at most ``repeats`` times; out of memory on any rank is one too.
+
+        ``turn``: the round that it belongs to.
 
         Everything runs once, without transfers between stages, before ranks agree that it fits:
         a last stage that its logits do not fit leaves no other stage waiting. Ranks of one stage
@@ -99,16 +103,19 @@ class Measurer:
         except torch.OutOfMemoryError:
             work = None
         if self._largest(float(memory is None)) or memory is None:
-            return self._oom(scheme, point)
+            return self._oom(scheme, point, turn)
         sample = None
         try:
-            layers_ms, forward_ms = self._times(None if work is None else work.layers)
-            ends_ms, _ = self._times(None if work is None else work.ends)
+            warm_up = 1 if turn else WARM_UP
+            layers = None if work is None else work.layers
+            layers_ms, forward_ms = self._times(layers, warm_up, repeats)
+            ends_ms, _ = self._times(None if work is None else work.ends, warm_up, repeats)
             peaks = self._bench.allocator is not None
             sample = Sample(
                 scheme=scheme,
                 role=point.role,
                 lengths=point.lengths,
+                turn=turn,
                 layers=self._bench.layers,
                 layers_ms=layers_ms,
                 ends_ms=ends_ms,
@@ -121,15 +128,18 @@ class Measurer:
         except torch.OutOfMemoryError:
             sample = None
         if self._largest(float(sample is None)) or sample is None:
-            return self._oom(scheme, point)
+            return self._oom(scheme, point, turn)
         return sample
 
-    def _oom(self, scheme: Scheme, point: Point) -> Sample:
+    def _oom(self, scheme: Scheme, point: Point, turn: int) -> Sample:
         if self._bench.device.type == "cuda":
             torch.cuda.empty_cache()
         none: tuple[float, ...] = ()
         layers = self._bench.layers
-        return Sample(scheme, point.role, point.lengths, layers, none, none, none, 0, 0, oom=True)
+        lengths = point.lengths
+        return Sample(
+            *(scheme, point.role, lengths, layers, none, none, none, 0, 0), oom=True, turn=turn
+        )
 
     def _work(self, scheme: Scheme, lengths: Sequence[int]) -> _Work | None:
         """None on a rank that the scheme leaves over."""
@@ -160,13 +170,14 @@ class Measurer:
             self._stages[tp] = Stage(bench.config, bench.layers, ranks, bench.device, bench.dtype)
         return self._stages[tp]
 
-    def _times(self, call: Call | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def _times(
+        self, call: Call | None, warm_up: int, most: int
+    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Milliseconds of forward and backward, and of forward, of the slowest rank each time."""
-        for _ in range(WARM_UP):
+        for _ in range(warm_up):
             took, _ = self._once(call)
         # On every rank the same number, from the time that the slowest rank sees.
         first_s = self._largest(took) / 1e3
-        most = self._bench.repeats
         enough = ENOUGH_S / max(first_s, 1e-9)
         repeats = int(np.clip(enough, min(LEAST_REPEATS, most), most))
         pairs = self._slowest([self._once(call) for _ in range(repeats)])

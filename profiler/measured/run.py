@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from seqplan.profiler.measured.accounting import CudaAllocator
 from seqplan.profiler.measured.design import Point
 from seqplan.profiler.measured.device import device_name
 from seqplan.profiler.measured.measurer import Bench, Measurer
-from seqplan.profiler.measured.samples import Sample, SampleFile, Setting
+from seqplan.profiler.measured.samples import Sample, SampleFile, Setting, pooled
 from seqplan.profiler.measured.tensor_parallel import TensorRanks, tensor_ranks
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.model import ModelConfig
@@ -25,7 +26,7 @@ from seqplan.runtime.model import ModelConfig
 class Task:
     """What to measure on which device; ``layers`` of the model are run.
 
-    ``repeats``: of each point, at most.
+    ``repeats``: of each point, at most, over all rounds.
     """
 
     config: ModelConfig
@@ -36,6 +37,9 @@ class Task:
     points: tuple[Point, ...]
     repeats: int
 
+
+ROUNDS = 3
+"""Times that the whole design is gone through; see ``pooled``."""
 
 Report = Callable[[int, int, float, Sample], None]
 """Done, of how many, seconds left by estimate, the newest sample; called on rank 0 only."""
@@ -66,7 +70,7 @@ def setting_of(task: Task, device: torch.device) -> Setting:
 def measure(
     task: Task, path: Path, rank: int, world_size: int, report: Report | None = None
 ) -> tuple[Setting, Sequence[Sample]]:
-    """Measure what the file of samples lacks; the setting and all samples, on rank 0.
+    """Measure what the file of samples lacks; the setting and all samples, pooled, on rank 0.
 
     Longer micro-batches of a scheme that has run out of memory are not tried. ``SampleError`` on
     rank 0 for a file of another setting; other ranks have no samples to return.
@@ -80,14 +84,20 @@ def measure(
     groups = Communicators.create() if world_size > 1 else None
     setting = setting_of(task, device)
     file = SampleFile(path, setting) if rank == 0 else None
-    wanted = [(scheme, point) for point in task.points for scheme in task.schemes]
+    rounds = min(ROUNDS, task.repeats)
+    wanted = [
+        (turn, scheme, point)
+        for turn in range(rounds)
+        for point in task.points
+        for scheme in task.schemes
+    ]
     todo = _agreed(
         None
         if file is None
         else [
             index
-            for index, (scheme, point) in enumerate(wanted)
-            if not file.has(scheme, point.role, point.lengths)
+            for index, (turn, scheme, point) in enumerate(wanted)
+            if not file.has(scheme, point.role, point.lengths, turn)
         ],
         groups,
     )
@@ -102,26 +112,26 @@ def measure(
         control_group=None if groups is None else groups.control,
         tensor_ranks=_tensor_ranks(task.schemes, rank, world_size),
         allocator=None if local is None else CudaAllocator(local),
-        repeats=task.repeats,
     )
     measurer = Measurer(bench)
-    full: set[Scheme] = set()
-    weights = [_weight(wanted[index][1], wanted[index][0]) for index in todo]
+    fits: dict[Scheme, float] = {}  # fewer tokens than these
+    weights = [_weight(point, scheme) for _, scheme, point in (wanted[index] for index in todo)]
     started, done = time.monotonic(), 0.0
     for count, index in enumerate(todo):
-        scheme, point = wanted[index]
+        turn, scheme, point = wanted[index]
         done += weights[count]
-        if scheme in full:
+        if sum(point.lengths) >= fits.get(scheme, inf):
             continue
-        sample = measurer.measure(scheme, point)
+        repeats = task.repeats * (turn + 1) // rounds - task.repeats * turn // rounds
+        sample = measurer.measure(scheme, point, turn=turn, repeats=repeats)
         if sample.oom:
-            full.add(scheme)
+            fits[scheme] = sum(point.lengths)
         if file is not None:
             file.add(sample)
             if report is not None:
                 left = (time.monotonic() - started) * (sum(weights) / done - 1)
                 report(count + 1, len(todo), left, sample)
-    return setting, () if file is None else tuple(file.samples)
+    return setting, () if file is None else tuple(pooled(file.samples))
 
 
 def _tensor_ranks(schemes: Sequence[Scheme], rank: int, world_size: int) -> dict[int, TensorRanks]:

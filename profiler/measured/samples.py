@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -50,6 +50,8 @@ class Sample:
 
     ``layers_peak_bytes`` and ``ends_peak_bytes``: the device allocator's peak while either ran,
     above parameters and gradients; None where the device has none that is read.
+
+    ``turn``: which round of a run over all micro-batches it is of; see ``pooled``.
     """
 
     scheme: Scheme
@@ -64,6 +66,7 @@ class Sample:
     oom: bool = False
     layers_peak_bytes: int | None = None
     ends_peak_bytes: int | None = None
+    turn: int = 0
 
     @property
     def tokens(self) -> int:
@@ -115,10 +118,10 @@ class SampleFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._append({"format": FORMAT, **_setting_fields(setting)})
 
-    def has(self, scheme: Scheme, role: Role, lengths: tuple[int, ...]) -> bool:
-        """Whether this micro-batch has been measured."""
+    def has(self, scheme: Scheme, role: Role, lengths: tuple[int, ...], turn: int) -> bool:
+        """Whether this micro-batch has been measured in this round."""
         return any(
-            (each.scheme, each.role, each.lengths) == (scheme, role, lengths)
+            (each.scheme, each.role, each.lengths, each.turn) == (scheme, role, lengths, turn)
             for each in self.samples
         )
 
@@ -161,8 +164,43 @@ def read_samples(path: Path) -> tuple[Setting, list[Sample]]:
     return setting, samples
 
 
+def pooled(samples: Iterable[Sample]) -> list[Sample]:
+    """One sample of each micro-batch, with the repetitions of all its rounds and runs.
+
+    What disturbs the device for a while disturbs a few repetitions of many micro-batches then,
+    which their medians do not show, and not all repetitions of some. Out of memory once is out of
+    memory.
+    """
+    together: dict[tuple[Scheme, Role, tuple[int, ...], int], list[Sample]] = {}
+    for each in samples:
+        key = (each.scheme, each.role, each.lengths, each.layers)
+        together.setdefault(key, []).append(each)
+    return [
+        next((each for each in same if each.oom), None) or _pooled(same)
+        for same in together.values()
+    ]
+
+
+def _pooled(same: list[Sample]) -> Sample:
+    def largest(values: Iterable[int | None]) -> int | None:
+        return max((value for value in values if value is not None), default=None)
+
+    return replace(
+        same[0],
+        turn=0,
+        layers_ms=tuple(ms for each in same for ms in each.layers_ms),
+        ends_ms=tuple(ms for each in same for ms in each.ends_ms),
+        forward_ms=tuple(ms for each in same for ms in each.forward_ms),
+        saved_bytes=max(each.saved_bytes for each in same),
+        layers_saved_bytes=max(each.layers_saved_bytes for each in same),
+        layers_peak_bytes=largest(each.layers_peak_bytes for each in same),
+        ends_peak_bytes=largest(each.ends_peak_bytes for each in same),
+    )
+
+
 def merged(files: list[Path]) -> tuple[Setting, list[Sample]]:
-    """The samples of several runs; ``SampleError`` where device, dtype or model differ."""
+    """The samples of several runs, ``pooled``; ``SampleError`` where device, dtype or model
+    differ."""
     if not files:
         raise SampleError("no files of samples to merge")
     setting, samples = read_samples(files[0])
@@ -170,7 +208,7 @@ def merged(files: list[Path]) -> tuple[Setting, list[Sample]]:
         other, more = read_samples(path)
         _same_setting(other, setting, str(path))
         samples += more
-    return setting, samples
+    return setting, pooled(samples)
 
 
 def _same_setting(found: Setting, wanted: Setting, origin: str) -> None:
@@ -221,6 +259,7 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
         "oom": sample.oom,
         "layers_peak_bytes": sample.layers_peak_bytes,
         "ends_peak_bytes": sample.ends_peak_bytes,
+        "turn": sample.turn,
     }
 
 
@@ -239,4 +278,5 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
         # Files written before these were measured do not have them.
         layers_peak_bytes=fields.get("layers_peak_bytes"),
         ends_peak_bytes=fields.get("ends_peak_bytes"),
+        turn=fields.get("turn", 0),
     )

@@ -23,6 +23,7 @@ from seqplan.profiler.measured.samples import (
     SampleFile,
     Setting,
     merged,
+    pooled,
     read_samples,
 )
 from seqplan.profiler.profile import Profile
@@ -63,8 +64,44 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         file.add(each)
     assert read_samples(path) == (SETTING, file.samples)
     again = SampleFile(path, SETTING)
-    assert again.has(Scheme(), "fit", (64,))
-    assert not again.has(Scheme(1, 1, 2, 1), "fit", (64,))
+    assert again.has(Scheme(), "fit", (64,), 0)
+    assert not again.has(Scheme(1, 1, 2, 1), "fit", (64,), 0)
+    assert not again.has(Scheme(), "fit", (64,), 1)
+    later = replace(file.samples[0], turn=1)
+    again.add(later)
+    assert again.has(Scheme(), "fit", (64,), 1)
+    assert read_samples(path)[1][-1] == later
+
+
+def test_what_disturbs_the_device_for_a_while_does_not_bend_the_curve() -> None:
+    """Every round's repetitions count together; one that was slow throughout shows as spread."""
+    calm = samples(Scheme())
+    slow = [
+        replace(each, turn=1, layers_ms=tuple(1.6 * ms for ms in each.layers_ms)) for each in calm
+    ]
+    found = pooled([*calm, *slow, *(replace(each, turn=2) for each in calm)])
+    assert [(each.role, each.lengths, each.turn) for each in found] == [
+        (each.role, each.lengths, 0) for each in calm
+    ]
+    for each, alone in zip(found, calm, strict=True):
+        assert len(each.layers_ms) == len(each.ends_ms) == len(each.forward_ms) == 9
+        assert each.whole_ms(8) == pytest.approx(alone.whole_ms(8), rel=0.011)
+        assert each.spread > 0.1
+        assert each.saved_bytes == alone.saved_bytes
+    assert pooled(calm) == calm
+
+
+def test_out_of_memory_in_one_round_is_out_of_memory() -> None:
+    fits = sample(Scheme(), "fit", (64,))
+    full = replace(fits, turn=1, layers_ms=(), ends_ms=(), forward_ms=(), oom=True)
+    other = replace(fits, layers=4)  # measured with other layers: not the same
+    assert pooled([fits, full, other]) == [full, other]
+
+
+def test_peaks_of_all_rounds_are_kept_where_they_are_read() -> None:
+    one = replace(sample(Scheme(), "fit", (64,)), layers_peak_bytes=5, ends_peak_bytes=9)
+    (found,) = pooled([one, replace(one, turn=1, layers_peak_bytes=7, ends_peak_bytes=3)])
+    assert (found.layers_peak_bytes, found.ends_peak_bytes) == (7, 9)
 
 
 def test_a_line_cut_off_by_a_kill_is_dropped_and_written_anew(tmp_path: Path) -> None:

@@ -89,17 +89,17 @@ class Measurer:
     ) -> Sample:
         """One sample, repeated at most ``repeats`` times; out of memory on any rank is one too.
 
-        ``turn``: the round that it belongs to.
+        ``turn``: the round that it belongs to; memory is that of the first, and 0 bytes later.
 
-        Everything runs once, without transfers between stages, before ranks agree that it fits:
-        a last stage that its logits do not fit leaves no other stage waiting. Ranks of one stage
-        hold almost the same; where only some of them run out of memory, the others wait until the
-        groups' timeout.
+        In the first round everything runs once, without transfers between stages, before ranks
+        agree that it fits: a last stage that its logits do not fit leaves no other stage waiting.
+        Ranks of one stage hold almost the same; where only some of them run out of memory, the
+        others wait until the groups' timeout.
         """
         work, memory = None, None
         try:
             work = self._work(scheme, point.lengths)
-            memory = _Memory.of(work, self._bench)
+            memory = _Memory() if turn else _Memory.of(work, self._bench)
         except torch.OutOfMemoryError:
             work = None
         if self._largest(float(memory is None)) or memory is None:

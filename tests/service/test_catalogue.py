@@ -33,7 +33,7 @@ def _settled(stocked: Stocked, asked: dict[str, Any]) -> dict[str, Any]:
     ("gpus", "options", "fields"),
     [
         (
-            8,
+            4,
             ["--exchange-ms", "published", "--overlap", "0.25", "--seed", "3"],
             {"exchange_ms": "published", "overlap": 0.25, "seed": 3},
         ),
@@ -42,7 +42,7 @@ def _settled(stocked: Stocked, asked: dict[str, Any]) -> dict[str, Any]:
             ["--exchange-ms", "10,90.5", "--optimizer-shards", "4", "--include-flagged"],
             {"exchange_ms": [10, 90.5], "optimizer_shards": 4, "include_flagged": True},
         ),
-        (8, ["--method", "eq4", "--tokens", "20000"], {"method": "eq4", "tokens": 20000}),
+        (4, ["--method", "eq4", "--tokens", "20000"], {"method": "eq4", "tokens": 20000}),
     ],
 )
 def test_the_same_document_as_from_the_command_line(

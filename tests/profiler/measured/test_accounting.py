@@ -15,6 +15,7 @@ from seqplan.profiler.analytic.models import ModelSizes
 from seqplan.profiler.measured.accounting import SavedBytes, peak_bytes, saved_bytes
 from seqplan.profiler.measured.design import Point
 from seqplan.profiler.measured.measurer import Bench, Measurer
+from seqplan.profiler.measured.samples import pooled
 from seqplan.profiler.measured.stage import Call, Neighbours, Stage
 from seqplan.profiler.measured.tensor_parallel import TensorRanks
 from seqplan.runtime.model import CHECKPOINTING, ModelConfig
@@ -80,14 +81,19 @@ def test_a_layer_that_is_computed_again_counts_once() -> None:
     """Full checkpointing keeps inputs, and while backward runs, all of one layer."""
     whole, ends = kept("none", 1, fake=True, dtype=torch.float32)
     config = ModelConfig(**SIZES, checkpointing="full")
-    sample = Measurer(Bench(config, 3, CPU, torch.float32, 0, 1)).measure(
-        Scheme(), Point("fit", (TOKENS,))
-    )
+    measurer, point = Measurer(Bench(config, 3, CPU, torch.float32, 0, 1)), Point("fit", (TOKENS,))
+    sample = measurer.measure(Scheme(), point, repeats=3)
     inputs = 4 * SIZES["hidden"]
     assert sample.layers_saved_bytes / TOKENS == pytest.approx(3 * inputs, rel=0.01)
     more = (sample.saved_bytes - sample.layers_saved_bytes) / TOKENS
     assert more == pytest.approx(ends + whole - inputs, rel=0.01)
     assert sample.layers_peak_bytes is None
+    # Bytes are counted once, times in every round.
+    later = measurer.measure(Scheme(), point, turn=1, repeats=1)
+    assert (later.turn, later.saved_bytes, len(later.layers_ms)) == (1, 0, 1)
+    (both,) = pooled([sample, later])
+    assert both.saved_bytes == sample.saved_bytes
+    assert len(both.layers_ms) == len(sample.layers_ms) + 1
 
 
 def test_a_storage_counts_once_and_parameters_not() -> None:

@@ -147,7 +147,7 @@ def lengths(tmp_path: Path) -> Path:
 def call(lengths: Path, *more: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     arguments = ["compare", "--profile", "llama-7b-a800-80gb", "--gpus", "8", "--lengths"]
-    arguments += [str(lengths), "--max-len", "16384", "--tokens", "50000", "--steps", "2", *more]
+    arguments += [str(lengths), "--max-len", "16384", "--tokens", "20000", "--steps", "2", *more]
     with redirect_stdout(out), redirect_stderr(err):
         try:
             code = main(arguments)

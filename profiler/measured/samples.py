@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -74,12 +74,14 @@ class Sample:
         return sum(self.lengths)
 
     def whole_ms(self, layers: int) -> float:
-        """Median time of one stage of a model of ``layers`` layers, the last and slowest.
+        """Time of one stage of a model of ``layers`` layers, the last and slowest.
 
+        Of the repetitions the lower quartile: what disturbs a device only ever adds time, and may
+        do so for most of them, while the fastest alone may be luck.
         The ends and the transfers between stages once, the layers to scale: layers/pp of them.
         """
         share = layers / (self.layers * self.scheme.pp)
-        return median(self.layers_ms) * share + median(self.ends_ms)
+        return _lower_quartile(self.layers_ms) * share + _lower_quartile(self.ends_ms)
 
     def whole_bytes(self, layers: int) -> float:
         """Bytes that a micro-batch takes on the fullest rank of a model of ``layers`` layers.
@@ -100,6 +102,10 @@ class Sample:
         ordered = sorted(self.layers_ms)
         quarter = len(ordered) // 4
         return (ordered[-1 - quarter] - ordered[quarter]) / median(ordered)
+
+
+def _lower_quartile(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 4]
 
 
 class SampleFile:
@@ -167,9 +173,8 @@ def read_samples(path: Path) -> tuple[Setting, list[Sample]]:
 def pooled(samples: Iterable[Sample]) -> list[Sample]:
     """One sample of each micro-batch, with the repetitions of all its rounds and runs.
 
-    What disturbs the device for a while disturbs a few repetitions of many micro-batches then,
-    which their medians do not show, and not all repetitions of some. Out of memory once is out of
-    memory.
+    What disturbs the device for a while disturbs a few repetitions of many micro-batches then, and
+    not all repetitions of some. Out of memory once is out of memory.
     """
     together: dict[tuple[Scheme, Role, tuple[int, ...], int], list[Sample]] = {}
     for each in samples:

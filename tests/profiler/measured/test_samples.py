@@ -41,7 +41,7 @@ def sample(scheme: Scheme, role: str, lengths: tuple[int, ...]) -> Sample:
         role=role,  # type: ignore[arg-type]
         lengths=lengths,
         layers=2,
-        layers_ms=((work + 1.0) / 4, (work + 1.0) / 4 * 1.01, (work + 1.0) / 4 * 0.99),
+        layers_ms=((work + 1.0) / 4, (work + 1.0) / 4 * 1.01, (work + 1.0) / 4),
         ends_ms=(1e-9,) * 3,
         forward_ms=((work + 1.0) / 12,) * 3,
         saved_bytes=tokens * 250 // scheme.sp,

@@ -213,6 +213,8 @@ def merged(files: list[Path]) -> tuple[Setting, list[Sample]]:
         other, more = read_samples(path)
         _same_setting(other, setting, str(path))
         samples += more
+    if not samples:
+        raise SampleError(f"{', '.join(map(str, files))}: nothing was measured; measure again")
     return setting, pooled(samples)
 
 
@@ -269,6 +271,11 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
 
 
 def _sample(fields: Mapping[str, Any]) -> Sample:
+    for name in ("layers_ms", "ends_ms", "forward_ms"):
+        if not fields["oom"] and not (fields[name] and all(ms > 0 for ms in fields[name])):
+            raise ValueError(f"{name} must be positive times, not {fields[name]}")
+    if type(fields.get("turn", 0)) is not int:
+        raise ValueError(f"turn must be an integer, not {fields['turn']!r}")
     return Sample(
         scheme=Scheme(**fields["scheme"]),
         role=fields["role"],

@@ -129,6 +129,30 @@ def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layers_ms": ()}, "layers_ms must be positive times"),
+        ({"ends_ms": (1.0, 0.0)}, "ends_ms must be positive times"),
+        ({"forward_ms": ("x",)}, "not a sample"),
+        ({"turn": "x"}, "turn must be an integer, not 'x'"),
+    ],
+)
+def test_times_that_cannot_be_are_named(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    file = SampleFile(tmp_path / "s.jsonl", SETTING)
+    file.add(replace(samples(Scheme())[0], **change))  # type: ignore[arg-type]
+    with pytest.raises(SampleError, match=rf"s\.jsonl, line 2: .*{said}"):
+        read_samples(file.path)
+
+
+def test_a_run_that_measured_nothing_makes_no_profile(tmp_path: Path) -> None:
+    SampleFile(tmp_path / "s.jsonl", SETTING)
+    with pytest.raises(SampleError, match=r"s\.jsonl: nothing was measured"):
+        merged([tmp_path / "s.jsonl"])
+
+
+@pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"device": "another"}, "device another, not a device"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from seqplan.planner import process_workers, ray_workers
+from seqplan.planner import process_workers, ray_agent
 from seqplan.planner.batch import Batch
 from seqplan.planner.planned import Planned, plan_one
 from seqplan.planner.process_workers import _serve
@@ -84,11 +84,11 @@ def serve_and_die(pipe: Connection, proposal: str, seed: int, packing: str) -> N
 
 def drive_and_die(*arguments: Any) -> None:
     """The life of an agent whose actors plan with ``plan_or_die``."""
-    ray_workers._RayActor = DeadlyActor  # type: ignore[misc]
-    ray_workers._drive(*arguments)
+    ray_agent.PlanningActor = DeadlyActor  # type: ignore[misc]
+    ray_agent.drive(*arguments)
 
 
-class DeadlyActor(ray_workers._RayActor):
+class DeadlyActor(ray_agent.PlanningActor):
     """Dies of one sequence; the cluster's nodes have this module on their path."""
 
     def plan(self, batch: Batch) -> Planned | Exception:

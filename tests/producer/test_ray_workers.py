@@ -19,7 +19,7 @@ import producer_cases
 import pytest
 from producer_cases import dense_proposal, drawn_batches
 
-from seqplan.planner import ray_workers
+from seqplan.planner import ray_agent, ray_workers
 from seqplan.planner.batch import Batch
 from seqplan.planner.planned import Planned
 from seqplan.planner.producer import produce
@@ -94,7 +94,7 @@ def actors() -> list[int]:
                 title = (entry / "cmdline").read_bytes()
             except OSError:
                 continue  # gone meanwhile
-            if title.startswith(b"ray::_RayActor"):
+            if title.startswith(b"ray::PlanningActor"):
                 found.append(int(entry.name))
     return found
 
@@ -173,7 +173,7 @@ def test_what_planning_raises_is_raised_in_its_place(monkeypatch: pytest.MonkeyP
         assert got == [0, 1]
         said.append(str(error))
     assert said[0] == said[1]
-    monkeypatch.setattr(ray_workers, "_drive", producer_cases.drive_and_die)
+    monkeypatch.setattr(ray_workers, "drive", producer_cases.drive_and_die)
     batches[2] = Batch(2, (producer_cases.DEADLY, 5), (100, 200))
     produced = produce(dense_proposal(), batches, workers=2, executor="ray")
     got, error = until_failure(produced)
@@ -237,7 +237,7 @@ def in_session(session: int) -> list[str]:
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "nonsense"])
 def test_a_cluster_that_is_not_there(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ray_workers.RayUnavailable) as caught:
+    with pytest.raises(ray_agent.RayUnavailable) as caught:
         lines(drawn_batches(3), 2)
     assert str(caught.value).startswith(f"cannot use the Ray cluster at {address}: ")
     assert "\n" not in str(caught.value)

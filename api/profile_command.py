@@ -19,7 +19,8 @@ from seqplan.api.terminal import ProgressBar, percent, positive, table
 from seqplan.plans.atomic import atomic_write
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measured.design import FIT_POINTS, design
-from seqplan.profiler.measured.samples import Sample, Setting, merged
+from seqplan.profiler.measured.pooling import merged
+from seqplan.profiler.measured.samples import Sample, Setting
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.validity import ModelShape, scheme_problem
 
@@ -126,7 +127,7 @@ def _measure(args: argparse.Namespace) -> int:
     # From here on torch is needed.
     import torch
 
-    from seqplan.profiler.measured.device import capacity_bytes
+    from seqplan.profiler.measured.device import capacity_bytes, context_bytes
     from seqplan.profiler.measured.run import Task, measure, start_ranks
     from seqplan.runtime.model import ModelConfig
 
@@ -163,7 +164,7 @@ def _measure(args: argparse.Namespace) -> int:
         device = torch.device(args.device)
         shared = 1 if args.device == "cuda" else world_size
         gib = args.capacity_gib or capacity_bytes(device) / shared / 2**30
-        written(args, setting, samples, gib)
+        written(args, setting, samples, gib, context_bytes(device))
     if world_size > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
@@ -171,9 +172,13 @@ def _measure(args: argparse.Namespace) -> int:
 
 
 def written(
-    args: argparse.Namespace, setting: Setting, samples: Any, capacity_gib: float | None
+    args: argparse.Namespace,
+    setting: Setting,
+    samples: Any,
+    capacity_gib: float | None,
+    context: int = 0,
 ) -> None:
-    """Fit, write the profile and print what is known of it."""
+    """Fit, write the profile and print what is known of it; ``context``: bytes in other use."""
     from seqplan.profiler.measured.build import (
         Hardware,
         fit_memory,
@@ -190,12 +195,14 @@ def written(
         print(f"{problem}: left out", file=sys.stderr)
     gpu = setting.device.split(",")[0]
     name = args.name or f"{args.model or 'model'}-{gpu}".lower().replace(" ", "-")
+    gpus_per_node = args.gpus_per_node or GPUS_PER_NODE
+    hardware = Hardware(setting.device, gpus_per_node, capacity_gib * 2**30, float(context))
     today = datetime.now(UTC).date().isoformat()
     command = shlex.join(["seqplan", *sys.argv[1:]])
     document = profile_document(
         setting,
         samples,
-        Hardware(setting.device, args.gpus_per_node or GPUS_PER_NODE, capacity_gib * 2**30),
+        hardware,
         name=name,
         source=f"measured on {setting.device}, {setting.dtype}, {today}: {command}",
     )
@@ -217,7 +224,7 @@ def written(
 
 
 def fit_lines(fits: dict[Scheme, Fit], memory: MemoryFit) -> list[str]:
-    """The fits of all schemes as a table, and the reasons of those that are suspect."""
+    """The fits of all schemes as a table, the reasons of those that are suspect, and notes."""
     header = ("scheme", "a ms/token²", "b ms/token", "c ms", "UtilLen", "in-sample", "held out")
     rows = [
         (
@@ -235,7 +242,9 @@ def fit_lines(fits: dict[Scheme, Fit], memory: MemoryFit) -> list[str]:
     ]
     lines = table((*header, "packed", "verdict"), rows)
     lines.append("errors: median / p90, relative")
-    lines += [f"{scheme}: {each}" for scheme, fit in fits.items() for each in fit.reasons]
+    lines += [
+        f"{scheme}: {each}" for scheme, fit in fits.items() for each in (*fit.reasons, *fit.notes)
+    ]
     counted = "peak of the allocator" if memory.of_allocator else "kept by autograd"
     for tp, per_token in memory.bytes_per_token.items():
         lines.append(f"memory: {per_token:,.0f} bytes a token at tp {tp}, {counted}")

@@ -91,7 +91,7 @@ def _scheme_section(scheme: Scheme, fit: Fit, points: list[_Point]) -> str:
         ident,
         f"Scheme {scheme}",
         sentence,
-        listing(fit.reasons) if fit.reasons else "",
+        listing((*fit.reasons, *fit.notes)) if fit.reasons or fit.notes else "",
         figure(
             f"{ident}-curve",
             "Time of a micro-batch of one sequence",

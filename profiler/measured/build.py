@@ -11,6 +11,7 @@ import numpy as np
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measured.fit import LEAST_LENGTHS, Errors, Fit, Observed, fit_latency
+from seqplan.profiler.measured.pooling import device_spread
 from seqplan.profiler.measured.samples import Sample, SampleError, Setting
 from seqplan.profiler.profile import PROFILE_SCHEMA
 
@@ -71,7 +72,9 @@ def fit_schemes(setting: Setting, samples: Sequence[Sample]) -> dict[Scheme, Fit
             for role in ("fit", "held-out", "packed")
         }
         try:
-            found[scheme] = fit_latency(by_role["fit"], by_role["held-out"], by_role["packed"])
+            found[scheme] = fit_latency(
+                by_role["fit"], by_role["held-out"], by_role["packed"], device_spread(mine)
+            )
         except ValueError as error:
             raise SampleError(f"scheme {scheme}: {error}") from None
     if not found:

@@ -9,12 +9,12 @@ import numpy as np
 
 Role = Literal["fit", "held-out", "packed"]
 
-FIT_POINTS, PACKED_POINTS = 10, 6
+FIT_POINTS, PACKED_FIT_POINTS, PACKED_POINTS = 10, 5, 6
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A micro-batch of ``lengths`` tokens each, and what its time is for."""
+    """A micro-batch of sequences of ``lengths`` tokens, and what its time is for."""
 
     role: Role
     lengths: tuple[int, ...]
@@ -23,9 +23,12 @@ class Point:
 def design(shortest: int, longest: int, *, points: int = FIT_POINTS, seed: int = 0) -> list[Point]:
     """Micro-batches from ``shortest`` to ``longest`` tokens.
 
-    Lengths to fit are a geometric series; those held out lie between them; packed micro-batches
-    have several sequences of such lengths, ``longest`` tokens at most together. The same arguments
-    give the same design. Ordered from cheap to dear, so that an interrupted run has whole curves.
+    Lengths to fit are a geometric series, and those held out lie between them. Packed micro-batches
+    have several sequences of any such lengths, ``longest`` tokens at most together. A few of these
+    are fitted, too, as they are what is planned: kernels are not quite quadratic, and single
+    sequences alone would put all of that into the packed ones. The others judge the fit. The same
+    arguments give the same design. Ordered from cheap to dear, so that an interrupted run has whole
+    curves.
     ``ValueError`` for a range that holds no series.
     """
     if not 1 <= shortest < longest:
@@ -37,16 +40,19 @@ def design(shortest: int, longest: int, *, points: int = FIT_POINTS, seed: int =
     fitted = [Point("fit", (int(length),)) for length in series]
     seen = set(series.tolist())
     held = [Point("held-out", (int(each),)) for each in np.unique(between) if int(each) not in seen]
-    return sorted(
-        [*fitted, *held, *_packed(shortest, longest, seed)], key=lambda point: sum(point.lengths)
-    )
+    packed = [
+        *_packed("packed", PACKED_POINTS, shortest, longest, np.random.default_rng(seed)),
+        *_packed("fit", PACKED_FIT_POINTS, shortest, longest, np.random.default_rng((seed, 1))),
+    ]
+    return sorted([*fitted, *held, *packed], key=lambda point: sum(point.lengths))
 
 
-def _packed(shortest: int, longest: int, seed: int) -> list[Point]:
+def _packed(
+    role: Role, count: int, shortest: int, longest: int, rng: np.random.Generator
+) -> list[Point]:
     """Long-tailed mixtures that fill a growing part of the longest micro-batch."""
-    rng = np.random.default_rng(seed)
     found = []
-    for part in np.linspace(0.25, 1.0, PACKED_POINTS):
+    for part in np.linspace(0.25, 1.0, count):
         room = int(longest * part)
         lengths: list[int] = []
         while room >= shortest and len(lengths) < 64:
@@ -54,5 +60,5 @@ def _packed(shortest: int, longest: int, seed: int) -> list[Point]:
             lengths.append(max(shortest, min(drawn, room)))
             room -= lengths[-1]
         if len(lengths) > 1:
-            found.append(Point("packed", tuple(lengths)))
+            found.append(Point(role, tuple(lengths)))
     return found

@@ -25,6 +25,18 @@ def capacity_bytes(device: torch.device) -> int:
     return kibibytes * 1024
 
 
+def context_bytes(device: torch.device) -> int:
+    """What is taken of the device's memory beside this process's tensors, after measuring.
+
+    The CUDA context, loaded kernels, buffers of collectives, and other processes. On a CPU 0, as
+    ``capacity_bytes`` is not all for one process there.
+    """
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, total - free - torch.cuda.memory_reserved(device))
+
+
 class Clock:
     """Device events on CUDA, the wall elsewhere."""
 

@@ -26,6 +26,9 @@ CONFIDENCE = 0.95
 USABLE_MEDIAN, USABLE_P90, USABLE_SPREAD = 0.05, 0.10, 0.10
 """A fit is usable where its held-out errors and its samples' spread stay below these."""
 
+STEADY_SPREAD = 0.05
+"""A device whose speed varied by more is spoken of."""
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -56,7 +59,9 @@ class Errors:
 class Fit:
     """Coefficients with their 95 % intervals, the errors by kind of sample, and a verdict.
 
-    ``reasons``: why the fit is suspect; empty where it is usable.
+    ``spread``: of a micro-batch's repetitions; ``device_spread``: of the device's speed meanwhile,
+    which times are rescaled by, None where it was not read. ``reasons``: why the fit is suspect;
+    empty where it is usable.
     """
 
     latency: Latency
@@ -65,12 +70,24 @@ class Fit:
     held_out: Errors
     packed: Errors
     spread: float
+    device_spread: float | None
     reasons: tuple[str, ...]
 
     @property
     def verdict(self) -> str:
         """``usable``, or ``suspect``."""
         return "suspect" if self.reasons else "usable"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is worth knowing and no reason against the fit."""
+        if self.device_spread is None or self.device_spread <= STEADY_SPREAD:
+            return ()
+        note = (
+            f"the device's speed varied by {self.device_spread:.0%} (quartiles), as it is shared "
+            "or throttles: times are rescaled to its usual speed"
+        )
+        return (note,)
 
     def document(self) -> dict[str, Any]:
         """The fit as a profile keeps it beside the coefficients."""
@@ -80,8 +97,10 @@ class Fit:
             "held_out": asdict(self.held_out),
             "packed": asdict(self.packed),
             "spread": self.spread,
+            "device_spread": self.device_spread,
             "verdict": self.verdict,
             "reasons": list(self.reasons),
+            "notes": list(self.notes),
         }
 
 
@@ -99,7 +118,10 @@ class Observed:
 
 
 def fit_latency(
-    fitted: Sequence[Observed], held_out: Sequence[Observed], packed: Sequence[Observed]
+    fitted: Sequence[Observed],
+    held_out: Sequence[Observed],
+    packed: Sequence[Observed],
+    device_spread: float | None = None,
 ) -> Fit:
     """Fit to ``fitted`` only; the others are judged by it.
 
@@ -143,6 +165,7 @@ def fit_latency(
         held_out=held,
         packed=pack,
         spread=spread,
+        device_spread=device_spread,
         reasons=_reasons(held, pack, spread),
     )
 

@@ -7,12 +7,17 @@ micro-batch's time is that of its slowest rank.
 
 A few layers stand for all: their time is multiplied. Embedding, head and loss are measured once by
 themselves, each on the stage that has it, with what a pipeline's stages send to each other.
+
+Before and after each repetition every rank reads how fast its device is just then; see
+``steadied``. Alone on a CPU it does so between forward and backward, too. Elsewhere that would be
+felt: a CUDA device's host could not run ahead, and other ranks would wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import mean
 
 import numpy as np
 import torch
@@ -28,6 +33,7 @@ from seqplan.profiler.measured.device import Clock
 from seqplan.profiler.measured.samples import Sample
 from seqplan.profiler.measured.stage import Call, Neighbours, Stage, with_transfers
 from seqplan.profiler.measured.tensor_parallel import TensorRanks
+from seqplan.profiler.measured.yardstick import Yardstick
 from seqplan.runtime.model import ModelConfig
 from seqplan.runtime.peers import Peers
 from seqplan.runtime.unified_attention import attention_context
@@ -35,7 +41,7 @@ from seqplan.runtime.unified_attention import attention_context
 WARM_UP = 2
 """Runs of a point that are not counted, in its first round; in later ones a single one is not."""
 
-LEAST_REPEATS, MOST_REPEATS = 2, 9
+LEAST_REPEATS, MOST_REPEATS = 3, 9
 ENOUGH_S = 0.25
 """A point is repeated until it has taken this long in a round, within the limits above."""
 
@@ -81,6 +87,7 @@ class Measurer:
         torch.manual_seed(0)
         self._bench = bench
         self._peers = Peers(bench.attention_group)
+        self._yardstick = Yardstick(bench.device, bench.dtype)
         self._stages: dict[int, Stage] = {}
         """By tp degree, made when first needed."""
 
@@ -107,9 +114,8 @@ class Measurer:
         sample = None
         try:
             warm_up = 1 if turn else WARM_UP
-            layers = None if work is None else work.layers
-            layers_ms, forward_ms = self._times(layers, warm_up, repeats)
-            ends_ms, _ = self._times(None if work is None else work.ends, warm_up, repeats)
+            layers = self._times(None if work is None else work.layers, warm_up, repeats)
+            ends = self._times(None if work is None else work.ends, warm_up, repeats)
             peaks = self._bench.allocator is not None
             sample = Sample(
                 scheme=scheme,
@@ -117,9 +123,11 @@ class Measurer:
                 lengths=point.lengths,
                 turn=turn,
                 layers=self._bench.layers,
-                layers_ms=layers_ms,
-                ends_ms=ends_ms,
-                forward_ms=forward_ms,
+                layers_ms=layers.whole_ms,
+                ends_ms=ends.whole_ms,
+                forward_ms=layers.forward_ms,
+                layers_yardstick_ms=layers.yardstick_ms,
+                ends_yardstick_ms=ends.yardstick_ms,
                 saved_bytes=int(self._largest(memory.layers_saved + memory.ends_saved)),
                 layers_saved_bytes=int(self._largest(memory.layers_saved)),
                 layers_peak_bytes=int(self._largest(memory.layers_peak)) if peaks else None,
@@ -170,45 +178,68 @@ class Measurer:
             self._stages[tp] = Stage(bench.config, bench.layers, ranks, bench.device, bench.dtype)
         return self._stages[tp]
 
-    def _times(
-        self, call: Call | None, warm_up: int, most: int
-    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Milliseconds of forward and backward, and of forward, of the slowest rank each time."""
+    def _times(self, call: Call | None, warm_up: int, most: int) -> _Times:
+        """Of the slowest rank each time."""
         for _ in range(warm_up):
-            took, _ = self._once(call)
+            took, _, _ = self._once(call)
         # On every rank the same number, from the time that the slowest rank sees.
         first_s = self._largest(took) / 1e3
         enough = ENOUGH_S / max(first_s, 1e-9)
         repeats = int(np.clip(enough, min(LEAST_REPEATS, most), most))
-        pairs = self._slowest([self._once(call) for _ in range(repeats)])
-        return tuple(whole for whole, _ in pairs), tuple(forward for _, forward in pairs)
+        rows = []
+        before = self._read(call)
+        for _ in range(repeats):
+            whole, forward, within = self._once(call)
+            after = self._read(call)
+            rows.append((whole, forward, mean((before, *within, after))))
+            before = after
+        return _Times(*zip(*self._slowest(rows), strict=True))
 
-    def _once(self, call: Call | None) -> tuple[float, float]:
+    def _once(self, call: Call | None) -> tuple[float, float, list[float]]:
+        """Milliseconds of forward and backward, and of forward; readings between them."""
         if self._bench.control_group is not None:
             dist.barrier(group=self._bench.control_group)
         if call is None:
-            return 0.0, 0.0
+            return 0.0, 0.0, []
         clock = Clock(self._bench.device)
         started = clock.mark()
         result = call.forward()
         between = clock.mark()
+        if self._bench.device.type == "cpu" and self._bench.world_size == 1:
+            readings, resumed = [self._yardstick.read()], clock.mark()
+        else:
+            readings, resumed = [], between
         call.backward(result)
         ended = clock.mark()
         for stage in self._stages.values():
             stage.zero_grad(set_to_none=True)
-        return clock.ms(started, ended), clock.ms(started, between)
+        forward_ms = clock.ms(started, between)
+        return forward_ms + clock.ms(resumed, ended), forward_ms, readings
+
+    def _read(self, call: Call | None) -> float:
+        """The yardstick; nothing on a rank without work."""
+        return 0.0 if call is None else self._yardstick.read()
 
     def _largest(self, value: float) -> float:
         """Over all ranks."""
-        return self._slowest([(value, 0.0)])[0][0]
+        return self._slowest([(value,)])[0][0]
 
-    def _slowest(self, times: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    def _slowest(self, rows: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
         """The largest of each figure over all ranks, which give as many of them."""
         if self._bench.control_group is None:
-            return times
-        tensor = torch.tensor(times, dtype=torch.float64)
+            return list(rows)
+        tensor = torch.tensor(rows, dtype=torch.float64)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._bench.control_group)
-        return [(whole, forward) for whole, forward in tensor.tolist()]
+        return [tuple(row) for row in tensor.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Milliseconds of every repetition: forward and backward, forward, and a yardstick around."""
+
+    whole_ms: tuple[float, ...]
+    forward_ms: tuple[float, ...]
+    yardstick_ms: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from seqplan.profiler.measured.accounting import CudaAllocator
 from seqplan.profiler.measured.design import Point
 from seqplan.profiler.measured.device import device_name
 from seqplan.profiler.measured.measurer import Bench, Measurer
-from seqplan.profiler.measured.samples import Sample, SampleFile, Setting, pooled
+from seqplan.profiler.measured.pooling import pooled, steadied
+from seqplan.profiler.measured.samples import Sample, SampleFile, Setting
 from seqplan.profiler.measured.tensor_parallel import TensorRanks, tensor_ranks
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.model import ModelConfig
@@ -70,10 +71,11 @@ def setting_of(task: Task, device: torch.device) -> Setting:
 def measure(
     task: Task, path: Path, rank: int, world_size: int, report: Report | None = None
 ) -> tuple[Setting, Sequence[Sample]]:
-    """Measure what the file of samples lacks; the setting and all samples, pooled, on rank 0.
+    """Measure what the file of samples lacks; the setting and, on rank 0, all samples.
 
-    Longer micro-batches of a scheme that has run out of memory are not tried. ``SampleError`` on
-    rank 0 for a file of another setting; other ranks have no samples to return.
+    These are ``steadied`` and ``pooled``; other ranks have none to return. Longer micro-batches of
+    a scheme that has run out of memory are not tried. ``SampleError`` on rank 0 for a file of
+    another setting.
     """
     local = (
         torch.device("cuda", rank % torch.cuda.device_count()) if task.device == "cuda" else None
@@ -131,7 +133,7 @@ def measure(
             if report is not None:
                 left = (time.monotonic() - started) * (sum(weights) / done - 1)
                 report(count + 1, len(todo), left, sample)
-    return setting, () if file is None else tuple(pooled(file.samples))
+    return setting, () if file is None else tuple(pooled(steadied(file.samples)))
 
 
 def _tensor_ranks(schemes: Sequence[Scheme], rank: int, world_size: int) -> dict[int, TensorRanks]:

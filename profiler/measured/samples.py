@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -52,6 +52,9 @@ class Sample:
     above parameters and gradients; None where the device has none that is read.
 
     ``turn``: which round of a run over all micro-batches it is of; see ``pooled``.
+
+    ``layers_yardstick_ms`` and ``ends_yardstick_ms``: how long a small fixed piece of work took
+    around each repetition, on the slowest rank; see ``steadied``. Empty where it was not read.
     """
 
     scheme: Scheme
@@ -67,6 +70,8 @@ class Sample:
     layers_peak_bytes: int | None = None
     ends_peak_bytes: int | None = None
     turn: int = 0
+    layers_yardstick_ms: tuple[float, ...] = ()
+    ends_yardstick_ms: tuple[float, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -76,12 +81,11 @@ class Sample:
     def whole_ms(self, layers: int) -> float:
         """Time of one stage of a model of ``layers`` layers, the last and slowest.
 
-        Of the repetitions the lower quartile: what disturbs a device only ever adds time, and may
-        do so for most of them, while the fastest alone may be luck.
-        The ends and the transfers between stages once, the layers to scale: layers/pp of them.
+        Of the repetitions the median. The ends and the transfers between stages once, the layers
+        to scale: layers/pp of them.
         """
         share = layers / (self.layers * self.scheme.pp)
-        return _lower_quartile(self.layers_ms) * share + _lower_quartile(self.ends_ms)
+        return median(self.layers_ms) * share + median(self.ends_ms)
 
     def whole_bytes(self, layers: int) -> float:
         """Bytes that a micro-batch takes on the fullest rank of a model of ``layers`` layers.
@@ -104,10 +108,6 @@ class Sample:
         return (ordered[-1 - quarter] - ordered[quarter]) / median(ordered)
 
 
-def _lower_quartile(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 4]
-
-
 class SampleFile:
     """A file of samples of one setting; new ones are appended and on disk before ``add`` returns.
 
@@ -119,7 +119,7 @@ class SampleFile:
         self.samples: list[Sample] = []
         if path.exists():
             found, self.samples = read_samples(path)
-            _same_setting(found, setting, str(path))
+            same_setting(found, setting, str(path))
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._append({"format": FORMAT, **_setting_fields(setting)})
@@ -170,55 +170,8 @@ def read_samples(path: Path) -> tuple[Setting, list[Sample]]:
     return setting, samples
 
 
-def pooled(samples: Iterable[Sample]) -> list[Sample]:
-    """One sample of each micro-batch, with the repetitions of all its rounds and runs.
-
-    What disturbs the device for a while disturbs a few repetitions of many micro-batches then, and
-    not all repetitions of some. Out of memory once is out of memory.
-    """
-    together: dict[tuple[Scheme, Role, tuple[int, ...], int], list[Sample]] = {}
-    for each in samples:
-        key = (each.scheme, each.role, each.lengths, each.layers)
-        together.setdefault(key, []).append(each)
-    return [
-        next((each for each in same if each.oom), None) or _pooled(same)
-        for same in together.values()
-    ]
-
-
-def _pooled(same: list[Sample]) -> Sample:
-    def largest(values: Iterable[int | None]) -> int | None:
-        return max((value for value in values if value is not None), default=None)
-
-    return replace(
-        same[0],
-        turn=0,
-        layers_ms=tuple(ms for each in same for ms in each.layers_ms),
-        ends_ms=tuple(ms for each in same for ms in each.ends_ms),
-        forward_ms=tuple(ms for each in same for ms in each.forward_ms),
-        saved_bytes=max(each.saved_bytes for each in same),
-        layers_saved_bytes=max(each.layers_saved_bytes for each in same),
-        layers_peak_bytes=largest(each.layers_peak_bytes for each in same),
-        ends_peak_bytes=largest(each.ends_peak_bytes for each in same),
-    )
-
-
-def merged(files: list[Path]) -> tuple[Setting, list[Sample]]:
-    """The samples of several runs, ``pooled``; ``SampleError`` where device, dtype or model
-    differ."""
-    if not files:
-        raise SampleError("no files of samples to merge")
-    setting, samples = read_samples(files[0])
-    for path in files[1:]:
-        other, more = read_samples(path)
-        _same_setting(other, setting, str(path))
-        samples += more
-    if not samples:
-        raise SampleError(f"{', '.join(map(str, files))}: nothing was measured; measure again")
-    return setting, pooled(samples)
-
-
-def _same_setting(found: Setting, wanted: Setting, origin: str) -> None:
+def same_setting(found: Setting, wanted: Setting, origin: str) -> None:
+    """``SampleError`` where samples of ``origin`` have another setting than what is wanted."""
     for name in ("device", "dtype", "checkpointing", "model"):
         has, wants = getattr(found, name), getattr(wanted, name)
         if has != wants:
@@ -267,6 +220,8 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
         "layers_peak_bytes": sample.layers_peak_bytes,
         "ends_peak_bytes": sample.ends_peak_bytes,
         "turn": sample.turn,
+        "layers_yardstick_ms": list(sample.layers_yardstick_ms),
+        "ends_yardstick_ms": list(sample.ends_yardstick_ms),
     }
 
 
@@ -274,6 +229,13 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
     for name in ("layers_ms", "ends_ms", "forward_ms"):
         if not fields["oom"] and not (fields[name] and all(ms > 0 for ms in fields[name])):
             raise ValueError(f"{name} must be positive times, not {fields[name]}")
+    for name in ("layers", "ends"):
+        times, readings = fields[f"{name}_ms"], fields.get(f"{name}_yardstick_ms", [])
+        if readings and not (len(readings) == len(times) and all(ms > 0 for ms in readings)):
+            raise ValueError(
+                f"{name}_yardstick_ms must be {len(times)} positive times, as {name}_ms has, "
+                f"not {readings}"
+            )
     if type(fields.get("turn", 0)) is not int:
         raise ValueError(f"turn must be an integer, not {fields['turn']!r}")
     return Sample(
@@ -291,4 +253,6 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
         layers_peak_bytes=fields.get("layers_peak_bytes"),
         ends_peak_bytes=fields.get("ends_peak_bytes"),
         turn=fields.get("turn", 0),
+        layers_yardstick_ms=tuple(fields.get("layers_yardstick_ms", ())),
+        ends_yardstick_ms=tuple(fields.get("ends_yardstick_ms", ())),
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.measured.design import design
 from seqplan.profiler.profile import Profile
 
 TINY = ["--hidden", "32", "--layers", "4", "--heads", "4", "--kv-heads", "2"]
@@ -43,7 +44,9 @@ def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> 
     # Memory is counted, not timed: linear but for alignment.
     fit = profile.schemes[0].fit
     assert fit is not None
-    assert fit["in_sample"]["samples"] == 4
+    roles = [point.role for point in design(8, 256, points=4)]
+    assert fit["in_sample"]["samples"] == roles.count("fit")
+    assert fit["device_spread"] >= 0
     samples = output.with_suffix(".samples.jsonl")
     lines = samples.read_text().splitlines(keepends=True)
     samples.write_text("".join(lines[:-2]))

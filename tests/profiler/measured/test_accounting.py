@@ -15,7 +15,7 @@ from seqplan.profiler.analytic.models import ModelSizes
 from seqplan.profiler.measured.accounting import SavedBytes, peak_bytes, saved_bytes
 from seqplan.profiler.measured.design import Point
 from seqplan.profiler.measured.measurer import Bench, Measurer
-from seqplan.profiler.measured.samples import pooled
+from seqplan.profiler.measured.pooling import pooled
 from seqplan.profiler.measured.stage import Call, Neighbours, Stage
 from seqplan.profiler.measured.tensor_parallel import TensorRanks
 from seqplan.runtime.model import CHECKPOINTING, ModelConfig
@@ -94,6 +94,9 @@ def test_a_layer_that_is_computed_again_counts_once() -> None:
     (both,) = pooled([sample, later])
     assert both.saved_bytes == sample.saved_bytes
     assert len(both.layers_ms) == len(sample.layers_ms) + 1
+    assert len(both.layers_yardstick_ms) == len(both.layers_ms)
+    assert len(both.ends_yardstick_ms) == len(both.ends_ms)
+    assert min(both.layers_yardstick_ms + both.ends_yardstick_ms) > 0
 
 
 def test_a_storage_counts_once_and_parameters_not() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sampled import SETTING, SIZES, sample, samples
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measured.build import (
@@ -17,44 +18,14 @@ from seqplan.profiler.measured.build import (
     unfitted,
 )
 from seqplan.profiler.measured.design import design
+from seqplan.profiler.measured.pooling import merged
 from seqplan.profiler.measured.samples import (
     Sample,
     SampleError,
     SampleFile,
-    Setting,
-    merged,
-    pooled,
     read_samples,
 )
 from seqplan.profiler.profile import Profile
-
-SIZES = {"hidden": 64, "layers": 8, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 100}
-SETTING = Setting("a device", "float32", "none", tuple(SIZES.items()))
-
-
-def sample(scheme: Scheme, role: str, lengths: tuple[int, ...]) -> Sample:
-    """Two of eight layers: 1e-6·l² + 0.01·l + 1 ms whole, 1,000 bytes a token."""
-    tokens = sum(lengths)
-    work = sum(1e-6 * length**2 + 0.01 * length for length in lengths) / scheme.sp
-    return Sample(
-        scheme=scheme,
-        role=role,  # type: ignore[arg-type]
-        lengths=lengths,
-        layers=2,
-        layers_ms=((work + 1.0) / 4, (work + 1.0) / 4 * 1.01, (work + 1.0) / 4),
-        ends_ms=(1e-9,) * 3,
-        forward_ms=((work + 1.0) / 12,) * 3,
-        saved_bytes=tokens * 250 // scheme.sp,
-        layers_saved_bytes=tokens * 250 // scheme.sp,
-    )
-
-
-def samples(*schemes: Scheme) -> list[Sample]:
-    return [
-        sample(scheme, point.role, point.lengths)
-        for scheme in schemes
-        for point in design(64, 4096)
-    ]
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -71,37 +42,6 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     again.add(later)
     assert again.has(Scheme(), "fit", (64,), 1)
     assert read_samples(path)[1][-1] == later
-
-
-def test_what_disturbs_the_device_for_a_while_does_not_bend_the_curve() -> None:
-    """Every round's repetitions count together; one that was slow throughout shows as spread."""
-    calm = samples(Scheme())
-    slow = [
-        replace(each, turn=1, layers_ms=tuple(1.6 * ms for ms in each.layers_ms)) for each in calm
-    ]
-    found = pooled([*calm, *slow, *(replace(each, turn=2) for each in calm)])
-    assert [(each.role, each.lengths, each.turn) for each in found] == [
-        (each.role, each.lengths, 0) for each in calm
-    ]
-    for each, alone in zip(found, calm, strict=True):
-        assert len(each.layers_ms) == len(each.ends_ms) == len(each.forward_ms) == 9
-        assert each.whole_ms(8) == pytest.approx(alone.whole_ms(8), rel=0.011)
-        assert each.spread > 0.1
-        assert each.saved_bytes == alone.saved_bytes
-    assert pooled(calm) == calm
-
-
-def test_out_of_memory_in_one_round_is_out_of_memory() -> None:
-    fits = sample(Scheme(), "fit", (64,))
-    full = replace(fits, turn=1, layers_ms=(), ends_ms=(), forward_ms=(), oom=True)
-    other = replace(fits, layers=4)  # measured with other layers: not the same
-    assert pooled([fits, full, other]) == [full, other]
-
-
-def test_peaks_of_all_rounds_are_kept_where_they_are_read() -> None:
-    one = replace(sample(Scheme(), "fit", (64,)), layers_peak_bytes=5, ends_peak_bytes=9)
-    (found,) = pooled([one, replace(one, turn=1, layers_peak_bytes=7, ends_peak_bytes=3)])
-    assert (found.layers_peak_bytes, found.ends_peak_bytes) == (7, 9)
 
 
 def test_a_line_cut_off_by_a_kill_is_dropped_and_written_anew(tmp_path: Path) -> None:
@@ -135,6 +75,8 @@ def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
         ({"ends_ms": (1.0, 0.0)}, "ends_ms must be positive times"),
         ({"forward_ms": ("x",)}, "not a sample"),
         ({"turn": "x"}, "turn must be an integer, not 'x'"),
+        ({"layers_yardstick_ms": (1.0,)}, "layers_yardstick_ms must be 3 positive times"),
+        ({"ends_yardstick_ms": (1.0, 0.0, 1.0)}, "ends_yardstick_ms must be 3 positive times"),
     ],
 )
 def test_times_that_cannot_be_are_named(
@@ -275,12 +217,13 @@ def test_a_scheme_that_does_not_fit_is_left_out() -> None:
 
 def test_the_design_is_a_series_with_lengths_between_and_packings() -> None:
     points = design(64, 4096, points=8)
-    roles = [point.role for point in points]
-    assert roles.count("fit") == 8
-    assert roles.count("held-out") == 7
-    assert roles.count("packed") >= 4
-    single = {point.lengths for point in points if point.role == "fit"}
-    assert not single & {point.lengths for point in points if point.role == "held-out"}
+    single = [point for point in points if len(point.lengths) == 1]
+    assert [point.role for point in single] == ["fit", "held-out"] * 7 + ["fit"]
+    several = [point.role for point in points if len(point.lengths) > 1]
+    assert several.count("packed") >= 4
+    assert several.count("fit") >= 3
+    assert several.count("held-out") == 0
+    assert len({point.lengths for point in points}) == len(points)  # nothing judges its own fit
     assert all(sum(point.lengths) <= 4096 for point in points)
     assert points == design(64, 4096, points=8)
     for wrong in ((0, 5), (5, 5), (9, 3)):

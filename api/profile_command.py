@@ -164,7 +164,7 @@ def _measure(args: argparse.Namespace) -> int:
         device = torch.device(args.device)
         shared = 1 if args.device == "cuda" else world_size
         gib = args.capacity_gib or capacity_bytes(device) / shared / 2**30
-        written(args, setting, samples, gib, context_bytes(device))
+        written(args, setting, samples, gib, context_bytes(device), world_size)
     if world_size > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
@@ -177,6 +177,7 @@ def written(
     samples: Any,
     capacity_gib: float | None,
     context: int = 0,
+    ranks: int = 1,
 ) -> None:
     """Fit, write the profile and print what is known of it; ``context``: bytes in other use."""
     from seqplan.profiler.measured.build import (
@@ -199,12 +200,13 @@ def written(
     hardware = Hardware(setting.device, gpus_per_node, capacity_gib * 2**30, float(context))
     today = datetime.now(UTC).date().isoformat()
     command = shlex.join(["seqplan", *sys.argv[1:]])
+    where = setting.device if ranks == 1 else f"{setting.device}, {ranks} ranks"
     document = profile_document(
         setting,
         samples,
         hardware,
         name=name,
-        source=f"measured on {setting.device}, {setting.dtype}, {today}: {command}",
+        source=f"measured on {where}, {setting.dtype}, {today}: {command}",
     )
     Profile.from_document(document, str(args.output))
     with atomic_write(args.output, "w") as file:

@@ -13,7 +13,8 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    return f"{names[0] if names else 'CPU'}, {torch.get_num_threads()} threads a rank"
+    threads = torch.get_num_threads()
+    return f"{names[0] if names else 'CPU'}, {threads} thread{'s' * (threads > 1)} a rank"
 
 
 def capacity_bytes(device: torch.device) -> int:

@@ -159,7 +159,10 @@ def _measure(args: argparse.Namespace) -> int:
         def report(done: int, of: int, left_s: float, sample: Sample) -> None:
             progress(f"{sample.scheme}, {sample.tokens:,} tokens; {left_s:.0f} s left", done, of)
 
-        setting, samples = measure(task, path, rank, world_size, report)
+        def complain(text: str) -> None:
+            print(f"\n{text}", file=sys.stderr, flush=True)
+
+        setting, samples = measure(task, path, rank, world_size, report, complain)
     if rank == 0:
         device = torch.device(args.device)
         shared = 1 if args.device == "cuda" else world_size

@@ -15,7 +15,7 @@ felt: a CUDA device's host could not run ahead, and other ranks would wait.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 
@@ -51,7 +51,8 @@ class Bench:
     """What is measured on: ``layers`` of the model are run; groups are None on a single rank.
 
     ``tensor_ranks``: this rank's tp group for each degree above 1; ``allocator``: read for the peak
-    of every micro-batch, None where only what autograd keeps is counted.
+    of every micro-batch, None where only what autograd keeps is counted; ``out_of_memory``: called
+    when this rank is.
     """
 
     config: ModelConfig
@@ -64,6 +65,7 @@ class Bench:
     control_group: dist.ProcessGroup | None = None
     tensor_ranks: Mapping[int, TensorRanks] = field(default_factory=dict)
     allocator: Allocator | None = None
+    out_of_memory: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +103,14 @@ class Measurer:
         In the first round everything runs once, without transfers between stages, before ranks
         agree that it fits: a last stage that its logits do not fit leaves no other stage waiting.
         Ranks of one stage hold almost the same; where only some of them run out of memory, the
-        others wait until the groups' timeout.
+        others may wait for them in a collective: the bench's ``out_of_memory`` is called on those.
         """
         work, memory = None, None
         try:
             work = self._work(scheme, point.lengths)
             memory = _Memory() if turn else _Memory.of(work, self._bench)
         except torch.OutOfMemoryError:
+            self._bench.out_of_memory()
             work = None
         if self._largest(float(memory is None)) or memory is None:
             return self._oom(scheme, point, turn)
@@ -134,6 +137,7 @@ class Measurer:
                 ends_peak_bytes=int(self._largest(memory.ends_peak)) if peaks else None,
             )
         except torch.OutOfMemoryError:
+            self._bench.out_of_memory()
             sample = None
         if self._largest(float(sample is None)) or sample is None:
             return self._oom(scheme, point, turn)
@@ -142,12 +146,7 @@ class Measurer:
     def _oom(self, scheme: Scheme, point: Point, turn: int) -> Sample:
         if self._bench.device.type == "cuda":
             torch.cuda.empty_cache()
-        none: tuple[float, ...] = ()
-        layers = self._bench.layers
-        lengths = point.lengths
-        return Sample(
-            *(scheme, point.role, lengths, layers, none, none, none, 0, 0), oom=True, turn=turn
-        )
+        return Sample.out_of_memory(scheme, point.role, point.lengths, self._bench.layers, turn)
 
     def _work(self, scheme: Scheme, lengths: Sequence[int]) -> _Work | None:
         """None on a rank that the scheme leaves over."""

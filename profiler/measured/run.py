@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measured.accounting import CudaAllocator
+from seqplan.profiler.measured.alarm import Alarm
 from seqplan.profiler.measured.design import Point
 from seqplan.profiler.measured.device import device_name
 from seqplan.profiler.measured.measurer import Bench, Measurer
@@ -69,13 +71,18 @@ def setting_of(task: Task, device: torch.device) -> Setting:
 
 
 def measure(
-    task: Task, path: Path, rank: int, world_size: int, report: Report | None = None
+    task: Task,
+    path: Path,
+    rank: int,
+    world_size: int,
+    report: Report | None = None,
+    complain: Callable[[str], None] | None = None,
 ) -> tuple[Setting, Sequence[Sample]]:
     """Measure what the file of samples lacks; the setting and, on rank 0, all samples.
 
     These are ``steadied`` and ``pooled``; other ranks have none to return. Longer micro-batches of
     a scheme that has run out of memory are not tried. ``SampleError`` on rank 0 for a file of
-    another setting.
+    another setting. ``complain``: told why, on rank 0, before ``Alarm`` ends all ranks.
     """
     local = (
         torch.device("cuda", rank % torch.cuda.device_count()) if task.device == "cuda" else None
@@ -93,16 +100,21 @@ def measure(
         for point in task.points
         for scheme in task.schemes
     ]
-    todo = _agreed(
-        None
-        if file is None
-        else [
-            index
-            for index, (turn, scheme, point) in enumerate(wanted)
-            if not file.has(scheme, point.role, point.lengths, turn)
-        ],
-        groups,
-    )
+    todo, fits = _agreed(None if file is None else _left(wanted, file.samples), groups)
+
+    def give_up(index: int, lacking: int) -> None:
+        turn, scheme, point = wanted[index]
+        assert file is not None
+        file.add(Sample.out_of_memory(scheme, point.role, point.lengths, task.layers, turn))
+        if complain is not None:
+            complain(
+                f"{scheme}, {sum(point.lengths):,} tokens: rank {lacking} is out of memory while "
+                "others wait for it; kept as out of memory: start again to go on with the rest"
+            )
+
+    alarm = None
+    if groups is not None:
+        alarm = Alarm(dist.distributed_c10d._get_default_store(), rank, give_up)
     bench = Bench(
         config=task.config,
         layers=task.layers,
@@ -114,9 +126,9 @@ def measure(
         control_group=None if groups is None else groups.control,
         tensor_ranks=_tensor_ranks(task.schemes, rank, world_size),
         allocator=None if local is None else CudaAllocator(local),
+        out_of_memory=(lambda: None) if alarm is None else alarm.sound,
     )
     measurer = Measurer(bench)
-    fits: dict[Scheme, float] = {}  # fewer tokens than these
     weights = [_weight(point, scheme) for _, scheme, point in (wanted[index] for index in todo)]
     started, done = time.monotonic(), 0.0
     for count, index in enumerate(todo):
@@ -125,7 +137,8 @@ def measure(
         if sum(point.lengths) >= fits.get(scheme, inf):
             continue
         repeats = task.repeats * (turn + 1) // rounds - task.repeats * turn // rounds
-        sample = measurer.measure(scheme, point, turn=turn, repeats=repeats)
+        with nullcontext() if alarm is None else alarm.over(index):
+            sample = measurer.measure(scheme, point, turn=turn, repeats=repeats)
         if sample.oom:
             fits[scheme] = sum(point.lengths)
         if file is not None:
@@ -152,12 +165,24 @@ def _weight(point: Point, scheme: Scheme) -> float:
     return 1000.0 + work
 
 
-def _agreed(todo: list[int] | None, groups: Communicators | None) -> list[int]:
-    """Rank 0's list on every rank."""
-    if groups is None:
-        assert todo is not None
-        return todo
-    shared: list[list[int] | None] = [todo]
-    dist.broadcast_object_list(shared, 0, group=groups.control)
+def _left(
+    wanted: Sequence[tuple[int, Scheme, Point]], samples: Sequence[Sample]
+) -> tuple[list[int], dict[Scheme, float]]:
+    """What has not been measured, by index, and by scheme the tokens that have not fitted."""
+    has = {(each.turn, each.scheme, Point(each.role, each.lengths)) for each in samples}
+    fits: dict[Scheme, float] = {}
+    for each in samples:
+        if each.oom:
+            fits[each.scheme] = min(each.tokens, fits.get(each.scheme, inf))
+    return [index for index, each in enumerate(wanted) if each not in has], fits
+
+
+def _agreed(
+    left: tuple[list[int], dict[Scheme, float]] | None, groups: Communicators | None
+) -> tuple[list[int], dict[Scheme, float]]:
+    """Rank 0's on every rank."""
+    shared = [left]
+    if groups is not None:
+        dist.broadcast_object_list(shared, 0, group=groups.control)
     assert shared[0] is not None
     return shared[0]

@@ -73,6 +73,14 @@ class Sample:
     layers_yardstick_ms: tuple[float, ...] = ()
     ends_yardstick_ms: tuple[float, ...] = ()
 
+    @classmethod
+    def out_of_memory(
+        cls, scheme: Scheme, role: Role, lengths: tuple[int, ...], layers: int, turn: int
+    ) -> Sample:
+        """Of a micro-batch that did not fit."""
+        none: tuple[float, ...] = ()
+        return cls(scheme, role, lengths, layers, none, none, none, 0, 0, oom=True, turn=turn)
+
     @property
     def tokens(self) -> int:
         """Of the whole micro-batch."""
@@ -123,13 +131,6 @@ class SampleFile:
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._append({"format": FORMAT, **_setting_fields(setting)})
-
-    def has(self, scheme: Scheme, role: Role, lengths: tuple[int, ...], turn: int) -> bool:
-        """Whether this micro-batch has been measured in this round."""
-        return any(
-            (each.scheme, each.role, each.lengths, each.turn) == (scheme, role, lengths, turn)
-            for each in self.samples
-        )
 
     def add(self, sample: Sample) -> None:
         """Append a sample."""

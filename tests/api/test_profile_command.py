@@ -32,7 +32,7 @@ def profiled(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.Comp
 def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> None:
     output = tmp_path / "p.json"
     asked = ("--lengths", "8..256", "--points", "4", "-o", str(output), "--schemes", "u1,u2,pp3")
-    asked += ("--repeats", "6")
+    asked += ("--repeats", "3")
     done = profiled(*asked)
     assert done.returncode == 0, done.stderr
     assert "u2 needs 2 ranks, there are 1: left out" in done.stderr
@@ -63,7 +63,7 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
     page = output.with_name("fit.html")
     asked = ("--lengths", "64..256", "--points", "4", "-o", str(output), "--plot", str(page))
-    asked += ("--repeats", "2")
+    asked += ("--repeats", "1")
     schemes = "tp1,u2,r2,tp2,pp2,tp2.u2,tp3,pp3,tp8"
     done = profiled(*asked, "--schemes", schemes, launcher=launcher)
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -228,11 +229,11 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
 
 def _sample(fields: Mapping[str, Any]) -> Sample:
     for name in ("layers_ms", "ends_ms", "forward_ms"):
-        if not fields["oom"] and not (fields[name] and all(ms > 0 for ms in fields[name])):
+        if not fields["oom"] and not (fields[name] and all(0 < ms < inf for ms in fields[name])):
             raise ValueError(f"{name} must be positive times, not {fields[name]}")
     for name in ("layers", "ends"):
         times, readings = fields[f"{name}_ms"], fields.get(f"{name}_yardstick_ms", [])
-        if readings and not (len(readings) == len(times) and all(ms > 0 for ms in readings)):
+        if readings and not (len(readings) == len(times) and all(0 < ms < inf for ms in readings)):
             raise ValueError(
                 f"{name}_yardstick_ms must be {len(times)} positive times, as {name}_ms has, "
                 f"not {readings}"

@@ -72,6 +72,8 @@ def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
         ({"ends_ms": (1.0, 0.0)}, "ends_ms must be positive times"),
         ({"forward_ms": ("x",)}, "not a sample"),
         ({"turn": "x"}, "turn must be an integer, not 'x'"),
+        ({"layers_ms": (1.0, float("inf"))}, "layers_ms must be positive times"),
+        ({"layers_yardstick_ms": (float("inf"),) * 3}, "layers_yardstick_ms must be 3 positive"),
         ({"layers_yardstick_ms": (1.0,)}, "layers_yardstick_ms must be 3 positive times"),
         ({"ends_yardstick_ms": (1.0, 0.0, 1.0)}, "ends_yardstick_ms must be 3 positive times"),
     ],

@@ -26,18 +26,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.settings import CODE, Data, markdown
-from seqplan.planner.batch import Batch
-from seqplan.planner.make_proposal import make_proposal
-from seqplan.planner.proposal_file import Cluster
-from seqplan.planner.step import StepPlanner
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
-from seqplan.plans.rank_view import rank_view
 from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.rank_view import rank_view
 from seqplan.profiler.profile import Profile
-from seqplan.runtime.peers import Peers
-from seqplan.runtime.ring_layout import GATHER_BELOW
-from seqplan.runtime.unified_attention import attention, attention_context
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.sequence_parallel.ring_layout import GATHER_BELOW
+from seqplan.runtime.sequence_parallel.unified import attention, attention_context
 
 RANKS, HEADS, KV_HEADS, HEAD_DIM = 4, 8, 4, 64
 REPEATS, WARM_UP = 3, 1

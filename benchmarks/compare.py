@@ -8,10 +8,10 @@ from dataclasses import replace
 from statistics import mean
 
 from benchmarks.settings import PROFILE, Data, cluster, markdown
-from seqplan.planner.compare import Options, ablation, compare, mean_propagation_ms
-from seqplan.planner.comparison import Comparison, System
+from seqplan.planner.comparison.compare import Options, ablation, compare, mean_propagation_ms
+from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.exchange import exchange_of
-from seqplan.profiler.shipped import shipped
+from seqplan.profiler.shipped.catalogue import shipped
 
 GPUS, STEPS, SEED = 64, 20, 0
 CONTEXTS = (32768, 16384)

@@ -20,15 +20,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
-from seqplan.plans.plan_file import write_plans
-from seqplan.plans.rank_view import RankView
 from seqplan.plans.scheme import Scheme
-from seqplan.runtime.consumer import PlanConsumer
-from seqplan.runtime.fan_out import FanOutSource
-from seqplan.runtime.plan_sources import FileSource, PlanSource
-from seqplan.runtime.token_data import SeededTokens, load_share
+from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.data.tokens import SeededTokens, load_share
+from seqplan.runtime.steps.consumer import PlanConsumer
+from seqplan.runtime.steps.fan_out import FanOutSource
+from seqplan.runtime.steps.source import FileSource, PlanSource
 
 RANKS = 4
 STEPS = 100

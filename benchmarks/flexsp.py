@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.settings import Data, markdown
-from seqplan.planner.batch import Batch
+from seqplan.planner.batches.batch import Batch
 from seqplan.planner.published.flexsp import flexsp
-from seqplan.planner.rounds import plan_rounds
-from seqplan.profiler.shipped import shipped
+from seqplan.planner.rounds.plan_rounds import plan_rounds
+from seqplan.profiler.shipped.catalogue import shipped
 
 PROFILE, GPUS, SEQUENCES, BATCHES, SEED = "gpt-7b-a100-40gb", 64, 512, 5, 3
 CONTEXTS = (32768, 196608)

@@ -11,12 +11,12 @@ from dataclasses import replace
 from statistics import mean, median
 
 from benchmarks.settings import PROFILE, Data, cluster, markdown
-from seqplan.planner.batch import Batch
-from seqplan.planner.bounds import single_bound_ms
-from seqplan.planner.compare import Options, compare
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.exchange import NO_EXCHANGE
-from seqplan.planner.fleet import PipelineClass
-from seqplan.profiler.shipped import shipped
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.profiler.shipped.catalogue import shipped
 
 GPUS, STEPS, SEED = 64, 20, 0
 CONTEXTS = (32768, 16384)

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.served import Served
 from benchmarks.settings import Data, markdown
-from seqplan.runtime.http_source import HttpSource
+from seqplan.runtime.steps.http_source import HttpSource
 
 KILLS, STEPS, WORLD, SEED = 100, 200, 4, 0
 PATIENCE_S = 120.0

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from statistics import median
 
 from benchmarks.settings import PROFILE, Data, cluster, markdown
-from seqplan.planner.compare import Options, compare, mean_propagation_ms
+from seqplan.planner.comparison.compare import Options, compare, mean_propagation_ms
 from seqplan.planner.exchange import exchange_of
-from seqplan.profiler.shipped import shipped
+from seqplan.profiler.shipped.catalogue import shipped
 
 GPUS, STEPS, SEED = 1024, 10, 0
 OPTIONS = Options(("static", "megatron", "hotspa", "hydraulis"), fast=True)

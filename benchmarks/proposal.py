@@ -9,9 +9,9 @@ from statistics import median
 import numpy as np
 
 from benchmarks.settings import CLUSTERS, PROFILE, Data, cluster, markdown
-from seqplan.planner.make_proposal import make_proposal
+from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
-from seqplan.profiler.shipped import shipped
+from seqplan.profiler.shipped.catalogue import shipped
 
 PUBLISHED_S = {64: 2.03, 1024: 107.21}
 """Hydraulis table 2: strategy proposal, CommonCrawl, 32K, one process."""

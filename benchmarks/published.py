@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.settings import PROFILE, Data, cluster, markdown
-from seqplan.planner.baselines.hydraulis import CBC_S, TRIALS, eq4_pool, published_step
-from seqplan.planner.baselines.trainer import Setting
-from seqplan.planner.make_proposal import make_proposal
-from seqplan.planner.sampler import Sampler
-from seqplan.planner.selection import select
-from seqplan.planner.simulate import simulate_ms
-from seqplan.planner.simulate_plan import simulate_plan_ms
-from seqplan.planner.step import StepPlanner
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.simulation.one_f_one_b import simulate_ms
+from seqplan.planner.simulation.simulate_plan import simulate_plan_ms
+from seqplan.planner.step.selection import select
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.systems.hydraulis import CBC_S, TRIALS, eq4_pool, published_step
+from seqplan.planner.systems.setting import Setting
 from seqplan.plans.plan import PlannedPipeline
-from seqplan.profiler.shipped import shipped
+from seqplan.profiler.shipped.catalogue import shipped
 
 GPUS, STEPS, SEED = 64, 20, 3
 

@@ -16,10 +16,10 @@ import numpy as np
 from benchmarks.http_clients import Answered, Client, connect_all
 from benchmarks.served import Served
 from benchmarks.settings import PROFILE, Data, cluster, markdown
-from seqplan.planner.batch import Batch
-from seqplan.planner.make_proposal import make_proposal
-from seqplan.planner.sampler import Sampler
-from seqplan.profiler.shipped import shipped
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.profiler.shipped.catalogue import shipped
 
 STEPS, SEED = 10, 0
 CLIENTS = 64

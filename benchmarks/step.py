@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.settings import CLUSTERS, PROFILE, Data, cluster, markdown
-from seqplan.planner.make_proposal import make_proposal
-from seqplan.planner.sampler import Sampler
-from seqplan.planner.step import StepPlanner
-from seqplan.profiler.shipped import shipped
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.profiler.shipped.catalogue import shipped
 
 STEPS = 60
 PUBLISHED_S = {64: (5.46 + 10.15) / 10, 1024: (38.56 + 13.46) / 10}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from seqplan.planner.flops import parameters
+from seqplan.planner.simulation.flops import parameters
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.profile import Profile
 

@@ -9,38 +9,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from seqplan.runtime.checkpoint import Cursor, restore, save
     from seqplan.runtime.communicators import Communicators
-    from seqplan.runtime.consumer import PlanConsumer, Step
+    from seqplan.runtime.data.megatron import MegatronTokens
+    from seqplan.runtime.data.tokens import IndexedTokens, SeededTokens, TokenData
     from seqplan.runtime.errors import DataError, EndOfPlans, PlanError, PlanTimeout
-    from seqplan.runtime.fan_out import FanOutSource
-    from seqplan.runtime.http_source import HttpSource
-    from seqplan.runtime.megatron_tokens import MegatronTokens
-    from seqplan.runtime.model import Llama, ModelConfig, token_loss
-    from seqplan.runtime.peers import Peers
-    from seqplan.runtime.plan_sources import FileSource, PlanSource
-    from seqplan.runtime.sharded_states import ShardedStates
-    from seqplan.runtime.step_work import MicroBatchWork, preparation
-    from seqplan.runtime.token_data import IndexedTokens, SeededTokens, TokenData
-    from seqplan.runtime.training import StepResult, run_step
-    from seqplan.runtime.unified_attention import AttentionContext, attention, attention_context
+    from seqplan.runtime.sequence_parallel.peers import Peers
+    from seqplan.runtime.sequence_parallel.unified import (
+        AttentionContext,
+        attention,
+        attention_context,
+    )
+    from seqplan.runtime.steps.consumer import PlanConsumer, Step
+    from seqplan.runtime.steps.fan_out import FanOutSource
+    from seqplan.runtime.steps.http_source import HttpSource
+    from seqplan.runtime.steps.source import FileSource, PlanSource
+    from seqplan.runtime.training.checkpoint import Cursor, restore, save
+    from seqplan.runtime.training.model import Llama, ModelConfig, token_loss
+    from seqplan.runtime.training.prepare import MicroBatchWork, preparation
+    from seqplan.runtime.training.run_step import StepResult, run_step
+    from seqplan.runtime.training.sharded_states import ShardedStates
 
 _HOMES = {
-    "unified_attention": ("AttentionContext", "attention", "attention_context"),
-    "checkpoint": ("Cursor", "restore", "save"),
+    "sequence_parallel.peers": ("Peers",),
+    "sequence_parallel.unified": ("AttentionContext", "attention", "attention_context"),
     "communicators": ("Communicators",),
-    "consumer": ("PlanConsumer", "Step"),
+    "data.megatron": ("MegatronTokens",),
+    "data.tokens": ("IndexedTokens", "SeededTokens", "TokenData"),
     "errors": ("DataError", "EndOfPlans", "PlanError", "PlanTimeout"),
-    "fan_out": ("FanOutSource",),
-    "http_source": ("HttpSource",),
-    "megatron_tokens": ("MegatronTokens",),
-    "model": ("Llama", "ModelConfig", "token_loss"),
-    "peers": ("Peers",),
-    "plan_sources": ("FileSource", "PlanSource"),
-    "sharded_states": ("ShardedStates",),
-    "step_work": ("MicroBatchWork", "preparation"),
-    "token_data": ("IndexedTokens", "SeededTokens", "TokenData"),
-    "training": ("StepResult", "run_step"),
+    "steps.consumer": ("PlanConsumer", "Step"),
+    "steps.fan_out": ("FanOutSource",),
+    "steps.http_source": ("HttpSource",),
+    "steps.source": ("FileSource", "PlanSource"),
+    "training.checkpoint": ("Cursor", "restore", "save"),
+    "training.model": ("Llama", "ModelConfig", "token_loss"),
+    "training.prepare": ("MicroBatchWork", "preparation"),
+    "training.run_step": ("StepResult", "run_step"),
+    "training.sharded_states": ("ShardedStates",),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seqplan.plans.decode import PlanError
+from seqplan.plans.format.decode import PlanError
 
 __all__ = ["DataError", "EndOfPlans", "PlanError", "PlanTimeout"]
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from seqplan.api.report.curves import curves
-from seqplan.api.report.gantt import gantt
-from seqplan.api.report.headline import headline
-from seqplan.api.report.lengths import lengths
-from seqplan.api.report.load import load
-from seqplan.api.report.markup import element, text
-from seqplan.api.report.planning import planning
-from seqplan.api.report.strategies import strategies
-from seqplan.api.report.style import CSS, PATTERNS
-from seqplan.api.report.sweeps import sweeps
-from seqplan.api.report.throughput import throughput
-from seqplan.planner.comparison import Comparison
-from seqplan.planner.sweep import Sweep
+from seqplan.api.report.drawing.markup import element, text
+from seqplan.api.report.drawing.style import CSS, PATTERNS
+from seqplan.api.report.sections.curves import curves
+from seqplan.api.report.sections.gantt import gantt
+from seqplan.api.report.sections.headline import headline
+from seqplan.api.report.sections.lengths import lengths
+from seqplan.api.report.sections.load import load
+from seqplan.api.report.sections.planning import planning
+from seqplan.api.report.sections.strategies import strategies
+from seqplan.api.report.sections.sweeps import sweeps
+from seqplan.api.report.sections.throughput import throughput
+from seqplan.planner.comparison.results import Comparison
+from seqplan.planner.comparison.sweep import Sweep
 from seqplan.plans.version import VERSION
 from seqplan.profiler.profile import Profile
 

@@ -7,22 +7,22 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from seqplan.api.drift_watch import DriftWatch
-from seqplan.api.plan_summaries import PlanSummaries
-from seqplan.api.rest import problems
-from seqplan.api.rest.access import Guard
-from seqplan.api.rest.ack_queue import AckQueue
-from seqplan.api.rest.board import Board
-from seqplan.api.rest.catalogue_routes import catalogue_routes
-from seqplan.api.rest.dashboard import Dashboard
-from seqplan.api.rest.health import health_routes
-from seqplan.api.rest.interface import describe
-from seqplan.api.rest.job_routes import job_routes
-from seqplan.api.rest.metrics import Metrics
-from seqplan.api.rest.plan_answers import PlanAnswers
-from seqplan.api.rest.plan_routes import plan_routes
-from seqplan.api.rest.progress_routes import progress_routes
-from seqplan.api.service import Service
+from seqplan.api.rest.live.ack_writer import AckQueue
+from seqplan.api.rest.live.metrics import Metrics
+from seqplan.api.rest.live.plan_waiters import Board
+from seqplan.api.rest.middleware.dashboard import Dashboard
+from seqplan.api.rest.middleware.direct_plans import PlanAnswers
+from seqplan.api.rest.middleware.guard import Guard
+from seqplan.api.rest.openapi import describe
+from seqplan.api.rest.routes.catalogue import catalogue_routes
+from seqplan.api.rest.routes.jobs import job_routes
+from seqplan.api.rest.routes.plans import plan_routes
+from seqplan.api.rest.routes.probes import health_routes
+from seqplan.api.rest.routes.progress import progress_routes
+from seqplan.api.rest.wire import problems
+from seqplan.api.service.drift_watch import DriftWatch
+from seqplan.api.service.plan_summary import PlanSummaries
+from seqplan.api.service.service import Service
 from seqplan.plans.version import VERSION
 
 

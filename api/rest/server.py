@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 
 from seqplan.api.rest.app import make_app
-from seqplan.api.service import Service
+from seqplan.api.service.service import Service
 from seqplan.api.store.access import known_tokens
 from seqplan.api.store.store import Store
 

@@ -15,8 +15,8 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, s
 from seqplan.api.store import schema
 from seqplan.api.store.errors import InUse
 from seqplan.api.store.store import Store
-from seqplan.planner.make_proposal import lengths_digest
-from seqplan.plans.atomic import atomic_write
+from seqplan.planner.proposal.make_proposal import lengths_digest
+from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.profiler.lengths import Bucket, representative, summarise
 from seqplan.profiler.profile import Profile
 

@@ -11,10 +11,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from seqplan.api.store import schema
 from seqplan.api.store.catalogue import forget_answers, held
-from seqplan.api.store.notice import notify, notify_removed
-from seqplan.planner.batch import Batch
-from seqplan.planner.batches_file import batch_from_json, batch_to_json
-from seqplan.planner.sampler import SamplerState
+from seqplan.api.store.notices import notify, notify_removed
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.batches_file import batch_from_json, batch_to_json
+from seqplan.planner.batches.sampler import SamplerState
 
 Row = dict[str, Any]
 

@@ -20,7 +20,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from seqplan.api.store.errors import StoreError, StoreUnavailable
 from seqplan.api.store.migrations import migrate
-from seqplan.api.store.notice import CHANNEL
+from seqplan.api.store.notices import CHANNEL
 
 _BUSY_MS = 5000
 

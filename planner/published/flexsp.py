@@ -18,8 +18,8 @@ import numpy.typing as npt
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from seqplan.planner.chunking import chunk, least_chunks
-from seqplan.planner.published.bucketing import buckets_of
+from seqplan.planner.placement.even_chunks import chunk, least_chunks
+from seqplan.planner.published.buckets import buckets_of
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.scheme_model import SchemeModel
 

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.planner.batch import Batch
-from seqplan.planner.fleet import PipelineClass
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.fleet import PipelineClass
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

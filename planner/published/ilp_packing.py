@@ -16,8 +16,8 @@ import pulp
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from seqplan.planner.fleet import PipelineClass
-from seqplan.planner.pack import packing_bound_ms
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.placement.pack import packing_bound_ms
 from seqplan.planner.published.cbc import minimise
 
 Solver = Literal["cbc", "highs"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.hardware import GIB
 from seqplan.profiler.analytic.models import ModelSizes
-from seqplan.profiler.analytic.stage import Setting
+from seqplan.profiler.analytic.terms import Setting
 
 PARAMETER_BYTES, OPTIMIZER_BYTES = 2, 12
 """bf16 parameter; fp32 master copy and two Adam moments."""

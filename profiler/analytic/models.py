@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from seqplan.profiler.validity import ModelShape
+from seqplan.profiler.model_sizes import ModelShape
 
 LARGEST_SIZE = 10**7
 """Of any size; products of them stay finite."""

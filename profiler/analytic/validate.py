@@ -12,17 +12,17 @@ from scipy import stats
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.attention import PERMUTE_PASSES, attention_ms
+from seqplan.profiler.analytic.estimate import Load, estimate, model_flops
 from seqplan.profiler.analytic.hardware import PRESETS, Cluster
-from seqplan.profiler.analytic.iteration import Load, estimate, model_flops
 from seqplan.profiler.analytic.kernels import memory_ms
 from seqplan.profiler.analytic.links import Group, all_to_all_ms
 from seqplan.profiler.analytic.memory import activation_bytes_per_token, state_bytes
 from seqplan.profiler.analytic.models import PRESETS as MODELS
 from seqplan.profiler.analytic.models import ModelSizes
-from seqplan.profiler.analytic.stage import Setting, stage_terms
+from seqplan.profiler.analytic.terms import Setting, stage_terms
 from seqplan.profiler.memory import Memory
 from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped import shipped
+from seqplan.profiler.shipped.catalogue import shipped
 
 A800_PROFILES = ("llama-7b", "llama-13b", "llama-32b")
 A800_LENGTHS = (2048, 8192, 32768)
@@ -143,7 +143,7 @@ lists of tensors around the collective, and its start, are not modelled.""",
 
 def _published(name: str) -> Any:
     folder = resources.files("seqplan.profiler.analytic")
-    return json.loads(folder.joinpath("published", name).read_text("utf-8"))
+    return json.loads(folder.joinpath("figures", name).read_text("utf-8"))
 
 
 def _attention_table(usp: Any, table: str, hardware: str) -> Check:

@@ -1,10 +1,11 @@
 """Sequence lengths of a data set: read from many kinds of files, summarised and kept."""
 
-from seqplan.profiler.lengths.collect import MAX_LENGTH, Lengths, Progress, Source
-from seqplan.profiler.lengths.error import LengthsError
 from seqplan.profiler.lengths.histogram import parse_histogram, representative
-from seqplan.profiler.lengths.options import SourceOptions
 from seqplan.profiler.lengths.read import SUFFIXES, read_lengths
+from seqplan.profiler.lengths.save import check_output, save_lengths
+from seqplan.profiler.lengths.sources.collector import MAX_LENGTH, Lengths, Progress, Source
+from seqplan.profiler.lengths.sources.error import LengthsError
+from seqplan.profiler.lengths.sources.options import SourceOptions
 from seqplan.profiler.lengths.summary import (
     BLOCKS,
     Bucket,
@@ -13,7 +14,6 @@ from seqplan.profiler.lengths.summary import (
     histogram_lines,
     summarise,
 )
-from seqplan.profiler.lengths.write import check_output, save_lengths
 
 __all__ = [
     "BLOCKS",

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seqplan.profiler.lengths.collect import MAX_LENGTH
-from seqplan.profiler.lengths.error import LengthsError, first_line, shown
+from seqplan.profiler.lengths.sources.collector import MAX_LENGTH
+from seqplan.profiler.lengths.sources.error import LengthsError, first_line, shown
 from seqplan.profiler.lengths.summary import Bucket
 
 _WANTED = "[over, up to, sequences] or [over, up to, sequences, tokens]"

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from seqplan.profiler.lengths.collect import Collector, Lengths, Progress
-from seqplan.profiler.lengths.error import LengthsError, first_line
-from seqplan.profiler.lengths.options import SourceOptions
-from seqplan.profiler.lengths.token_count import TokenCounter
+from seqplan.profiler.lengths.sources.collector import Collector, Lengths, Progress
+from seqplan.profiler.lengths.sources.error import LengthsError, first_line
+from seqplan.profiler.lengths.sources.options import SourceOptions
+from seqplan.profiler.lengths.sources.token_count import TokenCounter
 
 SUFFIXES = (".npy", ".txt", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", ".idx")
 """Files that are understood; a folder is read as text files."""
@@ -93,26 +93,26 @@ def _read(
     # Each reader is imported when its kind of file is met: most need little, some a lot.
     match suffix:
         case "":
-            from seqplan.profiler.lengths.folder_source import read_folder
+            from seqplan.profiler.lengths.sources.folder import read_folder
 
             read_folder(path, options.glob, counter, collector)
         case ".npy":
-            from seqplan.profiler.lengths.npy_source import read_npy
+            from seqplan.profiler.lengths.sources.npy import read_npy
 
             read_npy(path, collector)
         case ".txt":
-            from seqplan.profiler.lengths.txt_source import read_txt
+            from seqplan.profiler.lengths.sources.txt import read_txt
 
             read_txt(path, collector)
         case ".idx":
-            from seqplan.profiler.lengths.megatron_source import read_idx
+            from seqplan.profiler.lengths.sources.megatron import read_idx
 
             read_idx(path, collector)
         case ".parquet" | ".arrow":
-            from seqplan.profiler.lengths.arrow_source import read_arrow
+            from seqplan.profiler.lengths.sources.arrow import read_arrow
 
             read_arrow(path, options.field, counter, collector)
         case _:
-            from seqplan.profiler.lengths.jsonl_source import read_jsonl
+            from seqplan.profiler.lengths.sources.jsonl import read_jsonl
 
             read_jsonl(path, options.field, counter, collector)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from seqplan.planner.batch import Batch
-from seqplan.planner.fleet import Fleet, PipelineClass
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.fleet import Fleet, PipelineClass
 from seqplan.plans.scheme import Scheme, Strategy
 
 Case = tuple[tuple[PipelineClass, ...], Batch]

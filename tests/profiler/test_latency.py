@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.latency import Latency
 from seqplan.profiler.scheme_model import SchemeModel
-from seqplan.profiler.shipped import shipped, shipped_names
+from seqplan.profiler.shipped.catalogue import shipped, shipped_names
 
 LONGEST = 200_000
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from seqplan.profiler.profile import Profile, ProfileError
-from seqplan.profiler.shipped import find_profile, shipped, shipped_names
+from seqplan.profiler.shipped.catalogue import find_profile, shipped, shipped_names
 
 SOUND: dict[str, Any] = {
     "schema": 1,

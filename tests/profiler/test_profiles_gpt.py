@@ -8,7 +8,7 @@ import pytest
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.profile import ProfileError
-from seqplan.profiler.shipped import shipped
+from seqplan.profiler.shipped.catalogue import shipped
 
 # alpha1, alpha2, beta1, layers, hidden, activation MiB per token, billions of parameters by the
 # largest context in K tokens

@@ -10,7 +10,7 @@ import pytest
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped import shipped
+from seqplan.profiler.shipped.catalogue import shipped
 
 CAPACITY, CONTEXT, VOCAB, ALPHA = 85_198_897_152, 5_242_880_000, 30_592, Fraction(3, 4)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from seqplan.plans.codec import to_json
+from seqplan.plans.format.codec import to_json
 from seqplan.plans.plan import Plan
-from seqplan.plans.rank_view import RankView
-from seqplan.runtime.fan_out import FanOutSource
-from seqplan.runtime.plan_sources import FileSource
-from seqplan.runtime.token_data import SeededTokens, load_share
+from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.data.tokens import SeededTokens, load_share
+from seqplan.runtime.steps.fan_out import FanOutSource
+from seqplan.runtime.steps.source import FileSource
 
 HERE_S = 20.0
 

@@ -7,9 +7,9 @@ import torch
 for name in (
     "torch._dynamo",  # an optimizer imports it when it is made, which takes seconds
     "torch.distributed.checkpoint",
-    "seqplan.runtime.checkpoint",
-    "seqplan.runtime.consumer",
-    "seqplan.runtime.training",
+    "seqplan.runtime.training.checkpoint",
+    "seqplan.runtime.steps.consumer",
+    "seqplan.runtime.training.run_step",
 ):
     import_module(name)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from seqplan.plans.codec import digest
+from seqplan.plans.format.codec import digest
 from seqplan.plans.groups import process_groups
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
-from seqplan.plans.rank_view import RankView, rank_view
 from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.rank_view import RankView, rank_view
 
 
 def small_plan(step: int, world_size: int, *, seed: int = 0) -> Plan:

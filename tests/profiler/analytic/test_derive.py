@@ -14,9 +14,9 @@ from seqplan.profiler.analytic.hardware import PRESETS, Cluster
 from seqplan.profiler.analytic.memory import peak_bytes, usable_bytes
 from seqplan.profiler.analytic.models import PRESETS as MODELS
 from seqplan.profiler.analytic.models import ModelSizes
-from seqplan.profiler.analytic.stage import Setting, stage_terms
+from seqplan.profiler.analytic.terms import Setting, stage_terms
 from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped import shipped
+from seqplan.profiler.shipped.catalogue import shipped
 
 SETTING = Setting(
     cluster=Cluster(PRESETS["a800-80gb"], 2, 8), sizes=ModelSizes.of(MODELS["llama-7b"])

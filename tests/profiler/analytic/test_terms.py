@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.estimate import Load, estimate, model_flops, problem
 from seqplan.profiler.analytic.hardware import PRESETS, Cluster
-from seqplan.profiler.analytic.iteration import Load, estimate, model_flops, problem
 from seqplan.profiler.analytic.kernels import attention_kernel_ms, matmul_ms
 from seqplan.profiler.analytic.links import (
     Group,
@@ -20,7 +20,7 @@ from seqplan.profiler.analytic.links import (
 )
 from seqplan.profiler.analytic.models import PRESETS as MODELS
 from seqplan.profiler.analytic.models import ModelSizes
-from seqplan.profiler.analytic.stage import Setting, stage_terms
+from seqplan.profiler.analytic.terms import Setting, stage_terms
 
 A800 = PRESETS["a800-80gb"]
 LLAMA = ModelSizes.of(MODELS["llama-7b"])

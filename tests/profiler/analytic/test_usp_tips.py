@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.profiler.analytic.hardware import PRESETS, Cluster
-from seqplan.profiler.analytic.iteration import Estimate, Load, estimate, problem
 from seqplan.profiler.analytic.models import PRESETS as MODELS
 from seqplan.profiler.analytic.models import ModelSizes
-from seqplan.profiler.analytic.stage import Setting, stage_terms
+from seqplan.profiler.analytic.terms import Setting, stage_terms
 
 LLAMA = ModelSizes.of(MODELS["llama-7b"])
 NODE = Setting(cluster=Cluster(PRESETS["a800-80gb"], 1, 8), sizes=LLAMA)

@@ -1,0 +1,1 @@
+../../seqplan/__init__.py

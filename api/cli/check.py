@@ -1,0 +1,108 @@
+"""``seqplan check``: every rule of the plan format, on every plan of a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, simulate_ms
+from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Plan
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.scheme_model import SchemeModel
+from seqplan.profiler.shipped.catalogue import find_profile
+
+_DESCRIPTION = """\
+Check a plan file: its form and digests, and every rule of the format. With the profile or the
+proposal that it was made from, also capacities and costs.
+"""
+
+_EXAMPLES = """\
+examples:
+  seqplan check plans.jsonl
+  seqplan check plans.jsonl --profile llama-32b-a800-80gb
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "check",
+        help="check a plan file",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("plans", metavar="plans.jsonl", type=Path)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--profile", metavar="NAME|FILE", help="also check capacities and costs")
+    source.add_argument("--proposal", metavar="FILE", type=Path, help="the same, with its settings")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb: 0 when every plan holds, 1 when one does not. ``ValueError`` on bad input."""
+    profile = None if args.profile is None else find_profile(args.profile)
+    proposal = None if args.proposal is None else ProposalDocument.load(args.proposal)
+    source = profile if proposal is None else proposal.profile
+    fraction = FORWARD_FRACTION if source is None else source.forward_fraction
+    broken: list[dict[str, Any]] = []
+    steps = 0
+    for plan in read_plans(args.plans):
+        steps += 1
+        models = models_of(plan, profile, proposal, str(args.plans))
+        rules = violations(plan, models, fraction)
+        broken += [{"step": plan.step, "rule": line} for line in rules]
+    if not steps:
+        raise ValueError(f"{args.plans}: no plans")
+    if args.json:
+        print(json.dumps({"steps": steps, "broken": broken}))
+    else:
+        for item in broken:
+            print(f"step {item['step']}: {item['rule']}")
+        against = " without a profile: costs and capacities not checked" if models is None else ""
+        print(f"{steps} plans, {len(broken) or 'no'} broken rules{against}")
+    return 1 if broken else 0
+
+
+def violations(
+    plan: Plan, models: Mapping[Scheme, SchemeModel] | None, forward_fraction: float
+) -> list[str]:
+    """Every broken rule of one plan, and a predicted time below the 1F1B simulation."""
+    lines = lint(plan, models)
+    for place, pipeline in enumerate(plan.pipelines):
+        costs = [micro.cost_ms for micro in pipeline.micro_batches]
+        simulated = simulate_ms(costs, pipeline.scheme.pp, forward_fraction)
+        if pipeline.predicted_ms < simulated - 1e-3:
+            lines.append(
+                f"pipelines[{place}]: predicted {pipeline.predicted_ms} ms, but its 1F1B "
+                f"simulation takes {simulated:.3f} ms"
+            )
+    return lines
+
+
+def models_of(
+    plan: Plan, profile: Profile | None, proposal: ProposalDocument | None, origin: str
+) -> Mapping[Scheme, SchemeModel] | None:
+    """The models to check costs against; ``ValueError`` when the plan is from another profile."""
+    if proposal is not None:
+        if plan.planner.proposal != proposal.digest:
+            raise ValueError(f"{origin}: step {plan.step} was planned from another proposal")
+        return proposal.cluster.models(proposal.profile)
+    if profile is None:
+        return None
+    if plan.planner.profile != profile.digest:
+        raise ValueError(
+            f"{origin}: step {plan.step} was planned from another profile than {profile.name} "
+            f"({plan.planner.profile[:19]}…, not {profile.digest[:19]}…)"
+        )
+    usable = profile.usable(plan.world_size, max(plan.lengths), include_flagged=True)
+    return {model.scheme: model for model in usable}

@@ -1,0 +1,362 @@
+"""``seqplan compare``: our plans beside what else would run, on the same batches, simulated."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.api.cli.compare_output import sweep_fields, sweep_lines
+from seqplan.api.cli.exchange_options import add_overlap, exchange_times, number
+from seqplan.api.cli.output_file import check_output
+from seqplan.api.cli.terminal import ProgressBar, natural, percent, positive, seconds, table
+from seqplan.planner.comparison.compare import (
+    SYSTEMS,
+    Options,
+    ablation,
+    compare,
+    mean_propagation_ms,
+)
+from seqplan.planner.comparison.results import Comparison, Iteration, System
+from seqplan.planner.comparison.sweep import AXES, sweep
+from seqplan.planner.exchange import OPTIMIZER_MS, Exchange, exchange_of
+from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.proposal.make_proposal import TOKENS_PER_GPU
+from seqplan.planner.systems.hotspa import SWITCH_MS
+from seqplan.planner.systems.hydraulis import CBC_S
+from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.profiler.lengths import read_lengths
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.shipped.catalogue import find_profile
+
+_DESCRIPTION = """\
+Compare plans with what would run instead: static strategies, and the published systems that the
+profile allows. All are simulated on the same batches by the same judge; nothing is measured.
+"""
+
+_EXAMPLES = f"""\
+example:
+  seqplan compare --profile llama-32b-a800-80gb --gpus 64 --lengths lengths.npy \\
+    --max-len 32768 --tokens 200000 --steps 10 -o report.html
+  seqplan compare --profile llama-32b-a800-80gb --gpus 64 --lengths lengths.npy \\
+    --max-len 32768 --sweep gpus=32,64,128 -o report.html
+systems: {", ".join(SYSTEMS)}
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "compare",
+        help="compare plans with other systems, simulated",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--profile", metavar="NAME|FILE", required=True, help="seqplan profiles")
+    add("--gpus", metavar="N", type=positive, required=True)
+    add("--lengths", metavar="FILE", required=True, help="lengths.npy, or any source of lengths")
+    add("--max-len", metavar="L", type=positive, required=True, help="truncate sequences to this")
+    add(
+        "--tokens",
+        metavar="T",
+        type=positive,
+        help=f"tokens of a step; default {TOKENS_PER_GPU} per GPU",
+    )
+    add("--steps", metavar="K", type=positive, default=10, help="default 10")
+    add("--seed", metavar="S", type=natural, default=0)
+    add(
+        "--systems",
+        metavar="A,B",
+        type=_systems,
+        default=SYSTEMS,
+        help="systems to compare with; default all",
+    )
+    add(
+        "--sweep",
+        metavar="AXIS=V,V,…",
+        type=_sweeps,
+        default=(),
+        help="repeat the comparison for each value of gpus, max-len or tokens; several axes in one "
+        "text, with spaces between them",
+    )
+    add(
+        "--optimizer-shards",
+        metavar="D",
+        type=positive,
+        help="ranks over which optimizer states are sharded; default all",
+    )
+    add("--include-flagged", action="store_true", help="also use coefficients marked as unsound")
+    add(
+        "--search-static",
+        action="store_true",
+        help="search the Megatron-like configuration, even where a published one fits",
+    )
+    add(
+        "--exchange-ms",
+        metavar="E[,H]",
+        type=exchange_times,
+        help="parameter and gradient exchange of an iteration, between equal replicas and between "
+        "different ones; default: as published, in proportion to the parameters",
+    )
+    add_overlap(parser)
+    add(
+        "--optimizer-ms",
+        metavar="MS",
+        type=number,
+        default=OPTIMIZER_MS,
+        help=f"default {OPTIMIZER_MS:g}",
+    )
+    add(
+        "--switch-ms",
+        metavar="MS",
+        type=number,
+        default=SWITCH_MS,
+        help=f"HotSPa-like: switches of an iteration; default {SWITCH_MS:g}",
+    )
+    add(
+        "--cbc-seconds",
+        metavar="S",
+        type=number,
+        default=CBC_S,
+        help=f"Hydraulis: limit for each number of micro-batches; default {CBC_S:g}, as published",
+    )
+    add(
+        "--fast",
+        action="store_true",
+        help="cut Hydraulis's dispatch and packing short (labelled so), for large clusters",
+    )
+    add("-o", "--output", metavar="FILE", type=Path, help="write report.html")
+    add("--json", action="store_true", help="all figures as JSON on stdout")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
+    profile = find_profile(args.profile)
+    check_output(args.output, args.lengths, args.profile)
+    _exchange(args, profile, args.gpus)  # so that bad options are told before the data is read
+    _options(args)
+    lengths = read_lengths([args.lengths]).values
+    with ProgressBar(sys.stderr) as progress:
+        comparison = _compare(args, profile, lengths, progress)
+        sweeps = [
+            sweep(axis, values, _runner(args, profile, lengths, axis, comparison, progress))
+            for axis, values in args.sweep
+        ]
+    if args.output is not None:
+        from seqplan.api.report import render
+
+        page = render(comparison, profile, sweeps)
+        with atomic_write(args.output, "w") as file:
+            file.write(page)
+    if args.json:
+        fields = comparison_fields(comparison) | {"sweeps": [sweep_fields(item) for item in sweeps]}
+        print(json.dumps(fields, ensure_ascii=False))
+    else:
+        lines = comparison_lines(comparison)
+        for item in sweeps:
+            lines += ["", *sweep_lines(item)]
+        print("\n".join(lines))
+        if args.output is not None:
+            print(f"written: {args.output}")
+    return 0
+
+
+def _options(args: argparse.Namespace) -> Options:
+    return Options(args.systems, args.search_static, args.switch_ms, args.fast, args.cbc_seconds)
+
+
+def _exchange(args: argparse.Namespace, profile: Profile, gpus: int) -> Exchange:
+    return exchange_of(
+        profile,
+        gpus,
+        exchange_ms=args.exchange_ms,
+        overlap=args.overlap,
+        optimizer_ms=args.optimizer_ms,
+    )
+
+
+def _compare(
+    args: argparse.Namespace,
+    profile: Profile,
+    lengths: npt.NDArray[np.integer],
+    progress: ProgressBar,
+    changed: Mapping[str, int] | None = None,
+) -> Comparison:
+    """The comparison as asked for, with the ``changed`` value of an axis."""
+    values = changed or {}
+    gpus = values.get("gpus", args.gpus)
+    tokens = values.get("tokens", args.tokens or TOKENS_PER_GPU * gpus)
+    cluster = Cluster(
+        gpus,
+        values.get("max-len", args.max_len),
+        tokens,
+        include_flagged=args.include_flagged,
+        optimizer_shards=args.optimizer_shards,
+    )
+    return compare(
+        profile,
+        cluster,
+        lengths,
+        args.steps,
+        _exchange(args, profile, gpus),
+        seed=args.seed,
+        options=_options(args),
+        progress=progress,
+    )
+
+
+def _runner(
+    args: argparse.Namespace,
+    profile: Profile,
+    lengths: npt.NDArray[np.integer],
+    axis: str,
+    known: Comparison,
+    progress: ProgressBar,
+) -> Callable[[int], Comparison]:
+    """What a sweep runs for a value; what was compared already is not run again."""
+    here = {"gpus": known.gpus, "max-len": known.max_len, "tokens": known.tokens}[axis]
+
+    def run_one(value: int) -> Comparison:
+        if value == here:
+            return known
+        return _compare(args, profile, lengths, progress, {axis: value})
+
+    return run_one
+
+
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """A comparison for people: a row for each system, what was left out, and the advice."""
+    steps = len(comparison.ours.iterations)
+    header = ("system", "iteration", "tokens/s", "ours is faster", "propagation alone")
+    lines = [
+        (
+            f"simulated on profile {comparison.profile}: {comparison.gpus} × "
+            f"{comparison.hardware}, {steps} steps of {comparison.tokens:,} tokens, sequences up "
+            f"to {comparison.max_len:,}"
+        ),
+        "",
+        *table(
+            (*header, "imbalance", "bubble", "MFU"),
+            [_row(comparison, system) for system in comparison.systems],
+        ),
+        "",
+        *(f"{system.name}: {system.description}" for system in comparison.systems),
+    ]
+    if stages := ablation(comparison.systems):
+        text = " → ".join(f"{system.name} {gain:.2f}×" for system, gain in stages)
+        lines += ["", f"step by step, whole iterations: {text}"]
+    if comparison.left_out:
+        lines += ["", *(f"left out: {name}: {why}" for name, why in comparison.left_out)]
+    return [*lines, "", *comparison.assumptions, "", comparison.advice]
+
+
+def _row(comparison: Comparison, system: System) -> tuple[str, ...]:
+    speedups = comparison.speedups(system)
+    known = [item.mfu for item in system.iterations if item.mfu is not None]
+    ours = system is comparison.ours
+    alone = mean_propagation_ms(system) / mean_propagation_ms(comparison.ours)
+    whole = system.mean_ms / comparison.ours.mean_ms
+    return (
+        system.name,
+        seconds(system.mean_ms),
+        f"{system.tokens_per_s:,.0f}",
+        "—" if ours else f"{whole:.2f}× ({min(speedups):.2f}–{max(speedups):.2f})",
+        "—" if ours else f"{alone:.2f}×",
+        f"{mean(item.imbalance for item in system.iterations):.2f}",
+        percent(mean(item.bubble_ratio for item in system.iterations)),
+        percent(mean(known)) if known else "—",
+    )
+
+
+def comparison_fields(comparison: Comparison) -> dict[str, Any]:
+    """All figures of a comparison as JSON values, without the spans of the simulation."""
+    return {
+        "simulated_on": comparison.profile,
+        "hardware": comparison.hardware,
+        "gpus": comparison.gpus,
+        "max_len": comparison.max_len,
+        "tokens": comparison.tokens,
+        "seed": comparison.seed,
+        "sequences": comparison.sequences,
+        "histogram": [list(bucket) for bucket in comparison.histogram],
+        "systems": [
+            {
+                "key": system.key,
+                "name": system.name,
+                "description": system.description,
+                "balanced": system.balanced,
+                "mean_ms": round(system.mean_ms, 3),
+                "mean_propagation_ms": round(mean_propagation_ms(system), 3),
+                "tokens_per_s": round(system.tokens_per_s, 1),
+                "speedups": [round(ratio, 4) for ratio in comparison.speedups(system)],
+                "iterations": [_iteration_fields(item) for item in system.iterations],
+            }
+            for system in comparison.systems
+        ],
+        "ablation": [
+            {"key": system.key, "speedup": round(gain, 4)}
+            for system, gain in ablation(comparison.systems)
+        ],
+        "left_out": [{"name": name, "why": why} for name, why in comparison.left_out],
+        "advice": comparison.advice,
+        "assumptions": list(comparison.assumptions),
+    }
+
+
+def _iteration_fields(item: Iteration) -> dict[str, Any]:
+    return {
+        "step": item.step,
+        "strategy": item.strategy,
+        "schemes": [{**scheme.as_dict(), "count": count} for scheme, count in item.schemes],
+        "tokens": item.tokens,
+        "sequences": item.sequences,
+        "longest": item.longest,
+        "total_ms": round(item.total_ms, 3),
+        "propagation_ms": round(item.propagation_ms, 3),
+        "exchange_ms": round(item.exchange_ms, 3),
+        "optimizer_ms": round(item.optimizer_ms, 3),
+        "tokens_per_s": round(item.tokens_per_s, 1),
+        "rank_busy_ms": [round(time, 3) for time in item.rank_busy_ms],
+        "rank_end_ms": [round(time, 3) for time in item.rank_end_ms],
+        "bubble_ratio": round(item.bubble_ratio, 6),
+        "imbalance": round(item.imbalance, 6),
+        "mfu": None if item.mfu is None else round(item.mfu, 6),
+        "gap": item.gap,
+        "planning_ms": None if item.planning_ms is None else round(item.planning_ms, 2),
+    }
+
+
+def _systems(text: str) -> tuple[str, ...]:
+    """An argparse type: names of systems, separated by commas."""
+    names = tuple(name.strip() for name in text.split(","))
+    if foreign := [name for name in names if name not in SYSTEMS]:
+        raise argparse.ArgumentTypeError(
+            f"unknown system {foreign[0]!r}; there are {', '.join(SYSTEMS)}"
+        )
+    return names
+
+
+def _sweeps(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """An argparse type: axes with their values, ``gpus=16,32 tokens=100000,200000``."""
+    found: dict[str, tuple[int, ...]] = {}
+    for part in text.split():
+        axis, sign, values = part.partition("=")
+        if axis not in AXES or not sign:
+            raise argparse.ArgumentTypeError(
+                f"wants AXIS=V,V,… of the axes {', '.join(AXES)}, not {part!r}"
+            )
+        if axis in found:
+            raise argparse.ArgumentTypeError(f"has {axis} twice")
+        found[axis] = tuple(dict.fromkeys(positive(value) for value in values.split(",")))
+    return tuple(found.items())

@@ -1,0 +1,167 @@
+"""``seqplan demo``: from the lengths of real files to checked plans, in one go."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.api.cli.plan import StepRow, planned_rows, strategy_of, summary_lines
+from seqplan.api.cli.profiles import scheme_notes, scheme_rows, scheme_table
+from seqplan.api.cli.propose import proposal_lines
+from seqplan.api.cli.terminal import ProgressBar, percent, seconds, table
+from seqplan.api.cli.train_check import check_lines
+from seqplan.api.training_check.check import check_training, first_plans
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.simulation.simulate_plan import simulate_plan_ms
+from seqplan.planner.strategies.homogeneous import best_homogeneous
+from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.profiler.lengths import histogram_lines, read_lengths, summarise
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.shipped.catalogue import find_profile
+
+PROFILE, CLUSTER, STEPS, SEED = "llama-32b-a800-80gb", Cluster(64, 32768, 200_000), 20, 0
+
+SMALL_CLUSTER, SMALL_STEPS, SMALL_SEED = Cluster(4, 4096, 12_000), 4, 5
+"""What is executed here: few tokens, and batches whose strategies differ from step to step."""
+
+_DESCRIPTION = f"""\
+Plan {STEPS} steps of training {PROFILE} on {CLUSTER.gpus} GPUs with real lengths: the tokens of
+32,514 source files. Shows every stage and writes the proposal and the plans. Then a few small
+steps are planned for processes of this machine, which execute them: losses and parameters must be
+those of one process.
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "demo",
+        help="plan a real data set end to end",
+        description=_DESCRIPTION,
+        epilog="example:\n  seqplan demo --lengths examples/data/code.npy -o out\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--lengths", metavar="FILE", default="examples/data/code.npy", help="default %(default)s"
+    )
+    parser.add_argument(
+        "--cpu-profile",
+        metavar="FILE",
+        default="examples/data/llama-small-cpu.json",
+        help="of the small model that is executed; default %(default)s",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FOLDER", type=Path, default=Path("out"), help="default out"
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb: 1 where what is executed differs from one process, which is a bug.
+
+    ``ValueError`` when the lengths or the profiles are not there.
+    """
+    profile, small = find_profile(PROFILE), find_profile(args.cpu_profile)
+    lengths = read_lengths([args.lengths]).values
+    args.output.mkdir(parents=True, exist_ok=True)
+    _title(f"1. Lengths: {len(lengths):,} sequences, {int(lengths.sum()):,} tokens")
+    print("\n".join(histogram_lines(summarise(lengths), width=98)))
+
+    _title(f"2. Schemes of {profile.name} on {CLUSTER.gpus} × {profile.hardware}")
+    rows_of_schemes = scheme_rows(profile, CLUSTER.gpus, CLUSTER.max_len)
+    print("\n".join(scheme_table(rows_of_schemes, CLUSTER.gpus)))
+    print("\n".join(scheme_notes(profile)))
+
+    _title(f"3. Proposal: {CLUSTER.tokens:,} tokens a step, context {CLUSTER.max_len:,}")
+    with ProgressBar(sys.stderr) as progress:
+        proposal = make_proposal(profile, CLUSTER, lengths, seed=SEED, progress=progress)
+    print("\n".join(proposal_lines(proposal)))
+
+    _title(f"4. {STEPS} steps, planned and checked")
+    sampler = Sampler(lengths, CLUSTER.tokens, CLUSTER.max_len, SEED)
+    batches = list(sampler.batches(STEPS))
+    rows: list[StepRow] = []
+    plans = args.output / "plans.jsonl"
+    with atomic_write(plans, "w") as file, ProgressBar(sys.stderr) as progress:
+        for row, line in planned_rows(proposal, batches, SEED, workers=1):
+            file.write(line + "\n")
+            rows.append(row)
+            progress("planning steps", len(rows), STEPS)
+    print("\n".join(step_table(rows)))
+    print()
+    print("\n".join(summary_lines(rows, sampler.truncated)))
+
+    _title("5. Against the best homogeneous strategy, planned with the same machinery")
+    models = CLUSTER.models(profile)
+    if static := best_homogeneous(batches, models, CLUSTER.gpus):
+        strategy, times = static
+        ours = sum(row.plan.predicted_ms for row in rows)
+        print(
+            f"{strategy}: {seconds(sum(times) / len(times))} a step; these plans: "
+            f"{seconds(ours / len(rows))}: {sum(times) / ours:.2f} times as fast (predicted on "
+            f"profile {profile.name}, without the exchange of gradients)"
+        )
+    with atomic_write(args.output / "proposal.json", "w") as file:
+        file.write(proposal.to_json())
+    print(f"\nwritten: {plans} and {args.output / 'proposal.json'}")
+    agrees = execute_small(small, lengths, args.output / "small-plans.jsonl")
+    print(f"next: seqplan explain {plans} --step 3 (in the repository: ./run seqplan explain …)")
+    return 0 if agrees else 1
+
+
+def execute_small(profile: Profile, lengths: npt.NDArray[np.integer], path: Path) -> bool:
+    """Plan a few steps into ``path`` and run them on real ranks; whether losses agree."""
+    cluster = SMALL_CLUSTER
+    _title(f"6. Executed: {SMALL_STEPS} steps on {cluster.gpus} processes, against one process")
+    with ProgressBar(sys.stderr) as progress:
+        proposal = make_proposal(profile, cluster, lengths, seed=SMALL_SEED, progress=progress)
+    sampler = Sampler(lengths, cluster.tokens, cluster.max_len, SMALL_SEED)
+    with atomic_write(path) as file:
+        batches = sampler.batches(SMALL_STEPS)
+        for _, line in planned_rows(proposal, batches, SMALL_SEED, workers=1):
+            file.write(line + "\n")
+    with ProgressBar(sys.stderr) as progress:
+        check = check_training(
+            path,
+            first_plans(path, cluster.gpus, SMALL_STEPS),
+            data=None,
+            seed=SMALL_SEED,
+            dtype="float32",
+            progress=progress,
+        )
+    print("\n".join(check_lines(check, None, profile)))
+    print(f"\nwritten: {path}")
+    return check.agrees
+
+
+def step_table(rows: list[StepRow]) -> list[str]:
+    """One line a step."""
+    return table(
+        ("step", "seqs", "longest", "predicted", "simulated", "gap", "planning", "  strategy"),
+        [
+            (
+                str(row.plan.step),
+                str(len(row.plan.lengths)),
+                f"{max(row.plan.lengths):,}",
+                f"{row.plan.predicted_ms:,.0f} ms",
+                f"{simulate_plan_ms(row.plan):,.0f} ms",
+                percent(row.plan.gap, 2),
+                f"{row.planning_ms:.1f} ms",
+                "  " + strategy_of(row.plan),
+            )
+            for row in rows
+        ],
+        left=0,
+    )
+
+
+def _title(text: str) -> None:
+    print(f"\n{text}\n{'═' * len(text)}", flush=True)

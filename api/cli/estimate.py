@@ -1,0 +1,197 @@
+"""``seqplan estimate``: time and memory of an iteration from data sheets, nothing measured."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import textwrap
+from typing import Any
+
+from seqplan.api.cli.cluster_options import add_cluster, cluster_of
+from seqplan.api.cli.model_options import add_model, sizes_of
+from seqplan.api.cli.terminal import percent, positive, table
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
+from seqplan.profiler.analytic.hardware import GIB
+from seqplan.profiler.analytic.models import ModelSizes
+from seqplan.profiler.analytic.terms import CHECKPOINTING, Setting
+
+NONE_FITS = 3
+"""Exit code where no scheme fits into memory."""
+
+_DESCRIPTION = """\
+Estimate an iteration of equal sequences: milliseconds by term, TFLOP/s, model FLOPs utilisation,
+and bytes on the fullest GPU. From data sheets and kernel efficiencies; nothing is measured (see
+seqplan validate-model for how far that is right). Lists of degrees give a table, fastest first.
+"""
+
+_EXAMPLES = """\
+examples:
+  seqplan estimate --model llama3-8b --hardware a800-80gb --nodes 2 --ulysses 4 --ring 4 \\
+    --seq-len 65536 --batch 1
+  seqplan estimate --model llama-7b --hardware a800-80gb --tp 1,2,4,8 --ulysses 1,2,4,8 \\
+    --ring 1,2,4,8 --seq-len 30720 --batch 16
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "estimate",
+        help="estimate time and memory from data sheets",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model(parser, required=False)
+    add_cluster(parser, required=True)
+    for axis in ("tp", "pp", "ulysses", "ring"):
+        parser.add_argument(
+            f"--{axis}", metavar="N,N", type=_degrees, default=(1,), help="default 1"
+        )
+    parser.add_argument("--seq-len", metavar="L", type=positive, required=True, help="tokens")
+    parser.add_argument(
+        "--batch", metavar="B", type=positive, default=1, help="sequences an iteration; default 1"
+    )
+    parser.add_argument(
+        "--micro-batch", metavar="B", type=positive, default=1, help="sequences; default 1"
+    )
+    parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
+    parser.add_argument("--checkpointing", choices=CHECKPOINTING, default="none")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb. ``ValueError`` where no scheme can run; 3 where none fits into memory."""
+    setting = Setting(
+        cluster=cluster_of(args),
+        sizes=ModelSizes.of(sizes_of(args)),
+        zero=args.zero,
+        checkpointing=args.checkpointing,
+    )
+    load = Load(seq_len=args.seq_len, batch=args.batch, micro_batch=args.micro_batch)
+    found, refused = [], {}
+    for degrees in itertools.product(args.tp, args.pp, args.ulysses, args.ring):
+        scheme = Scheme(*degrees)
+        if reason := problem(setting, scheme, load):
+            refused[str(scheme)] = reason
+        else:
+            found.append(estimate(setting, scheme, load))
+    if not found:
+        reasons = "; ".join(f"{scheme}: {reason}" for scheme, reason in refused.items())
+        raise ValueError(f"no scheme can run: {reasons}")
+    found.sort(key=lambda each: (not each.fits, each.iteration_ms, each.scheme))
+    if args.json:
+        document = {"estimates": [as_json(each) for each in found], "refused": refused}
+        print(json.dumps(document, ensure_ascii=False))
+    else:
+        lines = _described(setting, found[0]) if len(found) == 1 else _ranked(found)
+        lines += _left_out(refused)
+        print("\n".join(lines))
+    if any(each.fits for each in found):
+        return 0
+    least = min(found, key=lambda each: each.peak_bytes)
+    print(
+        f"seqplan: does not fit: {least.scheme} needs least, {least.peak_bytes / GIB:.1f} of "
+        f"{least.usable_bytes / GIB:.1f} GiB; try more GPUs, --checkpointing or a higher --zero",
+        file=sys.stderr,
+    )
+    return NONE_FITS
+
+
+def as_json(each: Estimate) -> dict[str, Any]:
+    """An estimate as JSON, bytes as whole numbers."""
+    return {
+        "scheme": each.scheme.as_dict(),
+        "dp": each.dp,
+        "micro_batches": each.micro_batches,
+        "iteration_ms": each.iteration_ms,
+        "tokens_per_s": each.tokens_per_s,
+        "tflops_per_gpu": each.tflops_per_gpu,
+        "mfu": each.mfu,
+        "terms_ms": dict(each.terms_ms),
+        "memory_bytes": {name: round(size) for name, size in each.memory_bytes.items()},
+        "peak_bytes": round(each.peak_bytes),
+        "usable_bytes": round(each.usable_bytes),
+        "fits": each.fits,
+    }
+
+
+def _ranked(found: list[Estimate]) -> list[str]:
+    return table(
+        ("scheme", "dp", "iteration", "tokens/s", "TFLOP/s", "MFU", "peak", "fits", "most time in"),
+        [
+            (
+                str(each.scheme),
+                str(each.dp),
+                _time(each.iteration_ms),
+                f"{each.tokens_per_s:,.0f}",
+                f"{each.tflops_per_gpu:.1f}",
+                percent(each.mfu),
+                f"{each.peak_bytes / GIB:.1f} GiB",
+                "yes" if each.fits else "no",
+                _largest(each),
+            )
+            for each in found
+        ],
+    )
+
+
+def _left_out(refused: dict[str, str]) -> list[str]:
+    """The schemes that cannot run, by reason."""
+    lines = []
+    for reason in dict.fromkeys(refused.values()):
+        names = [scheme for scheme, each in refused.items() if each == reason]
+        lines += textwrap.wrap(f"left out ({reason}): {', '.join(names)}", 98)
+    return lines
+
+
+def _largest(each: Estimate) -> str:
+    """The two largest terms with their shares."""
+    terms = sorted(each.terms_ms.items(), key=lambda item: -item[1])[:2]
+    return ", ".join(f"{name} {percent(ms / each.iteration_ms, 0)}" for name, ms in terms)
+
+
+def _described(setting: Setting, each: Estimate) -> list[str]:
+    cluster = setting.cluster
+    setup = (
+        f"{each.scheme} × dp {each.dp} on {cluster.nodes} × {cluster.gpus_per_node} "
+        f"{cluster.hardware.name}, {each.micro_batches} micro-batches a replica"
+    )
+    result = (
+        f"{_time(each.iteration_ms)} an iteration, {each.tokens_per_s:,.0f} tokens/s, "
+        f"{each.tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {percent(each.mfu)} "
+        "(causal attention, no recomputation)"
+    )
+    lines = [setup, result, ""]
+    lines += table(
+        ("term", "time", "share"),
+        [
+            (name, _time(ms), percent(ms / each.iteration_ms))
+            for name, ms in sorted(each.terms_ms.items(), key=lambda item: -item[1])
+        ],
+    )
+    lines.append("")
+    lines += table(
+        ("memory of the fullest GPU", "GiB"),
+        [(name, f"{size / GIB:.2f}") for name, size in each.memory_bytes.items() if size],
+    )
+    verdict = "fits" if each.fits else "does not fit"
+    lines.append(
+        f"{each.peak_bytes / GIB:.1f} of {each.usable_bytes / GIB:.1f} GiB usable: {verdict}"
+    )
+    lines += ["", *textwrap.wrap(f"hardware: {cluster.hardware.source}", 98)]
+    return lines
+
+
+def _time(ms: float) -> str:
+    return f"{ms:,.1f} ms" if ms < 1e5 else f"{ms / 1e3:,.1f} s"
+
+
+def _degrees(text: str) -> tuple[int, ...]:
+    """Degrees as ``1,2,4``, each once."""
+    return tuple(dict.fromkeys(positive(part) for part in text.split(",")))

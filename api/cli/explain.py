@@ -1,0 +1,69 @@
+"""``seqplan explain``: a readable account of one step."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from seqplan.api.cli.terminal import natural
+from seqplan.planner.simulation.simulate_plan import simulate_plan_ms
+from seqplan.plans.explain import explain
+from seqplan.plans.format.codec import digest, to_json
+from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.plan import Plan
+from seqplan.plans.views.rank_view import rank_view
+
+_DESCRIPTION = "Explain one step of a plan file, or show one rank's part of it."
+
+_EXAMPLES = """\
+examples:
+  seqplan explain plans.jsonl --step 3
+  seqplan explain plans.jsonl --step 3 --rank 17
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "explain",
+        help="explain one step of a plan file",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("plans", metavar="plans.jsonl", type=Path)
+    parser.add_argument("--step", metavar="K", type=natural, required=True)
+    parser.add_argument("--rank", metavar="R", type=natural, help="this rank's view, as JSON")
+    parser.add_argument("--json", action="store_true", help="the plan itself, as JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb. ``ValueError`` when the file has no such step or the step no such rank."""
+    plan = find_step(args.plans, args.step)
+    if args.rank is not None:
+        if args.rank >= plan.world_size:
+            raise ValueError(
+                f"{args.plans}: rank {args.rank} is not among the step's {plan.world_size} ranks"
+            )
+        print(json.dumps(rank_view(plan, args.rank, digest=digest(plan)).to_dict()))
+    elif args.json:
+        print(to_json(plan))
+    else:
+        print(explain(plan))
+        print(f"1F1B simulation: {simulate_plan_ms(plan):,.1f} ms")
+    return 0
+
+
+def find_step(path: Path, step: int) -> Plan:
+    """The plan of one step; ``ValueError`` with the steps that there are when it is missing."""
+    seen: list[int] = []
+    for plan in read_plans(path):
+        if plan.step == step:
+            return plan
+        seen.append(plan.step)
+    there = f"it has steps {seen[0]} to {seen[-1]}" if seen else "it has none"
+    raise ValueError(f"{path}: no step {step}; {there}")

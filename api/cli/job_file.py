@@ -1,0 +1,80 @@
+"""A sidecar's job file (TOML): one job, and where it is kept and served."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from seqplan.planner.workers.executor import EXECUTORS
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFile:
+    """The job of a sidecar. Relative paths are taken from the file's folder.
+
+    ``profile``: name or file; ``lengths``: any source of lengths; ``gpus``: ranks of the job;
+    ``context``: longest sequence (tokens), longer ones are truncated; ``tokens``: of a step (0:
+    the default per GPU); ``look_ahead``: steps planned beyond the slowest rank; ``store``: a path
+    or URL; ``files``: folder of uploaded arrays (default: beside a SQLite store; several sidecars
+    of a PostgreSQL store share it); ``workers``: planners; ``executor``: where they run, one of
+    ``executor.EXECUTORS``.
+    """
+
+    profile: str
+    lengths: str
+    gpus: int
+    context: int
+    steps: int
+    job: str = "job"
+    tokens: int = 0
+    seed: int = 0
+    look_ahead: int = 8
+    store: str = "seqplan.db"
+    files: str = ""
+    host: str = "127.0.0.1"
+    port: int = 8400
+    workers: int = 1
+    executor: str = EXECUTORS[0]
+
+
+_LEAST = {"tokens": 0, "seed": 0, "port": 0}
+
+
+def read_job_file(path: Path) -> JobFile:
+    """Read a job file; ``ValueError`` names the field that is missing, unknown or out of range."""
+    try:
+        raw: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not TOML: {error}") from None
+    known = {field.name: field for field in fields(JobFile)}
+    if foreign := sorted(set(raw) - set(known)):
+        raise ValueError(f"{path}: unknown field {foreign[0]!r}; there are {', '.join(known)}")
+    for name, field in known.items():
+        if name not in raw:
+            if field.default is MISSING:
+                raise ValueError(f"{path}: lacks {name}")
+            continue
+        value, kind = raw[name], str if field.type == "str" else int
+        if type(value) is not kind:
+            wanted = "a string" if kind is str else "an integer"
+            raise ValueError(f"{path}: {name}: wants {wanted}, not {value!r}")
+        least = _LEAST.get(name, 1)
+        if isinstance(value, int) and value < least:
+            raise ValueError(f"{path}: {name}: wants {least} or more, not {value}")
+    if (executor := raw.get("executor", EXECUTORS[0])) not in EXECUTORS:
+        raise ValueError(f"{path}: executor: wants {' or '.join(EXECUTORS)}, not {executor!r}")
+    return JobFile(**{**raw, **_resolved(raw, path.parent)})
+
+
+def _resolved(raw: dict[str, Any], folder: Path) -> dict[str, str]:
+    """The paths of the file as seen from here; names of profiles and URLs stay."""
+    found = {"lengths": str(folder / raw["lengths"])}
+    store = raw.get("store", "seqplan.db")
+    found["store"] = store if "://" in store else str(folder / store)
+    if "files" in raw:
+        found["files"] = str(folder / raw["files"])
+    if (folder / raw["profile"]).is_file():
+        found["profile"] = str(folder / raw["profile"])
+    return found

@@ -1,0 +1,186 @@
+"""``seqplan lengths``: read the sequence lengths of a data set, describe and keep them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from seqplan.api.cli.terminal import percent
+from seqplan.profiler.lengths import (
+    BLOCKS,
+    Lengths,
+    SourceOptions,
+    Summary,
+    check_output,
+    histogram_lines,
+    read_lengths,
+    save_lengths,
+    summarise,
+)
+
+_DESCRIPTION = """\
+Read the length, in tokens, of every sequence of a data set; describe the lengths and keep them.
+
+A source is .npy (integers), .txt (one integer a line), .jsonl or .jsonl.gz, .parquet or .arrow
+(an integer, a list of ids or a text in each record), a Megatron .idx (its documents), a folder
+of text files, or a quoted pattern such as 'shards/*.idx'. Several sources are joined in order.
+"""
+
+_EXAMPLES = """\
+examples:
+  seqplan lengths corpus.idx -o lengths.npy
+  seqplan lengths part-*.jsonl.gz --field text --tokenizer tokenizer.json -o lengths.npy
+  seqplan lengths docs/ --glob '*.md' --bytes-per-token 4
+"""
+
+
+_MOST_LISTED = 10
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "lengths",
+        help="read, describe and keep the sequence lengths of a data set",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("sources", metavar="SOURCE", nargs="+", help="file, folder or pattern")
+    parser.add_argument(
+        "--field",
+        metavar="F",
+        help="field or column to read; without it the first present of length, num_tokens, "
+        "input_ids, tokens, ids, text",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        type=Path,
+        help="count the tokens of text with this Hugging Face tokenizer.json",
+    )
+    parser.add_argument(
+        "--bytes-per-token",
+        metavar="X",
+        type=float,
+        help="estimate the tokens of text from its UTF-8 bytes (about 4 for English)",
+    )
+    parser.add_argument(
+        "--glob", metavar="PATTERN", help="read only these files of a folder of texts"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE.npy", type=Path, help="keep the lengths in this file"
+    )
+    parser.add_argument("--json", action="store_true", help="describe them as JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb. ``LengthsError`` on bad input, ``OSError`` when the output cannot be written."""
+    options = SourceOptions(
+        field=args.field,
+        tokenizer=args.tokenizer,
+        bytes_per_token=args.bytes_per_token,
+        glob=args.glob,
+    )
+    if args.output is not None:
+        check_output(args.output)
+    with _ProgressLine(sys.stderr) as progress:
+        lengths = read_lengths(args.sources, options, progress)
+    summary = summarise(lengths.values)
+    if args.output is not None:
+        save_lengths(args.output, lengths.values)
+    if args.json:
+        print(json.dumps(_as_json(lengths, summary, args.output)))
+    else:
+        print("\n".join(_as_text(lengths, summary, args.output)))
+    return 0
+
+
+def _as_json(lengths: Lengths, summary: Summary, output: Path | None) -> dict[str, Any]:
+    return {
+        **asdict(summary),
+        "sources": [asdict(source) for source in lengths.sources],
+        "output": None if output is None else str(output),
+    }
+
+
+def _as_text(lengths: Lengths, summary: Summary, output: Path | None) -> list[str]:
+    lines = _source_lines(lengths)
+    if len(lengths.sources) > 1:
+        lines.append(
+            f"{len(lengths.sources):,} sources: {summary.sequences:,} sequences, "
+            f"{summary.tokens:,} tokens"
+        )
+    lines.append(
+        f"length: mean {summary.mean:,.1f}, median {summary.median:,.0f}, p90 {summary.p90:,.0f}, "
+        f"p99 {summary.p99:,.0f}, max {summary.max:,}"
+    )
+    lines += ["", *histogram_lines(summary, blocks=_blocks(sys.stdout)), ""]
+    lines += [
+        f"over {tail.over:,}: {tail.sequences:,} sequences, "
+        f"{percent(tail.token_share)} of the tokens"
+        for tail in summary.tails
+    ]
+    if output is not None:
+        lines.append(f"written: {output}")
+    elif not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _source_lines(lengths: Lengths) -> list[str]:
+    """What each source gave or, of many shards, only what was noted on the way."""
+    if len(lengths.sources) > _MOST_LISTED:
+        return list(dict.fromkeys(note for source in lengths.sources for note in source.notes))
+    lines = []
+    for source in lengths.sources:
+        notes = f" ({'; '.join(source.notes)})" if source.notes else ""
+        counts = f"{source.sequences:,} sequences, {source.tokens:,} tokens"
+        lines.append(f"{source.path}: {counts}{notes}")
+    return lines
+
+
+def _blocks(out: TextIO) -> str:
+    """Block characters, or ``#`` where the terminal's encoding has none."""
+    try:
+        BLOCKS.encode(out.encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return "#"
+    return BLOCKS
+
+
+class _ProgressLine:
+    """The sequences read so far, on one line of a terminal or now and then in a log."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._terminal = out.isatty()
+        self._every_s = 0.1 if self._terminal else 10.0
+        # The first word comes after a while: most sources are read before there is a need.
+        self._next = time.monotonic() + (0.5 if self._terminal else self._every_s)
+        self._shown = False
+
+    def __call__(self, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + self._every_s
+        text = f"{done:,} of {total:,} sequences" if total else f"{done:,} sequences"
+        self._out.write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+        self._out.flush()
+        self._shown = True
+
+    def __enter__(self) -> _ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal and self._shown:
+            self._out.write("\r\x1b[K")
+            self._out.flush()

@@ -1,0 +1,210 @@
+"""``seqplan plan``: execution plans, step by step."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import IO, Any
+
+from seqplan.api.cli.executor_option import add_executor
+from seqplan.api.cli.output_file import check_output
+from seqplan.api.cli.terminal import ProgressBar, natural, percent, positive, seconds
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.batches_file import read_batches
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.step.assemble import PACKINGS
+from seqplan.planner.workers.executor import EXECUTORS
+from seqplan.planner.workers.produce import produce
+from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.format.codec import from_json
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Plan
+from seqplan.profiler.lengths import read_lengths
+
+_DESCRIPTION = """\
+Plan the steps of a training run from a proposal: batches drawn from the data set's lengths, or
+batches that the trainer has drawn. Every plan is checked before it is written.
+"""
+
+_EXAMPLES = """\
+examples:
+  seqplan plan --proposal proposal.json --lengths lengths.npy --tokens 200000 --steps 20 \\
+    --workers 2 -o plans.jsonl
+  seqplan plan --proposal proposal.json --batches batches.jsonl -o plans.jsonl
+a line of --batches: {"step":0,"ids":[17,4],"lengths":[812,30977]}
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "plan",
+        help="plan steps from a proposal",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--proposal", metavar="FILE", type=Path, required=True)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--lengths", metavar="FILE", help="draw batches from these lengths")
+    source.add_argument("--batches", metavar="FILE", type=Path, help="batches drawn already")
+    parser.add_argument(
+        "--tokens", metavar="T", type=positive, help="tokens of a step; default: the proposal's"
+    )
+    parser.add_argument("--steps", metavar="K", type=positive, default=20, help="default 20")
+    parser.add_argument("--seed", metavar="S", type=natural, default=0)
+    parser.add_argument(
+        "--packing",
+        choices=PACKINGS,
+        default=PACKINGS[0],
+        help="tight: full micro-batches first (default); even: of about equal tokens, for memory",
+    )
+    parser.add_argument("--workers", metavar="W", type=positive, default=1, help="default 1")
+    add_executor(parser)
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="plans.jsonl; without it, stdout"
+    )
+    parser.add_argument("--json", action="store_true", help="the summary as JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """What a summary needs of one planned step."""
+
+    plan: Plan
+    planning_ms: float
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb. ``ValueError`` on bad input, ``Infeasible`` for a step that nothing can run."""
+    proposal = ProposalDocument.load(args.proposal)
+    check_output(args.output, args.proposal, args.lengths, args.batches)
+    batches, steps, truncated = _batches(args, proposal)
+    rows = []
+    with _output(args.output) as out, ProgressBar(sys.stderr) as progress:
+        for row, line in planned_rows(
+            proposal, batches, args.seed, args.workers, args.packing, args.executor
+        ):
+            out.write(line + "\n")
+            rows.append(row)
+            progress("planning steps", len(rows), steps)
+    report = sys.stdout if args.output is not None else sys.stderr
+    if args.json:
+        print(json.dumps(summary(rows, truncated)), file=report)
+    else:
+        print("\n".join(summary_lines(rows, truncated)), file=report)
+        if args.output is not None:
+            print(f"written: {args.output}")
+    return 0
+
+
+def planned_rows(
+    proposal: ProposalDocument,
+    batches: Iterable[Batch],
+    seed: int,
+    workers: int,
+    packing: str = PACKINGS[0],
+    executor: str = EXECUTORS[0],
+) -> Iterator[tuple[StepRow, str]]:
+    """Plan and check steps in order. ``RuntimeError`` if a plan breaks a rule, which is a bug."""
+    models = proposal.cluster.models(proposal.profile)
+    for planned in produce(
+        proposal, batches, seed=seed, packing=packing, workers=workers, executor=executor
+    ):
+        plan = from_json(planned.line)
+        if broken := lint(plan, models):
+            raise RuntimeError(
+                f"step {plan.step}: the plan breaks a rule, please report: {broken[0]}"
+            )
+        yield StepRow(plan, planned.planning_ms), planned.line
+
+
+def summary(rows: Sequence[StepRow], truncated: int) -> dict[str, Any]:
+    """Figures over the planned steps: times in ms, gaps as shares."""
+    predicted = [row.plan.predicted_ms for row in rows]
+    gaps = sorted(row.plan.gap for row in rows)
+    planning = [row.planning_ms for row in rows]
+    return {
+        "steps": len(rows),
+        "tokens": sum(row.plan.tokens for row in rows),
+        "truncated": truncated,
+        "predicted_ms_mean": round(sum(predicted) / len(predicted), 3),
+        "tokens_per_s": round(sum(row.plan.tokens for row in rows) / sum(predicted) * 1000, 1),
+        "gap_median": round(median(gaps), 6),
+        "gap_p90": gaps[min(len(gaps) - 1, int(0.9 * len(gaps)))],
+        "gap_max": gaps[-1],
+        "planning_ms_median": round(median(planning), 2),
+        "strategies": dict(Counter(strategy_of(row.plan) for row in rows).most_common()),
+    }
+
+
+def summary_lines(rows: Sequence[StepRow], truncated: int) -> list[str]:
+    """The same for people."""
+    figures = summary(rows, truncated)
+    lines = [
+        (
+            f"{figures['steps']} steps planned and checked, {figures['tokens']:,} tokens: "
+            f"{seconds(figures['predicted_ms_mean'])} a step predicted, "
+            f"{figures['tokens_per_s']:,.0f} tokens/s"
+        ),
+        (
+            f"proven gap: median {percent(figures['gap_median'], 2)}, p90 "
+            f"{percent(figures['gap_p90'], 2)}, largest {percent(figures['gap_max'], 2)}; "
+            f"planning: median {figures['planning_ms_median']:.1f} ms a step"
+        ),
+        "strategies: "
+        + ", ".join(f"{name} ({count}×)" for name, count in figures["strategies"].items()),
+    ]
+    if truncated:
+        lines.append(f"{truncated:,} sequences of the data set truncated")
+    return lines
+
+
+def strategy_of(plan: Plan) -> str:
+    """The strategy that a plan runs, as text."""
+    by_round: dict[int | None, Counter[str]] = {}
+    for pipeline in plan.pipelines:
+        by_round.setdefault(pipeline.round, Counter())[str(pipeline.scheme)] += 1
+    return " | ".join(
+        " + ".join(f"{n}×{scheme}" for scheme, n in counts.items()) for counts in by_round.values()
+    )
+
+
+def _batches(
+    args: argparse.Namespace, proposal: ProposalDocument
+) -> tuple[Iterable[Batch], int, int]:
+    """Batches, their number, and how many sequences of the data set were truncated."""
+    limit = proposal.cluster.max_len
+    if args.batches is not None:
+        if args.tokens is not None:
+            raise ValueError("--tokens is for --lengths; the steps of --batches are drawn already")
+        batches = list(read_batches(args.batches, limit))
+        return batches, len(batches), 0
+    lengths = read_lengths([args.lengths]).values
+    tokens = args.tokens or proposal.cluster.tokens
+    sampler = Sampler(lengths, tokens, limit, args.seed)
+    if (total := int(sampler.lengths.sum())) < tokens:
+        raise ValueError(
+            f"{args.lengths}: has {total} tokens, fewer than a step of {tokens}, which would "
+            "repeat sequences; give --tokens, or more data"
+        )
+    return sampler.batches(args.steps), args.steps, sampler.truncated
+
+
+@contextmanager
+def _output(path: Path | None) -> Iterator[IO[str]]:
+    if path is None:
+        yield sys.stdout
+    else:
+        with atomic_write(path, "w") as file:
+            yield file

@@ -1,0 +1,92 @@
+"""Profiles by the analytic model: of a model nobody measured, or of schemes nobody measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from seqplan.api.cli.cluster_options import cluster_of
+from seqplan.api.cli.model_options import sizes_of
+from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.hardware import Cluster
+from seqplan.profiler.analytic.models import ModelSizes
+from seqplan.profiler.model_sizes import ModelShape, scheme_problem
+from seqplan.profiler.profile import Profile
+
+
+def estimated(args: argparse.Namespace) -> dict[str, Any]:
+    """``--estimate``: every scheme derived. ``ValueError`` for what cannot be."""
+    from seqplan.profiler.analytic.derive import derive_profile
+    from seqplan.profiler.analytic.terms import Setting
+
+    sizes, cluster = sizes_of(args), _cluster(args, "--estimate")
+    setting = Setting(
+        cluster=cluster,
+        sizes=ModelSizes.of(sizes),
+        zero=args.zero,
+        checkpointing=args.checkpointing,
+    )
+    name = args.name or f"{args.model or 'model'}-{args.hardware}-estimate"
+    schemes = _schemes(args, ModelShape(**sizes), cluster, zero=args.zero)
+    return derive_profile(setting, schemes, name=name)
+
+
+def completed(args: argparse.Namespace) -> dict[str, Any]:
+    """``--complete``: a measured profile with the schemes that it lacks, derived from its tp1."""
+    from seqplan.profiler.analytic.derive import complete
+
+    profile = Profile.load(Path(args.complete))
+    cluster = _cluster(args, "--complete")
+    schemes = _schemes(args, profile.shape, cluster, zero=profile.zero_stage)
+    print(
+        f"measured on {profile.hardware}, links and rates of {args.hardware}: the same devices?",
+        file=sys.stderr,
+    )
+    return complete(profile, cluster, schemes)
+
+
+def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:
+    """Check and write the profile, and print its schemes."""
+    profile = Profile.from_document(document, str(args.output))
+    with atomic_write(args.output, "w") as file:
+        file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    if args.json:
+        print(json.dumps(document, ensure_ascii=False))
+        return
+    derived = sum(entry.origin == "derived" for entry in profile.schemes)
+    print(
+        f"{args.output}: profile {profile.name}, {len(profile.schemes)} schemes, {derived} derived"
+    )
+    print(f"fit: {profile.residuals}")
+    print(f"see it with: seqplan profiles {args.output} --gpus N")
+
+
+def _cluster(args: argparse.Namespace, option: str) -> Cluster:
+    if args.hardware is None:
+        raise ValueError(f"{option} wants --hardware, whose links and rates it derives from")
+    return cluster_of(args)
+
+
+def _schemes(
+    args: argparse.Namespace, shape: ModelShape, cluster: Cluster, *, zero: int
+) -> list[Scheme]:
+    """Those of ``--schemes``, or all powers of two: tp × pp, and Ulysses × ring beside tp = 1."""
+    if args.schemes is not None:
+        return [Scheme.parse(text) for text in args.schemes.split(",")]
+    powers = [2**power for power in range(cluster.gpus.bit_length())]
+    found = [Scheme(1, 1, ulysses, ring) for ulysses, ring in product(powers, powers)]
+    if zero < 3:
+        found += [Scheme(tp, pp) for tp, pp in product(powers, powers)]
+    return sorted(
+        {
+            scheme
+            for scheme in found
+            if scheme.gpus <= cluster.gpus
+            and scheme_problem(scheme, shape, gpus_per_node=cluster.gpus_per_node) is None
+        }
+    )

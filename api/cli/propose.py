@@ -1,0 +1,155 @@
+"""``seqplan propose``: candidate strategies for a data set."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from seqplan.api.cli.exchange_options import add_overlap, proposed_with, published_or_times
+from seqplan.api.cli.output_file import check_output
+from seqplan.api.cli.terminal import ProgressBar, natural, percent, positive, seconds, table
+from seqplan.planner.proposal.document import Cluster, ProposalDocument
+from seqplan.planner.proposal.make_proposal import METHODS, TOKENS_PER_GPU, make_proposal
+from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.profiler.lengths import read_lengths
+from seqplan.profiler.shipped.catalogue import find_profile
+
+_DESCRIPTION = """\
+Propose parallel strategies for a data set's lengths: the few that together serve its batches best,
+each with the time it is expected to take and, for all of them, a lower bound over all strategies.
+"""
+
+_EXAMPLES = """\
+example:
+  seqplan propose --profile llama-32b-a800-80gb --gpus 64 --lengths lengths.npy \\
+    --max-len 32768 --tokens 200000 -o proposal.json
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "propose",
+        help="propose strategies for a data set",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--profile", metavar="NAME|FILE", required=True, help="seqplan profiles")
+    parser.add_argument("--gpus", metavar="N", type=positive, required=True)
+    parser.add_argument(
+        "--lengths", metavar="FILE", required=True, help="lengths.npy, or any source of lengths"
+    )
+    parser.add_argument(
+        "--max-len", metavar="L", type=positive, required=True, help="truncate sequences to this"
+    )
+    parser.add_argument(
+        "--tokens",
+        metavar="T",
+        type=positive,
+        help=f"tokens of a step; default {TOKENS_PER_GPU} per GPU",
+    )
+    parser.add_argument(
+        "--method",
+        choices=METHODS,
+        default=METHODS[0],
+        help="search: ours (default); eq4: the published dynamic programme, relaxed and rounded",
+    )
+    parser.add_argument("--seed", metavar="S", type=natural, default=0)
+    parser.add_argument(
+        "--optimizer-shards",
+        metavar="D",
+        type=positive,
+        help="ranks over which optimizer states are sharded; default all",
+    )
+    parser.add_argument(
+        "--include-flagged", action="store_true", help="also use coefficients marked as unsound"
+    )
+    parser.add_argument(
+        "--exchange-ms",
+        metavar="E[,H]|published",
+        type=published_or_times,
+        help="choose strategies, here and in planning, by their time with the exchange of "
+        "parameters and gradients: between equal replicas, and between different ones; "
+        "published: in proportion to the parameters; default: by propagation alone",
+    )
+    add_overlap(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write proposal.json")
+    parser.add_argument("--json", action="store_true", help="the proposal on stdout")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
+    profile = find_profile(args.profile)
+    check_output(args.output, args.lengths, args.profile)
+    lengths = read_lengths([args.lengths]).values
+    cluster = Cluster(
+        gpus=args.gpus,
+        max_len=args.max_len,
+        tokens=args.tokens or TOKENS_PER_GPU * args.gpus,
+        include_flagged=args.include_flagged,
+        optimizer_shards=args.optimizer_shards,
+    )
+    exchange = proposed_with(profile, args.gpus, args.exchange_ms, args.overlap)
+    with ProgressBar(sys.stderr) as progress:
+        proposal = make_proposal(
+            profile,
+            cluster,
+            lengths,
+            seed=args.seed,
+            method=args.method,
+            exchange=exchange,
+            progress=progress,
+        )
+    text = proposal.to_json()
+    if args.output is not None:
+        with atomic_write(args.output, "w") as file:
+            file.write(text)
+    if args.json:
+        print(json.dumps(json.loads(text), ensure_ascii=False))
+    else:
+        print("\n".join(proposal_lines(proposal)))
+        if args.output is not None:
+            print(f"written: {args.output}")
+    return 0
+
+
+def proposal_lines(proposal: ProposalDocument) -> list[str]:
+    """A proposal for people: its candidates and what they are worth."""
+    rows = [
+        (
+            str(item.strategy),
+            str(item.strategy.gpus),
+            f"{item.max_sequence:,}",
+            seconds(item.expected_ms),
+            percent(item.runs, 0),
+            percent(item.wins, 0),
+        )
+        for item in proposal.candidates
+    ]
+    lines = table(("strategy", "GPUs", "longest", "expected", "can run", "best on"), rows)
+    bound = proposal.lower_bound_ms
+    best = "best candidate per batch"
+    if proposal.profile.rounds:
+        best = "rounds of groups chosen per step (the rows above: one degree throughout)"
+    lines += [
+        "",
+        (
+            f"{best}: {seconds(proposal.expected_ms)} on average over "
+            f"{proposal.judged} sampled batches of {proposal.cluster.tokens:,} tokens;"
+        ),
+        (
+            f"no strategy of this profile on {proposal.cluster.gpus} GPUs can be below "
+            f"{seconds(bound)} (proven): at most {percent(proposal.expected_ms / bound - 1)} left."
+        ),
+    ]
+    if proposal.exchange is not None:
+        lines.append(f"All with the exchange: {proposal.exchange.source}.")
+    if truncated := proposal.lengths.get("truncated"):
+        lines.append(f"{truncated:,} sequences truncated to {proposal.cluster.max_len:,} tokens.")
+    return lines

@@ -1,0 +1,83 @@
+"""``seqplan serve``: plans over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from seqplan.api.cli.executor_option import add_executor
+from seqplan.api.cli.terminal import natural, positive
+from seqplan.planner.workers.executor import check_executor
+
+_DESCRIPTION = """\
+Serve plans over HTTP: trainers' ranks ask for their views, acknowledge steps, and never wait for
+a plan that a killed service had published, as everything is in the store before it is handed out.
+Without tokens in the store it listens on loopback only.
+"""
+
+_EXAMPLES = """\
+examples:
+  seqplan serve --store seqplan.db --port 8400
+  seqplan serve --store seqplan.db --add-token trainer --scope write
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "serve",
+        help="serve plans over HTTP",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--store", metavar="URL", required=True, help="a SQLite file, or postgresql+psycopg://…"
+    )
+    parser.add_argument(
+        "--files", metavar="DIR", type=Path, help="uploaded arrays; default STORE.files"
+    )
+    parser.add_argument("--host", metavar="HOST", default="127.0.0.1", help="default 127.0.0.1")
+    parser.add_argument(
+        "--port", metavar="PORT", type=natural, default=8400, help="default 8400; 0: a free one"
+    )
+    parser.add_argument(
+        "--workers", metavar="W", type=positive, default=1, help="planners of a job; default 1"
+    )
+    add_executor(parser)
+    parser.add_argument(
+        "--add-token", metavar="NAME", help="print a new bearer token, once, and end"
+    )
+    parser.add_argument("--scope", choices=("read", "write"), default="read", help="of that token")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb. ``ValueError`` for a store or an address that cannot be used."""
+    # Imported here: no other verb needs the web framework or the database.
+    from seqplan.api.rest.server import serve
+    from seqplan.api.service.service import Service
+    from seqplan.api.store.access import add_token
+    from seqplan.api.store.store import Store
+
+    check_port(args.port)
+    check_executor(args.executor)
+    store = Store(args.store, args.files)
+    try:
+        if args.add_token is not None:
+            with store.writing() as connection:
+                token = add_token(connection, args.add_token, args.scope)
+            print(token)
+            return 0
+        service = Service(store, workers=args.workers, executor=args.executor)
+        return serve(store, service, args.host, args.port)
+    finally:
+        store.close()
+
+
+def check_port(port: int) -> None:
+    """``ValueError`` for what is no TCP port."""
+    if port > 65535:
+        raise ValueError(f"--port {port}: wants 0 to 65535")

@@ -1,0 +1,132 @@
+"""``seqplan sidecar``: one job's plans over HTTP, beside the job."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seqplan.api.cli.job_file import JobFile, read_job_file
+from seqplan.api.cli.serve import check_port
+from seqplan.api.cli.terminal import ProgressBar
+from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.proposal.make_proposal import TOKENS_PER_GPU, make_proposal
+from seqplan.planner.workers.executor import check_executor
+from seqplan.profiler.lengths import read_lengths
+from seqplan.profiler.shipped.catalogue import find_profile
+
+if TYPE_CHECKING:
+    from seqplan.api.store.store import Claim, Store
+
+_CLAIM_S = 0.2
+
+_DESCRIPTION = """\
+Plan and serve one job that a file describes: the same engine and interface as seqplan serve. Begun
+again with the same file it goes on where it ended.
+"""
+
+_EXAMPLES = """\
+example:
+  seqplan sidecar --job job.toml
+job.toml:
+  profile = "llama-7b-a800-80gb"
+  lengths = "lengths.npy"
+  gpus = 16
+  context = 32768
+  steps = 1000
+optional: job, tokens, seed, look_ahead, store, files, host, port, workers, executor
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "sidecar",
+        help="serve one job's plans beside it",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--job", metavar="FILE", type=Path, required=True, help="job.toml")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb. ``ValueError`` for a file that cannot be used or that is not the store's job."""
+    # Imported here: no other verb needs the web framework or the database.
+    from seqplan.api.rest.server import serve
+    from seqplan.api.service.service import Service
+    from seqplan.api.store.store import Store
+
+    job = read_job_file(args.job)
+    check_port(job.port)
+    check_executor(job.executor)
+    store = Store(job.store, Path(job.files) if job.files else None)
+    try:
+        _enter_once(store, job, args.job)
+        service = Service(store, workers=job.workers, executor=job.executor)
+        return serve(store, service, job.host, job.port)
+    finally:
+        store.close()
+
+
+def _enter_once(store: Store, job: JobFile, origin: Path) -> None:
+    """Put the job in the store, unless it is there; of several sidecars one does so."""
+    while True:
+        with store.claimed(f"entering {job.job}") as claim:
+            if claim is not None:
+                _enter(store, claim, job, origin)
+                return
+        time.sleep(_CLAIM_S)
+
+
+def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
+    from seqplan.api.store import jobs, schema
+    from seqplan.api.store.catalogue import get, put_lengths, put_proposal, write_lengths
+
+    profile = find_profile(job.profile)
+    lengths = read_lengths([job.lengths]).values
+    row = write_lengths(store, lengths)
+    cluster = Cluster(job.gpus, job.context, job.tokens or TOKENS_PER_GPU * job.gpus)
+    if (total := int(lengths.clip(max=job.context).sum())) < cluster.tokens:
+        raise ValueError(
+            f"{origin}: the lengths have {total} tokens, fewer than a step of {cluster.tokens}"
+        )
+    asked = {"profile": profile.digest, "lengths": row["id"], "seed": job.seed}
+    asked |= {"gpus": cluster.gpus, "max_len": cluster.max_len, "tokens": cluster.tokens}
+    asked |= {"steps": job.steps, "look_ahead": job.look_ahead}
+    with store.reading() as connection:
+        known = get(connection, schema.jobs, job.job)
+        made = None if known is None else get(connection, schema.proposals, known["proposal"])
+    if known is not None:
+        if made is None or json.loads(made["request"]) != asked:
+            raise ValueError(
+                f"{origin}: the store {job.store} has a job {job.job!r} of other settings; name "
+                "another job or store"
+            )
+        return
+    with ProgressBar(sys.stderr) as progress:
+        document = make_proposal(profile, cluster, lengths, seed=job.seed, progress=progress)
+    key = f"sidecar-{job.job}"
+    with claim.writing() as connection:
+        put_lengths(connection, row)
+        put_proposal(connection, key, asked, document.to_json())
+        jobs.add_job(
+            connection,
+            {
+                "id": job.job,
+                "proposal": key,
+                "lengths": row["id"],
+                "tokens": cluster.tokens,
+                "seed": job.seed,
+                "steps": job.steps,
+                "look_ahead": job.look_ahead,
+                "world_size": job.gpus,
+                "state": "planning",
+                "last_step": job.steps - 1,
+            },
+        )

@@ -1,0 +1,207 @@
+"""``seqplan trace``: a step's simulated execution as a Chrome trace, for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from seqplan.api.cli.explain import find_step
+from seqplan.api.cli.output_file import check_output
+from seqplan.api.cli.terminal import natural
+from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, Event
+from seqplan.planner.simulation.timeline import PipelineTimeline, PlanTimeline, plan_timeline
+from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Plan, PlannedPipeline
+from seqplan.profiler.shipped.catalogue import find_profile, shipped, shipped_names
+
+_DESCRIPTION = """\
+Write the simulated execution of one step as a Chrome trace: open it in Perfetto. A process is a
+pipeline, a thread a stage of it, an event one forward or backward of a micro-batch.
+"""
+
+_EXAMPLES = """\
+examples:
+  seqplan trace plans.jsonl --step 3 -o trace.json
+"""
+
+ASSUMED = "assumed: the plan's profile does not ship and was not given"
+"""Where forward's share of a micro-batch is from when no profile says it."""
+
+PHASES = {"F": "forward", "B": "backward"}
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "trace",
+        help="write one step as a Chrome trace",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("plans", metavar="plans.jsonl", type=Path)
+    parser.add_argument("--step", metavar="K", type=natural, required=True)
+    parser.add_argument(
+        "--profile",
+        metavar="NAME|FILE",
+        help="the plan's profile, which says what forward takes of a micro-batch; found by itself "
+        "where it ships",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="trace.json; without it, stdout"
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb. ``ValueError`` when there is no such step or its plan breaks a rule."""
+    check_output(args.output, args.plans)
+    plan = find_step(args.plans, args.step)
+    if broken := lint(plan, None):
+        raise ValueError(
+            f"{args.plans}: step {plan.step} breaks a rule ({broken[0]}); "
+            "seqplan check lists all that is wrong"
+        )
+    document = json.dumps(trace(plan, *_forward_fraction(plan, args)), separators=(",", ":"))
+    if args.output is None:
+        print(document)
+        return 0
+    with atomic_write(args.output) as file:
+        file.write(document + "\n")
+    print(f"written: {args.output}")
+    return 0
+
+
+def _forward_fraction(plan: Plan, args: argparse.Namespace) -> tuple[float, str]:
+    """Forward's share of a micro-batch's time, and who says so.
+
+    ``ValueError`` when the profile that was given is not the plan's.
+    """
+    if args.profile is not None:
+        profile = find_profile(args.profile)
+        if profile.digest != plan.planner.profile:
+            raise ValueError(
+                f"{args.plans}: step {plan.step} was planned from another profile than "
+                f"{profile.name} ({plan.planner.profile[:19]}…, not {profile.digest[:19]}…)"
+            )
+        return profile.forward_fraction, f"profile {profile.name}"
+    for name in shipped_names():
+        if (profile := shipped(name)).digest == plan.planner.profile:
+            return profile.forward_fraction, f"profile {name}"
+    return FORWARD_FRACTION, ASSUMED
+
+
+def trace(
+    plan: Plan, forward_fraction: float = FORWARD_FRACTION, source: str = ASSUMED
+) -> dict[str, Any]:
+    """The step as a Chrome trace document (JSON object format), times in microseconds.
+
+    ``source``: who says what forward takes of a micro-batch's time; the document states both.
+    Every pipeline takes its 1F1B simulation; pipelines that share ranks follow one another and
+    rounds wait for each other, as in the plan. A stage is one thread, since its ranks do the same
+    at the same time. The plan must be sound.
+    """
+    times = plan_timeline(plan, forward_fraction)
+    events: list[dict[str, Any]] = []
+    for index, pipeline in enumerate(plan.pipelines):
+        events += _names(index, pipeline)
+        events += _passes(plan, index, times.pipelines[index])
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "step": plan.step,
+            "tokens": plan.tokens,
+            "world_size": plan.world_size,
+            "idle_ranks": list(plan.idle_ranks),
+            "simulated_ms": times.simulated_ms,
+            "predicted_ms": plan.predicted_ms,
+            "profile": plan.planner.profile,
+            "forward_fraction": forward_fraction,
+            "forward_fraction_source": source,
+        },
+        "traceEvents": [*events, *_rounds(plan, times)],
+    }
+
+
+def _names(index: int, pipeline: PlannedPipeline) -> Iterator[dict[str, Any]]:
+    """What Perfetto shows beside the tracks, and their order."""
+    about = "" if pipeline.round is None else f", round {pipeline.round}"
+    label = f"pipeline {index}: {pipeline.scheme} on ranks {spans(pipeline.ranks)}{about}"
+    yield _metadata("process_name", index, 0, name=label)
+    yield _metadata("process_sort_index", index, 0, sort_index=index)
+    for stage in range(pipeline.scheme.pp):
+        ranks = spans(_stage_ranks(pipeline, stage))
+        yield _metadata("thread_name", index, stage, name=f"stage {stage}: ranks {ranks}")
+        yield _metadata("thread_sort_index", index, stage, sort_index=stage)
+
+
+def _metadata(what: str, process: int, thread: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": args}
+
+
+def _passes(plan: Plan, index: int, times: PipelineTimeline) -> Iterator[dict[str, Any]]:
+    """The forwards and backwards of one pipeline."""
+    pipeline = plan.pipelines[index]
+    last = [0] * pipeline.scheme.pp
+    for event in times.events:
+        # Nanoseconds, from the end of the pass before at the earliest: events of a thread must
+        # not overlap by a rounding error, or a viewer would nest them.
+        start = max(round(event.start_ms * 1e6), last[event.stage])
+        end = max(round(event.end_ms * 1e6), start)
+        last[event.stage] = end
+        yield {
+            "ph": "X",
+            "name": f"{event.phase}{event.micro_batch}",
+            "cat": PHASES[event.phase],
+            "pid": index,
+            "tid": event.stage,
+            "ts": start / 1000,
+            "dur": (end - start) / 1000,
+            "args": _about(plan, pipeline, event),
+        }
+
+
+def _about(plan: Plan, pipeline: PlannedPipeline, event: Event) -> dict[str, Any]:
+    micro = pipeline.micro_batches[event.micro_batch]
+    return {
+        "micro_batch": event.micro_batch,
+        "tokens": micro.tokens,
+        "padded_tokens": micro.padded_tokens,
+        "sequences": len(micro.sequences),
+        "longest": max((plan.lengths[position] for position in micro.sequences), default=0),
+        "cost_ms": micro.cost_ms,
+        "ranks": spans(_stage_ranks(pipeline, event.stage)),
+    }
+
+
+def _rounds(plan: Plan, times: PlanTimeline) -> Iterator[dict[str, Any]]:
+    """A mark across all tracks where a round starts."""
+    starts: dict[int, float] = {}
+    for pipeline, placed in zip(plan.pipelines, times.pipelines, strict=True):
+        start = placed.start_ms
+        if pipeline.round is not None:
+            starts[pipeline.round] = min(start, starts.get(pipeline.round, start))
+    for number, start in sorted(starts.items()):
+        mark = {"ph": "i", "s": "g", "name": f"round {number}", "pid": 0, "tid": 0}
+        yield {**mark, "ts": round(start * 1e6) / 1000}
+
+
+def _stage_ranks(pipeline: PlannedPipeline, stage: int) -> tuple[int, ...]:
+    width = pipeline.scheme.stage_gpus
+    return pipeline.ranks[stage * width : (stage + 1) * width]
+
+
+def spans(ranks: tuple[int, ...]) -> str:
+    """Ranks as ``0–3, 8``."""
+    found: list[list[int]] = []
+    for rank in sorted(ranks):
+        if found and rank == found[-1][1] + 1:
+            found[-1][1] = rank
+        else:
+            found.append([rank, rank])
+    return ", ".join(f"{low}" if low == high else f"{low}–{high}" for low, high in found)

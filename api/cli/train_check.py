@@ -1,0 +1,208 @@
+"""``seqplan train-check``: plans executed by real ranks train as one process does without them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from seqplan.api.cli.plan import strategy_of
+from seqplan.api.cli.terminal import ProgressBar, natural, positive, table
+from seqplan.api.training_check.check import GATES, Check, check_training, first_plans
+from seqplan.plans.format.codec import digest
+from seqplan.plans.plan import Plan
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.shipped.catalogue import shipped, shipped_names
+
+LARGE_STEP = 65_536
+"""Tokens of a step from which a CPU takes minutes for it."""
+
+_DESCRIPTION = """\
+Execute the first steps of a plan file with a small Llama on real ranks, one process each on this
+machine's CPU over gloo, and train the same model on the same sequences in one process that knows
+no plan. Losses, gradient norms and final parameters must agree; exit code 1 where they do not.
+"""
+
+_EXAMPLES = """\
+examples:
+  seqplan train-check --plans plans.jsonl --ranks 4 --steps 10
+  seqplan train-check --plans plans.jsonl --ranks 4 --steps 3 --data corpus.idx --dtype float64
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "train-check",
+        help="execute plans on real ranks and compare with one process",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--plans", metavar="FILE", type=Path, required=True)
+    parser.add_argument(
+        "--ranks", metavar="N", type=positive, required=True, help="as many as the plans are for"
+    )
+    parser.add_argument("--steps", metavar="K", type=positive, default=10, help="default 10")
+    parser.add_argument(
+        "--data",
+        metavar="TOKENS",
+        help="token file: Megatron .idx with .bin, .npy or .jsonl; default: tokens made from the "
+        "seed and the sample's id, for any plan",
+    )
+    parser.add_argument("--seed", metavar="S", type=natural, default=0, help="default 0")
+    parser.add_argument(
+        "--dtype", choices=tuple(GATES), default="float32", help="of the ranks; default float32"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb: 0 where both runs agree, 1 where not. ``ValueError`` on bad input."""
+    plans = first_plans(args.plans, args.ranks, args.steps)
+    if args.data is not None and not Path(args.data).exists():
+        raise ValueError(f"{args.data}: No such file or directory")
+    if args.seed + args.ranks >= 2**63:
+        raise ValueError(f"--seed {args.seed}: is too large; below {2**63 - args.ranks}")
+    for warning in warnings(plans):
+        print(f"seqplan: {warning}", file=sys.stderr)
+    with ProgressBar(sys.stderr) as progress:
+        check = check_training(
+            args.plans, plans, data=args.data, seed=args.seed, dtype=args.dtype, progress=progress
+        )
+    if args.json:
+        print(json.dumps(document(check, args.data)))
+    else:
+        print("\n".join(check_lines(check, args.data)))
+    return 0 if check.agrees else 1
+
+
+def warnings(plans: Sequence[Plan]) -> list[str]:
+    """What may take long on this machine."""
+    found = []
+    largest = max(plan.tokens for plan in plans)
+    if largest >= LARGE_STEP:
+        found.append(f"steps of up to {largest:,} tokens may take minutes each on a CPU")
+    ranks, cores = plans[0].world_size, os.cpu_count() or 1
+    if ranks > 8 * cores:
+        found.append(f"{ranks} ranks on {cores} cores: starting them takes long, and memory")
+    return found
+
+
+def check_lines(check: Check, data: str | None, profile: Profile | None = None) -> list[str]:
+    """The check for people. ``profile``: the plans', where it is at hand."""
+    sizes, gates = check.sizes, check.gates
+    plan = check.steps[0].plan
+    reference = "float32" if check.dtype == "bfloat16" else check.dtype
+    return [
+        (
+            f"{plan.world_size} ranks ({check.dtype}) against one process ({reference}): Llama of "
+            f"{sizes.layers} layers, hidden {sizes.hidden}, {sizes.heads} heads "
+            f"({sizes.kv_heads} KV), vocabulary {sizes.vocab}"
+        ),
+        f"tokens {tokens_of(check, data)}; AdamW, clipped to a gradient norm of 1",
+        "",
+        *step_table(check),
+        "",
+        f"predicted: forward and backward {predicted_by(plan, profile)}",
+        (
+            f"measured: the slowest rank's whole step on this machine's {os.cpu_count()} cores, "
+            "which all ranks share"
+        ),
+        (
+            f"largest difference of parameters at the end: {check.parameter_difference:.1e} "
+            f"({check.parameter})"
+        ),
+        (
+            f"{'the runs agree' if check.agrees else 'THE RUNS DIFFER'}: limits are "
+            f"{gates.loss:g} on losses and {gates.gradient_norm:g} on gradient norms, relative, "
+            f"and {gates.parameter:g} on parameters"
+        ),
+    ]
+
+
+def step_table(check: Check) -> list[str]:
+    """One line a step."""
+    return table(
+        (
+            *("step", "tokens", "loss, ranks", "one process", "differ by", "norms by"),
+            *("tokens/s", "predicted", "measured", "  strategy"),
+        ),
+        [
+            (
+                str(step.plan.step),
+                f"{step.plan.tokens:,}",
+                f"{step.loss:.8f}",
+                f"{step.reference_loss:.8f}",
+                f"{step.loss_difference:.1e}",
+                f"{step.gradient_norm_difference:.1e}",
+                f"{step.tokens_per_s:,.0f}",
+                f"{step.plan.predicted_ms:,.0f} ms",
+                f"{step.measured_ms:,.0f} ms",
+                "  " + strategy_of(step.plan),
+            )
+            for step in check.steps
+        ],
+        left=0,
+    )
+
+
+def tokens_of(check: Check, data: str | None) -> str:
+    """Where the tokens are from."""
+    if data is None:
+        return "made from the seed and each sample's id"
+    return f"of {data}, ids modulo {check.sizes.vocab}"
+
+
+def predicted_by(plan: Plan, profile: Profile | None) -> str:
+    """For which model and hardware a plan's times are, as far as its profile is known here."""
+    if profile is None:
+        profiles = (shipped(name) for name in shipped_names())
+        profile = next((each for each in profiles if each.digest == plan.planner.profile), None)
+    if profile is None:
+        return "by the plan's profile, for its model and hardware"
+    return f"by profile {profile.name}, for its model on {profile.hardware}"
+
+
+def document(check: Check, data: str | None) -> dict[str, Any]:
+    """The check for machines; what is no number is null."""
+    return {
+        "agrees": check.agrees,
+        "ranks": check.steps[0].plan.world_size,
+        "dtype": check.dtype,
+        "data": data,
+        "model": asdict(check.sizes),
+        "limits": asdict(check.gates),
+        "parameter": check.parameter,
+        "parameter_difference": _number(check.parameter_difference),
+        "steps": [
+            {
+                "step": step.plan.step,
+                "digest": digest(step.plan),
+                "strategy": strategy_of(step.plan),
+                "tokens": step.plan.tokens,
+                "loss": _number(step.loss),
+                "reference_loss": _number(step.reference_loss),
+                "loss_difference": _number(step.loss_difference),
+                "gradient_norm": _number(step.gradient_norm),
+                "reference_gradient_norm": _number(step.reference_gradient_norm),
+                "gradient_norm_difference": _number(step.gradient_norm_difference),
+                "tokens_per_s": step.tokens_per_s,
+                "predicted_ms": step.plan.predicted_ms,
+                "measured_ms": step.measured_ms,
+            }
+            for step in check.steps
+        ],
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

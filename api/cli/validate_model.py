@@ -1,0 +1,128 @@
+"""``seqplan validate-model``: the analytic model's predictions beside published figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from seqplan.api.cli.terminal import percent, table
+
+if TYPE_CHECKING:
+    from seqplan.profiler.analytic.validate import Check
+
+_DESCRIPTION = """\
+Predict what was published, with the model of seqplan estimate: attention and training throughput
+(USP), fitted latencies and MaxLen (Hydraulis), all-to-all times (FlexSP). Nothing is scaled to the
+published figures; where the model misses, the effect that it lacks is named.
+"""
+
+_EXAMPLES = """\
+examples:
+  seqplan validate-model
+  seqplan validate-model --rows
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb; the parsed arguments carry ``run``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "validate-model",
+        help="the analytic model beside published figures",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rows", action="store_true", help="every figure, not only summaries")
+    parser.add_argument("--json", action="store_true", help="as JSON, every figure")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb."""
+    from seqplan.profiler.analytic.validate import checks  # scipy.stats is slow to import
+
+    found = checks()
+    if args.json:
+        print(json.dumps([as_json(check) for check in found], ensure_ascii=False))
+        return 0
+    lines = summary(found)
+    said: set[str] = set()
+    for check in found:
+        lines += ["", *textwrap.wrap(f"{check.name}: {check.what}", 98)]
+        if args.rows:
+            lines += _rows(check)
+        if check.missing not in said:
+            lines += [f"  {text}" for text in check.missing.splitlines()]
+        said.add(check.missing)
+    print("\n".join(lines))
+    return 0
+
+
+def summary(found: list[Check]) -> list[str]:
+    """One line a table: rank correlation, ratio, error, and how the predicted best fares."""
+    lines = table(
+        ("table", "figures", "rank correlation", "ratio", "error", "best chosen", "loses"),
+        [
+            (
+                check.name,
+                str(len(check.rows)),
+                f"{check.rank_correlation:.3f}",
+                f"{check.median_ratio:.2f}",
+                percent(check.median_error),
+                f"{sum(ours == best for ours, best, _ in winners)} of {len(winners)}",
+                percent(max((loss for _, _, loss in winners), default=0.0)),
+            )
+            for check in found
+            for winners in [list(check.winners().values())]
+        ],
+    )
+    lines.append("rank correlation: Spearman's; ratio: median of predicted / published;")
+    lines.append("error: median of |ratio − 1|; loses: how much worse than the published best the")
+    lines.append("predicted best is, as published")
+    return lines
+
+
+def as_json(check: Check) -> dict[str, Any]:
+    """A table with every figure."""
+    return {
+        "name": check.name,
+        "what": check.what,
+        "unit": check.unit,
+        "rank_correlation": check.rank_correlation,
+        "median_ratio": check.median_ratio,
+        "median_error": check.median_error,
+        "winners": {
+            group: {"predicted": ours, "published": best, "loss": loss}
+            for group, (ours, best, loss) in check.winners().items()
+        },
+        "missing": check.missing.splitlines(),
+        "rows": [
+            {
+                "group": row.group,
+                "label": row.label,
+                "predicted": row.predicted,
+                "published": row.published,
+            }
+            for row in check.rows
+        ],
+    }
+
+
+def _rows(check: Check) -> list[str]:
+    return table(
+        (check.unit, "", "predicted", "published", "ratio"),
+        [
+            (
+                row.group,
+                row.label,
+                f"{row.predicted:,.4g}",
+                f"{row.published:,.4g}",
+                f"{row.predicted / row.published:.2f}",
+            )
+            for row in check.rows
+        ],
+        left=2,
+    )

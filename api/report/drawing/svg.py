@@ -1,0 +1,200 @@
+"""SVG drawn by hand: shapes, scales with ticks, and figures that exist wide and narrow."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from seqplan.api.report.drawing.markup import element, text
+
+WIDE, NARROW = 880, 350
+"""Widths (px) a figure is drawn for: a desktop or a page of paper, and a phone.
+
+Text that shrinks with its figure cannot be read on a phone, so each figure is drawn twice and the
+style sheet shows one.
+"""
+
+DASHES = (None, "7 3", "2 2", "9 3 2 3", "4 2", "12 4")
+"""Dash patterns, so that neighbouring lines differ without colour."""
+
+CHARACTER = 0.56
+"""Mean width of a character over the font size, on the safe side for sans-serif faces."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Shapes in a box of this height (px)."""
+
+    height: float
+    shapes: tuple[str, ...]
+
+
+def number(value: float) -> str:
+    """A coordinate with at most one decimal: enough for a pixel, short in the file."""
+    written = f"{value:.1f}".removesuffix(".0")
+    return "0" if written == "-0" else written
+
+
+def rect(x: float, y: float, width: float, height: float, class_: str, title: str = "") -> str:
+    """A rectangle; ``title`` is what a pointer shows."""
+    about = f"<title>{text(title)}</title>" if title else ""
+    return (
+        f'<rect x="{number(x)}" y="{number(y)}" width="{number(max(width, 0))}" '
+        f'height="{number(max(height, 0))}" class="{class_}">{about}</rect>'
+    )
+
+
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:
+    """A straight line."""
+    return (
+        f'<line x1="{number(x1)}" y1="{number(y1)}" x2="{number(x2)}" y2="{number(y2)}" '
+        f'class="{class_}"></line>'
+    )
+
+
+def path(commands: str, class_: str, dashes: str | None = None) -> str:
+    """A path of SVG commands."""
+    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+    return f'<path d="{commands}" class="{class_}"{dashed}></path>'
+
+
+def polyline(points: Iterable[tuple[float, float]]) -> str:
+    """Path commands through these points."""
+    return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
+
+
+def label(x: float, y: float, content: str, *, anchor: str = "start", class_: str = "") -> str:
+    """Text at a baseline; ``anchor``: start, middle or end."""
+    anchored = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    styled = f' class="{class_}"' if class_ else ""
+    return f'<text x="{number(x)}" y="{number(y)}"{anchored}{styled}>{text(content)}</text>'
+
+
+def text_width(content: str, size: float = 12) -> float:
+    """An estimate of a text's width (px); wide scripts count double."""
+    return sum(
+        size * (1.0 if unicodedata.east_asian_width(sign) in "WF" else CHARACTER)
+        for sign in content
+    )
+
+
+def fit(content: str, room: float, size: float = 12) -> str:
+    """The text, cut with an ellipsis where it is wider than ``room`` px."""
+    if text_width(content, size) <= room:
+        return content
+    while content and text_width(content + "…", size) > room:
+        content = content[:-1]
+    return content.rstrip() + "…"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps [low, high] to pixels [start, end], linearly or by logarithm."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """The pixel of a value; values outside are held at the ends."""
+        value = min(max(value, self.low), self.high)
+        if self.high <= self.low:
+            return self.start
+        if self.log:
+            share = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self, room: float) -> list[float]:
+        """Round values in the scale, each with ``room`` px."""
+        count = max(2.0, abs(self.end - self.start) / room)
+        if self.log:
+            return _log_ticks(self.low, self.high, count)
+        step = _round_step((self.high - self.low) / count)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        return [at * step for at in range(first, last + 1)]
+
+
+def _round_step(rough: float) -> float:
+    if rough <= 0 or not math.isfinite(rough):
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next((m * power for m in (1, 2, 5) if m * power >= rough * (1 - 1e-9)), 10 * power)
+
+
+def _log_ticks(low: float, high: float, count: float) -> list[float]:
+    """Powers of ten with their 2 and 5 as far as there is room; powers of two are for lengths."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        found = [f * 10.0**d for d in decades for f in factors if low <= f * 10.0**d <= high]
+        if len(found) <= count:
+            return found
+    return found[:: math.ceil(len(found) / count)]
+
+
+def figure(
+    ident: str, title: str, about: str, caption: str, draw: Callable[[float], Drawing]
+) -> str:
+    """A figure for wide and for narrow screens, its title and description for those who hear it."""
+    drawings = []
+    for kind, width in (("wide", WIDE), ("narrow", NARROW)):
+        drawing = draw(width)
+        name = f"{ident}-{kind}"
+        drawings.append(
+            element(
+                "svg",
+                element("title", text(title), id=f"{name}-title"),
+                element("desc", text(about), id=f"{name}-desc"),
+                "\n".join(drawing.shapes),
+                viewBox=f"0 0 {width} {number(drawing.height)}",
+                class_=kind,
+                role="img",
+                aria_labelledby=f"{name}-title {name}-desc",
+            )
+        )
+    return element(
+        "figure",
+        element("h3", text(title)),
+        *drawings,
+        element("figcaption", text(caption)),
+    )
+
+
+def legend(entries: Iterable[tuple[str, str]], width: float, top: float) -> tuple[list[str], float]:
+    """Filled squares of a class with what they mean, in lines; the shapes and the height used."""
+    shapes, x, y = [], 0.0, top
+    for class_, meaning in entries:
+        meaning = fit(meaning, width - 22)
+        needed = 20 + text_width(meaning) + 14
+        if x and x + needed > width + 14:
+            x, y = 0.0, y + 18
+        shapes.append(rect(x + 0.5, y + 1.5, 13, 11, class_))
+        shapes.append(label(x + 20, y + 12, meaning))
+        x += needed
+    return shapes, y + 22 - top
+
+
+def end_labels(
+    ends: list[tuple[float, float, str]], right: float, top: float, bottom: float
+) -> list[str]:
+    """Names of lines in the right margin, apart from one another, led to their ends.
+
+    ``ends``: (y, x, name) of each line's end.
+    """
+    ends = sorted(ends)
+    places: list[float] = []
+    for at, (y_end, _, _) in enumerate(ends):
+        earliest = places[-1] + 14 if places else top + 6
+        latest = bottom - 14 * (len(ends) - 1 - at)
+        places.append(min(max(y_end, earliest), max(latest, earliest)))
+    shapes = []
+    for place, (y_end, x_end, name) in zip(places, ends, strict=True):
+        shapes.append(path(polyline([(x_end + 5, y_end), (right + 14, place)]), "leader"))
+        shapes.append(label(right + 17, place + 4, name))
+    return shapes

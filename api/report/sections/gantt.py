@@ -1,0 +1,186 @@
+"""Gantt charts of single steps: what every stage does when, ours above the best baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from seqplan.api.report.drawing.markup import element, section, table, text
+from seqplan.api.report.drawing.numbers import duration, milliseconds, percent, ranges, whole
+from seqplan.api.report.drawing.svg import (
+    Drawing,
+    Scale,
+    figure,
+    label,
+    legend,
+    line,
+    number,
+    path,
+    rect,
+    text_width,
+)
+from seqplan.api.report.sections.gantt_rows import Block, Row, blocks, rows_of
+from seqplan.api.report.sections.pick import best_baseline, fastest, simulated_on, slowest
+from seqplan.planner.comparison.results import Comparison, Iteration, System
+
+KINDS = ("forward", "backward", "exchange", "optimizer", "switch")
+
+PIECES = 4.5
+"""Pieces of a chart per px of its width, so that the file stays small."""
+
+NUMBERED = 150
+"""Micro-batch numbers in a chart, at most."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What the charts of one step share: the end of the time axis and the height of a GPU (px)."""
+
+    end_ms: float
+    gpu: float
+
+
+def gantt(comparison: Comparison) -> str:
+    """Our slowest and our fastest step, and the best baseline on the same batches."""
+    best = best_baseline(comparison)
+    systems = [comparison.ours] if best is None else [comparison.ours, best]
+    steps = [("slowest", slowest(comparison.ours))]
+    if len(comparison.ours.iterations) > 1:
+        steps.append(("fastest", fastest(comparison.ours)))
+    parts = []
+    for word, at in steps:
+        # One time axis for a step, so that lengths can be compared between systems.
+        end = max(system.iterations[at].total_ms for system in systems)
+        # Enough height for the rows of either, and the same height for a GPU in both.
+        rows = [rows_of(system.iterations[at]) for system in systems]
+        height = min(620.0, max(120.0, 34.0 * max(map(len, rows))))
+        for system, found in zip(systems, rows, strict=True):
+            scale = Extent(end, height / found[-1].high)
+            parts.append(_chart(comparison, system, system.iterations[at], word, found, scale))
+    against = "" if best is None else f" and {best.name} on the same batches"
+    return section(
+        "gantt",
+        "Where the time goes",
+        f"Our slowest and our fastest step{against}: what every rank does when. Heights are GPUs "
+        "and widths are time, so an empty area is GPU-time lost.",
+        *parts,
+    )
+
+
+def _chart(
+    comparison: Comparison,
+    system: System,
+    iteration: Iteration,
+    word: str,
+    rows: Sequence[Row],
+    extent: Extent,
+) -> str:
+    ident = f"gantt-{word}-{'ours' if system is comparison.ours else 'other'}"
+    title = f"Our {word} step ({iteration.step:,}): {system.name}"
+    if not iteration.spans:
+        return element("figure", element("h3", text(title)), element("p", "Not recorded."))
+    several = max(row.stages for row in rows)
+    caption = (
+        f"{simulated_on(comparison)} {duration(iteration.total_ms)}, bubble "
+        f"{percent(iteration.bubble_ratio)}, strategy {iteration.strategy}. Numbers are "
+        "micro-batches; passes too short to see are drawn together."
+    )
+    if several > 1:
+        caption += f" Up to {several:,} stages share a row, which shows the busiest of them."
+    return figure(
+        ident,
+        title,
+        f"Rows are ranks from 0 up, time runs to the right; the iteration takes "
+        f"{milliseconds(iteration.total_ms)} ms. The table has the times of every row.",
+        caption,
+        lambda width: _draw(rows, iteration.total_ms, extent, width),
+    ) + _table(title, rows, iteration.total_ms)
+
+
+def _draw(rows: Sequence[Row], total_ms: float, extent: Extent, width: float) -> Drawing:
+    present = {span.kind for row in rows for span in row.spans}
+    entries = [(kind, kind) for kind in KINDS if kind in present]
+    shapes, top = legend([*entries, ("stage", "idle")], width, 0)
+    world = rows[-1].high
+    end_ms, gpu = extent.end_ms, extent.gpu
+    left = text_width(f"{world - 1:,}") + 10
+    x = Scale(0, end_ms, left, width - 1)
+    top += 16
+    bottom = top + world * gpu
+    shapes.append(label(0, top - 6, "rank", class_="soft"))
+    shapes.append(rect(left, top, x(total_ms) - left, bottom - top, "stage"))
+    pieces = _pieces(rows, end_ms, width)
+    paths: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    numbers: list[str] = []
+    last_label = -100.0
+    for row, found in zip(rows, pieces, strict=True):
+        y, height = top + row.low * gpu, (row.high - row.low) * gpu
+        inset = min(1.0, height / 6)
+        if y + height / 2 - last_label >= 13:
+            shapes.append(
+                label(left - 6, y + min(height / 2 + 4, 13), f"{row.low:,}", anchor="end")
+            )
+            last_label = y + height / 2
+        for block in found:
+            begin, end = x(block.start_ms), x(block.end_ms)
+            size = max(end - begin - (0.6 if end - begin > 3 else 0), 0.3)
+            across = f"h{number(size)}v{number(height - inset)}h-{number(size)}z"
+            paths.setdefault(block.kind, []).append(f"M{number(begin)} {number(y)}{across}")
+            if height >= 11 and len(numbers) < NUMBERED:
+                numbers += _numbered(block, begin, size, y + height / 2)
+    shapes += [path("".join(found), kind) for kind, found in paths.items() if found]
+    shapes += numbers
+    shapes.append(line(x(total_ms), top - 4, x(total_ms), bottom + 4, "mark"))
+    for tick in x.ticks(text_width(milliseconds(end_ms)) + 30):
+        shapes.append(line(x(tick), bottom, x(tick), bottom + 4, "axis"))
+        name = whole(tick) if end_ms >= 20 else f"{tick:g}"
+        half = text_width(name) / 2
+        middle = min(max(x(tick), half), width - half)
+        shapes.append(label(middle, bottom + 17, name, anchor="middle"))
+    shapes.append(label(left, bottom + 32, "ms from the start of the iteration", class_="soft"))
+    return Drawing(bottom + 36, tuple(shapes))
+
+
+def _pieces(rows: Sequence[Row], end_ms: float, width: float) -> list[list[Block]]:
+    """What to draw of each row, the pieces as small as the whole chart's number allows."""
+    shortest = end_ms / width
+    while True:
+        found = [blocks(row.spans, shortest) for row in rows]
+        if sum(map(len, found)) <= max(PIECES * width, 2 * len(rows)) or shortest > end_ms:
+            return found
+        shortest *= 1.5
+
+
+def _numbered(block: Block, begin: float, size: float, middle: float) -> list[str]:
+    """The micro-batch's number where there is room for it."""
+    if block.micro_batch is None or block.kind not in ("forward", "backward"):
+        return []
+    name = f"{block.micro_batch:,}"
+    if size < text_width(name, 10) + 4:
+        return []
+    return [label(begin + size / 2, middle + 3, name, anchor="middle", class_=f"on-{block.kind}")]
+
+
+def _table(title: str, rows: Sequence[Row], total_ms: float) -> str:
+    """The times of every row; columns that say nothing here are left out."""
+    kinds = [kind for kind in KINDS if any(row.spent_ms(kind) > 0 for row in rows)]
+    shared = any(row.stages > 1 for row in rows)
+    header = ["Ranks", *(["Stages", "Shown"] if shared else []), "Micro-batches"]
+    header += [f"{kind.capitalize()} (ms)" for kind in kinds]
+    header += ["Idle (ms)", "Work begins (ms)", "Work ends (ms)"]
+    body = []
+    for row in rows:
+        work = [span for span in row.spans if span.kind in ("forward", "backward")]
+        passes = sum(span.kind == "forward" for span in work)
+        body.append(
+            [
+                ranges(range(row.low, row.high)),
+                *([whole(row.stages), ranges(range(*row.shown))] if shared else []),
+                whole(passes),
+                *(milliseconds(row.spent_ms(kind)) for kind in kinds),
+                milliseconds(max(0.0, total_ms - row.covered_ms)),
+                milliseconds(min((span.start_ms for span in work), default=None)),
+                milliseconds(max((span.end_ms for span in work), default=None)),
+            ]
+        )
+    return table(f"{title}, by stage", header, body)

@@ -1,0 +1,165 @@
+"""The answer first: how fast every system is, and what to make of it."""
+
+from __future__ import annotations
+
+from seqplan.api.report.drawing.markup import element, listing, section, table, text
+from seqplan.api.report.drawing.numbers import (
+    duration,
+    factor,
+    mean,
+    median,
+    milliseconds,
+    percent,
+    ratio,
+    whole,
+)
+from seqplan.api.report.drawing.svg import (
+    Drawing,
+    Scale,
+    figure,
+    fit,
+    label,
+    legend,
+    rect,
+    text_width,
+)
+from seqplan.api.report.sections.pick import best_baseline, simulated_on
+from seqplan.planner.comparison.results import Comparison, System
+
+PARTS = (
+    ("propagation", "forward and backward"),
+    ("exchange", "exchange that is not hidden"),
+    ("optimizer", "optimizer"),
+)
+"""Fills and meanings of a bar's parts."""
+
+
+def headline(comparison: Comparison) -> str:
+    """Mean iteration of every system, advice, what was left out, assumptions."""
+    origin = simulated_on(comparison)
+    parts = [_facts(comparison), element("p", text(comparison.advice), class_="advice")]
+    parts.append(
+        figure(
+            "iteration",
+            "Mean iteration",
+            "One bar for each system: its mean iteration in milliseconds, split into propagation, "
+            f"exchange and optimizer. {_spoken(comparison)}",
+            f"{origin} Shorter is better.",
+            lambda width: _bars(comparison, width),
+        )
+    )
+    parts.append(_tables(comparison))
+    if comparison.left_out:
+        parts.append(element("h3", "Left out"))
+        parts.append(listing(f"{name}: {why}" for name, why in comparison.left_out))
+    if comparison.assumptions:
+        parts.append(element("h3", "Assumptions"))
+        parts.append(listing(comparison.assumptions))
+    return section(
+        "summary",
+        "Ours beside the others",
+        f"Mean iteration, tokens per second and speed-up over the same "
+        f"{len(comparison.ours.iterations):,} batches, simulated on profile {comparison.profile}.",
+        *parts,
+    )
+
+
+def _facts(comparison: Comparison) -> str:
+    ours, best = comparison.ours, best_baseline(comparison)
+    facts = [
+        ("Mean iteration, ours", duration(ours.mean_ms), ours.name),
+        ("Tokens per second, ours", whole(ours.tokens_per_s), f"on {comparison.gpus:,} GPUs"),
+    ]
+    if best is not None:
+        values = comparison.speedups(best)
+        spread = f"{factor(min(values))} to {factor(max(values))} over the steps"
+        facts.append(
+            (
+                "Speed-up over the best baseline",
+                factor(best.mean_ms / ours.mean_ms),
+                f"{best.name}; {spread}",
+            )
+        )
+    return element(
+        "dl",
+        *(
+            element(
+                "div",
+                element("dt", text(name)),
+                element("dd", text(value), element("small", text(note))),
+            )
+            for name, value, note in facts
+        ),
+        class_="facts",
+    )
+
+
+def _spoken(comparison: Comparison) -> str:
+    return " ".join(f"{s.name}: {milliseconds(s.mean_ms)} ms." for s in comparison.systems)
+
+
+def _means(system: System) -> list[float]:
+    """Mean propagation, exchange and optimizer, ms."""
+    count = len(system.iterations)
+    return [
+        sum(item.propagation_ms for item in system.iterations) / count,
+        sum(item.exchange_ms for item in system.iterations) / count,
+        sum(item.optimizer_ms for item in system.iterations) / count,
+    ]
+
+
+def _bars(comparison: Comparison, width: float) -> Drawing:
+    shapes, top = legend(PARTS, width, 0)
+    longest = max(system.mean_ms for system in comparison.systems)
+    scale = Scale(0, longest, 0, width - 2)
+    for at, system in enumerate(comparison.systems):
+        y = top + at * 40
+        value = f"{milliseconds(system.mean_ms)} ms"
+        room = width - text_width(value) - 12
+        style = "strong" if at == 0 else ""
+        shapes.append(label(0, y + 12, fit(system.name, room), class_=style))
+        shapes.append(label(width, y + 12, value, anchor="end", class_=style))
+        x = 1.0
+        for part, (class_, _) in zip(_means(system), PARTS, strict=True):
+            if part > 0:
+                shapes.append(rect(x, y + 17, scale(part), 14, class_, f"{milliseconds(part)} ms"))
+            x += scale(part)
+    height = top + 40 * len(comparison.systems)
+    return Drawing(height, tuple(shapes))
+
+
+def _tables(comparison: Comparison) -> str:
+    """What counts first, then what it is made of, then what the systems are."""
+    header = ["System", "Dispatch and packing", "Mean iteration (ms)", "Tokens/s"]
+    header += ["Speed-up of ours, of the means", "smallest step", "median step", "largest step"]
+    rows, makings = [], []
+    for system in comparison.systems:
+        values = comparison.speedups(system)
+        items = system.iterations
+        rows.append(
+            [
+                system.name,
+                "ours" if system.balanced or system is comparison.ours else "its own",
+                milliseconds(system.mean_ms),
+                whole(system.tokens_per_s),
+                factor(system.mean_ms / comparison.ours.mean_ms),
+                *(factor(pick(values)) for pick in (min, median, max)),
+            ]
+        )
+        makings.append(
+            [
+                system.name,
+                *(milliseconds(part) for part in _means(system)),
+                percent(mean(item.bubble_ratio for item in items)),
+                ratio(mean(item.imbalance for item in items)),
+                percent(mean(item.mfu for item in items)),
+            ]
+        )
+    made_of = ["System", "Propagation (ms)", "Exchange (ms)", "Optimizer (ms)"]
+    made_of += ["Bubble", "Imbalance", "FLOPs utilisation"]
+    about = [[system.name, system.description] for system in comparison.systems]
+    return (
+        table("Systems, over the steps", header, rows, left=2)
+        + table("What an iteration is made of, means", made_of, makings)
+        + table("What each system is", ["System", "Description"], about, left=2)
+    )

@@ -1,0 +1,144 @@
+"""How evenly the ranks are loaded: forward and backward per rank, ours and the best baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from seqplan.api.report.drawing.markup import section, table
+from seqplan.api.report.drawing.numbers import milliseconds, percent, ranges, ratio, whole
+from seqplan.api.report.drawing.svg import (
+    Drawing,
+    Scale,
+    figure,
+    label,
+    line,
+    number,
+    path,
+    text_width,
+)
+from seqplan.api.report.sections.pick import best_baseline, simulated_on, slowest
+from seqplan.planner.comparison.results import Comparison, Iteration, System
+
+
+def load(comparison: Comparison) -> str:
+    """Bars by rank at our slowest step, figures for it, and every rank in a table."""
+    at = slowest(comparison.ours)
+    best = best_baseline(comparison)
+    systems = [comparison.ours] if best is None else [comparison.ours, best]
+    items = [(system, system.iterations[at]) for system in systems]
+    highest = max(max((*item.rank_busy_ms, item.propagation_ms)) for _, item in items)
+    step = comparison.ours.iterations[at].step
+    figures = [_figure(comparison, system, item, highest) for system, item in items]
+    return section(
+        "load",
+        "Load of the ranks",
+        f"How long each rank computes at our slowest step ({step:,}); what is missing to the end "
+        "of propagation is waiting.",
+        *figures,
+        _summary(items),
+        _ranks(items),
+    )
+
+
+def _figure(comparison: Comparison, system: System, item: Iteration, highest: float) -> str:
+    ours = system is comparison.ours
+    return figure(
+        f"load-{'ours' if ours else 'other'}",
+        f"Step {item.step:,}: {system.name}",
+        f"One bar for each rank: its forward and backward time; mean "
+        f"{milliseconds(_mean(item.rank_busy_ms))} ms, propagation ends at "
+        f"{milliseconds(item.propagation_ms)} ms.",
+        f"{simulated_on(comparison)} Dashed: mean of the ranks. Thick line: end of propagation. "
+        f"Imbalance {ratio(item.imbalance)}, bubble {percent(item.bubble_ratio)}.",
+        lambda width: _bars(item, highest, width, ours),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _bars(item: Iteration, highest: float, width: float, ours: bool) -> Drawing:
+    top, bottom = 22.0, 170.0
+    y = Scale(0, highest * 1.04 or 1.0, bottom, top)
+    ticks = y.ticks(34)
+    left = max(text_width(whole(tick)) for tick in ticks) + 8
+    shapes = [label(0, 12, "ms", class_="soft")]
+    for tick in ticks:
+        shapes.append(line(left, y(tick), width, y(tick), "grid"))
+        shapes.append(label(left - 6, y(tick) + 4, whole(tick), anchor="end"))
+    busy = item.rank_busy_ms
+    pitch = (width - left) / max(len(busy), 1)
+    gap = min(2.0, pitch / 4) if pitch > 4 else 0.0
+    bars = []
+    for first, after, value in _runs(busy) if not gap else _each(busy):
+        x, size = left + first * pitch, (after - first) * pitch - gap
+        rise = number(bottom - y(value))
+        bars.append(f"M{number(x)} {number(bottom)}v-{rise}h{number(size)}v{rise}z")
+    shapes.append(path("".join(bars), "ours" if ours else "other"))
+    mean = y(_mean(busy))
+    # A dark dash would not show on a dark bar: a band of the page's colour lies under it.
+    shapes.append(line(left, mean, width, mean, "band"))
+    shapes.append(line(left, mean, width, mean, "dashed"))
+    end = y(item.propagation_ms)
+    shapes.append(line(left, end, width, end, "mark"))
+    shapes.append(line(left, bottom, width, bottom, "axis"))
+    every = max(1, -int(-(text_width(f"{len(busy):,}") + 14) // pitch))
+    # Multiples of a power of two, as ranks are counted.
+    every = 1 << (every - 1).bit_length()
+    for rank in range(0, len(busy), every):
+        middle = left + (rank + 0.5) * pitch
+        shapes.append(label(middle, bottom + 15, f"{rank:,}", anchor="middle"))
+    shapes.append(label((left + width) / 2, bottom + 31, "rank", anchor="middle", class_="soft"))
+    return Drawing(bottom + 36, tuple(shapes))
+
+
+def _each(values: Sequence[float]) -> list[tuple[int, int, float]]:
+    return [(rank, rank + 1, value) for rank, value in enumerate(values)]
+
+
+def _runs(values: Sequence[float]) -> list[tuple[int, int, float]]:
+    """Ranks [first, after) of equal load."""
+    found: list[tuple[int, int, float]] = []
+    for rank, value in enumerate(values):
+        if found and found[-1][2] == value:
+            found[-1] = (found[-1][0], rank + 1, value)
+        else:
+            found.append((rank, rank + 1, value))
+    return found
+
+
+def _summary(items: Sequence[tuple[System, Iteration]]) -> str:
+    header = ["System", "Least loaded (ms)", "Mean (ms)", "Most loaded (ms)"]
+    header += ["Propagation (ms)", "Imbalance", "Bubble"]
+    rows = [
+        [
+            system.name,
+            milliseconds(min(item.rank_busy_ms, default=None)),
+            milliseconds(_mean(item.rank_busy_ms)),
+            milliseconds(max(item.rank_busy_ms, default=None)),
+            milliseconds(item.propagation_ms),
+            ratio(item.imbalance),
+            percent(item.bubble_ratio),
+        ]
+        for system, item in items
+    ]
+    return table("Load in figures", header, rows)
+
+
+def _ranks(items: Sequence[tuple[System, Iteration]]) -> str:
+    """Every rank's load and end, ranks in a row together where all of these agree."""
+    header = ["Ranks"]
+    for system, _ in items:
+        header += [f"{system.name}: busy (ms)", f"{system.name}: done at (ms)"]
+    columns = [column for _, item in items for column in (item.rank_busy_ms, item.rank_end_ms)]
+    found: list[tuple[int, int, list[str]]] = []
+    for rank, values in enumerate(zip_longest(*columns)):
+        cells = [milliseconds(value) for value in values]
+        if found and found[-1][2] == cells:
+            found[-1] = (found[-1][0], rank + 1, cells)
+        else:
+            found.append((rank, rank + 1, cells))
+    rows = [[ranges(range(first, after)), *cells] for first, after, cells in found]
+    return table("Every rank", header, rows)

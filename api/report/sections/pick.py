@@ -1,0 +1,40 @@
+"""Which system and which steps the detailed figures are about."""
+
+from __future__ import annotations
+
+from seqplan.planner.comparison.results import Comparison, Iteration, System
+
+
+def best_baseline(comparison: Comparison) -> System | None:
+    """The fastest system that people could run without ours, None where there is no other.
+
+    A system with our dispatch and packing on top counts only where there is nothing else.
+    """
+    others = comparison.systems[1:]
+    plain = [system for system in others if not system.balanced] or others
+    return min(plain, key=lambda system: system.mean_ms, default=None)
+
+
+def slowest(system: System) -> int:
+    """Index of the system's slowest iteration."""
+    times = [iteration.total_ms for iteration in system.iterations]
+    return times.index(max(times))
+
+
+def fastest(system: System) -> int:
+    """Index of the system's fastest iteration."""
+    times = [iteration.total_ms for iteration in system.iterations]
+    return times.index(min(times))
+
+
+def simulated_on(comparison: Comparison) -> str:
+    """What every figure says of its origin."""
+    return f"Simulated on profile {comparison.profile}."
+
+
+def strategy_counts(iterations: tuple[Iteration, ...]) -> list[tuple[str, list[int]]]:
+    """Strategies with the indexes of their iterations, most frequent first."""
+    found: dict[str, list[int]] = {}
+    for at, iteration in enumerate(iterations):
+        found.setdefault(iteration.strategy, []).append(at)
+    return sorted(found.items(), key=lambda item: (-len(item[1]), item[1][0]))

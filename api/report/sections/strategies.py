@@ -1,0 +1,78 @@
+"""Which strategy our plans chose at each step, and how often."""
+
+from __future__ import annotations
+
+from seqplan.api.report.drawing.bars import step_ticks
+from seqplan.api.report.drawing.markup import section, table
+from seqplan.api.report.drawing.numbers import duration, milliseconds, percent, ranges, whole
+from seqplan.api.report.drawing.svg import Drawing, figure, fit, label, rect
+from seqplan.api.report.sections.pick import simulated_on, strategy_counts
+from seqplan.planner.comparison.results import Comparison
+
+ROWS = 12
+"""Strategies with a row of their own in the figure; the table has all."""
+
+
+def strategies(comparison: Comparison) -> str:
+    """Choices over the steps and their frequencies."""
+    items = comparison.ours.iterations
+    counted = strategy_counts(items)
+    many = "" if len(counted) <= ROWS + 1 else f" The last row holds {len(counted) - ROWS:,} more."
+    mean = sum(item.total_ms for item in items) / len(items)
+    return section(
+        "strategies",
+        "Strategies chosen",
+        f"Which of {len(counted):,} strateg{'y' if len(counted) == 1 else 'ies'} our plans ran at "
+        "each step: how many pipelines of which scheme.",
+        figure(
+            "choices",
+            "Strategy of each step",
+            "One row for each strategy, most frequent first, with a filled cell at each step that "
+            "ran it.",
+            f"{simulated_on(comparison)} Filled: the step ran it.{many} "
+            f"Mean iteration {duration(mean)}.",
+            lambda width: _grid(comparison, counted, width),
+        ),
+        table(
+            "How often",
+            ["Strategy", "Steps", "of all", "Which"],
+            [
+                [
+                    *(name, whole(len(at)), percent(len(at) / len(items))),
+                    ranges(items[index].step for index in at),
+                ]
+                for name, at in counted
+            ],
+        ),
+        table(
+            "Step by step",
+            ["Step", "Strategy", "Longest (tokens)", "Iteration (ms)"],
+            [
+                [whole(item.step), item.strategy, whole(item.longest), milliseconds(item.total_ms)]
+                for item in items
+            ],
+            left=2,
+        ),
+    )
+
+
+def _grid(comparison: Comparison, counted: list[tuple[str, list[int]]], width: float) -> Drawing:
+    items = comparison.ours.iterations
+    rows = counted if len(counted) <= ROWS + 1 else counted[:ROWS]
+    if rest := counted[len(rows) :]:
+        rows = [*rows, (f"{len(rest):,} others", [index for _, at in rest for index in at])]
+    pitch = (width - 2) / len(items)
+    cell = max(pitch - 2, pitch * 0.8)
+    shapes = []
+    for place, (name, at) in enumerate(rows):
+        y = place * 38
+        share = f"{len(at):,} of {len(items):,} · "
+        shapes.append(label(0, y + 12, fit(share + name, width)))
+        chosen = set(at)
+        for index in range(len(items)):
+            class_ = "ours" if index in chosen else "stage"
+            shapes.append(rect(1 + index * pitch, y + 17, cell, 12, class_))
+    bottom = 38.0 * len(rows)
+    shapes += step_ticks([item.step for item in items], 0, pitch, bottom + 10)
+    shapes.append(label(width / 2, bottom + 26, "step", anchor="middle", class_="soft"))
+    return Drawing(bottom + 30, tuple(shapes))

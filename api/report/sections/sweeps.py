@@ -1,0 +1,126 @@
+"""Sweeps: how much faster ours is than every system, over GPUs, context or tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seqplan.api.report.drawing.markup import element, listing, section, table, text
+from seqplan.api.report.drawing.numbers import factor, milliseconds, whole
+from seqplan.api.report.drawing.svg import (
+    DASHES,
+    Drawing,
+    Scale,
+    end_labels,
+    figure,
+    fit,
+    label,
+    line,
+    path,
+    polyline,
+    text_width,
+)
+from seqplan.planner.comparison.sweep import Point, Sweep
+
+MEANING = {
+    "gpus": "number of GPUs",
+    "max-len": "longest sequence (tokens)",
+    "tokens": "tokens of a step",
+}
+
+NAMES = 0.42
+"""Share of a figure's width that the names of the lines may take."""
+
+
+def sweeps(found: Sequence[Sweep], profile: str) -> str:
+    """A figure and a table for each swept setting; empty where nothing was swept."""
+    if not found:
+        return ""
+    return section(
+        "sweeps",
+        "What if",
+        "The same comparison with one setting changed: what the other settings are is said above.",
+        *(_one(sweep, profile) for sweep in found),
+    )
+
+
+def _one(sweep: Sweep, profile: str) -> str:
+    meaning = MEANING[sweep.axis]
+    possible = [point for point in sweep.points if point.systems]
+    parts = []
+    if possible:
+        parts.append(
+            figure(
+                f"sweep-{sweep.axis}",
+                f"Speed-up of ours by {meaning}",
+                f"One line for each other system: its mean iteration over ours at each {meaning}. "
+                "The table has the numbers.",
+                f"Simulated on profile {profile}. Above the dashed line at 1 ours is faster.",
+                lambda width: _chart(sweep, possible, meaning, width),
+            )
+        )
+    parts.append(_table(sweep, meaning))
+    if notes := sweep.notes():
+        parts.append(element("h3", text(f"Left out, by {meaning}")))
+        parts.append(listing(notes))
+    return "".join(parts)
+
+
+def _chart(sweep: Sweep, points: Sequence[Point], meaning: str, width: float) -> Drawing:
+    names = {key: name for key, name in sweep.names().items() if key != "ours"}
+    height = max(300.0, 15.0 * len(names) + 90)
+    top, bottom = 24.0, height - 38
+    room = width * NAMES - 22
+    right = width - min(room, max((text_width(n) for n in names.values()), default=0)) - 22
+    gains = [system.speedup for point in points for system in point.systems]
+    low, high = min(*gains, 1.0), max(*gains, 1.0)
+    margin = (high - low) * 0.06 or 0.1
+    y = Scale(max(0.0, low - margin), high + margin, bottom, top)
+    left = max(text_width(factor(tick)) for tick in y.ticks(34)) + 10
+    # Values stand side by side: they are few, and rarely evenly spaced on any scale.
+    pitch = (right - left - 24) / max(len(points) - 1, 1)
+    places = [left + 12 + at * pitch for at in range(len(points))]
+    shapes = [label(0, 12, "speed-up of ours", class_="soft")]
+    for tick in y.ticks(34):
+        shapes.append(line(left, y(tick), right, y(tick), "grid"))
+        shapes.append(label(left - 6, y(tick) + 4, factor(tick), anchor="end"))
+    for x, point in zip(places, points, strict=True):
+        shapes.append(label(x, bottom + 16, f"{point.value:,}", anchor="middle"))
+    shapes.append(line(left, bottom, right, bottom, "axis"))
+    shapes.append(line(left, y(1.0), right, y(1.0), "dashed"))
+    shapes.append(label((left + right) / 2, height - 4, meaning, anchor="middle", class_="soft"))
+    ends = []
+    for at, (key, name) in enumerate(names.items()):
+        line_points = [
+            (x, y(system.speedup))
+            for x, point in zip(places, points, strict=True)
+            for system in point.systems
+            if system.key == key
+        ]
+        shapes.append(path(polyline(line_points), f"curve k{at % 4}", DASHES[at % len(DASHES)]))
+        shapes += [
+            f'<circle cx="{x:.1f}" cy="{rise:.1f}" r="3" class="hollow"></circle>'
+            for x, rise in line_points
+        ]
+        ends.append((line_points[-1][1], line_points[-1][0], fit(name, room)))
+    return Drawing(height, (*shapes, *end_labels(ends, right, top, bottom)))
+
+
+def _table(sweep: Sweep, meaning: str) -> str:
+    """Every number: a row for each system at each value."""
+    rows = []
+    for point in sweep.points:
+        rows += [
+            [
+                system.name,
+                whole(point.value),
+                whole(point.tokens),
+                whole(system.tokens_per_s),
+                milliseconds(system.mean_ms),
+                milliseconds(system.propagation_ms),
+                factor(system.speedup),
+            ]
+            for system in point.systems
+        ]
+    header = ["System", f"{meaning[0].upper()}{meaning[1:]}", "Tokens of a step", "Tokens/s"]
+    header += ["Mean iteration (ms)", "Propagation (ms)", "Speed-up of ours"]
+    return table(f"By {meaning}", header, rows)

@@ -1,0 +1,143 @@
+"""Acknowledgements: those that come while a transaction is underway share the next one.
+
+A transaction is on disk before it is answered, which takes milliseconds; all ranks of a job
+acknowledge a step at about the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+
+from seqplan.api.rest.wire.problems import Problem, not_found
+from seqplan.api.service.service import Service
+from seqplan.api.store import jobs, schema
+from seqplan.api.store.catalogue import get
+
+MOST_AT_ONCE = 4096
+"""Requests that share a transaction."""
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """A rank has done a step, by the plan with ``digest`` where it says so, in ``measured_ms``."""
+
+    job: str
+    step: int
+    rank: int
+    digest: str | None
+    measured_ms: float | None
+
+
+class AckQueue:
+    """Writes acknowledgements, many at a time; used on the event loop only."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._waiting: list[tuple[list[Acknowledged], asyncio.Future[None]]] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    async def put(self, acks: list[Acknowledged]) -> None:
+        """Returns when they are on disk, together. ``Problem`` where one of them fits no plan: then
+        none of them is kept; what others put goes on."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((acks, done))
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_all())
+        await done
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                taken = self._waiting[:MOST_AT_ONCE]
+                del self._waiting[:MOST_AT_ONCE]
+                try:
+                    problems = await run_in_threadpool(self._write, [acks for acks, _ in taken])
+                except Exception as error:
+                    problems = [error] * len(taken)
+                for (_, done), problem in zip(taken, problems, strict=True):
+                    if done.done():  # who asked has gone away
+                        continue
+                    if problem is None:
+                        done.set_result(None)
+                    else:
+                        done.set_exception(problem)
+        finally:
+            self._writer = None
+
+    def _write(self, asked: list[list[Acknowledged]]) -> list[Exception | None]:
+        with self._service.store.writing() as connection:
+            check = PlannedSteps(connection)
+            problems = [check.first_problem(acks) for acks in asked]
+            good = [
+                ack
+                for acks, problem in zip(asked, problems, strict=True)
+                if problem is None
+                for ack in acks
+            ]
+            here = [{"job": ack.job, "step": ack.step, "rank": ack.rank} for ack in good]
+            jobs.acknowledge(
+                connection,
+                [
+                    {**row, "digest": check.digests[ack.job, ack.step]}
+                    for row, ack in zip(here, good, strict=True)
+                ],
+            )
+            jobs.add_measurements(
+                connection,
+                [
+                    {**row, "measured_ms": ack.measured_ms}
+                    for row, ack in zip(here, good, strict=True)
+                    if ack.measured_ms is not None
+                ],
+            )
+        self._service.counts["acknowledgements"] += len(good)
+        for ack in good:
+            if planning := self._service.job(ack.job):
+                planning.acknowledged(ack.step, ack.rank)
+        return problems
+
+
+class PlannedSteps:
+    """Whether acknowledgements fit what is planned; looks up each job and step once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._worlds: dict[str, int | None] = {}
+        self.digests: dict[tuple[str, int], str | None] = {}
+
+    def first_problem(self, acks: Iterable[Acknowledged]) -> Exception | None:
+        """That of the first one that has one."""
+        return next((problem for ack in acks if (problem := self.problem(ack))), None)
+
+    def problem(self, ack: Acknowledged) -> Problem | None:
+        """Why it fits no plan: 404 for the job, 422 for the rank, 409 for the step or digest."""
+        job, step = ack.job, ack.step
+        if job not in self._worlds:
+            row = get(self._connection, schema.jobs, job)
+            self._worlds[job] = None if row is None else row["world_size"]
+        world_size = self._worlds[job]
+        if world_size is None:
+            return not_found(f"job {job}")
+        if ack.rank >= world_size:
+            return Problem(422, "invalid-request", f"rank: {ack.rank} is not below {world_size}")
+        if (job, step) not in self.digests:
+            self.digests[job, step] = jobs.plan_digest(self._connection, job, step)
+        digest = self.digests[job, step]
+        if digest is None:
+            last = jobs.last_planned(self._connection, job)
+            return Problem(
+                409,
+                "not-planned",
+                f"step {step} of job {job} has no plan; the last planned is {last}",
+                last_step=last,
+            )
+        if ack.digest not in (None, digest):
+            return Problem(
+                409, "other-plan", f"step {step} was planned as {digest}, not {ack.digest}"
+            )
+        return None

@@ -1,0 +1,108 @@
+"""What the service tells Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+from sqlalchemy import Connection, func, select
+
+from seqplan.api.service.drift_watch import DriftWatch
+from seqplan.api.service.service import Service
+from seqplan.api.store import schema
+from seqplan.api.store.jobs import unfinished
+from seqplan.api.store.progress import last_acknowledged, planned_beyond
+
+_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+KINDS = ("plan", "acknowledgement", "other")
+
+
+class Metrics:
+    """Figures of one service: its store's, its own since it began, its jobs' drift."""
+
+    def __init__(self, service: Service, watch: DriftWatch) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Figures(service))
+        self._watch = watch
+        seconds = Histogram(
+            "seqplan_request_seconds",
+            "Time until an answer begins, without requests that waited for a plan.",
+            ["kind"],
+            buckets=_BUCKETS_S,
+            registry=self._registry,
+        )
+        # Looked up once: a lookup by label costs as much as the rest.
+        self._seconds = {kind: seconds.labels(kind) for kind in KINDS}
+
+    def answered(self, path: str, seconds: float) -> None:
+        """A request for ``path`` was answered after this time."""
+        if "/plans/" in path:
+            kind = "plan"
+        else:
+            kind = "acknowledgement" if path.endswith("/acks") else "other"
+        self._seconds[kind].observe(seconds)
+
+    def text(self) -> str:
+        """All of them in the Prometheus text format."""
+        drift = "".join(f"{line}\n" for line in self._watch.metrics())
+        return generate_latest(self._registry).decode() + drift
+
+
+class _Figures(Collector):
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # registering must not look into the store
+
+    def collect(self) -> Iterable[Metric]:
+        with self._service.store.reading() as connection:
+            states = select(schema.jobs.c.state, func.count()).group_by(schema.jobs.c.state)
+            jobs = {str(state): int(count) for state, count in connection.execute(states)}
+            summed = select(func.count(), func.coalesce(func.sum(schema.plans.c.planning_ms), 0.0))
+            plans, planning_ms = connection.execute(summed).one()
+            ahead = [
+                (row["id"], _look_ahead(connection, row["id"], row["world_size"]))
+                for row in unfinished(connection)
+            ]
+        by_state = GaugeMetricFamily("seqplan_jobs", "Jobs of the store.", labels=["state"])
+        for state in ("planning", "planned", "failed"):
+            by_state.add_metric([state], jobs.get(state, 0))
+        yield by_state
+        yield SummaryMetricFamily(
+            "seqplan_planning_seconds",
+            "Time that planning the steps of the store took.",
+            count_value=plans,
+            sum_value=planning_ms / 1000,
+        )
+        by_job = GaugeMetricFamily(
+            "seqplan_look_ahead_steps", "Steps planned beyond the slowest rank.", labels=["job"]
+        )
+        for job, steps in ahead:
+            by_job.add_metric([job], steps)
+        yield by_job
+        counts = self._service.counts
+        for name, about in (
+            ("acknowledgements", "Acknowledgements since the start."),
+            ("publications", "Plans published by this service since the start."),
+        ):
+            yield CounterMetricFamily(f"seqplan_{name}", about, value=counts[name])
+        by_status = CounterMetricFamily(
+            "seqplan_requests", "Requests answered since the start.", labels=["status"]
+        )
+        for name, count in sorted(counts.items()):
+            if name.startswith("status "):
+                by_status.add_metric([name.removeprefix("status ")], count)
+        yield by_status
+
+
+def _look_ahead(connection: Connection, job: str, world_size: int) -> int:
+    slowest = min(last_acknowledged(connection, job, world_size))
+    return planned_beyond(connection, job, slowest)

@@ -1,0 +1,99 @@
+"""One shape of every error: problem+json (RFC 9457)."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
+
+from seqplan.api.store.errors import StoreUnavailable
+from seqplan.plans.format.decode import PlanError
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""A disk in trouble, which may pass: full, over a quota or limit, failing, read-only."""
+
+TYPES = "urn:seqplan:problem:"
+
+
+class Problem(Exception):
+    """An answer that is an error; ``kind`` is the end of its type."""
+
+    def __init__(self, status: int, kind: str, detail: str, **more: Any) -> None:
+        super().__init__(detail)
+        self.status, self.kind, self.detail, self.more = status, kind, detail, more
+
+
+def problem(
+    status: int, kind: str, detail: str, headers: dict[str, str] | None = None, **more: Any
+) -> JSONResponse:
+    """The response of a problem; ``more``: extension members."""
+    title = kind.replace("-", " ").capitalize()
+    body = {"type": TYPES + kind, "title": title, "status": status, "detail": detail, **more}
+    return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+def not_found(what: str) -> Problem:
+    """404 for something named in the path."""
+    return Problem(404, "not-found", f"there is no {what}")
+
+
+def install(app: FastAPI) -> None:
+    """Have every error of the application answered as a problem."""
+
+    @app.exception_handler(Problem)
+    def _problem(_: Request, error: Problem) -> JSONResponse:
+        more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+        return problem(error.status, error.kind, error.detail, more, **error.more)
+
+    @app.exception_handler(RequestValidationError)
+    def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ""
+        for part in first["loc"]:
+            place += f"[{part}]" if isinstance(part, int) else f".{part}"
+        return problem(422, "invalid-request", f"{place.lstrip('.')}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    def _http(request: Request, error: HTTPException) -> JSONResponse:
+        kinds = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
+        detail = f"{request.method} {request.url.path}: {error.detail}"
+        headers = dict(error.headers) if error.headers else None
+        if error.status_code == 405:
+            headers = {"Allow": ", ".join(_allowed(request))}
+        kind = kinds.get(error.status_code, "refused")
+        return problem(error.status_code, kind, detail, headers)
+
+    @app.exception_handler(PlanError)
+    @app.exception_handler(ValueError)
+    def _value(_: Request, error: ValueError) -> JSONResponse:
+        return problem(422, "invalid-request", " ".join(str(error).split()))
+
+    @app.exception_handler(StoreUnavailable)
+    def _store(_: Request, error: StoreUnavailable) -> JSONResponse:
+        return problem(503, "store-unavailable", str(error), {"Retry-After": "1"})
+
+    @app.exception_handler(OSError)
+    def _disk(_: Request, error: OSError) -> JSONResponse:
+        if error.errno in _DISK:
+            more = {"Retry-After": "1"}
+            return problem(503, "store-unavailable", error.strerror or str(error), more)
+        return problem(500, "failure", error.strerror or str(error))
+
+    @app.exception_handler(Exception)
+    def _failure(_: Request, error: Exception) -> JSONResponse:
+        return problem(500, "failure", f"{type(error).__name__}; the service's log has the rest")
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of the path that was asked for, where several routes share it."""
+    by_path: dict[str, set[str]] = {}
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            by_path.setdefault(route.path, set()).update(route.methods or ())
+    # /proposals/documents is also a /proposals/{proposal}: the one with fewer names is meant.
+    return sorted(by_path[min(by_path, key=lambda path: path.count("{"))]) if by_path else []

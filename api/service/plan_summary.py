@@ -1,0 +1,153 @@
+"""The few facts of a plan that tables and curves of a whole job need, kept by the plan's digest."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.profiler.fit.refit import Measurable, measurable
+
+KEPT = 2048
+"""Plans of which the facts are kept, over all jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """A plan without its sequences; times in ms.
+
+    ``measurable``: its pipelines that step times speak of, their lengths left out.
+    ``pipelines``: all of them that have work.
+    """
+
+    predicted_ms: float
+    lower_bound_ms: float
+    gap: float
+    tokens: int
+    sequences: int
+    strategy: str
+    pipelines: int
+    measurable: tuple[Measurable, ...]
+
+    @classmethod
+    def of_line(cls, line: str, schemes: dict[tuple[int, ...], Scheme]) -> PlanSummary:
+        """Of a plan's JSON, which was checked when it was kept: it is not checked again.
+
+        ``schemes``: those known by their degrees, one object for all summaries.
+        """
+        fields = json.loads(line)
+        return cls.of(_without_sequences(fields, schemes), len(fields["sequences"]["ids"]))
+
+    @classmethod
+    def of(cls, plan: Plan, sequences: int) -> PlanSummary:
+        """Of a plan of so many sequences, whether it still holds them or not."""
+        strategy = Strategy.of(Counter(pipeline.scheme for pipeline in plan.pipelines))
+        return cls(
+            plan.predicted_ms,
+            plan.lower_bound_ms,
+            plan.gap,
+            plan.tokens,
+            sequences,
+            str(strategy),
+            sum(1 for pipeline in plan.pipelines if pipeline.micro_batches),
+            tuple(
+                replace(each, ranks=_compact(each.ranks), lengths=()) for each in measurable(plan)
+            ),
+        )
+
+
+class PlanSummaries:
+    """Summaries by digest, the least lately used forgotten first. May be used from threads."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        self._known: OrderedDict[str, PlanSummary] = OrderedDict()
+        self._schemes: dict[tuple[int, ...], Scheme] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, digest: str, summary: PlanSummary) -> None:
+        """Of a plan that is at hand, so that it need not be read again."""
+        with self._lock:
+            self._keep(digest, summary)
+
+    def of(
+        self, digests: Mapping[int, str], lines: Callable[[Iterable[int]], Mapping[int, str]]
+    ) -> dict[int, PlanSummary]:
+        """The summaries of steps, given their plans' digests.
+
+        ``lines`` gives the JSON of the steps that are not known yet.
+        """
+        found: dict[int, PlanSummary] = {}
+        with self._lock:
+            for step, digest in digests.items():
+                if digest in self._known:
+                    self._known.move_to_end(digest)
+                    found[step] = self._known[digest]
+        missing = [step for step in digests if step not in found]
+        read = lines(missing) if missing else {}
+        for step, line in read.items():
+            found[step] = PlanSummary.of_line(line, self._schemes)
+        with self._lock:
+            for step in read:
+                self._keep(digests[step], found[step])
+        return found
+
+    def _keep(self, digest: str, summary: PlanSummary) -> None:
+        self._known[digest] = summary
+        self._known.move_to_end(digest)
+        while len(self._known) > self._kept:
+            self._known.popitem(last=False)
+
+
+def _without_sequences(fields: dict[str, Any], schemes: dict[tuple[int, ...], Scheme]) -> Plan:
+    """The plan of JSON fields, its ids, lengths, groups and selection left out.
+
+    Checking and keeping those is most of what reading a plan takes.
+    """
+
+    def scheme(degrees: dict[str, int]) -> Scheme:
+        key = tuple(degrees[axis] for axis in ("tp", "pp", "ulysses", "ring"))
+        if key not in schemes:
+            schemes[key] = Scheme(*key)
+        return schemes[key]
+
+    maker = fields["planner"]
+    return Plan(
+        step=fields["step"],
+        planner=Planner(maker["version"], maker["seed"], maker["profile"], maker["proposal"]),
+        world_size=fields["world_size"],
+        ids=(),
+        lengths=(),
+        tokens=fields["tokens"],
+        loss_tokens=fields["loss_tokens"],
+        pipelines=tuple(
+            PlannedPipeline(
+                scheme(pipeline["scheme"]),
+                tuple(pipeline["ranks"]),
+                tuple(
+                    MicroBatch((), batch["tokens"], batch["padded_tokens"], batch["cost_ms"])
+                    for batch in pipeline["micro_batches"]
+                ),
+                pipeline["predicted_ms"],
+                pipeline.get("round"),
+            )
+            for pipeline in fields["pipelines"]
+        ),
+        idle_ranks=(),
+        groups=(),
+        predicted_ms=fields["predicted_ms"],
+        lower_bound_ms=fields["lower_bound_ms"],
+        gap=fields["gap"],
+        selection=(),
+    )
+
+
+def _compact(ranks: Sequence[int]) -> Sequence[int]:
+    """Neighbouring ranks, which most pipelines have, as a range: no memory for each of them."""
+    spanned = range(ranks[0], ranks[0] + len(ranks))
+    return spanned if tuple(spanned) == tuple(ranks) else tuple(ranks)

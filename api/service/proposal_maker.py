@@ -1,0 +1,165 @@
+"""Making proposals one after another, each in a process of its own so that requests go on."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import queue
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from seqplan.api.cli.exchange_options import proposed_with
+from seqplan.api.store import schema
+from seqplan.api.store.catalogue import get, lengths_path, settle_proposal
+from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.store import Claim, Store
+from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal
+from seqplan.profiler.profile import Profile
+
+_RETRY_S = 0.5
+
+
+@dataclass(frozen=True)
+class MakingProgress:
+    """How far a proposal is."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class ProposalMaker:
+    """A thread that makes the proposals whose ids it is given, in that order."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        self._stopped = threading.Event()
+        self._dropped: set[str] = set()
+        self.progress: dict[str, MakingProgress] = {}
+        self._thread = threading.Thread(target=self._run, name="proposals", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, key: str) -> None:
+        """Make this proposal, which the store knows as running."""
+        self.progress[key] = MakingProgress("waiting", 0, 1)
+        self._queue.put(key)
+
+    def drop(self, key: str) -> None:
+        """Make it no longer: the store has removed it."""
+        if key in self.progress:
+            self._dropped.add(key)
+
+    def stop(self) -> None:
+        """End now; a proposal underway is made again by the next service."""
+        self._stopped.set()
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (key := self._queue.get()) is not None and not self._stopped.is_set():
+            while not self._ending(key):
+                try:
+                    with self._store.claimed(f"proposal {key}") as claim:
+                        if claim is not None:  # no other service is making it
+                            self._make(claim, key)
+                    break
+                except StoreUnavailable:
+                    self._stopped.wait(_RETRY_S)
+            self.progress.pop(key, None)
+            self._dropped.discard(key)
+
+    def _ending(self, key: str) -> bool:
+        return self._stopped.is_set() or key in self._dropped
+
+    def _make(self, claim: Claim, key: str) -> None:
+        with self._store.reading() as connection:
+            row = get(connection, schema.proposals, key)
+            if row is None or row["state"] != "running":
+                return  # removed, or made by another service
+            request = json.loads(row["request"])
+            profile = get(connection, schema.profiles, request["profile"])
+        assert profile is not None
+        arguments = (
+            profile["document"],
+            request,
+            str(lengths_path(self._store, request["lengths"])),
+        )
+        outcome = self._in_process(key, arguments)
+        if outcome is not None:
+            with claim.writing() as connection:
+                settle_proposal(connection, key, **outcome)
+
+    def _in_process(self, key: str, arguments: tuple[Any, ...]) -> dict[str, str] | None:
+        """``document`` or ``error``; None when the service ends or the proposal is dropped."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_propose, args=(theirs, *arguments), daemon=True)
+        process.start()
+        theirs.close()
+        try:
+            while not self._ending(key):
+                if not ours.poll(0.1):
+                    continue
+                kind, value = ours.recv()
+                if kind != "progress":
+                    return {kind: value}
+                self.progress[key] = MakingProgress(*value)
+        except EOFError:
+            return {"error": "the process that made the proposal ended without an answer"}
+        finally:
+            process.terminate()
+            process.join()
+            ours.close()
+        return None
+
+
+def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
+    """What ``make_proposal`` is told of a request, named as the options of ``seqplan propose``.
+
+    ``ValueError`` as there. Requests of earlier versions, which had fewer options, may lack some.
+    """
+    times, method = request.get("exchange_ms"), request.get("method", METHODS[0])
+    exchange = proposed_with(
+        profile,
+        request["gpus"],
+        (times[0], times[-1]) if isinstance(times, list) else times,
+        request.get("overlap", 0.0),
+        ("exchange_ms", "overlap"),
+    )
+    check_method(profile, method, exchange)
+    return {
+        "cluster": Cluster(
+            request["gpus"],
+            request["max_len"],
+            request["tokens"],
+            request.get("include_flagged", False),
+            request.get("optimizer_shards"),
+        ),
+        "seed": request["seed"],
+        "method": method,
+        "exchange": exchange,
+    }
+
+
+def _propose(pipe: Connection, profile: str, request: dict[str, Any], lengths: str) -> None:
+    try:
+        found = Profile.from_json(profile, "profile")
+        made = make_proposal(
+            found,
+            lengths=np.load(lengths, mmap_mode="r"),
+            progress=lambda *values: pipe.send(("progress", values)),
+            **requested(found, request),
+        )
+        pipe.send(("document", made.to_json()))
+    except (BrokenPipeError, ConnectionError):
+        return  # the service is gone
+    except Exception as error:
+        pipe.send(("error", str(error) or type(error).__name__))

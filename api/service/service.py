@@ -1,0 +1,190 @@
+"""The engine behind the REST interface and the sidecar: a store, its jobs and its proposals."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+
+from seqplan.api.service.job_planner import PlanningJob, Published
+from seqplan.api.service.plan_bytes import ReadyPlan
+from seqplan.api.service.proposal_maker import ProposalMaker
+from seqplan.api.store import jobs, schema
+from seqplan.api.store.catalogue import get
+from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.notices import removed
+from seqplan.api.store.store import Store
+from seqplan.planner.workers.executor import EXECUTORS
+
+Removed = Callable[[str | None], None]
+"""Told of a job that was removed; of None when any job may have been."""
+
+_TICK_S = 1.0
+"""How often a shared store is searched for work that another service has left."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, job or service may be."""
+
+    body_bytes: int = 64 << 20
+    upload_bytes: int = 1 << 30
+    sequences: int = 200_000_000
+    jobs: int = 64
+    wait_s: float = 60.0
+
+
+class Service:
+    """Plans the jobs of a store.
+
+    ``workers``: planners of each job; ``executor``: where they run, one of ``EXECUTORS``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        workers: int = 1,
+        executor: str = EXECUTORS[0],
+        limits: Limits | None = None,
+    ) -> None:
+        self.store = store
+        self.limits = limits or Limits()
+        self.counts: Counter[str] = Counter()
+        self.proposals = ProposalMaker(store)
+        self._workers = workers
+        self._executor = executor
+        self._running: dict[str, PlanningJob] = {}
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._watch: threading.Thread | None = None
+        self.on_published: Published = lambda job, ready: None
+        self.on_removed: Removed = lambda job: None
+
+    def start(self) -> None:
+        """Go on with all that the store says is unfinished, and watch for what others begin."""
+        self.proposals.start()
+        self._take_up()
+        if self.store.shared:
+            self._watch = threading.Thread(target=self._watched, name="notices", daemon=True)
+            self._watch.start()
+
+    def stop(self) -> None:
+        """End planning; the store has all that was published."""
+        self._stopping.set()
+        self.proposals.stop()
+        with self._lock:
+            running, self._running = list(self._running.values()), {}
+        for job in running:
+            job.stop()
+        if self._watch is not None:
+            self._watch.join()
+
+    def plan(self, row: dict[str, Any]) -> None:
+        """Begin, or go on, to plan a job that is in the store; once is enough."""
+        with self._lock:
+            known = self._running.get(row["id"])
+            if self._stopping.is_set() or (known is not None and not known.ended):
+                return
+            job = PlanningJob(self.store, row, self._published, self._workers, self._executor)
+            self._running[job.id] = job
+            job.start()
+
+    def plan_again(self, row: dict[str, Any]) -> None:
+        """Plan a job that had failed; its earlier planning may be about to end."""
+        self._stop_planning(row["id"])
+        self.plan(row)
+
+    def remove(self, job: str) -> bool:
+        """Remove a job from the store and plan it no longer; False where there is none."""
+        with self.store.reading() as connection:
+            row = get(connection, schema.jobs, job)
+        if row is None:
+            return False
+        self._stop_planning(job)
+        try:
+            with self.store.writing() as connection:
+                found = jobs.remove_job(connection, job)
+        except BaseException:
+            if row["state"] == "planning":
+                self.plan(row)
+            raise
+        self._forget(job)
+        return found
+
+    def _take_up(self) -> None:
+        with self.store.reading() as connection:
+            rows = jobs.unfinished(connection)
+            table = schema.proposals
+            making = connection.execute(select(table.c.id).where(table.c.state == "running"))
+            waiting = list(making.scalars())
+        for key in waiting:
+            if key not in self.proposals.progress:
+                self.proposals.add(key)
+        for row in rows:
+            self.plan(row)
+
+    def _watched(self) -> None:
+        while not self._stopping.is_set():
+            listening = False
+            try:
+                for job in self.store.notices(_TICK_S):
+                    if self._stopping.is_set():
+                        return
+                    if not listening:
+                        listening = True
+                        self._catch_up()
+                    self._noticed(job)
+            except StoreUnavailable:
+                self._stopping.wait(_TICK_S)
+
+    def _catch_up(self) -> None:
+        """Forget what was removed while nobody told it."""
+        with self._lock:
+            known = list(self._running)
+        for job in known:
+            if not self._exists(job):
+                self._forget(job)
+        self.on_removed(None)
+
+    def _noticed(self, job: str | None) -> None:
+        gone = None if job is None else removed(job)
+        if gone is not None and not self._exists(gone):
+            self._forget(gone)
+            return
+        known = None if job is None else self.job(job)
+        if job is None or known is None:
+            self._take_up()
+        if job is not None:
+            if known is not None:
+                known.look_again()
+            self.on_published(job, None)
+
+    def _exists(self, job: str) -> bool:
+        with self.store.reading() as connection:
+            return get(connection, schema.jobs, job) is not None
+
+    def _forget(self, job: str) -> None:
+        """Plan a job no longer that the store has removed, and have nobody wait for it."""
+        self._stop_planning(job)
+        self.on_removed(job)
+
+    def _stop_planning(self, job: str) -> None:
+        with self._lock:
+            found = self._running.pop(job, None)
+        if found is not None:
+            found.stop()
+
+    def job(self, key: str) -> PlanningJob | None:
+        """The planning of a job, None for one that has none."""
+        with self._lock:
+            return self._running.get(key)
+
+    def _published(self, job: str, ready: ReadyPlan | None) -> None:
+        if ready is not None:
+            self.counts["publications"] += 1
+        self.on_published(job, ready)

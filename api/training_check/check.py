@@ -1,0 +1,254 @@
+"""A training check: the steps of a plan file on real ranks, beside one process without a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+
+from seqplan.api.training_check.processes import rank_environment, started
+from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Plan
+
+MODULE = "seqplan.runtime.train_check"
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Largest differences of two correct runs: of losses and gradient norms relative, of final
+    parameters absolute."""
+
+    loss: float
+    gradient_norm: float
+    parameter: float
+
+
+GATES = {
+    "float32": Gates(1e-5, 1e-4, 1e-4),
+    "float64": Gates(1e-10, 1e-10, 1e-10),
+    "bfloat16": Gates(1e-2, 5e-2, 1e-2),
+}
+"""By the ranks' dtype. The reference computes in it too, but in float32 for bfloat16."""
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Of the small Llama that is trained."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+
+    @classmethod
+    def of(cls, plans: Sequence[Plan]) -> ModelSizes:
+        """Small, with a head for every rank of the plans' largest Ulysses group."""
+        widest = max(
+            (pipeline.scheme.ulysses for plan in plans for pipeline in plan.pipelines), default=1
+        )
+        heads = max(4, widest)
+        hidden = heads * max(8, 64 // heads // 2 * 2)
+        kv_heads = heads // 2 if heads % 2 == 0 else heads
+        return cls(hidden, 2, heads, kv_heads, 2 * hidden, 256)
+
+
+@dataclass(frozen=True)
+class CheckedStep:
+    """One step of both runs.
+
+    ``loss`` and ``gradient_norm``: of the rank that is furthest from the reference;
+    ``measured_ms``: of the slowest rank, waiting for others included.
+    """
+
+    plan: Plan
+    loss: float
+    reference_loss: float
+    gradient_norm: float
+    reference_gradient_norm: float
+    measured_ms: float
+
+    @property
+    def loss_difference(self) -> float:
+        """Relative to the reference."""
+        return relative(self.loss, self.reference_loss)
+
+    @property
+    def gradient_norm_difference(self) -> float:
+        """Relative to the reference."""
+        return relative(self.gradient_norm, self.reference_gradient_norm)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all ranks together."""
+        return 1000 * self.plan.tokens / self.measured_ms
+
+
+@dataclass(frozen=True)
+class Check:
+    """Both runs compared; ``parameter`` is the one that differs most at the end."""
+
+    dtype: str
+    sizes: ModelSizes
+    steps: tuple[CheckedStep, ...]
+    parameter: str
+    parameter_difference: float
+
+    @property
+    def gates(self) -> Gates:
+        """What the differences may be."""
+        return GATES[self.dtype]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all differences are within the gates; what is no number is not."""
+        return (
+            all(step.loss_difference <= self.gates.loss for step in self.steps)
+            and all(
+                step.gradient_norm_difference <= self.gates.gradient_norm for step in self.steps
+            )
+            and self.parameter_difference <= self.gates.parameter
+        )
+
+
+def relative(found: float, expected: float) -> float:
+    """|found − expected| / |expected|; 0 where both are 0."""
+    if found == expected:
+        return 0.0
+    return abs(found - expected) / abs(expected) if expected else math.inf
+
+
+def first_plans(path: Path, ranks: int, steps: int) -> list[Plan]:
+    """The first ``steps`` plans of a file, all of them where it has fewer.
+
+    ``ValueError`` for what ``ranks`` processes of the runtime cannot run.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: every rank reads the plans for itself: give a file")
+    plans: list[Plan] = []
+    for plan in islice(read_plans(path), steps):
+        where = f"{path}: step {plan.step}"
+        if plan.world_size != ranks:
+            raise ValueError(
+                f"{path}: is planned for {plan.world_size} ranks, not {ranks}; give "
+                f"--ranks {plan.world_size}, or plan for {ranks} GPUs"
+            )
+        for pipeline in plan.pipelines:
+            if pipeline.scheme.tp > 1 or pipeline.scheme.pp > 1:
+                raise ValueError(
+                    f"{where} has a pipeline of {pipeline.scheme}; the runtime executes sequence "
+                    "parallelism only (tp = pp = 1): plan with a profile of such schemes"
+                )
+        if broken := lint(plan, None):
+            raise ValueError(f"{where} breaks a rule: {broken[0]}")
+        plans.append(plan)
+    if not plans:
+        raise ValueError(f"{path}: no plans")
+    for before, after in pairwise(plans):
+        if after.step != before.step + 1:
+            raise ValueError(
+                f"{path}: step {after.step} follows step {before.step}; ranks run steps without "
+                f"a gap, at most {before.step + 1 - plans[0].step} here: see --steps"
+            )
+    return plans
+
+
+def check_training(
+    path: Path,
+    plans: Sequence[Plan],
+    *,
+    data: str | None,
+    seed: int,
+    dtype: str,
+    progress: Progress,
+) -> Check:
+    """Train on real ranks under the plans, read from ``path``, then in one process; compare.
+
+    ``data``: a token file, or None for tokens seeded by sample id. ``ValueError`` for data that
+    the plans do not match, ``RuntimeError`` where a process fails.
+    """
+    sizes = ModelSizes.of(plans)
+    ranks = range(plans[0].world_size)
+    told: dict[int, list[tuple[float, float, float]]] = {plan.step: [] for plan in plans}
+    expected: dict[int, tuple[float, float]] = {}
+    parameter, parameter_difference = "", math.nan
+    with started() as processes:
+        arguments = _arguments(path, plans, data, seed, dtype, sizes, processes.folder)
+        for rank in ranks:
+            processes.start(MODULE, arguments, rank_environment(rank, len(ranks)))
+        # It imports torch while the ranks do, and computes when they have: cores may be few.
+        reference = processes.start(MODULE, [*arguments, "--reference"], {})
+        progress("starting ranks", 0, len(plans))
+        for _, message in processes.messages(ranks):
+            if "port" in message:
+                for other in ranks[1:]:
+                    processes.tell(other, str(message["port"]))
+                continue
+            step = told[message["step"]]
+            step.append((message["loss"], message["gradient_norm"], message["ms"]))
+            if len(step) == len(ranks):
+                progress("steps on ranks", message["step"] + 1 - plans[0].step, len(plans))
+        processes.tell(reference, "begin")
+        for _, message in processes.messages([reference]):
+            if "step" in message:
+                expected[message["step"]] = message["loss"], message["gradient_norm"]
+                progress("steps of reference", len(expected), len(plans))
+            else:
+                parameter = message["parameter"]
+                parameter_difference = message["parameter_difference"]
+    steps = tuple(_compared(plan, told[plan.step], *expected[plan.step]) for plan in plans)
+    return Check(dtype, sizes, steps, parameter, parameter_difference)
+
+
+def _compared(
+    plan: Plan, told: Sequence[tuple[float, float, float]], loss: float, norm: float
+) -> CheckedStep:
+    losses, norms, times = zip(*told, strict=True)
+    return CheckedStep(
+        plan=plan,
+        loss=_furthest(losses, loss),
+        reference_loss=loss,
+        gradient_norm=_furthest(norms, norm),
+        reference_gradient_norm=norm,
+        measured_ms=max(times),
+    )
+
+
+def _furthest(found: Sequence[float], expected: float) -> float:
+    if any(math.isnan(each) for each in found):
+        return math.nan
+    return max(found, key=lambda each: relative(each, expected))
+
+
+def _arguments(
+    path: Path,
+    plans: Sequence[Plan],
+    data: str | None,
+    seed: int,
+    dtype: str,
+    sizes: ModelSizes,
+    folder: str,
+) -> list[str]:
+    values: dict[str, object] = {
+        "plans": path,
+        "first-step": plans[0].step,
+        "steps": len(plans),
+        "parameters": Path(folder) / "parameters.npz",
+        "seed": seed,
+        "dtype": dtype,
+        "hidden": sizes.hidden,
+        "layers": sizes.layers,
+        "heads": sizes.heads,
+        "kv-heads": sizes.kv_heads,
+        "ffn": sizes.ffn,
+        "vocab": sizes.vocab,
+    }
+    if data is not None:
+        values["data"] = data
+    return [f"--{name}={value}" for name, value in values.items()]

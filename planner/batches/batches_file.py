@@ -1,0 +1,102 @@
+"""Batches that the caller has drawn itself: JSON Lines of step, ids and lengths."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.plans.format.decode import MAX_INTEGER
+
+
+def read_batches(path: Path, max_len: int) -> Iterator[Batch]:
+    """The batches of ``{"step":0,"ids":[…],"lengths":[…]}`` lines, optionally "loss_tokens".
+
+    ``ids`` may be left out (positions then count on through the file). Raises ``ValueError`` with
+    file and line for what is malformed, steps that do not ascend and lengths above ``max_len``.
+    """
+    last, counted = -1, 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            where = f"{path}:{number}"
+            if not line.strip():
+                continue
+            batch = _batch(line, where, last, counted)
+            if batch.longest > max_len:
+                sample = batch.ids[batch.lengths.index(batch.longest)]
+                raise ValueError(
+                    f"{where}: sequence {sample} has {batch.longest} tokens, above the proposal's "
+                    f"--max-len {max_len}; truncate it or propose with --max-len {batch.longest}"
+                )
+            last, counted = batch.step, counted + len(batch.ids)
+            yield batch
+    if last < 0:
+        raise ValueError(f"{path}: no batches")
+
+
+def batch_to_json(batch: Batch) -> str:
+    """One line of such a file, without its end."""
+    fields: dict[str, object] = {
+        "step": batch.step,
+        "ids": list(batch.ids),
+        "lengths": list(batch.lengths),
+    }
+    if batch.loss_tokens is not None:
+        fields["loss_tokens"] = batch.loss_tokens
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def batch_from_json(line: str, where: str, last: int = -1) -> Batch:
+    """The batch of one such line; ``ValueError`` that begins with ``where``."""
+    return _batch(line.encode(errors="replace"), where, last, 0)
+
+
+def _batch(line: bytes, where: str, last: int, counted: int) -> Batch:
+    try:
+        raw = json.loads(line.decode(), object_pairs_hook=_unique)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: not UTF-8 ({error.reason})") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not a whole JSON object ({error})") from None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{where}: wants an object with step, ids and lengths")
+    if foreign := set(raw) - {"step", "ids", "lengths", "loss_tokens"}:
+        raise ValueError(f"{where}: unknown field {sorted(foreign)[0]!r}")
+    step = raw.get("step", last + 1)
+    if type(step) is not int or not last < step <= MAX_INTEGER:
+        raise ValueError(f"{where}: step must be an integer above {last}, not {step!r}")
+    lengths = _integers(raw, "lengths", where, 1)
+    ids = _integers(raw, "ids", where, 0) if "ids" in raw else None
+    loss = raw.get("loss_tokens")
+    if loss is not None and (type(loss) is not int or not 0 <= loss <= sum(lengths)):
+        raise ValueError(
+            f"{where}: loss_tokens must be an integer from 0 to the step's "
+            f"{sum(lengths)} tokens, not {loss!r}"
+        )
+    if ids is None:
+        ids = tuple(range(counted, counted + len(lengths)))
+    try:
+        return Batch(step, ids, lengths, loss)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} is written twice")
+    return fields
+
+
+def _integers(raw: dict[str, object], name: str, where: str, least: int) -> tuple[int, ...]:
+    values = raw.get(name)
+    if not isinstance(values, list):
+        raise ValueError(f"{where}: {name} must be a list of integers")
+    for place, value in enumerate(values):
+        if type(value) is not int or not least <= value <= MAX_INTEGER:
+            raise ValueError(
+                f"{where}: {name}[{place}] must be an integer of {least} or more, not {value!r}"
+            )
+    return tuple(values)

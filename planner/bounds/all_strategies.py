@@ -1,0 +1,143 @@
+"""The relaxation over all strategies of a cluster: where it just fits, and the bound it proves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.relaxation import Relaxation, relax
+from seqplan.planner.bounds.resources import RESOURCES, ROUNDING
+from seqplan.planner.bounds.step_bounds import (
+    FIXED_MIXES,
+    most_value,
+    relaxed_bound_ms,
+    single_bound_ms,
+)
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.strategies.local_search import Models
+
+FITS = 5e-3
+"""Share of the GPUs that a relaxation may leave unused and count as just fitting."""
+
+PRICED_OUT = 1e-3
+"""A class that is worth this share more per GPU than those in the program is taken into it."""
+
+
+class AllStrategies:
+    """The relaxation in which the pipelines of every class are free within a number of GPUs.
+
+    Few schemes of a profile matter, so the program is solved on those that do and the others are
+    priced (column generation): a class that could hold more value per GPU joins. What joined once
+    stays for the batches that follow.
+    """
+
+    def __init__(self, models: Models, gpus: int) -> None:
+        self.models = models
+        self.gpus = gpus
+        self.schemes = sorted(models)
+        self.classes = tuple(PipelineClass.of(models[scheme], 1) for scheme in self.schemes)
+        one_stage = {k for k, item in enumerate(self.classes) if item.pp == 1}
+        self._active = one_stage or set(range(len(self.classes)))
+
+    def relax(self, batch: Batch, time_ms: float) -> Relaxation | None:
+        """Solve at ``time_ms``; None when a sequence can end by then on no class."""
+        while True:
+            active = sorted(self._active)
+            others = [k for k in range(len(self.classes)) if k not in self._active]
+            part = relax([self.classes[k] for k in active], batch, time_ms, self.gpus)
+            if part is None:
+                if not others:
+                    return None
+                self._active.update(others)
+                continue
+            whole = self._embed(part, active)
+            worth = float(part.values @ batch.multiplicity) / (self.gpus * part.scale)
+            better = [k for k in others if self._worth(batch, whole, k, time_ms) > worth]
+            if not better:
+                return whole
+            self._active.update(better)
+
+    def _worth(self, batch: Batch, whole: Relaxation, k: int, time_ms: float) -> float:
+        """Value per GPU of a class, less the share that is let pass."""
+        item = self.classes[k]
+        value = most_value(item, batch, whole, k, FIXED_MIXES, time_ms)
+        return value / item.gpus / (1 + PRICED_OUT)
+
+    def _embed(self, part: Relaxation, active: Sequence[int]) -> Relaxation:
+        """The solution for all classes; those left out get no pipelines and are priced by work."""
+        only_work = np.eye(RESOURCES)[:1]
+        pipelines = np.zeros(len(self.classes))
+        mixes = [only_work] * len(self.classes)
+        peaks = [
+            np.repeat(only_work, len(part.levels) if item.pp > 1 else 0, axis=0)
+            for item in self.classes
+        ]
+        for place, k in enumerate(active):
+            pipelines[k] = part.pipelines[place]
+            mixes[k], peaks[k] = part.mixes[place], part.peak_mixes[place]
+        return replace(part, pipelines=pipelines, mixes=tuple(mixes), peak_mixes=tuple(peaks))
+
+
+SECANT_STEPS, STRETCHED_STEPS, STRETCH = 12, 40, 1.5
+"""Steps towards the least fitting time; then by how much the time grows until it fits."""
+
+
+def fitting_time(
+    everything: AllStrategies, batch: Batch, guess_ms: float | None = None
+) -> tuple[Relaxation, float]:
+    """The relaxation at (about) the least time at which it fits the GPUs, and that time (ms).
+
+    The scale falls about as fast as the time rises, so a few secant steps from ``guess_ms`` do; it
+    falls more slowly where little but launch overhead is left, and then the time is stretched.
+    Raises ``ValueError`` when a sequence fits no class.
+    """
+    lower_ms = single_bound_ms(everything.classes, batch)
+    if not np.isfinite(lower_ms):
+        limit = max(item.capacity for item in everything.classes)
+        raise ValueError(f"a sequence of {batch.longest} tokens exceeds every scheme's {limit}")
+    floor = lower_ms * (1 + ROUNDING)
+    time, low, best = max(floor, guess_ms or floor), floor, None
+    for step in range(SECANT_STEPS + STRETCHED_STEPS):
+        relaxed = everything.relax(batch, time)
+        if relaxed is None or relaxed.scale > 1:
+            low = time
+        else:
+            best = (relaxed, time)
+            if relaxed.scale > 1 - FITS or time <= floor:
+                break
+        if best is not None and step >= SECANT_STEPS:
+            break
+        scale = STRETCH if relaxed is None else relaxed.scale
+        if best is None and step >= SECANT_STEPS - 1:
+            scale = max(scale, STRETCH)
+        # Aim a little above, so that the next one fits.
+        time = max(time * scale * (1 + FITS / 3), low)
+        if best is not None and time >= best[1]:
+            break
+        if time <= low:
+            time = low * (1 + FITS)
+    if best is None:
+        raise ValueError(f"no scheme runs the longest sequence of {batch.longest} tokens")
+    return best
+
+
+def all_strategies_bound_ms(everything: AllStrategies, batch: Batch, reached_ms: float) -> float:
+    """A proven lower bound (ms) over all strategies, sought below a time that was reached."""
+    classes, gpus = everything.classes, everything.gpus
+    low = single_bound_ms(classes, batch)
+    at = reached_ms / (1 + FITS)
+    for _ in range(3):
+        if low >= at:
+            break
+        relaxed = everything.relax(batch, at)
+        if relaxed is None:
+            break  # not solved: that proves nothing
+        guess = min(at, at * relaxed.scale)
+        low = relaxed_bound_ms(classes, batch, relaxed, low, reached_ms, gpus, guess)
+        if relaxed.scale >= 1 - FITS / 2:
+            break
+        at = max(low * (1 + FITS / 4), at * relaxed.scale * (1 + FITS / 4))
+    return min(low, reached_ms)

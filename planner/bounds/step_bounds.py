@@ -1,0 +1,133 @@
+"""Proven lower bounds on a step's time, for one strategy or over all strategies of N GPUs.
+
+Give every sequence a value. In a pipeline that ends by τ with V micro-batches, the shares that its
+sequences take of any resource, or of any weighted mix of them, sum to at most 1; so their values
+sum to at most the largest ratio of value to share. If all values together exceed what all pipelines
+can hold in this sense, no placement ends by τ. This holds whatever the values and mixes are;
+``relax`` finds good ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.relaxation import Relaxation
+from seqplan.planner.bounds.resources import RESOURCES, ROUNDING, Floats, resources
+from seqplan.planner.placement.fleet import PipelineClass
+
+BISECTION_TOLERANCE = 1e-4
+"""Relative width of the bisection for the largest refuted time."""
+
+FIXED_MIXES = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]])
+"""Mixes tried beside the relaxation's own where all schemes are in play."""
+
+
+def single_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
+    """The longest sequence on the scheme that runs it fastest alone; inf if none can hold it.
+
+    pp·(a·l² + b·l + c) rises with l and eligibility falls, so only the longest matters.
+    """
+    longest = batch.longest
+    times = [
+        item.pp * (longest * (item.a * longest + item.b) + item.c)
+        for item in classes
+        if longest <= item.capacity
+    ]
+    return min(times, default=float("inf"))
+
+
+def area_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
+    """A lower bound (ms) from all work at weighted speeds; takes microseconds.
+
+    With a weight y_k per pipeline of class k and Σ count_k·y_k = 1, the slowest pipeline is at
+    least the weighted mean of all, so at least Σ_sequences min_k y_k·work_k. Weights inverse to
+    each class's time for the whole batch make the classes about equally dear. Tokens need
+    micro-batches, at least tokens/MaxLen of them, and so count for their share of c.
+    """
+    counts = batch.multiplicity
+    work = np.stack(
+        [
+            item.work_ms(batch.distinct) + item.padded(batch.distinct) * (item.c / item.capacity)
+            for item in classes
+        ]
+    )
+    weights = 1.0 / (work @ counts)
+    weights /= weights @ np.array([item.count for item in classes])
+    return float((weights[:, None] * work).min(axis=0) @ counts) * (1 - ROUNDING)
+
+
+def relaxed_bound_ms(
+    classes: Sequence[PipelineClass],
+    batch: Batch,
+    relaxation: Relaxation,
+    low_ms: float,
+    high_ms: float,
+    gpus: int | None = None,
+    guess_ms: float | None = None,
+) -> float:
+    """The largest time in [``low_ms``, ``high_ms``] that the relaxation's values refute.
+
+    ``low_ms`` is returned when nothing above it is refuted: it must be a bound already. With
+    ``gpus``, the bound is over all strategies of these classes on that many GPUs. ``guess_ms``:
+    where the bound is expected; just below it is tried first.
+    """
+    needed = float(relaxation.values @ batch.multiplicity)
+    extra = FIXED_MIXES if gpus is not None else FIXED_MIXES[:1]
+
+    def refuted(time_ms: float) -> bool:
+        held = [
+            most_value(item, batch, relaxation, k, extra, time_ms) for k, item in enumerate(classes)
+        ]
+        if gpus is None:
+            most = sum(item.count * value for item, value in zip(classes, held, strict=True))
+        else:
+            most = gpus * max(v / item.gpus for item, v in zip(classes, held, strict=True))
+        return needed > most * (1 + ROUNDING)
+
+    if refuted(high_ms):
+        return high_ms
+    low, high = low_ms, high_ms
+    tolerance = BISECTION_TOLERANCE if gpus is None else 10 * BISECTION_TOLERANCE
+    first = None if guess_ms is None else guess_ms * (1 - 2 * tolerance)
+    while high - low > tolerance * high:
+        middle = first if first is not None and low < first < high else (low + high) / 2
+        first = None
+        if refuted(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def most_value(
+    item: PipelineClass,
+    batch: Batch,
+    relaxation: Relaxation,
+    k: int,
+    extra: Floats,
+    time_ms: float,
+) -> float:
+    """The most value one pipeline of class ``k`` can hold by ``time_ms``, over its states.
+
+    The last row of the class's mixes stands for all larger V. In each state the ratio of the best
+    mix counts; a sequence that takes nothing of a mix makes that mix useless. At least 0.
+    """
+    mixes, values = relaxation.mixes[k], relaxation.values
+    top = max(len(mixes), item.most_micro_batches(time_ms))
+    whole = np.concatenate(
+        [mixes, np.repeat(mixes[-1:], top - len(mixes), axis=0), relaxation.peak_mixes[k]]
+    )
+    every = np.arange(1, top + 1)
+    at_hand = resources(item, every, relaxation.levels, batch.distinct, time_ms)
+    tried = np.concatenate(
+        [whole[:, None, :], np.broadcast_to(extra, (len(whole), len(extra), RESOURCES))], axis=1
+    )
+    share = tried @ at_hand.share  # (states, mixes, n)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(at_hand.eligible[:, None, :] & (values > 0), values / share, 0.0).max(
+            axis=2
+        )
+    return float(ratio.min(axis=1).max())

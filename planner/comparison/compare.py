@@ -1,0 +1,260 @@
+"""The flow of a comparison: batches → systems → one judge → what the difference is worth."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.comparison.results import Comparison, Iteration, System
+from seqplan.planner.exchange import Exchange
+from seqplan.planner.proposal.candidates import Progress
+from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.simulation.iteration import Execution, judge
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.systems.deepspeed import deepspeed
+from seqplan.planner.systems.flexsp import flexsp_like
+from seqplan.planner.systems.hotspa import SWITCH_MS, hotspa
+from seqplan.planner.systems.hydraulis import CBC_S, hydraulis
+from seqplan.planner.systems.megatron import megatron
+from seqplan.planner.systems.megatron_dcp import megatron_dcp
+from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.static_best import static_best
+from seqplan.profiler.profile import Profile
+
+SYSTEMS = ("static", "megatron", "hotspa", "hydraulis", "deepspeed", "flexsp", "megatron-dcp")
+"""Systems that ours may be compared with; some come in several variants."""
+
+STATIC = ("static", "megatron-balanced", "deepspeed-balanced")
+"""Systems of one homogeneous strategy with our balancing, of which the advice takes the best."""
+
+LEAST_CBC_S = 0.1
+"""With less, CBC may find no packing at all."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How baselines are set up.
+
+    ``systems``: of ``SYSTEMS``; ``search_static``: search Megatron's configuration rather than take
+    the published one; ``switch_ms``: HotSPa's switches of an iteration; ``fast``: cut the published
+    methods short, labelled so; ``cbc_s``: CBC's limit for each number of micro-batches.
+    """
+
+    systems: tuple[str, ...] = SYSTEMS
+    search_static: bool = False
+    switch_ms: float = SWITCH_MS
+    fast: bool = False
+    cbc_s: float = CBC_S
+
+    def __post_init__(self) -> None:
+        if foreign := [name for name in self.systems if name not in SYSTEMS]:
+            raise ValueError(f"unknown system {foreign[0]!r}; there are {', '.join(SYSTEMS)}")
+        if self.cbc_s < LEAST_CBC_S:
+            raise ValueError(f"CBC needs at least {LEAST_CBC_S} seconds, not {self.cbc_s:g}")
+
+
+def compare(
+    profile: Profile,
+    cluster: Cluster,
+    lengths: npt.NDArray[np.integer],
+    steps: int,
+    exchange: Exchange,
+    *,
+    seed: int = 0,
+    options: Options | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Run our plans and the baselines on the same ``steps`` batches of a data set.
+
+    Batches are those that ``seqplan plan`` draws with the same seed. Raises ``Infeasible`` when
+    nothing can run the data and ``ValueError`` for less data than a step.
+    """
+    chosen = options or Options()
+    report = progress or (lambda stage, done, total: None)
+    sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed)
+    if (total := int(sampler.lengths.sum())) < cluster.tokens:
+        raise ValueError(
+            f"the data has {total} tokens, fewer than a step of {cluster.tokens}, which would "
+            "repeat sequences; give fewer tokens or more data"
+        )
+    proposal = make_proposal(
+        profile, cluster, lengths, seed=seed, exchange=exchange, progress=progress
+    )
+    batches = tuple(sampler.batches(steps))
+    setting = Setting(profile, cluster, batches, int(sampler.lengths.max()), exchange)
+    planner = StepPlanner(proposal, seed)
+    ours = Trainer(
+        "ours",
+        "seqplan",
+        "candidate strategies for the data set, the best planned anew at every step",
+        True,
+        lambda batch: Execution.of_plan(planner.plan(batch)),
+    )
+    candidates = [item.strategy for item in proposal.candidates]
+    offers: dict[str, Callable[[], Iterable[Trainer | LeftOut]]] = {
+        "static": lambda: static_best(setting, candidates),
+        "megatron": lambda: megatron(setting, search=chosen.search_static),
+        "hotspa": lambda: hotspa(setting, switch_ms=chosen.switch_ms),
+        "hydraulis": lambda: hydraulis(
+            setting, sampler.lengths, fast=chosen.fast, cbc_s=chosen.cbc_s
+        ),
+        "deepspeed": lambda: deepspeed(setting),
+        "flexsp": lambda: flexsp_like(setting),
+        "megatron-dcp": lambda: megatron_dcp(setting),
+    }
+    trainers, left_out = [ours], []
+    wanted = [name for name in SYSTEMS if name in chosen.systems]
+    for done, name in enumerate(wanted):
+        report("setting systems up", done, len(wanted))
+        for offer in offers[name]():
+            if isinstance(offer, LeftOut):
+                left_out.append((offer.name, offer.why))
+            else:
+                trainers.append(offer)
+    systems = tuple(_run(trainer, setting, exchange, report) for trainer in trainers)
+    return Comparison(
+        profile=profile.name,
+        hardware=profile.hardware,
+        gpus=cluster.gpus,
+        max_len=cluster.max_len,
+        tokens=cluster.tokens,
+        seed=seed,
+        sequences=len(lengths),
+        histogram=histogram(sampler.lengths),
+        systems=systems,
+        left_out=tuple(left_out),
+        advice=advice(profile, systems),
+        assumptions=assumptions(profile, exchange, sampler.truncated, cluster),
+        optimizer_shards=cluster.optimizer_shards,
+        include_flagged=cluster.include_flagged,
+    )
+
+
+def histogram(lengths: npt.NDArray[np.int64]) -> tuple[tuple[int, int, int], ...]:
+    """(up to length, sequences, tokens) per power of two, from the first that is used."""
+    power = np.ceil(np.log2(lengths)).astype(np.int64)
+    return tuple(
+        (2**k, int((power == k).sum()), int(lengths[power == k].sum()))
+        for k in range(int(power.min()), int(power.max()) + 1)
+    )
+
+
+def assumptions(
+    profile: Profile, exchange: Exchange, truncated: int, cluster: Cluster
+) -> tuple[str, ...]:
+    """What the judge takes for granted, a sentence each."""
+    found = [
+        f"Simulated on profile {profile.name}, not measured; its fit error: {profile.residuals}.",
+        (
+            f"Forward takes {profile.forward_fraction:.0%} of a micro-batch's time; sending "
+            "between pipeline stages takes none."
+        ),
+        (
+            f"{exchange.source[0].upper()}{exchange.source[1:]}; optimizer "
+            f"{exchange.optimizer_ms:g} ms."
+        ),
+        "Our selection of strategies weighs this exchange; the published methods do not.",
+        "Systems that are set up by search were given the very batches of the comparison.",
+        (
+            "Model FLOPs: 6 per parameter (12·layers·hidden² + 2·vocab·hidden) and token, and "
+            "causal attention by Σl² of the sequences."
+        ),
+    ]
+    if truncated:
+        found.append(f"{truncated:,} sequences were truncated to {cluster.max_len:,} tokens.")
+    if cluster.optimizer_shards is not None:
+        found.append(f"Optimizer states are sharded over {cluster.optimizer_shards:,} ranks.")
+    if cluster.include_flagged:
+        found.append("Coefficients that the profile marks as unsound are used, too.")
+    return tuple(found)
+
+
+def _run(trainer: Trainer, setting: Setting, exchange: Exchange, report: Progress) -> System:
+    """Every step of one system. Planning is timed for ours alone."""
+    iterations: list[Iteration] = []
+    for done, batch in enumerate(setting.batches):
+        report(trainer.name, done, len(setting.batches))
+        iterations.append(_step(trainer, batch, setting, exchange))
+    report(trainer.name, len(setting.batches), len(setting.batches))
+    return System(
+        trainer.key, trainer.name, trainer.description, trainer.balanced, tuple(iterations)
+    )
+
+
+def _step(trainer: Trainer, batch: Batch, setting: Setting, exchange: Exchange) -> Iteration:
+    start = time.perf_counter()
+    execution = trainer.step(batch)
+    ours = trainer.key == "ours"
+    took = (time.perf_counter() - start) * 1000
+    gap = execution.gap if ours else None
+    execution = replace(execution, gap=gap, planning_ms=took if ours else None)
+    return judge(batch, execution, setting.profile, setting.cluster.gpus, exchange)
+
+
+def advice(profile: Profile, systems: Sequence[System]) -> str:
+    """Whether heterogeneous plans are worth it: ``systems[0]`` against the best static one.
+
+    The gain in propagation must exceed what different replicas cost more in the exchange, and the
+    error of the profile's fit.
+    """
+    ours, static = systems[0], [s for s in systems if s.key in STATIC]
+    if not static:
+        return "No static strategy was compared: whether one would do cannot be said."
+    best = min(static, key=lambda system: system.mean_ms)
+    propagation = mean_propagation_ms(ours)
+    gain = mean_propagation_ms(best) / propagation - 1
+    dearer = (ours.mean_ms - propagation) - (best.mean_ms - mean_propagation_ms(best))
+    overhead = max(0.0, dearer / propagation)
+    error = fit_error(profile)
+    stated = "the profile states no fit error"
+    if error is not None:
+        stated = f"the profile's fit error is {error:.1%}"
+    figures = (
+        f"Over the best static strategy with the same balancing ({best.name}: "
+        f"{best.iterations[0].strategy}) the gain in propagation is {gain:.1%}; "
+        f"exchange takes {overhead:.1%} of propagation more, and {stated}"
+    )
+    if gain <= overhead + (error or 0.0):
+        return f"A static strategy will do. {figures}."
+    if error is None:
+        limit = gain - overhead
+        return f"Plans pay off if the profile is right within {limit:.1%}. {figures}."
+    whole = best.mean_ms / ours.mean_ms - 1
+    return f"Plans pay off, by {whole:.1%} of an iteration. {figures}."
+
+
+def fit_error(profile: Profile) -> float | None:
+    """The fit error that the profile states, as a share; None where it states none."""
+    stated = re.search(r"([0-9]+(?:\.[0-9]+)?)\s*%", profile.residuals)
+    return float(stated[1]) / 100 if stated else None
+
+
+ABLATION = ("megatron", "megatron-balanced", "one-strategy", "ours")
+"""Static with round-robin, with our balancing, different pipelines, chosen anew at every step."""
+
+
+def ablation(systems: Sequence[System]) -> list[tuple[System, float]]:
+    """Systems of the ablation, each with the first one's mean iteration over its own.
+
+    Empty where one of them was not run.
+
+    In the spirit of Hydraulis (arXiv 2412.07894), Fig. 13.
+    """
+    by_key = {system.key: system for system in systems}
+    steps = [by_key[key] for key in ABLATION if key in by_key]
+    if len(steps) < len(ABLATION):
+        return []
+    return [(system, steps[0].mean_ms / system.mean_ms) for system in steps]
+
+
+def mean_propagation_ms(system: System) -> float:
+    """Mean over the steps, without exchange and optimizer."""
+    return sum(item.propagation_ms for item in system.iterations) / len(system.iterations)

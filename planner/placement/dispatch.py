@@ -1,0 +1,95 @@
+"""Our dispatch: search the least target for which every sequence can be placed."""
+
+from __future__ import annotations
+
+from math import inf
+
+from seqplan.planner.placement.fill import Filler, Filling
+
+TOLERANCE = 5e-4
+"""Relative width at which the search for the least feasible target ends."""
+
+TRIED_TWICE = 600
+"""With at most so many distinct lengths the fill is tried in its eager variant, too."""
+
+EVEN = 0.98
+"""GPUs busy for this share of the step are level enough."""
+
+LEVEL_TOLERANCE = 1e-2
+"""The same when levelling the pipelines that do not bind the step."""
+
+
+def probe(filler: Filler, lower_ms: float, below_ms: float) -> Filling | None:
+    """A placement better than ``below_ms`` if one is found with a single fill, else None."""
+    target = max(lower_ms, below_ms * (1 - 2 * TOLERANCE))
+    if target >= below_ms:
+        return None
+    found = filler.fill(target)
+    # A fill may be above its target by the last bits of its sums.
+    return found if found is not None and found.objective_ms < below_ms else None
+
+
+def dispatch(
+    filler: Filler, lower_ms: float, *, known: Filling | None = None, below_ms: float = inf
+) -> Filling | None:
+    """Minimise the slowest pipeline (form S) over dispatch and packing together.
+
+    Gallops up from ``lower_ms``, a lower bound on the objective, then bisects to ``TOLERANCE``.
+    ``known``: a placement found before; ``below_ms``: give up above it. None when no placement
+    below it is found (with both left out: when a sequence fits no pipeline).
+    """
+    best, low, step = known, lower_ms, 2 * TOLERANCE
+    if best is None:
+        target = lower_ms
+        while best is None:
+            if target >= below_ms:
+                return None
+            best = filler.fill(target)
+            if best is None:
+                if step > 1e6:
+                    return None
+                low, target, step = target, target * (1 + step), step * 3
+    best = _bisect(filler, low, best)
+    if len(filler.lengths) <= TRIED_TWICE and not filler.eager:
+        filler.eager = True
+        better = probe(filler, lower_ms, best.objective_ms)
+        if better is not None:
+            return _bisect(filler, lower_ms, better)
+        filler.eager = False
+    return best
+
+
+def _bisect(filler: Filler, low: float, best: Filling) -> Filling:
+    """Lower ``best`` towards ``low``, a target that failed, as far as fills succeed."""
+    while best.objective_ms > low * (1 + TOLERANCE):
+        middle = (low + best.objective_ms) / 2
+        better = filler.fill(middle)
+        if better is None:
+            low = middle
+        elif better.objective_ms < best.objective_ms:
+            best = better
+        else:
+            break
+    return best
+
+
+def level(filler: Filler, filling: Filling, lower_ms: float) -> Filling:
+    """Even out the pipelines that do not bind: the same slowest pipeline, less spread below it.
+
+    Pipelines whose first sequence alone needs long keep the step's time as their ceiling; the
+    target of all others is lowered as far as it goes.
+    """
+    ceiling = filling.objective_ms
+    sizes = [item.gpus for item in filler.fleet.classes]
+    busy = sum(size * sum(times) for size, times in zip(sizes, filling.pipeline_ms, strict=True))
+    if busy > EVEN * ceiling * filler.fleet.strategy.gpus:
+        return filling
+    best, low, high = filling, lower_ms, ceiling
+    while high > low * (1 + LEVEL_TOLERANCE):
+        middle = (low + high) / 2
+        even = filler.fill(middle, ceiling)
+        if even is not None and even.objective_ms <= ceiling:
+            best, high = even, middle
+        else:
+            low = middle
+    return best

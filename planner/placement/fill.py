@@ -1,0 +1,285 @@
+"""Target fill: place every sequence so that every pipeline ends by a target, or report failure.
+
+This is the inner loop of the step's search and is therefore plain Python over plain numbers:
+sequences are few (hundreds to thousands) and every placement depends on the one before.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from math import ceil, inf, sqrt
+
+import numpy as np
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.resources import Floats
+from seqplan.planner.placement.fleet import Fleet, PipelineClass
+
+Bin = list[tuple[int, int]]
+"""One micro-batch: (index of the distinct length, how many sequences of that length)."""
+
+_ROUND = 1.0 + 1e-12
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A complete placement: per class, per pipeline, its micro-batches; and form S of each."""
+
+    bins: tuple[tuple[tuple[Bin, ...], ...], ...]
+    pipeline_ms: tuple[tuple[float, ...], ...]
+
+    @property
+    def objective_ms(self) -> float:
+        """The slowest pipeline."""
+        return max(max(times) for times in self.pipeline_ms)
+
+
+class Filler:
+    """Fills one fleet with one batch for any number of targets."""
+
+    def __init__(self, fleet: Fleet, batch: Batch) -> None:
+        self.fleet = fleet
+        self.lengths: list[int] = batch.distinct.tolist()
+        self.negated = [-length for length in self.lengths]
+        self.counts: list[int] = batch.multiplicity.tolist()
+        self.sequences = len(batch.lengths)
+        self.short_by = 0.0
+        """After a failed fill: about the GPU-time (ms) that was missing."""
+        self.eager = False
+        """Whether pipelines that hold forced sequences open new micro-batches for the longest that
+        are left before they top up the open ones, which may have little room."""
+        self._distinct = batch.distinct
+        self._works: dict[PipelineClass, Floats] = {}
+
+    def fill(self, target_ms: float, ceiling_ms: float | None = None) -> Filling | None:
+        """Place all sequences with every pipeline's form S ≤ ``target_ms``; None if it fails.
+
+        Classes are filled from the one that can hold the longest sequence down: first, pipeline by
+        pipeline, with the sequences that no later class can hold, then with any; always the longest
+        unassigned sequence that fits what is left of the micro-batch (tokens and time), micro-batch
+        after micro-batch. ``ceiling_ms`` ≥ target: a pipeline whose first sequence alone needs more
+        than the target may take up to as long as that sequence needs, but no longer than the
+        ceiling; so that one long sequence does not loosen the other pipelines.
+        Complexity: O(placements · log n) and O(n) set-up.
+        """
+        ceiling = target_ms if ceiling_ms is None else ceiling_ms
+        classes = self.fleet.classes
+        pool = SequencePool(self.lengths, self.counts, self.sequences, self.negated)
+        reach = [min(item.capacity, longest_alone(item, ceiling)) for item in classes]
+        order = sorted(range(len(classes)), key=lambda k: (-reach[k], k))
+        bins: list[tuple[tuple[Bin, ...], ...]] = [()] * len(classes)
+        for k, later in zip(order, [*order[1:], None], strict=True):
+            item = classes[k]
+            forced_above = 0 if later is None else reach[later]
+            last = later is None
+            if last and ceiling == target_ms and self._too_much(pool, item, target_ms):
+                return None
+            opened: list[_Pipeline] = []
+            for _ in range(item.count):
+                first = pool.longest(reach[k])
+                if first is None or pool.lengths[first] <= forced_above:
+                    break
+                pipeline = _open(item, pool.lengths[first], target_ms, ceiling)
+                pipeline.fill(pool, forced_above)
+                opened.append(pipeline)
+            for place in range(item.count):
+                if place == len(opened):
+                    first = pool.longest(reach[k])
+                    if first is None:
+                        break
+                    opened.append(_open(item, pool.lengths[first], target_ms, ceiling))
+                opened[place].fill(pool, 0, self.eager)
+            bins[k] = tuple(tuple(pipeline.bins) for pipeline in opened)
+            bins[k] += ((),) * (item.count - len(opened))
+        if pool.left:
+            self._missing(pool, classes[order[-1]], 0.0)
+            return None
+        times = tuple(
+            tuple(form_s(item, self.lengths, pipeline) for pipeline in pipelines)
+            for item, pipelines in zip(classes, bins, strict=True)
+        )
+        return Filling(tuple(bins), times)
+
+    def _too_much(self, pool: SequencePool, item: PipelineClass, target_ms: float) -> bool:
+        """Whether what is left cannot fit the last class, however well it is placed."""
+        return self._missing(pool, item, target_ms * item.count) > 0
+
+    def _missing(self, pool: SequencePool, item: PipelineClass, room_ms: float) -> float:
+        """Work left beyond ``room_ms`` of a class (ms), kept in ``short_by`` as GPU-milliseconds.
+
+        At pp = 1 tokens also cost their share of the micro-batches' overhead.
+        """
+        counts = np.array(pool.counts, dtype=np.float64)
+        per_sequence = self._work(item)
+        missing = float(per_sequence @ counts) * (1 - 1e-9) - room_ms
+        self.short_by = missing * item.gpus
+        return missing
+
+    def _work(self, item: PipelineClass) -> Floats:
+        if item not in self._works:
+            work = item.work_ms(self._distinct)
+            if item.pp == 1:
+                work = work + item.padded(self._distinct) * (item.c / item.capacity)
+            self._works[item] = work
+        return self._works[item]
+
+
+def form_s(item: PipelineClass, lengths: list[int], pipeline: tuple[Bin, ...]) -> float:
+    """Σ(m_j + c) + (pp − 1)·(max m_j + c) of a pipeline's micro-batches, 0 when empty."""
+    a, b, c = item.a, item.b, item.c
+    costs = [
+        c + sum(n * (lengths[i] * (a * lengths[i] + b)) for i, n in micro) for micro in pipeline
+    ]
+    return sum(costs) + (item.pp - 1) * max(costs) if costs else 0.0
+
+
+def longest_alone(item: PipelineClass, target_ms: float) -> int:
+    """The longest sequence (tokens) that alone ends by the target."""
+    work = target_ms * _ROUND / item.pp - item.c
+    if work <= 0:
+        return 0
+    return int(2 * work / (item.b + sqrt(item.b * item.b + 4 * item.a * work)) * _ROUND)
+
+
+@dataclass
+class _Pipeline:
+    """A pipeline being filled: its micro-batches with their work (ms) and the tokens left.
+
+    ``budget``: ms left for work and micro-batches' overhead, shared by all of them; ``cap``: the
+    most work of one micro-batch, for which the pipeline's bubbles have been paid already.
+    """
+
+    item: PipelineClass
+    budget: float
+    cap: float
+    bins: list[Bin]
+    work: list[float]
+    tokens: list[int]
+
+    def fill(self, pool: SequencePool, above: int, new_first: bool = False) -> None:
+        """Take sequences longer than ``above``, into open micro-batches and then new ones.
+
+        ``new_first``: the other way round.
+        """
+        if new_first:
+            open_ones = len(self.bins)
+            self._add(pool, above)
+            self._top_up(pool, above, open_ones)
+        else:
+            self._top_up(pool, above, len(self.bins))
+            self._add(pool, above)
+
+    def _top_up(self, pool: SequencePool, above: int, open_ones: int) -> None:
+        item = self.item
+        for j, micro in enumerate(self.bins[:open_ones]):
+            room = min(self.budget, self.cap - self.work[j])
+            left, self.tokens[j] = pool.top_up(item, micro, room, self.tokens[j], above)
+            self.budget -= room - left
+            self.work[j] += room - left
+
+    def _add(self, pool: SequencePool, above: int) -> None:
+        item = self.item
+        while pool.left:
+            new: Bin = []
+            room = min(self.budget - item.c, self.cap)
+            left, tokens = pool.top_up(item, new, room, item.capacity, above)
+            if not new:
+                break
+            self.bins.append(new)
+            self.work.append(room - left)
+            self.tokens.append(tokens)
+            self.budget -= room - left + item.c
+
+
+def _open(item: PipelineClass, longest: int, target: float, ceiling: float) -> _Pipeline:
+    """An empty pipeline whose first sequence will have ``longest`` tokens.
+
+    Several stages: either V even micro-batches, V with the most capacity that leaves each of them
+    the work of that sequence; or, where that holds more, a first micro-batch of that sequence alone
+    which then sets the bubbles, and no other larger.
+    """
+    work = longest * (item.a * longest + item.b)
+    budget = min(max(target, item.pp * (work + item.c)), ceiling) * _ROUND
+    if item.pp == 1:
+        return _Pipeline(item, budget, inf, [], [], [])
+    bubbles = item.pp - 1
+    token_work = item.capacity * (item.a * longest + item.b)
+    most = max(int(budget / (work + item.c)) - bubbles, 1)
+    best, micro_batches = -1.0, 1
+    for v in range(1, most + 1):
+        capacity = v * min(budget / (v + bubbles) - item.c, token_work)
+        if capacity <= best:
+            break  # concave in v: past its maximum
+        best, micro_batches = capacity, v
+    left = budget - bubbles * (work * _ROUND + item.c)
+    peaked = left - item.c * max(ceil(left / (work + item.c)), ceil(left / (token_work + item.c)))
+    if micro_batches == most and peaked > best:
+        return _Pipeline(item, left, work * _ROUND, [], [], [])
+    each = budget / (micro_batches + bubbles) - item.c
+    return _Pipeline(item, micro_batches * (each + item.c), each, [], [], [])
+
+
+class SequencePool:
+    """The unassigned sequences: how many of each distinct length, with links over spent ones."""
+
+    __slots__ = ("counts", "left", "lengths", "negated", "next")
+
+    def __init__(
+        self, lengths: list[int], counts: list[int], n: int, negated: list[int] | None = None
+    ) -> None:
+        self.lengths = lengths
+        self.negated = [-length for length in lengths] if negated is None else negated
+        self.counts = counts.copy()
+        self.next = list(range(len(lengths) + 1))
+        self.left = n
+
+    def copy(self) -> SequencePool:
+        """The same sequences unassigned."""
+        twin = SequencePool(self.lengths, self.counts, self.left, self.negated)
+        twin.next = self.next.copy()
+        return twin
+
+    def longest(self, limit: float) -> int | None:
+        """Index of the longest unassigned length ≤ ``limit``."""
+        links = self.next
+        i = bisect_left(self.negated, -limit)
+        while links[i] != i:
+            links[i] = links[links[i]]
+            i = links[i]
+        return i if i < len(self.lengths) else None
+
+    def top_up(
+        self, item: PipelineClass, micro: Bin, work: float, tokens: int, above: int
+    ) -> tuple[float, int]:
+        """Add to one micro-batch, longest first, what fits ``work`` ms and ``tokens``.
+
+        Only sequences longer than ``above`` are taken. Returns the work and tokens left.
+        """
+        a, b, unit = item.a, item.b, item.unit
+        lengths, negated, counts, links = self.lengths, self.negated, self.counts, self.next
+        four_a, b_squared, end, i = 4 * a, b * b, len(self.lengths), 0
+        while work > 0:
+            limit = 2 * work / (b + sqrt(b_squared + four_a * work))
+            i = bisect_left(negated, -(tokens if tokens < limit else limit), i)
+            while links[i] != i:
+                links[i] = links[links[i]]
+                i = links[i]
+            if i == end:
+                break
+            length = lengths[i]
+            if length <= above:
+                break
+            cost = length * (a * length + b)
+            padded = length if unit == 1 else -(-length // unit) * unit
+            n = counts[i]
+            if n > 1:
+                n = min(n, tokens // padded, int(work / cost)) or 1
+            work -= n * cost
+            tokens -= n * padded
+            micro.append((i, n))
+            self.left -= n
+            counts[i] -= n
+            if not counts[i]:
+                links[i] = i + 1
+        return work, tokens

@@ -1,0 +1,325 @@
+"""Our proposal: candidate strategies for a data set, from sampled batches.
+
+1. Batch by batch: the strategies found so far are judged by real placement against a lower bound
+   over all strategies; where the best is not close to it, a strategy is searched for the batch: the
+   relaxation's fractional pipeline counts rounded, and swaps judged by placement.
+2. What was found is judged on all batches.
+3. Those are kept that together leave the least mean time of the best kept strategy per batch.
+
+Where parameters and gradients take longer to exchange between different replicas than between equal
+ones, that counts in a strategy's time, and every homogeneous strategy is among those found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.all_strategies import FITS, AllStrategies, all_strategies_bound_ms
+from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.bounds.with_exchange import Families, exchange_bound_ms
+from seqplan.planner.exchange import NO_EXCHANGE, Exchange, replicas_differ
+from seqplan.planner.placement.dispatch import dispatch
+from seqplan.planner.placement.fill import Filler, Filling
+from seqplan.planner.placement.fleet import Fleet
+from seqplan.planner.proposal.search import search
+from seqplan.planner.strategies.homogeneous import homogeneous_strategies
+from seqplan.planner.strategies.local_search import Models
+from seqplan.plans.scheme import Strategy
+
+Progress = Callable[[str, int, int], None]
+"""Called with (stage, done, total)."""
+
+
+RUNGS = (1.01, 1.03, 1.08, 1.2, 1.5, 2.0, 4.0)
+"""Times, relative to the best known for a batch, at which a strategy is tried on it."""
+
+EXACT_BELOW = 1.03
+"""Strategies this close to a batch's best are searched to their least time there."""
+
+
+CLOSE = 0.015
+"""A batch is searched when its best known strategy is further than this above the bound."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many batches are judged, how many of them at most searched, and what is kept."""
+
+    judged: int = 64
+    searched: int = 48
+    kept: int = 10
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A kept strategy: ``expected_ms`` over the judged batches it can run, and how often it won.
+
+    ``runs``: share of the judged batches it can run; ``wins``: share on which it is the best kept.
+    """
+
+    strategy: Strategy
+    max_sequence: int
+    expected_ms: float
+    runs: float
+    wins: float
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Kept candidates and what they are worth: means over the judged batches, in ms.
+
+    All with the exchange that the proposal was made for.
+    ``expected_ms``: best kept strategy per batch; ``pool_ms``: best of all strategies found;
+    ``lower_bound_ms``: proven, over all strategies of these schemes and GPUs.
+    """
+
+    candidates: tuple[Proposed, ...]
+    expected_ms: float
+    pool_ms: float
+    lower_bound_ms: float
+    judged: int
+    explored: int
+
+
+def propose(
+    batches: Sequence[Batch],
+    models: Models,
+    gpus: int,
+    max_len: int,
+    effort: Effort,
+    exchange: Exchange = NO_EXCHANGE,
+    progress: Progress | None = None,
+) -> Proposal:
+    """Propose strategies for data like ``batches``, of which ``effort.judged`` are looked at.
+
+    At least one kept candidate holds ``max_len`` tokens. Raises ``ValueError`` when no scheme does.
+    """
+    report = progress or (lambda stage, done, total: None)
+    everything = AllStrategies(models, gpus)
+    families = Families(models, gpus)
+    judges = [_Judge(b, everything, families, exchange) for b in batches[: effort.judged]]
+    found: list[Strategy] = []
+    if exchange.tips:
+        found = homogeneous_strategies(models, gpus, 1)
+    searches = 0
+    for done, judge in enumerate(judges):
+        report("searching strategies", done, len(judges))
+        for strategy in found:
+            judge.try_strategy(strategy)
+        if searches < effort.searched and not judge.close():
+            searches += 1
+            for strategy in search(everything, judge.batch, judge.bound_ms, judge.best_known()):
+                judge.try_strategy(strategy)
+                if strategy not in found:
+                    found.append(strategy)
+    if not any(_reach(strategy, models) >= max_len for strategy in found):
+        longest = Batch.of_lengths([max_len, *batches[0].lengths])
+        found += [s for s in search(everything, longest)[:1] if s not in found]
+    if exchange.tips and not any(_differs(s) and _reach(s, models) >= max_len for s in found):
+        longest = Batch.of_lengths([max_len, *batches[0].lengths])
+        found += [s for s in search(everything, longest) if _differs(s) and s not in found]
+    return conclude(found, judges, models, max_len, effort.kept, report, exchange)
+
+
+def judge_strategies(
+    strategies: Sequence[Strategy],
+    batches: Sequence[Batch],
+    models: Models,
+    gpus: int,
+    max_len: int,
+    effort: Effort,
+    progress: Progress | None = None,
+) -> Proposal:
+    """Judge given strategies like found ones, and keep the few that serve best together."""
+    report = progress or (lambda stage, done, total: None)
+    everything = AllStrategies(models, gpus)
+    families = Families(models, gpus)
+    judges = [_Judge(b, everything, families, NO_EXCHANGE) for b in batches[: effort.judged]]
+    return conclude(strategies, judges, models, max_len, effort.kept, report)
+
+
+class _Judge:
+    """One batch: the times of strategies on it, and its bound over all strategies.
+
+    ``times`` and ``best_ms`` hold the exchange; ``reached_ms``: the least time without it.
+    """
+
+    def __init__(
+        self, batch: Batch, everything: AllStrategies, families: Families, exchange: Exchange
+    ) -> None:
+        self.batch = batch
+        self.times: dict[Strategy, float] = {}
+        self.best_ms = self.reached_ms = float("inf")
+        self._everything = everything
+        self._families = families
+        self._exchange = exchange
+        self._lower = single_bound_ms(everything.classes, batch)
+        self._bound: tuple[float, float] | None = None
+
+    def try_strategy(self, strategy: Strategy) -> None:
+        """Find the strategy's time: exact where it comes close to the best, rough beyond."""
+        if strategy in self.times:
+            return
+        fleet = Fleet.of(strategy, self._everything.models)
+        if fleet.max_sequence < self.batch.longest:
+            self.times[strategy] = float("inf")
+            return
+        beside = self._exchange.of_strategy_ms(strategy)
+        limit = max(self.best_ms - beside, self._lower)
+        filling = _judge_one(Filler(fleet, self.batch), self._lower, limit)
+        alone = float("inf") if filling is None else filling.objective_ms
+        self.times[strategy] = alone + beside
+        self.best_ms = min(self.best_ms, self.times[strategy])
+        self.reached_ms = min(self.reached_ms, alone)
+
+    @property
+    def bound_ms(self) -> float:
+        """Proven over all strategies, without the exchange.
+
+        Sought below the best time known when it is first needed.
+        """
+        if not np.isfinite(self.reached_ms):
+            return self._lower
+        if self._bound is None or self.reached_ms < self._bound[1] / (1 + FITS):
+            bound = all_strategies_bound_ms(self._everything, self.batch, self.reached_ms)
+            self._bound = (max(bound, self._bound[0] if self._bound else 0.0), self.reached_ms)
+        return min(self._bound[0], self.reached_ms)
+
+    @property
+    def whole_bound_ms(self) -> float:
+        """Proven over all strategies, each with its exchange."""
+        bound = exchange_bound_ms(self._families, self.batch, self.bound_ms, self._exchange)
+        return min(bound, self.best_ms)
+
+    def close(self) -> bool:
+        """Whether the best known time is close to what a search could find.
+
+        It finds different replicas; equal ones are known beforehand where the exchange matters.
+        """
+        alone = self.best_ms - self._exchange.exposed_ms(True)
+        if alone <= self._lower * (1 + CLOSE):
+            return True
+        return bool(np.isfinite(alone)) and alone <= self.bound_ms * (1 + CLOSE)
+
+    def best_known(self) -> list[Strategy]:
+        """The strategies tried, the fastest first, those that cannot run the batch left out."""
+        able = [s for s in self.times if np.isfinite(self.times[s])]
+        return sorted(able, key=lambda s: self.times[s])[:3]
+
+
+def conclude(
+    strategies: Sequence[Strategy],
+    judges: Sequence[_Judge],
+    models: Models,
+    max_len: int,
+    kept: int,
+    report: Progress,
+    exchange: Exchange = NO_EXCHANGE,
+) -> Proposal:
+    """Complete the times of all strategies on all batches and keep the best few together.
+
+    Where the exchange can decide, the best of equal and the best of different replicas are among
+    them, so that a step unlike the judged ones has both to choose from.
+    """
+    fleets = [Fleet.of(strategy, models) for strategy in strategies]
+    order = list(strategies)
+    for done, judge in enumerate(judges):
+        report("judging strategies", done, len(judges))
+        for strategy in order:
+            judge.try_strategy(strategy)
+        times_here = judge.times
+        order.sort(key=lambda s: times_here[s])  # the next begins with what served this one
+    report("judging strategies", len(judges), len(judges))
+    times = np.array([[judge.times[strategy] for judge in judges] for strategy in strategies])
+    bounds = np.array([judge.whole_bound_ms for judge in judges])
+    holds = [fleet.max_sequence >= max_len for fleet in fleets]
+    chosen = _keep(times, holds, kept)
+    if exchange.tips:
+        chosen += _best_of_each(times, holds, strategies, chosen)
+    of_chosen = times[chosen]
+    winner = of_chosen.argmin(axis=0)
+    candidates = tuple(
+        Proposed(
+            strategies[i],
+            fleets[i].max_sequence,
+            float(np.mean(row[np.isfinite(row)])) if np.isfinite(row).any() else float("nan"),
+            float(np.isfinite(row).mean()),
+            float((winner == place).mean()),
+        )
+        for place, (i, row) in enumerate(zip(chosen, of_chosen, strict=True))
+    )
+    return Proposal(
+        candidates,
+        float(of_chosen.min(axis=0).mean()),
+        float(times.min(axis=0).mean()),
+        float(bounds.mean()),
+        len(judges),
+        len(strategies),
+    )
+
+
+def _judge_one(filler: Filler, lower_ms: float, best_ms: float) -> Filling | None:
+    """A strategy's time on a batch: exact where it comes close to the best, rough beyond."""
+    if not np.isfinite(best_ms):
+        return dispatch(filler, lower_ms)
+    for rung in RUNGS:
+        filling = filler.fill(max(lower_ms, best_ms * rung))
+        if filling is not None:
+            if rung <= EXACT_BELOW:
+                return dispatch(filler, lower_ms, known=filling)
+            return filling
+    return dispatch(filler, best_ms * RUNGS[-1])
+
+
+def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], kept: int) -> list[int]:
+    """Greedy k-median: strategies whose best per batch has the least mean; one holds max_len.
+
+    Stops early when a further strategy gains less than 0.01 %.
+    """
+    chosen: list[int] = []
+    best = np.full(times.shape[1], np.inf)
+    penalty = 10 * float(times[np.isfinite(times)].max()) if np.isfinite(times).any() else 1.0
+    capped = np.minimum(times, penalty)
+    while len(chosen) < min(kept, len(times)):
+        means = np.minimum(best, capped).mean(axis=1)
+        pick = int(means.argmin())
+        if chosen and means[pick] > best.mean() * (1 - 1e-4):
+            break
+        chosen.append(pick)
+        best = np.minimum(best, capped[pick])
+    if not any(holds[i] for i in chosen):
+        able = [i for i in range(len(times)) if holds[i]]
+        if able:
+            chosen = [*chosen[: kept - 1], min(able, key=lambda i: float(capped[i].mean()))]
+    return chosen
+
+
+def _best_of_each(
+    times: npt.NDArray[np.float64],
+    holds: Sequence[bool],
+    strategies: Sequence[Strategy],
+    chosen: Sequence[int],
+) -> list[int]:
+    """The best holding strategy of equal replicas and of different ones, unless it is chosen."""
+    found = []
+    for differ in (False, True):
+        able = [
+            i for i, strategy in enumerate(strategies) if holds[i] and _differs(strategy) is differ
+        ]
+        best = min(able, key=lambda i: float(times[i].mean()), default=None)
+        if best is not None and best not in chosen:
+            found.append(best)
+    return found
+
+
+def _differs(strategy: Strategy) -> bool:
+    return replicas_differ(scheme for scheme, _ in strategy.counts)
+
+
+def _reach(strategy: Strategy, models: Models) -> int:
+    return max(models[scheme].max_sequence for scheme, _ in strategy.counts)

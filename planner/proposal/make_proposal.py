@@ -1,0 +1,208 @@
+"""The flow of a proposal: lengths → sampled batches → candidates → document."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.exchange import NO_EXCHANGE, Exchange
+from seqplan.planner.proposal.candidates import (
+    Effort,
+    Progress,
+    Proposal,
+    Proposed,
+    judge_strategies,
+    propose,
+)
+from seqplan.planner.proposal.document import Candidate, Cluster, ProposalDocument
+from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
+from seqplan.planner.rounds.plan_rounds import plan_rounds
+from seqplan.planner.step.selection import Infeasible
+from seqplan.planner.strategies.local_search import Models
+from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.profiler.profile import Profile
+
+METHODS = ("search", "eq4")
+"""Our proposal, and the published one."""
+
+TOKENS_PER_GPU = 3125
+"""Tokens of a step per GPU where the caller does not say: 200K on 64 GPUs, as published."""
+
+_SAMPLE_SEED = 0x5E9
+"""Keeps the proposal's sampled batches apart from the ones that a plan of the same seed draws."""
+
+
+def make_proposal(
+    profile: Profile,
+    cluster: Cluster,
+    lengths: npt.NDArray[np.integer],
+    *,
+    seed: int = 0,
+    method: str = "search",
+    exchange: Exchange | None = None,
+    progress: Progress | None = None,
+) -> ProposalDocument:
+    """Propose strategies for a data set; ``lengths`` in tokens.
+
+    Sequences longer than ``cluster.max_len`` count as truncated to it. With an ``exchange``,
+    strategies are judged and later chosen by their time with it; rounds have no choice that it
+    could decide. Raises ``Infeasible`` when no scheme fits the GPUs or holds the longest sequence;
+    ``ValueError`` for an unknown method, and for eq4 with an exchange, which it does not know.
+    """
+    check_method(profile, method, exchange)
+    models = cluster.models(profile)
+    check_feasible(profile, cluster, models, lengths)
+    effort = _effort(cluster.gpus)
+    sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed + _SAMPLE_SEED)
+    batches = list(sampler.batches(effort.judged))
+    longest = int(sampler.lengths.max())
+    if profile.rounds:
+        proposal = _static_groups(batches[: effort.searched], models, cluster, progress)
+    elif method == "eq4":
+        proposal = _published(sampler, batches, models, cluster, longest, effort, progress)
+    else:
+        proposal = propose(
+            batches, models, cluster.gpus, longest, effort, exchange or NO_EXCHANGE, progress
+        )
+    return ProposalDocument(
+        method=method,
+        seed=seed,
+        cluster=cluster,
+        profile=profile,
+        lengths={
+            "sequences": len(lengths),
+            "tokens": int(sampler.lengths.sum()),
+            "truncated": sampler.truncated,
+            "longest": longest,
+            "digest": lengths_digest(lengths),
+        },
+        candidates=tuple(
+            Candidate(
+                item.strategy,
+                item.max_sequence,
+                None if np.isnan(item.expected_ms) else round(item.expected_ms, 3),
+                round(item.runs, 4),
+                round(item.wins, 4),
+            )
+            for item in proposal.candidates
+        ),
+        expected_ms=round(proposal.expected_ms, 3),
+        lower_bound_ms=round(proposal.lower_bound_ms - 5e-4, 3),
+        judged=proposal.judged,
+        exchange=None if profile.rounds else exchange,
+    )
+
+
+def check_method(profile: Profile, method: str, exchange: Exchange | None) -> None:
+    """``ValueError`` for an unknown method, and one for another kind of profile or choice."""
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+    if profile.rounds and method == "eq4":
+        raise ValueError(
+            f"method eq4 chooses strategies for a whole step, but profile {profile.name} is of "
+            "ZeRO-3, whose rounds choose their groups anew; leave --method out"
+        )
+    if method == "eq4" and exchange is not None:
+        raise ValueError("method eq4 does not weigh the exchange; leave one of the two out")
+
+
+def check_feasible(
+    profile: Profile, cluster: Cluster, models: Models, lengths: npt.NDArray[np.integer]
+) -> None:
+    """Raise ``Infeasible`` when no scheme fits the GPUs or holds the longest sequence."""
+    if not models:
+        smallest = min(entry.scheme.gpus for entry in profile.schemes)
+        fitting = [e for e in profile.schemes if e.scheme.gpus <= cluster.gpus]
+        why = (
+            "the model states leave no room for tokens on any scheme that fits"
+            if fitting
+            else f"the smallest scheme of the profile takes {smallest}"
+        )
+        few = "1 GPU is" if cluster.gpus == 1 else f"{cluster.gpus} GPUs are"
+        raise Infeasible(f"{few} too few for {profile.name}: {why}; add GPUs")
+    longest = min(int(lengths.max()), cluster.max_len)
+    limit = max(model.max_sequence for model in models.values())
+    if longest > limit:
+        place = int(np.argmax(lengths))
+        best = max(models.values(), key=lambda model: model.max_sequence)
+        raise Infeasible(
+            f"sequence {place} has {longest} tokens, but on {cluster.gpus} GPUs the longest that "
+            f"any scheme of {profile.name} holds is {limit} ({best.scheme}); use --max-len {limit} "
+            "to truncate, or more GPUs"
+        )
+
+
+def lengths_digest(lengths: npt.NDArray[np.integer]) -> str:
+    """sha256 of the lengths as little-endian int64."""
+    return "sha256:" + hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()
+
+
+def _published(
+    sampler: Sampler,
+    batches: Sequence[Batch],
+    models: Models,
+    cluster: Cluster,
+    longest: int,
+    effort: Effort,
+    progress: Progress | None,
+) -> Proposal:
+    """Eq. 4's strategies, judged like ours."""
+    values, counts = np.unique(sampler.lengths, return_counts=True)
+    ordered = list(models.values())
+    continuous = continuous_proposal(ordered, values, counts.astype(np.float64))
+    found = integer_strategies(continuous, ordered, cluster.gpus)
+    strategies: list[Strategy] = sorted(found, key=lambda s: (-found[s], str(s)))
+    return judge_strategies(strategies, batches, models, cluster.gpus, longest, effort, progress)
+
+
+def _static_groups(
+    batches: Sequence[Batch], models: Models, cluster: Cluster, progress: Progress | None
+) -> Proposal:
+    """Under ZeRO-3 steps choose their own groups; the candidates tell what static ones would take.
+
+    A candidate is one sequence-parallel degree throughout; the proposal's expected time is that of
+    the rounds planned freely.
+    """
+    report = progress or (lambda stage, done, total: None)
+    ordered = list(models.values())
+    flexible = []
+    static: dict[Scheme, list[float]] = {scheme: [] for scheme in models}
+    for done, batch in enumerate(batches):
+        report("planning rounds", done, len(batches))
+        rounds = plan_rounds(batch, ordered, cluster.gpus)
+        if rounds is None:
+            raise Infeasible(f"a sequence of {batch.longest} tokens fits no group")
+        flexible.append((rounds.objective_ms, rounds.lower_bound_ms))
+        for scheme, times in static.items():
+            alone = plan_rounds(batch, [models[scheme]], cluster.gpus)
+            times.append(float("inf") if alone is None else alone.objective_ms)
+    report("planning rounds", len(batches), len(batches))
+    best = np.min(np.array(list(static.values())), axis=0)
+    candidates = [
+        Proposed(
+            Strategy.of({scheme: cluster.gpus // scheme.gpus}),
+            models[scheme].max_sequence,
+            float(np.mean([time for time in times if np.isfinite(time)] or [np.nan])),
+            float(np.isfinite(times).mean()),
+            float((np.array(times) <= best).mean()),
+        )
+        for scheme, times in static.items()
+    ]
+    means = np.mean(np.array(flexible), axis=0)
+    return Proposal(
+        tuple(candidates), float(means[0]), float(means[0]), float(means[1]), len(batches), 0
+    )
+
+
+def _effort(gpus: int) -> Effort:
+    """Large clusters see fewer batches: each is larger, and so less unlike the others."""
+    if gpus <= 128:
+        return Effort()
+    if gpus <= 512:
+        return Effort(judged=32, searched=24)
+    return Effort(judged=16, searched=12)

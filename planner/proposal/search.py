@@ -1,0 +1,69 @@
+"""A strategy searched for one batch among all schemes of the profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.all_strategies import AllStrategies, fitting_time
+from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.placement.dispatch import TOLERANCE, dispatch
+from seqplan.planner.placement.fill import Filler, Filling
+from seqplan.planner.placement.fleet import Fleet
+from seqplan.planner.strategies.local_search import Models, improve, rounded_strategies
+from seqplan.plans.scheme import Scheme, Strategy
+
+SEARCH_ROUNDS = 12
+"""Accepted swaps of the local search per sampled batch."""
+
+
+def search(
+    everything: AllStrategies,
+    batch: Batch,
+    guess_ms: float | None = None,
+    known: Iterable[Strategy] = (),
+) -> list[Strategy]:
+    """The best strategy found for one batch, first, and the start it came from.
+
+    ``guess_ms``: about the time at which the relaxation fits; ``known``: strategies found before,
+    tried as further starts by a single fill each.
+    """
+    models, gpus, schemes = everything.models, everything.gpus, everything.schemes
+    lower = single_bound_ms(everything.classes, batch)
+    relaxed, at = fitting_time(everything, batch, guess_ms)
+    pipelines = relaxed.pipelines / max(relaxed.scale, 1e-9)
+    starts = rounded_strategies(schemes, pipelines, models, gpus, batch.longest)
+    best: tuple[Fleet, Filling] | None = None
+    for strategy in dict.fromkeys([*starts, *known]):
+        fleet = Fleet.of(strategy, models)
+        if fleet.max_sequence < batch.longest:
+            continue
+        filler = Filler(fleet, batch)
+        limit = float("inf") if best is None else best[1].objective_ms * (1 - TOLERANCE)
+        filling = dispatch(filler, max(lower, at)) if best is None else filler.fill(limit)
+        if filling is not None and filling.objective_ms <= limit:
+            best = (fleet, filling)
+    if best is None:
+        return []
+    active = [s for s, n in zip(schemes, pipelines, strict=True) if n > 1e-6]
+    active += [s for s in _useful(batch, models) if s not in active]
+    fleet, _ = improve(
+        batch, best, models, active, gpus, max(lower, at * (1 - TOLERANCE)), rounds=SEARCH_ROUNDS
+    )
+    return list(dict.fromkeys([fleet.strategy, best[0].strategy]))
+
+
+def _useful(batch: Batch, models: Models) -> list[Scheme]:
+    """Schemes that are the cheapest in GPU-time for some length of the batch, or its fastest."""
+    lengths = batch.distinct
+    rows, schemes = [], sorted(models)
+    for scheme in schemes:
+        model = models[scheme]
+        cost = scheme.gpus * (
+            model.latency.work_ms(lengths) + model.latency.c * lengths / model.capacity
+        )
+        rows.append(np.where(lengths <= model.max_sequence, cost, np.inf))
+    cheapest = np.argmin(np.stack(rows), axis=0)
+    return [schemes[k] for k in np.unique(cheapest)]

@@ -1,0 +1,141 @@
+"""Flexible sequence parallelism under ZeRO-3: rounds of groups that differ from round to round.
+
+Every rank gathers every layer with all others, so micro-batches run in lockstep: a round is a set
+of groups side by side, each with one micro-batch, and lasts as long as its slowest group; a step is
+the sum of its rounds (FlexSP, arXiv 2412.01523, with its cost model). Each round's groups and each
+group's sequences are chosen anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+import numpy as np
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.rounds.round_fill import (
+    Round,
+    RoundFiller,
+    common_target,
+    even_rounds,
+    improve_rounds,
+    total_ms,
+)
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.scheme_model import SchemeModel
+
+EXTRA_ROUNDS = 3
+"""Rounds tried beyond the fewest that memory allows."""
+
+
+IMPROVED = 2
+"""Starts that are improved, of those with different smallest degrees."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """A step's rounds and a proven lower bound over all round plans (ms)."""
+
+    classes: tuple[PipelineClass, ...]
+    schemes: tuple[Scheme, ...]
+    rounds: tuple[Round, ...]
+    lower_bound_ms: float
+
+    @property
+    def objective_ms(self) -> float:
+        """Σ rounds."""
+        return sum(item.time_ms for item in self.rounds)
+
+
+def plan_rounds(batch: Batch, models: Sequence[SchemeModel], gpus: int) -> Rounds | None:
+    """The best rounds found for a batch; None when its longest sequence fits no group.
+
+    For each number of rounds from the fewest that memory allows and each smallest degree: all
+    rounds with one common target, the least that works; then, from the best of these, targets are
+    changed one against the others while the sum falls. (Larger groups than needed can be better
+    where memory is tight: they mix long and short sequences.)
+    """
+    ordered = sorted(models, key=lambda model: (-model.scheme.gpus, model.scheme))
+    classes = tuple(PipelineClass.of(model, 1) for model in ordered)
+    schemes = tuple(model.scheme for model in ordered)
+    if batch.longest > max(item.capacity for item in classes):
+        return None
+    fewest = _fewest_rounds(classes, batch, gpus)
+    fillers = [RoundFiller(classes, batch, gpus, last) for last in _smallest(classes, batch)]
+    best: tuple[Round, ...] | None = None
+    best_ms = inf
+    for count in range(fewest, fewest + EXTRA_ROUNDS + 1):
+        least = rounds_bound_ms(classes, batch, gpus, count)
+        if best is not None and least >= best_ms:
+            break
+        starts = [(common_target(filler, count, least), filler) for filler in fillers]
+        known = [(start, filler) for start, filler in starts if start is not None]
+        known.sort(key=lambda pair: total_ms(pair[0]))
+        found = [improve_rounds(filler, start) for start, filler in known[:IMPROVED]]
+        alike = (even_rounds(classes, k, batch, gpus, count) for k in range(len(classes)))
+        found += [rounds for rounds in alike if rounds is not None]
+        for rounds in found:
+            if total_ms(rounds) < best_ms:
+                best, best_ms = rounds, total_ms(rounds)
+    if best is None:
+        return None
+    bound = rounds_bound_ms(classes, batch, gpus, fewest)
+    return Rounds(classes, schemes, best, min(bound, best_ms))
+
+
+def rounds_bound_ms(
+    classes: Sequence[PipelineClass], batch: Batch, gpus: int, rounds: int
+) -> float:
+    """A lower bound (ms) on every plan of at least ``rounds`` rounds.
+
+    If a plan takes at most U, the round of a sequence takes at most U less an overhead for each
+    other round, which excludes groups that would need longer. On those that remain, GPU-time
+    Σ min_g gpus_g·work_g spreads over all GPUs, and each round pays its overhead. The bound is the
+    largest U at which this contradicts U.
+    """
+    overhead = min(item.c for item in classes)
+    lengths, counts = batch.distinct, batch.multiplicity
+    work = np.stack([item.work_ms(lengths) for item in classes])
+    held = np.stack([item.padded(lengths) <= item.capacity for item in classes])
+    sizes = np.array([[item.gpus] for item in classes], dtype=np.float64)
+    alone = work + np.array([[item.c] for item in classes])
+
+    def least(limit_ms: float) -> float:
+        able = held & (alone <= limit_ms - (rounds - 1) * overhead + 1e-9)
+        area = np.where(able, sizes * work, inf).min(axis=0)
+        return float(area @ counts) / gpus + rounds * overhead
+
+    low = float(np.where(held, alone, inf).min(axis=0).max()) + (rounds - 1) * overhead
+    high = max(low, least(inf)) * 2 + 1
+    low = max(low, least(inf) * (1 - 1e-9))
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        if least(middle) * (1 - 1e-9) >= middle:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _fewest_rounds(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> int:
+    """Rounds that all tokens need at the best tokens per GPU, and that long sequences need."""
+    per_gpu = max(item.capacity / item.gpus for item in classes)
+    by_tokens = ceil(batch.tokens / (per_gpu * gpus) - 1e-9)
+    lengths, counts = batch.distinct, batch.multiplicity
+    smallest = np.full(len(lengths), inf)  # GPUs of the smallest group that holds a sequence
+    for item in classes:
+        holds = item.padded(lengths) <= item.capacity
+        # Two sequences above half a group's capacity cannot share it: count their GPUs whole.
+        alone = holds & (2 * item.padded(lengths) > item.capacity)
+        smallest = np.minimum(smallest, np.where(alone, item.gpus, np.where(holds, 0.0, inf)))
+    by_groups = ceil(float(smallest @ counts) / gpus - 1e-9)
+    return max(1, by_tokens, by_groups)
+
+
+def _smallest(classes: Sequence[PipelineClass], batch: Batch) -> list[int]:
+    """Numbers of classes, from all of them down, that leave the smallest degrees out."""
+    holding = [k for k, item in enumerate(classes) if item.capacity >= batch.longest]
+    return list(range(len(classes), holding[0], -1))

@@ -1,0 +1,215 @@
+"""Filling rounds of sequence-parallel groups to target times, and improving the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.placement.fill import Bin, SequencePool, longest_alone
+from seqplan.planner.placement.fleet import PipelineClass
+
+TOLERANCE = 2e-3
+"""Relative width at which a search for a round's least target ends."""
+
+
+STEPS, LEAST_STEPS = 24, 5
+"""Targets tried in a pass of improvement: shared by the rounds, and at least for each of them."""
+
+
+PASSES = 3
+
+
+@dataclass(frozen=True)
+class Round:
+    """Groups of one round, largest degree first: (index of the class, its micro-batch)."""
+
+    groups: tuple[tuple[int, Bin], ...]
+    time_ms: float
+
+
+class RoundFiller:
+    """Fills rounds of one batch to given targets, with the ``kept`` largest of the classes."""
+
+    def __init__(
+        self, classes: Sequence[PipelineClass], batch: Batch, gpus: int, kept: int
+    ) -> None:
+        self.classes = classes[:kept]
+        self.gpus = gpus
+        self._lengths: list[int] = batch.distinct.tolist()
+        self._counts: list[int] = batch.multiplicity.tolist()
+        self._left = len(batch.lengths)
+        self.longest_ms = single_bound_ms(self.classes, batch)
+
+    def pool(self) -> SequencePool:
+        """All sequences, unassigned."""
+        return SequencePool(self._lengths, self._counts, self._left)
+
+    def fill(self, targets_ms: Sequence[float]) -> tuple[Round, ...] | None:
+        """Rounds with these targets that take every sequence, or None."""
+        pool = self.pool()
+        rounds = []
+        for target in targets_ms:
+            if not pool.left:
+                break
+            rounds.append(self.fill_round(pool, target))
+        return None if pool.left else tuple(item for item in rounds if item.groups)
+
+    def fill_round(self, pool: SequencePool, target_ms: float) -> Round:
+        """One round: from the largest groups down, each opened for a sequence that needs it.
+
+        A sequence needs a degree when the next smaller one cannot hold it or not end by the target;
+        the micro-batch is then topped up, longest first, with what fits tokens and target.
+        """
+        classes = self.classes
+        left = self.gpus
+        groups: list[tuple[int, Bin]] = []
+        slowest = 0.0
+        reach = [min(item.capacity, longest_alone(item, target_ms)) for item in classes]
+        for k, item in enumerate(classes):
+            below = max(reach[k + 1 :], default=0)
+            while left >= item.gpus and pool.left:
+                first = pool.longest(reach[k])
+                if first is None or pool.lengths[first] <= below:
+                    break
+                micro: Bin = []
+                work, _ = pool.top_up(item, micro, target_ms - item.c, item.capacity, 0)
+                if not micro:
+                    break
+                groups.append((k, micro))
+                left -= item.gpus
+                slowest = max(slowest, target_ms - work)
+        return Round(tuple(groups), slowest)
+
+
+def even_rounds(
+    classes: Sequence[PipelineClass], k: int, batch: Batch, gpus: int, rounds: int
+) -> tuple[Round, ...] | None:
+    """One degree throughout: each sequence, longest first, to the least loaded group with room.
+
+    Groups are dealt to rounds by their time, the slowest together. None where no group has room.
+    """
+    item = classes[k]
+    side_by_side = gpus // item.gpus
+    loads = [(0.0, place) for place in range(rounds * side_by_side)]
+    room = [item.capacity] * len(loads)
+    groups: list[dict[int, int]] = [{} for _ in loads]
+    heapify(loads)
+    lengths, counts = batch.distinct.tolist(), batch.multiplicity.tolist()
+    for i, (length, n) in enumerate(zip(lengths, counts, strict=True)):
+        padded = -(-length // item.unit) * item.unit
+        for _ in range(n):
+            full = []
+            while loads and room[loads[0][1]] < padded:
+                full.append(heappop(loads))
+            if not loads:
+                return None
+            load, place = loads[0]
+            heapreplace(loads, (load + length * (item.a * length + item.b), place))
+            room[place] -= padded
+            groups[place][i] = groups[place].get(i, 0) + 1
+            for entry in full:
+                heappush(loads, entry)
+    ordered = [(load, place) for load, place in sorted(loads, reverse=True) if groups[place]]
+    return tuple(
+        Round(
+            tuple((k, list(groups[place].items())) for _, place in part),
+            part[0][0] + item.c,
+        )
+        for first in range(0, len(ordered), side_by_side)
+        for part in [ordered[first : first + side_by_side]]
+    )
+
+
+def common_target(filler: RoundFiller, rounds: int, lower_ms: float) -> tuple[Round, ...] | None:
+    """The rounds with the least common target that take every sequence."""
+    low = max(lower_ms / rounds * 0.999, filler.longest_ms / 8)
+    target, best = low, None
+    for _ in range(40):
+        best = filler.fill([target] * rounds)
+        if best is not None:
+            break
+        low, target = target, target * 1.15
+        if target > 64 * filler.longest_ms + 64 * lower_ms:
+            return None
+    if best is None:
+        return None
+    high = target
+    while high - low > TOLERANCE * high:
+        middle = (low + high) / 2
+        found = filler.fill([middle] * rounds)
+        if found is None:
+            low = middle
+        else:
+            best, high = found, middle
+    return best
+
+
+def improve_rounds(filler: RoundFiller, start: tuple[Round, ...]) -> tuple[Round, ...]:
+    """Change one round's target at a time, others following, while the sum of rounds falls.
+
+    For each round but the last a range of targets is tried; the rounds after it keep theirs and the
+    last takes the least target that works.
+    """
+    best, best_ms = start, total_ms(start)
+    steps = max(LEAST_STEPS, STEPS // max(len(start) - 1, 1))
+    for _ in range(PASSES):
+        before_ms = best_ms
+        for r in range(len(best) - 1):
+            if r >= len(best) - 1:
+                break  # a round has become empty
+            targets = [item.time_ms for item in best]
+            pool = filler.pool()
+            first = tuple(filler.fill_round(pool, target) for target in targets[:r])
+            low, high = targets[r] * 0.7, targets[r] * 1.35
+            for step in range(steps):
+                tried = low + (high - low) * (step + 0.5) / steps
+                after = [tried, *targets[r + 1 : -1]]
+                found = _least_last(filler, pool.copy(), first, after, best_ms)
+                if found is not None and total_ms(found) < best_ms * (1 - 1e-6):
+                    best, best_ms = found, total_ms(found)
+        if best_ms >= before_ms * (1 - 1e-4):
+            break
+    return best
+
+
+def _least_last(
+    filler: RoundFiller,
+    pool: SequencePool,
+    first: tuple[Round, ...],
+    targets: Sequence[float],
+    below_ms: float,
+) -> tuple[Round, ...] | None:
+    """After the rounds ``first``: rounds with these targets, and a last one as short as works."""
+    rounds = [*first, *(filler.fill_round(pool, target) for target in targets)]
+    spent = total_ms(rounds)
+    if not pool.left:
+        return tuple(item for item in rounds if item.groups)
+    high = below_ms - spent
+    if high <= 0:
+        return None
+    last = _whole_round(filler, pool, high)
+    if last is None:
+        return None
+    low, high = 0.0, min(high, last.time_ms)
+    while high - low > TOLERANCE * below_ms:
+        middle = (low + high) / 2
+        found = _whole_round(filler, pool, middle)
+        if found is None:
+            low = middle
+        else:
+            last, high = found, min(middle, found.time_ms)
+    return tuple(item for item in [*rounds, last] if item.groups)
+
+
+def _whole_round(filler: RoundFiller, pool: SequencePool, target: float) -> Round | None:
+    """One round that takes all of the pool, which is left as it was; None if it cannot."""
+    trial = pool.copy()
+    found = filler.fill_round(trial, target)
+    return None if trial.left else found
+
+
+def total_ms(rounds: Sequence[Round]) -> float:
+    return sum(item.time_ms for item in rounds)

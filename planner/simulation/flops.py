@@ -1,0 +1,39 @@
+"""Model FLOPs of a step, and what GPUs can do at most: the two sides of model FLOPs utilisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seqplan.profiler.model_sizes import ModelShape
+
+PEAK_FLOPS = {"A100": 312e12, "A800": 312e12, "H100": 989e12, "H800": 989e12, "H200": 989e12}
+"""Dense bf16 FLOP/s of a GPU by the name its profile gives it (NVIDIA data sheets, SXM)."""
+
+
+def peak_flops(hardware: str) -> float | None:
+    """Peak bf16 FLOP/s of one GPU; None where it is not known."""
+    return next((peak for name, peak in PEAK_FLOPS.items() if name in hardware), None)
+
+
+def parameters(shape: ModelShape) -> int | None:
+    """About layers·12·hidden² + 2·vocab·hidden parameters; None where the vocabulary is unknown.
+
+    Attention has four matrices of hidden², the feed-forward network as much as eight; input and
+    output embeddings are counted apart, norms and biases not at all.
+    """
+    if shape.vocab is None:
+        return None
+    return shape.layers * 12 * shape.hidden**2 + 2 * shape.vocab * shape.hidden
+
+
+def model_flops(shape: ModelShape, lengths: Sequence[int]) -> float | None:
+    """Forward and backward FLOPs that sequences of these lengths need; None if sizes are unknown.
+
+    6 per parameter and token, and 12·layers·hidden·Σl²/2 for causal attention within each sequence:
+    what packing or recomputation adds is not counted.
+    """
+    weights = parameters(shape)
+    if weights is None:
+        return None
+    attention = 12 * shape.layers * shape.hidden * sum(n * n for n in lengths) / 2
+    return 6.0 * weights * sum(lengths) + attention

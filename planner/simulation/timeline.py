@@ -1,0 +1,64 @@
+"""When every forward and backward of a plan runs: 1F1B in each pipeline, placed in the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, Event, simulate_ms, timeline
+from seqplan.plans.plan import Plan
+from seqplan.plans.schedule import schedule
+
+
+@dataclass(frozen=True)
+class PipelineTimeline:
+    """A pipeline's span in the step and its passes, by stage and then by start; ms from its start.
+
+    ``events`` count from the start of the step, too.
+    """
+
+    start_ms: float
+    end_ms: float
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True)
+class PlanTimeline:
+    """The pipelines in plan order, and the end of the last (ms)."""
+
+    pipelines: tuple[PipelineTimeline, ...]
+    simulated_ms: float
+
+
+def plan_timeline(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> PlanTimeline:
+    """Every pass of a sound plan.
+
+    Every pipeline takes its 1F1B simulation; pipelines that share ranks follow one another and
+    rounds wait for each other, as in the plan.
+    """
+    costs = [[micro.cost_ms for micro in pipeline.micro_batches] for pipeline in plan.pipelines]
+    durations = [
+        simulate_ms(each, pipeline.scheme.pp, forward_fraction)
+        for each, pipeline in zip(costs, plan.pipelines, strict=True)
+    ]
+    times = schedule(plan.pipelines, durations)
+    spans = zip(times.start_ms, times.end_ms, costs, plan.pipelines, strict=True)
+    return PlanTimeline(
+        tuple(
+            PipelineTimeline(
+                begin,
+                end,
+                tuple(
+                    Event(
+                        event.stage,
+                        event.phase,
+                        event.micro_batch,
+                        begin + event.start_ms,
+                        begin + event.end_ms,
+                    )
+                    for event in timeline(each, pipeline.scheme.pp, forward_fraction)
+                ),
+            )
+            for begin, end, each, pipeline in spans
+        ),
+        times.makespan_ms,
+    )

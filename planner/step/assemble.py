@@ -1,0 +1,189 @@
+"""From a placement to the plan: ranks, micro-batches in order, times in whole microseconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.even_chunks import chunk
+from seqplan.planner.placement.fill import Bin
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.placement.micro_batch_order import order_micro_batches
+from seqplan.planner.placement.pack import pack
+from seqplan.planner.step.selection import Judged, Selected
+from seqplan.plans.groups import process_groups
+from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.scheme import Scheme, Strategy
+
+PACKINGS = ("tight", "even")
+"""Full micro-batches first, or all of about equal tokens; the predicted time is the same."""
+
+
+def assemble(
+    batch: Batch,
+    selected: Selected,
+    planner: Planner,
+    world_size: int,
+    forward_fraction: float,
+    packing: str = PACKINGS[0],
+) -> Plan:
+    """The plan of a selected placement; pipelines take consecutive ranks in placement order.
+
+    ``packing`` "even": at pp = 1, where only the number of micro-batches costs time, the same
+    number of consecutive chunks of the sorted sequences with the least largest (FlexSP Eq. 23–24),
+    so that no micro-batch needs more memory than it must.
+    """
+    strategy = selected.fleet.strategy
+    shares = _deal(batch, selected)
+    times = [time for times in selected.filling.pipeline_ms for time in times]
+    classes = _each(selected.fleet.classes)
+    # Packing anew can shorten the step only where no pipeline of one stage is as slow.
+    serial = max((t for t, item in zip(times, classes, strict=True) if item.pp == 1), default=0.0)
+    pipelines = []
+    first = 0
+    for scheme, item, micro_batches, time in zip(strategy, classes, shares, times, strict=True):
+        ranks = tuple(range(first, first + scheme.gpus))
+        first += scheme.gpus
+        if item.pp > 1 and time > max(serial, selected.lower_bound_ms):
+            micro_batches = _repacked(item, micro_batches, batch.lengths)
+        elif item.pp == 1 and packing == "even" and micro_batches:
+            micro_batches = _evened(item, micro_batches, batch.lengths)
+        pipelines.append(
+            planned_pipeline(scheme, item, ranks, micro_batches, batch, forward_fraction)
+        )
+    predicted = max(pipeline.predicted_ms for pipeline in pipelines)
+    bound = min(floor_us(selected.lower_bound_ms), predicted)
+    judged = considered(selected.judged, strategy, predicted, bound)
+    return plan_of(batch, planner, world_size, pipelines, predicted, bound, judged)
+
+
+def plan_of(
+    batch: Batch,
+    planner: Planner,
+    world_size: int,
+    pipelines: Sequence[PlannedPipeline],
+    predicted_ms: float,
+    bound_ms: float,
+    selection: tuple[Considered, ...],
+) -> Plan:
+    """The plan of these pipelines; ranks in none of them are idle."""
+    used = {rank for pipeline in pipelines for rank in pipeline.ranks}
+    return Plan(
+        step=batch.step,
+        planner=planner,
+        world_size=world_size,
+        ids=batch.ids,
+        lengths=batch.lengths,
+        tokens=batch.tokens,
+        loss_tokens=loss_tokens(batch),
+        pipelines=tuple(pipelines),
+        idle_ranks=tuple(rank for rank in range(world_size) if rank not in used),
+        groups=process_groups(pipelines),
+        predicted_ms=predicted_ms,
+        lower_bound_ms=bound_ms,
+        gap=gap(predicted_ms, bound_ms),
+        selection=selection,
+    )
+
+
+def planned_pipeline(
+    scheme: Scheme,
+    item: PipelineClass,
+    ranks: tuple[int, ...],
+    micro_batches: Sequence[Sequence[int]],
+    batch: Batch,
+    forward_fraction: float,
+    round_: int | None = None,
+) -> PlannedPipeline:
+    """One pipeline with costs from the model; its predicted time is form S of the stated costs."""
+    described = []
+    for positions in micro_batches:
+        lengths = [batch.lengths[i] for i in positions]
+        cost = math.fsum(length * (item.a * length + item.b) for length in lengths) + item.c
+        described.append(
+            MicroBatch(
+                tuple(positions), sum(lengths), scheme.padded_tokens(lengths), round(cost, 3)
+            )
+        )
+    costs = [micro.cost_ms for micro in described]
+    order = order_micro_batches(costs, scheme.pp, forward_fraction)
+    predicted = math.fsum(costs) + (scheme.pp - 1) * max(costs) if costs else 0.0
+    return PlannedPipeline(
+        scheme, ranks, tuple(described[j] for j in order), round(predicted, 3), round_
+    )
+
+
+def considered(
+    judged: Sequence[Judged], chosen: Strategy, predicted_ms: float, bound_ms: float
+) -> tuple[Considered, ...]:
+    """The step's candidates for the plan; the chosen one with the plan's own figures."""
+    rows = []
+    for entry in judged:
+        if entry.strategy == chosen:
+            rows.append(Considered(chosen, bound_ms, predicted_ms))
+            continue
+        time = None if entry.predicted_ms is None else round(entry.predicted_ms, 3)
+        low = floor_us(entry.lower_bound_ms)
+        rows.append(Considered(entry.strategy, low if time is None else min(low, time), time))
+    return tuple(rows)
+
+
+def loss_tokens(batch: Batch) -> int:
+    """Labels in the step's loss: the caller's count, or one less than the tokens per sequence."""
+    return batch.tokens - len(batch.lengths) if batch.loss_tokens is None else batch.loss_tokens
+
+
+def floor_us(time_ms: float) -> float:
+    """Round down to whole microseconds, so that a bound stays a bound."""
+    return math.floor(time_ms * 1000) / 1000
+
+
+def gap(predicted_ms: float, bound_ms: float) -> float:
+    """predicted / bound − 1, to six decimals."""
+    return round(predicted_ms / bound_ms - 1, 6) if bound_ms > 0 else 0.0
+
+
+def _each(classes: Sequence[PipelineClass]) -> list[PipelineClass]:
+    return [item for item in classes for _ in range(item.count)]
+
+
+def _deal(batch: Batch, selected: Selected) -> list[list[list[int]]]:
+    """Per pipeline and micro-batch the positions in the batch: bins only count lengths."""
+    pools = [iter(positions) for positions in batch.positions]
+
+    def micro(bin_: Bin) -> list[int]:
+        return [next(pools[i]) for i, n in bin_ for _ in range(n)]
+
+    return [
+        [micro(bin_) for bin_ in pipeline]
+        for pipelines in selected.filling.bins
+        for pipeline in pipelines
+    ]
+
+
+def _repacked(
+    item: PipelineClass, micro_batches: list[list[int]], lengths: Sequence[int]
+) -> list[list[int]]:
+    """The same sequences in better micro-batches, where packing them anew finds any."""
+    positions = [i for micro in micro_batches for i in micro]
+    packing = pack(item, [lengths[i] for i in positions])
+    costs = [
+        sum(lengths[i] * (item.a * lengths[i] + item.b) for i in micro) + item.c
+        for micro in micro_batches
+    ]
+    if packing.objective_ms >= sum(costs) + (item.pp - 1) * max(costs):
+        return micro_batches
+    return [[positions[j] for j in micro] for micro in packing.micro_batches]
+
+
+def _evened(
+    item: PipelineClass, micro_batches: list[list[int]], lengths: Sequence[int]
+) -> list[list[int]]:
+    """The same sequences in as many consecutive chunks; as they were where those do not fit."""
+    positions = [i for micro in micro_batches for i in micro]
+    padded = [-(-lengths[i] // item.unit) * item.unit for i in positions]
+    chunks = chunk(padded, len(micro_batches))
+    if max(sum(padded[j] for j in part) for part in chunks) > item.capacity:
+        return micro_batches
+    return [[positions[j] for j in part] for part in chunks]

@@ -1,0 +1,69 @@
+"""The flow of one step: batch → selection (dispatch, packing) → plan."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.exchange import NO_EXCHANGE
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.rounds.assemble_rounds import assemble_rounds
+from seqplan.planner.rounds.plan_rounds import plan_rounds
+from seqplan.planner.step.assemble import PACKINGS, assemble
+from seqplan.planner.step.selection import Infeasible, select
+from seqplan.plans.plan import Plan, Planner
+from seqplan.plans.scheme import Scheme
+from seqplan.plans.version import VERSION
+from seqplan.profiler.scheme_model import SchemeModel
+
+
+class StepPlanner:
+    """Plans steps from one proposal; the same batch always gives the same plan.
+
+    Where the proposal states an exchange, strategies are chosen by their time with it; a plan's
+    times never hold it, as they recompute from the profile.
+    ``packing``: one of ``assemble.PACKINGS``; rounds have one micro-batch a group and ignore it.
+    """
+
+    def __init__(
+        self, proposal: ProposalDocument, seed: int = 0, packing: str = PACKINGS[0]
+    ) -> None:
+        if packing not in PACKINGS:
+            raise ValueError(f"unknown packing {packing!r}; choose one of {', '.join(PACKINGS)}")
+        self.proposal = proposal
+        self.seed = seed
+        self.packing = packing
+
+    @cached_property
+    def models(self) -> dict[Scheme, SchemeModel]:
+        """The models of the schemes that fit the proposal's GPUs."""
+        return self.proposal.cluster.models(self.proposal.profile)
+
+    @cached_property
+    def _planner(self) -> Planner:
+        return Planner(VERSION, self.seed, self.proposal.profile.digest, self.proposal.digest)
+
+    def plan(self, batch: Batch) -> Plan:
+        """The step's plan; ``Infeasible`` when a sequence fits no candidate."""
+        proposal = self.proposal
+        if proposal.profile.rounds:
+            return self._plan_rounds(batch)
+        candidates = [item.strategy for item in proposal.candidates]
+        gpus = proposal.cluster.gpus
+        exchange = proposal.exchange or NO_EXCHANGE
+        selected = select(batch, candidates, self.models, gpus, exchange=exchange)
+        fraction = proposal.profile.forward_fraction
+        return assemble(batch, selected, self._planner, gpus, fraction, self.packing)
+
+    def _plan_rounds(self, batch: Batch) -> Plan:
+        """Under ZeRO-3 the step's own rounds of groups; candidates do not restrict them."""
+        cluster = self.proposal.cluster
+        rounds = plan_rounds(batch, list(self.models.values()), cluster.gpus)
+        if rounds is None:
+            limit = max(model.max_sequence for model in self.models.values())
+            sample = batch.ids[batch.lengths.index(batch.longest)]
+            raise Infeasible(
+                f"step {batch.step}: sequence {sample} has {batch.longest} tokens, but no group of "
+                f"{cluster.gpus} GPUs holds more than {limit}; truncate it or use more GPUs"
+            )
+        return assemble_rounds(batch, rounds, self._planner, cluster.gpus)

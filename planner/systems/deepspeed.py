@@ -1,0 +1,78 @@
+"""DeepSpeed-like: one Ulysses degree × dp under ZeRO-3, in lockstep rounds."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.rounds.assemble_rounds import assemble_rounds
+from seqplan.planner.rounds.plan_rounds import plan_rounds
+from seqplan.planner.simulation.iteration import Execution, propagation_ms
+from seqplan.planner.strategies.homogeneous import homogeneous_strategies
+from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.static_best import best_degree
+from seqplan.planner.systems.windows import first_fit_decreasing
+from seqplan.plans.plan import PlannedPipeline, Planner
+from seqplan.plans.scheme import Strategy
+from seqplan.plans.version import VERSION
+
+NAME = "DeepSpeed-like"
+
+
+def deepspeed(setting: Setting) -> list[Trainer | LeftOut]:
+    """The best degree with windows dealt round-robin, and the best degree in our even rounds."""
+    if not setting.profile.rounds:
+        why = f"profile {setting.profile.name} has no sequence-parallel schemes under ZeRO-3"
+        return [LeftOut("deepspeed", NAME, why)]
+    gpus = setting.cluster.gpus
+    times = {
+        strategy: mean(
+            propagation_ms([_rounds(setting, batch, strategy)], setting.profile.forward_fraction)
+            for batch in setting.batches
+        )
+        for strategy in homogeneous_strategies(setting.models, gpus, setting.longest)
+    }
+    even = best_degree(setting)
+    if not times or even is None:
+        return [LeftOut("deepspeed", NAME, f"no group holds {setting.longest:,} tokens")]
+    best = min(times, key=lambda strategy: times[strategy])
+    return [
+        Trainer(
+            "deepspeed",
+            NAME,
+            f"{best}, the best degree on these batches; first-fit-decreasing windows of what a "
+            "group holds, round-robin",
+            False,
+            lambda batch: Execution((_rounds(setting, batch, best),)),
+        ),
+        Trainer(
+            "deepspeed-balanced",
+            f"{NAME}, balanced",
+            f"{even}, the best degree on these batches; our dispatch to rounds and groups",
+            True,
+            lambda batch: _even(setting, batch, even),
+        ),
+    ]
+
+
+def _rounds(setting: Setting, batch: Batch, strategy: Strategy) -> tuple[PlannedPipeline, ...]:
+    """A window per group and round, in the order of the windows."""
+    scheme, count = strategy.counts[0]
+    item = PipelineClass.of(setting.models[scheme], 1)
+    windows = first_fit_decreasing(batch.lengths, item.capacity, item.unit)
+    rounds: list[PlannedPipeline] = []
+    for number, first in enumerate(range(0, len(windows), count)):
+        work = [(scheme, [window]) for window in windows[first : first + count]]
+        rounds += setting.pipelines(batch, work, number)
+    return tuple(rounds)
+
+
+def _even(setting: Setting, batch: Batch, strategy: Strategy) -> Execution:
+    """Our rounds of one degree throughout. ``ValueError`` when a sequence fits no group."""
+    model = setting.models[strategy.counts[0][0]]
+    rounds = plan_rounds(batch, [model], setting.cluster.gpus)
+    if rounds is None:
+        raise ValueError(f"a sequence of {batch.longest} tokens fits no group of {strategy}")
+    planner = Planner(VERSION, 0, setting.profile.digest, None)
+    return Execution.of_plan(assemble_rounds(batch, rounds, planner, setting.cluster.gpus))

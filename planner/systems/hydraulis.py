@@ -1,0 +1,131 @@
+"""Hydraulis as published: Eq. 4's pool, random greedy dispatch, packing by integer programs.
+
+Per step every strategy of the pool that holds the batch is dispatched (Alg. 1) and estimated by the
+bound of Eq. 2–3; the best is packed pipeline by pipeline (Eq. 1, with the pruning of appendix C).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.fleet import Fleet, PipelineClass
+from seqplan.planner.placement.pack import pack
+from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
+from seqplan.planner.published.greedy_dispatch import dispatch_bound_ms, greedy_dispatch
+from seqplan.planner.simulation.iteration import Execution
+from seqplan.planner.step.selection import cheap_bound_ms
+from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.plans.scheme import Strategy
+
+NAME = "Hydraulis"
+TRIALS, FAST_TRIALS, FAST_STRATEGIES = 100, 4, 10
+CBC_S = 0.5
+"""Time limit of CBC for each number of micro-batches, as published."""
+
+
+def hydraulis(
+    setting: Setting,
+    lengths: npt.NDArray[np.int64],
+    *,
+    fast: bool = False,
+    cbc_s: float = CBC_S,
+) -> list[Trainer | LeftOut]:
+    """The published method on a data set's ``lengths`` (truncated), and our planning on its pool.
+
+    ``fast``: for large clusters and only so labelled: few trials, longest sequences first as few
+    random orders would be unfair, on the strategies of least lower bound, and our packing in place
+    of CBC.
+    """
+    if setting.profile.rounds:
+        why = "its pipelines run independently, but under ZeRO-3 all ranks run in lockstep"
+        return [LeftOut("hydraulis", NAME, why)]
+    pool = eq4_pool(setting, lengths)
+    if not pool:
+        return [LeftOut("hydraulis", NAME, "Eq. 4 finds no strategy for these lengths and GPUs")]
+    how = f"{TRIALS} trials of Alg. 1, Eq. 1 by CBC ({cbc_s:g} s for each V)"
+    if fast:
+        how = (
+            f"fast: {FAST_TRIALS} trials of Alg. 1, longest first, on the {FAST_STRATEGIES} "
+            "strategies of least bound; our packing in place of CBC"
+        )
+    return [
+        Trainer(
+            "hydraulis",
+            f"{NAME}, fast" if fast else f"{NAME}, as published",
+            f"Eq. 4's {len(pool)} strategies; {how}",
+            False,
+            lambda batch: published_step(setting, pool, batch, fast=fast, cbc_s=cbc_s),
+        ),
+        Trainer(
+            "hydraulis-balanced",
+            f"{NAME}'s strategies, balanced",
+            f"Eq. 4's {len(pool)} strategies; our selection, dispatch and packing",
+            True,
+            lambda batch: setting.balanced(batch, pool),
+        ),
+    ]
+
+
+def eq4_pool(setting: Setting, lengths: npt.NDArray[np.int64]) -> list[Strategy]:
+    """All integer strategies of Eq. 4, those for the longest sequences first."""
+    values, counts = np.unique(lengths, return_counts=True)
+    ordered = list(setting.models.values())
+    proposal = continuous_proposal(ordered, values, counts.astype(np.float64))
+    found = integer_strategies(proposal, ordered, setting.cluster.gpus)
+    return sorted(found, key=lambda strategy: (-found[strategy], str(strategy)))
+
+
+def published_step(
+    setting: Setting, pool: Sequence[Strategy], batch: Batch, *, fast: bool, cbc_s: float
+) -> Execution:
+    """One step as published. ``ValueError`` when no strategy of the pool holds the batch."""
+    fleets = [Fleet.of(strategy, setting.models) for strategy in pool]
+    able = [fleet for fleet in fleets if fleet.max_sequence >= batch.longest]
+    if not able:
+        raise ValueError(f"no strategy of Eq. 4 holds {batch.longest} tokens")
+    if fast:
+        able.sort(key=lambda fleet: (cheap_bound_ms(fleet.classes, batch), str(fleet.strategy)))
+        able = able[:FAST_STRATEGIES]
+    best: tuple[float, Fleet, list[list[int]]] | None = None
+    for fleet in able:
+        trials = FAST_TRIALS if fast else TRIALS
+        assigned = greedy_dispatch(
+            fleet.classes, batch, trials=trials, order="descending" if fast else "random"
+        )
+        estimate = max(
+            dispatch_bound_ms(item, [batch.lengths[i] for i in positions])
+            for item, positions in zip(_each(fleet), assigned, strict=True)
+        )
+        if best is None or estimate < best[0]:
+            best = (estimate, fleet, assigned)
+    assert best is not None
+    _, fleet, assigned = best
+    utils = [setting.models[scheme].util_len for scheme in fleet.strategy]
+
+    def packed(item: PipelineClass, positions: list[int], util: int | None) -> list[list[int]]:
+        lengths = [batch.lengths[i] for i in positions]
+        if fast:
+            micro_batches = pack(item, lengths).micro_batches
+        else:
+            from seqplan.planner.published.ilp_packing import ilp_packing
+
+            micro_batches = ilp_packing(
+                item, lengths, util_len=util, time_limit_s=cbc_s
+            ).micro_batches
+        return [[positions[j] for j in micro] for micro in micro_batches]
+
+    # CBC is a process of its own, so that threads keep all cores busy.
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        micro_batches = list(threads.map(packed, _each(fleet), assigned, utils))
+    work = list(zip(fleet.strategy, micro_batches, strict=True))
+    return Execution((setting.pipelines(batch, work),))
+
+
+def _each(fleet: Fleet) -> list[PipelineClass]:
+    return [item for item in fleet.classes for _ in range(item.count)]

@@ -1,0 +1,135 @@
+"""Megatron-like: one static ⟨tp, pp⟩ × dp, windows of the context length, round-robin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import mean
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.placement.micro_batch_order import order_micro_batches
+from seqplan.planner.simulation.iteration import Execution, propagation_ms
+from seqplan.planner.strategies.homogeneous import homogeneous_strategies
+from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.static_table import MEGATRON, problem_of, published_strategies
+from seqplan.planner.systems.windows import first_fit_decreasing, round_robin
+from seqplan.plans.plan import MicroBatch, PlannedPipeline
+from seqplan.plans.scheme import Strategy
+
+NAME = "Megatron-like"
+
+
+def megatron(setting: Setting, *, search: bool = False) -> list[Trainer | LeftOut]:
+    """Varlen attention, dense attention, and our dispatch and packing on the same strategy.
+
+    The configuration is Table 3's where it lists one that the profile can run, else (or with
+    ``search``) the one with the least mean propagation on the batches.
+    """
+    if setting.profile.rounds:
+        why = "under ZeRO-3 all ranks run in lockstep; the static system there is DeepSpeed-like"
+        return [LeftOut("megatron", NAME, why)]
+    chosen = static_strategy(setting, search=search)
+    if chosen is None:
+        return [LeftOut("megatron", NAME, f"no scheme holds {setting.longest:,} tokens")]
+    strategy, origin = chosen
+    window = min(setting.cluster.max_len, setting.longest)
+    described = f"{strategy}, {origin}; first-fit-decreasing windows of {window:,} tokens"
+    return [
+        Trainer(
+            "megatron",
+            f"{NAME}, varlen",
+            f"{described}, dealt round-robin; sequences of a window do not attend to each other",
+            False,
+            lambda batch: Execution((windowed(setting, batch, strategy, window),)),
+        ),
+        Trainer(
+            "megatron-dense",
+            f"{NAME}, dense",
+            f"{described}, dealt round-robin; attention over the whole window",
+            False,
+            lambda batch: Execution(
+                (dense(setting, batch, windowed(setting, batch, strategy, window)),)
+            ),
+        ),
+        Trainer(
+            "megatron-balanced",
+            f"{NAME}, balanced",
+            f"{strategy}, {origin}; our dispatch and packing",
+            True,
+            lambda batch: setting.balanced(batch, [strategy]),
+        ),
+    ]
+
+
+def static_strategy(setting: Setting, *, search: bool) -> tuple[Strategy, str] | None:
+    """The static strategy and where it is from; None when no scheme holds the longest sequence."""
+    cluster = setting.cluster
+    reach = {scheme: model.max_sequence for scheme, model in setting.models.items()}
+    why = "searched"
+    if not search:
+        named = published_strategies(MEGATRON, setting.profile.name, cluster.gpus, cluster.max_len)
+        if named:
+            problem = problem_of(named[0], cluster.gpus, setting.longest, reach)
+            if not problem:
+                return named[0], "as published (Hydraulis Table 3)"
+            why = f"searched, since of the published configuration {problem}"
+        else:
+            why = "searched, since none is published for this setting"
+    window = min(cluster.max_len, setting.longest)
+    fraction = setting.profile.forward_fraction
+    times = {
+        strategy: mean(
+            propagation_ms([windowed(setting, batch, strategy, window)], fraction)
+            for batch in setting.batches
+        )
+        for strategy in homogeneous_strategies(setting.models, cluster.gpus, setting.longest)
+    }
+    if not times:
+        return None
+    return min(times, key=lambda strategy: times[strategy]), why
+
+
+def windowed(
+    setting: Setting,
+    batch: Batch,
+    strategy: Strategy,
+    window: int,
+    positions: Sequence[int] | None = None,
+) -> tuple[PlannedPipeline, ...]:
+    """One micro-batch for each window, dealt to the pipelines of a homogeneous strategy.
+
+    ``positions``: the sequences of the batch to run, by default all.
+    """
+    scheme, count = strategy.counts[0]
+    unit = PipelineClass.of(setting.models[scheme], 1).unit
+    taken = range(len(batch.lengths)) if positions is None else positions
+    lengths = [batch.lengths[i] for i in taken]
+    window = max(window, -(-max(lengths) // unit) * unit)
+    windows = [[taken[j] for j in part] for part in first_fit_decreasing(lengths, window, unit)]
+    return setting.pipelines(batch, [(scheme, mine) for mine in round_robin(windows, count)])
+
+
+def dense(
+    setting: Setting, batch: Batch, pipelines: Sequence[PlannedPipeline]
+) -> tuple[PlannedPipeline, ...]:
+    """The same micro-batches with attention over all their tokens: a·W² + b·W + c."""
+    made = []
+    for pipeline in pipelines:
+        latency = setting.models[pipeline.scheme].latency
+        micros: list[MicroBatch] = [
+            replace(micro, cost_ms=round(latency.micro_batch_ms([micro.tokens]), 3))
+            for micro in pipeline.micro_batches
+        ]
+        costs = [micro.cost_ms for micro in micros]
+        pp = pipeline.scheme.pp
+        order = order_micro_batches(costs, pp, setting.profile.forward_fraction)
+        predicted = sum(costs) + (pp - 1) * max(costs, default=0.0)
+        made.append(
+            replace(
+                pipeline,
+                micro_batches=tuple(micros[j] for j in order),
+                predicted_ms=round(predicted, 3),
+            )
+        )
+    return tuple(made)

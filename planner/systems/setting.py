@@ -1,0 +1,96 @@
+"""What every baseline is made of: a setting to train in, and a way to run a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.exchange import NO_EXCHANGE, Exchange
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.simulation.iteration import Execution
+from seqplan.planner.step.assemble import assemble, planned_pipeline
+from seqplan.planner.step.selection import select
+from seqplan.plans.plan import PlannedPipeline, Planner
+from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.plans.version import VERSION
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.scheme_model import SchemeModel
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where systems are compared: profile, cluster, batches; ``longest``: of the data set (tokens).
+
+    Systems that are set up by search see these very batches, which is in their favour. Our
+    selection weighs the ``exchange``.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    batches: tuple[Batch, ...]
+    longest: int
+    exchange: Exchange = NO_EXCHANGE
+
+    @cached_property
+    def models(self) -> dict[Scheme, SchemeModel]:
+        """The models of the schemes that fit the cluster."""
+        return self.cluster.models(self.profile)
+
+    def balanced(self, batch: Batch, strategies: Sequence[Strategy]) -> Execution:
+        """Our dispatch and packing on the best of given strategies."""
+        selected = select(
+            batch,
+            strategies,
+            self.models,
+            self.cluster.gpus,
+            tailor=False,
+            exchange=self.exchange,
+        )
+        planner = Planner(VERSION, 0, self.profile.digest, None)
+        fraction = self.profile.forward_fraction
+        return Execution.of_plan(assemble(batch, selected, planner, self.cluster.gpus, fraction))
+
+    def pipelines(
+        self,
+        batch: Batch,
+        work: Sequence[tuple[Scheme, Sequence[Sequence[int]]]],
+        round_: int | None = None,
+    ) -> tuple[PlannedPipeline, ...]:
+        """Pipelines on consecutive ranks from their micro-batches (positions in the batch)."""
+        made = []
+        first = 0
+        for scheme, micro_batches in work:
+            ranks = tuple(range(first, first + scheme.gpus))
+            first += scheme.gpus
+            item = PipelineClass.of(self.models[scheme], 1)
+            fraction = self.profile.forward_fraction
+            made.append(
+                planned_pipeline(scheme, item, ranks, micro_batches, batch, fraction, round_)
+            )
+        return tuple(made)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A named way to train: ``step`` says what it runs for a batch.
+
+    ``balanced``: whether dispatch and packing are ours on the system's strategy.
+    """
+
+    key: str
+    name: str
+    description: str
+    balanced: bool
+    step: Callable[[Batch], Execution]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A system that cannot be compared here, and why."""
+
+    key: str
+    name: str
+    why: str

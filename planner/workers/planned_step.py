@@ -1,0 +1,26 @@
+"""One planned step, as it travels between processes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.plans.format.codec import to_json
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One planned step: the plan's JSON line (without line end) and how long planning took."""
+
+    step: int
+    line: str
+    planning_ms: float
+
+
+def plan_one(planner: StepPlanner, batch: Batch) -> Planned:
+    """Plan one batch in this process."""
+    start = time.perf_counter()
+    line = to_json(planner.plan(batch))
+    return Planned(batch.step, line, (time.perf_counter() - start) * 1000)

@@ -1,0 +1,115 @@
+"""Planning workers that are processes of this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.workers.planned_step import Planned, plan_one
+
+
+class ProcessWorkforce:
+    """Starts processes that each read the proposal once."""
+
+    def __init__(self, proposal: str, seed: int, packing: str) -> None:
+        self._arguments = (proposal, seed, packing)
+
+    def start(self) -> ProcessWorker:
+        """A new process."""
+        return ProcessWorker(*self._arguments)
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+
+class ProcessWorker:
+    """A process that plans, and this end of the pipe to it."""
+
+    def __init__(self, proposal: str, seed: int, packing: str) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        with theirs:
+            self.process = start_process(_serve, theirs, proposal, seed, packing)
+
+    def wait_until_ready(self) -> None:
+        """Until it has read the proposal; ``EOFError`` or ``OSError`` when it died of that."""
+        self._pipe.recv()
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process.is_alive()
+
+    def ask(self, batch: Batch) -> Planned | Exception:
+        """The worker's answer; ``EOFError`` or ``OSError`` when it died."""
+        self._pipe.send(batch)
+        answer: Planned | Exception = self._pipe.recv()
+        return answer
+
+    def end(self) -> None:
+        """Kill the process, unless it is dead. A thread that awaits its answer sees it die."""
+        self.process.terminate()
+        self.process.join()
+
+
+def start_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """Start a process that leaves Ctrl-C to this one, and ends with it."""
+    context = multiprocessing.get_context("spawn")
+    # A daemon: should this process end without stopping it, it is ended with it.
+    process = context.Process(target=target, args=arguments, daemon=True)
+    with _interrupts_left_to_the_parent():
+        process.start()
+    return process
+
+
+@contextmanager
+def _interrupts_left_to_the_parent() -> Iterator[None]:
+    """Start processes with Ctrl-C blocked, which they inherit: the parent ends them itself."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # which, when it is started along the way, unblocks Ctrl-C
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(pipe: Connection, proposal: str, seed: int, packing: str) -> None:
+    """A worker's life: plan what comes through the pipe until it is closed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    planner = StepPlanner(ProposalDocument.from_json(proposal, "proposal"), seed, packing)
+    try:
+        pipe.send(None)  # ready
+        while True:
+            pipe.send(answer_of(planner, pipe.recv()))
+    except (EOFError, ConnectionError):  # reset, where an answer was left unread
+        return
+
+
+def answer_of(planner: StepPlanner, batch: Batch) -> Planned | Exception:
+    """The planned step, or what its planning raised, fit to travel between processes."""
+    try:
+        return plan_one(planner, batch)
+    except Exception as error:
+        error.add_note(traceback.format_exc())  # tracebacks do not travel
+        return error
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its workers: they watch for it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,70 @@
+"""Plans steps ahead, in workers or here, and hands them out in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.step.assemble import PACKINGS
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.workers.executor import EXECUTORS, Executor, check_executor, open_executor
+from seqplan.planner.workers.planned_step import Planned, plan_one
+
+
+def produce(
+    proposal: ProposalDocument,
+    batches: Iterable[Batch],
+    *,
+    seed: int = 0,
+    packing: str = PACKINGS[0],
+    workers: int = 1,
+    executor: str = EXECUTORS[0],
+    look_ahead: int | None = None,
+) -> Iterator[Planned]:
+    """Plan ``batches`` and yield their plans in order.
+
+    At most ``look_ahead`` steps (default 2 per worker) are planned or waiting beyond the one handed
+    out. ``executor``: one of ``EXECUTORS``; of ``processes``, one is this one. Raises what planning
+    raises (``Infeasible``), at the step it belongs to, what iterating over ``batches`` raises,
+    after the steps before it, ``WorkerDied``, and ``RayUnavailable``. Closing the generator ends
+    the workers.
+    """
+    if workers < 1:
+        raise ValueError(f"workers must be 1 or more, not {workers}")
+    check_executor(executor)
+    if workers == 1 and executor == EXECUTORS[0]:
+        planner = StepPlanner(proposal, seed, packing)
+        for batch in batches:
+            yield plan_one(planner, batch)
+        return
+    ahead = 2 * workers if look_ahead is None else look_ahead
+    if ahead < 1:
+        raise ValueError(f"look-ahead must be 1 or more, not {ahead}")
+    pool = open_executor(executor, proposal.to_json(), seed, packing, workers)
+    try:
+        yield from _in_order(pool, iter(batches), ahead)
+    finally:
+        pool.stop()
+
+
+def _in_order(pool: Executor, batches: Iterator[Batch], ahead: int) -> Iterator[Planned]:
+    underway: deque[Future[Planned]] = deque()
+    ended = False
+    failure: Exception | None = None
+    while True:
+        while not ended and len(underway) < ahead:
+            try:
+                underway.append(pool.submit(next(batches)))
+            except StopIteration:
+                ended = True
+            except Exception as error:  # for the consumer, once the steps before it are out
+                ended, failure = True, error
+        if not underway:
+            if failure is not None:
+                raise failure
+            return
+        # Taken off before the wait: what is handed out does not count as ahead.
+        yield underway.popleft().result()

@@ -1,0 +1,213 @@
+"""The driver of a Ray cluster: a process that passes steps from pipes to actors and answers back.
+
+``RAY_ADDRESS`` names the cluster (``host:6379`` on a machine of it, ``ray://host:10001`` from
+elsewhere, ``auto`` for the one on this machine). Without it a cluster of this machine alone is
+started, and ended with the driver. A cluster that authenticates wants its ``RAY_AUTH_MODE`` and
+``RAY_AUTH_TOKEN`` (or ``RAY_AUTH_TOKEN_PATH``) here, too, as Ray documents.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.workers.planned_step import Planned
+from seqplan.planner.workers.processes import answer_of
+from seqplan.plans.version import VERSION
+
+ADDRESS = "RAY_ADDRESS"
+
+_ACTOR_S = 300.0
+"""How long an actor may wait for a CPU; clusters that grow by demand take minutes."""
+
+_RETRY_S = 2.0
+_PORT_S = 10.0
+_OBJECT_STORE_BYTES = 100 << 20
+"""Of a local cluster; the largest object is the proposal's text."""
+
+
+class RayUnavailable(RuntimeError):
+    """No planning worker can be had from Ray; the message says why."""
+
+
+class ActorDied(Exception):
+    """Among the answers: the actor has died, or its machine."""
+
+
+def drive(pipes: list[Connection], patience_s: float, arguments: tuple[str, int, str]) -> None:
+    """The life of the process: until its parent ends it, or has ended.
+
+    A cluster that cannot be joined is tried again for ``patience_s``. ``arguments``: of a planner.
+    """
+    _be_quiet()
+    try:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        hire = _connected(len(pipes), patience_s, *arguments)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # Ray has put its own
+        for pipe in pipes:
+            threading.Thread(target=_relay, args=(pipe, hire), daemon=True).start()
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if (ray := sys.modules.get("ray")) is not None:
+            ray.shutdown()
+        os._exit(0)  # whatever threads still wait for
+
+
+def _be_quiet() -> None:
+    """Nothing of Ray's on the terminal, nor to its makers; its logs are where it keeps them."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+
+class PlanningActor:
+    """What one actor is asked to do; made with ``ray.remote`` by a driver of the same release."""
+
+    def __init__(self, proposal: str, seed: int, packing: str) -> None:
+        self._planner = StepPlanner(ProposalDocument.from_json(proposal, "proposal"), seed, packing)
+
+    def version(self) -> str:
+        return VERSION
+
+    def plan(self, batch: Batch) -> Planned | Exception:
+        return answer_of(self._planner, batch)
+
+
+_Hire = Callable[[], Any]
+"""Returns an actor that is ready; ``RayUnavailable`` or ``ActorDied``."""
+
+
+def _connected(workers: int, patience_s: float, proposal: str, seed: int, packing: str) -> _Hire:
+    """Join the cluster, or start one; a failure is what every attempt to hire then raises."""
+    address = os.environ.get(ADDRESS, "")
+    place = f"the Ray cluster at {address}" if address else "a Ray cluster of this machine"
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            return _hiring(_join(address, workers), place, proposal, seed, packing)
+        except Exception as error:
+            if time.monotonic() >= end:
+                failure = RayUnavailable(f"cannot use {place}: {_in_short(error)}")
+                break
+            time.sleep(_RETRY_S)
+
+    def fail() -> Any:
+        raise failure
+
+    return fail
+
+
+def _join(address: str, workers: int) -> Any:
+    if address:
+        _check_port(address)
+    else:
+        # Known to this cluster alone; by itself Ray would keep one in the user's home.
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    import ray  # which reads them as it is imported
+
+    if address:
+        ray.init(address, log_to_driver=False)
+    else:
+        ray.init(
+            "local",
+            num_cpus=workers,  # as Ray counts: on one machine any number of workers can be had
+            num_gpus=0,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+        )
+    return ray
+
+
+def _check_port(address: str) -> None:
+    """``OSError`` where nothing listens; Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _PORT_S).close()
+
+
+def _hiring(ray: Any, place: str, proposal: str, seed: int, packing: str) -> _Hire:
+    remote = ray.remote(PlanningActor).options(num_cpus=1, max_restarts=0, max_task_retries=0)
+    text = ray.put(proposal)
+
+    def hire() -> Any:
+        actor = remote.remote(text, seed, packing)
+        try:
+            version = ray.get(actor.version.remote(), timeout=_ACTOR_S)
+        except ray.exceptions.GetTimeoutError:
+            ray.kill(actor)
+            raise RayUnavailable(
+                f"{place} has had no free CPU for a planning worker for {_ACTOR_S:.0f} s"
+            ) from None
+        except ray.exceptions.ActorDiedError as error:
+            if "creation task" not in str(error):
+                raise ActorDied from None
+            reason = str(error).strip().splitlines()[-1]
+            raise RayUnavailable(
+                f"{place} cannot start a planning worker, as its machines need seqplan {VERSION}: "
+                f"{reason}"
+            ) from None
+        if version != VERSION:
+            raise RayUnavailable(f"{place} has seqplan {version}, not {VERSION}")
+        return actor
+
+    return hire
+
+
+def _relay(pipe: Connection, hire: _Hire) -> None:
+    """One worker of the agent: steps from the pipe to an actor, answers back."""
+    actor: Any = None
+    while True:
+        try:
+            batch = pipe.recv()
+        except (EOFError, OSError):
+            return
+        answer: Planned | Exception | None
+        try:
+            if actor is None:
+                actor = hire()
+            answer = None if batch is None else _planned(actor, batch)
+        except ConnectionError:
+            os._exit(1)  # the cluster is gone, for all: a new agent tries to reach it again
+        except ActorDied as error:
+            actor, answer = None, error
+        except RayUnavailable as error:
+            answer = error
+        except Exception as error:  # Ray's errors need not travel well
+            answer = RayUnavailable(f"{type(error).__name__}: {_in_short(error)}")
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
+
+
+def _planned(actor: Any, batch: Batch) -> Planned | Exception:
+    import ray
+
+    try:
+        answer: Planned | Exception = ray.get(actor.plan.remote(batch))
+    except ray.exceptions.RayError as error:
+        raise ActorDied from error
+    return answer
+
+
+def _in_short(error: Exception) -> str:
+    """The first line of Ray's long messages, with the last where the first only announces it."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{lines[0]} {lines[-1].strip()}" if lines[0].rstrip().endswith(":") else lines[0]

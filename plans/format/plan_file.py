@@ -1,0 +1,63 @@
+"""Plan files: JSON Lines, one plan for each step, steps ascending, one world size."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.format.codec import PlanError, from_json, to_json
+from seqplan.plans.plan import Plan
+
+
+def read_plans(path: str | os.PathLike[str], *, strict: bool = True) -> Iterator[Plan]:
+    """The plans of a file, one line at a time: memory holds one plan.
+
+    ``PlanError`` names file and line of what is not a plan, a line that was cut off, a step that
+    does not ascend or another world size; ``OSError`` when the file cannot be read, at the first
+    plan asked for. ``strict`` as for ``from_json``.
+    """
+    last: Plan | None = None
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            origin = f"{Path(path)}:{number}"
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                raise PlanError(f"{origin}: not UTF-8: {error.reason}") from None
+            plan = from_json(text, strict=strict, origin=origin)
+            _check_follows(plan, last, origin)
+            last = plan
+            yield plan
+
+
+@contextmanager
+def write_plans(path: str | os.PathLike[str]) -> Iterator[Callable[[Plan], None]]:
+    """A function that appends a plan; the file appears when the block ends without an exception.
+
+    ``PlanError`` for a plan that ``read_plans`` would refuse after the one before; nothing is
+    left behind then.
+    """
+    last: Plan | None = None
+    with atomic_write(path, "wb") as file:
+
+        def write(plan: Plan) -> None:
+            nonlocal last
+            _check_follows(plan, last, f"{Path(path)}")
+            file.write(to_json(plan).encode() + b"\n")
+            last = plan
+
+        yield write
+
+
+def _check_follows(plan: Plan, last: Plan | None, origin: str) -> None:
+    if last is None:
+        return
+    if plan.step <= last.step:
+        raise PlanError(f"{origin}: step: {plan.step} does not follow step {last.step}")
+    if plan.world_size != last.world_size:
+        raise PlanError(
+            f"{origin}: world_size: {plan.world_size}, but {last.world_size} at step {last.step}"
+        )

@@ -1,0 +1,154 @@
+"""The plan format as a JSON Schema, for readers and writers in other languages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from seqplan.plans.format.decode import MAX_INTEGER
+from seqplan.plans.plan import SCHEMA
+
+_Node = dict[str, Any]
+
+
+def plan_json_schema() -> _Node:
+    """JSON Schema (draft 2020-12) of one plan, plan format schema 1.
+
+    It says what ``from_json`` checks except the digest, the equal number of ids and lengths and
+    the order of a strategy's schemes; invariants between fields are those of ``lint``. A fresh
+    object on every call.
+    """
+    # Titles and descriptions are kept to what a name does not say.
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "seqplan plan",
+        "description": "Everything the ranks need to run one training step.",
+        "$defs": {
+            "degree": _integer(1),
+            "scheme": _object(_degrees()),
+            "ranks": {"type": "array", "items": _integer(0)},
+            "time": _time("milliseconds"),
+        },
+        **_object(
+            {
+                "schema": {"const": SCHEMA, "type": "integer"},
+                "step": _integer(0),
+                "digest": {
+                    "type": "string",
+                    "pattern": "^sha256:[0-9a-f]{64}$",
+                    "description": "of the canonical JSON without this field",
+                },
+                "planner": _planner(),
+                "world_size": _integer(1),
+                "sequences": _sequences(),
+                "tokens": _integer(0, "sum of the lengths"),
+                "loss_tokens": _integer(0, "what every loss is divided by, once"),
+                "pipelines": {"type": "array", "items": _pipeline()},
+                "idle_ranks": {"$ref": "#/$defs/ranks"},
+                "groups": {
+                    "type": "array",
+                    "items": {"$ref": "#/$defs/ranks"},
+                    "description": "every process group of the step, in creation order",
+                },
+                "predicted_ms": {"$ref": "#/$defs/time"},
+                "lower_bound_ms": {"$ref": "#/$defs/time"},
+                "gap": _time("predicted_ms / lower_bound_ms − 1"),
+                "selection": {"type": "array", "items": _considered()},
+            }
+        ),
+    }
+
+
+def _planner() -> _Node:
+    return _object(
+        {
+            "version": {"type": "string"},
+            "seed": _integer(0),
+            "profile": {"type": "string", "description": "digest of the profile"},
+            "proposal": {"type": ["string", "null"], "description": "digest of the proposal"},
+        }
+    )
+
+
+def _sequences() -> _Node:
+    return _object(
+        {
+            "ids": {
+                "type": "array",
+                "items": _integer(0),
+                "description": "the data set's sample indices",
+            },
+            "lengths": {"type": "array", "items": _integer(1), "description": "tokens"},
+        }
+    )
+
+
+def _pipeline() -> _Node:
+    node = _object(
+        {
+            "scheme": {"$ref": "#/$defs/scheme"},
+            "ranks": {
+                "$ref": "#/$defs/ranks",
+                "description": "order from fastest: tp, ulysses, ring, pp",
+            },
+            "micro_batches": {"type": "array", "items": _micro_batch()},
+            "predicted_ms": {"$ref": "#/$defs/time"},
+        }
+    )
+    node["properties"]["round"] = _integer(0, "under ZeRO-3 only")
+    return node
+
+
+def _micro_batch() -> _Node:
+    return _object(
+        {
+            "sequences": {
+                "type": "array",
+                "items": _integer(0),
+                "description": "positions in sequences.*, in packed order",
+            },
+            "tokens": _integer(0),
+            "padded_tokens": _integer(0),
+            "cost_ms": {"$ref": "#/$defs/time"},
+        }
+    )
+
+
+def _considered() -> _Node:
+    predicted = {
+        "anyOf": [{"$ref": "#/$defs/time"}, {"type": "null"}],
+        "description": "null when the bound pruned the candidate",
+    }
+    strategy = {
+        "type": "array",
+        "items": _object({**_degrees(), "count": {"$ref": "#/$defs/degree"}}),
+    }
+    return _object(
+        {
+            "strategy": strategy,
+            "lower_bound_ms": {"$ref": "#/$defs/time"},
+            "predicted_ms": predicted,
+        }
+    )
+
+
+def _degrees() -> _Node:
+    return {axis: {"$ref": "#/$defs/degree"} for axis in ("tp", "pp", "ulysses", "ring")}
+
+
+def _object(properties: _Node) -> _Node:
+    """An object with exactly these properties."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _integer(least: int, description: str | None = None) -> _Node:
+    node: _Node = {"type": "integer", "minimum": least, "maximum": MAX_INTEGER}
+    return node if description is None else node | {"description": description}
+
+
+def _time(description: str) -> _Node:
+    return {"type": "number", "minimum": 0, "description": description}

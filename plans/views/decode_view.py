@@ -1,0 +1,188 @@
+"""A rank view out of parsed JSON, the inverse of ``RankView.to_dict``."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from seqplan.plans.format.decode import PlanReader
+from seqplan.plans.groups import Coordinates, Group
+from seqplan.plans.views.rank_view import MicroBatchView, PipelineView, RankView, SequenceShare
+from seqplan.plans.views.sharding import Range
+
+_VIEW = frozenset(
+    {"step", "rank", "world_size", "tokens", "loss_tokens", "rounds", "digest", "pipelines"}
+)
+_PIPELINE = frozenset(
+    {"index", "scheme", "round", "predicted_ms", "at", "groups", "neighbours", "micro_batches"}
+)
+_AXES = frozenset({"tp", "pp", "ulysses", "ring"})
+_GROUPS = _AXES | {"sp"}
+_NEIGHBOURS = frozenset({"ring_previous", "ring_next", "pp_previous", "pp_next"})
+_MICRO_BATCH = frozenset(
+    {"sequences", "tokens", "local_tokens", "padded_local_tokens", "cost_ms"}
+    | {"cu_seqlens", "padded_cu_seqlens", "ring_cu_seqlens"}
+)
+_SEQUENCE = frozenset({"position", "id", "length", "ranges"})
+
+
+def decode_view(document: Any, *, strict: bool = True, origin: str = "view") -> RankView:
+    """The view written in ``document``, JSON values as ``RankView.to_dict`` gives them.
+
+    Checks field names, types, ranges of integers, and that token counts, offsets and groups fit
+    together. ``strict`` refuses unknown fields, otherwise they are ignored. Raises ``PlanError``
+    of one line that begins with ``origin`` and names the field.
+    """
+    return _ViewReader(origin, strict).view(document)
+
+
+class _ViewReader(PlanReader):
+    def view(self, raw: Any) -> RankView:
+        self.fields(raw, "", _VIEW)
+        world_size = self.integer(raw, "world_size", "", 1)
+        rank = self.integer(raw, "rank", "")
+        if rank >= world_size:
+            self.fail(".rank", f"{rank} is outside 0 … {world_size - 1}")
+        pipelines = self.items(raw, "pipelines", "")
+        return RankView(
+            step=self.integer(raw, "step", ""),
+            rank=rank,
+            world_size=world_size,
+            tokens=self.integer(raw, "tokens", ""),
+            loss_tokens=self.integer(raw, "loss_tokens", ""),
+            rounds=self.optional(raw, "rounds", ""),
+            digest=None if raw["digest"] is None else self.text(raw, "digest", ""),
+            pipelines=tuple(
+                self.pipeline_view(item, f".pipelines[{at}]", rank, world_size)
+                for at, item in enumerate(pipelines)
+            ),
+        )
+
+    def pipeline_view(self, raw: Any, place: str, rank: int, world_size: int) -> PipelineView:
+        self.fields(raw, place, _PIPELINE)
+        scheme = self.scheme(raw["scheme"], f"{place}.scheme", _AXES)
+        degrees = {**scheme.as_dict(), "sp": scheme.sp}
+        at = self.coordinates(raw["at"], f"{place}.at", degrees)
+        where = {
+            "tp": at.tp,
+            "pp": at.pp,
+            "ulysses": at.ulysses,
+            "ring": at.ring,
+            "sp": at.ring * scheme.ulysses + at.ulysses,
+        }
+        self.fields(raw["groups"], f"{place}.groups", _GROUPS)
+        groups: dict[str, Group] = {}
+        for name, degree in degrees.items():
+            here = f"{place}.groups.{name}"
+            group = groups[name] = self.integers(raw["groups"], name, f"{place}.groups")
+            if len(group) != degree:
+                self.fail(here, f"has {len(group)} ranks, {scheme} wants {degree}")
+            if len(set(group)) != degree or max(group) >= world_size:
+                self.fail(here, f"wants distinct ranks below world_size {world_size}")
+            if group[where[name]] != rank:
+                self.fail(here, f"has rank {group[where[name]]} where rank {rank} stands")
+        neighbours = raw["neighbours"]
+        self.fields(neighbours, f"{place}.neighbours", _NEIGHBOURS)
+        expected = _neighbours(groups["ring"], at.ring, groups["pp"], at.pp)
+        for name, neighbour in expected.items():
+            found = self.optional(neighbours, name, f"{place}.neighbours")
+            if found != neighbour:
+                self.fail(f"{place}.neighbours.{name}", f"is {found}, the groups give {neighbour}")
+        return PipelineView(
+            index=self.integer(raw, "index", place),
+            scheme=scheme,
+            round=self.optional(raw, "round", place),
+            predicted_ms=self.number(raw, "predicted_ms", place),
+            at=at,
+            tp_group=groups["tp"],
+            ulysses_group=groups["ulysses"],
+            ring_group=groups["ring"],
+            sp_group=groups["sp"],
+            pp_group=groups["pp"],
+            **expected,
+            micro_batches=tuple(
+                self.micro_batch_view(item, f"{place}.micro_batches[{number}]")
+                for number, item in enumerate(self.items(raw, "micro_batches", place))
+            ),
+        )
+
+    def coordinates(self, raw: Any, place: str, degrees: dict[str, int]) -> Coordinates:
+        self.fields(raw, place, _AXES)
+        found = {name: self.integer(raw, name, place) for name in sorted(_AXES)}
+        for name, index in found.items():
+            if index >= degrees[name]:
+                self.fail(f"{place}.{name}", f"{index} is outside 0 … {degrees[name] - 1}")
+        return Coordinates(**found)
+
+    def micro_batch_view(self, raw: Any, place: str) -> MicroBatchView:
+        self.fields(raw, place, _MICRO_BATCH)
+        sequences = tuple(
+            self.share(item, f"{place}.sequences[{at}]")
+            for at, item in enumerate(self.items(raw, "sequences", place))
+        )
+        lengths = tuple(share.length for share in sequences)
+        if self.lengths(raw, "cu_seqlens", place, len(lengths)) != lengths:
+            self.fail(f"{place}.cu_seqlens", "is not the offsets of the sequences' lengths")
+        padded = self.lengths(raw, "padded_cu_seqlens", place, len(lengths))
+        if any(wide < length for wide, length in zip(padded, lengths, strict=True)):
+            self.fail(f"{place}.padded_cu_seqlens", "has less room than a sequence has tokens")
+        ring = self.lengths(raw, "ring_cu_seqlens", place, len(lengths))
+        held = sum(stop - start for share in sequences for start, stop in share.ranges)
+        for name, expected in (("tokens", sum(lengths)), ("local_tokens", held)):
+            if self.integer(raw, name, place) != expected:
+                self.fail(f"{place}.{name}", f"is {raw[name]}, the sequences give {expected}")
+        return MicroBatchView(
+            sequences=sequences,
+            tokens=sum(lengths),
+            padded_lengths=padded,
+            ring_lengths=ring,
+            local_tokens=held,
+            padded_local_tokens=self.integer(raw, "padded_local_tokens", place, held),
+            cost_ms=self.number(raw, "cost_ms", place),
+        )
+
+    def share(self, raw: Any, place: str) -> SequenceShare:
+        self.fields(raw, place, _SEQUENCE)
+        length = self.integer(raw, "length", place, 1)
+        ranges: list[Range] = []
+        after = 0
+        for at, item in enumerate(self.items(raw, "ranges", place)):
+            held = self.integer_list(item, f"{place}.ranges[{at}]")
+            if len(held) != 2 or not after <= held[0] < held[1] <= length:
+                self.fail(
+                    f"{place}.ranges[{at}]",
+                    f"wants [start, stop) within {after} … {length}, got {list(held)}",
+                )
+            ranges.append((held[0], held[1]))
+            after = held[1]
+        if len(ranges) > 2:
+            self.fail(f"{place}.ranges", f"has {len(ranges)} ranges, at most two")
+        return SequenceShare(
+            position=self.integer(raw, "position", place),
+            id=self.integer(raw, "id", place),
+            length=length,
+            ranges=tuple(ranges),
+        )
+
+    def lengths(self, raw: dict[str, Any], name: str, place: str, count: int) -> tuple[int, ...]:
+        """The lengths whose offsets are written: ``count`` of them, none negative."""
+        offsets = self.integers(raw, name, place)
+        if len(offsets) != count + 1 or offsets[0] != 0:
+            self.fail(f"{place}.{name}", f"wants 0 and then {count} offsets")
+        lengths = tuple(after - before for before, after in pairwise(offsets))
+        if lengths and min(lengths) < 0:
+            self.fail(f"{place}.{name}", "descends")
+        return lengths
+
+    def optional(self, raw: dict[str, Any], name: str, place: str) -> int | None:
+        return None if raw[name] is None else self.integer(raw, name, place)
+
+
+def _neighbours(ring: Group, at_ring: int, pp: Group, at_pp: int) -> dict[str, int | None]:
+    """The neighbours that follow from the groups, as ``rank_view`` derives them."""
+    return {
+        "ring_previous": ring[at_ring - 1] if len(ring) > 1 else None,
+        "ring_next": ring[(at_ring + 1) % len(ring)] if len(ring) > 1 else None,
+        "pp_previous": pp[at_pp - 1] if at_pp > 0 else None,
+        "pp_next": pp[at_pp + 1] if at_pp < len(pp) - 1 else None,
+    }

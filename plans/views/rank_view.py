@@ -1,0 +1,330 @@
+"""One rank's part of a plan: its work, its tokens, its groups and its neighbours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.plans.groups import Coordinates, Group
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
+from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.sharding import Range, held_ranges, ring_tokens, ulysses_piece
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceShare:
+    """What a rank holds of one sequence.
+
+    ``position`` in the plan's sequences, ``id`` the sample's index in the data set, ``length`` the
+    whole sequence's tokens; ``ranges``: the token ranges held, at most two, none where empty.
+    """
+
+    position: int
+    id: int
+    length: int
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchView:
+    """One micro-batch as a rank sees it; token counts unless said otherwise.
+
+    - ``sequences``: all of the micro-batch in packed order, those held nowhere here included.
+    - ``tokens``: of the whole micro-batch; ``padded_lengths``: ``Scheme.padded_length`` of each
+      sequence; ``ring_lengths``: of each sequence in this ring rank's buffer, which is what
+      attention sees after the Ulysses exchange; ``local_tokens``: held here.
+    - ``padded_local_tokens`` ≥ ``local_tokens``: slots to reserve here, the same on every rank of
+      the pipeline: the micro-batch's padded tokens / (ulysses · ring). The ranks of a tp group
+      share them.
+    """
+
+    sequences: tuple[SequenceShare, ...]
+    tokens: int
+    padded_lengths: tuple[int, ...]
+    ring_lengths: tuple[int, ...]
+    local_tokens: int
+    padded_local_tokens: int
+    cost_ms: float
+
+    def cu_seqlens(self) -> npt.NDArray[np.int32]:
+        """Offsets of the whole sequences in packed order: int32, shape (sequences + 1,)."""
+        return _offsets([share.length for share in self.sequences])
+
+    def ring_cu_seqlens(self) -> npt.NDArray[np.int32]:
+        """Offsets of the sequences in this ring rank's buffer: int32, shape (sequences + 1,)."""
+        return _offsets(self.ring_lengths)
+
+    def padded_cu_seqlens(self) -> npt.NDArray[np.int32]:
+        """Offsets of the whole sequences where each is padded: int32, shape (sequences + 1,).
+
+        For kernels that want multiples of 2·ring; the sharding here needs no padding.
+        """
+        return _offsets(self.padded_lengths)
+
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Each held token's position in its own sequence: int64, shape (local_tokens,)."""
+        ranges = [held for share in self.sequences for held in share.ranges]
+        if not ranges:
+            return np.empty(0, dtype=np.int64)
+        return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ranges])
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineView:
+    """One of a rank's pipelines.
+
+    ``index`` in the plan's list; ``at``: the rank's coordinates; the groups are global ranks along
+    one axis (``sp_group``: ulysses and ring together), the rank itself where the axis has degree
+    1. Neighbours are global ranks: on a ring both directions wrap around, None on an axis of
+    degree 1 and beyond the first and last stage.
+    """
+
+    index: int
+    scheme: Scheme
+    round: int | None
+    predicted_ms: float
+    at: Coordinates
+    tp_group: Group
+    ulysses_group: Group
+    ring_group: Group
+    sp_group: Group
+    pp_group: Group
+    ring_previous: int | None
+    ring_next: int | None
+    pp_previous: int | None
+    pp_next: int | None
+    micro_batches: tuple[MicroBatchView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """What one rank runs in a step, its pipelines in the order in which it runs them.
+
+    ``loss_tokens``: of the whole step, what every loss is divided by; ``rounds``: how many rounds
+    all ranks go through, None without ZeRO-3; ``digest``: the plan's, where the caller gave it,
+    so that ranks can tell whether they follow the same plan.
+    """
+
+    step: int
+    rank: int
+    world_size: int
+    tokens: int
+    loss_tokens: int
+    rounds: int | None
+    digest: str | None
+    pipelines: tuple[PipelineView, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The view as JSON values; all cu_seqlens are written out."""
+        return {
+            "step": self.step,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "tokens": self.tokens,
+            "loss_tokens": self.loss_tokens,
+            "rounds": self.rounds,
+            "digest": self.digest,
+            "pipelines": [
+                {
+                    **_pipeline_dict(pipeline),
+                    "micro_batches": [_micro_batch_dict(batch) for batch in pipeline.micro_batches],
+                }
+                for pipeline in self.pipelines
+            ],
+        }
+
+
+def rank_view(plan: Plan, rank: int, *, digest: str | None = None) -> RankView:
+    """The part of a sound plan (see ``lint``) that ``rank`` needs.
+
+    An idle rank has no pipelines. ``digest`` is passed through, as computing it costs more than
+    the view. ``ValueError`` for a rank outside the world.
+    """
+    if not 0 <= rank < plan.world_size:
+        raise ValueError(f"rank must be in 0 … {plan.world_size - 1}, not {rank}")
+    return _view(
+        plan,
+        rank,
+        digest,
+        [
+            _pipeline_view(plan, index, pipeline, pipeline.ranks.index(rank), {})
+            for index, pipeline in enumerate(plan.pipelines)
+            if rank in pipeline.ranks
+        ],
+    )
+
+
+def rank_views(plan: Plan, *, digest: str | None = None) -> list[RankView]:
+    """``rank_view`` of every rank in order; ranks that hold the same tokens share the objects."""
+    found: list[list[PipelineView]] = [[] for _ in range(plan.world_size)]
+    for index, pipeline in enumerate(plan.pipelines):
+        shared: _Shared = {}
+        for place, rank in enumerate(pipeline.ranks):
+            found[rank].append(_pipeline_view(plan, index, pipeline, place, shared))
+    return [_view(plan, rank, digest, pipelines) for rank, pipelines in enumerate(found)]
+
+
+def views_json(plan: Plan, *, digest: str | None = None) -> list[bytes]:
+    """Compact JSON of every rank's ``RankView.to_dict``, in order of rank; written once for all.
+
+    The ranks of a tp group, and those of all stages, run the same micro-batches, which are nearly
+    all of a view.
+    """
+    texts: dict[int, str] = {}
+
+    def micro_batches(pipeline: PipelineView) -> str:
+        # Shared objects live as long as the views below: an id is not given twice.
+        key = id(pipeline.micro_batches)
+        if key not in texts:
+            texts[key] = _compact([_micro_batch_dict(batch) for batch in pipeline.micro_batches])
+        return texts[key]
+
+    written = []
+    for view in rank_views(plan, digest=digest):
+        pipelines = ",".join(
+            f'{_compact(_pipeline_dict(pipeline))[:-1]},"micro_batches":{micro_batches(pipeline)}}}'
+            for pipeline in view.pipelines
+        )
+        head = _compact(replace(view, pipelines=()).to_dict())
+        written.append(f"{head.removesuffix(']}')}{pipelines}]}}".encode())
+    return written
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _view(plan: Plan, rank: int, digest: str | None, pipelines: Iterable[PipelineView]) -> RankView:
+    rounds = [pipeline.round for pipeline in plan.pipelines if pipeline.round is not None]
+    return RankView(
+        step=plan.step,
+        rank=rank,
+        world_size=plan.world_size,
+        tokens=plan.tokens,
+        loss_tokens=plan.loss_tokens,
+        rounds=max(rounds) + 1 if rounds else None,
+        digest=digest,
+        pipelines=tuple(pipelines),
+    )
+
+
+_Shared = dict[tuple[int, int], tuple[MicroBatchView, ...]]
+"""The micro-batches of a pipeline by coordinates along ulysses and ring."""
+
+
+def _pipeline_view(
+    plan: Plan, index: int, pipeline: PlannedPipeline, place: int, shared: _Shared
+) -> PipelineView:
+    scheme, ranks = pipeline.scheme, pipeline.ranks
+    at = Coordinates.of(scheme, place)
+
+    def along(axis_index: int, degree: int, stride: int) -> Group:
+        first = place - axis_index * stride
+        return ranks[first : first + degree * stride : stride]
+
+    tp, ulysses, ring, pp = scheme.tp, scheme.ulysses, scheme.ring, scheme.pp
+    ring_group = along(at.ring, ring, tp * ulysses)
+    pp_group = along(at.pp, pp, scheme.stage_gpus)
+    if (at.ulysses, at.ring) not in shared:
+        shared[at.ulysses, at.ring] = tuple(
+            _micro_batch_view(plan, scheme, at, batch) for batch in pipeline.micro_batches
+        )
+    return PipelineView(
+        index=index,
+        scheme=scheme,
+        round=pipeline.round,
+        predicted_ms=pipeline.predicted_ms,
+        at=at,
+        tp_group=along(at.tp, tp, 1),
+        ulysses_group=along(at.ulysses, ulysses, tp),
+        ring_group=ring_group,
+        sp_group=along(at.ring * ulysses + at.ulysses, scheme.sp, tp),
+        pp_group=pp_group,
+        ring_previous=ring_group[at.ring - 1] if ring > 1 else None,
+        ring_next=ring_group[(at.ring + 1) % ring] if ring > 1 else None,
+        pp_previous=pp_group[at.pp - 1] if at.pp > 0 else None,
+        pp_next=pp_group[at.pp + 1] if at.pp < pp - 1 else None,
+        micro_batches=shared[at.ulysses, at.ring],
+    )
+
+
+def _micro_batch_view(
+    plan: Plan, scheme: Scheme, at: Coordinates, batch: MicroBatch
+) -> MicroBatchView:
+    lengths = [plan.lengths[position] for position in batch.sequences]
+    ring_lengths = tuple([ring_tokens(length, scheme.ring, at.ring) for length in lengths])
+    piece = ulysses_piece(sum(ring_lengths), scheme.ulysses, at.ulysses)
+    held = held_ranges(lengths, scheme.ring, at.ring, piece)
+    return MicroBatchView(
+        sequences=tuple(
+            [
+                SequenceShare(position, plan.ids[position], length, ranges)
+                for position, length, ranges in zip(batch.sequences, lengths, held, strict=True)
+            ]
+        ),
+        tokens=batch.tokens,
+        padded_lengths=tuple(map(scheme.padded_length, lengths)),
+        ring_lengths=ring_lengths,
+        local_tokens=piece[1] - piece[0],
+        padded_local_tokens=batch.padded_tokens // scheme.sp,
+        cost_ms=batch.cost_ms,
+    )
+
+
+def _offsets(lengths: list[int] | tuple[int, ...]) -> npt.NDArray[np.int32]:
+    return np.fromiter(accumulate(lengths, initial=0), dtype=np.int32, count=len(lengths) + 1)
+
+
+def _pipeline_dict(view: PipelineView) -> dict[str, Any]:
+    return {
+        "index": view.index,
+        "scheme": view.scheme.as_dict(),
+        "round": view.round,
+        "predicted_ms": view.predicted_ms,
+        "at": {
+            "tp": view.at.tp,
+            "pp": view.at.pp,
+            "ulysses": view.at.ulysses,
+            "ring": view.at.ring,
+        },
+        "groups": {
+            "tp": list(view.tp_group),
+            "ulysses": list(view.ulysses_group),
+            "ring": list(view.ring_group),
+            "sp": list(view.sp_group),
+            "pp": list(view.pp_group),
+        },
+        "neighbours": {
+            "ring_previous": view.ring_previous,
+            "ring_next": view.ring_next,
+            "pp_previous": view.pp_previous,
+            "pp_next": view.pp_next,
+        },
+    }
+
+
+def _micro_batch_dict(view: MicroBatchView) -> dict[str, Any]:
+    return {
+        "sequences": [
+            {
+                "position": share.position,
+                "id": share.id,
+                "length": share.length,
+                "ranges": [list(held) for held in share.ranges],
+            }
+            for share in view.sequences
+        ],
+        "tokens": view.tokens,
+        "local_tokens": view.local_tokens,
+        "padded_local_tokens": view.padded_local_tokens,
+        "cu_seqlens": list(accumulate((share.length for share in view.sequences), initial=0)),
+        "padded_cu_seqlens": list(accumulate(view.padded_lengths, initial=0)),
+        "ring_cu_seqlens": list(accumulate(view.ring_lengths, initial=0)),
+        "cost_ms": view.cost_ms,
+    }

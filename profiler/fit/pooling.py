@@ -1,0 +1,153 @@
+"""Samples of all rounds and runs together, as if the device had been equally fast throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.fit.samples import (
+    Sample,
+    SampleError,
+    Setting,
+    read_samples,
+    same_setting,
+)
+from seqplan.profiler.measure.design import Role
+
+Floats = npt.NDArray[np.float64]
+
+
+def merged(files: list[Path]) -> tuple[Setting, list[Sample]]:
+    """The samples of several runs, each ``steadied``, all ``pooled``.
+
+    ``SampleError`` where device, dtype or model differ, or nothing was measured.
+    """
+    if not files:
+        raise SampleError("no files of samples to merge")
+    setting, samples = read_samples(files[0])
+    samples = steadied(samples)
+    for path in files[1:]:
+        other, more = read_samples(path)
+        same_setting(other, setting, str(path))
+        samples += steadied(more)
+    if not samples:
+        raise SampleError(f"{', '.join(map(str, files))}: nothing was measured; measure again")
+    return setting, pooled(samples)
+
+
+def steadied(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples of one run with every repetition's time as at the run's usual speed.
+
+    A repetition around which the yardstick took longer than it usually does was slowed, too: by a
+    neighbour on the same silicon, or by its own clock. By how much the run itself says: see
+    ``response``. Usual is the mean of the middle half of all readings, which moves little by little
+    as a device is slowed for more of the time, where a median would jump. Repetitions without a
+    reading stay as they are.
+    """
+    readings = np.sort([ms for _, yardstick_ms in _timed(samples) for ms in yardstick_ms])
+    if not len(readings):
+        return list(samples)
+    quarter = len(readings) // 4
+    usual = float(readings[quarter : len(readings) - quarter].mean())
+    exponent = response(samples)
+
+    def rescaled(times: tuple[float, ...], yardstick_ms: tuple[float, ...]) -> tuple[float, ...]:
+        if not yardstick_ms:
+            return times
+        pairs = zip(times, yardstick_ms, strict=True)
+        return tuple(ms * (usual / now) ** exponent for ms, now in pairs)
+
+    return [
+        replace(
+            each,
+            layers_ms=rescaled(each.layers_ms, each.layers_yardstick_ms),
+            forward_ms=rescaled(each.forward_ms, each.layers_yardstick_ms),
+            ends_ms=rescaled(each.ends_ms, each.ends_yardstick_ms),
+        )
+        for each in samples
+    ]
+
+
+def response(samples: Sequence[Sample]) -> float:
+    """How much of a slower yardstick, in per cent, a repetition is slower: from 0 to 1.
+
+    The slope of log time over log yardstick among the repetitions of one micro-batch, the same for
+    all micro-batches. It is near 1 where readings tell what happens during a repetition, and near 0
+    where they are noise, or the work waits for something else. Then times are best left alone.
+    """
+    across, along = 0.0, 0.0
+    for times, yardstick_ms in _timed(pooled(samples)):
+        slower, read = _deviations(times), _deviations(yardstick_ms)
+        across += float(read @ slower)
+        along += float(read @ read)
+    return min(max(across / along, 0.0), 1.0) if along > 0 else 0.0
+
+
+def _deviations(times: tuple[float, ...]) -> Floats:
+    """Logarithms over their median's; an interruption counts as twice the time at most."""
+    logarithms = np.log(times)
+    limit = np.log(2)
+    deviations: Floats = np.clip(logarithms - np.median(logarithms), -limit, limit)
+    return deviations
+
+
+def _timed(samples: Iterable[Sample]) -> Iterator[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Times and readings wherever there is a reading for each time."""
+    for each in samples:
+        yield from (
+            (times, yardstick_ms)
+            for times, yardstick_ms in (
+                (each.layers_ms, each.layers_yardstick_ms),
+                (each.ends_ms, each.ends_yardstick_ms),
+            )
+            if yardstick_ms and len(times) == len(yardstick_ms)
+        )
+
+
+def device_spread(samples: Iterable[Sample]) -> float | None:
+    """Interquartile range of the layers' yardstick over its median; None where it was not read."""
+    readings = [ms for each in samples for ms in each.layers_yardstick_ms]
+    if not readings:
+        return None
+    low, middle, high = np.quantile(readings, (0.25, 0.5, 0.75))
+    return float((high - low) / middle)
+
+
+def pooled(samples: Iterable[Sample]) -> list[Sample]:
+    """One sample of each micro-batch, with the repetitions of all its rounds and runs.
+
+    What disturbs the device for a while disturbs a few repetitions of many micro-batches then, and
+    not all repetitions of some. Out of memory once is out of memory.
+    """
+    together: dict[tuple[Scheme, Role, tuple[int, ...], int], list[Sample]] = {}
+    for each in samples:
+        key = (each.scheme, each.role, each.lengths, each.layers)
+        together.setdefault(key, []).append(each)
+    return [
+        next((each for each in same if each.oom), None) or _pooled(same)
+        for same in together.values()
+    ]
+
+
+def _pooled(same: list[Sample]) -> Sample:
+    def largest(values: Iterable[int | None]) -> int | None:
+        return max((value for value in values if value is not None), default=None)
+
+    return replace(
+        same[0],
+        turn=0,
+        layers_ms=tuple(ms for each in same for ms in each.layers_ms),
+        ends_ms=tuple(ms for each in same for ms in each.ends_ms),
+        forward_ms=tuple(ms for each in same for ms in each.forward_ms),
+        layers_yardstick_ms=tuple(ms for each in same for ms in each.layers_yardstick_ms),
+        ends_yardstick_ms=tuple(ms for each in same for ms in each.ends_yardstick_ms),
+        saved_bytes=max(each.saved_bytes for each in same),
+        layers_saved_bytes=max(each.layers_saved_bytes for each in same),
+        layers_peak_bytes=largest(each.layers_peak_bytes for each in same),
+        ends_peak_bytes=largest(each.ends_peak_bytes for each in same),
+    )

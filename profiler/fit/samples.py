@@ -1,0 +1,260 @@
+"""Measured samples on disk, one JSON object a line, so that an interrupted run can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.measure.design import Role
+
+FORMAT = 1
+
+Part = Literal["layers", "ends", "oom"]
+
+
+class SampleError(ValueError):
+    """Samples that cannot be read or do not belong together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What must agree between samples that go into one profile."""
+
+    device: str
+    dtype: str
+    checkpointing: str
+    model: tuple[tuple[str, int], ...]
+    """Sizes by name: hidden, layers, heads, kv_heads, ffn, vocab."""
+
+    def sizes(self) -> dict[str, int]:
+        """``model`` as a dictionary."""
+        return dict(self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One micro-batch measured under one scheme.
+
+    ``layers_ms`` and ``ends_ms``: forward and backward of all ``layers`` decoder layers that were
+    run, and of embedding, norm, head and loss, every repetition; ``forward_ms``: of the layers,
+    forward only. Of a pipeline all that is of its slowest stage, which runs the layers too, and
+    ``ends_ms`` has what stages send to each other. ``saved_bytes``: kept for backward on the
+    fullest rank, ``layers_saved_bytes`` of that by the layers. ``oom``: it did not fit, and times
+    are empty.
+
+    ``layers_peak_bytes`` and ``ends_peak_bytes``: the device allocator's peak while either ran,
+    above parameters and gradients; None where the device has none that is read.
+
+    ``turn``: which round of a run over all micro-batches it is of; see ``pooled``.
+
+    ``layers_yardstick_ms`` and ``ends_yardstick_ms``: how long a small fixed piece of work took
+    around each repetition, on the slowest rank; see ``steadied``. Empty where it was not read.
+    """
+
+    scheme: Scheme
+    role: Role
+    lengths: tuple[int, ...]
+    layers: int
+    layers_ms: tuple[float, ...]
+    ends_ms: tuple[float, ...]
+    forward_ms: tuple[float, ...]
+    saved_bytes: int
+    layers_saved_bytes: int
+    oom: bool = False
+    layers_peak_bytes: int | None = None
+    ends_peak_bytes: int | None = None
+    turn: int = 0
+    layers_yardstick_ms: tuple[float, ...] = ()
+    ends_yardstick_ms: tuple[float, ...] = ()
+
+    @classmethod
+    def out_of_memory(
+        cls, scheme: Scheme, role: Role, lengths: tuple[int, ...], layers: int, turn: int
+    ) -> Sample:
+        """Of a micro-batch that did not fit."""
+        none: tuple[float, ...] = ()
+        return cls(scheme, role, lengths, layers, none, none, none, 0, 0, oom=True, turn=turn)
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole micro-batch."""
+        return sum(self.lengths)
+
+    def whole_ms(self, layers: int) -> float:
+        """Time of one stage of a model of ``layers`` layers, the last and slowest.
+
+        Of the repetitions the median. The ends and the transfers between stages once, the layers
+        to scale: layers/pp of them.
+        """
+        share = layers / (self.layers * self.scheme.pp)
+        return median(self.layers_ms) * share + median(self.ends_ms)
+
+    def whole_bytes(self, layers: int) -> float:
+        """Bytes that a micro-batch takes on the fullest rank of a model of ``layers`` layers.
+
+        Activations of all layers, also under pp: 1F1B's first stage keeps pp micro-batches of
+        layers/pp layers. To these comes what the end of the model takes, as if it were on that
+        stage. By the allocator where it was read: above what its layers keep, a rank takes what
+        one layer's forward and backward work with, or the end of the model, whichever is more.
+        """
+        kept = self.layers_saved_bytes * layers / self.layers
+        if self.layers_peak_bytes is None or self.ends_peak_bytes is None:
+            return kept + self.saved_bytes - self.layers_saved_bytes
+        return kept + max(self.layers_peak_bytes - self.layers_saved_bytes, self.ends_peak_bytes)
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range of the repetitions over their median."""
+        ordered = sorted(self.layers_ms)
+        quarter = len(ordered) // 4
+        return (ordered[-1 - quarter] - ordered[quarter]) / median(ordered)
+
+
+class SampleFile:
+    """A file of samples of one setting; new ones are appended and on disk before ``add`` returns.
+
+    ``SampleError`` for a file of another setting, or one that is damaged before its last line.
+    """
+
+    def __init__(self, path: Path, setting: Setting) -> None:
+        self.path = path
+        self.samples: list[Sample] = []
+        if path.exists():
+            found, self.samples = read_samples(path)
+            same_setting(found, setting, str(path))
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._append({"format": FORMAT, **_setting_fields(setting)})
+
+    def add(self, sample: Sample) -> None:
+        """Append a sample."""
+        self._append(_sample_fields(sample))
+        self.samples.append(sample)
+
+    def _append(self, fields: Mapping[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(fields) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_samples(path: Path) -> tuple[Setting, list[Sample]]:
+    """Setting and samples of a file; a last line without an end is dropped, also from the disk.
+
+    ``SampleError`` names the line that cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SampleError(f"{path}: cannot be read: {reason}") from None
+    whole, _, rest = text.rpartition("\n")
+    if rest:  # the run was cut off in the middle of a line
+        path.write_text(whole + "\n" if whole else "", encoding="utf-8")
+    lines = whole.splitlines()
+    if not lines:
+        raise SampleError(f"{path}: holds no samples; delete it and measure again")
+    number = 1
+    try:
+        setting = _setting(json.loads(lines[0]))
+        samples = []
+        for number, line in enumerate(lines[1:], start=2):  # noqa: B007 - for the message
+            samples.append(_sample(json.loads(line)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise SampleError(f"{path}, line {number}: not a sample ({error})") from None
+    return setting, samples
+
+
+def same_setting(found: Setting, wanted: Setting, origin: str) -> None:
+    """``SampleError`` where samples of ``origin`` have another setting than what is wanted."""
+    for name in ("device", "dtype", "checkpointing", "model"):
+        has, wants = getattr(found, name), getattr(wanted, name)
+        if has != wants:
+            raise SampleError(
+                f"{origin}: measured with {name} {_shown(has)}, not {_shown(wants)}; samples of "
+                "different settings do not make one profile"
+            )
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(f"{k} {v}" for k, v in value) if isinstance(value, tuple) else str(value)
+
+
+def _setting_fields(setting: Setting) -> dict[str, Any]:
+    return {
+        "device": setting.device,
+        "dtype": setting.dtype,
+        "checkpointing": setting.checkpointing,
+        "model": setting.sizes(),
+    }
+
+
+def _setting(fields: Mapping[str, Any]) -> Setting:
+    if fields["format"] != FORMAT:
+        raise ValueError(f"format {fields['format']}, this version reads {FORMAT}")
+    return Setting(
+        fields["device"],
+        fields["dtype"],
+        fields["checkpointing"],
+        tuple((str(name), int(size)) for name, size in fields["model"].items()),
+    )
+
+
+def _sample_fields(sample: Sample) -> dict[str, Any]:
+    return {
+        "scheme": sample.scheme.as_dict(),
+        "role": sample.role,
+        "lengths": list(sample.lengths),
+        "layers": sample.layers,
+        "layers_ms": list(sample.layers_ms),
+        "ends_ms": list(sample.ends_ms),
+        "forward_ms": list(sample.forward_ms),
+        "saved_bytes": sample.saved_bytes,
+        "layers_saved_bytes": sample.layers_saved_bytes,
+        "oom": sample.oom,
+        "layers_peak_bytes": sample.layers_peak_bytes,
+        "ends_peak_bytes": sample.ends_peak_bytes,
+        "turn": sample.turn,
+        "layers_yardstick_ms": list(sample.layers_yardstick_ms),
+        "ends_yardstick_ms": list(sample.ends_yardstick_ms),
+    }
+
+
+def _sample(fields: Mapping[str, Any]) -> Sample:
+    for name in ("layers_ms", "ends_ms", "forward_ms"):
+        if not fields["oom"] and not (fields[name] and all(0 < ms < inf for ms in fields[name])):
+            raise ValueError(f"{name} must be positive times, not {fields[name]}")
+    for name in ("layers", "ends"):
+        times, readings = fields[f"{name}_ms"], fields.get(f"{name}_yardstick_ms", [])
+        if readings and not (len(readings) == len(times) and all(0 < ms < inf for ms in readings)):
+            raise ValueError(
+                f"{name}_yardstick_ms must be {len(times)} positive times, as {name}_ms has, "
+                f"not {readings}"
+            )
+    if type(fields.get("turn", 0)) is not int:
+        raise ValueError(f"turn must be an integer, not {fields['turn']!r}")
+    return Sample(
+        scheme=Scheme(**fields["scheme"]),
+        role=fields["role"],
+        lengths=tuple(fields["lengths"]),
+        layers=fields["layers"],
+        layers_ms=tuple(fields["layers_ms"]),
+        ends_ms=tuple(fields["ends_ms"]),
+        forward_ms=tuple(fields["forward_ms"]),
+        saved_bytes=fields["saved_bytes"],
+        layers_saved_bytes=fields["layers_saved_bytes"],
+        oom=fields["oom"],
+        # Files written before these were measured do not have them.
+        layers_peak_bytes=fields.get("layers_peak_bytes"),
+        ends_peak_bytes=fields.get("ends_peak_bytes"),
+        turn=fields.get("turn", 0),
+        layers_yardstick_ms=tuple(fields.get("layers_yardstick_ms", ())),
+        ends_yardstick_ms=tuple(fields.get("ends_yardstick_ms", ())),
+    )

@@ -1,0 +1,92 @@
+"""Memory of a micro-batch: what autograd keeps for backward, and an allocator's peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from seqplan.profiler.measure.stage import Call
+
+
+class SavedBytes:
+    """Counts the storages that autograd keeps, each once, ``parameters`` apart."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        # A storage is told by itself, not by its address, which fake tensors do not have.
+        self._seen = {_identity(each) for each in parameters}
+        self.total = 0
+
+    def hooks(self) -> AbstractContextManager[None]:
+        """What is saved within counts."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda kept: kept)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        identity = _identity(tensor)
+        if identity not in self._seen:
+            self._seen.add(identity)
+            self.total += tensor.untyped_storage().nbytes()
+        return tensor
+
+
+def _identity(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+class Allocator(Protocol):
+    """What is read of a device's allocator, in bytes."""
+
+    def allocated(self) -> int:
+        """In use now."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Forget the peak."""
+        ...
+
+    def peak(self) -> int:
+        """The most in use since ``reset_peak``."""
+        ...
+
+
+class CudaAllocator:
+    """torch's caching allocator on a CUDA device: bytes of tensors, without its fragmentation."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def allocated(self) -> int:
+        """See ``Allocator``."""
+        return torch.cuda.memory_allocated(self._device)
+
+    def reset_peak(self) -> None:
+        """See ``Allocator``."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak(self) -> int:
+        """See ``Allocator``."""
+        return torch.cuda.max_memory_allocated(self._device)
+
+
+def saved_bytes(call: Call, parameters: Iterable[Tensor]) -> int:
+    """Bytes kept for backward, which is not run; what checkpointing drops is not among them."""
+    kept = SavedBytes(parameters)
+    with kept.hooks():
+        call.forward()
+    return kept.total
+
+
+def peak_bytes(call: Call, allocator: Allocator) -> int:
+    """The allocator's peak over forward and backward, above what there was before.
+
+    Parameters and, where the call has run before without its gradients being cleared, gradients are
+    there before: they are resident in training and counted as such.
+    """
+    before = allocator.allocated()
+    allocator.reset_peak()
+    call.backward(call.forward())
+    return allocator.peak() - before

@@ -1,0 +1,209 @@
+"""What each rank of a ring computes, step by step: pure index arithmetic.
+
+Every rank holds two chunks of every document (see ``plans.sharding``), so that a step of the ring
+is, for each document, one rectangle of queries and keys without a mask:
+
+- its own keys and values (step 0): causal over the document's rows in the buffer, low chunk before
+  high chunk, as every row of the high chunk is later than those of the low one;
+- those of an earlier ring rank: all queries × the low chunk, the high chunk being later than all;
+- those of a later ring rank: the queries of the high chunk × both chunks.
+
+A causal piece has as many queries as keys and step 0 gives every query its own key: the two
+conventions of aligning a causal mask agree, and the running log-sum-exp is always finite.
+
+A document too short to be worth R − 1 small pieces is *gathered* instead: its keys and values from
+all ring ranks in one exchange, then at most two pieces whatever the ring's length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.plans.views.sharding import Range, ring_chunks, ring_tokens
+
+GATHER_BELOW = 128
+"""Documents of fewer tokens *per ring rank* are gathered rather than passed round the ring.
+
+Below it, gathering takes up to a quarter less CPU time; above, both take the same, and gathered
+keys and values fill more memory (``python -m benchmarks.run attention``).
+"""
+
+
+class Piece(NamedTuple):
+    """Queries ``[q0, q1)`` × keys ``[k0, k1)``, rows of two buffers; neither range is empty."""
+
+    q0: int
+    q1: int
+    k0: int
+    k1: int
+
+
+Pieces = tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The exchange of the gathered documents' keys and values.
+
+    ``rows``: this rank's rows that it sends, int64; ``counts``: rows of every ring rank, in whose
+    order they are concatenated; ``order``: which rows of that concatenation this rank needs, in
+    the order in which ``pieces`` count them.
+    """
+
+    rows: npt.NDArray[np.int64]
+    counts: tuple[int, ...]
+    order: npt.NDArray[np.int64]
+    pieces: Pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The passing of the other documents' keys and values round the ring.
+
+    ``rows``: this rank's rows that travel, None where that is its whole buffer; ``counts``: rows
+    of every ring rank; ``pieces[i]``: those of step ``i + 1``, whose keys and values come from ring
+    rank ``(rank − i − 1) mod ring`` and are counted within its travelling rows.
+    """
+
+    rows: npt.NDArray[np.int64] | None
+    counts: tuple[int, ...]
+    pieces: tuple[Pieces, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RingLayout:
+    """The attention of one micro-batch on ring rank ``rank``.
+
+    ``tokens``: rows of its buffer; ``own``: the causal pieces of step 0. ``gathered`` and
+    ``passed`` are None where no document goes that way; every rank of the ring agrees.
+    """
+
+    ring: int
+    rank: int
+    tokens: int
+    own: Pieces
+    gathered: Gathered | None
+    passed: Passed | None
+
+
+def ring_layout(
+    lengths: Sequence[int], ring: int, rank: int, *, gather_below: int = GATHER_BELOW
+) -> RingLayout:
+    """The layout for documents of ``lengths`` tokens in packed order.
+
+    ``gather_below``: 0 passes every document round the ring; a large number gathers them all.
+    """
+    offsets = _offsets(lengths, ring, rank)
+    own = tuple(
+        Piece(start, stop, start, stop) for start, stop in pairwise(offsets) if stop > start
+    )
+    gathered = [length < gather_below * ring for length in lengths] if ring > 1 else []
+    return RingLayout(
+        ring=ring,
+        rank=rank,
+        tokens=offsets[-1],
+        own=own,
+        gathered=_gathered(lengths, ring, rank, offsets, gathered) if any(gathered) else None,
+        passed=_passed(lengths, ring, rank, offsets, gathered)
+        if ring > 1 and not all(gathered)
+        else None,
+    )
+
+
+def _offsets(lengths: Sequence[int], ring: int, rank: int) -> list[int]:
+    return list(accumulate((ring_tokens(length, ring, rank) for length in lengths), initial=0))
+
+
+def _rows(offsets: Sequence[int], chosen: Sequence[bool]) -> npt.NDArray[np.int64]:
+    """The rows of the chosen documents in one rank's buffer."""
+    return _concatenated(
+        [(offsets[at], offsets[at + 1]) for at, wanted in enumerate(chosen) if wanted]
+    )
+
+
+def _concatenated(ranges: Sequence[Range]) -> npt.NDArray[np.int64]:
+    if not ranges:
+        return np.empty(0, dtype=np.int64)
+    return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ranges])
+
+
+def _passed(
+    lengths: Sequence[int], ring: int, rank: int, offsets: Sequence[int], gathered: Sequence[bool]
+) -> Passed:
+    passed = [not short for short in gathered]
+    documents = [at for at, wanted in enumerate(passed) if wanted]
+    long = [lengths[at] for at in documents]
+    steps: list[Pieces] = []
+    for step in range(1, ring):
+        source = (rank - step) % ring
+        keys = _offsets(long, ring, source)
+        pieces = []
+        for index, at in enumerate(documents):
+            (low, high), (k_low, k_high) = (
+                [stop - start for start, stop in ring_chunks(lengths[at], ring, member)]
+                for member in (rank, source)
+            )
+            q0, k0 = offsets[at], keys[index]
+            if source < rank:
+                piece = Piece(q0, q0 + low + high, k0, k0 + k_low)
+            else:
+                piece = Piece(q0 + low, q0 + low + high, k0, k0 + k_low + k_high)
+            if piece.q1 > piece.q0 and piece.k1 > piece.k0:
+                pieces.append(piece)
+        steps.append(tuple(pieces))
+    return Passed(
+        rows=None if all(passed) else _rows(offsets, passed),
+        counts=tuple(_offsets(long, ring, member)[-1] for member in range(ring)),
+        pieces=tuple(steps),
+    )
+
+
+def _gathered(
+    lengths: Sequence[int], ring: int, rank: int, offsets: Sequence[int], gathered: Sequence[bool]
+) -> Gathered:
+    documents = [at for at, wanted in enumerate(gathered) if wanted]
+    short = [lengths[at] for at in documents]
+    placed = [_offsets(short, ring, member) for member in range(ring)]
+    starts = list(accumulate((member[-1] for member in placed), initial=0))
+    last = 2 * ring - 1
+    order: list[Range] = []
+    pieces: list[Piece] = []
+    taken = 0  # rows of ``order`` so far
+    for index, at in enumerate(documents):
+        before = taken
+        seen_by_low = 0
+        for chunk in range(last - rank):  # those before this rank's high chunk
+            if chunk == rank:
+                seen_by_low = taken - before
+                continue
+            source = min(chunk, last - chunk)
+            low, high = ring_chunks(lengths[at], ring, source)
+            first = starts[source] + placed[source][index]
+            if chunk >= ring:
+                first += low[1] - low[0]
+            tokens = low[1] - low[0] if chunk < ring else high[1] - high[0]
+            order.append((first, first + tokens))
+            taken += tokens
+        low, high = ring_chunks(lengths[at], ring, rank)
+        q0 = offsets[at]
+        middle, q1 = q0 + low[1] - low[0], offsets[at + 1]
+        if seen_by_low == taken - before:
+            candidates = [Piece(q0, q1, before, taken)]
+        else:
+            candidates = [
+                Piece(q0, middle, before, before + seen_by_low),
+                Piece(middle, q1, before, taken),
+            ]
+        pieces += [piece for piece in candidates if piece.q1 > piece.q0 and piece.k1 > piece.k0]
+    return Gathered(
+        rows=_rows(offsets, gathered),
+        counts=tuple(member[-1] for member in placed),
+        order=_concatenated(order),
+        pieces=tuple(pieces),
+    )

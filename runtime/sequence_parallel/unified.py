@@ -1,0 +1,192 @@
+"""Unified sequence-parallel attention of one packed micro-batch (USP Algorithms 1 and 2).
+
+Ulysses within, ring around it; pure Ulysses, pure ring and a single rank are the same code with
+degrees of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqplan.plans.views.rank_view import MicroBatchView, PipelineView
+from seqplan.runtime.sequence_parallel.kernels import Kernel, kernel_for
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.sequence_parallel.ring import Ring, ring_backward, ring_forward
+from seqplan.runtime.sequence_parallel.ring_layout import GATHER_BELOW, RingLayout, ring_layout
+from seqplan.runtime.sequence_parallel.ulysses import (
+    HeadSplit,
+    UlyssesLayout,
+    gather_heads,
+    gather_input_gradients,
+    scatter_heads,
+    scatter_output_gradient,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionContext:
+    """Everything that attention needs to know of a micro-batch on this rank.
+
+    ``positions``: int64 (local tokens,), each token's position in its own document, for RoPE;
+    ``kernel``: chosen by the tensors' device and dtype where None.
+    """
+
+    positions: Tensor
+    ulysses: UlyssesLayout
+    ring: RingLayout
+    ring_ranks: tuple[int, ...]
+    peers: Peers
+    kernel: Kernel | None = None
+
+
+def attention_context(
+    pipeline: PipelineView,
+    micro_batch: MicroBatchView,
+    peers: Peers,
+    *,
+    device: torch.device | str = "cpu",
+    kernel: Kernel | None = None,
+    gather_below: int = GATHER_BELOW,
+) -> AttentionContext:
+    """The context of one of a rank view's micro-batches; pure bookkeeping, no communication.
+
+    ``gather_below``: see ``ring_layout``.
+    """
+    scheme, at = pipeline.scheme, pipeline.at
+    layout = ring_layout(
+        [share.length for share in micro_batch.sequences],
+        scheme.ring,
+        at.ring,
+        gather_below=gather_below,
+    )
+    return AttentionContext(
+        positions=torch.from_numpy(micro_batch.positions()).to(device),
+        ulysses=UlyssesLayout.of(layout.tokens, pipeline.ulysses_group, at.ulysses),
+        ring=layout,
+        ring_ranks=pipeline.ring_group,
+        peers=peers,
+        kernel=kernel,
+    )
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    context: AttentionContext,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Causal attention within each document of the micro-batch, differentiable.
+
+    q: (local tokens, heads, d); k and v: (local tokens, kv heads, d), heads a multiple of kv
+    heads; the result is shaped like q. All ranks of the pipeline call it together, also those
+    with no local token. ``scale`` is 1/√d where None. ``ValueError`` where the heads cannot be
+    split over the Ulysses degree or the rows are not the micro-batch's;
+    ``NotImplementedError`` for dropout, sliding windows and soft-capped scores.
+    """
+    for name, asked in (
+        ("dropout", dropout != 0.0),
+        ("a sliding window", window is not None),
+        ("softcap", softcap is not None),
+    ):
+        if asked:
+            raise NotImplementedError(f"attention with {name} is not supported: turn it off")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype}, {v.dtype}")
+    tokens = context.positions.shape[0]
+    if not q.shape[0] == k.shape[0] == v.shape[0] == tokens:
+        raise ValueError(
+            f"q, k and v have {q.shape[0]}, {k.shape[0]} and {v.shape[0]} rows; "
+            f"this rank holds {tokens} tokens of the micro-batch"
+        )
+    split = HeadSplit.of(q.shape[1], k.shape[1], len(context.ulysses.ranks))
+    if scale is None:
+        scale = q.shape[2] ** -0.5
+    result: Tensor = _Attention.apply(q, k, v, context, split, scale)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Attention(torch.autograd.Function):
+    """The whole of attention as one node, so that backward can overlap as forward does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: AttentionContext,
+        split: HeadSplit,
+        scale: float,
+    ) -> Tensor:
+        ctx.context, ctx.split, ctx.scale, ctx.kv_heads = context, split, scale, k.shape[1]
+        layout = context.ulysses
+        if len(layout.ranks) > 1:
+            q, k, v = scatter_heads(q, k, v, layout, split, context.peers)
+        else:
+            q, k, v = (_unit_stride(tensor) for tensor in (q, k, v))
+        ring = _ring(context, q)
+        out, lse = ring_forward(q, *_expanded(k, v, split, layout.rank), ring, scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        if len(layout.ranks) > 1:
+            return gather_heads(out, layout, split, context.peers)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        context: AttentionContext = ctx.context
+        split: HeadSplit = ctx.split
+        layout = context.ulysses
+        (dout,) = gradients
+        if len(layout.ranks) > 1:
+            dout = scatter_output_gradient(dout, layout, split, context.peers)
+        else:
+            dout = _unit_stride(dout)
+        ring = _ring(context, q)
+        keys, values = _expanded(k, v, split, layout.rank)
+        dq, dk, dv = ring_backward(dout, q, keys, values, out, lse, ring, ctx.scale)
+        dk, dv = (_reduced(gradient, k.shape[1], split, layout.rank) for gradient in (dk, dv))
+        if len(layout.ranks) > 1:
+            dq, dk, dv = gather_input_gradients(
+                dq, dk, dv, ctx.kv_heads, layout, split, context.peers
+            )
+        return dq, dk, dv, None, None, None
+
+
+def _ring(context: AttentionContext, q: Tensor) -> Ring:
+    kernel = kernel_for(q) if context.kernel is None else context.kernel
+    return Ring(context.ring, context.ring_ranks, context.peers, kernel)
+
+
+def _unit_stride(tensor: Tensor) -> Tensor:
+    """The kernels read garbage where the innermost stride is not 1."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _expanded(k: Tensor, v: Tensor, split: HeadSplit, rank: int) -> tuple[Tensor, Tensor]:
+    """A key head for every query head where the rank's heads share them unevenly."""
+    index = split.key_of_query(rank)
+    return (k, v) if index is None else (k[:, index], v[:, index])
+
+
+def _reduced(gradient: Tensor, kv_heads: int, split: HeadSplit, rank: int) -> Tensor:
+    """Backward of ``_expanded``."""
+    index = split.key_of_query(rank)
+    if index is None:
+        return gradient
+    total = gradient.new_zeros(gradient.shape[0], kv_heads, gradient.shape[2])
+    return total.index_add_(1, torch.tensor(index, device=gradient.device), gradient)
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, AttentionContext], Tensor]
+"""The shape of an attention call: what a model's own attention function is wrapped into."""

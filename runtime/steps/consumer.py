@@ -1,0 +1,232 @@
+"""A rank's steps: views fetched and prepared ahead, each begun only when all ranks agree on it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import torch.distributed as dist
+
+from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
+from seqplan.runtime.steps.agreement import Record, State, disagreement, exchange
+from seqplan.runtime.steps.source import PlanSource
+
+Prepared = TypeVar("Prepared")
+
+JOIN_S = 5.0
+"""How long closing waits for a source or a ``prepare`` that does not come back."""
+
+
+@dataclass(frozen=True)
+class Step(Generic[Prepared]):
+    """What a rank runs next: its view and what ``prepare`` made of it."""
+
+    view: RankView
+    prepared: Prepared
+
+
+@dataclass(frozen=True)
+class _Fetched(Generic[Prepared]):
+    """What the fetching thread found for a step: the step itself or why there is none."""
+
+    number: int
+    step: Step[Prepared] | None
+    stop: Exception | None = None
+
+
+class PlanConsumer(Generic[Prepared]):
+    """Iterates over the steps of ``rank``, from ``start_step`` on, until plans end on all ranks.
+
+    A thread fetches views from ``source``, at most ``prefetch`` steps ahead, and calls ``prepare``
+    on each: to check limits, to load tokens. Before a step is handed out all ranks of
+    ``control_group`` exchange what they have. If one has failed (its source, its ``prepare``, no
+    step within ``timeout_s`` of asking) or they differ (step, end, digest), **every** rank raises
+    ``PlanError`` with the first failing rank's number and message; none is left waiting.
+
+    ``control_group``: gloo, over all ranks in order, used by nothing else while a step is asked
+    for; its own time-out must exceed ``timeout_s`` and the difference between the ranks' steps.
+    None where ``world_size`` is 1. The consumer closes ``source``. Close it, or use it in a
+    ``with`` block, or its thread stays. ``ValueError`` for arguments that do not fit.
+    """
+
+    def __init__(
+        self,
+        source: PlanSource,
+        *,
+        rank: int,
+        world_size: int,
+        prepare: Callable[[RankView], Prepared],
+        control_group: dist.ProcessGroup | None,
+        start_step: int = 0,
+        prefetch: int = 2,
+        timeout_s: float = 30.0,
+    ) -> None:
+        if prefetch < 1:
+            raise ValueError(f"prefetch must be at least 1, not {prefetch}")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank must be in 0 … {world_size - 1}, not {rank}")
+        if control_group is None and world_size > 1:
+            raise ValueError(f"control_group: {world_size} ranks need one to agree")
+        if control_group is not None and control_group.size() != world_size:
+            raise ValueError(
+                f"control_group: has {control_group.size()} ranks, the world {world_size}"
+            )
+        self._source = source
+        self._rank = rank
+        self._world_size = world_size
+        self._prepare = prepare
+        self._group = control_group
+        self._next_step = start_step
+        self._timeout_s = timeout_s
+        self._fetched: queue.SimpleQueue[_Fetched[Prepared]] = queue.SimpleQueue()
+        self._room = threading.Semaphore(prefetch)
+        self._closed = threading.Event()
+        self._doing = "starting"  # what the thread does, for the message of a time-out
+        self._digests: dict[int, str | None] = {}  # of steps handed out, not acknowledged
+        self._ack_failure: str | None = None
+        self._over: Exception | None = None
+        self._thread = threading.Thread(
+            target=self._fetch, args=(start_step,), name=f"plans of rank {rank}", daemon=True
+        )
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Step[Prepared]]:
+        return self
+
+    def __next__(self) -> Step[Prepared]:
+        """The next step. All ranks must ask; ``PlanError`` on all of them or on none."""
+        if self._closed.is_set():
+            raise PlanError("the consumer is closed")
+        if isinstance(self._over, EndOfPlans):
+            raise StopIteration
+        if self._over is not None:
+            raise PlanError(f"after a failure no step follows: {self._over}")
+        number = self._next_step
+        fetched = self._await(number)
+        try:
+            fault = disagreement(exchange(self._record(fetched), self._group))
+        except PlanError as error:
+            self._over = error
+            raise
+        if fault is not None:
+            self._over = PlanError(fault)
+            raise self._over from fetched.stop
+        if fetched.step is None:
+            self._over = EndOfPlans(f"before step {number}")
+            raise StopIteration
+        self._room.release()
+        self._next_step = number + 1
+        self._digests[number] = fetched.step.view.digest
+        return fetched.step
+
+    def acknowledge(self, step: int, measured_ms: float | None = None) -> None:
+        """Say that this rank has done ``step``, after its optimizer step.
+
+        ``measured_ms``: what it spent on its micro-batches (``StepResult.compute_s`` in ms), where
+        it had any; a planning service holds it against the profile's prediction.
+        A failure is not raised here, on one rank alone, but on all at the next step. ``ValueError``
+        for a step that was not handed out or is acknowledged already.
+        """
+        if step not in self._digests:
+            raise ValueError(f"step {step} was not handed out, or is acknowledged already")
+        try:
+            self._source.acknowledge(step, self._rank, self._digests.pop(step), measured_ms)
+        except Exception as error:
+            self._ack_failure = self._ack_failure or _line(error)
+
+    def close(self) -> None:
+        """End the thread and close the source. Idempotent, and safe after any failure."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._room.release()
+        self._source.close()
+        # A source ends its waiting when it is closed. One that does not may not hold up the end of
+        # the process: the thread is a daemon.
+        self._thread.join(JOIN_S)
+
+    def __enter__(self) -> PlanConsumer[Prepared]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _await(self, number: int) -> _Fetched[Prepared]:
+        try:
+            return self._fetched.get(timeout=self._timeout_s)
+        except queue.Empty:
+            return _Fetched(
+                number,
+                None,
+                PlanTimeout(f"step {number}: not there after {self._timeout_s:g} s, {self._doing}"),
+            )
+
+    def _record(self, fetched: _Fetched[Prepared]) -> Record:
+        # Also at the end: nothing follows that could tell of the last acknowledgement.
+        if self._ack_failure is not None:
+            return Record(State.FAILED, fetched.number, message=self._ack_failure)
+        if fetched.step is not None:
+            return Record(State.READY, fetched.number, fetched.step.view.digest or "")
+        if isinstance(fetched.stop, EndOfPlans):
+            return Record(State.END, fetched.number)
+        assert fetched.stop is not None
+        return Record(State.FAILED, fetched.number, message=_line(fetched.stop))
+
+    def _fetch(self, number: int) -> None:
+        """The thread: one step after another, until one cannot be had."""
+        while True:
+            self._room.acquire()
+            if self._closed.is_set():
+                return
+            try:
+                view = self._view(number)
+                self._doing = "preparing it"
+                step = Step(view, self._prepare(view))
+            except Exception as stop:
+                # Whatever it is, a fault of ``prepare`` too: the other ranks must hear of it.
+                self._fetched.put(_Fetched(number, None, stop))
+                return
+            self._fetched.put(_Fetched(number, step))
+            number += 1
+
+    def _view(self, number: int) -> RankView:
+        self._doing = "waiting for its plan"
+        while True:
+            asked = time.monotonic()
+            try:
+                view = self._source.view(number, self._rank, self._timeout_s)
+            except PlanTimeout as late:
+                # Time counts from when the step is asked for, which ``__next__`` sees to; so far
+                # ahead of it a plan may well be missing.
+                self._doing = f"waiting for its plan: {_line(late)}"
+                if self._closed.wait(max(0.0, asked + 0.05 - time.monotonic())):
+                    raise
+                continue
+            for name, found, expected in (
+                ("step", view.step, number),
+                ("rank", view.rank, self._rank),
+                ("world_size", view.world_size, self._world_size),
+            ):
+                if found != expected:
+                    raise PlanError(
+                        f"step {number}: the view has {name} {found}, this rank wants {expected}"
+                    )
+            return view
+
+
+def _line(error: Exception) -> str:
+    """One line; the type too where the message is not made for people."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    known = isinstance(error, (PlanError, ValueError, OSError, EndOfPlans))
+    return text if known else f"{type(error).__name__}: {text}"

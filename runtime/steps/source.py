@@ -1,0 +1,174 @@
+"""Where a rank's views come from: the contract of every source, and plan files.
+
+Other sources: ``http_source`` (a planning service) and ``fan_out`` (one rank asks for all).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from seqplan.plans.format.codec import from_json
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Plan
+from seqplan.plans.views.rank_view import RankView, rank_view
+from seqplan.runtime.errors import EndOfPlans, PlanError
+
+
+class PlanSource(Protocol):
+    """Views by step and rank.
+
+    ``view`` is called from one thread, ``acknowledge`` from one, which may be another, ``close``
+    from any.
+    """
+
+    def view(self, step: int, rank: int, timeout_s: float) -> RankView:
+        """The view of ``rank`` at ``step``, its plan's digest in it; waits for it to be planned.
+
+        ``PlanTimeout`` when it is not there after ``timeout_s``, asking again is allowed;
+        ``EndOfPlans`` after the last step; ``PlanError`` for anything else, a planner's failure
+        with its own text included, and when the source is closed meanwhile.
+        """
+
+    def acknowledge(
+        self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
+    ) -> None:
+        """Say that ``rank`` has done ``step`` by the plan with ``digest``. ``PlanError``.
+
+        ``measured_ms``: what it spent on its micro-batches, to be held against the prediction.
+        """
+
+    def close(self) -> None:
+        """End a ``view`` that is waiting, and let go of files and connections. Idempotent."""
+
+
+class JobSource(PlanSource, Protocol):
+    """A source by which one rank can speak for all."""
+
+    def acknowledge_all(
+        self, step: int, digest: str | None, measured_ms: Sequence[float | None]
+    ) -> None:
+        """``acknowledge`` of all ranks at once, with what each measured. ``PlanError``."""
+
+
+_STEP = re.compile(rb'"step"\s*:\s*(\d+)')
+_DIGEST = re.compile(rb'"digest"\s*:\s*"([^"]*)"')
+
+
+class FileSource:
+    """The plans of a plan file (JSON Lines), which is scanned for its steps once.
+
+    A plan is decoded, and its digest and invariants checked, when it is asked for. ``world_size``:
+    of the job, where known; plans for another are refused. ``PlanError`` for a file that cannot
+    be read or is no plan file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, world_size: int | None = None) -> None:
+        self._path = Path(path)
+        self._world_size = world_size
+        self._lock = threading.Lock()
+        self._last: tuple[Plan, str] | None = None
+        try:
+            self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise PlanError(f"{path}: {error.strerror}") from None
+        try:
+            self._lines = self._scan()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def view(self, step: int, rank: int, timeout_s: float) -> RankView:
+        with self._lock:
+            plan, digest = self._plan(step)
+        try:
+            return rank_view(plan, rank, digest=digest)
+        except ValueError as error:
+            raise PlanError(f"{self._path}: step {step}: {error}") from None
+
+    def acknowledge(
+        self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
+    ) -> None:
+        """Nobody is waiting for it."""
+
+    def acknowledge_all(
+        self, step: int, digest: str | None, measured_ms: Sequence[float | None]
+    ) -> None:
+        """Nobody is waiting for it."""
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+    def _scan(self) -> dict[int, tuple[int, int]]:
+        """Line number and offset, bytes, of each step."""
+        found: list[tuple[int, int, int]] = []
+        offset = 0
+        try:
+            for number, line in enumerate(self._file, start=1):
+                step = _STEP.search(line)
+                if step is None:
+                    # Not a plan: reading it as one says what is wrong.
+                    self._decoded(line, number)
+                    raise PlanError(f"{self._path}:{number}: step: is missing")
+                found.append((int(step[1]), number, offset))
+                offset += len(line)
+        except OSError as error:
+            raise PlanError(f"{self._path}: {error.strerror}") from None
+        for (before, _, _), (step_number, number, _) in pairwise(found):
+            if step_number <= before:
+                raise PlanError(
+                    f"{self._path}:{number}: step: {step_number} does not follow step {before}"
+                )
+        return {step: (number, offset) for step, number, offset in found}
+
+    def _plan(self, step: int) -> tuple[Plan, str]:
+        if self._last is not None and self._last[0].step == step:
+            return self._last
+        if self._file.closed:
+            raise PlanError(f"{self._path}: is closed")
+        if step not in self._lines:
+            last = max(self._lines, default=-1)
+            if step > last:
+                raise EndOfPlans(f"{self._path}: ends before step {step}")
+            raise PlanError(
+                f"{self._path}: has no plan of step {step}; its {len(self._lines)} steps are in "
+                f"{min(self._lines)} … {last}"
+            )
+        number, offset = self._lines[step]
+        try:
+            self._file.seek(offset)
+            line = self._file.readline()
+        except OSError as error:
+            raise PlanError(f"{self._path}: {error.strerror}") from None
+        plan = self._decoded(line, number)
+        where = f"{self._path}:{number}"
+        if plan.step != step:
+            raise PlanError(f"{where}: step: {plan.step}, but {step} when the file was opened")
+        if self._world_size is None:
+            self._world_size = plan.world_size
+        if plan.world_size != self._world_size:
+            raise PlanError(
+                f"{where}: world_size: {plan.world_size}, but the job has {self._world_size} "
+                "ranks; plan for as many GPUs"
+            )
+        if faults := lint(plan, None):
+            more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
+            raise PlanError(f"{where}: is not sound: {faults[0]}{more}")
+        digest = _DIGEST.search(line)
+        assert digest is not None  # from_json has compared it with the content
+        self._last = plan, digest[1].decode()
+        return self._last
+
+    def _decoded(self, line: bytes, number: int) -> Plan:
+        origin = f"{self._path}:{number}"
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise PlanError(f"{origin}: not UTF-8: {error.reason}") from None
+        return from_json(text, origin=origin)

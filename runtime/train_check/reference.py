@@ -1,0 +1,73 @@
+"""What a plan must amount to: the same training in one process, one whole document at a time.
+
+Nothing of the parallel runtime is used: dense attention of torch, an ordinary optimizer over
+whole parameters, no sharding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from seqplan.plans.plan import Plan
+from seqplan.runtime.data.tokens import NO_LABEL, TokenData
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.sequence_parallel.ring_layout import ring_layout
+from seqplan.runtime.sequence_parallel.ulysses import UlyssesLayout
+from seqplan.runtime.sequence_parallel.unified import AttentionContext
+from seqplan.runtime.training.model import token_loss
+
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
+    """Causal attention of one whole document by torch's public function; shapes as everywhere."""
+    group = q.shape[1] // k.shape[1]
+    # Without a batch axis torch takes a kernel that holds all scores: 17 GB for 32,768 tokens.
+    out = nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        k.repeat_interleave(group, 1).transpose(0, 1)[None],
+        v.repeat_interleave(group, 1).transpose(0, 1)[None],
+        is_causal=True,
+    )
+    return out[0].transpose(0, 1)
+
+
+def document_context(tokens: int) -> AttentionContext:
+    """The context of one document alone on one rank."""
+    return AttentionContext(
+        positions=torch.arange(tokens),
+        ulysses=UlyssesLayout.of(tokens, (0,), 0),
+        ring=ring_layout([tokens], 1, 0),
+        ring_ranks=(0,),
+        peers=Peers(None),
+    )
+
+
+def reference_step(
+    plan: Plan,
+    data: TokenData,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    clip_norm: float | None = None,
+) -> tuple[float, float]:
+    """Train ``model``, made with ``dense_attention``, on a plan's sequences; loss, gradient norm.
+
+    The sequences in the order of the plan's list; its pipelines and micro-batches do not matter.
+    """
+    optimizer.zero_grad()
+    total = 0.0
+    for sample, length in zip(plan.ids, plan.lengths, strict=True):
+        tokens = torch.from_numpy(data.tokens(sample, 0, length))
+        labels = torch.cat((tokens[1:], torch.full((1,), NO_LABEL)))
+        logits = model(tokens, document_context(length))
+        loss = token_loss(logits, labels) / max(plan.loss_tokens, 1)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    norm = float(torch.stack([gradient.double().square().sum() for gradient in gradients]).sum())
+    norm **= 0.5
+    if clip_norm is not None and norm > clip_norm:
+        for gradient in gradients:
+            gradient.mul_(clip_norm / norm)
+    optimizer.step()
+    return total, norm

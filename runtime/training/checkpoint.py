@@ -1,0 +1,236 @@
+"""Checkpoints of sharded states and of where in the plans a job is.
+
+Every rank writes the slices that it owns, each under its parameter's name and range of elements,
+with ``torch.distributed.checkpoint``. A checkpoint appears under its name only when all of it is on
+disk, so that a job killed at any moment finds whole ones only. It can be read by any number of
+ranks: each takes the stored slices that overlap its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from seqplan.runtime.training.sharded_states import ShardedStates
+
+FORMAT = 1
+MASTER = "master"
+_CURSOR = "cursor.json"
+_NAME = re.compile(r"step-(\d{8})")
+_SLICE = re.compile(r"(?P<kind>[^/]+)/(?P<name>.+)\[(?P<start>\d+):(?P<stop>\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a job is: the next step to run, and the digest of the plan of the last one."""
+
+    next_step: int
+    last_digest: str | None
+
+
+def save(
+    folder: str | os.PathLike[str],
+    cursor: Cursor,
+    states: ShardedStates,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    *,
+    keep: int = 2,
+) -> Path:
+    """Write a checkpoint into ``folder``, which all ranks share; returns its path.
+
+    Every rank calls it between two steps, with the same cursor. The newest ``keep`` checkpoints
+    remain. ``OSError`` where the folder cannot be written; ``group`` is any CPU group.
+    """
+    root = Path(folder)
+    final = root / f"step-{cursor.next_step:08d}"
+    partial = root / f"{final.name}.partial"
+    first = dist.get_rank(group) == 0
+    if first:
+        root.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+    dist.barrier(group=group)
+    slices = dict(_slices(states, optimizer))
+    state_dict_saver.save(slices, checkpoint_id=partial, process_group=group)
+    if first:
+        document = {"format": FORMAT, **asdict(cursor)}
+        with (partial / _CURSOR).open("w", encoding="utf-8") as file:
+            json.dump(document, file)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        for _, older in _complete(root)[:-keep]:
+            shutil.rmtree(older, ignore_errors=True)
+    dist.barrier(group=group)
+    return final
+
+
+def restore(
+    folder: str | os.PathLike[str],
+    states: ShardedStates,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+) -> Cursor | None:
+    """Bring back the newest whole checkpoint in ``folder``; None where there is none.
+
+    Every rank calls it, before the first step, with the model and optimizer as they were made at
+    the first start; the number of ranks may be another. ``ValueError`` where the checkpoint is of
+    another model or optimizer, or of a newer format.
+    """
+    found: list[tuple[int, Path] | None] = [None]
+    if dist.get_rank(group) == 0:
+        complete = _complete(Path(folder))
+        found = [complete[-1] if complete else None]
+    dist.broadcast_object_list(found, dist.get_global_rank(group, 0), group=group)
+    if found[0] is None:
+        return None
+    path = found[0][1]
+    wanted = list(_owned(states, optimizer))
+    refusal, buffers = None, {}
+    try:
+        cursor = _read_cursor(path)
+        stored = _Stored(path)
+        buffers = {
+            key: stored.buffer(key)
+            for name, start, parameter in wanted
+            for key in stored.overlapping(name, start, start + parameter.numel())
+        }
+    except ValueError as error:
+        refusal = str(error)
+    _raise_together(refusal, group)
+    state_dict_loader.load(buffers, checkpoint_id=path, process_group=group)
+    for name, start, parameter in wanted:
+        _fill(parameter, name, start, optimizer, stored, buffers)
+    return cursor
+
+
+def _read_cursor(path: Path) -> Cursor:
+    document = json.loads((path / _CURSOR).read_text(encoding="utf-8"))
+    if document.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {document.get('format')}, this version reads {FORMAT}")
+    return Cursor(document["next_step"], document["last_digest"])
+
+
+def _raise_together(refusal: str | None, group: dist.ProcessGroup) -> None:
+    """``ValueError`` on every rank where any has a refusal, so that none waits for another."""
+    refusals: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(refusals, refusal, group=group)
+    for text in refusals:
+        if text is not None:
+            raise ValueError(text)
+
+
+def _owned(
+    states: ShardedStates, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, int, nn.Parameter]]:
+    """Name, first element and master slice of all that this rank owns."""
+    known = {
+        parameter.data_ptr(): parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.numel()
+    }
+    for unit in states.units:
+        for name, start, master, _ in unit.owned():
+            parameter = known.get(master.data_ptr())
+            if parameter is None:
+                raise ValueError(f"the optimizer does not hold this rank's slice of {name}")
+            yield name, start, parameter
+
+
+def _slices(
+    states: ShardedStates, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, Tensor]]:
+    for name, start, parameter in _owned(states, optimizer):
+        where = f"{name}[{start}:{start + parameter.numel()}]"
+        yield f"{MASTER}/{where}", parameter.detach()
+        for kind, value in optimizer.state.get(parameter, {}).items():
+            yield f"{kind}/{where}", torch.as_tensor(value)
+
+
+class _Stored:
+    """What a checkpoint holds: its keys by parameter, without reading the tensors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sizes: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        self.by_name: dict[str, list[tuple[str, int, int, str]]] = {}
+        metadata = filesystem.FileSystemReader(path).read_metadata()
+        for key, value in metadata.state_dict_metadata.items():
+            match = _SLICE.fullmatch(key)
+            if match is None or not isinstance(value, TensorStorageMetadata):
+                raise ValueError(f"{path}: unknown entry {key!r}")
+            self.sizes[key] = value.size, value.properties.dtype
+            self.by_name.setdefault(match["name"], []).append(
+                (match["kind"], int(match["start"]), int(match["stop"]), key)
+            )
+
+    def overlapping(self, name: str, start: int, stop: int) -> list[str]:
+        """Keys of all stored slices that share elements with ``[start, stop)`` of a parameter."""
+        found = [
+            (kind, key, min(stop, high) - max(start, low))
+            for kind, low, high, key in self.by_name.get(name, ())
+            if low < stop and start < high
+        ]
+        if sum(elements for kind, _, elements in found if kind == MASTER) != stop - start:
+            raise ValueError(
+                f"{self.path} does not hold elements {start} to {stop} of {name}: "
+                "it is a checkpoint of another model"
+            )
+        return [key for _, key, _ in found]
+
+    def buffer(self, key: str) -> Tensor:
+        """A tensor to read ``key`` into."""
+        size, dtype = self.sizes[key]
+        return torch.empty(size, dtype=dtype)
+
+
+def _fill(
+    parameter: nn.Parameter,
+    name: str,
+    start: int,
+    optimizer: torch.optim.Optimizer,
+    stored: _Stored,
+    buffers: dict[str, Tensor],
+) -> None:
+    """Copy the overlapping parts of stored slices into one master slice and its states."""
+    stop = start + parameter.numel()
+    state = optimizer.state[parameter]
+    for key in stored.overlapping(name, start, stop):
+        match = _SLICE.fullmatch(key)
+        assert match is not None
+        kind, low, high = match["kind"], int(match["start"]), int(match["stop"])
+        value = buffers[key]
+        if value.dim() == 0:  # a count of steps, the same for every slice
+            state[kind] = value.clone()
+            continue
+        if kind == MASTER:
+            target = parameter.detach()
+        else:
+            target = state.setdefault(kind, torch.zeros_like(parameter.detach()))
+        first, last = max(start, low), min(stop, high)
+        target[first - start : last - start] = value[first - low : last - low].to(target.device)
+
+
+def _complete(root: Path) -> list[tuple[int, Path]]:
+    """Whole checkpoints, the oldest first."""
+    if not root.is_dir():
+        return []
+    found = []
+    for path in root.iterdir():
+        match = _NAME.fullmatch(path.name)
+        if match is not None and (path / _CURSOR).is_file():
+            found.append((int(match[1]), path))
+    return sorted(found)

@@ -1,0 +1,74 @@
+"""One training step as a plan has it: pull, micro-batches, push, clip, update.
+
+What ``run_step`` does can be done in a trainer's own loop, in this order, with the same calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.training.model import token_loss
+from seqplan.runtime.training.prepare import MicroBatchWork
+from seqplan.runtime.training.sharded_states import ShardedStates
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A step's outcome, the same on every rank but for ``compute_s``.
+
+    ``loss``: mean over the loss tokens of the global batch; ``gradient_norm``: of the whole
+    gradient, before clipping; ``compute_s``: seconds this rank spent on its micro-batches,
+    waiting for peers within them included; ``step_s``: seconds of the whole step here.
+    """
+
+    step: int
+    loss: float
+    gradient_norm: float
+    compute_s: float
+    step_s: float
+
+
+def run_step(
+    view: RankView,
+    work: Sequence[MicroBatchWork],
+    model: nn.Module,
+    states: ShardedStates,
+    optimizer: torch.optim.Optimizer,
+    *,
+    clip_norm: float | None = None,
+    loss_of: Callable[[Tensor, Tensor], Tensor] = token_loss,
+) -> StepResult:
+    """Run a rank's part of a step and update the parameters it owns.
+
+    Called by every rank, also by those without work. ``model(tokens, context)`` gives logits and
+    ``loss_of(logits, labels)`` a sum over tokens, which is divided once, by the loss tokens of the
+    global batch. ``clip_norm`` bounds the norm of the whole gradient.
+    """
+    started = time.perf_counter()
+    states.pull()
+    total = torch.zeros((), dtype=torch.float64)
+    computing = time.perf_counter()
+    for micro_batch in work:
+        logits = model(micro_batch.tokens, micro_batch.context)
+        loss = loss_of(logits, micro_batch.labels) / max(view.loss_tokens, 1)
+        states.backward(loss, last=micro_batch.last)
+        total = total + loss.detach().double()
+    compute_s = time.perf_counter() - computing
+    states.push()
+    norm, mean_loss = states.gradient_norm_and_sum(total)
+    if clip_norm is not None and norm > clip_norm:
+        states.scale_gradients(clip_norm / norm)
+    optimizer.step()
+    return StepResult(
+        step=view.step,
+        loss=mean_loss,
+        gradient_norm=norm,
+        compute_s=compute_s,
+        step_s=time.perf_counter() - started,
+    )

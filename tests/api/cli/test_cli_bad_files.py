@@ -1,0 +1,226 @@
+"""Bad proposals, plan files and outputs: one line, the right exit code, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import call, complaint, nothing_left, process
+from made_files import Made, propose
+
+from seqplan.plans.format.codec import to_json
+from seqplan.plans.format.plan_file import read_plans
+
+# Proposals
+
+
+def changed_gpus(text: str) -> str:
+    assert '"gpus": 4,' in text
+    return text.replace('"gpus": 4,', '"gpus": 8,', 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (changed_gpus, "the digest does not match; the file was changed"),
+        (lambda text: text[: len(text) // 2], "not a whole JSON document"),
+        (lambda text: "", "not a whole JSON document"),
+        (lambda text: "[]", "not a proposal of schema 1"),
+        (lambda text: '{"schema": 2}', "not a proposal of schema 1"),
+        (lambda text: "[" * 100_000, "not a proposal (maximum recursion depth exceeded"),
+        (lambda text: '{"schema": 1, "name": "\\ud800"}', "the digest does not match"),
+    ],
+)
+def test_a_changed_proposal(
+    change: Callable[[str], str], message: str, dense: Made, tmp_path: Path, output: Path
+) -> None:
+    path = tmp_path / "proposal.json"
+    path.write_text(change(dense.proposal.read_text()))
+    for done in (
+        call("plan", "--proposal", path, "--lengths", dense.lengths, "-o", output),
+        call("check", dense.plans, "--proposal", path),
+    ):
+        said = complaint(done)
+        assert said.startswith(f"{path}: ")
+        assert message in said
+    nothing_left(output)
+
+
+def test_other_files_in_place_of_a_proposal(dense: Made, tmp_path: Path, output: Path) -> None:
+    for path, message in (
+        (dense.lengths, "cannot be read: 'utf-8' codec"),
+        (dense.plans, "not a whole JSON document"),
+        (tmp_path / "none.json", "cannot be read: No such file or directory"),
+        (tmp_path, "cannot be read: Is a directory"),
+    ):
+        said = complaint(call("plan", "--proposal", path, "--lengths", dense.lengths, "-o", output))
+        assert said.startswith(f"{path}: {message}")
+    nothing_left(output)
+
+
+# Plans
+
+
+def damaged(plans: Path, copy_to: Path, change: Callable[[str], str]) -> Path:
+    copy_to.write_text(change(plans.read_text()))
+    return copy_to
+
+
+def test_a_plan_file_cut_in_a_line(dense: Made, tmp_path: Path) -> None:
+    lines = dense.plans.read_text().splitlines(keepends=True)
+    whole = sum(map(len, lines[:2]))
+    path = damaged(dense.plans, tmp_path / "cut.jsonl", lambda text: text[: whole + 100])
+    for done in (call("check", path), call("explain", path, "--step", 3)):
+        assert complaint(done).startswith(f"{path}:3: ")
+    # What stands before the cut can still be read.
+    assert call("explain", path, "--step", 1).code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: "", "no plans"),
+        (lambda text: "\n", ":1: "),
+        (lambda text: "plans\n", ":1: "),
+        (lambda text: text.replace('"tokens":', '"tokens":1', 1), "digest"),
+        (lambda text: text.replace('"step":0', '"step":9', 1), "digest"),
+        (lambda text: text + text, "does not follow step"),
+        (lambda text: text.replace('"gap"', '"gab"', 1), ":1: gap: is missing"),
+        (lambda text: text.replace('"schema":1', '"schema":2', 1), "schema: is 2, this reader"),
+    ],
+)
+def test_a_damaged_plan_file(
+    change: Callable[[str], str], message: str, dense: Made, tmp_path: Path
+) -> None:
+    path = damaged(dense.plans, tmp_path / "plans.jsonl", change)
+    said = complaint(call("check", path))
+    assert said.startswith(f"{path}:")
+    assert message in said
+
+
+def test_a_plan_that_breaks_a_rule_is_a_failure(dense: Made, tmp_path: Path) -> None:
+    """A sound digest over unsound content: what a broken planner would write."""
+    first, *rest = read_plans(dense.plans)
+    hasty = replace(first.pipelines[0], predicted_ms=0.5)
+    first = replace(first, tokens=first.tokens + 1, pipelines=(hasty, *first.pipelines[1:]))
+    path = tmp_path / "plans.jsonl"
+    path.write_text("".join(to_json(plan) + "\n" for plan in [first, *rest]))
+    done = call("check", path, "--profile", dense.profile)
+    assert (done.code, done.err) == (1, "")
+    assert "step 0: tokens: " in done.out
+    assert "simulation takes" in done.out
+    told = json.loads(call("check", path, "--json").out)
+    assert {item["step"] for item in told["broken"]} == {0}
+
+
+def test_a_plan_against_another_profile_or_proposal(dense: Made, lockstep: Made) -> None:
+    said = complaint(call("check", dense.plans, "--profile", lockstep.profile))
+    assert said.startswith(f"{dense.plans}: step 0 was planned from another profile than gpt-7b")
+    said = complaint(call("check", dense.plans, "--proposal", lockstep.proposal))
+    assert said == f"{dense.plans}: step 0 was planned from another proposal"
+
+
+def test_a_missing_step_rank_or_file(dense: Made, tmp_path: Path) -> None:
+    assert complaint(call("explain", dense.plans, "--step", 4)) == (
+        f"{dense.plans}: no step 4; it has steps 0 to 3"
+    )
+    assert complaint(call("explain", dense.plans, "--step", 0, "--rank", 4)) == (
+        f"{dense.plans}: rank 4 is not among the step's 4 ranks"
+    )
+    none = tmp_path / "none.jsonl"
+    for done in (call("check", none), call("explain", none, "--step", 0)):
+        assert complaint(done) == f"{none}: No such file or directory"
+    assert complaint(call("check", tmp_path)) == f"{tmp_path}: Is a directory"
+    for done in (call("check", dense.lengths), call("explain", dense.lengths, "--step", 0)):
+        assert complaint(done).startswith(f"{dense.lengths}:1: not UTF-8")
+
+
+# Outputs
+
+
+def test_an_output_that_cannot_be_is_told_before_the_work(dense: Made, tmp_path: Path) -> None:
+    missing = tmp_path / "none" / "result.json"
+    for done in (
+        propose(dense.lengths, missing),
+        call("plan", "--proposal", dense.proposal, "--lengths", dense.lengths, "-o", missing),
+    ):
+        assert complaint(done) == f"{missing}: the folder {missing.parent} does not exist"
+    for done in (
+        propose(dense.lengths, tmp_path),
+        call("plan", "--proposal", dense.proposal, "--lengths", dense.lengths, "-o", tmp_path),
+    ):
+        assert complaint(done) == f"{tmp_path}: is a folder; name a file in it"
+    assert "there is no folder" in complaint(
+        call("lengths", dense.lengths, "-o", missing.with_suffix(".npy"))
+    )
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failed_command_leaves_the_file_that_was_there(
+    dense: Made, tmp_path: Path, output: Path
+) -> None:
+    output.write_text("from before")
+    zero = tmp_path / "a.txt"
+    zero.write_text("0\n")
+    long = tmp_path / "batches.jsonl"
+    long.write_text('{"lengths":[7]}\n{"lengths":[5000]}\n')
+    complaint(propose(zero, output))
+    complaint(call("plan", "--proposal", dense.proposal, "--lengths", zero, "-o", output))
+    complaint(call("plan", "--proposal", dense.proposal, "--batches", long, "-o", output))
+    assert output.read_text() == "from before"
+    assert os.listdir(output.parent) == [output.name]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_device(dense: Made) -> None:
+    lengths = ("--lengths", dense.lengths, "--steps", 1)
+    done = call("plan", "--proposal", dense.proposal, *lengths, "-o", "/dev/full")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[-1] == "seqplan: /dev/full: No space left on device"
+    done = call("plan", "--proposal", dense.proposal, *lengths, "-o", "/dev/null")
+    assert done.code == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of processes")
+@pytest.mark.parametrize("before", ["", "from before"])
+def test_a_file_that_may_not_grow(dense: Made, output: Path, before: str) -> None:
+    """The device refuses in the middle of writing; what a full disk does."""
+    import resource
+
+    if before:
+        output.write_text(before)
+    done = process(
+        *("plan", "--proposal", dense.proposal, "--lengths", dense.lengths, "--steps", 40),
+        *("-o", output),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),
+    )
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[-1] == f"seqplan: {output}: File too large"
+    assert "Traceback" not in done.err
+    assert os.listdir(output.parent) == ([output.name] if before else [])
+    if before:
+        assert output.read_text() == before
+
+
+def test_a_folder_that_may_not_be_written(dense: Made, tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    folder.chmod(0o500)
+    try:
+        if os.access(folder, os.W_OK):
+            # The superuser may write anywhere: the folder of a file system of the kernel then.
+            folder = Path("/proc")
+        done = call(
+            *("plan", "--proposal", dense.proposal, "--lengths", dense.lengths, "--steps", 1),
+            *("-o", folder / "plans.jsonl"),
+        )
+        assert done.code == 2
+        assert str(folder / "plans.jsonl") in done.err.splitlines()[-1]
+    finally:
+        (tmp_path / "closed").chmod(0o700)
+        shutil.rmtree(tmp_path / "closed")

@@ -1,0 +1,93 @@
+"""The same inputs give the same bytes: in every process, whatever the workers and hash seeds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import call, process, succeeded
+from made_files import MAX_LEN, Made
+
+from seqplan.plans.format.plan_file import read_plans
+
+
+@pytest.fixture(params=["dense", "lockstep"])
+def made(request: pytest.FixtureRequest) -> Made:
+    found: Made = request.getfixturevalue(request.param)
+    return found
+
+
+def plan(made: Made, output: Path, *more: str | int, hash_seed: str) -> bytes:
+    """The plan file that a process of its own writes."""
+    succeeded(
+        process(
+            *("plan", "--proposal", made.proposal, "--lengths", made.lengths),
+            *("--steps", made.steps, "-o", output, *more),
+            environment={"PYTHONHASHSEED": hash_seed},
+        )
+    )
+    return output.read_bytes()
+
+
+def test_plans(made: Made, tmp_path: Path) -> None:
+    # Made in this process, by one worker.
+    expected = made.plans.read_bytes()
+    for workers, hash_seed in ((2, "1"), (3, "12345")):
+        output = tmp_path / f"{workers}.jsonl"
+        assert plan(made, output, "--workers", workers, hash_seed=hash_seed) == expected
+
+
+def test_proposals(made: Made, tmp_path: Path) -> None:
+    output = tmp_path / "proposal.json"
+    succeeded(
+        process(
+            *("propose", "--profile", made.profile, "--gpus", made.gpus),
+            *("--lengths", made.lengths, "--max-len", MAX_LEN, "--tokens", made.tokens),
+            *("-o", output),
+            environment={"PYTHONHASHSEED": "12345"},
+        )
+    )
+    assert output.read_bytes() == made.proposal.read_bytes()
+
+
+def test_another_seed_draws_other_batches(made: Made) -> None:
+    def drawn(seed: int) -> list[tuple[int, ...]]:
+        lines = succeeded(
+            call(
+                *("plan", "--proposal", made.proposal, "--lengths", made.lengths),
+                *("--steps", made.steps, "--seed", seed),
+            )
+        ).splitlines()
+        return [tuple(json.loads(line)["sequences"]["ids"]) for line in lines]
+
+    assert drawn(0) == drawn(0) == [step.ids for step in read_plans(made.plans)]
+    assert not set(drawn(1)) & set(drawn(0))
+
+
+def test_more_steps_begin_with_the_same(made: Made) -> None:
+    told = succeeded(
+        call(
+            *("plan", "--proposal", made.proposal, "--lengths", made.lengths),
+            *("--steps", made.steps + 2),
+        )
+    )
+    assert told.startswith(made.plans.read_text())
+    assert told.count("\n") == made.steps + 2
+
+
+def test_a_proposal_of_another_seed_is_judged_on_other_batches(
+    lockstep: Made, tmp_path: Path
+) -> None:
+    path = tmp_path / "proposal.json"
+    succeeded(
+        call(
+            *("propose", "--profile", lockstep.profile, "--gpus", lockstep.gpus, "--seed", 1),
+            *("--lengths", lockstep.lengths, "--max-len", MAX_LEN, "--tokens", lockstep.tokens),
+            *("-o", path),
+        )
+    )
+    ours, other = (json.loads(p.read_text()) for p in (lockstep.proposal, path))
+    assert ours["expected_ms"] != other["expected_ms"]
+    assert ours["lengths"] == other["lengths"]
+    assert ours["digest"] != other["digest"]

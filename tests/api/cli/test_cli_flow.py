@@ -1,0 +1,214 @@
+"""The command line from lengths to explained plans, for both kinds of profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import call, process, succeeded
+from made_files import MAX_LEN, Made
+
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.simulation.simulate_plan import simulate_plan_ms
+from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.lint import lint
+from seqplan.profiler.shipped.catalogue import shipped_names
+
+
+@pytest.fixture(params=["dense", "lockstep"])
+def made(request: pytest.FixtureRequest) -> Made:
+    found: Made = request.getfixturevalue(request.param)
+    return found
+
+
+def as_json(*arguments: str | Path | int) -> Any:
+    return json.loads(succeeded(call(*arguments, "--json")))
+
+
+def test_from_a_source_to_an_explained_plan(tmp_path: Path) -> None:
+    """Every verb of the flow as its own process, in the order that the help shows."""
+    source = tmp_path / "lengths.txt"
+    source.write_text("".join(f"{50 + 37 * i % 3000}\n" for i in range(400)))
+    lengths, proposal = tmp_path / "lengths.npy", tmp_path / "proposal.json"
+    plans = tmp_path / "plans.jsonl"
+    told = succeeded(process("lengths", source, "-o", lengths))
+    assert f"written: {lengths}" in told
+    told = succeeded(
+        process(
+            *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 4, "--lengths", lengths),
+            *("--max-len", 2048, "-o", proposal),
+        )
+    )
+    assert told.endswith(f"written: {proposal}\n")
+    assert "sequences truncated to 2,048 tokens." in told
+    told = succeeded(
+        process(
+            *("plan", "--proposal", proposal, "--lengths", lengths, "--tokens", 20000),
+            *("--steps", 3, "--seed", 1, "--workers", 2, "-o", plans),
+        )
+    )
+    assert told.startswith("3 steps planned and checked")
+    assert told.endswith(f"written: {plans}\n")
+    told = succeeded(process("check", plans, "--proposal", proposal))
+    assert told == "3 plans, no broken rules\n"
+    assert "step 2" in succeeded(process("explain", plans, "--step", 2))
+
+
+def test_propose_tells_people_and_machines_the_same(made: Made, tmp_path: Path) -> None:
+    document = as_json(
+        *("propose", "--profile", made.profile, "--gpus", made.gpus, "--lengths", made.lengths),
+        *("--max-len", MAX_LEN, "--tokens", made.tokens, "-o", tmp_path / "again.json"),
+    )
+    assert document == json.loads(made.proposal.read_text())
+    assert (tmp_path / "again.json").read_bytes() == made.proposal.read_bytes()
+    assert document["lengths"]["sequences"] == 3000
+    assert document["lengths"]["truncated"] == int((np.load(made.lengths) > MAX_LEN).sum())
+    assert 0 < document["lower_bound_ms"] <= document["expected_ms"]
+    shares = [item["runs"] for item in document["candidates"]]
+    assert all(0 <= share <= 1 for share in shares)
+    assert max(shares) == 1
+
+
+def test_the_published_method_proposes_too(dense: Made, tmp_path: Path) -> None:
+    path = tmp_path / "eq4.json"
+    document = as_json(
+        *("propose", "--method", "eq4", "--profile", dense.profile, "--gpus", dense.gpus),
+        *("--lengths", dense.lengths, "--max-len", MAX_LEN, "--tokens", dense.tokens, "-o", path),
+    )
+    ours = json.loads(dense.proposal.read_text())
+    assert document["method"] == "eq4"
+    assert ours["method"] == "search"
+    # Both are judged on the same batches, and no method is below the bound of the other.
+    assert document["judged_batches"] == ours["judged_batches"]
+    assert document["expected_ms"] >= ours["lower_bound_ms"]
+    assert ours["expected_ms"] >= document["lower_bound_ms"]
+    told = succeeded(
+        call("plan", "--proposal", path, "--lengths", dense.lengths, "--steps", 2, "--json")
+    )
+    assert [json.loads(line)["step"] for line in told.splitlines()] == [0, 1]
+
+
+def test_the_planned_file_is_sound(made: Made) -> None:
+    proposal = ProposalDocument.load(made.proposal)
+    models = proposal.cluster.models(proposal.profile)
+    data = np.load(made.lengths)
+    plans = list(read_plans(made.plans))
+    assert [plan.step for plan in plans] == list(range(made.steps))
+    seen: set[int] = set()
+    for plan in plans:
+        assert lint(plan, models) == []
+        assert simulate_plan_ms(plan) <= plan.predicted_ms + 1e-3
+        assert plan.planner.proposal == proposal.digest
+        assert plan.planner.profile == proposal.profile.digest
+        assert plan.world_size == made.gpus
+        assert sum(plan.lengths) == plan.tokens <= made.tokens
+        assert list(plan.lengths) == np.minimum(data[list(plan.ids)], MAX_LEN).tolist()
+        assert not seen & set(plan.ids)
+        seen |= set(plan.ids)
+        # ZeRO-3 runs in rounds, all else does not.
+        assert {p.round is None for p in plan.pipelines} == {not proposal.profile.rounds}
+
+
+def test_plan_reports_its_summary(made: Made, tmp_path: Path) -> None:
+    path = tmp_path / "plans.jsonl"
+    told = as_json(
+        *("plan", "--proposal", made.proposal, "--lengths", made.lengths),
+        *("--steps", made.steps, "-o", path),
+    )
+    assert path.read_bytes() == made.plans.read_bytes()
+    plans = list(read_plans(path))
+    assert told["steps"] == made.steps
+    assert told["tokens"] == sum(plan.tokens for plan in plans)
+    assert told["truncated"] == int((np.load(made.lengths) > MAX_LEN).sum())
+    mean = sum(plan.predicted_ms for plan in plans) / len(plans)
+    assert told["predicted_ms_mean"] == pytest.approx(mean, abs=1e-3)
+    assert told["gap_max"] == max(plan.gap for plan in plans)
+    assert sum(told["strategies"].values()) == made.steps
+
+
+def test_plan_without_a_file_writes_plans_on_stdout(made: Made) -> None:
+    done = call(
+        "plan", "--proposal", made.proposal, "--lengths", made.lengths, "--steps", made.steps
+    )
+    assert succeeded(done) == made.plans.read_text()
+    assert "steps planned and checked" in done.err
+
+
+def test_check_against_nothing_a_profile_and_a_proposal(made: Made) -> None:
+    told = succeeded(call("check", made.plans))
+    assert told.startswith(f"{made.steps} plans, no broken rules")
+    assert "not checked" in told
+    for source in ("--profile", made.profile), ("--proposal", made.proposal):
+        told = succeeded(call("check", made.plans, *source))
+        assert told == f"{made.steps} plans, no broken rules\n"
+        assert as_json("check", made.plans, *source) == {"steps": made.steps, "broken": []}
+
+
+def test_explain_a_step_and_a_rank(made: Made) -> None:
+    plans = list(read_plans(made.plans))
+    told = succeeded(call("explain", made.plans, "--step", 2))
+    assert "step 2" in told
+    assert "1F1B simulation" in told
+    document = as_json("explain", made.plans, "--step", 2)
+    assert document == json.loads(made.plans.read_text().splitlines()[2])
+    held = [0] * len(plans[2].lengths)
+    for rank in range(made.gpus):
+        view = json.loads(succeeded(call("explain", made.plans, "--step", 2, "--rank", rank)))
+        assert (view["rank"], view["step"], view["digest"]) == (rank, 2, document["digest"])
+        for mine in view["pipelines"]:
+            if mine["at"]["tp"] or mine["at"]["pp"]:
+                continue  # tp and pp ranks hold the same tokens
+            for part in [part for micro in mine["micro_batches"] for part in micro["sequences"]]:
+                held[part["position"]] += sum(stop - start for start, stop in part["ranges"])
+    assert held == list(plans[2].lengths)
+
+
+def test_profiles_lists_and_describes() -> None:
+    listing = succeeded(call("profiles"))
+    described = as_json("profiles")
+    assert [item["name"] for item in described] == list(shipped_names())
+    for item in described:
+        assert item["name"] in listing
+        assert item["source"].split(" ")[0] in listing
+    one = as_json("profiles", "llama-32b-a800-80gb", "--gpus", 64)
+    by_scheme = {row["scheme"]: row for row in one["schemes"]}
+    assert by_scheme["tp16"]["max_len"] == 43614
+    assert by_scheme["pp2"]["max_len"] == 0
+    assert list(one["flagged"]) == ["pp2"]
+    told = succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 64))
+    assert "43,614" in told
+    assert "no room for the model states: pp2" in told
+    told = succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 8))
+    assert "more than 8 GPUs: tp2.pp6, tp4.pp4, tp4.pp6, tp8.pp2, tp8.pp3, tp8.pp4, tp16" in told
+
+
+def test_batches_of_the_caller(made: Made, tmp_path: Path) -> None:
+    batches = tmp_path / "batches.jsonl"
+    batches.write_text(
+        '{"step":3,"ids":[17,4,9],"lengths":[812,3097,1]}\n\n'
+        '{"step":7,"lengths":[5,6],"loss_tokens":4}\n'
+        '{"lengths":[100]}\n'
+    )
+    told = succeeded(call("plan", "--proposal", made.proposal, "--batches", batches))
+    (tmp_path / "plans.jsonl").write_text(told)
+    plans = list(read_plans(tmp_path / "plans.jsonl"))
+    assert [plan.step for plan in plans] == [3, 7, 8]
+    assert [plan.ids for plan in plans] == [(17, 4, 9), (3, 4), (5,)]
+    assert [plan.lengths for plan in plans] == [(812, 3097, 1), (5, 6), (100,)]
+    assert [plan.loss_tokens for plan in plans] == [3907, 4, 99]
+    assert succeeded(call("check", tmp_path / "plans.jsonl", "--proposal", made.proposal))
+
+
+def test_sampled_and_given_batches_plan_alike(made: Made, tmp_path: Path) -> None:
+    batches = tmp_path / "batches.jsonl"
+    batches.write_text(
+        "".join(
+            json.dumps({"step": plan.step, "ids": plan.ids, "lengths": plan.lengths}) + "\n"
+            for plan in read_plans(made.plans)
+        )
+    )
+    told = succeeded(call("plan", "--proposal", made.proposal, "--batches", batches))
+    assert told == made.plans.read_text()

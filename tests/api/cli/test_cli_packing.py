@@ -1,0 +1,52 @@
+"""Even packing: the same times and strategies, and no fuller micro-batch than before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from command_line import call, complaint, succeeded
+from made_files import Made
+
+from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.plan import Plan
+
+
+def fullest(plan: Plan) -> int:
+    """Tokens of the fullest micro-batch, relative to a GPU of its stage."""
+    return max(
+        micro.padded_tokens // pipeline.scheme.stage_gpus
+        for pipeline in plan.pipelines
+        for micro in pipeline.micro_batches
+    )
+
+
+def test_even_packing_keeps_the_times_and_needs_no_more_memory(
+    dense: Made, lengths: Path, tmp_path: Path
+) -> None:
+    plans = {}
+    for packing in ("tight", "even"):
+        output = tmp_path / f"{packing}.jsonl"
+        succeeded(
+            call(
+                *("plan", "--proposal", dense.proposal, "--lengths", lengths, "--steps", 4),
+                *("--tokens", 60_000),
+                *("--packing", packing, "-o", output),
+            )
+        )
+        succeeded(call("check", output, "--proposal", dense.proposal))
+        plans[packing] = list(read_plans(output))
+    changed = 0
+    for tight, even in zip(plans["tight"], plans["even"], strict=True):
+        assert abs(even.predicted_ms - tight.predicted_ms) < 0.01
+        assert [p.scheme for p in even.pipelines] == [p.scheme for p in tight.pipelines]
+        assert fullest(even) <= fullest(tight)
+        changed += even.pipelines != tight.pipelines
+    assert changed
+
+
+def test_the_published_method_is_refused_under_zero_3(lengths: Path) -> None:
+    outcome = call(
+        *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 8, "--lengths", lengths),
+        *("--max-len", 4096, "--method", "eq4"),
+    )
+    assert "whose rounds choose their groups anew" in complaint(outcome)

@@ -1,0 +1,157 @@
+"""``seqplan estimate`` and ``validate-model``, and planning on a derived profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import call, complaint, process, succeeded
+
+from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.derive import derive_profile
+from seqplan.profiler.analytic.hardware import PRESETS, Cluster
+from seqplan.profiler.analytic.models import PRESETS as MODELS
+from seqplan.profiler.analytic.models import ModelSizes
+from seqplan.profiler.analytic.terms import Setting
+
+NODE = ("estimate", "--model", "llama-7b", "--hardware", "a800-80gb", "--seq-len", 30720)
+
+
+def test_one_scheme_with_its_terms() -> None:
+    arguments = (*NODE, "--batch", 16, "--ulysses", 8)
+    told = succeeded(process(*arguments))
+    assert told.startswith("u8 × dp 1 on 1 × 8 a800-80gb, 16 micro-batches a replica\n")
+    for part in ("matrix products", "attention", "ulysses", "GiB usable: fits", "MFU"):
+        assert part in told
+    document = json.loads(succeeded(call(*arguments, "--json")))
+    (found,) = document["estimates"]
+    assert found["scheme"] == {"tp": 1, "pp": 1, "ulysses": 8, "ring": 1}
+    assert sum(found["terms_ms"].values()) == pytest.approx(found["iteration_ms"])
+    assert abs(sum(found["memory_bytes"].values()) - found["peak_bytes"]) < 10
+    assert found["fits"] is True
+    assert found["tokens_per_s"] == pytest.approx(16 * 30720e3 / found["iteration_ms"])
+
+
+def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
+    told = succeeded(call(*NODE, "--batch", 16, "--tp", "1,2", "--ulysses", "1,4", "--ring", "1,4"))
+    lines = told.splitlines()
+    order = [line.split()[0] for line in lines[2:8]]
+    assert set(order) == {"tp2.u4", "tp2.r4", "tp1", "tp2", "u4", "r4"}
+    verdicts = ["yes" in line.split() for line in lines[2:8]]
+    assert verdicts == sorted(verdicts, reverse=True)
+    assert "left out (its 16 GPUs do not divide the cluster's 8): u4.r4" in told
+    assert "left out (its 32 GPUs do not divide the cluster's 8): tp2.u4.r4" in told
+    document = json.loads(
+        succeeded(call(*NODE, "--batch", 16, "--tp", "2,4,8", "--ring", "1,2,16", "--json"))
+    )
+    times = [each["iteration_ms"] for each in document["estimates"] if each["fits"]]
+    assert len(times) >= 3
+    assert times == sorted(times)
+    assert document["refused"]["tp4.r16"] == "its 64 GPUs do not divide the cluster's 8"
+
+
+def test_what_does_not_fit_is_told_with_code_3() -> None:
+    done = call(*NODE, "--batch", 8)
+    assert done.code == 3
+    assert "GiB usable: does not fit" in done.out
+    assert done.err.startswith("seqplan: does not fit: tp1 needs least, ")
+    assert done.err.count("\n") == 1
+
+
+def test_links_decide() -> None:
+    """A slower link between nodes makes the iteration longer; one within a node does not matter."""
+
+    def ms(*more: str | int) -> float:
+        arguments = (*NODE, "--nodes", 2, "--ulysses", 8, "--ring", 2, "--zero", 2, "--json")
+        document = json.loads(succeeded(call(*arguments, *more)))
+        return float(document["estimates"][0]["iteration_ms"])
+
+    assert ms("--inter-gb-s", 1) > 1.2 * ms() > ms()
+    assert ms("--intra-gb-s", 20) > 1.05 * ms()
+
+
+def test_a_config_file_and_single_sizes(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps(
+            {
+                "hidden_size": 4096,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "intermediate_size": 14336,
+                "vocab_size": 128256,
+            }
+        )
+    )
+    rest = ("--hardware", "h100-80gb", "--seq-len", 8192, "--tp", 8, "--json")
+    named = succeeded(call("estimate", "--model", "llama3-8b", *rest))
+    assert succeeded(call("estimate", "--model", config, *rest)) == named
+    assert succeeded(call("estimate", "--model", config, "--layers", 16, *rest)) != named
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--hardware", "b200"), "--hardware 'b200': wants one of a100-40gb, "),
+        (("--model", "llama-8b"), "neither a known model (small, llama-7b, "),
+        (("--heads", 30), "hidden 4096 is no multiple of 30 heads"),
+        (("--tp", "1,x"), "argument --tp: wants an integer of 1 or more, not 'x'"),
+        (("--tp", "3"), "no scheme can run: tp3: its 3 GPUs do not divide the cluster's 8"),
+        (("--batch", 7), "no scheme can run: tp1: batch 7 is no multiple of dp · micro-batch"),
+        (("--intra-gb-s", 0), "intra_gb_s must be from 0.001 to 1e15, not 0.0"),
+        (("--inter-gb-s", "1e-300"), "inter_gb_s must be from 0.001 to 1e15, not 1e-300"),
+        (("--hidden", 10**400), "model: hidden must be from 1 to 10,000,000, not 1000"),
+        (("--nodes", 10**400), "cluster: nodes must be from 1 to 1,000,000, not 1000"),
+        (("--gpus-per-node", 10**9), "cluster: gpus_per_node must be from 1 to 1,024, not 1000"),
+        (("--batch", 10**400), "batch must be from 1 to 1,000,000,000, not 1000"),
+        (("--micro-batch", 10**9), "micro_batch must be from 1 to 4,096, not 1000"),
+        (("--tp", 10**400), "GPUs do not divide the cluster's 8"),
+        (("--zero", 4), "argument --zero: invalid choice: 4"),
+        (("--checkpointing", "some"), "argument --checkpointing: invalid choice: 'some'"),
+        (("--seq-len", 1, "--ring", 8), "sequences of 1 tokens are too short for 8 GPUs"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[str | int, ...], message: str) -> None:
+    assert message in complaint(call(*NODE, *arguments))
+
+
+def test_the_model_beside_what_was_published() -> None:
+    told = succeeded(process("validate-model"))
+    for name in ("USP table 3", "USP table 4", "USP table 5", "llama-32b-a800-80gb: MaxLen"):
+        assert name in told
+    assert "BRIDGE_FLOWS" in told
+    rows = succeeded(call("validate-model", "--rows"))
+    assert set(told.splitlines()) < set(rows.splitlines())
+    tables = json.loads(succeeded(call("validate-model", "--json")))
+    assert len(tables) == 10
+    assert sum(len(table["rows"]) for table in tables) == 166
+    assert all(row["predicted"] > 0 for table in tables for row in table["rows"])
+
+
+def test_planning_accepts_a_derived_profile(tmp_path: Path, lengths: Path) -> None:
+    setting = Setting(
+        cluster=Cluster(PRESETS["h100-80gb"], 2, 8), sizes=ModelSizes.of(MODELS["llama3-8b"])
+    )
+    schemes = [Scheme.parse(text) for text in ("tp2", "tp4", "tp8", "u4.r2", "tp2.u4", "tp2.pp2")]
+    profile = tmp_path / "derived.json"
+    with atomic_write(profile, "w") as file:
+        json.dump(derive_profile(setting, schemes, name="derived"), file)
+    proposal, plans = tmp_path / "proposal.json", tmp_path / "plans.jsonl"
+    common = ("--profile", profile, "--gpus", 16, "--lengths", lengths, "--max-len", 16384)
+    succeeded(call("propose", *common, "--tokens", 60000, "-o", proposal))
+    succeeded(call("plan", "--proposal", proposal, "--lengths", lengths, "--steps", 2, "-o", plans))
+    succeeded(call("check", plans, "--profile", profile))
+    steps = [json.loads(line) for line in plans.read_text().splitlines()]
+    assert [step["step"] for step in steps] == [0, 1]
+    assert all(step["predicted_ms"] > 0 for step in steps)
+    told = succeeded(
+        call(
+            "compare",
+            *(*common, "--tokens", 60000, "--steps", 1, "--systems", "megatron", "--json"),
+        )
+    )
+    assert json.loads(told)
+    assert "derived" in succeeded(call("profiles", profile, "--gpus", 16))

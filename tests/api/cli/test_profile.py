@@ -1,0 +1,149 @@
+"""``seqplan profile`` on this machine, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.measure.design import design
+from seqplan.profiler.profile import Profile
+
+TINY = ["--hidden", "32", "--layers", "4", "--heads", "4", "--kv-heads", "2"]
+TINY += ["--ffn", "48", "--vocab", "50"]
+FIELDS = {"a", "b", "c", "origin", "fit"}
+"""Of a scheme all of whose degrees are 1."""
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def profiled(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    module = ["-m", "seqplan.api.cli", "profile"]
+    command = [sys.executable, *launcher, *module, *TINY, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, check=False
+    )
+
+
+def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> None:
+    output = tmp_path / "p.json"
+    asked = ("--lengths", "8..256", "--points", "4", "-o", str(output), "--schemes", "u1,u2,pp3")
+    asked += ("--repeats", "3")
+    done = profiled(*asked)
+    assert done.returncode == 0, done.stderr
+    assert "u2 needs 2 ranks, there are 1: left out" in done.stderr
+    assert "pp3: pp = 3 does not divide the 4 layers: left out" in done.stderr
+    assert "bytes a token" in done.stdout
+    profile = Profile.load(output)
+    assert [entry.scheme for entry in profile.schemes] == [Scheme()]
+    assert profile.schemes[0].origin == "measured"
+    # Memory is counted, not timed: linear but for alignment.
+    fit = profile.schemes[0].fit
+    assert fit is not None
+    roles = [point.role for point in design(8, 256, points=4)]
+    assert fit["in_sample"]["samples"] == roles.count("fit")
+    assert fit["device_spread"] >= 0
+    samples = output.with_suffix(".samples.jsonl")
+    lines = samples.read_text().splitlines(keepends=True)
+    samples.write_text("".join(lines[:-2]))
+    assert profiled(*asked).returncode == 0
+    again = samples.read_text().splitlines(keepends=True)
+    assert len(again) == len(lines)
+    assert again[:-2] == lines[:-2]  # what was there is kept, not measured anew
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A profile of all kinds of schemes, and what was said while it was measured."""
+    output = tmp_path_factory.mktemp("ranks") / "p.json"
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+    page = output.with_name("fit.html")
+    asked = ("--lengths", "64..256", "--points", "4", "-o", str(output), "--plot", str(page))
+    asked += ("--repeats", "1")
+    schemes = "tp1,u2,r2,tp2,pp2,tp2.u2,tp3,pp3,tp8"
+    done = profiled(*asked, "--schemes", schemes, launcher=launcher)
+    assert done.returncode == 0, done.stderr
+    return output, done.stderr
+
+
+def test_ranks_measure_every_axis(four_ranks: tuple[Path, str]) -> None:
+    output, said = four_ranks
+    profile = Profile.load(output)
+    wanted = ["tp1", "r2", "u2", "pp2", "tp2", "tp2.u2"]
+    assert [str(entry.scheme) for entry in profile.schemes] == wanted
+    assert {entry.origin for entry in profile.schemes} == {"measured"}
+    # What a rank keeps is counted, and linear over lengths, packings and schemes of one tp.
+    document = json.loads(output.read_text())
+    assert set(document["memory"]["activation_bytes_per_token"]) == {"1", "2"}
+    memory = document["residuals"].rpartition("memory ")[2]
+    assert float(memory.partition("%")[0]) < 3.0
+    for line in (
+        "tp3: tp·ulysses = 3 does not divide the 4 attention heads: left out",
+        "pp3: pp = 3 does not divide the 4 layers: left out",
+        "tp8: tp·ulysses = 8 does not divide the 4 attention heads: left out",
+    ):
+        assert said.count(line) == 1
+
+
+def test_every_measured_scheme_is_on_the_page(four_ranks: tuple[Path, str]) -> None:
+    html = four_ranks[0].with_name("fit.html").read_text()
+    for heading in ("Scheme tp1", "Scheme u2", "Scheme r2", "Scheme tp2.u2", "Scheme pp2"):
+        assert heading in html
+    # 3 single lengths at least, two figures, narrow and wide.
+    assert html.count('class="hollow"') >= 2 * 2 * 6 * 3
+    assert "http" not in html.replace("http://www.w3.org", "")
+
+
+def test_what_was_measured_on_ranks_completes_itself(
+    four_ranks: tuple[Path, str], tmp_path: Path
+) -> None:
+    """From its tp1 alone, the schemes that were measured too; what was measured stays."""
+    measured = json.loads(four_ranks[0].read_text())
+    document = json.loads(four_ranks[0].read_text())
+    document["schemes"] = [each for each in document["schemes"] if len(each.keys() - FIELDS) == 0]
+    document["memory"]["activation_bytes_per_token"].pop("2")
+    single, output = tmp_path / "single.json", tmp_path / "p.json"
+    single.write_text(json.dumps(document))
+    done = profiled(
+        *("--complete", str(single), "--hardware", "a100-80gb", "--nodes", "1"),
+        *("--gpus-per-node", "4", "--schemes", "u2,tp2,pp2,tp2.u2", "-o", str(output)),
+    )
+    assert done.returncode == 0, done.stderr
+    profile = Profile.load(output)
+    assert {str(each.scheme): each.origin for each in profile.schemes} == {
+        "tp1": "measured",
+        **dict.fromkeys(("u2", "pp2", "tp2", "tp2.u2"), "derived"),
+    }
+    bytes_per_token = profile.document["memory"]["activation_bytes_per_token"]
+    was = measured["memory"]["activation_bytes_per_token"]
+    assert bytes_per_token["1"] == was["1"]
+    # Derived for trainers that split norms and residuals over tp, which what is measured does not.
+    assert "without Megatron's sequence parallelism" in measured["notes"][0]
+    assert was["1"] < bytes_per_token["2"] < was["2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--lengths", "9"), "--lengths '9': wants FROM..TO"),
+        (("--lengths", "90..9"), "lengths must rise"),
+        (("--schemes", "u3"), "tp·ulysses = 3 does not divide the 4 attention heads: left out"),
+        (("--schemes", "x3"), "'x3' is not understood"),
+        (("--device", "cuda"), "no CUDA device is there"),
+        (("--model", "nonesuch"), "neither a known model"),
+        (("--merge", "none.jsonl"), "none.jsonl: cannot be read"),
+    ],
+)
+def test_bad_input_is_one_line_and_no_file(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    output = tmp_path / "p.json"
+    done = profiled(*arguments, "-o", str(output))
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,34 @@
+"""Ranks that report what a step took them, as a multiple of what the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from service_process import Served
+
+from seqplan.plans.format.codec import from_json
+from seqplan.plans.plan import Plan
+
+
+def plan_of(served: Served, job: str, step: int) -> Plan:
+    """The plan of a step, awaited."""
+    return from_json(served.ask("GET", f"/v1/jobs/{job}/plans/{step}?wait=60").body.decode())
+
+
+def measure(served: Served, job: str, steps: Iterable[int], factor: float) -> dict[int, float]:
+    """Every rank with work reports ``factor`` times its micro-batches' costs; the slowest (ms)."""
+    slowest = {}
+    for step in steps:
+        plan = plan_of(served, job, step)
+        took = dict.fromkeys(range(plan.world_size), 0.0)
+        for pipeline in plan.pipelines:
+            for rank in pipeline.ranks:
+                took[rank] += factor * sum(batch.cost_ms for batch in pipeline.micro_batches)
+        for rank, measured_ms in took.items():
+            if measured_ms:
+                report = {"step": step, "rank": rank, "measured_ms": measured_ms}
+                served.ok("POST", f"/v1/jobs/{job}/measurements", report)
+            ack = {"step": step, "rank": rank, "digest": None}
+            served.ok("POST", f"/v1/jobs/{job}/acks", ack)
+        slowest[step] = max(took.values())
+    return slowest

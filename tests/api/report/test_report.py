@@ -1,0 +1,207 @@
+"""The report: well-formed, self-contained, escaped, complete, the same each time, small."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+from comparisons import ODD, Page, comparison_of, in_rounds, iteration, pipelined
+
+from seqplan.api.report import render
+from seqplan.api.report.drawing.style import CSS
+from seqplan.planner.comparison.results import Comparison, System
+from seqplan.planner.comparison.sweep import Point, Sweep, SweptSystem
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.shipped.catalogue import shipped
+
+MADE = pytest.mark.parametrize("made", [pipelined(), in_rounds()], ids=["pipelined", "rounds"])
+
+PROFILE = shipped("llama-7b-a800-80gb")
+
+
+@MADE
+@pytest.mark.parametrize("profile", [None, PROFILE], ids=["bare", "profiled"])
+def test_every_element_closes(made: Comparison, profile: None) -> None:
+    document = render(made, profile)
+    page = Page.of(document)
+    assert page.faults == []
+    idents = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(idents) == len(set(idents))
+    for _, attributes in page.tags:
+        for name in (attributes.get("aria-labelledby") or "").split():
+            assert name in idents
+        if (link := attributes.get("href")) is not None:
+            assert link[0] == "#"
+            assert link[1:] in idents
+
+
+@MADE
+def test_nothing_is_fetched(made: Comparison) -> None:
+    document = render(made, PROFILE)
+    assert "://" not in document
+    assert "@import" not in document
+    assert re.findall(r"url\((?!#)", document) == []
+    tags = {tag for tag, _ in Page.of(document).tags}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "base"}
+    assert not [1 for _, attributes in Page.of(document).tags if "src" in attributes]
+
+
+def test_text_is_escaped() -> None:
+    document = render(pipelined())
+    page = Page.of(document)
+    assert "<script" not in document
+    assert "<b>" not in document
+    assert ODD in page.words
+    assert "A window & a <script>alert(1)</script>." in page.words
+
+
+def test_what_no_document_may_contain_is_replaced() -> None:
+    made = replace(pipelined(), advice="a\x00b\ud800c\x1b[31m")
+    document = render(made)
+    assert "a\ufffdb\ufffdc\ufffd[31m" in document
+    assert document.encode()
+
+
+@MADE
+def test_the_same_comparison_gives_the_same_bytes(made: Comparison) -> None:
+    assert render(made, PROFILE) == render(made, PROFILE)
+
+
+@MADE
+def test_every_iteration_is_in_a_table(made: Comparison) -> None:
+    rows = Page.of(render(made)).table("System", "Step")
+    expected = [
+        [
+            system.name,
+            f"{item.step}",
+            *(f"{value:,.1f}" for value in (item.total_ms, item.propagation_ms)),
+            *(f"{value:,.1f}" for value in (item.exchange_ms, item.optimizer_ms)),
+            f"{item.tokens_per_s:,.0f}",
+            f"{gain:,.2f}×",
+            f"{100 * item.bubble_ratio:.1f} %",
+            f"{item.imbalance:,.3f}",
+            "—" if item.mfu is None else "37.1 %",
+        ]
+        for system in made.systems
+        for item, gain in zip(system.iterations, made.speedups(system), strict=True)
+    ]
+    assert rows == expected
+
+
+def test_every_number_of_the_steps_is_in_a_table() -> None:
+    made = pipelined()
+    page = Page.of(render(made, PROFILE))
+    cells = {cell for table in page.tables for row in table for cell in row}
+    for item in made.ours.iterations:
+        assert {f"{item.tokens:,}", f"{item.longest:,}", f"{item.sequences:,}"} <= cells
+        assert {item.strategy, "1.230 %", f"{item.planning_ms:,.1f}"} <= cells
+    for up_to, sequences, tokens in made.histogram:
+        assert {f"{up_to:,}", f"{sequences:,}", f"{tokens:,}"} <= cells
+    for model in PROFILE.usable(16, 32_768):
+        assert {str(model.scheme), f"{model.max_len:,}", f"{model.a:.4g}"} <= cells
+    at = max(range(3), key=lambda k: made.ours.iterations[k].total_ms)
+    for system in made.systems[:2]:
+        assert {f"{busy:,.1f}" for busy in system.iterations[at].rank_busy_ms} <= cells
+        assert f"{system.mean_ms:,.1f}" in cells
+
+
+def test_the_best_baseline_is_one_that_people_run() -> None:
+    words = Page.of(render(pipelined())).words
+    assert f"Our slowest step (1): {ODD}" in words
+    assert f"Our slowest step (1): {ODD}, balanced" not in words
+
+
+@MADE
+def test_every_figure_tells_where_it_is_from(made: Comparison) -> None:
+    page = Page.of(render(made))
+    figures = sum(tag == "figure" for tag, _ in page.tags)
+    drawings = [attributes for tag, attributes in page.tags if tag == "svg"]
+    # Each figure is drawn wide and narrow, and named for those who cannot see it.
+    assert len([a for a in drawings if a.get("role") == "img"]) == 2 * figures
+    assert "Simulated on profile made-profile<1>." in " ".join(page.words)
+
+
+def test_ours_alone_is_a_report() -> None:
+    made = replace(pipelined(), systems=pipelined().systems[:1], left_out=(), assumptions=())
+    assert Page.of(render(made)).faults == []
+
+
+def test_what_was_not_recorded_is_said() -> None:
+    made = pipelined()
+    bare = [replace(i, spans=(), gap=None, planning_ms=None) for i in made.ours.iterations]
+    ours = replace(made.ours, iterations=tuple(bare))
+    page = Page.of(render(replace(made, systems=(ours, *made.systems[1:]))))
+    assert page.faults == []
+    assert {"Not recorded.", "Neither was recorded."} <= set(page.words)
+
+
+def test_unequal_steps_are_refused() -> None:
+    made = pipelined()
+    short = replace(made.systems[1], iterations=made.systems[1].iterations[:2])
+    with pytest.raises(ValueError, match="has 2 steps, but ours has 3"):
+        render(replace(made, systems=(made.ours, short)))
+    with pytest.raises(ValueError, match="nothing to report"):
+        render(replace(made, systems=()))
+
+
+def large(gpus: int, steps: int, systems: int) -> Comparison:
+    """Unequal micro-batches on many pipelines with stages."""
+    draw = random.Random(3)
+    deep = Scheme(tp=2, pp=4)
+
+    def one(number: int) -> System:
+        items = []
+        # Two different iterations in turn: the report looks into one at a time.
+        for step in range(2):
+            pipelines = [
+                (deep, [draw.uniform(20, 400) for _ in range(12)]) for _ in range(gpus // 8)
+            ]
+            items.append(iteration(step, pipelines, number == 0))
+        items = [replace(items[step % 2], step=step) for step in range(steps)]
+        return System(f"s{number}", f"System {number}", "Made.", False, tuple(items))
+
+    return comparison_of(*map(one, range(systems)), gpus=gpus)
+
+
+def test_a_large_comparison_stays_small() -> None:
+    document = render(large(1024, 20, 8), PROFILE)
+    assert len(document.encode()) < 2_000_000
+    page = Page.of(document)
+    assert page.faults == []
+    # Stages share rows where there are more of them than can be seen.
+    assert "stages share a row" in document
+    assert len(page.table("Ranks")) <= 201
+
+
+def test_a_sweep_has_a_figure_and_every_number_in_a_table() -> None:
+    def swept(key: str, mean_ms: float) -> SweptSystem:
+        return SweptSystem(key, f"<{key}>", mean_ms, mean_ms - 50, 1e6 / mean_ms, mean_ms / 1000)
+
+    systems = [swept("ours", 1000.0), swept("a", 1525.4), swept("b", 913.6)]
+    points = (
+        Point(16, 50_000, tuple(systems), ()),
+        Point(32, 100_000, (systems[0], systems[2]), (("A & co", "no room"),)),
+        Point(64, 0, (), (), "too few <GPUs>"),
+    )
+    document = render(pipelined(), PROFILE, [Sweep("gpus", points), Sweep("tokens", points[2:])])
+    page = Page.of(document)
+    assert page.faults == []
+    assert ("a", {"href": "#sweeps"}) in page.tags
+    rows = page.table("System", "Number of GPUs")
+    assert rows[1] == ["<a>", "16", "50,000", "656", "1,525.4", "1,475.4", "1.53×"]
+    assert len(rows) == 5
+    assert {"64: not possible: too few <GPUs>", "32: left out: A & co: no room"} <= set(page.words)
+    assert "sweep-gpus-wide-title" in document
+    assert "sweep-tokens" not in document  # no value was possible: reasons, but no picture
+    assert "#sweeps" not in render(pipelined(), PROFILE)
+
+
+def test_paper_gets_no_patterns() -> None:
+    """A browser writes a pattern into a PDF once for every shape that it fills."""
+    screen, _, paper = CSS.partition("@media print")
+    patterned = re.findall(r"(\.[a-z]+)\{fill:url\(", screen)
+    assert patterned
+    for name in patterned:
+        assert re.search(rf"{re.escape(name)}\{{fill:(#|var)", paper)

@@ -1,0 +1,207 @@
+"""The watch over drift: a line in the log once per change of state, and gauges for scrapers."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from select import select
+
+import pytest
+from measuring_ranks import measure as report
+from measuring_ranks import plan_of
+from service_process import PATIENCE_S, serving
+from stocked_service import stock
+
+from seqplan.api.service.drift_watch import DriftWatch, JobDrift
+from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
+from seqplan.api.store import jobs
+from seqplan.api.store.store import Store
+from seqplan.plans.format.codec import from_json, to_json
+from seqplan.plans.plan import Plan
+from seqplan.profiler.fit.refit import measurable
+
+STEPS = 14
+GOLDEN = [
+    line
+    for path in sorted((Path(__file__).parents[2] / "plans" / "golden").glob("*.jsonl"))
+    for line in path.read_text(encoding="utf-8").splitlines()
+]
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Plan]]:
+    """The store that a service left which planned a job, and the plans."""
+    folder = tmp_path_factory.mktemp("left")
+    with serving("--store", folder / "s.db", "--port", 0) as served:
+        job = stock(served).job("job", STEPS, look_ahead=STEPS)
+        plans = [plan_of(served, job, step) for step in range(STEPS)]
+    return folder, plans
+
+
+@pytest.fixture
+def planned(left: tuple[Path, list[Plan]], tmp_path: Path) -> Iterator[tuple[Store, list[Plan]]]:
+    """A copy of that store, open."""
+    folder, plans = left
+    shutil.copytree(folder, tmp_path / "copy")
+    store = Store(str(tmp_path / "copy" / "s.db"))
+    yield store, plans
+    store.close()
+
+
+def measure(store: Store, plans: list[Plan], factor: float) -> None:
+    with store.writing() as connection:
+        for plan in plans:
+            for pipeline in plan.pipelines:
+                took_ms = factor * sum(batch.cost_ms for batch in pipeline.micro_batches)
+                for rank in pipeline.ranks if took_ms else ():
+                    jobs.add_measurements(
+                        connection,
+                        [{"job": "job", "step": plan.step, "rank": rank, "measured_ms": took_ms}],
+                    )
+
+
+def test_told_once_per_change(
+    planned: tuple[Store, list[Plan]], caplog: pytest.LogCaptureFixture
+) -> None:
+    store, plans = planned
+    watch = DriftWatch(store, PlanSummaries())
+    caplog.set_level(logging.INFO, "seqplan.drift")
+
+    def told() -> list[str]:
+        watch.look()
+        lines = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return lines
+
+    assert told() == []
+    assert not any(line.startswith("seqplan_") for line in watch.metrics())
+    measure(store, plans[:-2], 1.3)
+    slower = told()
+    assert slower
+    assert all("slower than predicted (median)" in line for line in slower)
+    assert len({line.split(":")[1] for line in slower}) == len(slower)
+    lines = list(watch.metrics())
+    assert any(line.startswith('seqplan_drift_error{job="job",scheme="') for line in lines)
+    assert sum(line.startswith("seqplan_drift_warning{") for line in lines) >= len(slower)
+    assert sum(
+        line.startswith("seqplan_drift_warning{") and line.endswith(" 1") for line in lines
+    ) == len(slower)
+    assert told() == []  # nothing new was measured
+    measure(store, plans[-2:-1], 1.3)
+    assert told() == []  # it is as it was
+    measure(store, plans, 1.0)
+    assert sorted(line.split(":")[1].split()[0] for line in told()) == sorted(
+        line.split(":")[1].strip() for line in slower
+    )
+    assert not any(
+        line.startswith("seqplan_drift_warning{") and line.endswith(" 1")
+        for line in watch.metrics()
+    )
+
+
+def test_a_removed_job_is_told_of_no_more(planned: tuple[Store, list[Plan]]) -> None:
+    store, plans = planned
+    watch = DriftWatch(store, PlanSummaries())
+    watch.look()
+    measure(store, plans, 1.3)
+    watch.look()
+    assert any('job="job"' in line for line in watch.metrics())
+    with store.writing() as connection:
+        assert jobs.remove_job(connection, "job")
+    watch.look()
+    assert not any('job="job"' in line for line in watch.metrics())
+
+
+def test_a_judgement_is_kept_until_something_is_measured(planned: tuple[Store, list[Plan]]) -> None:
+    store, plans = planned
+    watch = DriftWatch(store, PlanSummaries())
+
+    def judged() -> JobDrift:
+        with store.reading() as connection:
+            return watch.judge(connection, "job")
+
+    measure(store, plans, 1.1)
+    first = judged()
+    assert all(each.bias == pytest.approx(0.1) for each in first.schemes)
+    assert first.schemes
+    assert judged() is first
+    measure(store, plans, 1.2)  # the same steps and ranks: a later figure replaces an earlier one
+    assert all(each.bias == pytest.approx(0.2) for each in judged().schemes)
+
+
+def test_a_summary_is_that_of_the_plan(planned: tuple[Store, list[Plan]]) -> None:
+    """Read without its sequences, a plan tells the same of its pipelines."""
+    for plan in (*planned[1], *(from_json(line) for line in GOLDEN)):
+        found = PlanSummary.of_line(to_json(plan), {})
+        assert found == PlanSummary.of(plan, len(plan.ids))
+        assert (found.sequences, found.tokens) == (len(plan.ids), plan.tokens)
+        wanted = [
+            (e.scheme, list(e.ranks), e.micro_batches, e.predicted_ms) for e in measurable(plan)
+        ]
+        told = [
+            (e.scheme, list(e.ranks), e.micro_batches, e.predicted_ms) for e in found.measurable
+        ]
+        assert told == wanted
+        assert found.pipelines >= len(wanted)
+
+
+def test_looks_by_itself_until_stopped(planned: tuple[Store, list[Plan]]) -> None:
+    store, plans = planned
+    watch = DriftWatch(store, PlanSummaries())
+    watch.look()
+    measure(store, plans, 1.3)
+    watch.start(every_s=0.01)
+    try:
+        for _ in range(6000):
+            if any(line.endswith(" 1") for line in watch.metrics()):
+                break
+            watch._ending.wait(0.01)
+        else:
+            pytest.fail("the watch has not looked")
+    finally:
+        watch.stop()
+
+
+def test_summaries_are_read_once_and_forgotten_in_order(
+    planned: tuple[Store, list[Plan]],
+) -> None:
+    store, plans = planned
+    with store.reading() as connection:
+        lines = {}
+        for step in range(3):
+            stored = jobs.get_plan(connection, "job", step)
+            assert stored is not None
+            lines[step] = (stored.digest, stored.line)
+    summaries, read = PlanSummaries(kept=2), []
+
+    def ask(*steps: int) -> list[float]:
+        def wanted(missing: object) -> dict[int, str]:
+            read.append(list(missing))  # type: ignore[call-overload]
+            return {step: lines[step][1] for step in read[-1]}
+
+        found = summaries.of({step: lines[step][0] for step in steps}, wanted)
+        return [found[step].predicted_ms for step in steps]
+
+    assert ask(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
+    assert ask(0) == [plans[0].predicted_ms]
+    assert ask(0, 2) == [plans[0].predicted_ms, plans[2].predicted_ms]
+    assert ask(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
+    assert read == [[0, 1], [2], [1]]
+    # Of a plan that was at hand nothing is read.
+    summaries.keep(lines[2][0], PlanSummary.of(plans[2], len(plans[2].ids)))
+    assert ask(2, 1) == [plans[2].predicted_ms, plans[1].predicted_ms]
+    assert read == [[0, 1], [2], [1]]
+
+
+def test_the_service_says_so_without_being_asked(tmp_path: Path) -> None:
+    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+        slower = stock(served).job("slower", 2 * STEPS, look_ahead=STEPS)
+        report(served, slower, range(STEPS), 1.3)
+        assert served.process.stderr is not None
+        told, _, _ = select([served.process.stderr], [], [], PATIENCE_S)
+        assert told, "the log has no line"
+        line = served.process.stderr.readline()
+        assert line.startswith("job slower: ")
+        assert "slower than predicted (median)" in line

@@ -1,0 +1,50 @@
+"""A service that is killed and begun again delivers every step, as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from service_process import serving
+from stocked_service import WORLD, deliver, stock
+
+from seqplan.runtime.errors import EndOfPlans
+from seqplan.runtime.steps.http_source import HttpSource
+
+STEPS = 12
+
+
+def test_killed_in_the_middle(tmp_path: Path) -> None:
+    def store(name: str) -> tuple[str, Path, str, int]:
+        return ("--store", tmp_path / name, "--port", 0)
+
+    with serving(*store("undisturbed.db")) as served:
+        stock(served).job("job", STEPS)
+        expected = deliver(served, served, 0, STEPS)
+        lines = [served.ask("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
+    assert len(set(expected)) == STEPS
+
+    found: list[str] = []
+    with serving(*store("killed.db")) as served:
+        stock(served).job("job", STEPS)
+        found += deliver(served, served, 0, 5)
+        served.process.send_signal(signal.SIGKILL)
+        served.process.wait()
+    with serving(*store("killed.db")) as served:
+        job = served.ok("GET", "/v1/jobs/job")
+        assert job["acknowledged"] == [4] * WORLD
+        found += deliver(served, served, 5, 6)
+        served.process.send_signal(signal.SIGKILL)
+        served.process.wait()
+    with serving(*store("killed.db")) as served:
+        found += deliver(served, served, 6, STEPS)
+        again = [served.ask("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
+        source = HttpSource(served.url, "job")
+        with pytest.raises(EndOfPlans, match=f"ends with step {STEPS - 1}"):
+            source.view(STEPS, 0, 5)
+        source.close()
+    assert found == expected
+    assert again == lines
+    assert [json.loads(line)["step"] for line in again] == list(range(STEPS))

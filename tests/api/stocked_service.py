@@ -1,0 +1,65 @@
+"""What a service is given before tests ask of it: lengths and a proposal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from service_process import Served
+
+from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.profiler.shipped.catalogue import shipped
+from seqplan.runtime.steps.http_source import HttpSource
+
+DATA = Path(__file__).parents[2] / "examples" / "data" / "code.npy"
+MAX_LEN = 4096
+WORLD = 4
+
+
+@dataclass(frozen=True)
+class Stocked:
+    """A running service and the ids of what it was given."""
+
+    served: Served
+    lengths: str
+    proposal: str
+
+    def job(self, name: str, steps: int, look_ahead: int = 3) -> str:
+        """Begin a job that draws its batches."""
+        body = {"id": name, "proposal": self.proposal, "lengths": self.lengths}
+        self.served.ok("POST", "/v1/jobs", {**body, "steps": steps, "look_ahead": look_ahead})
+        return name
+
+
+@cache
+def _document() -> bytes:
+    """A proposal for the lengths, made once for all services of a test run."""
+    cluster = Cluster(gpus=WORLD, max_len=MAX_LEN, tokens=8000)
+    proposal = make_proposal(shipped("llama-7b-a800-80gb"), cluster, np.load(DATA))
+    return proposal.to_json().encode()
+
+
+def stock(served: Served) -> Stocked:
+    """Upload lengths and a proposal."""
+    reply = served.ask("POST", "/v1/lengths", DATA.read_bytes())
+    assert reply.status == 201, reply
+    proposal = served.ok("POST", "/v1/proposals/documents", _document())["id"]
+    return Stocked(served, reply.json["id"], proposal)
+
+
+def deliver(asked: Served, told: Served, first: int, last: int) -> list[str]:
+    """Steps of ``job``, for ranks that ask one service and acknowledge to another; the digests."""
+    source, acks = HttpSource(asked.url, "job"), HttpSource(told.url, "job")
+    digests = []
+    for step in range(first, last):
+        views = [source.view(step, rank, 60) for rank in range(WORLD)]
+        assert len({view.digest for view in views}) == 1
+        for view in views:
+            acks.acknowledge(step, view.rank, view.digest)
+        digests.append(str(views[0].digest))
+    source.close()
+    acks.close()
+    return digests

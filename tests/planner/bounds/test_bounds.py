@@ -1,0 +1,86 @@
+"""No lower bound exceeds the optimum, whatever the values and mixes it is made from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instances import Case, cases, random_case
+from oracles.exhaustive import any_strategy_optimum, literal_optimum, step_optimum
+from stress_bounds import SLACK, worst_ratio
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.relaxation import relax
+from seqplan.planner.bounds.step_bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
+from seqplan.planner.placement.fleet import PipelineClass
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(most=4, pipelines=2))
+def test_the_oracle_agrees_with_plain_enumeration(case: Case) -> None:
+    classes, batch = case
+    if len(batch.lengths) <= 5:
+        assert step_optimum(classes, batch) == pytest.approx(literal_optimum(classes, batch))
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
+def test_cheap_bounds(case: Case) -> None:
+    classes, batch = case
+    optimum = step_optimum(classes, batch)
+    assert single_bound_ms(classes, batch) <= optimum * SLACK
+    assert area_bound_ms(classes, batch) <= optimum * SLACK
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(), st.floats(0.5, 3), st.floats(1, 2), st.sampled_from([None, 2, 4]))
+def test_relaxed_bound(case: Case, at: float, high: float, gpus: int | None) -> None:
+    classes, batch = case
+    if gpus is None:
+        optimum = step_optimum(classes, batch)
+    else:
+        optimum = any_strategy_optimum(classes, batch, gpus)
+    if not np.isfinite(optimum):
+        return
+    found = relax(classes, batch, optimum * at, gpus)
+    if found is not None:
+        bound = relaxed_bound_ms(classes, batch, found, 0.0, optimum * high, gpus)
+        assert bound <= optimum * SLACK
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_random_values_and_mixes(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    classes, batch = random_case(rng)
+    assert worst_ratio(classes, batch, rng) <= SLACK
+
+
+ONCE_WRONG = [
+    # One micro-batch much above the mean: 10 and 1 do not fit together, though 11 would at V = 2.
+    ((PipelineClass(2, 0.0, 1.0, 0.0, 10, 1, 1, 1),), (10, 1)),
+    ((PipelineClass(2, 0.0, 1.0, 0.0, 11, 1, 1, 1),), (10, 1)),
+    # Three sequences above half of β in two micro-batches.
+    ((PipelineClass(2, 0.0, 1.0, 4.0, 100, 1, 1, 1),), (31, 31, 31)),
+    ((PipelineClass(2, 0.001, 2.5, 0.5, 140, 4, 1, 3),), (17, 8, 8, 17, 17, 17)),
+    # Padding to 8 tokens: more micro-batches than the work of one-token sequences suggests.
+    ((PipelineClass(1, 0.0, 0.5, 0.0, 8, 8, 2, 1),), (1,) * 7),
+    ((PipelineClass(4, 0.3, 1.0, 0.0, 8, 4, 1, 3),), (4, 3, 7, 4, 3, 7, 7, 3, 4, 7)),
+]
+
+
+@pytest.mark.parametrize(("classes", "lengths"), ONCE_WRONG)
+def test_instances_that_broke_a_bound(
+    classes: tuple[PipelineClass, ...], lengths: tuple[int, ...]
+) -> None:
+    batch = Batch.of_lengths(lengths)
+    for seed in range(5):
+        assert worst_ratio(classes, batch, np.random.default_rng(seed)) <= SLACK
+
+
+def test_the_bound_is_exact_where_nothing_is_lost() -> None:
+    item = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=10, unit=1, count=2, gpus=1)
+    batch = Batch.of_lengths([5] * 8)
+    found = relax([item], batch, 19.99)
+    assert found is not None
+    assert relaxed_bound_ms([item], batch, found, 0.0, 20.0) == pytest.approx(20, rel=1e-3)

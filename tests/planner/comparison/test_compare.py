@@ -1,0 +1,216 @@
+"""The comparison as a whole, and its verb."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from settings_made import CODE
+
+from seqplan.api.cli import main
+from seqplan.planner.comparison.compare import (
+    SYSTEMS,
+    Options,
+    ablation,
+    advice,
+    compare,
+    fit_error,
+    histogram,
+    mean_propagation_ms,
+)
+from seqplan.planner.comparison.results import Comparison, System
+from seqplan.planner.exchange import exchange_of
+from seqplan.planner.proposal.document import Cluster
+from seqplan.profiler.shipped.catalogue import shipped
+
+QUICK = ("static", "megatron", "hotspa", "deepspeed", "flexsp", "megatron-dcp")
+
+
+@cache
+def small() -> Comparison:
+    profile = shipped("llama-7b-a800-80gb")
+    options = Options((*QUICK, "hydraulis"), fast=True)
+    exchange = exchange_of(profile, 8)
+    return compare(profile, Cluster(8, 16384, 50_000), CODE, 3, exchange, options=options)
+
+
+def test_ours_is_no_slower_than_the_static_ones() -> None:
+    comparison = small()
+    ours = mean_propagation_ms(comparison.ours)
+    assert comparison.ours.key == "ours"
+    keys = [system.key for system in comparison.systems]
+    assert len(set(keys)) == len(keys)
+    for system in comparison.systems[1:]:
+        assert mean_propagation_ms(system) >= ours * 0.99, system.key
+        assert min(comparison.speedups(system)) > 0
+        assert all(item.gap is None for item in system.iterations)
+    assert all(item.gap is not None and item.planning_ms for item in comparison.ours.iterations)
+
+
+def test_all_systems_see_the_same_batches() -> None:
+    for systems in zip(*(system.iterations for system in small().systems), strict=True):
+        assert (
+            len({(item.step, item.tokens, item.sequences, item.longest) for item in systems}) == 1
+        )
+        assert len({item.mfu and round(item.mfu * item.total_ms, 6) for item in systems}) == 1
+
+
+def test_what_was_left_out_is_told() -> None:
+    assert {name for name, _ in small().left_out} == {
+        "DeepSpeed-like",
+        "FlexSP-like",
+        "Megatron dynamic CP",
+    }
+
+
+def test_the_ablation_begins_at_one() -> None:
+    stages = ablation(small().systems)
+    assert stages[0][1] == 1
+    assert [system.key for system, _ in stages] == [
+        "megatron",
+        "megatron-balanced",
+        "one-strategy",
+        "ours",
+    ]
+    assert ablation(small().systems[:2]) == []
+
+
+def test_the_histogram_counts_everything() -> None:
+    buckets = histogram(np.array([1, 2, 3, 4, 5, 8]))
+    assert buckets == ((1, 1, 1), (2, 1, 2), (4, 2, 7), (8, 2, 13))
+
+
+def stretched(system: System, key: str, factor: float) -> System:
+    return replace(
+        system,
+        key=key,
+        iterations=tuple(
+            replace(item, propagation_ms=item.propagation_ms * factor) for item in system.iterations
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("profile", "factor", "says"),
+    [
+        ("gpt-7b-a100-40gb", 1.03, "A static strategy will do. "),
+        ("gpt-7b-a100-40gb", 1.5, "Plans pay off, by "),
+        ("llama-7b-a800-80gb", 1.0, "A static strategy will do. "),
+        ("llama-7b-a800-80gb", 1.2, "Plans pay off if the profile is right within "),
+    ],
+)
+def test_advice(profile: str, factor: float, says: str) -> None:
+    ours = small().ours
+    said = advice(shipped(profile), [ours, stretched(ours, "static", factor)])
+    assert said.startswith(says)
+    assert "cannot be said" in advice(shipped(profile), [ours])
+
+
+def test_the_exchange_can_cost_more_than_plans_gain() -> None:
+    ours = small().ours
+    static = stretched(ours, "static", 1.05)
+    dearer = replace(
+        ours, iterations=tuple(replace(i, exchange_ms=i.total_ms) for i in ours.iterations)
+    )
+    said = advice(shipped("llama-7b-a800-80gb"), [dearer, static])
+    assert said.startswith("A static strategy will do. ")
+
+
+def test_fit_errors_are_read_where_they_are_stated() -> None:
+    assert fit_error(shipped("gpt-7b-a100-40gb")) == 0.05
+    assert fit_error(shipped("llama-7b-a800-80gb")) is None
+
+
+# The verb
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SEQPLAN_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def lengths(tmp_path: Path) -> Path:
+    path = tmp_path / "lengths.npy"
+    np.save(path, CODE)
+    return path
+
+
+def call(lengths: Path, *more: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    arguments = ["compare", "--profile", "llama-7b-a800-80gb", "--gpus", "8", "--lengths"]
+    arguments += [str(lengths), "--max-len", "16384", "--tokens", "20000", "--steps", "2", *more]
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main(arguments)
+        except SystemExit as left:
+            code = int(left.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def test_the_table(lengths: Path) -> None:
+    code, told, _ = call(lengths, "--systems", "static,megatron,deepspeed")
+    assert code == 0
+    assert told.startswith("simulated on profile llama-7b-a800-80gb: 8 × NVIDIA A800-80GB, 2 steps")
+    assert "\nseqplan  " in told
+    assert "\nMegatron-like, varlen  " in told
+    assert "\nleft out: DeepSpeed-like: " in told
+    assert "step by step, whole iterations: Megatron-like, varlen 1.00×" in told
+
+
+def test_json_and_the_report(lengths: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    code, told, _ = call(lengths, "--systems", "static,megatron", "--json", "-o", str(report))
+    assert code == 0
+    fields = json.loads(told)
+    assert fields["simulated_on"] == "llama-7b-a800-80gb"
+    ours = fields["systems"][0]
+    assert ours["key"] == "ours"
+    assert ours["speedups"] == [1.0, 1.0]
+    assert [item["step"] for item in ours["iterations"]] == [0, 1]
+    assert "spans" not in ours["iterations"][0]
+    page = report.read_text()
+    assert page.startswith("<!")
+    assert len(page) < 2_000_000
+    assert call(lengths, "--systems", "static,megatron", "--json")[1].count('"ours"') == 2
+
+
+def test_the_same_seed_gives_the_same_figures(lengths: Path) -> None:
+    def figures() -> object:
+        fields = json.loads(call(lengths, "--systems", "megatron,hotspa", "--json")[1])
+        for item in fields["systems"][0]["iterations"]:
+            del item["planning_ms"]
+        return fields
+
+    assert figures() == figures()
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "says"),
+    [
+        (("--systems", "megatron,best"), 2, f"unknown system 'best'; there are {SYSTEMS[0]}"),
+        (("--overlap", "2"), 2, "overlap must be a share from 0 to 1, not 2.0"),
+        (("--exchange-ms", "1,2,3"), 2, "wants one time or two, not '1,2,3'"),
+        (("--exchange-ms", "-4"), 2, "--exchange-ms: "),
+        (("--cbc-seconds", "0"), 2, "CBC needs at least 0.1 seconds, not 0"),
+        (("--profile", "nothing"), 2, "profile 'nothing' is neither a file nor"),
+        (("--tokens", "999999999"), 2, "fewer than a step of 999999999"),
+        (("--gpus", "1"), 3, "too few for llama-7b-a800-80gb"),
+        (("--max-len", "999999", "--gpus", "2"), 3, "holds is"),
+        (("-o", "/nowhere/report.html"), 2, "/nowhere"),
+    ],
+)
+def test_bad_input_is_one_line(lengths: Path, more: tuple[str, ...], code: int, says: str) -> None:
+    ended, out, err = call(lengths, *more)
+    assert ended == code
+    assert says in err
+    assert len(err.splitlines()) == 1
+    assert out == ""

@@ -1,0 +1,172 @@
+"""The exchange of parameters and gradients decides between strategies, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from settings_made import CODE, dense
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
+from seqplan.planner.bounds.with_exchange import Families, exchange_bound_ms
+from seqplan.planner.comparison.compare import Options, compare, mean_propagation_ms
+from seqplan.planner.exchange import NO_EXCHANGE, Exchange, exchange_of, replicas_differ
+from seqplan.planner.placement.dispatch import dispatch
+from seqplan.planner.placement.fill import Filler
+from seqplan.planner.placement.fleet import Fleet
+from seqplan.planner.proposal.document import Cluster, ProposalDocument, ProposalError
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.step.assemble import assemble
+from seqplan.planner.step.selection import cheap_bound_ms, select
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.strategies.homogeneous import homogeneous_strategies
+from seqplan.plans.explain import explain
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Planner
+from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.profiler.shipped.catalogue import shipped
+
+CANDIDATES = [Strategy.parse(text) for text in ("8×tp8", "4×tp16", "4×tp8 + 8×tp4", "16×tp4")]
+
+
+def of(same: float, different: float) -> Exchange:
+    return Exchange(same, different, 0.0, 0.0, "made")
+
+
+def alone_ms(strategy: Strategy, batch: Batch) -> float:
+    fleet = Fleet.of(strategy, dense().models)
+    filling = dispatch(Filler(fleet, batch), cheap_bound_ms(fleet.classes, batch))
+    assert filling is not None
+    return filling.objective_ms
+
+
+def test_a_dear_exchange_changes_the_choice_and_not_the_times() -> None:
+    batch = dense().batches[0]
+    free = select(batch, CANDIDATES, dense().models, 64)
+    assert replicas_differ(scheme for scheme, _ in free.fleet.strategy.counts)
+    dear = select(batch, CANDIDATES, dense().models, 64, exchange=of(100, 5000))
+    chosen = dear.fleet.strategy
+    assert not replicas_differ(scheme for scheme, _ in chosen.counts)
+    assert dear.filling.objective_ms == pytest.approx(alone_ms(chosen, batch), rel=2e-3)
+    # Bound and objective both leave the exchange out, so that the gap is that of the placement.
+    assert dear.lower_bound_ms <= dear.filling.objective_ms <= dear.lower_bound_ms * 1.1
+    # The same for all strategies, it decides nothing.
+    same = select(batch, CANDIDATES, dense().models, 64, exchange=of(5000, 5000))
+    assert same.fleet.strategy == free.fleet.strategy
+
+
+def test_a_plan_says_why_a_faster_candidate_was_left() -> None:
+    batch = dense().batches[0]
+    chosen = select(batch, CANDIDATES, dense().models, 64, exchange=of(0, 300), tailor=False)
+    faster = replace(chosen.judged[0], strategy=CANDIDATES[2], lower_bound_ms=1.0, predicted_ms=1.0)
+    rest = [j for j in chosen.judged if j.strategy != CANDIDATES[2]]
+    selected = replace(chosen, judged=(*rest, faster))
+    plan = assemble(batch, selected, Planner("0", 0, "p", None), 64, 1 / 3)
+    assert lint(plan, dense().models) == []
+    told = explain(plan, dense().models)
+    assert "its exchange takes longer" in told
+    assert told.count("  best") == 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1), st.floats(0, 4000), st.floats(-2000, 4000))
+def test_no_candidate_is_better_with_its_exchange(at: int, same: float, more: float) -> None:
+    batch = dense().batches[at]
+    exchange = of(same, max(0.0, same + more))
+    chosen = select(batch, CANDIDATES, dense().models, 64, exchange=exchange)
+    whole = chosen.filling.objective_ms + exchange.of_strategy_ms(chosen.fleet.strategy)
+    for strategy in CANDIDATES:
+        if Fleet.of(strategy, dense().models).max_sequence < batch.longest:
+            continue
+        other = alone_ms(strategy, batch)
+        assert whole <= other + exchange.of_strategy_ms(strategy) + 2e-3 * other
+
+
+@cache
+def bounds_on(at: int) -> tuple[Families, Batch, float]:
+    batch = dense().batches[at]
+    everything = AllStrategies(dense().models, 64)
+    reached = min(alone_ms(s, batch) for s in CANDIDATES[1:3])
+    bound = all_strategies_bound_ms(everything, batch, reached)
+    return Families(dense().models, 64), batch, bound
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1), st.floats(0, 2000), st.floats(-1000, 3000))
+def test_the_bound_with_the_exchange_holds_for_every_known_strategy(
+    at: int, same: float, more: float
+) -> None:
+    families, batch, alone = bounds_on(at)
+    exchange = of(same, max(0.0, same + more))
+    bound = exchange_bound_ms(families, batch, alone, exchange)
+    assert bound >= alone + min(exchange.exposed_ms(False), exchange.exposed_ms(True)) - 1e-6
+    models = dense().models
+    for strategy in [*CANDIDATES, *homogeneous_strategies(models, 64, batch.longest)]:
+        if Fleet.of(strategy, models).max_sequence >= batch.longest:
+            whole = alone_ms(strategy, batch) + exchange.of_strategy_ms(strategy)
+            assert bound <= whole * (1 + 1e-9)
+
+
+@cache
+def proposed(exchange: Exchange | None) -> ProposalDocument:
+    profile = shipped("llama-7b-a800-80gb")
+    return make_proposal(profile, Cluster(16, 16384, 50_000), CODE, exchange=exchange)
+
+
+def test_a_proposal_carries_its_exchange_to_planning(tmp_path: Path) -> None:
+    exchange = exchange_of(shipped("llama-7b-a800-80gb"), 16, exchange_ms=(10.0, 900.0))
+    with_it = proposed(exchange)
+    again = ProposalDocument.from_json(with_it.to_json(), "file")
+    assert again == with_it
+    assert again.exchange == exchange
+    assert '"exchange"' not in proposed(None).to_json()
+    assert with_it.lower_bound_ms <= with_it.expected_ms
+    kinds = {replicas_differ(s for s, _ in item.strategy.counts) for item in with_it.candidates}
+    assert kinds == {False, True}
+    batch = next(Sampler(CODE, 50_000, 16384, 0).batches(1))
+    choices = [StepPlanner(document).plan(batch) for document in (with_it, proposed(None))]
+    kept, free = [replicas_differ(p.scheme for p in plan.pipelines) for plan in choices]
+    assert (kept, free) == (False, True)
+    assert lint(choices[0], with_it.cluster.models(with_it.profile)) == []
+
+
+def test_an_exchange_of_a_proposal_must_be_sound() -> None:
+    damaged = of(1, 2)
+    object.__setattr__(damaged, "overlap", 3)
+    text = replace(proposed(None), exchange=damaged).to_json()
+    with pytest.raises(ProposalError, match="file: overlap must be a share from 0 to 1, not 3"):
+        ProposalDocument.from_json(text, "file")
+
+
+def test_eq4_does_not_weigh_the_exchange() -> None:
+    profile = shipped("llama-7b-a800-80gb")
+    with pytest.raises(ValueError, match="eq4 does not weigh the exchange"):
+        make_proposal(profile, Cluster(16, 16384, 50_000), CODE, method="eq4", exchange=of(1, 2))
+
+
+def test_ours_is_no_slower_than_the_best_static_strategy_in_whole_iterations() -> None:
+    """At 16K the exchange as published makes equal replicas the better choice on most steps."""
+    profile = shipped("llama-32b-a800-80gb")
+    exchange = exchange_of(profile, 64)
+    found = compare(
+        profile, Cluster(64, 16384, 200_000), CODE, 3, exchange, options=Options(("static",))
+    )
+    static = next(system for system in found.systems if system.key == "static")
+    assert min(found.speedups(static)) >= 0.995
+    assert mean_propagation_ms(found.ours) <= mean_propagation_ms(static) * 1.005
+
+
+def test_replicas_differ_by_how_parameters_are_split() -> None:
+    assert not replicas_differ([Scheme(tp=2, ulysses=4), Scheme(tp=2, ring=2)])
+    assert replicas_differ([Scheme(tp=2), Scheme(tp=4)])
+    assert replicas_differ([Scheme(tp=2), Scheme(tp=2, pp=2)])
+    assert not NO_EXCHANGE.tips
+    assert of(1, 2).tips
+    assert np.isclose(Exchange(100, 200, 0.25, 0, "x").exposed_ms(True), 150)

@@ -1,0 +1,142 @@
+"""Sweeps: the same comparison for each value, and why a value has none."""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import numpy as np
+import pytest
+from settings_made import CODE
+
+from seqplan.api.cli import main
+from seqplan.api.cli.compare_output import sweep_lines
+from seqplan.planner.comparison.compare import Options, compare
+from seqplan.planner.comparison.results import Comparison
+from seqplan.planner.comparison.sweep import Point, Sweep, SweptSystem, point_of, sweep
+from seqplan.planner.exchange import exchange_of
+from seqplan.planner.proposal.document import Cluster
+from seqplan.profiler.shipped.catalogue import shipped
+
+PROFILE = shipped("llama-7b-a800-80gb")
+
+
+def compared(gpus: int) -> Comparison:
+    options = Options(("static", "megatron"))
+    cluster = Cluster(gpus, 16384, 20_000)
+    return compare(PROFILE, cluster, CODE, 2, exchange_of(PROFILE, gpus), options=options)
+
+
+def test_each_point_is_the_comparison_of_its_value() -> None:
+    found = sweep("gpus", [8, 1], compared)
+    assert [point.value for point in found.points] == [8, 1]
+    alone = compared(8)
+    assert found.points[0] == point_of(8, alone)
+    ours, *others = found.points[0].systems
+    assert (ours.key, ours.speedup) == ("ours", 1.0)
+    assert ours.mean_ms == alone.ours.mean_ms
+    for system, seen in zip(others, alone.systems[1:], strict=True):
+        assert system.speedup == pytest.approx(seen.mean_ms / alone.ours.mean_ms)
+    assert not found.points[1].systems
+    assert found.notes()[0].startswith("1: not possible: 1 GPU is too few for llama-7b-a800-80gb")
+
+
+def test_an_unknown_axis_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown axis 'steps'; there are gpus, max-len, tokens"):
+        sweep("steps", [1], compared)
+
+
+def swept(key: str, speedup: float) -> SweptSystem:
+    return SweptSystem(key, key.title(), 100 * speedup, 90.0, 5000 / speedup, speedup)
+
+
+def made() -> Sweep:
+    """A system that is missing at one value, a reason for all values, a value with none."""
+    everywhere = ("Deep", "has no rounds")
+    return Sweep(
+        "tokens",
+        (
+            Point(1000, 1000, (swept("ours", 1.0), swept("other", 1.25)), (everywhere,)),
+            Point(2000, 2000, (swept("ours", 1.0),), (("Other", "too long"), everywhere)),
+            Point(3000, 0, (), (), "no data"),
+        ),
+    )
+
+
+def test_a_table_with_all_values() -> None:
+    lines = sweep_lines(made())
+    assert lines[0].split() == ["tokens/s", "by", "tokens", "1,000", "2,000", "3,000"]
+    assert lines[2].split() == ["Ours", "5,000", "5,000", "—"]
+    assert lines[3].split() == ["Other", "4,000", "(1.25×)", "—", "—"]
+    assert lines[4:] == [
+        "3,000: not possible: no data",
+        "throughout: left out: Deep: has no rounds",
+        "2,000: left out: Other: too long",
+    ]
+
+
+@pytest.fixture
+def lengths(tmp_path: Path) -> Path:
+    path = tmp_path / "lengths.npy"
+    np.save(path, CODE)
+    return path
+
+
+def call(lengths: Path, *more: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    arguments = ["compare", "--profile", PROFILE.name, "--gpus", "8", "--lengths", str(lengths)]
+    arguments += ["--max-len", "16384", "--tokens", "20000", "--steps", "1", "--systems", "static"]
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main([*arguments, *more])
+        except SystemExit as left:
+            code = int(left.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def test_the_verb_sweeps(lengths: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    axes = "gpus=4,8 max-len=4096 tokens=20000,999999999"
+    code, told, _ = call(lengths, "--sweep", axes, "--json", "-o", str(report))
+    assert code == 0
+    fields = json.loads(told)
+    by_axis = {item["axis"]: item["points"] for item in fields["sweeps"]}
+    assert {axis: [p["value"] for p in points] for axis, points in by_axis.items()} == {
+        "gpus": [4, 8],
+        "max-len": [4096],
+        "tokens": [20_000, 999_999_999],
+    }
+    here = by_axis["gpus"][1]["systems"][0]
+    assert here["mean_ms"] == fields["systems"][0]["mean_ms"]
+    assert by_axis["gpus"][0]["systems"][0]["mean_ms"] > here["mean_ms"]
+    assert "fewer than a step" in by_axis["tokens"][1]["not_possible"]
+    assert "Speed-up of ours by number of GPUs" in report.read_text()
+    assert "\ntokens/s by gpus " in call(lengths, "--sweep", "gpus=8")[1]
+
+
+def test_optimizer_shards_and_flagged_coefficients_count(lengths: Path) -> None:
+    plain = json.loads(call(lengths, "--json")[1])
+    more = ("--optimizer-shards", "2", "--include-flagged")
+    fields = json.loads(call(lengths, "--json", *more)[1])
+    assert "Optimizer states are sharded over 2 ranks." in fields["assumptions"]
+    assert "Optimizer states are sharded over 2 ranks." not in plain["assumptions"]
+    assert fields["systems"][0]["mean_ms"] >= plain["systems"][0]["mean_ms"]
+    assert call(lengths, "--optimizer-shards", "9")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("steps=1", "wants AXIS=V,V,… of the axes gpus, max-len, tokens, not 'steps=1'"),
+        ("gpus", "wants AXIS=V,V,… of the axes gpus, max-len, tokens, not 'gpus'"),
+        ("gpus=8,x", "wants an integer of 1 or more, not 'x'"),
+        ("gpus=8 gpus=16", "has gpus twice"),
+    ],
+)
+def test_a_bad_sweep_is_one_line(lengths: Path, text: str, says: str) -> None:
+    code, out, err = call(lengths, "--sweep", text)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert len(err.splitlines()) == 1

@@ -1,0 +1,146 @@
+"""Every baseline runs each sequence once, within memory and ranks, or says why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from settings_made import CODE, dense, lockstep, rings
+
+from seqplan.planner.simulation.iteration import propagation_ms
+from seqplan.planner.systems.deepspeed import deepspeed
+from seqplan.planner.systems.flexsp import flexsp_like
+from seqplan.planner.systems.hotspa import hotspa
+from seqplan.planner.systems.hydraulis import hydraulis
+from seqplan.planner.systems.megatron import megatron
+from seqplan.planner.systems.megatron_dcp import megatron_dcp
+from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.static_best import static_best
+from seqplan.planner.systems.static_table import HOTSPA, MEGATRON, parse, published_strategies
+from seqplan.planner.systems.windows import first_fit_decreasing, round_robin
+from seqplan.plans.scheme import Scheme, Strategy
+
+Offers = list[Trainer | LeftOut]
+BY_NAME: dict[str, Callable[[Setting], Offers]] = {
+    "static": lambda s: static_best(s, [Strategy.parse("1×tp16 + 6×tp8")]),
+    "megatron": megatron,
+    "megatron-searched": lambda s: megatron(s, search=True),
+    "hotspa": hotspa,
+    "hydraulis": lambda s: hydraulis(s, np.minimum(CODE, s.cluster.max_len), cbc_s=0.1),
+    "hydraulis-fast": lambda s: hydraulis(s, np.minimum(CODE, s.cluster.max_len), fast=True),
+    "deepspeed": deepspeed,
+    "flexsp": lambda s: flexsp_like(s, limit_s=0.5),
+    "megatron-dcp": megatron_dcp,
+}
+SETTINGS = {"dense": dense, "lockstep": lockstep, "rings": rings}
+APPLY = {
+    ("dense", "static"): ["static", "one-strategy"],
+    ("dense", "megatron"): ["megatron", "megatron-dense", "megatron-balanced"],
+    ("dense", "megatron-searched"): ["megatron", "megatron-dense", "megatron-balanced"],
+    ("dense", "hotspa"): ["hotspa", "hotspa-balanced"],
+    ("dense", "hydraulis"): ["hydraulis", "hydraulis-balanced"],
+    ("dense", "hydraulis-fast"): ["hydraulis", "hydraulis-balanced"],
+    ("lockstep", "deepspeed"): ["deepspeed", "deepspeed-balanced"],
+    ("lockstep", "flexsp"): ["flexsp"],
+    ("rings", "megatron"): ["megatron", "megatron-dense", "megatron-balanced"],
+    ("rings", "megatron-dcp"): ["megatron-dcp"],
+}
+"""(setting, baseline) → the systems that it gives."""
+
+
+@pytest.mark.parametrize(("where", "name"), APPLY)
+def test_each_sequence_once_within_memory_and_ranks(where: str, name: str) -> None:
+    setting = SETTINGS[where]()
+    offers = [offer for offer in BY_NAME[name](setting) if isinstance(offer, Trainer)]
+    assert [offer.key for offer in offers] == APPLY[where, name]
+    for offer in offers:
+        for batch in setting.batches:
+            execution = offer.step(batch)
+            seen: list[int] = []
+            for pipeline in execution.pipelines:
+                assert len(pipeline.ranks) == pipeline.scheme.gpus
+                assert max(pipeline.ranks) < setting.cluster.gpus
+                model = setting.models[pipeline.scheme]
+                for micro in pipeline.micro_batches:
+                    seen += micro.sequences
+                    lengths = [batch.lengths[i] for i in micro.sequences]
+                    assert micro.tokens == sum(lengths)
+                    assert micro.padded_tokens <= model.max_len
+                    if offer.key != "megatron-dense":
+                        cost = model.latency.micro_batch_ms(lengths)
+                        assert micro.cost_ms == pytest.approx(cost, abs=1e-3)
+            assert sorted(seen) == list(range(len(batch.lengths))), offer.key
+            for phase in execution.phases:
+                _no_rank_twice_at_once(phase)
+
+
+def _no_rank_twice_at_once(phase: object) -> None:
+    taken: set[tuple[int | None, int]] = set()
+    for pipeline in phase:  # type: ignore[attr-defined]
+        for rank in pipeline.ranks:
+            assert (pipeline.round, rank) not in taken
+            taken.add((pipeline.round, rank))
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "why"),
+    [
+        ("dense", "deepspeed", "no sequence-parallel schemes"),
+        ("dense", "flexsp", "no sequence-parallel schemes"),
+        ("dense", "megatron-dcp", "no ring"),
+        ("lockstep", "megatron", "lockstep"),
+        ("lockstep", "hotspa", "ZeRO-3"),
+        ("lockstep", "hydraulis", "lockstep"),
+        ("lockstep", "megatron-dcp", "no ring"),
+    ],
+)
+def test_what_does_not_apply_says_why(where: str, name: str, why: str) -> None:
+    (offer,) = BY_NAME[name](SETTINGS[where]())
+    assert isinstance(offer, LeftOut)
+    assert why in offer.why
+
+
+def test_dense_attention_is_never_faster() -> None:
+    setting = dense()
+    varlen, whole, _ = (o for o in megatron(setting) if isinstance(o, Trainer))
+    for batch in setting.batches:
+        times = [propagation_ms(o.step(batch).phases, 1 / 3) for o in (varlen, whole)]
+        assert times[0] <= times[1]
+
+
+def test_a_searched_configuration_is_no_worse_than_the_published() -> None:
+    setting = dense()
+    published, searched = (
+        sum(propagation_ms(o.step(batch).phases, 1 / 3) for batch in setting.batches)
+        for o in (megatron(setting)[0], megatron(setting, search=True)[0])
+        if isinstance(o, Trainer)
+    )
+    assert searched <= published
+
+
+def test_the_published_table() -> None:
+    assert parse("DP4TP8PP2") == Strategy.of({Scheme(tp=8, pp=2): 4})
+    assert parse("DP8") == Strategy.of({Scheme(): 8})
+    name = "llama-32b-a800-80gb"
+    assert [str(s) for s in published_strategies(MEGATRON, name, 64, 16384)] == ["4×tp8.pp2"]
+    assert [str(s) for s in published_strategies(MEGATRON, name, 64, 32768)] == ["4×tp16"]
+    assert published_strategies(MEGATRON, name, 64, 65536) == []
+    assert published_strategies(MEGATRON, name, 128, 32768) == []
+    assert len(published_strategies(HOTSPA, name, 32, 32768)) == 3
+
+
+@given(st.lists(st.integers(1, 50), min_size=1), st.integers(50, 120), st.sampled_from([1, 4]))
+def test_windows(lengths: list[int], window: int, unit: int) -> None:
+    window += 2  # room for the padding of the longest
+    windows = first_fit_decreasing(lengths, window, unit)
+    assert sorted(i for part in windows for i in part) == list(range(len(lengths)))
+    padded = [sum(-(-lengths[i] // unit) * unit for i in part) for part in windows]
+    assert max(padded) <= window
+    # Any two windows together exceed one: first fit would have joined them.
+    assert all(sum(pair) > window for pair in pairwise(padded))
+    dealt = round_robin(windows, 3)
+    assert sorted(map(len, dealt))[-1] - sorted(map(len, dealt))[0] <= 1

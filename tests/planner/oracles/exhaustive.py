@@ -1,0 +1,161 @@
+"""Exhaustive optima of tiny instances, in form S, against which searches and bounds are held.
+
+Sequences of equal length are interchangeable, so a set of sequences is a vector of counts per
+distinct length, kept as one mixed-radix number: a part of a set is then a smaller number, and what
+is left of the set is the difference.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.fleet import PipelineClass
+
+
+@dataclass(frozen=True)
+class Subsets:
+    """All sets of a batch's sequences."""
+
+    lengths: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, batch: Batch) -> Subsets:
+        return cls(tuple(batch.distinct.tolist()), tuple(batch.multiplicity.tolist()))
+
+    @cached_property
+    def vectors(self) -> list[tuple[int, ...]]:
+        """The counts of each set, by its number; the first is empty, the last is the batch."""
+        reversed_ranges = [range(n + 1) for n in self.counts[::-1]]
+        return [vector[::-1] for vector in itertools.product(*reversed_ranges)]
+
+    @cached_property
+    def parts(self) -> list[list[int]]:
+        """For each set, the numbers of its parts, itself and the empty one included."""
+        radix = [1]
+        for n in self.counts:
+            radix.append(radix[-1] * (n + 1))
+        return [
+            [
+                sum(map(int.__mul__, part, radix))
+                for part in itertools.product(*(range(n + 1) for n in vector))
+            ]
+            for vector in self.vectors
+        ]
+
+
+def pipeline_optima(item: PipelineClass, sets: Subsets) -> list[float]:
+    """Least form S of one pipeline for each set; inf where a sequence exceeds MaxLen, 0 for none.
+
+    The sum of the work does not depend on the packing, so only the pairs (V, largest micro-batch)
+    that no other pair dominates are kept.
+    """
+    work, padded = _totals(item, sets)
+    frontier: list[list[tuple[int, float]]] = [[(0, 0.0)]]
+    optima = [0.0]
+    for number, vector in enumerate(sets.vectors):
+        if number == 0:
+            continue
+        first = next(i for i, n in enumerate(vector) if n)
+        pairs = set()
+        for part in sets.parts[number]:
+            if not part or not sets.vectors[part][first] or padded[part] > item.capacity:
+                continue
+            for micro_batches, largest in frontier[number - part]:
+                pairs.add((micro_batches + 1, max(largest, work[part])))
+        kept: list[tuple[int, float]] = []
+        for pair in sorted(pairs):
+            if not kept or pair[1] < kept[-1][1]:
+                kept.append(pair)
+        frontier.append(kept)
+        bubbles = item.pp - 1
+        optima.append(
+            min(
+                (work[number] + v * item.c + bubbles * (largest + item.c) for v, largest in kept),
+                default=inf,
+            )
+        )
+    return optima
+
+
+def step_optimum(classes: Sequence[PipelineClass], batch: Batch) -> float:
+    """Least slowest pipeline (ms) of a strategy; inf when the batch does not fit."""
+    sets = Subsets.of(batch)
+    best = [0.0] + [inf] * (len(sets.vectors) - 1)
+    for item in classes:
+        alone = pipeline_optima(item, sets)
+        for _ in range(item.count):
+            best = _add_pipeline(best, alone, sets)
+    return best[-1]
+
+
+def any_strategy_optimum(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
+    """Least slowest pipeline (ms) over all strategies of these classes on ``gpus`` GPUs."""
+    sets = Subsets.of(batch)
+    alone = [pipeline_optima(item, sets) for item in classes]
+    nothing = [0.0] + [inf] * (len(sets.vectors) - 1)
+    best: list[list[float]] = []
+    for n in range(gpus + 1):
+        at = nothing if n == 0 else best[n - 1]
+        for item, optima in zip(classes, alone, strict=True):
+            if item.gpus <= n:
+                at = list(map(min, at, _add_pipeline(best[n - item.gpus], optima, sets)))
+        best.append(at)
+    return best[gpus][-1]
+
+
+def literal_optimum(classes: Sequence[PipelineClass], batch: Batch) -> float:
+    """``step_optimum`` by plain enumeration: every assignment, every set partition."""
+    pipelines = [item for item in classes for _ in range(item.count)]
+    best = inf
+    for choice in itertools.product(range(len(pipelines)), repeat=len(batch.lengths)):
+        times = []
+        for p, item in enumerate(pipelines):
+            mine = [n for n, q in zip(batch.lengths, choice, strict=True) if p == q]
+            times.append(min(_packing_times(item, mine), default=inf))
+        best = min(best, max(times))
+    return best
+
+
+def partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
+    """Every way to split ``items`` into non-empty groups."""
+    if not items:
+        yield []
+        return
+    for rest in partitions(items[1:]):
+        yield [[items[0]], *rest]
+        for i in range(len(rest)):
+            yield [*rest[:i], [items[0], *rest[i]], *rest[i + 1 :]]
+
+
+def _packing_times(item: PipelineClass, lengths: Sequence[int]) -> Iterator[float]:
+    for micro_batches in partitions(lengths):
+        if all(
+            sum(-(-n // item.unit) * item.unit for n in micro) <= item.capacity
+            for micro in micro_batches
+        ):
+            costs = [sum(item.a * n * n + item.b * n for n in m) + item.c for m in micro_batches]
+            yield sum(costs) + (item.pp - 1) * max(costs, default=0.0)
+
+
+def _totals(item: PipelineClass, sets: Subsets) -> tuple[list[float], list[int]]:
+    """Work (ms) and padded tokens of each set."""
+    work = [n * (item.a * n + item.b) for n in sets.lengths]
+    padded = [-(-n // item.unit) * item.unit for n in sets.lengths]
+    return (
+        [sum(map(float.__mul__, work, map(float, vector))) for vector in sets.vectors],
+        [sum(map(int.__mul__, padded, vector)) for vector in sets.vectors],
+    )
+
+
+def _add_pipeline(best: list[float], alone: list[float], sets: Subsets) -> list[float]:
+    """Least slowest pipeline per set when a further pipeline takes some part of it."""
+    return [
+        min(max(alone[part], best[number - part]) for part in parts)
+        for number, parts in enumerate(sets.parts)
+    ]

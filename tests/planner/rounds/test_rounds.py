@@ -1,0 +1,114 @@
+"""Rounds under ZeRO-3: complete, within GPUs and memory, above the bound, near the optimum."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import inf
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.exhaustive import partitions
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.rounds.assemble_rounds import assemble_rounds
+from seqplan.planner.rounds.plan_rounds import plan_rounds, rounds_bound_ms
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Planner
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.latency import Latency
+from seqplan.profiler.scheme_model import SchemeModel
+from seqplan.profiler.shipped.catalogue import shipped
+
+PLANNER = Planner("0", 0, "sha256:0", None)
+
+
+def optimum(models: list[SchemeModel], batch: Batch, gpus: int) -> float:
+    """Σ rounds of the best plan by enumeration: groups, their schemes, and their rounds."""
+    classes = [PipelineClass.of(model, 1) for model in models]
+    best = inf
+    for groups in partitions(range(len(batch.lengths))):
+        options = []
+        for group in groups:
+            lengths = [batch.lengths[i] for i in group]
+            options.append(
+                [
+                    (item.gpus, sum(n * (item.a * n + item.b) for n in lengths) + item.c)
+                    for item in classes
+                    if sum(-(-n // item.unit) * item.unit for n in lengths) <= item.capacity
+                ]
+            )
+        for rounds in partitions(range(len(groups))):
+            total = 0.0
+            for one in rounds:
+                times = [
+                    max(time for _, time in choice)
+                    for choice in product(*(options[i] for i in one))
+                    if sum(size for size, _ in choice) <= gpus
+                ]
+                total += min(times, default=inf)
+            best = min(best, total)
+    return best
+
+
+@st.composite
+def settings_of_rounds(draw: st.DrawFn) -> tuple[list[SchemeModel], Batch, int]:
+    gpus = draw(st.sampled_from([1, 2, 3, 4]))
+    lengths = draw(st.lists(st.integers(1, 20), min_size=1, max_size=5))
+    room = draw(st.integers(-(-max(lengths) // gpus), 2 * max(lengths)))
+    a, b = draw(st.sampled_from([0.0, 0.02, 0.2])), draw(st.sampled_from([0.3, 1.0]))
+    c = draw(st.sampled_from([0.0, 1.0, 12.0]))
+    loss = draw(st.sampled_from([1.0, 1.2]))
+    degrees = sorted({1, gpus, draw(st.integers(1, gpus))})
+    models = [
+        SchemeModel(
+            Scheme(ulysses=degree),
+            Latency(a / degree, b / degree * (loss if degree > 1 else 1.0), c),
+            room * degree,
+        )
+        for degree in degrees
+    ]
+    return models, Batch.of_lengths(lengths), gpus
+
+
+@settings(max_examples=150, deadline=None)
+@given(settings_of_rounds())
+def test_rounds_lie_between_the_bound_and_twice_the_optimum(
+    case: tuple[list[SchemeModel], Batch, int],
+) -> None:
+    models, batch, gpus = case
+    rounds = plan_rounds(batch, models, gpus)
+    assert rounds is not None
+    best = optimum(models, batch, gpus)
+    classes = [PipelineClass.of(model, 1) for model in models]
+    assert rounds_bound_ms(classes, batch, gpus, 1) <= best * (1 + 1e-9)
+    assert rounds.lower_bound_ms <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= rounds.objective_ms <= 2 * best
+
+
+@settings(max_examples=150, deadline=None)
+@given(settings_of_rounds())
+def test_plans_in_rounds_break_no_rule(case: tuple[list[SchemeModel], Batch, int]) -> None:
+    models, batch, gpus = case
+    rounds = plan_rounds(batch, models, gpus)
+    assert rounds is not None
+    plan = assemble_rounds(batch, rounds, PLANNER, gpus)
+    assert lint(plan, {model.scheme: model for model in models}) == []
+    assert abs(plan.predicted_ms - rounds.objective_ms) <= 1e-3 * (len(plan.pipelines) + 1)
+
+
+def test_a_sequence_beyond_every_group_has_no_rounds() -> None:
+    models = shipped("gpt-7b-a100-40gb").usable(8, 32768)
+    limit = max(model.max_sequence for model in models)
+    assert plan_rounds(Batch.of_lengths([limit + 1]), models, 8) is None
+
+
+def test_static_groups_are_never_better() -> None:
+    """One degree throughout is among the plans tried, so choosing freely cannot lose to it."""
+    models = shipped("gpt-7b-a100-40gb").usable(64, 32768)
+    lengths = [16854, 11771, 9270, 8711, 6586, 5810, 5614, 5258] + [900] * 350
+    free = plan_rounds(Batch.of_lengths(lengths), models, 64)
+    assert free is not None
+    for model in models:
+        static = plan_rounds(Batch.of_lengths(lengths), [model], 64)
+        assert static is None or free.objective_ms <= static.objective_ms * (1 + 1e-9)

@@ -1,0 +1,47 @@
+"""Small settings for comparisons: real lengths, shipped profiles, and one profile with rings."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.systems.setting import Setting
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.shipped.catalogue import shipped
+
+CODE = np.load(Path(__file__).parents[2] / "examples" / "data" / "code.npy")[:6000]
+
+
+def made(profile: Profile, gpus: int, max_len: int, tokens: int, steps: int = 2) -> Setting:
+    """A setting with the first steps of the code lengths."""
+    sampler = Sampler(CODE, tokens, max_len, 3)
+    batches = tuple(sampler.batches(steps))
+    return Setting(profile, Cluster(gpus, max_len, tokens), batches, int(sampler.lengths.max()))
+
+
+@cache
+def dense(gpus: int = 64, max_len: int = 16384) -> Setting:
+    """Independent pipelines."""
+    return made(shipped("llama-32b-a800-80gb"), gpus, max_len, 100_000)
+
+
+@cache
+def lockstep() -> Setting:
+    """Rounds under ZeRO-3."""
+    return made(shipped("gpt-7b-a100-40gb"), 16, 32768, 100_000)
+
+
+@cache
+def rings() -> Setting:
+    """The 7B's memory with rings of tp2 whose times are made up."""
+    document = json.loads(json.dumps(dict(shipped("llama-7b-a800-80gb").document)))
+    document["name"] = "made-rings"
+    document["schemes"] = [
+        {"tp": 2, "ring": r, "a": 2e-6 / r, "b": 0.1 / r, "c": 60} for r in (1, 2, 4)
+    ]
+    return made(Profile.from_document(document, "made"), 16, 32768, 100_000)

@@ -1,0 +1,135 @@
+"""The judge against hand-computed iterations, and what holds of every iteration."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.exchange import Exchange, exchange_of
+from seqplan.planner.simulation.flops import model_flops, parameters, peak_flops
+from seqplan.planner.simulation.iteration import Execution, judge, propagation_ms
+from seqplan.plans.plan import MicroBatch, PlannedPipeline
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.model_sizes import ModelShape
+from seqplan.profiler.shipped.catalogue import shipped
+
+PROFILE = shipped("llama-32b-a800-80gb")
+NOTHING = Exchange(0, 0, 0, 0, "none")
+BATCH = Batch.of_lengths([100, 200])
+
+
+def pipeline(
+    scheme: str, first: int, costs: list[float], round_: int | None = None
+) -> PlannedPipeline:
+    one = Scheme.parse(scheme)
+    micros = tuple(MicroBatch((0,), 1, 1, cost) for cost in costs)
+    return PlannedPipeline(one, tuple(range(first, first + one.gpus)), micros, 0.0, round_)
+
+
+def test_one_stage_pipelines_and_an_idle_rank() -> None:
+    phase = (pipeline("tp2", 0, [10, 20]), pipeline("tp1", 2, [12]))
+    exchange = Exchange(5, 8, 0.25, 1, "made")
+    seen = judge(BATCH, Execution((phase,)), PROFILE, 4, exchange)
+    assert seen.propagation_ms == 30
+    assert seen.exchange_ms == 6  # different replicas: 8, a quarter hidden
+    assert seen.total_ms == 37
+    assert seen.rank_busy_ms == (30, 30, 12, 0)
+    assert seen.rank_end_ms == (30, 30, 12, 0)
+    assert seen.imbalance == pytest.approx(30 / 12 - 1)
+    assert seen.bubble_ratio == pytest.approx(1 - 72 / 120)
+    assert seen.tokens_per_s == pytest.approx(300 / 37 * 1000)
+    assert [span.kind for span in seen.spans[-2:]] == ["exchange", "optimizer"]
+    assert seen.spans[-1].end_ms == seen.total_ms
+    assert seen.strategy == "1×tp2 + 1×tp1"
+
+
+def test_two_stages_have_their_bubbles() -> None:
+    """Two equal micro-batches of 30 on two stages: F10 F10 … B20 B20, the end at 3·30."""
+    seen = judge(BATCH, Execution(((pipeline("pp2", 0, [30, 30]),),)), PROFILE, 2, NOTHING)
+    assert seen.propagation_ms == pytest.approx(90)
+    assert seen.rank_busy_ms == (60, 60)
+    assert seen.bubble_ratio == pytest.approx(1 / 3)
+    assert seen.imbalance == 0
+
+
+def test_phases_follow_one_another_with_switches() -> None:
+    phases = ((pipeline("tp2", 0, [10]),), (pipeline("tp1", 0, [4]), pipeline("tp1", 1, [6])))
+    seen = judge(BATCH, Execution(phases, switch_ms=100), PROFILE, 2, NOTHING)
+    assert seen.propagation_ms == 16
+    assert seen.exchange_ms == 100
+    assert seen.rank_end_ms == (14, 16)
+    assert seen.imbalance == pytest.approx(16 / 14 - 1)
+    switch = next(span for span in seen.spans if span.kind == "switch")
+    assert (switch.start_ms, switch.end_ms) == (10, 110)
+    assert seen.spans[-1].end_ms == 116
+    assert not Execution(phases).heterogeneous  # within a phase the replicas are equal
+
+
+def test_rounds_wait_for_the_slowest_group() -> None:
+    phase = (
+        pipeline("u2", 0, [10], 0),
+        pipeline("u2", 2, [4], 0),
+        pipeline("u4", 0, [5], 1),
+    )
+    seen = judge(BATCH, Execution((phase,)), PROFILE, 4, NOTHING)
+    assert seen.propagation_ms == 15
+    assert seen.rank_busy_ms == (15, 15, 9, 9)
+    assert seen.rank_end_ms == (15, 15, 15, 15)
+    assert seen.imbalance == pytest.approx(15 / 9 - 1)  # waiting between rounds left out
+    assert not seen.strategy.startswith("3")
+
+
+def test_a_rank_beyond_the_gpus_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank 3 is beyond the 2 GPUs"):
+        judge(BATCH, Execution(((pipeline("tp4", 0, [1]),),)), PROFILE, 2, NOTHING)
+
+
+COSTS = st.lists(st.floats(0.1, 1000), min_size=1, max_size=6)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.sampled_from(["tp1", "tp2", "pp2", "pp4"]), COSTS), max_size=4), COSTS)
+def test_what_holds_of_every_iteration(
+    work: list[tuple[str, list[float]]], alone: list[float]
+) -> None:
+    phase, first = [], 0
+    for scheme, costs in [("tp1", alone), *work]:
+        phase.append(pipeline(scheme, first, costs))
+        first += Scheme.parse(scheme).gpus
+    seen = judge(BATCH, Execution((tuple(phase),)), PROFILE, first + 1, NOTHING)
+    for busy, end in zip(seen.rank_busy_ms, seen.rank_end_ms, strict=True):
+        assert busy <= end * (1 + 1e-9) <= seen.propagation_ms * (1 + 2e-9)
+    assert seen.imbalance >= 0
+    assert 0 <= seen.bubble_ratio < 1
+    assert seen.mfu is not None
+    assert seen.propagation_ms == pytest.approx(propagation_ms([phase], PROFILE.forward_fraction))
+    total = sum(
+        (span.ranks[1] - span.ranks[0]) * (span.end_ms - span.start_ms) for span in seen.spans
+    )
+    assert total == pytest.approx(sum(seen.rank_busy_ms))
+
+
+def test_flops_by_hand() -> None:
+    shape = ModelShape(hidden=4, layers=2, vocab=10)
+    assert parameters(shape) == 2 * 12 * 16 + 2 * 10 * 4
+    assert model_flops(shape, [3, 5]) == 6 * 464 * 8 + 12 * 2 * 4 * (9 + 25) / 2
+    assert model_flops(ModelShape(hidden=4, layers=2), [3]) is None
+    assert peak_flops("NVIDIA A800-80GB") == 312e12
+    assert peak_flops("a GPU of another kind") is None
+
+
+def test_the_published_breakdown_is_the_default() -> None:
+    found = exchange_of(PROFILE, 64, overlap=(1710 - 1180) / 1710)
+    assert found.heterogeneous_ms == pytest.approx(1710, rel=0.001)
+    assert found.exposed_ms(True) == pytest.approx(1180, rel=0.001)
+    assert exchange_of(PROFILE, 64).exposed_ms(False) == pytest.approx(1110, rel=0.001)
+    assert exchange_of(shipped("gpt-7b-a100-40gb"), 64).exposed_ms(True) == 0
+    assert exchange_of(PROFILE, 64, exchange_ms=(1, 2)).heterogeneous_ms == 2
+
+
+@pytest.mark.parametrize("overlap", [-0.1, 1.5, float("nan")])
+def test_an_overlap_is_a_share(overlap: float) -> None:
+    with pytest.raises(ValueError, match="overlap must be a share"):
+        exchange_of(PROFILE, 64, overlap=overlap)

@@ -1,0 +1,243 @@
+"""The producer: order, bytes, deaths of workers, failures in their place, and its end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import producer_cases
+import pytest
+from producer_cases import DEADLY, dense_proposal, drawn_batches, lockstep_proposal
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.step.assemble import PACKINGS
+from seqplan.planner.step.selection import Infeasible
+from seqplan.planner.workers import processes as process_workers
+from seqplan.planner.workers.planned_step import Planned
+from seqplan.planner.workers.pool import DEATHS, WorkerDied, WorkerPool
+from seqplan.planner.workers.processes import ProcessWorker, ProcessWorkforce
+from seqplan.planner.workers.produce import produce
+from seqplan.plans.format.codec import from_json
+
+PROPOSALS = {"dense": dense_proposal, "lockstep": lockstep_proposal}
+
+
+@pytest.fixture(autouse=True)
+def no_worker_is_left() -> Iterator[None]:
+    yield
+    assert multiprocessing.active_children() == []
+
+
+def lines(proposal: ProposalDocument, batches: list[Batch], workers: int = 1) -> list[str]:
+    return [planned.line for planned in produce(proposal, batches, seed=3, workers=workers)]
+
+
+@pytest.mark.parametrize("kind", PROPOSALS)
+def test_any_number_of_workers_gives_the_same_bytes(kind: str) -> None:
+    proposal, batches = PROPOSALS[kind](), drawn_batches(12)
+    alone = lines(proposal, batches)
+    assert [from_json(line).step for line in alone] == list(range(12))
+    assert lines(proposal, batches, workers=2) == alone
+    assert lines(proposal, batches, workers=3) == alone
+
+
+def until_failure(produced: Iterator[Planned]) -> tuple[list[Planned], Exception]:
+    """What came out, and then the error."""
+    got = []
+    try:
+        for planned in produced:
+            got.append(planned)
+    except Exception as error:
+        return got, error
+    raise AssertionError("nothing failed")
+
+
+def test_a_step_does_not_depend_on_the_steps_before_it() -> None:
+    proposal, batches = dense_proposal(), drawn_batches(6)
+    assert lines(proposal, batches)[3:] == lines(proposal, batches[3:])
+    assert lines(proposal, batches[::-1])[::-1] == lines(proposal, batches)
+
+
+def test_killed_workers_change_nothing() -> None:
+    """Workers are killed while they start, while steps are handed out, and two at once."""
+    proposal, batches = dense_proposal(), drawn_batches(24, sequences=200)
+    expected = lines(proposal, batches)
+    moments = random.Random(7)
+    produced = produce(proposal, batches, seed=3, workers=2)
+    starting = threading.Thread(target=_kill_when_started)
+    starting.start()
+    got = []
+    for planned in produced:
+        got.append(planned.line)
+        if planned.step in (4, 13):
+            time.sleep(moments.random() * 0.05)
+            children = multiprocessing.active_children()
+            for child in children if planned.step == 13 else children[:1]:
+                child.kill()
+    starting.join()
+    assert got == expected
+
+
+def _kill_when_started() -> None:
+    while not (children := multiprocessing.active_children()):
+        time.sleep(0.005)
+    children[0].kill()
+
+
+@pytest.fixture
+def deadly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that a batch with the deadly sequence kills."""
+    monkeypatch.setattr(process_workers, "_serve", producer_cases.serve_and_die)
+
+
+@pytest.mark.usefixtures("deadly")
+def test_a_step_that_kills_its_worker_every_time_is_named() -> None:
+    proposal, batches = dense_proposal(), drawn_batches(8)
+    expected = lines(proposal, batches[:3])
+    batches[3] = Batch(3, (DEADLY, 5), (100, 200))
+    got, error = until_failure(produce(proposal, batches, seed=3, workers=2))
+    assert isinstance(error, WorkerDied)
+    assert str(error) == f"step 3: planning it ended its worker process {DEATHS} times"
+    assert [planned.line for planned in got] == expected
+
+
+def test_an_infeasible_step_is_reported_in_its_place() -> None:
+    proposal, batches = dense_proposal(), drawn_batches(6)
+    batches[2] = Batch(2, (8, 9), (100, 32768 * 3))
+    said = set()
+    for workers in (1, 2):
+        got, error = until_failure(produce(proposal, batches, workers=workers))
+        assert isinstance(error, Infeasible)
+        assert [planned.step for planned in got] == [0, 1]
+        said.add(str(error))
+    assert len(said) == 1
+    assert said.pop().startswith("step 2: sequence 9 has 98304 tokens")
+
+
+def test_a_failing_source_of_batches_is_reported_after_the_steps_before_it() -> None:
+    def source() -> Iterator[Batch]:
+        yield from drawn_batches(2)
+        raise ValueError("line 3: cut")
+
+    for workers in (1, 2):
+        got, error = until_failure(produce(dense_proposal(), source(), workers=workers))
+        assert isinstance(error, ValueError)
+        assert str(error) == "line 3: cut"
+        assert [planned.step for planned in got] == [0, 1]
+
+
+@pytest.mark.parametrize(("look_ahead", "bound"), [(1, 1), (3, 3), (None, 4)])
+def test_the_look_ahead_bounds_what_is_drawn(look_ahead: int | None, bound: int) -> None:
+    drawn = 0
+
+    def source() -> Iterator[Batch]:
+        nonlocal drawn
+        for batch in drawn_batches(12, sequences=10):
+            drawn += 1
+            yield batch
+
+    handed_out = 0
+    for planned in produce(dense_proposal(), source(), workers=2, look_ahead=look_ahead):
+        # The step just handed out counts no more: it is the consumer's.
+        assert drawn - handed_out <= bound
+        handed_out += 1
+        assert planned.step == handed_out - 1
+    assert handed_out == drawn == 12
+
+
+def test_closing_ends_the_workers() -> None:
+    endless = (Batch.of_lengths([100, 200], step) for step in range(10**9))
+    produced = produce(dense_proposal(), endless, workers=2)
+    assert next(produced).step == 0
+    assert multiprocessing.active_children()
+    assert isinstance(produced, Iterator)
+    produced.close()  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []
+
+
+def test_a_consumer_that_fails_ends_the_workers() -> None:
+    endless = (Batch.of_lengths([100, 200], step) for step in range(10**9))
+    produced = produce(dense_proposal(), endless, workers=2)
+
+    def consume(planned: Iterator[Planned]) -> None:
+        for _ in planned:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        consume(produced)
+    del produced
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_interrupt_while_workers_start_reaches_the_consumer() -> None:
+    """Starting workers shields them from Ctrl-C, but not their parent."""
+    endless = (Batch.of_lengths([100, 200], step) for step in range(10**9))
+    produced = produce(dense_proposal(), endless, workers=2)
+
+    def interrupt() -> None:
+        while not multiprocessing.active_children():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in produced:
+            pass
+    interrupting.join()
+    del produced
+
+
+def test_from_another_thread() -> None:
+    got: list[str] = []
+    batches = drawn_batches(4)
+    thread = threading.Thread(target=lambda: got.extend(lines(dense_proposal(), batches, 2)))
+    thread.start()
+    thread.join()
+    assert got == lines(dense_proposal(), batches)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ValueError, match="workers must be 1 or more, not 0"):
+        next(produce(dense_proposal(), [], workers=0))
+    with pytest.raises(ValueError, match="look-ahead must be 1 or more, not 0"):
+        next(produce(dense_proposal(), [], workers=2, look_ahead=0))
+    assert list(produce(dense_proposal(), [], workers=2)) == []
+
+
+class Unlucky(ProcessWorkforce):
+    """Kills its first workers before they are ready."""
+
+    left = 0
+
+    def start(self) -> ProcessWorker:
+        worker = super().start()
+        if self.left > 0:
+            self.left -= 1
+            assert worker.process.pid is not None
+            os.kill(worker.process.pid, signal.SIGKILL)
+        return worker
+
+
+@pytest.mark.parametrize("killed", [4, 1000])
+def test_a_death_while_a_worker_starts_is_no_step_s_fault(killed: int) -> None:
+    proposal, batches = dense_proposal(), drawn_batches(1)
+    workforce = Unlucky(proposal.to_json(), 3, PACKINGS[0])
+    workforce.left = killed
+    pool = WorkerPool(workforce, 1)
+    try:
+        future = pool.submit(batches[0])
+        if killed == 4:
+            assert [future.result().line] == lines(proposal, batches)
+        else:
+            with pytest.raises(WorkerDied, match="ended 6 times while it started"):
+                future.result()
+    finally:
+        pool.stop()

@@ -1,0 +1,167 @@
+"""Plans for random profiles, clusters, strategies and lengths: always sound, never optimistic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from producer_cases import proposal
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.proposal.document import Cluster, ProposalDocument
+from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
+from seqplan.planner.simulation.simulate_plan import simulate_plan_ms
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.plans.format.codec import from_json, to_json
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Plan
+from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.plans.views.rank_view import rank_view
+from seqplan.profiler.profile import Profile
+
+DEGREES = st.sampled_from([1, 1, 1, 2, 3, 4, 5])
+COEFFICIENT = st.sampled_from([0.0, 1e-6, 3e-5, 1e-3])
+
+
+@st.composite
+def profiles(draw: st.DrawFn, lockstep: bool) -> Profile:
+    """A profile of one to five schemes; some coefficients are 0, memory is tight or ample."""
+    schemes: dict[tuple[int, ...], dict[str, Any]] = {}
+    for _ in range(draw(st.integers(1, 5))):
+        tp, pp = (1, 1) if lockstep else (draw(DEGREES), draw(DEGREES))
+        degrees = (tp, pp, draw(DEGREES), draw(DEGREES))
+        names = ("tp", "pp", "ulysses", "ring")
+        schemes[degrees] = {
+            **dict(zip(names, degrees, strict=True)),
+            "a": draw(COEFFICIENT),
+            "b": draw(st.sampled_from([0.005, 0.05, 0.3])),
+            "c": draw(st.sampled_from([0.0, 0.3, 20.0])),
+        }
+    document = {
+        "schema": 1,
+        "name": "random",
+        "source": "made for a test",
+        "residuals": "none: exact",
+        "hardware": {"gpu": "none", "gpus_per_node": 4},
+        "model": {"hidden": 64, "layers": 60},
+        "zero_stage": 3 if lockstep else draw(st.sampled_from([1, 2])),
+        "forward_fraction": draw(st.sampled_from([0.2, 1 / 3, 0.7])),
+        "memory": {
+            "capacity_bytes": draw(st.integers(100, 5000)) * 1000,
+            "context_bytes": 0,
+            "margin_bytes": 0,
+            "sharded_state_bytes": [[None, 1e5]],
+            "resident_layer_bytes": 0 if lockstep else 4e4,
+            "resident_embedding_bytes": 0 if lockstep else 2e3,
+            "activation_bytes_per_token": {str(tp): 1000 for tp in range(1, 6)},
+        },
+        "schemes": list(schemes.values()),
+    }
+    return Profile.from_document(document, "random")
+
+
+@st.composite
+def cases(draw: st.DrawFn, lockstep: bool) -> tuple[ProposalDocument, Batch]:
+    """A proposal of random strategies and a batch that at least one of them holds."""
+    profile = draw(profiles(lockstep))
+    smallest = min(entry.scheme.gpus for entry in profile.schemes)
+    cluster = Cluster(draw(st.integers(smallest, smallest + 24)), 10_000, 10_000)
+    models = {s: m for s, m in cluster.models(profile).items() if m.max_sequence >= 1}
+    if not models:
+        return draw(cases(lockstep))
+    strategies = set()
+    for _ in range(draw(st.integers(1, 4))):
+        left, counts = cluster.gpus, Counter[Scheme]()
+        for scheme in draw(st.permutations(sorted(models))):
+            most = left // scheme.gpus
+            count = draw(st.integers(0 if counts else min(1, most), min(most, 4)))
+            counts[scheme] += count
+            left -= count * scheme.gpus
+        if counts.total():
+            strategies.add(str(Strategy.of(counts)))
+    document = proposal(profile, cluster, sorted(strategies))
+    if lockstep:
+        longest = max(model.max_sequence for model in models.values())
+    else:
+        longest = max(item.max_sequence for item in document.candidates)
+    length = st.one_of(st.integers(1, min(longest, 10_000)), st.integers(1, min(longest, 40)))
+    lengths = draw(st.lists(length, min_size=1, max_size=24))
+    ids = draw(st.lists(st.integers(0, 10**9), min_size=len(lengths), max_size=len(lengths)))
+    return document, Batch(draw(st.integers(0, 10**6)), tuple(ids), tuple(lengths))
+
+
+def check(plan: Plan, document: ProposalDocument, batch: Batch) -> None:
+    """Every promise of a plan that can be checked without the planner."""
+    models = document.cluster.models(document.profile)
+    assert lint(plan, models) == []
+    fraction = document.profile.forward_fraction
+    assert simulate_plan_ms(plan, fraction) <= plan.predicted_ms + 1e-3
+    assert (plan.ids, plan.lengths, plan.step) == (batch.ids, batch.lengths, batch.step)
+    placed = [i for p in plan.pipelines for m in p.micro_batches for i in m.sequences]
+    assert sorted(placed) == list(range(len(batch.lengths)))
+    assert sum(m.tokens for p in plan.pipelines for m in p.micro_batches) == batch.tokens
+    assert plan.world_size == document.cluster.gpus
+    assert from_json(to_json(plan)) == plan
+    held = 0
+    for rank in range(plan.world_size):
+        view = rank_view(plan, rank)
+        held += sum(
+            micro.local_tokens
+            for mine in view.pipelines
+            for micro in mine.micro_batches
+            if mine.at.tp == 0 and mine.at.pp == 0
+        )
+    assert held == batch.tokens
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_plans_are_sound(lockstep: bool) -> None:
+    @settings(
+        max_examples=80,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    @given(cases(lockstep))
+    def sound(case: tuple[ProposalDocument, Batch]) -> None:
+        document, batch = case
+        plan = StepPlanner(document).plan(batch)
+        check(plan, document, batch)
+        # What a worker gets is the document as text.
+        again = ProposalDocument.from_json(document.to_json(), "proposal")
+        assert to_json(StepPlanner(again).plan(batch)) == to_json(plan)
+
+    sound()
+
+
+@pytest.mark.parametrize(
+    ("lockstep", "method"), [(False, METHODS[0]), (False, METHODS[1]), (True, METHODS[0])]
+)
+def test_proposals_and_their_plans_are_sound(lockstep: bool, method: str) -> None:
+    @settings(
+        max_examples=3,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    @given(profiles(lockstep), st.integers(0, 20), st.integers(0, 2**32))
+    def sound(profile: Profile, more: int, seed: int) -> None:
+        gpus = min(entry.scheme.gpus for entry in profile.schemes) + more
+        models = Cluster(gpus, 10_000, 1).models(profile).values()
+        longest = max((model.max_sequence for model in models), default=0)
+        assume(longest)
+        rng = np.random.default_rng(seed)
+        lengths = np.clip(rng.lognormal(4, 2, 300).astype(np.int64) + 1, None, longest)
+        cluster = Cluster(gpus, longest, int(lengths.max()) + 500)
+        document = make_proposal(profile, cluster, lengths, seed=seed, method=method)
+        assert 0 < document.lower_bound_ms <= document.expected_ms + 1e-3
+        assert ProposalDocument.from_json(document.to_json(), "proposal") == document
+        for batch in Sampler(lengths, cluster.tokens, longest, seed).batches(3):
+            check(StepPlanner(document).plan(batch), document, batch)
+
+    sound()

@@ -1,0 +1,251 @@
+"""Planning on a real Ray cluster of two machines, as Ray counts: bytes, deaths, failures, ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import producer_cases
+import pytest
+from producer_cases import dense_proposal, drawn_batches
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.step.selection import Infeasible
+from seqplan.planner.workers import ray_driver as ray_agent
+from seqplan.planner.workers import ray_workers
+from seqplan.planner.workers.planned_step import Planned
+from seqplan.planner.workers.pool import DEATHS, WorkerDied
+from seqplan.planner.workers.produce import produce
+
+PATIENCE_S = 60
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None or not Path("/proc/self/stat").exists(),
+    reason="no ray (install seqplan[ray]) or no /proc",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dict[str, str]]:
+    """A head with one CPU and another node with one: what the environment must say to join."""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
+        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
+        environment["PYTHONPATH"] = str(Path(producer_cases.__file__).parent)
+        environment |= token
+        environment.pop("RAY_ADDRESS", None)
+
+        def start(*arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
+            said = Path(folder) / f"{len(nodes)}.txt"
+            with said.open("w") as out:
+                line = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+                line += ["--num-cpus=1", "--object-store-memory=100000000", *arguments]
+                node = subprocess.Popen(
+                    line, stdout=out, stderr=out, env=environment, start_new_session=True
+                )
+            nodes.append(node)
+            return node, said
+
+        nodes: list[subprocess.Popen[bytes]] = []
+        try:
+            _, said = start("--head", "--port=0", "--include-dashboard=false")
+            found = until(lambda: re.search(r"--address='(\S+?)'", said.read_text()))
+            address: str = found[1]  # type: ignore[index]
+            start(f"--address={address}")
+            yield {"RAY_ADDRESS": address, **token}
+        finally:
+            for node in nodes:  # all that it started is of its group; nothing is worth saving
+                os.killpg(node.pid, signal.SIGKILL)
+                node.wait(PATIENCE_S)
+            for node in nodes:
+                until(lambda session=node.pid: not in_session(session))
+
+
+def until(happened: Callable[[], object], seconds: float = PATIENCE_S) -> object:
+    end = time.monotonic() + seconds
+    while not (found := happened()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def joined(cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What plans here plans on the cluster."""
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+
+
+def actors() -> list[int]:
+    """The processes of this machine that are planning actors, whatever they do."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                title = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue  # gone meanwhile
+            if title.startswith(b"ray::PlanningActor"):
+                found.append(int(entry.name))
+    return found
+
+
+def lines(batches: list[Batch], workers: int, executor: str = "ray") -> list[str]:
+    produced = produce(dense_proposal(), batches, seed=3, workers=workers, executor=executor)
+    return [planned.line for planned in produced]
+
+
+@needs_ray
+@pytest.mark.usefixtures("joined")
+def test_ray_gives_the_bytes_of_one_process() -> None:
+    """Also where there are fewer CPUs than workers: the third is done without."""
+    batches = drawn_batches(8)
+    alone = lines(batches, 1, "processes")
+    assert lines(batches, 1) == alone
+    assert lines(batches, 3) == alone
+    until(lambda: not actors())
+
+
+@needs_ray
+@pytest.mark.usefixtures("joined")
+def test_killed_actors_change_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    batches = drawn_batches(24, sequences=200)
+    expected = lines(batches, 1, "processes")
+    got = []
+    for planned in produce(dense_proposal(), batches, seed=3, workers=2, executor="ray"):
+        got.append(planned.line)
+        if planned.step in (4, 13):
+            found = actors()
+            assert found
+            for actor in found if planned.step == 13 else found[:1]:
+                os.kill(actor, signal.SIGKILL)
+    assert got == expected
+    until(lambda: not actors())
+    assert capfd.readouterr() == ("", "")  # plans go to stdout, Ray's stories nowhere
+
+
+@needs_ray
+@pytest.mark.usefixtures("joined")
+def test_a_killed_agent_changes_nothing() -> None:
+    """The agent is Ray's driver: it ends, too, when the head of the cluster is gone."""
+    batches = drawn_batches(12, sequences=200)
+    expected = lines(batches, 1, "processes")
+    got = []
+    for planned in produce(dense_proposal(), batches, seed=3, workers=2, executor="ray"):
+        got.append(planned.line)
+        if planned.step == 4:
+            [agent] = multiprocessing.active_children()
+            agent.kill()
+    assert got == expected
+
+
+def until_failure(produced: Iterator[Planned]) -> tuple[list[int], Exception]:
+    """The steps that came out, and then the error."""
+    got = []
+    try:
+        for planned in produced:
+            got.append(planned.step)
+    except Exception as error:
+        return got, error
+    raise AssertionError("nothing failed")
+
+
+@needs_ray
+@pytest.mark.usefixtures("joined")
+def test_what_planning_raises_is_raised_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that nothing can run, and one that ends its actor every time."""
+    batches = drawn_batches(5)
+    batches[2] = Batch(2, (8, 9), (100, 32768 * 3))
+    said = []
+    for executor in ("processes", "ray"):
+        produced = produce(dense_proposal(), batches, workers=2, executor=executor)
+        got, error = until_failure(produced)
+        assert isinstance(error, Infeasible)
+        assert got == [0, 1]
+        said.append(str(error))
+    assert said[0] == said[1]
+    monkeypatch.setattr(ray_workers, "drive", producer_cases.drive_and_die)
+    batches[2] = Batch(2, (producer_cases.DEADLY, 5), (100, 200))
+    produced = produce(dense_proposal(), batches, workers=2, executor="ray")
+    got, error = until_failure(produced)
+    assert isinstance(error, WorkerDied)
+    assert str(error) == f"step 2: planning it ended its worker process {DEATHS} times"
+    assert got == [0, 1]
+
+
+@needs_ray
+@pytest.mark.usefixtures("joined")
+def test_closing_ends_the_actors() -> None:
+    endless = (Batch.of_lengths([100, 200], step) for step in range(10**9))
+    produced = produce(dense_proposal(), endless, workers=2, executor="ray")
+    assert next(produced).step == 0
+    assert actors()
+    produced.close()  # type: ignore[attr-defined]
+    until(lambda: not actors())
+
+
+@needs_ray
+def test_without_an_address_a_cluster_is_started_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the command, which an interrupt ends in the middle: nothing is said, nothing is left."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    proposal, batches = tmp_path / "proposal.json", tmp_path / "batches.jsonl"
+    proposal.write_text(dense_proposal().to_json())
+    batches.write_text("".join(f'{{"lengths":{[7, 8, 9000]}}}\n' for _ in range(20_000)))
+    command = [sys.executable, "-m", "seqplan.api.cli", "plan", "--executor", "ray"]
+    command += ["--proposal", str(proposal), "--batches", str(batches), "--workers", "2"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith('{"digest":"sha256:')
+        os.killpg(running.pid, signal.SIGINT)
+        _, said = running.communicate(timeout=PATIENCE_S)
+        assert (running.returncode, said) == (130, "seqplan: interrupted\n")
+        # One of Ray's that was just starting may look for its cluster for a minute.
+        until(lambda: not in_session(running.pid), 3 * PATIENCE_S)
+
+
+def in_session(session: int) -> list[str]:
+    """The processes of a session, without those that are dead and not yet collected."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, _, its = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            except OSError:
+                continue  # gone meanwhile
+            if int(its) == session and state not in "ZX":
+                found.append(entry.name)
+    return found
+
+
+@needs_ray
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "nonsense"])
+def test_a_cluster_that_is_not_there(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ray_agent.RayUnavailable) as caught:
+        lines(drawn_batches(3), 2)
+    assert str(caught.value).startswith(f"cannot use the Ray cluster at {address}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_without_ray_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'seqplan\[ray\]'"):
+        next(produce(dense_proposal(), drawn_batches(1), executor="ray"))

@@ -1,0 +1,110 @@
+"""Plan files: streamed, whole or absent, and clear about the line that is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from golden_plans import heterogeneous, reforming
+
+from seqplan.plans.format.codec import PlanError, to_json
+from seqplan.plans.format.plan_file import read_plans, write_plans
+from seqplan.plans.plan import Plan
+
+
+@pytest.fixture
+def two() -> list[Plan]:
+    return heterogeneous()
+
+
+def lines(plans: list[Plan]) -> bytes:
+    return b"".join(to_json(plan).encode() + b"\n" for plan in plans)
+
+
+def test_round_trip(tmp_path: Path, two: list[Plan]) -> None:
+    path = tmp_path / "plans.jsonl"
+    with write_plans(path) as write:
+        for plan in two:
+            write(plan)
+        assert not path.exists()
+    assert path.read_bytes() == lines(two)
+    assert list(read_plans(path)) == two
+
+
+def test_plans_come_one_at_a_time(tmp_path: Path, two: list[Plan]) -> None:
+    path = tmp_path / "plans.jsonl"
+    path.write_bytes(lines(two[:1]) + b"broken\n")
+    plans = read_plans(path)
+    assert next(plans) == two[0]
+    with pytest.raises(PlanError, match=r"plans\.jsonl:2: not a JSON plan"):
+        next(plans)
+
+
+def test_a_file_without_plans(tmp_path: Path) -> None:
+    path = tmp_path / "plans.jsonl"
+    with write_plans(path):
+        pass
+    assert list(read_plans(path)) == []
+
+
+@pytest.mark.parametrize("size", [1, 100, -2])
+def test_a_cut_line_is_named(tmp_path: Path, two: list[Plan], size: int) -> None:
+    path = tmp_path / "plans.jsonl"
+    path.write_bytes(lines(two[:1]) + lines(two[1:])[:size])
+    with pytest.raises(PlanError, match=r"plans\.jsonl:2: ") as refused:
+        list(read_plans(path))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_line_end_is_no_cut(tmp_path: Path, two: list[Plan]) -> None:
+    path = tmp_path / "plans.jsonl"
+    path.write_bytes(lines(two)[:-1])
+    assert list(read_plans(path)) == two
+
+
+def test_lines_that_do_not_follow(tmp_path: Path, two: list[Plan]) -> None:
+    path = tmp_path / "plans.jsonl"
+    for plans, expected in (
+        ([two[1], two[0]], r"plans\.jsonl:2: step: 16 does not follow step 17"),
+        ([two[0], two[0]], r"plans\.jsonl:2: step: 16 does not follow step 16"),
+        (
+            [reforming()[0], two[0]],
+            r"plans\.jsonl:2: world_size: 8, but 6 at step 0",
+        ),
+    ):
+        path.write_bytes(lines(plans))
+        with pytest.raises(PlanError, match=expected):
+            list(read_plans(path))
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "plans.jsonl"
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(PlanError, match=r"plans\.jsonl:1: not UTF-8"):
+        list(read_plans(path))
+
+
+def test_a_failed_writer_leaves_the_old_file(tmp_path: Path, two: list[Plan]) -> None:
+    path = tmp_path / "plans.jsonl"
+    path.write_bytes(lines(two[:1]))
+
+    def out_of_order() -> None:
+        with write_plans(path) as write:
+            write(two[1])
+            write(two[0])
+
+    with pytest.raises(PlanError, match="step: 16 does not follow step 17"):
+        out_of_order()
+    assert path.read_bytes() == lines(two[:1])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plans.jsonl"]
+
+
+def test_strictness_is_passed_on(tmp_path: Path, two: list[Plan]) -> None:
+    path = tmp_path / "plans.jsonl"
+    text = to_json(replace(two[0], step=1)).replace('"gap"', '"extra":1,"gap"')
+    path.write_text(text + "\n", encoding="utf-8")
+    with pytest.raises(PlanError, match=":1: extra: is not a field"):
+        list(read_plans(path))
+    with pytest.raises(PlanError, match=":1: digest: "):
+        list(read_plans(path, strict=False))

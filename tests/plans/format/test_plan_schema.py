@@ -1,0 +1,75 @@
+"""The JSON Schema accepts what the codec writes and refuses what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from golden_plans import FILES, FOLDER
+from hypothesis import given
+from jsonschema import Draft202012Validator
+from plan_strategies import plans
+
+from seqplan.plans.format.codec import to_json
+from seqplan.plans.format.schema import plan_json_schema
+from seqplan.plans.plan import Plan
+
+VALIDATOR = Draft202012Validator(plan_json_schema())
+
+
+def test_the_schema_is_a_schema() -> None:
+    Draft202012Validator.check_schema(plan_json_schema())
+    assert plan_json_schema() is not plan_json_schema()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_golden_plans_are_valid(name: str) -> None:
+    for line in (FOLDER / name).read_text(encoding="utf-8").splitlines():
+        VALIDATOR.validate(json.loads(line))
+
+
+@given(plans())
+def test_random_plans_are_valid(plan: Plan) -> None:
+    VALIDATOR.validate(json.loads(to_json(plan)))
+
+
+def objects(node: Any) -> list[dict[str, Any]]:
+    """Every object inside a JSON value."""
+    if isinstance(node, list):
+        return [found for item in node for found in objects(item)]
+    if isinstance(node, dict):
+        return [node, *(found for item in node.values() for found in objects(item))]
+    return []
+
+
+def test_every_object_is_closed_and_complete() -> None:
+    text = (FOLDER / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    count = len(objects(json.loads(text)))
+    for index in range(count):
+        fields = json.loads(text)
+        objects(fields)[index]["color"] = 1
+        assert not VALIDATOR.is_valid(fields)
+        for name in objects(json.loads(text))[index]:
+            fields = json.loads(text)
+            del objects(fields)[index][name]
+            assert VALIDATOR.is_valid(fields) == (name == "round")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("schema", 2),
+        ("step", -1),
+        ("step", True),
+        ("world_size", 0),
+        ("digest", "sha256:0"),
+        ("gap", None),
+        ("predicted_ms", "1"),
+        ("idle_ranks", [0.5]),
+        ("groups", [1]),
+    ],
+)
+def test_wrong_values_are_refused(name: str, value: object) -> None:
+    fields = json.loads(to_json(FILES["rounds.jsonl"]()[0]))
+    assert not VALIDATOR.is_valid({**fields, name: value})

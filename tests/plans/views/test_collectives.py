@@ -1,0 +1,94 @@
+"""The order of collectives: shared events agree, and waiting for all members never blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_strategies import plans
+from test_rank_view import one_pipeline
+
+from seqplan.plans.plan import MicroBatch, Plan
+from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.collectives import Event, collectives
+from seqplan.plans.views.rank_view import rank_view
+
+
+def orders(plan: Plan) -> list[tuple[Event, ...]]:
+    return [collectives(rank_view(plan, rank)) for rank in range(plan.world_size)]
+
+
+def of_micro_batches(scheme: Scheme, count: int) -> Plan:
+    """One pipeline of ``count`` micro-batches with one sequence each."""
+    plan = one_pipeline(scheme, (7,) * count, scheme.gpus)
+    batches = tuple(MicroBatch((at,), 7, scheme.padded_tokens([7]), 1.0) for at in range(count))
+    return replace(plan, pipelines=(replace(plan.pipelines[0], micro_batches=batches),))
+
+
+def assert_runs_to_its_end(everyone: list[tuple[Event, ...]]) -> None:
+    """Play the step with every event a rendezvous: it happens when all members are at it."""
+    at = [0] * len(everyone)
+    moved = True
+    while moved:
+        moved = False
+        for rank, events in enumerate(everyone):
+            while at[rank] < len(events):
+                event = events[at[rank]]
+                assert rank in event.group
+                if not all(
+                    at[member] < len(everyone[member]) and everyone[member][at[member]] == event
+                    for member in event.group
+                ):
+                    break
+                for member in event.group:
+                    at[member] += 1
+                moved = True
+    assert at == [len(events) for events in everyone]
+
+
+@given(plans())
+@settings(max_examples=200)
+def test_shared_events_agree_and_nothing_blocks(plan: Plan) -> None:
+    everyone = orders(plan)
+    for events in everyone:
+        assert len(set(events)) == len(events)
+    for one, other in combinations(range(plan.world_size), 2):
+        shared_by_one = [event for event in everyone[one] if other in event.group]
+        shared_by_other = [event for event in everyone[other] if one in event.group]
+        assert shared_by_one == shared_by_other
+    assert_runs_to_its_end(everyone)
+
+
+@given(st.integers(1, 6), st.integers(0, 9), st.sampled_from([(1, 1, 1), (2, 1, 1), (1, 2, 3)]))
+def test_deep_pipelines(pp: int, count: int, degrees: tuple[int, int, int]) -> None:
+    scheme = Scheme(degrees[0], pp, degrees[1], degrees[2])
+    assert_runs_to_its_end(orders(of_micro_batches(scheme, count)))
+
+
+def test_a_middle_stage_receives_before_it_sends_back() -> None:
+    plan = of_micro_batches(Scheme(pp=3), 3)
+    events = [(event.phase, event.micro_batch, event.group) for event in orders(plan)[1]]
+    assert events == [
+        ("activations", 0, (0, 1)),
+        ("activations", 0, (1, 2)),
+        ("activations", 1, (0, 1)),
+        ("activations", 1, (1, 2)),
+        ("gradients", 0, (1, 2)),
+        ("activations", 2, (0, 1)),
+        ("gradients", 0, (0, 1)),
+        ("activations", 2, (1, 2)),
+        ("gradients", 1, (1, 2)),
+        ("gradients", 1, (0, 1)),
+        ("gradients", 2, (1, 2)),
+        ("gradients", 2, (0, 1)),
+    ]
+
+
+@given(plans(rounds=True))
+def test_every_rank_goes_through_every_round(plan: Plan) -> None:
+    rounds = {pipeline.round for pipeline in plan.pipelines}
+    for events in orders(plan):
+        gathers = [event.micro_batch for event in events if event.phase == "round"]
+        assert gathers == sorted(rounds)  # type: ignore[type-var]

@@ -1,0 +1,128 @@
+"""Rounds and runs count together, and a device that was slowed for a while bends no curve."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sampled import SETTING, sample, samples
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.fit.measured_profile import fit_schemes
+from seqplan.profiler.fit.pooling import device_spread, merged, pooled, response, steadied
+from seqplan.profiler.fit.samples import Sample, SampleFile
+
+
+def slowed(each: Sample, by: float, yardstick_ms: float = 0.4) -> Sample:
+    """All that was timed, ``by`` times as long."""
+    times = {
+        name: tuple(by * ms for ms in getattr(each, name))
+        for name in ("layers_ms", "forward_ms", "ends_ms")
+    }
+    read = (by * yardstick_ms,) * len(each.layers_ms)
+    return replace(each, **times, layers_yardstick_ms=read, ends_yardstick_ms=read)
+
+
+def test_what_disturbs_the_device_for_a_while_does_not_bend_the_curve() -> None:
+    """Every round's repetitions count together; one that was slow throughout shows as spread."""
+    calm = samples(Scheme())
+    slow = [
+        replace(each, turn=1, layers_ms=tuple(1.6 * ms for ms in each.layers_ms)) for each in calm
+    ]
+    found = pooled([*calm, *slow, *(replace(each, turn=2) for each in calm)])
+    assert [(each.role, each.lengths, each.turn) for each in found] == [
+        (each.role, each.lengths, 0) for each in calm
+    ]
+    for each, alone in zip(found, calm, strict=True):
+        assert len(each.layers_ms) == len(each.ends_ms) == len(each.forward_ms) == 9
+        assert each.whole_ms(8) == pytest.approx(alone.whole_ms(8), rel=0.011)
+        assert each.spread > 0.1
+        assert each.saved_bytes == alone.saved_bytes
+    assert pooled(calm) == calm
+
+
+def test_out_of_memory_in_one_round_is_out_of_memory() -> None:
+    fits = sample(Scheme(), "fit", (64,))
+    full = replace(fits, turn=1, layers_ms=(), ends_ms=(), forward_ms=(), oom=True)
+    other = replace(fits, layers=4)  # measured with other layers: not the same
+    assert pooled([fits, full, other]) == [full, other]
+
+
+def test_peaks_of_all_rounds_are_kept_where_they_are_read() -> None:
+    one = replace(sample(Scheme(), "fit", (64,)), layers_peak_bytes=5, ends_peak_bytes=9)
+    (found,) = pooled([one, replace(one, turn=1, layers_peak_bytes=7, ends_peak_bytes=3)])
+    assert (found.layers_peak_bytes, found.ends_peak_bytes) == (7, 9)
+
+
+@given(st.lists(st.floats(0.5, 4.0), min_size=1, max_size=30))
+def test_times_are_as_at_one_speed(speeds: list[float]) -> None:
+    """Whatever the speeds were, ratios of times are those of an equally fast device."""
+    one = sample(Scheme(), "fit", (64,))
+    one = replace(one, layers_ms=one.layers_ms[:1] * 3)
+    found = steadied([slowed(one, by) for by in speeds])
+    usual = [np.divide(each.layers_ms, one.layers_ms) for each in found]
+    np.testing.assert_allclose(usual, usual[0][0])
+    assert min(speeds) * 0.999 <= usual[0][0] <= max(speeds) * 1.001
+    np.testing.assert_allclose(np.divide(found[0].forward_ms, one.forward_ms), usual[0][0])
+    np.testing.assert_allclose(np.divide(found[0].ends_ms, one.ends_ms), usual[0][0])
+
+
+def test_readings_count_by_what_they_tell() -> None:
+    """Noise of the yardstick is not put into times; half a response is taken for half."""
+    rng = np.random.default_rng(0)
+
+    def run(exponent: float) -> list[Sample]:
+        base = sample(Scheme(), "fit", (64,))
+        found = []
+        for by in np.exp(rng.normal(0, 0.2, 200)):
+            read = (0.4 * by,) * 3
+            each = slowed(base, by**exponent)
+            found.append(replace(each, layers_yardstick_ms=read, ends_yardstick_ms=read))
+        return found
+
+    assert response(run(1.0)) == pytest.approx(1.0, abs=0.02)
+    assert response(run(0.5)) == pytest.approx(0.5, abs=0.02)
+    assert response(run(0.0)) == pytest.approx(0.0, abs=0.02)
+    assert response(run(-1.0)) == 0.0
+    noise = run(0.0)
+    for each, found in zip(noise, steadied(noise), strict=True):
+        assert found.layers_ms == pytest.approx(each.layers_ms, rel=0.02)
+
+
+def test_a_device_slowed_at_random_gives_the_curve_of_a_steady_one() -> None:
+    rng = np.random.default_rng(0)
+    calm = [slowed(each, 1.0) for each in samples(Scheme())]
+    noisy = [slowed(each, float(rng.choice([1.0, 1.6]))) for each in 2 * calm]
+    truth, raw, found = (
+        fit_schemes(SETTING, pooled(each))[Scheme()] for each in (calm, noisy, steadied(noisy))
+    )
+    assert raw.verdict == "suspect"
+    assert found.verdict == "usable"
+    assert found.held_out.largest == pytest.approx(0.0, abs=1e-4)
+    assert found.latency.a / found.latency.b == pytest.approx(truth.latency.a / truth.latency.b)
+    assert truth.notes == ()
+    (note,) = found.notes
+    assert note.startswith("the device's speed varied by ")
+
+
+def test_samples_without_readings_stay_as_they_are() -> None:
+    bare = samples(Scheme())
+    assert steadied(bare) == bare
+    assert device_spread(bare) is None
+    assert steadied([]) == []
+    full = replace(bare[0], layers_ms=(), ends_ms=(), forward_ms=(), oom=True)
+    assert steadied([full]) == [full]
+
+
+def test_each_run_is_steadied_by_its_own_usual_speed(tmp_path: Path) -> None:
+    """Its readings may be of other ranks on the same cores, or of another release of torch."""
+    one = sample(Scheme(), "fit", (64,))
+    for name, yardstick_ms in (("a", 0.4), ("b", 4.0)):
+        SampleFile(tmp_path / name, SETTING).add(slowed(one, 1.0, yardstick_ms))
+    _, (both,) = merged([tmp_path / "a", tmp_path / "b"])
+    assert both.layers_ms == pytest.approx(2 * one.layers_ms)
+    assert both.layers_yardstick_ms == (0.4,) * 3 + (4.0,) * 3

@@ -1,0 +1,230 @@
+"""Samples survive on disk, and only samples that belong together make a profile."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sampled import SETTING, SIZES, sample, samples
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.fit.measured_profile import (
+    Hardware,
+    fit_memory,
+    parameters,
+    profile_document,
+    unfitted,
+)
+from seqplan.profiler.fit.pooling import merged
+from seqplan.profiler.fit.samples import (
+    Sample,
+    SampleError,
+    SampleFile,
+    read_samples,
+)
+from seqplan.profiler.measure.design import design
+from seqplan.profiler.profile import Profile
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    file = SampleFile(path, SETTING)
+    for each in samples(Scheme()):
+        file.add(each)
+    assert read_samples(path) == (SETTING, file.samples)
+    again = SampleFile(path, SETTING)
+    assert again.samples == file.samples
+    later = replace(file.samples[0], turn=1)
+    again.add(later)
+    assert read_samples(path)[1] == [*file.samples, later]
+
+
+def test_a_line_cut_off_by_a_kill_is_dropped_and_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    file = SampleFile(path, SETTING)
+    first, second = samples(Scheme())[:2]
+    file.add(first)
+    file.add(second)
+    path.write_text(path.read_text()[:-40])
+    again = SampleFile(path, SETTING)
+    assert again.samples == [first]
+    again.add(second)
+    assert read_samples(path)[1] == [first, second]
+
+
+def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    file = SampleFile(path, SETTING)
+    file.add(samples(Scheme())[0])
+    path.write_text(path.read_text() + '{"scheme": 3}\n')
+    with pytest.raises(SampleError, match=r"s\.jsonl, line 3: not a sample"):
+        read_samples(path)
+    with pytest.raises(SampleError, match="cannot be read"):
+        read_samples(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layers_ms": ()}, "layers_ms must be positive times"),
+        ({"ends_ms": (1.0, 0.0)}, "ends_ms must be positive times"),
+        ({"forward_ms": ("x",)}, "not a sample"),
+        ({"turn": "x"}, "turn must be an integer, not 'x'"),
+        ({"layers_ms": (1.0, float("inf"))}, "layers_ms must be positive times"),
+        ({"layers_yardstick_ms": (float("inf"),) * 3}, "layers_yardstick_ms must be 3 positive"),
+        ({"layers_yardstick_ms": (1.0,)}, "layers_yardstick_ms must be 3 positive times"),
+        ({"ends_yardstick_ms": (1.0, 0.0, 1.0)}, "ends_yardstick_ms must be 3 positive times"),
+    ],
+)
+def test_times_that_cannot_be_are_named(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    file = SampleFile(tmp_path / "s.jsonl", SETTING)
+    file.add(replace(samples(Scheme())[0], **change))  # type: ignore[arg-type]
+    with pytest.raises(SampleError, match=rf"s\.jsonl, line 2: .*{said}"):
+        read_samples(file.path)
+
+
+def test_a_run_that_measured_nothing_makes_no_profile(tmp_path: Path) -> None:
+    SampleFile(tmp_path / "s.jsonl", SETTING)
+    with pytest.raises(SampleError, match=r"s\.jsonl: nothing was measured"):
+        merged([tmp_path / "s.jsonl"])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"device": "another"}, "device another, not a device"),
+        ({"dtype": "bfloat16"}, "dtype bfloat16, not float32"),
+        ({"model": (("hidden", 3),)}, "model hidden 3, not hidden 64"),
+        ({"checkpointing": "full"}, "checkpointing full, not none"),
+    ],
+)
+def test_settings_are_not_mixed(tmp_path: Path, change: dict[str, object], named: str) -> None:
+    SampleFile(tmp_path / "a", SETTING)
+    SampleFile(tmp_path / "b", replace(SETTING, **change))  # type: ignore[arg-type]
+    with pytest.raises(SampleError, match=named):
+        merged([tmp_path / "a", tmp_path / "b"])
+
+
+def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
+    two = Scheme(1, 1, 2, 1)
+    for name, scheme in (("a", Scheme()), ("b", two)):
+        file = SampleFile(tmp_path / name, SETTING)
+        for each in samples(scheme):
+            file.add(each)
+    setting, found = merged([tmp_path / "a", tmp_path / "b"])
+    document = profile_document(
+        setting, found, Hardware("a device", 8, 10_000_000.0), name="p", source="a test"
+    )
+    profile = Profile.from_document(document, "p")
+    assert [entry.scheme for entry in profile.schemes] == [Scheme(), two]
+    one, other = profile.schemes
+    assert one.origin == "measured"
+    assert one.latency.a == pytest.approx(1e-6, rel=1e-3)
+    assert other.latency.b == pytest.approx(0.005, rel=1e-3)
+    assert one.latency.c == pytest.approx(1.0, rel=1e-3)
+    assert one.fit is not None
+    assert one.fit["verdict"] == "usable"
+    assert profile.forward_fraction == pytest.approx(1 / 3, abs=1e-3)
+    assert profile.memory.bytes_per_token(two) == pytest.approx(500, rel=1e-3)
+    # 12 bytes a parameter over 2 GPUs, 8 resident, then 1,000 bytes a token.
+    layer, ends = parameters(SIZES)
+    room = 10_000_000 - (6 + 8) * (8 * layer + ends)
+    assert profile.model(one, 2, 100).max_len == pytest.approx(room / 1000, abs=2)
+
+
+def test_out_of_memory_is_data() -> None:
+    found = samples(Scheme())
+    empty: tuple[float, ...] = ()
+    found.append(Sample(Scheme(), "fit", (9999,), 2, empty, empty, empty, 0, 0, oom=True))
+    memory = fit_memory(SETTING, found)
+    assert memory.errors.samples == len(found) - 1
+    with pytest.raises(SampleError, match="no sample fits into memory"):
+        fit_memory(SETTING, found[-1:])
+
+
+def test_a_stage_has_its_share_of_the_layers_and_activations_of_all() -> None:
+    one = sample(Scheme(), "fit", (100,))
+    one = replace(one, ends_ms=(5.0,) * 3, saved_bytes=one.layers_saved_bytes + 70)
+    stage = replace(one, scheme=Scheme(pp=4))
+    layers = one.layers_ms[0]
+    assert one.whole_ms(8) == pytest.approx(4 * layers + 5)
+    assert stage.whole_ms(8) == pytest.approx(layers + 5)
+    assert stage.whole_bytes(8) == one.whole_bytes(8) == 4 * 100 * 250 + 70
+
+
+def test_the_allocators_peak_counts_where_it_was_read() -> None:
+    kept = sample(Scheme(), "fit", (100,))
+    assert kept.layers_saved_bytes == 25_000
+    layers_more = replace(kept, layers_peak_bytes=27_000, ends_peak_bytes=1_500)
+    ends_more = replace(kept, layers_peak_bytes=26_000, ends_peak_bytes=1_500)
+    assert layers_more.whole_bytes(8) == 100_000 + 2_000
+    assert ends_more.whole_bytes(8) == 100_000 + 1_500
+    fit = fit_memory(SETTING, [layers_more])
+    assert fit.of_allocator
+    assert fit.bytes_per_token[1] == pytest.approx(1020)
+
+
+def test_memory_is_fitted_for_each_tp() -> None:
+    two = Scheme(tp=2)
+    # A rank of tp 2 keeps three quarters of what one rank would.
+    more = [
+        replace(each, layers_saved_bytes=each.tokens * 375 // 2, saved_bytes=each.tokens * 375 // 2)
+        for each in samples(two, Scheme(tp=2, pp=2), Scheme(tp=2, ulysses=2))
+        if each.scheme.sp == 1
+    ]
+    fit = fit_memory(SETTING, [*samples(Scheme(), Scheme(ulysses=2)), *more])
+    assert fit.bytes_per_token == pytest.approx({1: 1000, 2: 1500}, rel=2e-3)
+    found = [*samples(Scheme()), *more]
+    document = profile_document(SETTING, found, Hardware("d", 8, 1e9), name="p", source="a test")
+    memory = Profile.from_document(document, "p").memory
+    assert memory.bytes_per_token(Scheme(tp=2, pp=2)) == pytest.approx(750, rel=2e-3)
+
+
+def test_files_from_before_peaks_were_read_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    file = SampleFile(path, SETTING)
+    new = replace(samples(Scheme())[0], layers_peak_bytes=7, ends_peak_bytes=9)
+    file.add(new)
+    assert read_samples(path)[1] == [new]
+    header, line = path.read_text().splitlines()
+    fields = json.loads(line)
+    del fields["layers_peak_bytes"], fields["ends_peak_bytes"]
+    path.write_text(f"{header}\n{json.dumps(fields)}\n")
+    assert read_samples(path)[1] == [samples(Scheme())[0]]
+
+
+def test_a_scheme_that_does_not_fit_is_left_out() -> None:
+    none: tuple[float, ...] = ()
+    two = Scheme(tp=2)
+    full = [
+        Sample(two, "fit", (length,), 2, none, none, none, 0, 0, oom=True)
+        for length in (64, 128, 256, 512)
+    ]
+    found = [*samples(Scheme()), *full]
+    assert unfitted(found) == {two: "tp2: 0 of its lengths fit into memory, 4 are needed"}
+    document = profile_document(SETTING, found, Hardware("d", 8, 1e9), name="p", source="a test")
+    profile = Profile.from_document(document, "p")
+    assert [entry.scheme for entry in profile.schemes] == [Scheme()]
+    assert list(profile.memory.activation_bytes_per_token) == [1]
+    with pytest.raises(SampleError, match="no scheme fits into memory: tp2: 0 of its lengths fit"):
+        profile_document(SETTING, full, Hardware("d", 8, 1e9), name="p", source="a test")
+
+
+def test_the_design_is_a_series_with_lengths_between_and_packings() -> None:
+    points = design(64, 4096, points=8)
+    single = [point for point in points if len(point.lengths) == 1]
+    assert [point.role for point in single] == ["fit", "held-out"] * 7 + ["fit"]
+    several = [point.role for point in points if len(point.lengths) > 1]
+    assert several.count("packed") >= 4
+    assert several.count("fit") >= 3
+    assert several.count("held-out") == 0
+    assert len({point.lengths for point in points}) == len(points)  # nothing judges its own fit
+    assert all(sum(point.lengths) <= 4096 for point in points)
+    assert points == design(64, 4096, points=8)
+    for wrong in ((0, 5), (5, 5), (9, 3)):
+        with pytest.raises(ValueError, match="lengths must rise"):
+            design(*wrong)

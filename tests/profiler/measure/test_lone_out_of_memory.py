@@ -1,0 +1,71 @@
+"""One rank runs out of memory while the others wait for it: no hang, and the next run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import run_ranks
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.fit.samples import read_samples
+from seqplan.profiler.measure import lost_ranks as alarm
+from seqplan.profiler.measure.design import Point
+from seqplan.profiler.measure.run import Task, measure
+from seqplan.profiler.measure.stage import Call, Stage
+from seqplan.runtime.sequence_parallel.unified import AttentionContext
+from seqplan.runtime.training.model import ModelConfig
+
+SCHEME = Scheme(ulysses=2)
+TASK = Task(
+    config=ModelConfig(hidden=16, layers=1, heads=2, kv_heads=2, ffn=16, vocab=10),
+    layers=1,
+    device="cpu",
+    dtype="float32",
+    schemes=(SCHEME,),
+    points=tuple(Point("fit", (length,)) for length in (16, 32, 64, 128)),
+    repeats=2,
+)
+
+
+def measured(rank: int, world_size: int, folder: Path, lacking: int) -> list[int]:
+    """Tokens of what fits; rank ``lacking`` has no room for 64 of them, before it is waited for."""
+    alarm.PATIENCE_S, alarm.HEAD_START_S = 1.0, 30.0
+    whole = Stage.layers_call
+
+    def layers_call(stage: Stage, context: AttentionContext) -> Call:
+        call = whole(stage, context)
+
+        def forward() -> torch.Tensor:
+            if rank == lacking and world_size * context.positions.shape[0] >= 64:
+                raise torch.OutOfMemoryError("no room")
+            return call.forward()
+
+        return Call(forward, call.backward)
+
+    Stage.layers_call = layers_call  # type: ignore[method-assign]
+
+    def complain(text: str) -> None:
+        folder.joinpath("said").write_text(text)
+
+    _, samples = measure(TASK, folder / "s.jsonl", rank, world_size, None, complain)
+    return [each.tokens for each in samples if not each.oom]
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_ranks_that_wait_in_vain_end_and_the_next_run_goes_on(tmp_path: Path, lacking: int) -> None:
+    with pytest.raises(AssertionError, match=r"rank \d (died, exit code 1|failed)"):
+        run_ranks(measured, 2, tmp_path, lacking)
+    assert (tmp_path / "said").read_text() == (
+        f"u2, 64 tokens: rank {lacking} is out of memory while others wait for it; kept as out of "
+        "memory: start again to go on with the rest"
+    )
+    _, samples = read_samples(tmp_path / "s.jsonl")
+    assert [each.tokens for each in samples] == [16, 32, 64]
+    assert [each.oom for each in samples] == [False, False, True]
+    assert {(each.scheme, each.turn) for each in samples} == {(SCHEME, 0)}
+    # Neither this micro-batch nor a longer one is tried again, in no round.
+    assert run_ranks(measured, 2, tmp_path, lacking) == [[16, 32], []]
+    _, samples = read_samples(tmp_path / "s.jsonl")
+    assert [(each.tokens, each.turn) for each in samples[3:]] == [(16, 1), (32, 1)]

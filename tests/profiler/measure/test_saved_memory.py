@@ -1,0 +1,160 @@
+"""Bytes of activations, counted on real layers, on fake tensors and by the analytic model."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.memory import UNSPLIT_BYTES, layer_activation_bytes
+from seqplan.profiler.analytic.models import ModelSizes
+from seqplan.profiler.fit.pooling import pooled
+from seqplan.profiler.measure.bench import Bench, Measurer
+from seqplan.profiler.measure.design import Point
+from seqplan.profiler.measure.saved_memory import SavedBytes, peak_bytes, saved_bytes
+from seqplan.profiler.measure.stage import Call, Neighbours, Stage
+from seqplan.profiler.measure.tensor_parallel import TensorRanks
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.sequence_parallel.ring_layout import ring_layout
+from seqplan.runtime.sequence_parallel.ulysses import UlyssesLayout
+from seqplan.runtime.sequence_parallel.unified import AttentionContext
+from seqplan.runtime.training.model import CHECKPOINTING, ModelConfig
+
+SIZES = {"hidden": 256, "layers": 4, "heads": 8, "kv_heads": 4, "ffn": 704, "vocab": 500}
+TOKENS = 192
+CPU = torch.device("cpu")
+
+
+def kept(checkpointing: str, layers: int, *, fake: bool, dtype: torch.dtype) -> tuple[float, float]:
+    """Bytes per token kept by the layers and by the ends of the model."""
+    with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
+        config = ModelConfig(**SIZES, checkpointing=checkpointing)
+        stage = Stage(config, layers, TensorRanks(), CPU, dtype)
+        context = AttentionContext(
+            positions=torch.arange(TOKENS),
+            ulysses=UlyssesLayout.of(TOKENS, (0,), 0),
+            ring=ring_layout([TOKENS], 1, 0),
+            ring_ranks=(0,),
+            peers=Peers(None),
+        )
+        ends = stage.ends_call(context, Neighbours(None, None))
+        return (
+            saved_bytes(stage.layers_call(context), stage.parameters()) / TOKENS,
+            saved_bytes(ends, stage.parameters()) / TOKENS,
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_fake_tensors_keep_what_real_ones_keep(checkpointing: str, dtype: torch.dtype) -> None:
+    real = kept(checkpointing, 2, fake=False, dtype=dtype)
+    assert kept(checkpointing, 2, fake=True, dtype=dtype) == real
+
+
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_the_analytic_model_counts_what_layers_keep(checkpointing: str) -> None:
+    """In elements, without what fused kernels do not keep and these layers do.
+
+    On a CPU each norm keeps what it multiplies by its weight; q and k are kept rotated and not;
+    the activation is kept beside its product. The analytic model has none of these, and 1.5 bytes
+    a hidden unit for what tp does not split.
+    """
+    sizes = ModelSizes.of(SIZES)
+    many, few = (
+        kept(checkpointing, layers, fake=True, dtype=torch.float32)[0] for layers in (6, 2)
+    )
+    counted = (many - few) / 4 / 4  # elements of one layer
+    unfused = sizes.hidden + sizes.hidden + sizes.kv_width  # of attention
+    unfused += {"none": sizes.hidden + sizes.ffn, "mlp": 0, "full": 0}[checkpointing]
+    unsplit = UNSPLIT_BYTES * sizes.hidden
+    if checkpointing == "full":
+        unfused, unsplit = 0, 0
+    analytic = (layer_activation_bytes(sizes, checkpointing, 1) - unsplit) / 2 + unfused
+    assert counted == pytest.approx(analytic, rel=0.02)
+
+
+def test_a_layer_that_is_computed_again_counts_once() -> None:
+    """Full checkpointing keeps inputs, and while backward runs, all of one layer."""
+    whole, ends = kept("none", 1, fake=True, dtype=torch.float32)
+    config = ModelConfig(**SIZES, checkpointing="full")
+    measurer, point = Measurer(Bench(config, 3, CPU, torch.float32, 0, 1)), Point("fit", (TOKENS,))
+    sample = measurer.measure(Scheme(), point, repeats=3)
+    inputs = 4 * SIZES["hidden"]
+    assert sample.layers_saved_bytes / TOKENS == pytest.approx(3 * inputs, rel=0.01)
+    more = (sample.saved_bytes - sample.layers_saved_bytes) / TOKENS
+    assert more == pytest.approx(ends + whole - inputs, rel=0.01)
+    assert sample.layers_peak_bytes is None
+    # Bytes are counted once, times in every round.
+    later = measurer.measure(Scheme(), point, turn=1, repeats=1)
+    assert (later.turn, later.saved_bytes, len(later.layers_ms)) == (1, 0, 1)
+    (both,) = pooled([sample, later])
+    assert both.saved_bytes == sample.saved_bytes
+    assert len(both.layers_ms) == len(sample.layers_ms) + 1
+    assert len(both.layers_yardstick_ms) == len(both.layers_ms)
+    assert len(both.ends_yardstick_ms) == len(both.ends_ms)
+    assert min(both.layers_yardstick_ms + both.ends_yardstick_ms) > 0
+
+
+def test_a_storage_counts_once_and_parameters_not() -> None:
+    parameter = torch.ones(8, requires_grad=True)
+    tensor = torch.ones(8, requires_grad=True)
+    counted = SavedBytes([parameter])
+    with counted.hooks():
+        product = (tensor[:4] * tensor[4:]).sum() + (tensor * parameter).sum()
+    product.backward()
+    assert counted.total == 8 * 4
+
+
+class Tensors:
+    """An allocator of the tensors that a call says it holds."""
+
+    def __init__(self, resident: int) -> None:
+        self.held = self.most = resident
+
+    def allocated(self) -> int:
+        return self.held
+
+    def reset_peak(self) -> None:
+        self.most = self.held
+
+    def peak(self) -> int:
+        return self.most
+
+    def take(self, count: int) -> None:
+        self.held += count
+        self.most = max(self.most, self.held)
+
+
+def test_the_peak_is_above_what_is_resident() -> None:
+    allocator = Tensors(1000)
+    allocator.take(5000)  # an earlier peak, forgotten
+    allocator.take(-5000)
+
+    def forward() -> Tensor:
+        allocator.take(300)
+        return torch.zeros(())
+
+    def backward(out: Tensor) -> None:
+        allocator.take(50)
+        allocator.take(-350)
+
+    assert peak_bytes(Call(forward, backward), allocator) == 350
+    assert allocator.held == 1000
+
+
+def test_peaks_are_read_where_there_is_an_allocator() -> None:
+    """Of every call, beside what autograd keeps, and once its gradients are there."""
+    config = ModelConfig(**SIZES)
+    allocator = Tensors(1000)
+    reset_at: list[int] = []
+    allocator.reset_peak = lambda: reset_at.append(1)  # type: ignore[method-assign]
+    allocator.most = 1700
+    bench = Bench(config, 2, CPU, torch.float32, 0, 1, allocator=allocator)
+    sample = Measurer(bench).measure(Scheme(), Point("fit", (TOKENS,)))
+    assert len(reset_at) == 2
+    assert (sample.layers_peak_bytes, sample.ends_peak_bytes) == (700, 700)
+    assert sample.saved_bytes > sample.layers_saved_bytes > 0

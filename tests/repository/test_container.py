@@ -1,0 +1,163 @@
+"""The container's files, as far as they can be judged without building an image."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqplan.api.cli import build_parser
+from seqplan.api.cli.job_file import read_job_file
+from seqplan.profiler.lengths import read_lengths
+from seqplan.profiler.shipped.catalogue import find_profile
+
+ROOT = Path(__file__).parents[2]
+
+
+@cache
+def instructions() -> list[tuple[str, str]]:
+    """(instruction, its text) in order, continued lines joined, comments left out."""
+    lines = (ROOT / "Dockerfile").read_text("utf-8").splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("#")).replace("\\\n", " ")
+    found = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
+    return [(name, rest) for name, rest in found]
+
+
+def texts(name: str) -> list[str]:
+    return [rest for each, rest in instructions() if each == name]
+
+
+def filter_command() -> str:
+    """What writes the list of dependencies: the first of the chained commands."""
+    (command,) = (text for text in texts("RUN") if "requirements.txt" in text)
+    return command.partition("&&")[0]
+
+
+@pytest.fixture
+def requirements(tmp_path: Path) -> list[str]:
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    subprocess.run(
+        ["/bin/sh", "-c", filter_command()],
+        cwd=tmp_path,
+        check=True,
+        env={"PATH": str(tmp_path / "bin")},
+    )
+    return (tmp_path / "requirements.txt").read_text().splitlines()
+
+
+def test_all_dependencies_but_torch_are_installed(requirements: list[str]) -> None:
+    project: Any = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    declared = project["dependencies"] + project["optional-dependencies"]["postgresql"]
+    left_out = [each for each in declared if each not in requirements]
+    assert [re.match(r"[\w-]+", each)[0] for each in left_out] == ["torch"]  # type: ignore[index]
+    assert set(requirements) < set(declared)
+    assert len(requirements) == len(declared) - 1
+    (command,) = (text for text in texts("RUN") if "requirements.txt" in text)
+    assert "-c constraints.txt -r requirements.txt" in command
+
+
+def test_the_build_gets_what_the_package_is_built_from() -> None:
+    """``COPY . .`` less what .dockerignore names."""
+    ignored = (ROOT / ".dockerignore").read_text("utf-8").split()
+    project: Any = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    folders = {
+        path.partition("/")[0] for path in project["tool"]["setuptools"]["package-dir"].values()
+    }
+    needed = folders | {"pyproject.toml", "constraints.txt"}
+    needed |= {project["project"]["readme"], *project["project"]["license-files"]}
+    assert all((ROOT / name).exists() for name in needed)
+    assert not [p for p in ignored for name in needed if Path(name).match(p.removeprefix("**/"))]
+    assert {".git", ".venv", "out", "tests"} <= set(ignored)
+
+
+def test_the_last_stage_is_copied_from_the_first() -> None:
+    stages = [rest for name, rest in instructions() if name == "FROM"]
+    assert [re.fullmatch(r"python:3\.11-slim( AS build)?", stage) is not None for stage in stages]
+    assert len(stages) == 2
+    copies = texts("COPY")
+    assert copies[-1] == "--from=build /opt/seqplan /opt/seqplan"
+    assert f"python -m venv {copies[-1].split()[1]}" in texts("RUN")[0]
+    assert "/opt/seqplan/bin:$PATH" in texts("ENV")[0]
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    program = Path(sys.executable).with_name("hadolint")
+    if not program.exists():
+        pytest.skip("no hadolint for this platform")
+    done = subprocess.run([program, ROOT / "Dockerfile"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_service_is_not_root() -> None:
+    (user,) = texts("USER")
+    uid, _, gid = user.partition(":")
+    assert int(uid) >= 1000
+    assert int(gid) >= 1000
+    (volume,) = texts("VOLUME")
+    made = next(text for text in texts("RUN") if text.startswith("install "))
+    assert shlex.split(made)[-5:] == ["--owner", uid, "--group", gid, volume]
+    last = [name for name, _ in instructions()]
+    assert last.index("USER") < last.index("CMD")
+
+
+def test_the_default_command_parses_and_keeps_its_store_in_the_volume() -> None:
+    (command,) = texts("CMD")
+    program, *arguments = json.loads(command)
+    assert program == "seqplan"
+    args = build_parser({}).parse_args(arguments)
+    assert args.host == "0.0.0.0"
+    assert args.store.startswith(texts("VOLUME")[0] + "/")
+    assert str(args.port) == texts("EXPOSE")[0]
+
+
+def test_the_health_check_asks_the_served_port_with_the_standard_library() -> None:
+    (check,) = texts("HEALTHCHECK")
+    program, option, code = json.loads(check.partition("CMD ")[2])
+    assert (program, option) == ("python", "-c")
+    assert f"http://127.0.0.1:{texts('EXPOSE')[0]}/healthz" in code
+    modules = re.findall(r"import (\w+)", code)
+    assert modules
+    assert set(modules) <= sys.stdlib_module_names
+    # Nothing listens on port 1: a service that does not answer is an unhealthy one.
+    refused = code.replace(f":{texts('EXPOSE')[0]}/", ":1/")
+    done = subprocess.run([sys.executable, "-c", refused], capture_output=True, check=False)
+    assert done.returncode == 1
+
+
+def test_compose_serves_the_same_way() -> None:
+    text = (ROOT / "compose.yaml").read_text("utf-8")
+    service = re.search(r"entrypoint:\n((?: {6}- .*\n)+) {4}command: \[(.*)\]", text)
+    assert service is not None
+    entry = [line.strip()[2:] for line in service[1].splitlines()]
+    given = build_parser({}).parse_args([*entry, *service[2].split(", ")][1:])
+    assert given.store.startswith("postgresql+psycopg://seqplan:")
+    assert str(given.files).startswith(texts("VOLUME")[0] + "/")
+    assert given.host == "0.0.0.0"
+    # The password is the user's to set: nothing starts with one that everybody knows.
+    assert set(re.findall(r"\$\{POSTGRES_PASSWORD[^}]*", text)) == {
+        "${POSTGRES_PASSWORD:?set a password for the store"
+    }
+    hint = re.search(r"docker compose run --rm seqplan (.*)", text)
+    assert hint is not None
+    assert build_parser({}).parse_args([*entry[1:], *hint[1].split()]).add_token == "trainer"
+    sidecar = re.search(r"command: \[(seqplan, sidecar.*)\]", text)
+    assert sidecar is not None
+    job = build_parser({}).parse_args(sidecar[1].split(", ")[1:]).job
+    assert re.search(rf'"(\./examples):{job.parent}"', text)
+    assert (ROOT / "examples" / job.name).is_file()
+
+
+def test_the_example_job_can_be_planned() -> None:
+    job = read_job_file(ROOT / "examples" / "job.toml")
+    assert find_profile(job.profile).name == job.profile
+    assert read_lengths([job.lengths]).values.clip(max=job.context).sum() > job.tokens

@@ -1,0 +1,79 @@
+"""What the runtime needs of the rest, and what is loaded when: torch only when it is used."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import seqplan.runtime
+
+FOLDER = Path(seqplan.runtime.__path__[0])
+FILES = {
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts): path for path in FOLDER.rglob("*.py")
+}
+MODULES = sorted(FILES)
+
+
+def imported(path: Path) -> set[str]:
+    """Modules that a file names in its imports, wherever they stand."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: imports are absolute"
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_runtime_knows_the_plan_format_alone(module: str) -> None:
+    of_ours = {name for name in imported(FILES[module]) if name.startswith("seqplan")}
+    foreign = {
+        name for name in of_ours if not name.startswith(("seqplan.plans", "seqplan.runtime"))
+    }
+    assert not foreign - {"seqplan"}
+
+
+def loaded(code: str) -> set[str]:
+    """Modules that a process has after running ``code``."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    assert "torch" not in loaded("import seqplan.runtime; dir(seqplan.runtime)")
+
+
+def test_help_does_not_import_torch() -> None:
+    code = "from seqplan.api.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit: pass"
+    found = loaded(code)
+    assert "seqplan.api.cli" in found
+    assert not {"torch", "seqplan.runtime"} & found
+
+
+def test_everything_imported_needs_plans_alone() -> None:
+    """Loading every module loads no solver, no other package of ours, no service."""
+    code = "\n".join(f"import seqplan.runtime.{name}" for name in MODULES if "__" not in name)
+    found = loaded(code)
+    assert "torch" in found
+    assert not {"seqplan.planner", "seqplan.profiler", "seqplan.api"} & found
+    assert not {"ortools", "pulp", "fastapi"} & found
+
+
+def test_every_public_name_is_there() -> None:
+    assert list(seqplan.runtime.__all__) == sorted(seqplan.runtime.__all__)
+    for name in seqplan.runtime.__all__:
+        assert getattr(seqplan.runtime, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'Lama'"):
+        _ = seqplan.runtime.Lama

@@ -1,0 +1,102 @@
+"""The page for trainer authors: its code is the example's, or runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_plans import one_pipeline_plan
+from ranks import run_ranks
+
+from seqplan import runtime
+from seqplan.plans.plan import Plan
+from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.rank_view import rank_view
+from seqplan.runtime.training.model import ModelConfig, rotated, rotations
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "trainers.md"
+HIDDEN, HEADS, VOCAB = 16, 2, 32
+LENGTHS = [[40, 3, 17], [9, 1, 25]]
+
+
+def blocks() -> list[str]:
+    """The page's Python code."""
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_trainer_of_the_page_is_the_example() -> None:
+    example = (ROOT / "examples" / "train.py").read_text(encoding="utf-8")
+    assert blocks()[0] in example
+    assert f"whole trainer of {len(example.splitlines())} lines" in PAGE.read_text(encoding="utf-8")
+
+
+def rotary(heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    config = ModelConfig(hidden=HIDDEN, heads=HEADS, kv_heads=HEADS)
+    return rotated(heads, rotations(positions, config, heads.dtype))
+
+
+def code_of_the_page() -> dict[str, Any]:
+    """Its names: ``train_step`` and ``Attention``."""
+    names: dict[str, Any] = {"runtime": runtime, "torch": torch, "rotary": rotary}
+    for block in blocks()[1:]:
+        exec(block, names)
+    return names
+
+
+class Model(torch.nn.Module):
+    """One layer of the page's attention between an embedding and a head."""
+
+    def __init__(self, attention: type[torch.nn.Module]) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(VOCAB, HIDDEN)
+        self.attention = attention(HIDDEN, HEADS)
+        self.head = torch.nn.Linear(HIDDEN, VOCAB)
+
+    def forward(self, tokens: torch.Tensor, context: runtime.AttentionContext) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        logits: torch.Tensor = self.head(hidden + self.attention(hidden, context))
+        return logits
+
+
+def plans(world_size: int) -> list[Plan]:
+    """The same two batches for any number of ranks."""
+    schemes = [Scheme(ulysses=world_size), Scheme(ring=world_size)]
+    return [
+        one_pipeline_plan(scheme, lengths, step=step)
+        for step, (scheme, lengths) in enumerate(zip(schemes, LENGTHS, strict=True))
+    ]
+
+
+def trained(rank: int, world_size: int) -> list[tuple[float, float]]:
+    page = code_of_the_page()
+    groups = runtime.Communicators.create()
+    torch.manual_seed(0)
+    model = Model(page["Attention"]).double()
+    states = runtime.ShardedStates(model, groups.states)
+    optimizer = torch.optim.AdamW([each for _, each in states.master_parameters()], lr=0.1)
+    prepare = runtime.preparation(
+        runtime.SeededTokens(VOCAB, 0),
+        runtime.Peers(groups.attention),
+        heads=HEADS,
+        kv_heads=HEADS,
+    )
+    views = [rank_view(plan, rank) for plan in plans(world_size)]
+    return [page["train_step"](view, prepare(view), model, states, optimizer) for view in views]
+
+
+def test_the_code_of_the_page_trains() -> None:
+    alone = run_ranks(trained, 1)[0]
+    assert alone[0] != alone[1]
+    for found in run_ranks(trained, 2):
+        for step, expected in zip(found, alone, strict=True):
+            assert step == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_page_names_what_there_is() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for name in set(re.findall(r"runtime\.([A-Za-z_]+)", text)):
+        assert name in runtime.__all__

@@ -1,0 +1,182 @@
+"""Plans and data that do not fit, met by ranks that train: the same line on every one of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_plans import one_pipeline_plan, plan_of
+from ranks import run_ranks
+from small_plans import small_plan, small_plans
+
+from seqplan.plans.format.codec import digest, to_json
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
+from seqplan.plans.scheme import Scheme
+from seqplan.runtime import (
+    Communicators,
+    FileSource,
+    IndexedTokens,
+    Llama,
+    ModelConfig,
+    Peers,
+    PlanConsumer,
+    PlanError,
+    ShardedStates,
+    preparation,
+    run_step,
+)
+
+RANKS = 2
+LIMIT_S = 25.0
+
+
+def samples() -> dict[int, list[int]]:
+    """Tokens of every sample that the good plans name."""
+    return {
+        id: [(7 * id + at) % 64 for at in range(length)]
+        for plan in small_plans(4, RANKS)
+        for id, length in zip(plan.ids, plan.lengths, strict=True)
+    }
+
+
+def pipeline_parallel_plan() -> str:
+    """Two stages, one micro-batch: it passes both, one after the other."""
+    batch = MicroBatch((0,), 6, 6, 2.0)
+    pipeline = PlannedPipeline(Scheme(pp=2), (0, 1), (batch,), 4.0)
+    return to_json(plan_of((pipeline,), [6], RANKS, step=0))
+
+
+def another_schema() -> str:
+    raw = json.loads(to_json(small_plan(0, RANKS)))
+    raw["schema"] = 2
+    return json.dumps(raw)
+
+
+def other_plan() -> Plan:
+    """The same work as step 2 of the good plans, from another seed."""
+    plan = small_plan(2, RANKS)
+    return replace(plan, planner=replace(plan.planner, seed=1))
+
+
+Scenario = dict[str, Any]
+"""``plans``: the lines of the file, for all ranks or each; ``heads`` and ``data`` of the job."""
+
+
+def scenarios() -> dict[str, Scenario]:
+    good = [to_json(plan) for plan in small_plans(4, RANKS)]
+    outside, short = samples(), samples()
+    del outside[105]
+    short[105] = short[105][:3]
+    return {
+        "world size": {"plans": [to_json(plan) for plan in small_plans(2, 3)]},
+        "schema": {"plans": [another_schema()]},
+        "digest": {"each": [good, [*good[:2], to_json(other_plan())]]},
+        "outside": {"plans": good, "data": outside},
+        "short": {"plans": good, "data": short},
+        "heads": {"plans": good, "heads": 1},
+        "tp": {"plans": [to_json(one_pipeline_plan(Scheme(tp=2), [6, 4]))]},
+        "pp": {"plans": [pipeline_parallel_plan()]},
+    }
+
+
+def refusals(rank: int, world_size: int, folder: Path) -> dict[str, tuple[str, list[int]]]:
+    """Of each scenario what this rank raises and the steps that it did before."""
+    groups = Communicators.create(LIMIT_S)
+    return {
+        name: _trained(rank, world_size, groups, folder / f"{name}-{rank}.jsonl", scenario)
+        for name, scenario in scenarios().items()
+    }
+
+
+def _trained(
+    rank: int, world_size: int, groups: Communicators, path: Path, scenario: Scenario
+) -> tuple[str, list[int]]:
+    heads = scenario.get("heads", 2)
+    config = ModelConfig(hidden=16, layers=1, heads=heads, kv_heads=1, ffn=16, vocab=64)
+    torch.manual_seed(0)
+    model = Llama(config)
+    states = ShardedStates(model, groups.states)
+    optimizer = torch.optim.AdamW([each for _, each in states.master_parameters()])
+    prepare = preparation(
+        IndexedTokens(scenario.get("data", samples())),
+        Peers(groups.attention),
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+    )
+    done = []
+    with PlanConsumer(
+        FileSource(path, world_size=world_size),
+        rank=rank,
+        world_size=world_size,
+        prepare=prepare,
+        control_group=groups.control,
+        timeout_s=LIMIT_S,
+    ) as steps:
+        try:
+            for step in steps:
+                run_step(step.view, step.prepared, model, states, optimizer)
+                steps.acknowledge(step.view.step)
+                done.append(step.view.step)
+        except PlanError as error:
+            return str(error), done
+    return "nothing was refused", done
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, list[int]]]:
+    folder = tmp_path_factory.mktemp("plans")
+    for name, scenario in scenarios().items():
+        for rank in range(RANKS):
+            lines = scenario["each"][rank] if "each" in scenario else scenario["plans"]
+            (folder / f"{name}-{rank}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    results = run_ranks(refusals, RANKS, folder, timeout_s=90)  # leaves no process behind
+    assert results[0] == results[1]
+    found: dict[str, tuple[str, list[int]]] = results[0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("scenario", "message", "steps"),
+    [
+        (
+            "world size",
+            r"rank 0: .*:1: world_size: 3, but the job has 2 ranks; plan for as many GPUs",
+            [],
+        ),
+        ("schema", r"rank 0: .*:1: schema: is 2, this reader knows 1", []),
+        ("outside", "rank 1: sample 105 of step 1: the data has no such id, it has 23 samp", [0]),
+        (
+            "short",
+            r"rank 1: sample 105 of step 1: has 3 tokens, the plan wants \d+; plan with the len",
+            [0],
+        ),
+        (
+            "heads",
+            "rank 0: step 0, pipeline 0: Ulysses degree 2 exceeds the model's 1 attention heads: p",
+            [],
+        ),
+        ("tp", "rank 0: step 0, pipeline 0: scheme tp2 has tp 2 and pp 1, and this runtime", []),
+        ("pp", "rank 0: step 0, pipeline 0: scheme pp2 has tp 1 and pp 2, and this runtime", []),
+    ],
+)
+def test_every_rank_is_told_the_same(
+    told: dict[str, tuple[str, list[int]]], scenario: str, message: str, steps: list[int]
+) -> None:
+    text, done = told[scenario]
+    assert re.match(message, text)
+    assert "\n" not in text
+    assert done == steps
+
+
+def test_a_plan_that_differs_stops_the_step_before_it_begins(
+    told: dict[str, tuple[str, list[int]]],
+) -> None:
+    text, done = told["digest"]
+    other, ours = digest(other_plan()), digest(small_plan(2, RANKS))
+    assert text == f"step 2: rank 1 has the plan {other}, rank 0 {ours}"
+    assert done == [0, 1]

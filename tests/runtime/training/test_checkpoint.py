@@ -1,0 +1,126 @@
+"""Saving and restoring sharded states, on the same and on another number of ranks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import run_ranks, run_ranks_expecting_failure
+
+from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.training.checkpoint import Cursor, restore, save
+from seqplan.runtime.training.model import Llama, ModelConfig
+from seqplan.runtime.training.sharded_states import ShardedStates
+
+CONFIG = ModelConfig(hidden=24, layers=2, heads=3, kv_heads=1, ffn=20, vocab=17)
+
+
+def made(
+    groups: Communicators, seed: int, layers: int = 2
+) -> tuple[ShardedStates, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = Llama(ModelConfig(hidden=24, layers=layers, heads=3, kv_heads=1, ffn=20, vocab=17))
+    states = ShardedStates(model, groups.states)
+    return states, torch.optim.AdamW([each for _, each in states.master_parameters()], lr=0.1)
+
+
+def updates(states: ShardedStates, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
+    """Update with gradients that depend on the step and the element's place only."""
+    for step in range(first, last):
+        for unit in states.units:
+            for name, start, master, gradient in unit.owned():
+                places = torch.arange(start, start + master.numel(), dtype=torch.float32)
+                gradient.copy_(torch.sin(places * (step + 1) + len(name)))
+        optimizer.step()
+
+
+def run(
+    rank: int, world_size: int, folder: Path, save_at: int, last: int
+) -> dict[str, torch.Tensor]:
+    """Restore what there is, go on to ``last``, saving at ``save_at``."""
+    groups = Communicators.create()
+    states, optimizer = made(groups, seed=save_at)
+    cursor = restore(folder, states, optimizer, groups.control)
+    at = 0 if cursor is None else cursor.next_step
+    if at < save_at:
+        updates(states, optimizer, at, save_at)
+        save(folder, Cursor(save_at, f"sha256:{save_at}"), states, optimizer, groups.control)
+        at = save_at
+    updates(states, optimizer, at, last)
+    return states.full_parameters()
+
+
+def test_a_restored_job_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    straight = run_ranks(run, 3, tmp_path / "a", 2, 5)[0]
+    again = run_ranks(run, 3, tmp_path / "a", 2, 5)[0]
+    other = run_ranks(run, 2, tmp_path / "a", 2, 5)[0]  # the slices lie differently
+    for name, tensor in straight.items():
+        assert torch.equal(tensor, again[name]), name
+        assert torch.equal(tensor, other[name]), name
+
+
+def saves(rank: int, world_size: int, folder: Path) -> list[Cursor | None]:
+    groups = Communicators.create()
+    states, optimizer = made(groups, 0)
+    found = [restore(folder, states, optimizer, groups.control)]
+    for step in (1, 2, 3, 3):
+        updates(states, optimizer, step, step + 1)
+        save(folder, Cursor(step, None), states, optimizer, groups.control, keep=2)
+    if rank == 0:
+        # What a kill leaves: a folder not yet renamed, and one whose cursor is missing.
+        shutil.copytree(folder / "step-00000003", folder / "step-00000009.partial")
+        (folder / "step-00000008").mkdir()
+    torch.distributed.barrier()
+    found.append(restore(folder, states, optimizer, groups.control))
+    return found
+
+
+def test_only_whole_checkpoints_are_found_and_old_ones_go(tmp_path: Path) -> None:
+    assert run_ranks(saves, 2, tmp_path / "new") == [[None, Cursor(3, None)]] * 2
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        "step-00000002",
+        "step-00000003",
+        "step-00000008",
+        "step-00000009.partial",
+    ]
+
+
+def other_model(rank: int, world_size: int, folder: Path) -> None:
+    groups = Communicators.create()
+    states, optimizer = made(groups, 0)
+    save(folder, Cursor(1, None), states, optimizer, groups.control)
+    states, optimizer = made(groups, 0, layers=3)
+    restore(folder, states, optimizer, groups.control)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    texts = run_ranks_expecting_failure(other_model, 2, tmp_path)
+    assert all("checkpoint of another model" in text for text in texts)
+
+
+def test_an_optimizer_that_lacks_a_slice_is_refused(tmp_path: Path) -> None:
+    (text,) = run_ranks_expecting_failure(foreign_optimizer, 1, tmp_path)
+    assert "does not hold this rank's slice of embedding.weight" in text
+
+
+def foreign_optimizer(rank: int, world_size: int, folder: Path) -> None:
+    groups = Communicators.create()
+    states, _ = made(groups, 0)
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(3))])
+    save(folder, Cursor(1, None), states, optimizer, groups.control)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"format": 2}'])
+def test_a_newer_format_is_refused(tmp_path: Path, text: str) -> None:
+    (found,) = run_ranks_expecting_failure(newer_format, 1, tmp_path, text)
+    assert "this version reads 1" in found
+
+
+def newer_format(rank: int, world_size: int, folder: Path, text: str) -> None:
+    groups = Communicators.create()
+    states, optimizer = made(groups, 0)
+    path = save(folder, Cursor(1, None), states, optimizer, groups.control)
+    (path / "cursor.json").write_text(text)
+    restore(folder, states, optimizer, groups.control)

@@ -1,0 +1,85 @@
+"""Kill a rank of the example trainer, start it again: the same losses, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from random_plans import random_plan
+
+from seqplan.plans.format.codec import to_json
+
+TRAINER = Path(__file__).parents[3] / "examples" / "train.py"
+RANKS, STEPS = 2, 12
+
+
+def started(plans: Path, checkpoints: Path) -> list[subprocess.Popen[str]]:
+    """The ranks as torchrun would start them; rank 0's output is read."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(TRAINER), "--plans", str(plans), "--checkpoint-every", "2"]
+    return [
+        subprocess.Popen(
+            [*command, "--checkpoints", str(checkpoints)],
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(RANKS),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+            },
+            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+
+
+def losses(
+    plans: Path, checkpoints: Path, kill: tuple[int, int] | None = None
+) -> list[tuple[int, float]]:
+    """(step, loss) as rank 0 prints them, until the end or until ``kill`` = (rank, after step)."""
+    ranks = started(plans, checkpoints)
+    found = []
+    try:
+        assert ranks[0].stdout is not None
+        for line in ranks[0].stdout:
+            record = json.loads(line)
+            found.append((record["step"], record["loss"]))
+            if kill is not None and record["step"] == kill[1]:
+                ranks[kill[0]].send_signal(signal.SIGKILL)
+        codes = [rank.wait(timeout=30) for rank in ranks]
+        assert all(codes) if kill is not None else not any(codes), codes
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+            if rank.stdout is not None:
+                rank.stdout.close()
+    return found
+
+
+def test_any_rank_may_be_killed_at_any_step(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    made = [random_plan(rng, RANKS, step=step, heads=4, longest=80) for step in range(STEPS)]
+    plans = tmp_path / "plans.jsonl"
+    plans.write_text("".join(f"{to_json(plan)}\n" for plan in made))
+    straight = dict(losses(plans, tmp_path / "straight"))
+    assert sorted(straight) == list(range(STEPS))
+    again = losses(plans, tmp_path / "killed", kill=(1, 4))
+    again += losses(plans, tmp_path / "killed", kill=(0, 7))
+    again += losses(plans, tmp_path / "killed")
+    assert {step for step, _ in again} == set(straight)
+    assert again[-1][0] == STEPS - 1
+    for step, loss in again:
+        assert loss == straight[step]

@@ -1,0 +1,148 @@
+"""Units of parameters: the collectives do what the general transfer list says; odd models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from torch import Tensor, nn
+
+from seqplan.plans.views.resharding import Parameter, Shard, Transfer, is_collective, pull, push
+from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.training.model import Llama, ModelConfig
+from seqplan.runtime.training.sharded_states import ShardedStates
+
+
+def moved(
+    transfers: list[Transfer], rank: int, source: Tensor, offset: int, peers: Peers
+) -> list[tuple[Transfer, Tensor]]:
+    """Execute a rank's transfers; what arrives here. ``source`` starts at element ``offset``."""
+    sends, receives, arrived = [], [], []
+    for transfer in transfers:
+        part = slice(transfer.start - offset, transfer.stop - offset)
+        kind = transfer.kind(rank)
+        if kind == "receive":
+            buffer = source.new_empty(transfer.stop - transfer.start)
+            receives.append((buffer, transfer.source))
+            arrived.append((transfer, buffer))
+        elif kind == "local":
+            arrived.append((transfer, source[part].clone()))
+        elif kind == "send":
+            sends.append((source[part].contiguous(), transfer.destination))
+    peers.exchange(sends, receives).wait()
+    return arrived
+
+
+def by_transfer_list(rank: int, world_size: int) -> list[bool]:
+    groups = Communicators.create()
+    peers = Peers(groups.attention)
+    torch.manual_seed(0)
+    model = Llama(ModelConfig(hidden=24, layers=2, heads=3, kv_heads=1, ffn=20, vocab=17))
+    states = ShardedStates(model, groups.states)
+    shards = {each: Shard(1, 1, 0, 0) for each in range(world_size)}
+    assert is_collective(shards, world_size)
+    parameters = [Parameter(unit.name, unit.elements, (0,), False) for unit in states.units]
+    lists = [build(parameters, 1, shards, world_size, rank) for build in (pull, push)]
+    # Masters and gradients that differ everywhere, whole numbers so that sums are exact.
+    for unit in states.units:
+        unit.master.copy_(torch.arange(unit.shard_elements) + 1000.0 * rank)
+    states.pull()
+    for unit in states.units:
+        unit.gradient[: unit.elements] = torch.arange(unit.elements) * float(rank + 1)
+    states.push()
+    same = []
+    for index, unit in enumerate(states.units):
+        pulls, pushes = ([each for each in moves if each.parameter == index] for moves in lists)
+        whole = torch.full((unit.elements,), torch.nan)
+        for transfer, values in moved(pulls, rank, unit.master, unit.start, peers):
+            whole[transfer.start : transfer.stop] = values
+        same.append(torch.equal(whole, unit.flat[: unit.elements]))
+        reduced = torch.zeros(unit.stop - unit.start)
+        for transfer, values in moved(pushes, rank, unit.gradient, 0, peers):
+            reduced[transfer.start - unit.start : transfer.stop - unit.start] += values
+        same.append(torch.equal(reduced, unit.reduced[: unit.stop - unit.start]))
+    return same
+
+
+def test_all_gather_and_reduce_scatter_are_the_transfer_list() -> None:
+    for same in run_ranks(by_transfer_list, 3):
+        assert len(same) == 2 * 5
+        assert all(same)
+
+
+class Odd(nn.Module):
+    """Tied weights, a frozen module, a parameter of the root, and one that no loss reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6, bias=False)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        self.frozen = nn.Linear(6, 6)
+        self.last = nn.Linear(6, 6, bias=False)
+        self.last.weight = self.first.weight
+        self.scale = nn.Parameter(torch.ones(6))
+        self.unused = nn.Linear(2, 2)
+        for parameter in self.frozen.parameters():
+            parameter.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        result: Tensor = self.last(self.frozen(x)) * self.scale
+        return result
+
+
+def odd_model(rank: int, world_size: int) -> float:
+    groups = Communicators.create()
+    torch.manual_seed(1)
+    alone, model = Odd().double(), Odd().double()
+    model.load_state_dict(alone.state_dict())
+    states = ShardedStates(model, groups.states)
+    assert sum(unit.elements for unit in states.units) == sum(
+        each.numel() for each in alone.parameters() if each.requires_grad
+    )
+    optimizer = torch.optim.AdamW([each for _, each in states.master_parameters()], lr=0.01)
+    single = torch.optim.AdamW([each for each in alone.parameters() if each.requires_grad], lr=0.01)
+    data = torch.randn(3, world_size, 4, 6, dtype=torch.float64)
+    dist.broadcast(data, 0)
+    for batch in data:
+        single.zero_grad(set_to_none=False)
+        alone(batch.flatten(0, 1)).square().sum().backward()
+        # What no loss reaches has a gradient of zero in a sum over ranks, and decays.
+        for parameter in alone.unused.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        single.step()
+        states.pull()
+        if rank:  # rank 0 has no work in this step and takes part all the same
+            parts = batch[rank : rank + 1] if rank > 1 else batch[:2]
+            for index, part in enumerate(parts):
+                last = index == len(parts) - 1
+                states.backward(model(part).square().sum(), last=last)
+        states.push()
+        optimizer.step()
+    whole = states.full_parameters()
+    return max(
+        (whole[name] - parameter).abs().max().item()
+        for name, parameter in alone.named_parameters()
+        if parameter.requires_grad
+    )
+
+
+def test_tied_frozen_and_unused_parameters() -> None:
+    assert max(run_ranks(odd_model, 3)) < 1e-12
+
+
+def mixed(rank: int, world_size: int) -> str:
+    groups = Communicators.create()
+    layer = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    with pytest.raises(ValueError, match="mixes dtypes") as caught:
+        ShardedStates(nn.ModuleDict({"layers": nn.ModuleList([layer])}), groups.states)
+    return str(caught.value)
+
+
+def test_a_unit_of_two_dtypes_is_refused() -> None:
+    (text,) = run_ranks(mixed, 1)
+    assert text.startswith("unit 'layers.0' mixes dtypes ['torch.float32', 'torch.float64']")

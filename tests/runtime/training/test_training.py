@@ -1,0 +1,135 @@
+"""Twenty steps under strategies that change at each, against one process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from random_plans import random_plan
+from ranks import run_ranks
+
+from seqplan.plans.plan import Plan
+from seqplan.plans.views.rank_view import rank_view
+from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.train_check.reference import dense_attention, reference_step
+from seqplan.runtime.training.model import Llama, ModelConfig
+from seqplan.runtime.training.prepare import preparation
+from seqplan.runtime.training.run_step import run_step
+from seqplan.runtime.training.sharded_states import ShardedStates
+
+CONFIG = ModelConfig(hidden=32, layers=2, heads=4, kv_heads=2, ffn=48, vocab=64)
+CLIP = 0.5
+RATE = 1e-3
+
+
+def plans(world_size: int, steps: int, **sizes: int) -> list[Plan]:
+    rng = np.random.default_rng(world_size)
+    return [
+        random_plan(rng, world_size, step=step, heads=CONFIG.heads, **sizes)
+        for step in range(steps)
+    ]
+
+
+def model(dtype: torch.dtype, seed: int = 0, **options: object) -> Llama:
+    torch.manual_seed(seed)
+    return Llama(CONFIG, **options).to(dtype)  # type: ignore[arg-type]
+
+
+Outcome = tuple[list[float], list[float], dict[str, torch.Tensor]]
+
+
+def train(rank: int, world_size: int, dtype: torch.dtype, steps: int) -> Outcome:
+    groups = Communicators.create()
+    trained = model(dtype, seed=rank)  # rank 0's values must win
+    states = ShardedStates(trained, groups.states)
+    optimizer = torch.optim.AdamW([each for _, each in states.master_parameters()], lr=RATE)
+    prepare = preparation(
+        SeededTokens(CONFIG.vocab, 5),
+        Peers(groups.attention),
+        heads=CONFIG.heads,
+        kv_heads=CONFIG.kv_heads,
+    )
+    results = []
+    for plan in plans(world_size, steps):
+        view = rank_view(plan, rank)
+        results.append(run_step(view, prepare(view), trained, states, optimizer, clip_norm=CLIP))
+    return (
+        [result.loss for result in results],
+        [result.gradient_norm for result in results],
+        states.full_parameters(),
+    )
+
+
+def reference(world_size: int, dtype: torch.dtype, steps: int) -> Outcome:
+    trained = model(dtype, attend=dense_attention)
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=RATE)
+    data = SeededTokens(CONFIG.vocab, 5)
+    results = [
+        reference_step(plan, data, trained, optimizer, clip_norm=CLIP)
+        for plan in plans(world_size, steps)
+    ]
+    losses, norms = zip(*results, strict=True)
+    return (
+        list(losses),
+        list(norms),
+        {name: each.detach() for name, each in trained.named_parameters()},
+    )
+
+
+@pytest.mark.parametrize(
+    ("world_size", "dtype", "loss_gate", "parameter_gate"),
+    [(4, torch.float32, 1e-5, 1e-4), (3, torch.float64, 1e-10, 1e-10)],
+)
+def test_losses_and_parameters_are_those_of_one_process(
+    world_size: int, dtype: torch.dtype, loss_gate: float, parameter_gate: float
+) -> None:
+    steps = 20
+    losses, norms, parameters = reference(world_size, dtype, steps)
+    assert max(norms) > CLIP > min(norms)  # clipping is tried both ways
+    for outcome in run_ranks(train, world_size, dtype, steps, timeout_s=120):
+        assert outcome[0] == pytest.approx(losses, rel=loss_gate)
+        assert outcome[1] == pytest.approx(norms, rel=100 * loss_gate)
+        assert outcome[2].keys() == parameters.keys()
+        for name, mine in outcome[2].items():
+            assert (mine - parameters[name]).abs().max().item() <= parameter_gate, name
+
+
+def usage() -> tuple[int, int, int]:
+    """Threads, descriptors and resident KiB of this process."""
+    status = Path("/proc/self/status").read_text()
+    resident = int(status.split("VmRSS:")[1].split()[0])
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), resident
+
+
+def many_steps(rank: int, world_size: int, steps: int) -> list[tuple[int, int, int]]:
+    """Threads, descriptors and resident KiB along the way."""
+    groups = Communicators.create()
+    trained = model(torch.float32)
+    states = ShardedStates(trained, groups.states)
+    optimizer = torch.optim.AdamW([each for _, each in states.master_parameters()], lr=RATE)
+    prepare = preparation(
+        SeededTokens(CONFIG.vocab, 5),
+        Peers(groups.attention),
+        heads=CONFIG.heads,
+        kv_heads=CONFIG.kv_heads,
+    )
+    found = []
+    for plan in plans(world_size, steps, longest=60, sequences=6):
+        view = rank_view(plan, rank)
+        run_step(view, prepare(view), trained, states, optimizer)
+        if plan.step % 50 == 49:
+            found.append(usage())
+    return found
+
+
+def test_nothing_grows_over_250_changes_of_strategy() -> None:
+    for found in run_ranks(many_steps, 4, 250, timeout_s=180):
+        threads, descriptors, resident = zip(*found, strict=True)
+        assert threads[-1] <= threads[0]
+        assert descriptors[-1] <= descriptors[0]
+        assert resident[-1] - resident[1] < 4096  # 200 changes; the first fill torch's caches

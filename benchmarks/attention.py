@@ -27,7 +27,7 @@ from torch import Tensor
 
 from benchmarks.settings import CODE, Data, markdown
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.plans.groups import process_groups

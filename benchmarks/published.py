@@ -11,7 +11,7 @@ from benchmarks.settings import PROFILE, Data, cluster, markdown
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.one_f_one_b import simulate_ms
-from seqplan.planner.simulation.simulate_plan import simulate_plan_ms
+from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.selection import select
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.systems.hydraulis import CBC_S, TRIALS, eq4_pool, published_step

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.cluster import Cluster
 from seqplan.profiler.lengths import read_lengths
 
 CODE = Path(__file__).parents[1] / "examples" / "data" / "code.npy"

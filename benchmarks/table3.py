@@ -11,11 +11,11 @@ from dataclasses import replace
 from statistics import mean
 
 from benchmarks.settings import Data, markdown
+from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare, mean_propagation_ms
 from seqplan.planner.comparison.results import Comparison
+from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange import exchange_of
-from seqplan.planner.proposal.document import Cluster
-from seqplan.planner.step.selection import Infeasible
 from seqplan.profiler.shipped.catalogue import shipped
 
 SETTINGS = (("7b", 8), ("7b", 16), ("13b", 16), ("13b", 32), ("32b", 32), ("32b", 64))

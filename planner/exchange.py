@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from seqplan.planner.simulation.flops import parameters
 from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.profiler.model_sizes import parameters
 from seqplan.profiler.profile import Profile
 
 PUBLISHED_PARAMETERS = 32.3e9
@@ -102,3 +102,28 @@ def exchange_of(
         f"equal replicas, {times[1]:,.0f} ms between different ones, {overlap:.0%} of it hidden"
     )
     return Exchange(*times, overlap, optimizer_ms, source)
+
+
+def proposed_with(
+    profile: Profile,
+    gpus: int,
+    exchange_ms: tuple[float, float] | str | None,
+    overlap: float,
+    spelled: tuple[str, str] = ("--exchange-ms", "--overlap"),
+) -> Exchange | None:
+    """The exchange to choose strategies with; None where ``exchange_ms`` was not given.
+
+    ``exchange_ms``: as ``published_or_times`` reads it; ``spelled``: how the caller writes the two.
+    ``ValueError`` for an overlap of nothing, one beyond 1, and under ZeRO-3.
+    """
+    if exchange_ms is None:
+        if overlap:
+            raise ValueError(f"{spelled[1]} is of the exchange; give {spelled[0]} too")
+        return None
+    if profile.rounds:
+        raise ValueError(
+            f"{spelled[0]} decides between strategies, but profile {profile.name} is of ZeRO-3, "
+            "where there is none to choose; leave it out"
+        )
+    times = exchange_ms if isinstance(exchange_ms, tuple) else None
+    return exchange_of(profile, gpus, exchange_ms=times, overlap=overlap)

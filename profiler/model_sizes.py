@@ -1,10 +1,15 @@
-"""Which schemes a model can run at all, from its heads, key/value heads, layers and node size."""
+"""Sizes of a model: as far as a profile knows them, whole ones, and those of well-known models."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from seqplan.plans.scheme import Scheme
+SIZES = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
+"""What a model's sizes are called everywhere."""
+
+LARGEST_SIZE = 10**7
+"""Of any size; products of them stay finite."""
 
 
 @dataclass(frozen=True)
@@ -19,25 +24,108 @@ class ModelShape:
     ffn: int | None = None
 
 
-def scheme_problem(
-    scheme: Scheme, shape: ModelShape, *, gpus_per_node: int | None = None
-) -> str | None:
-    """Why ``shape`` cannot run ``scheme``, or None when it can.
+def parameters(shape: ModelShape) -> int | None:
+    """About layers·12·hidden² + 2·vocab·hidden parameters; None where the vocabulary is unknown.
 
-    tp and ulysses both split the attention heads; pp splits the layers; key/value heads are split
-    with the heads or, where there are fewer of them, replicated whole. ``gpus_per_node``: also
-    refuse tensor parallelism across nodes (leave it out for schemes that were measured).
+    Attention has four matrices of hidden², the feed-forward network as much as eight; input and
+    output embeddings are counted apart, norms and biases not at all.
     """
-    split = scheme.tp * scheme.ulysses
-    if shape.heads is not None and shape.heads % split:
-        return f"tp·ulysses = {split} does not divide the {shape.heads} attention heads"
-    if shape.kv_heads is not None:
-        if shape.kv_heads % scheme.tp and scheme.tp % shape.kv_heads:
-            return f"tp = {scheme.tp} neither divides nor replicates {shape.kv_heads} KV heads"
-        if shape.kv_heads % split and split % shape.kv_heads:
-            return f"tp·ulysses = {split} neither divides nor replicates {shape.kv_heads} KV heads"
-    if shape.layers % scheme.pp:
-        return f"pp = {scheme.pp} does not divide the {shape.layers} layers"
-    if gpus_per_node is not None and scheme.tp > gpus_per_node:
-        return f"tp = {scheme.tp} spans nodes of {gpus_per_node} GPUs"
-    return None
+    if shape.vocab is None:
+        return None
+    return shape.layers * 12 * shape.hidden**2 + 2 * shape.vocab * shape.hidden
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSizes:
+    """Sizes of a decoder with gated feed-forward; ``ValueError`` where they do not fit together."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+
+    def __post_init__(self) -> None:
+        for name in SIZES:
+            if not 1 <= getattr(self, name) <= LARGEST_SIZE:
+                raise ValueError(
+                    f"model: {name} must be from 1 to {LARGEST_SIZE:,}, not {getattr(self, name)}"
+                )
+        if self.hidden % self.heads:
+            raise ValueError(f"model: hidden {self.hidden} is no multiple of {self.heads} heads")
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"model: heads {self.heads} must be a multiple of kv_heads {self.kv_heads}"
+            )
+
+    @property
+    def head_width(self) -> int:
+        """Elements of one head."""
+        return self.hidden // self.heads
+
+    @property
+    def kv_width(self) -> int:
+        """Elements of a token's keys (or values) over all key/value heads."""
+        return self.kv_heads * self.head_width
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of a decoder layer: four attention matrices, three of feed-forward, norms."""
+        attention = 2 * self.hidden * (self.hidden + self.kv_width)
+        return attention + 3 * self.hidden * self.ffn + 2 * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the embedding, the output head and the last norm."""
+        return 2 * self.vocab * self.hidden + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.layers * self.layer_parameters + self.embedding_parameters
+
+    @property
+    def shape(self) -> ModelShape:
+        """The sizes as validity rules want them."""
+        return ModelShape(**self.as_dict())
+
+    def as_dict(self) -> dict[str, int]:
+        """The sizes by name."""
+        return {name: getattr(self, name) for name in SIZES}
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int]) -> ModelSizes:
+        """From sizes by name; ``TypeError`` when one is missing."""
+        return cls(**sizes)
+
+
+MODELS: dict[str, dict[str, int]] = {
+    name: dict(zip(SIZES, sizes, strict=True))
+    for name, sizes in {
+        "small": (512, 8, 8, 4, 1408, 8192),
+        "llama-7b": (4096, 32, 32, 32, 11008, 32000),
+        "llama-13b": (5120, 40, 40, 40, 13824, 32000),
+        "llama-32b": (6656, 60, 64, 64, 17920, 32000),
+        "llama3-8b": (4096, 32, 32, 8, 14336, 128256),
+        "gpt-7b": (4096, 32, 64, 64, 10944, 50304),
+        "gpt-13b": (5120, 40, 64, 64, 13696, 50304),
+        "gpt-30b": (6656, 60, 64, 64, 17792, 50304),
+    }.items()
+}
+"""Sizes by name; ``SOURCES`` says where they come from."""
+
+
+SOURCES: dict[str, str] = {
+    "small": "made up, for trying things on a CPU",
+    "llama-7b": "LLaMA, arXiv 2302.13971, table 2; feed-forward and vocabulary of its release",
+    "llama-13b": "LLaMA, arXiv 2302.13971, table 2; feed-forward and vocabulary of its release",
+    "llama-32b": "Hydraulis, arXiv 2412.07894, public code: LLaMA-33B's widths with 64 heads",
+    "llama3-8b": "config.json of Meta-Llama-3-8B",
+    **dict.fromkeys(
+        ("gpt-7b", "gpt-13b", "gpt-30b"),
+        "FlexSP, arXiv 2412.01523: hidden and layers; 64 heads, as it runs 64-way Ulysses; its two "
+        "feed-forward matrices of 4·hidden as three of 8/3·hidden, rounded up to 64; GPT-2's "
+        "vocabulary, padded",
+    ),
+}

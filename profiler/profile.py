@@ -14,8 +14,9 @@ from typing import Any
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.latency import Latency
 from seqplan.profiler.memory import Memory
-from seqplan.profiler.model_sizes import ModelShape, scheme_problem
+from seqplan.profiler.model_sizes import ModelShape
 from seqplan.profiler.scheme_model import SchemeModel
+from seqplan.profiler.scheme_rules import scheme_problem
 
 PROFILE_SCHEMA = 1
 

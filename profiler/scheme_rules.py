@@ -1,14 +1,42 @@
-"""Coefficients of a profile that contradict each other."""
+"""Which schemes a model can run at all, and which of a profile's schemes contradict the others."""
 
 from __future__ import annotations
 
 from statistics import median
+from typing import TYPE_CHECKING
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.profile import Profile
+from seqplan.profiler.model_sizes import ModelShape
+
+if TYPE_CHECKING:  # a profile checks its schemes by these rules
+    from seqplan.profiler.profile import Profile
 
 SPREAD = 2.0
 """How far a scheme's quadratic work may be from the profile's median before it is doubted."""
+
+
+def scheme_problem(
+    scheme: Scheme, shape: ModelShape, *, gpus_per_node: int | None = None
+) -> str | None:
+    """Why ``shape`` cannot run ``scheme``, or None when it can.
+
+    tp and ulysses both split the attention heads; pp splits the layers; key/value heads are split
+    with the heads or, where there are fewer of them, replicated whole. ``gpus_per_node``: also
+    refuse tensor parallelism across nodes (leave it out for schemes that were measured).
+    """
+    split = scheme.tp * scheme.ulysses
+    if shape.heads is not None and shape.heads % split:
+        return f"tp·ulysses = {split} does not divide the {shape.heads} attention heads"
+    if shape.kv_heads is not None:
+        if shape.kv_heads % scheme.tp and scheme.tp % shape.kv_heads:
+            return f"tp = {scheme.tp} neither divides nor replicates {shape.kv_heads} KV heads"
+        if shape.kv_heads % split and split % shape.kv_heads:
+            return f"tp·ulysses = {split} neither divides nor replicates {shape.kv_heads} KV heads"
+    if shape.layers % scheme.pp:
+        return f"pp = {scheme.pp} does not divide the {shape.layers} layers"
+    if gpus_per_node is not None and scheme.tp > gpus_per_node:
+        return f"tp = {scheme.tp} spans nodes of {gpus_per_node} GPUs"
+    return None
 
 
 def doubts(profile: Profile) -> dict[Scheme, str]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import mean
 from typing import Any
 
-from seqplan.api.cli.terminal import table
+from seqplan.api.cli.terminal import percent, seconds, table
+from seqplan.planner.comparison.advice import ablation
+from seqplan.planner.comparison.compare import mean_propagation_ms
+from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.comparison.sweep import Sweep, SweptSystem
+from seqplan.planner.simulation.iteration import Iteration
 
 
 def sweep_lines(sweep: Sweep) -> list[str]:
@@ -51,4 +56,106 @@ def sweep_fields(sweep: Sweep) -> dict[str, Any]:
             }
             for point in sweep.points
         ],
+    }
+
+
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """A comparison for people: a row for each system, what was left out, and the advice."""
+    steps = len(comparison.ours.iterations)
+    header = ("system", "iteration", "tokens/s", "ours is faster", "propagation alone")
+    lines = [
+        (
+            f"simulated on profile {comparison.profile}: {comparison.gpus} × "
+            f"{comparison.hardware}, {steps} steps of {comparison.tokens:,} tokens, sequences up "
+            f"to {comparison.max_len:,}"
+        ),
+        "",
+        *table(
+            (*header, "imbalance", "bubble", "MFU"),
+            [_row(comparison, system) for system in comparison.systems],
+        ),
+        "",
+        *(f"{system.name}: {system.description}" for system in comparison.systems),
+    ]
+    if stages := ablation(comparison.systems):
+        text = " → ".join(f"{system.name} {gain:.2f}×" for system, gain in stages)
+        lines += ["", f"step by step, whole iterations: {text}"]
+    if comparison.left_out:
+        lines += ["", *(f"left out: {name}: {why}" for name, why in comparison.left_out)]
+    return [*lines, "", *comparison.assumptions, "", comparison.advice]
+
+
+def _row(comparison: Comparison, system: System) -> tuple[str, ...]:
+    speedups = comparison.speedups(system)
+    known = [item.mfu for item in system.iterations if item.mfu is not None]
+    ours = system is comparison.ours
+    alone = mean_propagation_ms(system) / mean_propagation_ms(comparison.ours)
+    whole = system.mean_ms / comparison.ours.mean_ms
+    return (
+        system.name,
+        seconds(system.mean_ms),
+        f"{system.tokens_per_s:,.0f}",
+        "—" if ours else f"{whole:.2f}× ({min(speedups):.2f}–{max(speedups):.2f})",
+        "—" if ours else f"{alone:.2f}×",
+        f"{mean(item.imbalance for item in system.iterations):.2f}",
+        percent(mean(item.bubble_ratio for item in system.iterations)),
+        percent(mean(known)) if known else "—",
+    )
+
+
+def comparison_fields(comparison: Comparison) -> dict[str, Any]:
+    """All figures of a comparison as JSON values, without the spans of the simulation."""
+    return {
+        "simulated_on": comparison.profile,
+        "hardware": comparison.hardware,
+        "gpus": comparison.gpus,
+        "max_len": comparison.max_len,
+        "tokens": comparison.tokens,
+        "seed": comparison.seed,
+        "sequences": comparison.sequences,
+        "histogram": [list(bucket) for bucket in comparison.histogram],
+        "systems": [
+            {
+                "key": system.key,
+                "name": system.name,
+                "description": system.description,
+                "balanced": system.balanced,
+                "mean_ms": round(system.mean_ms, 3),
+                "mean_propagation_ms": round(mean_propagation_ms(system), 3),
+                "tokens_per_s": round(system.tokens_per_s, 1),
+                "speedups": [round(ratio, 4) for ratio in comparison.speedups(system)],
+                "iterations": [_iteration_fields(item) for item in system.iterations],
+            }
+            for system in comparison.systems
+        ],
+        "ablation": [
+            {"key": system.key, "speedup": round(gain, 4)}
+            for system, gain in ablation(comparison.systems)
+        ],
+        "left_out": [{"name": name, "why": why} for name, why in comparison.left_out],
+        "advice": comparison.advice,
+        "assumptions": list(comparison.assumptions),
+    }
+
+
+def _iteration_fields(item: Iteration) -> dict[str, Any]:
+    return {
+        "step": item.step,
+        "strategy": item.strategy,
+        "schemes": [{**scheme.as_dict(), "count": count} for scheme, count in item.schemes],
+        "tokens": item.tokens,
+        "sequences": item.sequences,
+        "longest": item.longest,
+        "total_ms": round(item.total_ms, 3),
+        "propagation_ms": round(item.propagation_ms, 3),
+        "exchange_ms": round(item.exchange_ms, 3),
+        "optimizer_ms": round(item.optimizer_ms, 3),
+        "tokens_per_s": round(item.tokens_per_s, 1),
+        "rank_busy_ms": [round(time, 3) for time in item.rank_busy_ms],
+        "rank_end_ms": [round(time, 3) for time in item.rank_end_ms],
+        "bubble_ratio": round(item.bubble_ratio, 6),
+        "imbalance": round(item.imbalance, 6),
+        "mfu": None if item.mfu is None else round(item.mfu, 6),
+        "gap": item.gap,
+        "planning_ms": None if item.planning_ms is None else round(item.planning_ms, 2),
     }

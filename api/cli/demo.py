@@ -17,9 +17,9 @@ from seqplan.api.cli.terminal import ProgressBar, percent, seconds, table
 from seqplan.api.cli.train_check import check_lines
 from seqplan.api.training_check.check import check_training, first_plans
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.simulation.simulate_plan import simulate_plan_ms
+from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.profiler.lengths import histogram_lines, read_lengths, summarise

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(str(error))
         return BAD_INPUT
     except RuntimeError as error:
-        from seqplan.planner.step.selection import Infeasible
+        from seqplan.planner.errors import Infeasible
 
         _say(str(error))
         return INFEASIBLE if isinstance(error, Infeasible) else FAILED

@@ -9,14 +9,13 @@ import sys
 import textwrap
 from typing import Any
 
-from seqplan.api.cli.cluster_options import add_cluster, cluster_of
-from seqplan.api.cli.model_options import add_model, sizes_of
-from seqplan.api.cli.terminal import percent, positive, table
+from seqplan.api.cli.options import add_cluster, add_model, cluster_of, positive, sizes_of
+from seqplan.api.cli.terminal import percent, table
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.profiler.analytic.hardware import GIB
-from seqplan.profiler.analytic.models import ModelSizes
 from seqplan.profiler.analytic.terms import CHECKPOINTING, Setting
+from seqplan.profiler.model_sizes import ModelSizes
 
 NONE_FITS = 3
 """Exit code where no scheme fits into memory."""

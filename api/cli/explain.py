@@ -7,12 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.terminal import natural
-from seqplan.planner.simulation.simulate_plan import simulate_plan_ms
+from seqplan.api.cli.options import natural
+from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.explain import explain
 from seqplan.plans.format.codec import digest, to_json
-from seqplan.plans.format.plan_file import read_plans
-from seqplan.plans.plan import Plan
+from seqplan.plans.format.plan_file import find_step
 from seqplan.plans.views.rank_view import rank_view
 
 _DESCRIPTION = "Explain one step of a plan file, or show one rank's part of it."
@@ -56,14 +55,3 @@ def run(args: argparse.Namespace) -> int:
         print(explain(plan))
         print(f"1F1B simulation: {simulate_plan_ms(plan):,.1f} ms")
     return 0
-
-
-def find_step(path: Path, step: int) -> Plan:
-    """The plan of one step; ``ValueError`` with the steps that there are when it is missing."""
-    seen: list[int] = []
-    for plan in read_plans(path):
-        if plan.step == step:
-            return plan
-        seen.append(plan.step)
-    there = f"it has steps {seen[0]} to {seen[-1]}" if seen else "it has none"
-    raise ValueError(f"{path}: no step {step}; {there}")

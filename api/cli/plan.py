@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
-from seqplan.api.cli.executor_option import add_executor
+from seqplan.api.cli.options import add_executor, natural, positive
 from seqplan.api.cli.output_file import check_output
-from seqplan.api.cli.terminal import ProgressBar, natural, percent, positive, seconds
+from seqplan.api.cli.terminal import ProgressBar, percent, seconds
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.batches_file import read_batches
 from seqplan.planner.batches.sampler import Sampler

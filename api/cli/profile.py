@@ -11,18 +11,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.cluster_options import add_cluster
-from seqplan.api.cli.model_options import add_model, sizes_of
+from seqplan.api.cli.options import add_cluster, add_model, positive, sizes_of
 from seqplan.api.cli.output_file import check_output
 from seqplan.api.cli.profile_derived import completed, estimated, write_derived
-from seqplan.api.cli.terminal import ProgressBar, percent, positive, table
+from seqplan.api.cli.terminal import ProgressBar, percent, table
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.pooling import merged
 from seqplan.profiler.fit.samples import Sample, Setting
 from seqplan.profiler.measure.design import FIT_POINTS, design
-from seqplan.profiler.model_sizes import ModelShape, scheme_problem
+from seqplan.profiler.model_sizes import ModelShape
 from seqplan.profiler.profile import Profile
+from seqplan.profiler.scheme_rules import scheme_problem
 
 if TYPE_CHECKING:
     from seqplan.profiler.fit.latency_fit import Errors, Fit

@@ -9,14 +9,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.cluster_options import cluster_of
-from seqplan.api.cli.model_options import sizes_of
+from seqplan.api.cli.options import cluster_of, sizes_of
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.hardware import Cluster
-from seqplan.profiler.analytic.models import ModelSizes
-from seqplan.profiler.model_sizes import ModelShape, scheme_problem
+from seqplan.profiler.model_sizes import ModelShape, ModelSizes
 from seqplan.profiler.profile import Profile
+from seqplan.profiler.scheme_rules import scheme_problem
 
 
 def estimated(args: argparse.Namespace) -> dict[str, Any]:

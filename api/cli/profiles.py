@@ -7,7 +7,8 @@ import json
 import textwrap
 from typing import Any
 
-from seqplan.api.cli.terminal import positive, table
+from seqplan.api.cli.options import positive
+from seqplan.api.cli.terminal import table
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.scheme_rules import doubts
 from seqplan.profiler.shipped.catalogue import find_profile, shipped, shipped_names

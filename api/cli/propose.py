@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.exchange_options import add_overlap, proposed_with, published_or_times
+from seqplan.api.cli.options import add_overlap, natural, positive, published_or_times
 from seqplan.api.cli.output_file import check_output
-from seqplan.api.cli.terminal import ProgressBar, natural, percent, positive, seconds, table
-from seqplan.planner.proposal.document import Cluster, ProposalDocument
+from seqplan.api.cli.terminal import ProgressBar, percent, seconds, table
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.exchange import proposed_with
+from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.proposal.make_proposal import METHODS, TOKENS_PER_GPU, make_proposal
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.profiler.lengths import read_lengths

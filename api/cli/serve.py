@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.executor_option import add_executor
-from seqplan.api.cli.terminal import natural, positive
+from seqplan.api.cli.options import add_executor, check_port, natural, positive
 from seqplan.planner.workers.executor import check_executor
 
 _DESCRIPTION = """\
@@ -75,9 +74,3 @@ def run(args: argparse.Namespace) -> int:
         return serve(store, service, args.host, args.port)
     finally:
         store.close()
-
-
-def check_port(port: int) -> None:
-    """``ValueError`` for what is no TCP port."""
-    if port > 65535:
-        raise ValueError(f"--port {port}: wants 0 to 65535")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.job_file import JobFile, read_job_file
-from seqplan.api.cli.serve import check_port
+from seqplan.api.cli.options import check_port
 from seqplan.api.cli.terminal import ProgressBar
-from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import TOKENS_PER_GPU, make_proposal
 from seqplan.planner.workers.executor import check_executor
 from seqplan.profiler.lengths import read_lengths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -72,25 +71,3 @@ class ProgressBar:
         if self._terminal and self._shown:
             self._out.write("\r\x1b[K")
             self._out.flush()
-
-
-def positive(text: str) -> int:
-    """An argparse type: an integer of 1 or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"wants an integer of 1 or more, not {text!r}")
-    return value
-
-
-def natural(text: str) -> int:
-    """An argparse type: an integer of 0 or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"wants an integer of 0 or more, not {text!r}")
-    return value

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.explain import find_step
+from seqplan.api.cli.options import natural
 from seqplan.api.cli.output_file import check_output
-from seqplan.api.cli.terminal import natural
 from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, Event
 from seqplan.planner.simulation.timeline import PipelineTimeline, PlanTimeline, plan_timeline
 from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.format.plan_file import find_step
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.profiler.shipped.catalogue import find_profile, shipped, shipped_names

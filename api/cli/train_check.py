@@ -12,8 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from seqplan.api.cli.options import natural, positive
 from seqplan.api.cli.plan import strategy_of
-from seqplan.api.cli.terminal import ProgressBar, natural, positive, table
+from seqplan.api.cli.terminal import ProgressBar, table
 from seqplan.api.training_check.check import GATES, Check, check_training, first_plans
 from seqplan.plans.format.codec import digest
 from seqplan.plans.plan import Plan

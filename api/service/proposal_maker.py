@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from seqplan.api.cli.exchange_options import proposed_with
 from seqplan.api.store import schema
 from seqplan.api.store.catalogue import get, lengths_path, settle_proposal
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Claim, Store
-from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.exchange import proposed_with
 from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal
 from seqplan.profiler.profile import Profile
 

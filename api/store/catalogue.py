@@ -15,9 +15,9 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, s
 from seqplan.api.store import schema
 from seqplan.api.store.errors import InUse
 from seqplan.api.store.store import Store
-from seqplan.planner.proposal.make_proposal import lengths_digest
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.profiler.lengths import Bucket, representative, summarise
+from seqplan.profiler.lengths.digest import lengths_digest
 from seqplan.profiler.profile import Profile
 
 Row = dict[str, Any]

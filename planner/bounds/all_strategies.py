@@ -16,8 +16,7 @@ from seqplan.planner.bounds.step_bounds import (
     relaxed_bound_ms,
     single_bound_ms,
 )
-from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.strategies.local_search import Models
+from seqplan.planner.placement.fleet import Models, PipelineClass
 
 FITS = 5e-3
 """Share of the GPUs that a relaxation may leave unused and count as just fitting."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.resources import RESOURCES, Floats, Ints, peak_levels, resources
-from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.bounds.resources import RESOURCES, peak_levels, resources
+from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 _LADDER = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 48, 64)
 """Numbers of micro-batches told apart where all schemes are in play."""

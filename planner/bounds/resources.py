@@ -28,10 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.planner.placement.fleet import MOST, PipelineClass
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from seqplan.planner.placement.fleet import MOST, Floats, Ints, PipelineClass
 
 RESOURCES = 4
 """Work, tokens, sequences with a large work, sequences with a large length."""

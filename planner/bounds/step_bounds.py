@@ -15,8 +15,8 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import Relaxation
-from seqplan.planner.bounds.resources import RESOURCES, ROUNDING, Floats, resources
-from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.bounds.resources import RESOURCES, ROUNDING, resources
+from seqplan.planner.placement.fleet import Floats, PipelineClass
 
 BISECTION_TOLERANCE = 1e-4
 """Relative width of the bisection for the largest refuted time."""

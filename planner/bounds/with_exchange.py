@@ -11,8 +11,7 @@ from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_
 from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.exchange import Exchange
-from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.strategies.local_search import Models
+from seqplan.planner.placement.fleet import Models, PipelineClass
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.scheme_model import SchemeModel
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from seqplan.planner.comparison.compare import mean_propagation_ms
 from seqplan.planner.comparison.results import Comparison, System
-from seqplan.planner.step.selection import Infeasible
+from seqplan.planner.errors import Infeasible
 
 AXES = ("gpus", "max-len", "tokens")
 """Settings that can be swept."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.resources import Floats, Ints
-from seqplan.planner.placement.fill import Bin, Filling, form_s
-from seqplan.planner.placement.fleet import Fleet, PipelineClass
+from seqplan.planner.placement.fill import Filling
+from seqplan.planner.placement.fleet import Fleet, Floats, Ints, PipelineClass, form_s
+from seqplan.planner.placement.sequence_pool import Bin
 
 MOST_SEQUENCES = 800
 """Larger batches are left as they are: every exchange looks at all sequences, and gains little."""

@@ -6,20 +6,21 @@ sequences are few (hundreds to thousands) and every placement depends on the one
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
-from math import ceil, inf, sqrt
+from math import ceil, inf
 
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.resources import Floats
-from seqplan.planner.placement.fleet import Fleet, PipelineClass
-
-Bin = list[tuple[int, int]]
-"""One micro-batch: (index of the distinct length, how many sequences of that length)."""
-
-_ROUND = 1.0 + 1e-12
+from seqplan.planner.placement.fleet import (
+    _ROUND,
+    Fleet,
+    Floats,
+    PipelineClass,
+    form_s,
+    longest_alone,
+)
+from seqplan.planner.placement.sequence_pool import Bin, SequencePool
 
 
 @dataclass(frozen=True)
@@ -125,23 +126,6 @@ class Filler:
         return self._works[item]
 
 
-def form_s(item: PipelineClass, lengths: list[int], pipeline: tuple[Bin, ...]) -> float:
-    """Σ(m_j + c) + (pp − 1)·(max m_j + c) of a pipeline's micro-batches, 0 when empty."""
-    a, b, c = item.a, item.b, item.c
-    costs = [
-        c + sum(n * (lengths[i] * (a * lengths[i] + b)) for i, n in micro) for micro in pipeline
-    ]
-    return sum(costs) + (item.pp - 1) * max(costs) if costs else 0.0
-
-
-def longest_alone(item: PipelineClass, target_ms: float) -> int:
-    """The longest sequence (tokens) that alone ends by the target."""
-    work = target_ms * _ROUND / item.pp - item.c
-    if work <= 0:
-        return 0
-    return int(2 * work / (item.b + sqrt(item.b * item.b + 4 * item.a * work)) * _ROUND)
-
-
 @dataclass
 class _Pipeline:
     """A pipeline being filled: its micro-batches with their work (ms) and the tokens left.
@@ -218,68 +202,3 @@ def _open(item: PipelineClass, longest: int, target: float, ceiling: float) -> _
         return _Pipeline(item, left, work * _ROUND, [], [], [])
     each = budget / (micro_batches + bubbles) - item.c
     return _Pipeline(item, micro_batches * (each + item.c), each, [], [], [])
-
-
-class SequencePool:
-    """The unassigned sequences: how many of each distinct length, with links over spent ones."""
-
-    __slots__ = ("counts", "left", "lengths", "negated", "next")
-
-    def __init__(
-        self, lengths: list[int], counts: list[int], n: int, negated: list[int] | None = None
-    ) -> None:
-        self.lengths = lengths
-        self.negated = [-length for length in lengths] if negated is None else negated
-        self.counts = counts.copy()
-        self.next = list(range(len(lengths) + 1))
-        self.left = n
-
-    def copy(self) -> SequencePool:
-        """The same sequences unassigned."""
-        twin = SequencePool(self.lengths, self.counts, self.left, self.negated)
-        twin.next = self.next.copy()
-        return twin
-
-    def longest(self, limit: float) -> int | None:
-        """Index of the longest unassigned length ≤ ``limit``."""
-        links = self.next
-        i = bisect_left(self.negated, -limit)
-        while links[i] != i:
-            links[i] = links[links[i]]
-            i = links[i]
-        return i if i < len(self.lengths) else None
-
-    def top_up(
-        self, item: PipelineClass, micro: Bin, work: float, tokens: int, above: int
-    ) -> tuple[float, int]:
-        """Add to one micro-batch, longest first, what fits ``work`` ms and ``tokens``.
-
-        Only sequences longer than ``above`` are taken. Returns the work and tokens left.
-        """
-        a, b, unit = item.a, item.b, item.unit
-        lengths, negated, counts, links = self.lengths, self.negated, self.counts, self.next
-        four_a, b_squared, end, i = 4 * a, b * b, len(self.lengths), 0
-        while work > 0:
-            limit = 2 * work / (b + sqrt(b_squared + four_a * work))
-            i = bisect_left(negated, -(tokens if tokens < limit else limit), i)
-            while links[i] != i:
-                links[i] = links[links[i]]
-                i = links[i]
-            if i == end:
-                break
-            length = lengths[i]
-            if length <= above:
-                break
-            cost = length * (a * length + b)
-            padded = length if unit == 1 else -(-length // unit) * unit
-            n = counts[i]
-            if n > 1:
-                n = min(n, tokens // padded, int(work / cost)) or 1
-            work -= n * cost
-            tokens -= n * padded
-            micro.append((i, n))
-            self.left -= n
-            counts[i] -= n
-            if not counts[i]:
-                links[i] = i + 1
-        return work, tokens

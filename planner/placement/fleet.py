@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.planner.placement.sequence_pool import Bin
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.scheme_model import SchemeModel
 
@@ -89,3 +91,32 @@ class Fleet:
     def max_sequence(self) -> int:
         """The longest sequence (tokens) that some pipeline can hold."""
         return max(item.capacity for item in self.classes)
+
+
+_ROUND = 1.0 + 1e-12
+
+
+def form_s(item: PipelineClass, lengths: list[int], pipeline: tuple[Bin, ...]) -> float:
+    """Σ(m_j + c) + (pp − 1)·(max m_j + c) of a pipeline's micro-batches, 0 when empty."""
+    a, b, c = item.a, item.b, item.c
+    costs = [
+        c + sum(n * (lengths[i] * (a * lengths[i] + b)) for i, n in micro) for micro in pipeline
+    ]
+    return sum(costs) + (item.pp - 1) * max(costs) if costs else 0.0
+
+
+def longest_alone(item: PipelineClass, target_ms: float) -> int:
+    """The longest sequence (tokens) that alone ends by the target."""
+    work = target_ms * _ROUND / item.pp - item.c
+    if work <= 0:
+        return 0
+    return int(2 * work / (item.b + sqrt(item.b * item.b + 4 * item.a * work)) * _ROUND)
+
+
+Models = Mapping[Scheme, SchemeModel]
+
+
+Floats = npt.NDArray[np.float64]
+
+
+Ints = npt.NDArray[np.int64]

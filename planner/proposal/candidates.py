@@ -25,10 +25,9 @@ from seqplan.planner.bounds.with_exchange import Families, exchange_bound_ms
 from seqplan.planner.exchange import NO_EXCHANGE, Exchange, replicas_differ
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Filling
-from seqplan.planner.placement.fleet import Fleet
+from seqplan.planner.placement.fleet import Fleet, Models
 from seqplan.planner.proposal.search import search
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
-from seqplan.planner.strategies.local_search import Models
 from seqplan.plans.scheme import Strategy
 
 Progress = Callable[[str, int, int], None]

@@ -9,51 +9,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange import Exchange
-from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.plans.scheme import Strategy
 from seqplan.profiler.profile import Profile, ProfileError
-from seqplan.profiler.scheme_model import SchemeModel
 
 PROPOSAL_SCHEMA = 1
 
 
 class ProposalError(ValueError):
     """A proposal that cannot be used; the message says which field and why."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What a proposal was made for, and what planning steps needs of it."""
-
-    gpus: int
-    max_len: int
-    tokens: int
-    include_flagged: bool = False
-    optimizer_shards: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("gpus", "max_len", "tokens"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} must be an integer of 1 or more, not {value!r}")
-        if type(self.include_flagged) is not bool:
-            raise ValueError(f"include_flagged must be true or false, not {self.include_flagged!r}")
-        shards = self.optimizer_shards
-        if shards is not None and (type(shards) is not int or not 1 <= shards <= self.gpus):
-            raise ValueError(
-                f"optimizer_shards must be an integer from 1 to the {self.gpus} GPUs, "
-                f"not {shards!r}"
-            )
-
-    def models(self, profile: Profile) -> dict[Scheme, SchemeModel]:
-        """The schemes of the profile that fit this cluster, in scheme order."""
-        usable = profile.usable(
-            self.gpus,
-            self.max_len,
-            optimizer_shards=self.optimizer_shards,
-            include_flagged=self.include_flagged,
-        )
-        return {model.scheme: model for model in usable}
 
 
 @dataclass(frozen=True)

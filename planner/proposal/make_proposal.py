@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +9,10 @@ import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange import NO_EXCHANGE, Exchange
+from seqplan.planner.placement.fleet import Models
 from seqplan.planner.proposal.candidates import (
     Effort,
     Progress,
@@ -19,12 +21,11 @@ from seqplan.planner.proposal.candidates import (
     judge_strategies,
     propose,
 )
-from seqplan.planner.proposal.document import Candidate, Cluster, ProposalDocument
+from seqplan.planner.proposal.document import Candidate, ProposalDocument
 from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
 from seqplan.planner.rounds.plan_rounds import plan_rounds
-from seqplan.planner.step.selection import Infeasible
-from seqplan.planner.strategies.local_search import Models
 from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.profiler.lengths.digest import lengths_digest
 from seqplan.profiler.profile import Profile
 
 METHODS = ("search", "eq4")
@@ -135,11 +136,6 @@ def check_feasible(
             f"any scheme of {profile.name} holds is {limit} ({best.scheme}); use --max-len {limit} "
             "to truncate, or more GPUs"
         )
-
-
-def lengths_digest(lengths: npt.NDArray[np.integer]) -> str:
-    """sha256 of the lengths as little-endian int64."""
-    return "sha256:" + hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()
 
 
 def _published(

@@ -11,8 +11,9 @@ from seqplan.planner.bounds.all_strategies import AllStrategies, fitting_time
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.placement.dispatch import TOLERANCE, dispatch
 from seqplan.planner.placement.fill import Filler, Filling
-from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.strategies.local_search import Models, improve, rounded_strategies
+from seqplan.planner.placement.fleet import Fleet, Models
+from seqplan.planner.strategies.local_search import improve
+from seqplan.planner.strategies.rounding import rounded_strategies
 from seqplan.plans.scheme import Scheme, Strategy
 
 SEARCH_ROUNDS = 12

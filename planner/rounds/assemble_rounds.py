@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.assembly import floor_us, plan_of, planned_pipeline
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.rounds.plan_rounds import Rounds
-from seqplan.planner.step.assemble import floor_us, plan_of, planned_pipeline
 from seqplan.plans.plan import Plan, PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme
 

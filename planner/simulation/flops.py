@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seqplan.profiler.model_sizes import ModelShape
+from seqplan.profiler.model_sizes import ModelShape, parameters
 
 PEAK_FLOPS = {"A100": 312e12, "A800": 312e12, "H100": 989e12, "H800": 989e12, "H200": 989e12}
 """Dense bf16 FLOP/s of a GPU by the name its profile gives it (NVIDIA data sheets, SXM)."""
@@ -13,17 +13,6 @@ PEAK_FLOPS = {"A100": 312e12, "A800": 312e12, "H100": 989e12, "H800": 989e12, "H
 def peak_flops(hardware: str) -> float | None:
     """Peak bf16 FLOP/s of one GPU; None where it is not known."""
     return next((peak for name, peak in PEAK_FLOPS.items() if name in hardware), None)
-
-
-def parameters(shape: ModelShape) -> int | None:
-    """About layers·12·hidden² + 2·vocab·hidden parameters; None where the vocabulary is unknown.
-
-    Attention has four matrices of hidden², the feed-forward network as much as eight; input and
-    output embeddings are counted apart, norms and biases not at all.
-    """
-    if shape.vocab is None:
-        return None
-    return shape.layers * 12 * shape.hidden**2 + 2 * shape.vocab * shape.hidden
 
 
 def model_flops(shape: ModelShape, lengths: Sequence[int]) -> float | None:

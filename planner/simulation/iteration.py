@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.comparison.results import Iteration, Span
 from seqplan.planner.exchange import Exchange, replicas_differ
 from seqplan.planner.simulation.flops import model_flops, peak_flops
 from seqplan.planner.simulation.one_f_one_b import simulate_ms, timeline
@@ -189,3 +188,59 @@ def _phase_text(phase: Sequence[PlannedPipeline]) -> str:
         else:
             joined.append((text, 1))
     return " | ".join(text if n == 1 else f"{n} rounds of {text}" for text, n in joined)
+
+
+@dataclass(frozen=True)
+class Span:
+    """One thing that some ranks do: ``kind`` is forward, backward, exchange, optimizer or switch.
+
+    ``ranks``: half-open range of global ranks (one pipeline stage); times in ms from the start of
+    the iteration.
+    """
+
+    ranks: tuple[int, int]
+    kind: str
+    micro_batch: int | None
+    start_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One simulated iteration of one system; times in ms.
+
+    ``propagation_ms``: all pipelines, forward and backward; ``exchange_ms``: parameter pull and
+    gradient push that is not hidden; ``rank_busy_ms``: forward and backward per rank;
+    ``bubble_ratio``: idle share of rank-time during propagation; ``imbalance``: (slowest − fastest)
+    over fastest rank's end of propagation, over ranks with work; ``mfu``: model FLOPs over peak,
+    attention counted by Σl² of the sequences, None where the profile does not state the model's
+    sizes or the GPU's peak is unknown; ``gap`` and ``planning_ms``: of our plans only.
+    """
+
+    step: int
+    strategy: str
+    schemes: tuple[tuple[Scheme, int], ...]
+    tokens: int
+    sequences: int
+    longest: int
+    propagation_ms: float
+    exchange_ms: float
+    optimizer_ms: float
+    rank_busy_ms: tuple[float, ...]
+    rank_end_ms: tuple[float, ...]
+    bubble_ratio: float
+    imbalance: float
+    mfu: float | None
+    gap: float | None
+    planning_ms: float | None
+    spans: tuple[Span, ...]
+
+    @property
+    def total_ms(self) -> float:
+        """The whole iteration."""
+        return self.propagation_ms + self.exchange_ms + self.optimizer_ms
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of the step per second of the iteration."""
+        return self.tokens / self.total_ms * 1000

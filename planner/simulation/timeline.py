@@ -62,3 +62,19 @@ def plan_timeline(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> Pla
         ),
         times.makespan_ms,
     )
+
+
+def simulate_plan_ms(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> float:
+    """End of the step (ms) when every pipeline takes its 1F1B simulation instead of its form S.
+
+    Pipelines that share ranks follow one another and rounds wait for each other, as in the plan.
+    """
+    durations = [
+        simulate_ms(
+            [micro.cost_ms for micro in pipeline.micro_batches],
+            pipeline.scheme.pp,
+            forward_fraction,
+        )
+        for pipeline in plan.pipelines
+    ]
+    return schedule(plan.pipelines, durations).makespan_ms

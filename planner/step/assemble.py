@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.assembly import floor_us, plan_of, planned_pipeline
 from seqplan.planner.placement.even_chunks import chunk
-from seqplan.planner.placement.fill import Bin
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.placement.micro_batch_order import order_micro_batches
 from seqplan.planner.placement.pack import pack
+from seqplan.planner.placement.sequence_pool import Bin
 from seqplan.planner.step.selection import Judged, Selected
-from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Planner
-from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.plans.plan import Considered, Plan, Planner
+from seqplan.plans.scheme import Strategy
 
 PACKINGS = ("tight", "even")
 """Full micro-batches first, or all of about equal tokens; the predicted time is the same."""
@@ -58,62 +56,6 @@ def assemble(
     return plan_of(batch, planner, world_size, pipelines, predicted, bound, judged)
 
 
-def plan_of(
-    batch: Batch,
-    planner: Planner,
-    world_size: int,
-    pipelines: Sequence[PlannedPipeline],
-    predicted_ms: float,
-    bound_ms: float,
-    selection: tuple[Considered, ...],
-) -> Plan:
-    """The plan of these pipelines; ranks in none of them are idle."""
-    used = {rank for pipeline in pipelines for rank in pipeline.ranks}
-    return Plan(
-        step=batch.step,
-        planner=planner,
-        world_size=world_size,
-        ids=batch.ids,
-        lengths=batch.lengths,
-        tokens=batch.tokens,
-        loss_tokens=loss_tokens(batch),
-        pipelines=tuple(pipelines),
-        idle_ranks=tuple(rank for rank in range(world_size) if rank not in used),
-        groups=process_groups(pipelines),
-        predicted_ms=predicted_ms,
-        lower_bound_ms=bound_ms,
-        gap=gap(predicted_ms, bound_ms),
-        selection=selection,
-    )
-
-
-def planned_pipeline(
-    scheme: Scheme,
-    item: PipelineClass,
-    ranks: tuple[int, ...],
-    micro_batches: Sequence[Sequence[int]],
-    batch: Batch,
-    forward_fraction: float,
-    round_: int | None = None,
-) -> PlannedPipeline:
-    """One pipeline with costs from the model; its predicted time is form S of the stated costs."""
-    described = []
-    for positions in micro_batches:
-        lengths = [batch.lengths[i] for i in positions]
-        cost = math.fsum(length * (item.a * length + item.b) for length in lengths) + item.c
-        described.append(
-            MicroBatch(
-                tuple(positions), sum(lengths), scheme.padded_tokens(lengths), round(cost, 3)
-            )
-        )
-    costs = [micro.cost_ms for micro in described]
-    order = order_micro_batches(costs, scheme.pp, forward_fraction)
-    predicted = math.fsum(costs) + (scheme.pp - 1) * max(costs) if costs else 0.0
-    return PlannedPipeline(
-        scheme, ranks, tuple(described[j] for j in order), round(predicted, 3), round_
-    )
-
-
 def considered(
     judged: Sequence[Judged], chosen: Strategy, predicted_ms: float, bound_ms: float
 ) -> tuple[Considered, ...]:
@@ -127,21 +69,6 @@ def considered(
         low = floor_us(entry.lower_bound_ms)
         rows.append(Considered(entry.strategy, low if time is None else min(low, time), time))
     return tuple(rows)
-
-
-def loss_tokens(batch: Batch) -> int:
-    """Labels in the step's loss: the caller's count, or one less than the tokens per sequence."""
-    return batch.tokens - len(batch.lengths) if batch.loss_tokens is None else batch.loss_tokens
-
-
-def floor_us(time_ms: float) -> float:
-    """Round down to whole microseconds, so that a bound stays a bound."""
-    return math.floor(time_ms * 1000) / 1000
-
-
-def gap(predicted_ms: float, bound_ms: float) -> float:
-    """predicted / bound − 1, to six decimals."""
-    return round(predicted_ms / bound_ms - 1, 6) if bound_ms > 0 else 0.0
 
 
 def _each(classes: Sequence[PipelineClass]) -> list[PipelineClass]:

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.certificate import certify, cheap_bound_ms
 from seqplan.planner.bounds.relaxation import relax
-from seqplan.planner.bounds.step_bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
+from seqplan.planner.bounds.step_bounds import area_bound_ms, single_bound_ms
+from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange import NO_EXCHANGE, Exchange
 from seqplan.planner.placement.balance import balance
 from seqplan.planner.placement.dispatch import TOLERANCE, dispatch, level, probe
 from seqplan.planner.placement.fill import Filler, Filling
-from seqplan.planner.placement.fleet import Fleet, PipelineClass
-from seqplan.planner.strategies.local_search import Models, improve, rounded_strategies
+from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
+from seqplan.planner.strategies.local_search import improve
+from seqplan.planner.strategies.rounding import rounded_strategies
 from seqplan.plans.scheme import Strategy
 
 TAILOR_GAIN = 0.01
@@ -27,13 +30,6 @@ FIRST_FILL = 1.01
 
 BALANCE_GAP = 2e-3
 """The gap above which sequences are exchanged between pipelines."""
-
-CERTIFY_GAP = 2e-3
-"""The gap at which the proof is sought first; above it the prices are refined once."""
-
-
-class Infeasible(RuntimeError):
-    """A batch that no candidate can run; the message says which sequence and what would mend it."""
 
 
 @dataclass(frozen=True)
@@ -149,28 +145,6 @@ def _by_first_fill(
         tried.append((filling is None, promise, filler, filling))
     tried.sort(key=lambda t: t[:2])
     return [(filler, filling) for _, _, filler, filling in tried]
-
-
-def cheap_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
-    """The larger of the two bounds that take microseconds: one sequence alone, and area."""
-    return max(single_bound_ms(classes, batch), area_bound_ms(classes, batch))
-
-
-def certify(fleet: Fleet, batch: Batch, objective_ms: float) -> float:
-    """A proven lower bound (ms) on the step's time with this fleet, by priced relaxation."""
-    low = single_bound_ms(fleet.classes, batch)
-    at = objective_ms / (1 + CERTIFY_GAP)
-    if low >= at:
-        return min(low, objective_ms)
-    for _ in range(2):
-        relaxed = relax(fleet.classes, batch, at)
-        if relaxed is None:
-            return low  # not solved: that proves nothing
-        low = relaxed_bound_ms(fleet.classes, batch, relaxed, low, objective_ms)
-        if low >= objective_ms / (1 + 2 * CERTIFY_GAP):
-            break
-        at = low * (1 + CERTIFY_GAP)
-    return low
 
 
 def _tailor(

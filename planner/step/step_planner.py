@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange import NO_EXCHANGE
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.rounds.assemble_rounds import assemble_rounds
 from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.step.assemble import PACKINGS, assemble
-from seqplan.planner.step.selection import Infeasible, select
+from seqplan.planner.step.selection import select
 from seqplan.plans.plan import Plan, Planner
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.version import VERSION

@@ -8,8 +8,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import area_bound_ms, single_bound_ms
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
-from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.strategies.local_search import Models
+from seqplan.planner.placement.fleet import Fleet, Models
 from seqplan.plans.scheme import Strategy
 
 

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.certificate import cheap_bound_ms
 from seqplan.planner.placement.fleet import Fleet, PipelineClass
 from seqplan.planner.placement.pack import pack
 from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
 from seqplan.planner.published.greedy_dispatch import dispatch_bound_ms, greedy_dispatch
 from seqplan.planner.simulation.iteration import Execution
-from seqplan.planner.step.selection import cheap_bound_ms
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
 from seqplan.plans.scheme import Strategy
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange import NO_EXCHANGE, Exchange
+from seqplan.planner.placement.assembly import planned_pipeline
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.proposal.document import Cluster
 from seqplan.planner.simulation.iteration import Execution
-from seqplan.planner.step.assemble import assemble, planned_pipeline
+from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
 from seqplan.plans.plan import PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme, Strategy

@@ -61,3 +61,14 @@ def _check_follows(plan: Plan, last: Plan | None, origin: str) -> None:
         raise PlanError(
             f"{origin}: world_size: {plan.world_size}, but {last.world_size} at step {last.step}"
         )
+
+
+def find_step(path: Path, step: int) -> Plan:
+    """The plan of one step; ``ValueError`` with the steps that there are when it is missing."""
+    seen: list[int] = []
+    for plan in read_plans(path):
+        if plan.step == step:
+            return plan
+        seen.append(plan.step)
+    there = f"it has steps {seen[0]} to {seen[-1]}" if seen else "it has none"
+    raise ValueError(f"{path}: no step {step}; {there}")

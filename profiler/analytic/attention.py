@@ -11,7 +11,7 @@ from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.hardware import Cluster
 from seqplan.profiler.analytic.kernels import attention_kernel_ms, memory_ms
 from seqplan.profiler.analytic.links import all_to_all_ms, placement, shift_ms
-from seqplan.profiler.analytic.models import ModelSizes
+from seqplan.profiler.model_sizes import ModelSizes
 
 Floats = npt.NDArray[np.float64]
 

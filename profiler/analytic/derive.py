@@ -16,12 +16,12 @@ from seqplan.profiler.analytic.memory import (
     activation_bytes_per_token,
     state_bytes,
 )
-from seqplan.profiler.analytic.models import ModelSizes
 from seqplan.profiler.analytic.terms import Setting, stage_terms
 from seqplan.profiler.fit.latency_fit import Errors, Observed, fit_latency
 from seqplan.profiler.latency import Latency
-from seqplan.profiler.model_sizes import scheme_problem
+from seqplan.profiler.model_sizes import ModelSizes
 from seqplan.profiler.profile import PROFILE_SCHEMA, Profile
+from seqplan.profiler.scheme_rules import scheme_problem
 
 Floats = npt.NDArray[np.float64]
 

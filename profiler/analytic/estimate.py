@@ -13,9 +13,9 @@ from seqplan.profiler.analytic.memory import (
     peak_bytes,
     usable_bytes,
 )
-from seqplan.profiler.analytic.models import ModelSizes
 from seqplan.profiler.analytic.terms import Setting, stage_terms
-from seqplan.profiler.model_sizes import scheme_problem
+from seqplan.profiler.model_sizes import ModelSizes
+from seqplan.profiler.scheme_rules import scheme_problem
 
 OPTIMIZER_MOVED_BYTES = 30
 """Per parameter of a shard: master and moments read and written, gradient read, bf16 written."""

@@ -61,7 +61,7 @@ whose winners are found with any value from 3.2 to 3.9)."""
 _A100 = "NVIDIA A100 data sheet: 312 TFLOP/s, NVLink 600 GB/s; DGX A100: 200 Gb/s HDR per GPU"
 _H100 = "data sheet: 989 TFLOP/s dense, NVLink 900 GB/s; DGX: 400 Gb/s NDR per GPU"
 
-PRESETS: dict[str, Hardware] = {
+DEVICES: dict[str, Hardware] = {
     each.name: each
     for each in (
         Hardware(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.hardware import GIB
-from seqplan.profiler.analytic.models import ModelSizes
 from seqplan.profiler.analytic.terms import Setting
+from seqplan.profiler.model_sizes import ModelSizes
 
 PARAMETER_BYTES, OPTIMIZER_BYTES = 2, 12
 """bf16 parameter; fp32 master copy and two Adam moments."""

@@ -12,7 +12,7 @@ from seqplan.profiler.analytic.attention import attention_ms
 from seqplan.profiler.analytic.hardware import Cluster
 from seqplan.profiler.analytic.kernels import matmul_ms, memory_ms
 from seqplan.profiler.analytic.links import placement, ring_collective_ms
-from seqplan.profiler.analytic.models import ModelSizes
+from seqplan.profiler.model_sizes import ModelSizes
 
 Floats = npt.NDArray[np.float64]
 

@@ -13,14 +13,13 @@ from scipy import stats
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.attention import PERMUTE_PASSES, attention_ms
 from seqplan.profiler.analytic.estimate import Load, estimate, model_flops
-from seqplan.profiler.analytic.hardware import PRESETS, Cluster
+from seqplan.profiler.analytic.hardware import DEVICES, Cluster
 from seqplan.profiler.analytic.kernels import memory_ms
 from seqplan.profiler.analytic.links import Group, all_to_all_ms
 from seqplan.profiler.analytic.memory import activation_bytes_per_token, state_bytes
-from seqplan.profiler.analytic.models import PRESETS as MODELS
-from seqplan.profiler.analytic.models import ModelSizes
 from seqplan.profiler.analytic.terms import Setting, stage_terms
 from seqplan.profiler.memory import Memory
+from seqplan.profiler.model_sizes import MODELS, ModelSizes
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped
 
@@ -148,7 +147,7 @@ def _published(name: str) -> Any:
 
 def _attention_table(usp: Any, table: str, hardware: str) -> Check:
     """Tables 3 and 4: attention alone on 8 GPUs, 32 heads of 128, 8 key/value heads."""
-    cluster = Cluster(PRESETS[hardware], 1, 8)
+    cluster = Cluster(DEVICES[hardware], 1, 8)
     sizes = ModelSizes(hidden=4096, layers=1, heads=32, kv_heads=8, ffn=1, vocab=1)
     rows = []
     for row in usp[table]["rows"]:
@@ -182,7 +181,7 @@ def _attention_table(usp: Any, table: str, hardware: str) -> Check:
 
 def _training_table(usp: Any) -> Check:
     """Table 5: LLaMA2-7B on 8 A800; FLOPs count attention whole, as the published MFU implies."""
-    cluster = Cluster(PRESETS["a800-80gb"], 1, 8)
+    cluster = Cluster(DEVICES["a800-80gb"], 1, 8)
     sizes = ModelSizes.of(MODELS["llama-7b"])
     setting = Setting(cluster=cluster, sizes=sizes)
     rows = []
@@ -265,14 +264,14 @@ def _max_len_check(name: str) -> Check:
 def _a800(name: str) -> tuple[Profile, Setting]:
     profile = shipped(f"{name}-a800-80gb")
     sizes = ModelSizes.of({**MODELS[name], "vocab": profile.shape.vocab or 0})
-    cluster = Cluster(PRESETS["a800-80gb"], A800_GPUS // 8, 8)
+    cluster = Cluster(DEVICES["a800-80gb"], A800_GPUS // 8, 8)
     return profile, Setting(cluster=cluster, sizes=sizes, gradient_bytes=2)
 
 
 def _all_to_all_check() -> Check:
     """Eight all-to-alls a layer; 8 GPUs of a node share 400 Gb/s to others, as FlexSP states."""
     profile = shipped("gpt-7b-a100-40gb")
-    hardware = replace(PRESETS["a100-40gb"], inter_gb_s=400 / 8 / 8)
+    hardware = replace(DEVICES["a100-40gb"], inter_gb_s=400 / 8 / 8)
     cluster = Cluster(hardware, 8, 8)
     rows = []
     for degree, bandwidth in profile.document["published"]["all_to_all_bandwidth"].items():

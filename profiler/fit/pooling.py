@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.samples import (
+    Role,
     Sample,
     SampleError,
     Setting,
     read_samples,
     same_setting,
 )
-from seqplan.profiler.measure.design import Role
 
 Floats = npt.NDArray[np.float64]
 

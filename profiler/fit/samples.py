@@ -12,7 +12,6 @@ from statistics import median
 from typing import Any, Literal
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.measure.design import Role
 
 FORMAT = 1
 
@@ -258,3 +257,6 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
         layers_yardstick_ms=tuple(fields.get("layers_yardstick_ms", ())),
         ends_yardstick_ms=tuple(fields.get("ends_yardstick_ms", ())),
     )
+
+
+Role = Literal["fit", "held-out", "packed"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-Role = Literal["fit", "held-out", "packed"]
+from seqplan.profiler.fit.samples import Role
 
 FIT_POINTS, PACKED_FIT_POINTS, PACKED_POINTS = 10, 5, 6
 

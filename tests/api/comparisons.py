@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
-from seqplan.planner.comparison.results import Comparison, Iteration, Span, System
+from seqplan.planner.comparison.results import Comparison, System
+from seqplan.planner.simulation.iteration import Iteration, Span
 from seqplan.planner.simulation.one_f_one_b import simulate_ms, timeline
 from seqplan.plans.scheme import Scheme, Strategy
 

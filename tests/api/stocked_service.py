@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from service_process import Served
 
-from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.profiler.shipped.catalogue import shipped
 from seqplan.runtime.steps.http_source import HttpSource

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.proposal.document import Candidate, Cluster, ProposalDocument
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.proposal.document import Candidate, ProposalDocument
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.workers import processes as process_workers
 from seqplan.planner.workers import ray_driver as ray_agent

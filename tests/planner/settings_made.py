@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.proposal.document import Cluster
+from seqplan.planner.cluster import Cluster
 from seqplan.planner.systems.setting import Setting
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.model_sizes import ModelShape, scheme_problem
+from seqplan.profiler.model_sizes import ModelShape
+from seqplan.profiler.scheme_rules import scheme_problem
 
 GROUPED = ModelShape(hidden=4096, layers=30, heads=24, kv_heads=6)
 UNKNOWN = ModelShape(hidden=4096, layers=30)

@@ -21,7 +21,8 @@ from seqplan.api.report.drawing.svg import (
 )
 from seqplan.api.report.sections.gantt_rows import Block, Row, blocks, rows_of
 from seqplan.api.report.sections.pick import best_baseline, fastest, simulated_on, slowest
-from seqplan.planner.comparison.results import Comparison, Iteration, System
+from seqplan.planner.comparison.results import Comparison, System
+from seqplan.planner.simulation.iteration import Iteration
 
 KINDS = ("forward", "backward", "exchange", "optimizer", "switch")
 

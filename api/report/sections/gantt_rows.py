@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from seqplan.planner.comparison.results import Iteration, Span
+from seqplan.planner.simulation.iteration import Iteration, Span
 
 ROWS = 200
 """Rows of a chart, at most one more: stages of fewer ranks than this leaves share a row."""

@@ -18,7 +18,8 @@ from seqplan.api.report.drawing.svg import (
     text_width,
 )
 from seqplan.api.report.sections.pick import best_baseline, simulated_on, slowest
-from seqplan.planner.comparison.results import Comparison, Iteration, System
+from seqplan.planner.comparison.results import Comparison, System
+from seqplan.planner.simulation.iteration import Iteration
 
 
 def load(comparison: Comparison) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from seqplan.planner.comparison.results import Comparison, Iteration, System
+from seqplan.planner.comparison.results import Comparison, System
+from seqplan.planner.simulation.iteration import Iteration
 
 
 def best_baseline(comparison: Comparison) -> System | None:

@@ -7,8 +7,7 @@ from collections import OrderedDict
 
 from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.routes.new_job import before_first_step
-from seqplan.api.rest.wire.problems import Problem, not_found
+from seqplan.api.rest.wire.problems import Problem, before_first_step, not_found
 from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service

@@ -21,7 +21,8 @@ from seqplan.api.store import jobs, progress, schema
 from seqplan.api.store.catalogue import get, held, lengths_path
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.proposal.document import Cluster, ProposalDocument
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.proposal.document import ProposalDocument
 
 AtStep = Annotated[int, Query(ge=0, le=MOST)]
 

@@ -8,12 +8,13 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection
 
 from seqplan.api.rest.wire.fields import Natural
-from seqplan.api.rest.wire.problems import Problem
+from seqplan.api.rest.wire.problems import Problem, before_first_step
 from seqplan.api.service.job_batches import state_before
 from seqplan.api.service.service import Service
 from seqplan.api.store import jobs, schema
 from seqplan.api.store.catalogue import get, held
-from seqplan.planner.proposal.document import Cluster, ProposalDocument
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.proposal.document import ProposalDocument
 
 
 class Continued(BaseModel):
@@ -22,18 +23,6 @@ class Continued(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     job: str
     step: Natural
-
-
-def before_first_step(row: dict[str, Any], step: int) -> Problem:
-    """404 for a step before a continuing job begins."""
-    return Problem(
-        404,
-        "before-first-step",
-        f"job {row['id']} begins with step {row['first_step']}, where it continues job "
-        f"{row['continues']}; step {step} is of that job",
-        first_step=row["first_step"],
-        continues=row["continues"],
-    )
 
 
 def sampler_state(

@@ -18,7 +18,7 @@ from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.service.service import Service
 from seqplan.api.store import jobs
-from seqplan.planner.simulation.simulate_plan import simulate_plan_ms
+from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.explain import explain
 
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="seconds to wait for the plan")]

@@ -97,3 +97,15 @@ def _allowed(request: Request) -> list[str]:
             by_path.setdefault(route.path, set()).update(route.methods or ())
     # /proposals/documents is also a /proposals/{proposal}: the one with fewer names is meant.
     return sorted(by_path[min(by_path, key=lambda path: path.count("{"))]) if by_path else []
+
+
+def before_first_step(row: dict[str, Any], step: int) -> Problem:
+    """404 for a step before a continuing job begins."""
+    return Problem(
+        404,
+        "before-first-step",
+        f"job {row['id']} begins with step {row['first_step']}, where it continues job "
+        f"{row['continues']}; step {step} is of that job",
+        first_step=row["first_step"],
+        continues=row["continues"],
+    )

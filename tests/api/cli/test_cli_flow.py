@@ -12,7 +12,7 @@ from command_line import call, process, succeeded
 from made_files import MAX_LEN, Made
 
 from seqplan.planner.proposal.document import ProposalDocument
-from seqplan.planner.simulation.simulate_plan import simulate_plan_ms
+from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.lint import lint
 from seqplan.profiler.shipped.catalogue import shipped_names

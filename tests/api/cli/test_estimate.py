@@ -11,10 +11,9 @@ from command_line import call, complaint, process, succeeded
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.derive import derive_profile
-from seqplan.profiler.analytic.hardware import PRESETS, Cluster
-from seqplan.profiler.analytic.models import PRESETS as MODELS
-from seqplan.profiler.analytic.models import ModelSizes
+from seqplan.profiler.analytic.hardware import DEVICES, Cluster
 from seqplan.profiler.analytic.terms import Setting
+from seqplan.profiler.model_sizes import MODELS, ModelSizes
 
 NODE = ("estimate", "--model", "llama-7b", "--hardware", "a800-80gb", "--seq-len", 30720)
 
@@ -133,7 +132,7 @@ def test_the_model_beside_what_was_published() -> None:
 
 def test_planning_accepts_a_derived_profile(tmp_path: Path, lengths: Path) -> None:
     setting = Setting(
-        cluster=Cluster(PRESETS["h100-80gb"], 2, 8), sizes=ModelSizes.of(MODELS["llama3-8b"])
+        cluster=Cluster(DEVICES["h100-80gb"], 2, 8), sizes=ModelSizes.of(MODELS["llama3-8b"])
     )
     schemes = [Scheme.parse(text) for text in ("tp2", "tp4", "tp8", "u4.r2", "tp2.u4", "tp2.pp2")]
     profile = tmp_path / "derived.json"

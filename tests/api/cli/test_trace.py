@@ -13,7 +13,7 @@ import pytest
 
 from seqplan.api.cli import main
 from seqplan.api.cli.trace import trace
-from seqplan.planner.simulation.simulate_plan import simulate_plan_ms
+from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner

@@ -11,7 +11,7 @@ from measuring_ranks import measure, plan_of
 from service_process import COMMAND, serving
 from stocked_service import WORLD, Stocked
 
-from seqplan.planner.simulation.simulate_plan import simulate_plan_ms
+from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.scheme import Strategy
 from seqplan.profiler.fit.drift import LEAST_MEASURED
 from seqplan.profiler.profile import Profile

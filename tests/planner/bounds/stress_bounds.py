@@ -16,9 +16,8 @@ from oracles.exhaustive import any_strategy_optimum, step_optimum
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import Relaxation, relax
-from seqplan.planner.bounds.resources import Floats
 from seqplan.planner.bounds.step_bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
-from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.placement.fleet import Floats, PipelineClass
 
 SLACK = 1 + 1e-8
 

@@ -15,19 +15,17 @@ import pytest
 from settings_made import CODE
 
 from seqplan.api.cli import main
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.comparison.advice import ablation, advice, fit_error
 from seqplan.planner.comparison.compare import (
     SYSTEMS,
     Options,
-    ablation,
-    advice,
     compare,
-    fit_error,
     histogram,
     mean_propagation_ms,
 )
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.exchange import exchange_of
-from seqplan.planner.proposal.document import Cluster
 from seqplan.profiler.shipped.catalogue import shipped
 
 QUICK = ("static", "megatron", "hotspa", "deepspeed", "flexsp", "megatron-dcp")

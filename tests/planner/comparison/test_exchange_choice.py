@@ -15,16 +15,18 @@ from settings_made import CODE, dense
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
+from seqplan.planner.bounds.certificate import cheap_bound_ms
 from seqplan.planner.bounds.with_exchange import Families, exchange_bound_ms
+from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare, mean_propagation_ms
 from seqplan.planner.exchange import NO_EXCHANGE, Exchange, exchange_of, replicas_differ
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.proposal.document import Cluster, ProposalDocument, ProposalError
+from seqplan.planner.proposal.document import ProposalDocument, ProposalError
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.assemble import assemble
-from seqplan.planner.step.selection import cheap_bound_ms, select
+from seqplan.planner.step.selection import select
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.plans.explain import explain

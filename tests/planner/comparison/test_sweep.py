@@ -13,11 +13,11 @@ from settings_made import CODE
 
 from seqplan.api.cli import main
 from seqplan.api.cli.compare_output import sweep_lines
+from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import Point, Sweep, SweptSystem, point_of, sweep
 from seqplan.planner.exchange import exchange_of
-from seqplan.planner.proposal.document import Cluster
 from seqplan.profiler.shipped.catalogue import shipped
 
 PROFILE = shipped("llama-7b-a800-80gb")

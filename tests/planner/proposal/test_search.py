@@ -11,15 +11,18 @@ from oracles.exhaustive import any_strategy_optimum, step_optimum
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
+from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.balance import balance
 from seqplan.planner.placement.dispatch import dispatch, level
-from seqplan.planner.placement.fill import Filler, Filling, form_s
-from seqplan.planner.placement.fleet import Fleet
+from seqplan.planner.placement.fill import Filler, Filling
+from seqplan.planner.placement.fleet import Fleet, form_s
 from seqplan.planner.proposal.candidates import Effort, propose
 from seqplan.planner.proposal.search import search
-from seqplan.planner.step.selection import Infeasible, certify, select
-from seqplan.planner.strategies.local_search import rounded_strategies, swap
+from seqplan.planner.step.selection import select
+from seqplan.planner.strategies.local_search import swap
+from seqplan.planner.strategies.rounding import rounded_strategies
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.latency import Latency
 from seqplan.profiler.scheme_model import SchemeModel

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.exchange import Exchange, exchange_of
-from seqplan.planner.simulation.flops import model_flops, parameters, peak_flops
+from seqplan.planner.simulation.flops import model_flops, peak_flops
 from seqplan.planner.simulation.iteration import Execution, judge, propagation_ms
 from seqplan.plans.plan import MicroBatch, PlannedPipeline
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.model_sizes import ModelShape
+from seqplan.profiler.model_sizes import ModelShape, parameters
 from seqplan.profiler.shipped.catalogue import shipped
 
 PROFILE = shipped("llama-32b-a800-80gb")

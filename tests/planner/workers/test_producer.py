@@ -15,9 +15,9 @@ import pytest
 from producer_cases import DEADLY, dense_proposal, drawn_batches, lockstep_proposal
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.errors import Infeasible
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.step.assemble import PACKINGS
-from seqplan.planner.step.selection import Infeasible
 from seqplan.planner.workers import processes as process_workers
 from seqplan.planner.workers.planned_step import Planned
 from seqplan.planner.workers.pool import DEATHS, WorkerDied, WorkerPool

@@ -13,9 +13,10 @@ from producer_cases import proposal
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.proposal.document import Cluster, ProposalDocument
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
-from seqplan.planner.simulation.simulate_plan import simulate_plan_ms
+from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.plans.format.codec import from_json, to_json
 from seqplan.plans.lint import lint

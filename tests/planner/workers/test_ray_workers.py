@@ -20,7 +20,7 @@ import pytest
 from producer_cases import dense_proposal, drawn_batches
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.step.selection import Infeasible
+from seqplan.planner.errors import Infeasible
 from seqplan.planner.workers import ray_driver as ray_agent
 from seqplan.planner.workers import ray_workers
 from seqplan.planner.workers.planned_step import Planned

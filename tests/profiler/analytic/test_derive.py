@@ -10,16 +10,15 @@ import pytest
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.derive import complete, derive_profile
-from seqplan.profiler.analytic.hardware import PRESETS, Cluster
+from seqplan.profiler.analytic.hardware import DEVICES, Cluster
 from seqplan.profiler.analytic.memory import peak_bytes, usable_bytes
-from seqplan.profiler.analytic.models import PRESETS as MODELS
-from seqplan.profiler.analytic.models import ModelSizes
 from seqplan.profiler.analytic.terms import Setting, stage_terms
+from seqplan.profiler.model_sizes import MODELS, ModelSizes
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped
 
 SETTING = Setting(
-    cluster=Cluster(PRESETS["a800-80gb"], 2, 8), sizes=ModelSizes.of(MODELS["llama-7b"])
+    cluster=Cluster(DEVICES["a800-80gb"], 2, 8), sizes=ModelSizes.of(MODELS["llama-7b"])
 )
 SCHEMES = [Scheme.parse(text) for text in ("tp1", "tp4", "tp2.pp2", "u8", "u4.r2", "u8.r2")]
 
@@ -61,7 +60,7 @@ def test_max_len_is_where_the_estimate_stops_to_fit(zero: int, scheme: Scheme) -
 
     def fits(share: float) -> bool:
         found = peak_bytes(setting, scheme, dp, tokens * share)
-        return sum(found.values()) <= usable_bytes(PRESETS["a800-80gb"].memory_bytes)
+        return sum(found.values()) <= usable_bytes(DEVICES["a800-80gb"].memory_bytes)
 
     if tokens == 0:
         assert not fits(1.0)

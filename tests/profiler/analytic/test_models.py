@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqplan.profiler.analytic.models import PRESETS, SOURCES, ModelSizes
+from seqplan.profiler.model_sizes import MODELS, SOURCES, ModelSizes
 
 
 @pytest.mark.parametrize(
@@ -21,11 +21,11 @@ from seqplan.profiler.analytic.models import PRESETS, SOURCES, ModelSizes
 )
 def test_parameters_of_presets(name: str, billions: float) -> None:
     """The LLaMA counts are those of the released weights (32b: LLaMA-33B's)."""
-    assert ModelSizes.of(PRESETS[name]).parameters == pytest.approx(billions * 1e9, rel=2e-3)
+    assert ModelSizes.of(MODELS[name]).parameters == pytest.approx(billions * 1e9, rel=2e-3)
 
 
 def test_every_preset_has_a_source() -> None:
-    assert set(SOURCES) == set(PRESETS)
+    assert set(SOURCES) == set(MODELS)
 
 
 def test_sizes_that_do_not_fit_together() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.estimate import Load, estimate, model_flops, problem
-from seqplan.profiler.analytic.hardware import PRESETS, Cluster
+from seqplan.profiler.analytic.hardware import DEVICES, Cluster
 from seqplan.profiler.analytic.kernels import attention_kernel_ms, matmul_ms
 from seqplan.profiler.analytic.links import (
     Group,
@@ -18,11 +18,10 @@ from seqplan.profiler.analytic.links import (
     ring_collective_ms,
     shift_ms,
 )
-from seqplan.profiler.analytic.models import PRESETS as MODELS
-from seqplan.profiler.analytic.models import ModelSizes
 from seqplan.profiler.analytic.terms import Setting, stage_terms
+from seqplan.profiler.model_sizes import MODELS, ModelSizes
 
-A800 = PRESETS["a800-80gb"]
+A800 = DEVICES["a800-80gb"]
 LLAMA = ModelSizes.of(MODELS["llama-7b"])
 ONE_NODE = Setting(cluster=Cluster(A800, 1, 8), sizes=LLAMA)
 QUIET = replace(A800, intra_latency_us=0.0, inter_latency_us=0.0)
@@ -48,7 +47,7 @@ def test_transfers_within_and_between_nodes() -> None:
 
 def test_a_pcie_bridge_is_shared() -> None:
     """u2: a switch alone, 25.6 GB/s. u4: 8 transfers cross a bridge, 3.5 at the full rate."""
-    cluster = Cluster(replace(PRESETS["l20-48gb"], intra_latency_us=0.0), 1, 8)
+    cluster = Cluster(replace(DEVICES["l20-48gb"], intra_latency_us=0.0), 1, 8)
     assert all_to_all_ms(cluster, Group(2), 1e9) == pytest.approx(1 / 2 / 25.6 * 1e3)
     assert all_to_all_ms(cluster, Group(4), 1e9) == pytest.approx(8 / 4 / (25.6 * 3.5 / 8) * 1e3)
     # A ring's two transfers across the bridge (to the next switch, to the other socket).
@@ -199,7 +198,7 @@ def test_what_cannot_run_says_why(
 
 
 def test_large_clusters_and_loads_are_estimated_at_once() -> None:
-    large = replace(ONE_NODE, cluster=Cluster(PRESETS["l20-48gb"], 1_000_000, 1024))
+    large = replace(ONE_NODE, cluster=Cluster(DEVICES["l20-48gb"], 1_000_000, 1024))
     found = estimate(
         large, Scheme(tp=8, ulysses=4), Load(seq_len=10**9, batch=32_000_000, micro_batch=1)
     )

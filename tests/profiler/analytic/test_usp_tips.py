@@ -8,13 +8,12 @@ import pytest
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
-from seqplan.profiler.analytic.hardware import PRESETS, Cluster
-from seqplan.profiler.analytic.models import PRESETS as MODELS
-from seqplan.profiler.analytic.models import ModelSizes
+from seqplan.profiler.analytic.hardware import DEVICES, Cluster
 from seqplan.profiler.analytic.terms import Setting, stage_terms
+from seqplan.profiler.model_sizes import MODELS, ModelSizes
 
 LLAMA = ModelSizes.of(MODELS["llama-7b"])
-NODE = Setting(cluster=Cluster(PRESETS["a800-80gb"], 1, 8), sizes=LLAMA)
+NODE = Setting(cluster=Cluster(DEVICES["a800-80gb"], 1, 8), sizes=LLAMA)
 
 
 def run(setting: Setting, scheme: str, seq_len: int = 32768, batch: int = 8) -> Estimate:
@@ -26,7 +25,7 @@ def run(setting: Setting, scheme: str, seq_len: int = 32768, batch: int = 8) -> 
 def test_1_both_together_are_better_than_either_where_links_differ(
     hardware: str, nodes: int, kv_heads: int
 ) -> None:
-    cluster = Cluster(PRESETS[hardware], nodes, 8)
+    cluster = Cluster(DEVICES[hardware], nodes, 8)
     setting = Setting(cluster=cluster, sizes=replace(LLAMA, kv_heads=kv_heads))
     gpus = cluster.gpus
 
@@ -68,7 +67,7 @@ def test_5_sequence_instead_of_tensor_parallelism_makes_no_room() -> None:
 
 
 def test_6_ring_goes_on_where_heads_end() -> None:
-    large = replace(NODE, cluster=Cluster(PRESETS["a800-80gb"], 8, 8))
+    large = replace(NODE, cluster=Cluster(DEVICES["a800-80gb"], 8, 8))
     load = Load(seq_len=262144, batch=1)
     assert "32 attention heads" in str(problem(large, Scheme(ulysses=64), load))
     assert "32 attention heads" in str(problem(large, Scheme(tp=8, ulysses=8), load))
@@ -78,8 +77,8 @@ def test_6_ring_goes_on_where_heads_end() -> None:
 
 def test_7_tensor_parallelism_suffers_most_from_slow_links_then_ulysses_then_ring() -> None:
     """Two GPUs with only a network card between them: the axis that loses most belongs inside."""
-    apart = replace(NODE, cluster=Cluster(PRESETS["a800-80gb"], 2, 1))
-    beside = replace(NODE, cluster=Cluster(PRESETS["a800-80gb"], 1, 2))
+    apart = replace(NODE, cluster=Cluster(DEVICES["a800-80gb"], 2, 1))
+    beside = replace(NODE, cluster=Cluster(DEVICES["a800-80gb"], 1, 2))
 
     def loss(scheme: str) -> float:
         parsed = Scheme.parse(scheme)

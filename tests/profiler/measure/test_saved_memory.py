@@ -11,13 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.memory import UNSPLIT_BYTES, layer_activation_bytes
-from seqplan.profiler.analytic.models import ModelSizes
 from seqplan.profiler.fit.pooling import pooled
 from seqplan.profiler.measure.bench import Bench, Measurer
 from seqplan.profiler.measure.design import Point
 from seqplan.profiler.measure.saved_memory import SavedBytes, peak_bytes, saved_bytes
 from seqplan.profiler.measure.stage import Call, Neighbours, Stage
 from seqplan.profiler.measure.tensor_parallel import TensorRanks
+from seqplan.profiler.model_sizes import ModelSizes
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.ring_layout import ring_layout
 from seqplan.runtime.sequence_parallel.ulysses import UlyssesLayout

@@ -1,0 +1,154 @@
+"""Options that verbs share, and the types that argparse converts their values with."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from seqplan.planner.workers.executor import EXECUTORS
+from seqplan.profiler.analytic.hardware import DEVICES, Cluster
+from seqplan.profiler.model_config import read_model_config
+from seqplan.profiler.model_sizes import MODELS, SIZES
+
+
+def positive(text: str) -> int:
+    """An argparse type: an integer of 1 or more."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"wants an integer of 1 or more, not {text!r}")
+    return value
+
+
+def natural(text: str) -> int:
+    """An argparse type: an integer of 0 or more."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"wants an integer of 0 or more, not {text!r}")
+    return value
+
+
+def check_port(port: int) -> None:
+    """``ValueError`` for what is no TCP port."""
+    if port > 65535:
+        raise ValueError(f"--port {port}: wants 0 to 65535")
+
+
+def add_cluster(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add ``--hardware``, ``--nodes``, ``--gpus-per-node`` and the bandwidths."""
+    group = parser.add_argument_group("cluster")
+    group.add_argument("--hardware", metavar="NAME", required=required, help=", ".join(DEVICES))
+    group.add_argument("--nodes", metavar="N", type=positive, default=1, help="default 1")
+    group.add_argument("--gpus-per-node", metavar="N", type=positive, help="default 8")
+    group.add_argument(
+        "--intra-gb-s",
+        metavar="GB/S",
+        type=number,
+        help="link of a GPU to others of its node, one way; default by hardware",
+    )
+    group.add_argument(
+        "--inter-gb-s",
+        metavar="GB/S",
+        type=number,
+        help="a GPU's share of the links to other nodes, one way; default by hardware",
+    )
+
+
+def cluster_of(args: argparse.Namespace) -> Cluster:
+    """The cluster that was asked for; ``ValueError`` for unknown hardware or a bandwidth of 0."""
+    if args.hardware not in DEVICES:
+        raise ValueError(f"--hardware {args.hardware!r}: wants one of {', '.join(DEVICES)}")
+    hardware = DEVICES[args.hardware]
+    if args.intra_gb_s is not None:
+        hardware = replace(hardware, intra_gb_s=args.intra_gb_s)
+    if args.inter_gb_s is not None:
+        hardware = replace(hardware, inter_gb_s=args.inter_gb_s)
+    return Cluster(hardware, args.nodes, args.gpus_per_node or hardware.gpus_per_node)
+
+
+def number(text: str) -> float:
+    """An argparse type: a number of 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"wants a number of 0 or more, not {text!r}")
+    return value
+
+
+def exchange_times(text: str) -> tuple[float, float]:
+    """An argparse type: one time (ms) for all replicas, or two: equal ones, different ones."""
+    parts = [number(part) for part in text.split(",")]
+    if len(parts) > 2:
+        raise argparse.ArgumentTypeError(f"wants one time or two, not {text!r}")
+    return parts[0], parts[-1]
+
+
+def published_or_times(text: str) -> tuple[float, float] | str:
+    """An argparse type: ``published``, or times as ``exchange_times``."""
+    return text if text == "published" else exchange_times(text)
+
+
+def add_overlap(parser: argparse.ArgumentParser) -> None:
+    """``--overlap``: how much of the exchange propagation hides."""
+    parser.add_argument(
+        "--overlap",
+        metavar="SHARE",
+        type=number,
+        default=0.0,
+        help="share of the exchange hidden by propagation; default 0",
+    )
+
+
+def add_executor(parser: argparse.ArgumentParser) -> None:
+    """Add the option to a verb's parser."""
+    parser.add_argument(
+        "--executor",
+        choices=EXECUTORS,
+        default=EXECUTORS[0],
+        help="workers are processes here (default), or actors of the Ray cluster at RAY_ADDRESS",
+    )
+
+
+def add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add ``--model`` and a flag for every size."""
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model",
+        metavar="NAME|FILE",
+        required=required,
+        help=f"{', '.join(MODELS)}, or a config.json",
+    )
+    for size in SIZES:
+        group.add_argument(f"--{size.replace('_', '-')}", metavar="N", type=positive)
+
+
+def sizes_of(args: argparse.Namespace) -> dict[str, int]:
+    """The sizes that were asked for, single flags over those of the named model.
+
+    ``ValueError`` for an unknown name, a file that is no config, or a size that is missing.
+    """
+    sizes = dict(_named(args.model)) if args.model else {}
+    sizes.update({size: value for size in SIZES if (value := getattr(args, size)) is not None})
+    if missing := [size for size in SIZES if size not in sizes]:
+        raise ValueError(
+            f"model: {', '.join(missing)} not given; name a --model or give every size"
+        )
+    return sizes
+
+
+def _named(name: str) -> dict[str, int]:
+    if name in MODELS:
+        return MODELS[name]
+    if not name.endswith(".json"):
+        raise ValueError(
+            f"--model {name!r}: neither a known model ({', '.join(MODELS)}) nor a config.json"
+        )
+    return read_model_config(Path(name))

@@ -1,0 +1,44 @@
+"""The GPUs, context and tokens a step that plans are made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.scheme_model import SchemeModel
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What a proposal was made for, and what planning steps needs of it."""
+
+    gpus: int
+    max_len: int
+    tokens: int
+    include_flagged: bool = False
+    optimizer_shards: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "max_len", "tokens"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be an integer of 1 or more, not {value!r}")
+        if type(self.include_flagged) is not bool:
+            raise ValueError(f"include_flagged must be true or false, not {self.include_flagged!r}")
+        shards = self.optimizer_shards
+        if shards is not None and (type(shards) is not int or not 1 <= shards <= self.gpus):
+            raise ValueError(
+                f"optimizer_shards must be an integer from 1 to the {self.gpus} GPUs, "
+                f"not {shards!r}"
+            )
+
+    def models(self, profile: Profile) -> dict[Scheme, SchemeModel]:
+        """The schemes of the profile that fit this cluster, in scheme order."""
+        usable = profile.usable(
+            self.gpus,
+            self.max_len,
+            optimizer_shards=self.optimizer_shards,
+            include_flagged=self.include_flagged,
+        )
+        return {model.scheme: model for model in usable}

@@ -1,0 +1,98 @@
+"""What a comparison says in words: whether it is worth it, on which assumptions, by which part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.comparison.compare import STATIC, mean_propagation_ms
+from seqplan.planner.comparison.results import System
+from seqplan.planner.exchange import Exchange
+from seqplan.profiler.profile import Profile
+
+
+def assumptions(
+    profile: Profile, exchange: Exchange, truncated: int, cluster: Cluster
+) -> tuple[str, ...]:
+    """What the judge takes for granted, a sentence each."""
+    found = [
+        f"Simulated on profile {profile.name}, not measured; its fit error: {profile.residuals}.",
+        (
+            f"Forward takes {profile.forward_fraction:.0%} of a micro-batch's time; sending "
+            "between pipeline stages takes none."
+        ),
+        (
+            f"{exchange.source[0].upper()}{exchange.source[1:]}; optimizer "
+            f"{exchange.optimizer_ms:g} ms."
+        ),
+        "Our selection of strategies weighs this exchange; the published methods do not.",
+        "Systems that are set up by search were given the very batches of the comparison.",
+        (
+            "Model FLOPs: 6 per parameter (12·layers·hidden² + 2·vocab·hidden) and token, and "
+            "causal attention by Σl² of the sequences."
+        ),
+    ]
+    if truncated:
+        found.append(f"{truncated:,} sequences were truncated to {cluster.max_len:,} tokens.")
+    if cluster.optimizer_shards is not None:
+        found.append(f"Optimizer states are sharded over {cluster.optimizer_shards:,} ranks.")
+    if cluster.include_flagged:
+        found.append("Coefficients that the profile marks as unsound are used, too.")
+    return tuple(found)
+
+
+def advice(profile: Profile, systems: Sequence[System]) -> str:
+    """Whether heterogeneous plans are worth it: ``systems[0]`` against the best static one.
+
+    The gain in propagation must exceed what different replicas cost more in the exchange, and the
+    error of the profile's fit.
+    """
+    ours, static = systems[0], [s for s in systems if s.key in STATIC]
+    if not static:
+        return "No static strategy was compared: whether one would do cannot be said."
+    best = min(static, key=lambda system: system.mean_ms)
+    propagation = mean_propagation_ms(ours)
+    gain = mean_propagation_ms(best) / propagation - 1
+    dearer = (ours.mean_ms - propagation) - (best.mean_ms - mean_propagation_ms(best))
+    overhead = max(0.0, dearer / propagation)
+    error = fit_error(profile)
+    stated = "the profile states no fit error"
+    if error is not None:
+        stated = f"the profile's fit error is {error:.1%}"
+    figures = (
+        f"Over the best static strategy with the same balancing ({best.name}: "
+        f"{best.iterations[0].strategy}) the gain in propagation is {gain:.1%}; "
+        f"exchange takes {overhead:.1%} of propagation more, and {stated}"
+    )
+    if gain <= overhead + (error or 0.0):
+        return f"A static strategy will do. {figures}."
+    if error is None:
+        limit = gain - overhead
+        return f"Plans pay off if the profile is right within {limit:.1%}. {figures}."
+    whole = best.mean_ms / ours.mean_ms - 1
+    return f"Plans pay off, by {whole:.1%} of an iteration. {figures}."
+
+
+def fit_error(profile: Profile) -> float | None:
+    """The fit error that the profile states, as a share; None where it states none."""
+    stated = re.search(r"([0-9]+(?:\.[0-9]+)?)\s*%", profile.residuals)
+    return float(stated[1]) / 100 if stated else None
+
+
+ABLATION = ("megatron", "megatron-balanced", "one-strategy", "ours")
+"""Static with round-robin, with our balancing, different pipelines, chosen anew at every step."""
+
+
+def ablation(systems: Sequence[System]) -> list[tuple[System, float]]:
+    """Systems of the ablation, each with the first one's mean iteration over its own.
+
+    Empty where one of them was not run.
+
+    In the spirit of Hydraulis (arXiv 2412.07894), Fig. 13.
+    """
+    by_key = {system.key: system for system in systems}
+    steps = [by_key[key] for key in ABLATION if key in by_key]
+    if len(steps) < len(ABLATION):
+        return []
+    return [(system, steps[0].mean_ms / system.mean_ms) for system in steps]

@@ -1,0 +1,13 @@
+"""What names a data set's lengths in a proposal."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+
+def lengths_digest(lengths: npt.NDArray[np.integer]) -> str:
+    """sha256 of the lengths as little-endian int64."""
+    return "sha256:" + hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()

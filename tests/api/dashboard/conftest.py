@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-# The service and its ranks are those of the tests of the service.
-sys.path.insert(0, str(Path(__file__).parents[2] / "service"))
-
 from browser import Page, browser, missing
 
 

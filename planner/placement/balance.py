@@ -14,8 +14,7 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill import Filling
-from seqplan.planner.placement.fleet import Fleet, Floats, Ints, PipelineClass, form_s
-from seqplan.planner.placement.sequence_pool import Bin
+from seqplan.planner.placement.fleet import Bin, Fleet, Floats, Ints, PipelineClass, form_s
 
 MOST_SEQUENCES = 800
 """Larger batches are left as they are: every exchange looks at all sequences, and gains little."""

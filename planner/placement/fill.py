@@ -14,13 +14,14 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import (
     _ROUND,
+    Bin,
     Fleet,
     Floats,
     PipelineClass,
     form_s,
     longest_alone,
 )
-from seqplan.planner.placement.sequence_pool import Bin, SequencePool
+from seqplan.planner.placement.sequence_pool import SequencePool
 
 
 @dataclass(frozen=True)

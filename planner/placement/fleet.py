@@ -10,9 +10,17 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.planner.placement.sequence_pool import Bin
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.scheme_model import SchemeModel
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Models = Mapping[Scheme, SchemeModel]
+
+Bin = list[tuple[int, int]]
+"""One micro-batch: (index of the distinct length, how many sequences of that length)."""
+
+_ROUND = 1.0 + 1e-12
 
 MOST = 64
 """Most numbers of micro-batches that a bound tells apart."""
@@ -93,9 +101,6 @@ class Fleet:
         return max(item.capacity for item in self.classes)
 
 
-_ROUND = 1.0 + 1e-12
-
-
 def form_s(item: PipelineClass, lengths: list[int], pipeline: tuple[Bin, ...]) -> float:
     """Σ(m_j + c) + (pp − 1)·(max m_j + c) of a pipeline's micro-batches, 0 when empty."""
     a, b, c = item.a, item.b, item.c
@@ -111,12 +116,3 @@ def longest_alone(item: PipelineClass, target_ms: float) -> int:
     if work <= 0:
         return 0
     return int(2 * work / (item.b + sqrt(item.b * item.b + 4 * item.a * work)) * _ROUND)
-
-
-Models = Mapping[Scheme, SchemeModel]
-
-
-Floats = npt.NDArray[np.float64]
-
-
-Ints = npt.NDArray[np.int64]

@@ -5,10 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import sqrt
 
-from seqplan.planner.placement.fleet import PipelineClass
-
-Bin = list[tuple[int, int]]
-"""One micro-batch: (index of the distinct length, how many sequences of that length)."""
+from seqplan.planner.placement.fleet import Bin, PipelineClass
 
 
 class SequencePool:

@@ -8,8 +8,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
-from seqplan.planner.placement.fleet import PipelineClass, longest_alone
-from seqplan.planner.placement.sequence_pool import Bin, SequencePool
+from seqplan.planner.placement.fleet import Bin, PipelineClass, longest_alone
+from seqplan.planner.placement.sequence_pool import SequencePool
 
 TOLERANCE = 2e-3
 """Relative width at which a search for a round's least target ends."""

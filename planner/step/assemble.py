@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.assembly import floor_us, plan_of, planned_pipeline
 from seqplan.planner.placement.even_chunks import chunk
-from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.placement.fleet import Bin, PipelineClass
 from seqplan.planner.placement.pack import pack
-from seqplan.planner.placement.sequence_pool import Bin
 from seqplan.planner.step.selection import Judged, Selected
 from seqplan.plans.plan import Considered, Plan, Planner
 from seqplan.plans.scheme import Strategy

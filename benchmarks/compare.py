@@ -9,8 +9,8 @@ from statistics import mean
 
 from benchmarks.settings import PROFILE, Data, cluster, markdown
 from seqplan.planner.comparison.advice import ablation
-from seqplan.planner.comparison.compare import Options, compare, mean_propagation_ms
-from seqplan.planner.comparison.results import Comparison, System
+from seqplan.planner.comparison.compare import Options, compare
+from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
 from seqplan.planner.exchange import exchange_of
 from seqplan.profiler.shipped.catalogue import shipped
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from benchmarks.settings import PROFILE, Data, cluster, markdown
-from seqplan.planner.comparison.compare import Options, compare, mean_propagation_ms
+from seqplan.planner.comparison.compare import Options, compare
+from seqplan.planner.comparison.results import mean_propagation_ms
 from seqplan.planner.exchange import exchange_of
 from seqplan.profiler.shipped.catalogue import shipped
 

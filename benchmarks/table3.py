@@ -12,8 +12,8 @@ from statistics import mean
 
 from benchmarks.settings import Data, markdown
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.comparison.compare import Options, compare, mean_propagation_ms
-from seqplan.planner.comparison.results import Comparison
+from seqplan.planner.comparison.compare import Options, compare
+from seqplan.planner.comparison.results import Comparison, mean_propagation_ms
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange import exchange_of
 from seqplan.profiler.shipped.catalogue import shipped

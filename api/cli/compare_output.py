@@ -7,8 +7,7 @@ from typing import Any
 
 from seqplan.api.cli.terminal import percent, seconds, table
 from seqplan.planner.comparison.advice import ablation
-from seqplan.planner.comparison.compare import mean_propagation_ms
-from seqplan.planner.comparison.results import Comparison, System
+from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
 from seqplan.planner.comparison.sweep import Sweep, SweptSystem
 from seqplan.planner.simulation.iteration import Iteration
 

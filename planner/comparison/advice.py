@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.comparison.compare import STATIC, mean_propagation_ms
-from seqplan.planner.comparison.results import System
+from seqplan.planner.comparison.results import System, mean_propagation_ms
 from seqplan.planner.exchange import Exchange
 from seqplan.profiler.profile import Profile
 
@@ -96,3 +95,7 @@ def ablation(systems: Sequence[System]) -> list[tuple[System, float]]:
     if len(steps) < len(ABLATION):
         return []
     return [(system, steps[0].mean_ms / system.mean_ms) for system in steps]
+
+
+STATIC = ("static", "megatron-balanced", "deepspeed-balanced")
+"""Systems of one homogeneous strategy with our balancing, of which the advice takes the best."""

@@ -32,8 +32,6 @@ from seqplan.profiler.profile import Profile
 SYSTEMS = ("static", "megatron", "hotspa", "hydraulis", "deepspeed", "flexsp", "megatron-dcp")
 """Systems that ours may be compared with; some come in several variants."""
 
-STATIC = ("static", "megatron-balanced", "deepspeed-balanced")
-"""Systems of one homogeneous strategy with our balancing, of which the advice takes the best."""
 
 LEAST_CBC_S = 0.1
 """With less, CBC may find no packing at all."""
@@ -167,8 +165,3 @@ def _step(trainer: Trainer, batch: Batch, setting: Setting, exchange: Exchange) 
     gap = execution.gap if ours else None
     execution = replace(execution, gap=gap, planning_ms=took if ours else None)
     return judge(batch, execution, setting.profile, setting.cluster.gpus, exchange)
-
-
-def mean_propagation_ms(system: System) -> float:
-    """Mean over the steps, without exchange and optimizer."""
-    return sum(item.propagation_ms for item in system.iterations) / len(system.iterations)

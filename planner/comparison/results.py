@@ -69,3 +69,8 @@ class Comparison:
         """Per step, the system's iteration over ours."""
         pairs = zip(system.iterations, self.ours.iterations, strict=True)
         return [theirs.total_ms / ours.total_ms for theirs, ours in pairs]
+
+
+def mean_propagation_ms(system: System) -> float:
+    """Mean over the steps, without exchange and optimizer."""
+    return sum(item.propagation_ms for item in system.iterations) / len(system.iterations)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from seqplan.planner.comparison.compare import mean_propagation_ms
-from seqplan.planner.comparison.results import Comparison, System
+from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
 from seqplan.planner.errors import Infeasible
 
 AXES = ("gpus", "max-len", "tokens")

@@ -17,14 +17,8 @@ from settings_made import CODE
 from seqplan.api.cli import main
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.advice import ablation, advice, fit_error
-from seqplan.planner.comparison.compare import (
-    SYSTEMS,
-    Options,
-    compare,
-    histogram,
-    mean_propagation_ms,
-)
-from seqplan.planner.comparison.results import Comparison, System
+from seqplan.planner.comparison.compare import SYSTEMS, Options, compare, histogram
+from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
 from seqplan.planner.exchange import exchange_of
 from seqplan.profiler.shipped.catalogue import shipped
 

@@ -18,7 +18,8 @@ from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_
 from seqplan.planner.bounds.certificate import cheap_bound_ms
 from seqplan.planner.bounds.with_exchange import Families, exchange_bound_ms
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.comparison.compare import Options, compare, mean_propagation_ms
+from seqplan.planner.comparison.compare import Options, compare
+from seqplan.planner.comparison.results import mean_propagation_ms
 from seqplan.planner.exchange import NO_EXCHANGE, Exchange, exchange_of, replicas_differ
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler

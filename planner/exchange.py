@@ -56,8 +56,12 @@ class Exchange:
         """What an iteration of a strategy takes beside propagation and optimizer."""
         return self.exposed_ms(replicas_differ(scheme for scheme, _ in strategy.counts))
 
+    def extra_ms(self, strategy: Strategy, than: Strategy) -> float:
+        """How much more one strategy's exchange takes than another's; may be negative."""
+        return self.of_strategy_ms(strategy) - self.of_strategy_ms(than)
+
     @property
-    def tips(self) -> bool:
+    def decides(self) -> bool:
         """Whether it can decide between strategies: different replicas take longer than equal."""
         return self.exposed_ms(True) > self.exposed_ms(False)
 

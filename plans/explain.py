@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from seqplan.plans.lint import SchemeCost
 from seqplan.plans.plan import Considered, Plan, PlannedPipeline
+from seqplan.plans.ranges import ranges_text
 from seqplan.plans.schedule import Schedule, schedule
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -32,14 +33,14 @@ def explain(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None = None) -> str
     lines += [*_pipelines(plan, times, costs or {}), ""]
     lines += [*_binding(plan, times, costs or {})]
     if plan.idle_ranks:
-        lines.append(f"idle: {_count(plan.idle_ranks, 'rank')} ({_spans(plan.idle_ranks, 60)})")
+        lines.append(f"idle: {_count(plan.idle_ranks, 'rank')} ({_ranks(plan.idle_ranks, 60)})")
     if plan.selection:
         lines += ["", *_candidates(plan)]
     return "\n".join(_cut(line, WIDTH) for line in lines)
 
 
 def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
-    strategy = Strategy.of(Counter(pipeline.scheme for pipeline in plan.pipelines))
+    strategy = plan.strategy
     yield (
         f"step {plan.step}: {plan.tokens:,} tokens in {_count(plan.lengths, 'sequence')} on "
         f"{plan.world_size:,} ranks"
@@ -75,7 +76,11 @@ def _pipelines(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) 
         shown = len(indexes) if len(indexes) <= ROWS + 1 else ROWS
         for place, index in enumerate(indexes[:shown]):
             pipeline = plan.pipelines[index]
-            row = [str(scheme) if place == 0 else "", str(index), _spans(pipeline.ranks, 12)]
+            row = [
+                str(scheme) if place == 0 else "",
+                str(index),
+                _ranks(pipeline.ranks, 12),
+            ]
             row += _load(plan, [pipeline], costs)
             if middle:
                 row.append(str(pipeline.round) if in_rounds else f"{times.start_ms[index]:,.1f}")
@@ -120,7 +125,7 @@ def _binding(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) ->
     for index in sorted(tight, key=lambda index: -plan.pipelines[index].predicted_ms)[:3]:
         pipeline = plan.pipelines[index]
         yield (
-            f"binding: pipeline {index} ({pipeline.scheme} on ranks {_spans(pipeline.ranks, 15)}), "
+            f"binding: pipeline {index} ({pipeline.scheme} on ranks {_ranks(pipeline.ranks, 15)}), "
             f"{_reason(plan, pipeline, costs.get(pipeline.scheme))}"
         )
     if len(tight) > 3:
@@ -190,16 +195,9 @@ def _table(rows: list[list[str]], left: tuple[int, ...]) -> Iterable[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _spans(ranks: Iterable[int], room: int) -> str:
+def _ranks(ranks: Iterable[int], room: int) -> str:
     """Ranks as ``0–3, 8``, cut to ``room`` characters."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(f"{low}" if low == high else f"{low}–{high}" for low, high in spans)
-    return _cut(text, room)
+    return _cut(ranges_text(ranks), room)
 
 
 def _count(items: Sequence[object] | set[object] | set[int | None], noun: str) -> str:

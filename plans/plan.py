@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from seqplan.plans.scheme import Scheme, Strategy
@@ -75,3 +76,19 @@ class Plan:
     lower_bound_ms: float
     gap: float
     selection: tuple[Considered, ...]
+
+    @property
+    def strategy(self) -> Strategy:
+        """The schemes of all pipelines, each with the number of its pipelines."""
+        return Strategy.of(Counter(pipeline.scheme for pipeline in self.pipelines))
+
+    @property
+    def strategy_text(self) -> str:
+        """What runs, for people: ``1×tp16 + 12×tp4``, rounds parted by ``|``."""
+        by_round: dict[int | None, Counter[str]] = {}
+        for pipeline in self.pipelines:
+            by_round.setdefault(pipeline.round, Counter())[str(pipeline.scheme)] += 1
+        return " | ".join(
+            " + ".join(f"{n}×{scheme}" for scheme, n in counts.items())
+            for counts in by_round.values()
+        )

@@ -77,6 +77,11 @@ class Scheme:
             raise ValueError(f"scheme: wants tp, pp, ulysses and ring, got {fields!r}")
         return cls(**fields)
 
+    @property
+    def unit(self) -> int:
+        """Tokens to a multiple of which each sequence is padded: 2·ring, or 1 without a ring."""
+        return 1 if self.ring == 1 else 2 * self.ring
+
     def padded_length(self, length: int) -> int:
         """Tokens a sequence may occupy, counted over the whole stage.
 
@@ -84,10 +89,7 @@ class Scheme:
         ``ceil(length / (2·ring))`` tokens, so the fullest ring rank holds at most
         ``2·ceil(length / (2·ring))``. Without a ring nothing is padded.
         """
-        if self.ring == 1:
-            return length
-        unit = 2 * self.ring
-        return -(-length // unit) * unit
+        return -(-length // self.unit) * self.unit
 
     def padded_tokens(self, lengths: Iterable[int]) -> int:
         """Tokens a micro-batch occupies in memory, counted over the whole stage.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.api.cli.plan import StepRow, planned_rows, strategy_of, summary_lines
+from seqplan.api.cli.plan import StepRow, planned_rows, summary_lines
 from seqplan.api.cli.profiles import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.cli.propose import proposal_lines
 from seqplan.api.cli.terminal import ProgressBar, percent, seconds, table
@@ -155,7 +155,7 @@ def step_table(rows: list[StepRow]) -> list[str]:
                 f"{simulate_plan_ms(row.plan):,.0f} ms",
                 percent(row.plan.gap, 2),
                 f"{row.planning_ms:.1f} ms",
-                "  " + strategy_of(row.plan),
+                "  " + row.plan.strategy_text,
             )
             for row in rows
         ],

@@ -144,7 +144,7 @@ def summary(rows: Sequence[StepRow], truncated: int) -> dict[str, Any]:
         "gap_p90": gaps[min(len(gaps) - 1, int(0.9 * len(gaps)))],
         "gap_max": gaps[-1],
         "planning_ms_median": round(median(planning), 2),
-        "strategies": dict(Counter(strategy_of(row.plan) for row in rows).most_common()),
+        "strategies": dict(Counter(row.plan.strategy_text for row in rows).most_common()),
     }
 
 
@@ -168,16 +168,6 @@ def summary_lines(rows: Sequence[StepRow], truncated: int) -> list[str]:
     if truncated:
         lines.append(f"{truncated:,} sequences of the data set truncated")
     return lines
-
-
-def strategy_of(plan: Plan) -> str:
-    """The strategy that a plan runs, as text."""
-    by_round: dict[int | None, Counter[str]] = {}
-    for pipeline in plan.pipelines:
-        by_round.setdefault(pipeline.round, Counter())[str(pipeline.scheme)] += 1
-    return " | ".join(
-        " + ".join(f"{n}×{scheme}" for scheme, n in counts.items()) for counts in by_round.values()
-    )
 
 
 def _batches(

@@ -16,6 +16,7 @@ from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.plan_file import find_step
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan, PlannedPipeline
+from seqplan.plans.ranges import ranges_text
 from seqplan.profiler.shipped.catalogue import find_profile, shipped, shipped_names
 
 _DESCRIPTION = """\
@@ -131,11 +132,11 @@ def trace(
 def _names(index: int, pipeline: PlannedPipeline) -> Iterator[dict[str, Any]]:
     """What Perfetto shows beside the tracks, and their order."""
     about = "" if pipeline.round is None else f", round {pipeline.round}"
-    label = f"pipeline {index}: {pipeline.scheme} on ranks {spans(pipeline.ranks)}{about}"
+    label = f"pipeline {index}: {pipeline.scheme} on ranks {ranges_text(pipeline.ranks)}{about}"
     yield _metadata("process_name", index, 0, name=label)
     yield _metadata("process_sort_index", index, 0, sort_index=index)
     for stage in range(pipeline.scheme.pp):
-        ranks = spans(_stage_ranks(pipeline, stage))
+        ranks = ranges_text(_stage_ranks(pipeline, stage))
         yield _metadata("thread_name", index, stage, name=f"stage {stage}: ranks {ranks}")
         yield _metadata("thread_sort_index", index, stage, sort_index=stage)
 
@@ -175,7 +176,7 @@ def _about(plan: Plan, pipeline: PlannedPipeline, event: Event) -> dict[str, Any
         "sequences": len(micro.sequences),
         "longest": max((plan.lengths[position] for position in micro.sequences), default=0),
         "cost_ms": micro.cost_ms,
-        "ranks": spans(_stage_ranks(pipeline, event.stage)),
+        "ranks": ranges_text(_stage_ranks(pipeline, event.stage)),
     }
 
 
@@ -194,14 +195,3 @@ def _rounds(plan: Plan, times: PlanTimeline) -> Iterator[dict[str, Any]]:
 def _stage_ranks(pipeline: PlannedPipeline, stage: int) -> tuple[int, ...]:
     width = pipeline.scheme.stage_gpus
     return pipeline.ranks[stage * width : (stage + 1) * width]
-
-
-def spans(ranks: tuple[int, ...]) -> str:
-    """Ranks as ``0–3, 8``."""
-    found: list[list[int]] = []
-    for rank in sorted(ranks):
-        if found and rank == found[-1][1] + 1:
-            found[-1][1] = rank
-        else:
-            found.append([rank, rank])
-    return ", ".join(f"{low}" if low == high else f"{low}–{high}" for low, high in found)

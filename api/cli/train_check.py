@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.api.cli.options import natural, positive
-from seqplan.api.cli.plan import strategy_of
 from seqplan.api.cli.terminal import ProgressBar, table
 from seqplan.api.training_check.check import GATES, Check, check_training, first_plans
 from seqplan.plans.format.codec import digest
@@ -148,7 +147,7 @@ def step_table(check: Check) -> list[str]:
                 f"{step.tokens_per_s:,.0f}",
                 f"{step.plan.predicted_ms:,.0f} ms",
                 f"{step.measured_ms:,.0f} ms",
-                "  " + strategy_of(step.plan),
+                "  " + step.plan.strategy_text,
             )
             for step in check.steps
         ],
@@ -188,7 +187,7 @@ def document(check: Check, data: str | None) -> dict[str, Any]:
             {
                 "step": step.plan.step,
                 "digest": digest(step.plan),
-                "strategy": strategy_of(step.plan),
+                "strategy": step.plan.strategy_text,
                 "tokens": step.plan.tokens,
                 "loss": _number(step.loss),
                 "reference_loss": _number(step.reference_loss),

@@ -48,12 +48,7 @@ def area_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
     micro-batches, at least tokens/MaxLen of them, and so count for their share of c.
     """
     counts = batch.multiplicity
-    work = np.stack(
-        [
-            item.work_ms(batch.distinct) + item.padded(batch.distinct) * (item.c / item.capacity)
-            for item in classes
-        ]
-    )
+    work = np.stack([item.work_with_overhead_ms(batch.distinct) for item in classes])
     weights = 1.0 / (work @ counts)
     weights /= weights @ np.array([item.count for item in classes])
     return float((weights[:, None] * work).min(axis=0) @ counts) * (1 - ROUNDING)

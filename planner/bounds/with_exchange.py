@@ -36,7 +36,7 @@ def exchange_bound_ms(
     exchange to it; those of equal replicas add the cheaper one to the bound of their own family.
     """
     same, different = exchange.exposed_ms(False), exchange.exposed_ms(True)
-    if not exchange.tips:
+    if not exchange.decides:
         return bound_ms + different
     least = bound_ms + different
     for family in families.each:
@@ -53,11 +53,7 @@ def _area_ms(classes: Sequence[PipelineClass], batch: Batch, families: Families)
         [
             np.where(
                 batch.distinct <= item.capacity,
-                item.gpus
-                * (
-                    item.work_ms(batch.distinct)
-                    + item.padded(batch.distinct) * (item.c / item.capacity)
-                ),
+                item.gpus * item.work_with_overhead_ms(batch.distinct),
                 np.inf,
             )
             for item in classes

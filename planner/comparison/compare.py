@@ -1,4 +1,4 @@
-"""The flow of a comparison: batches → systems → one judge → what the difference is worth."""
+"""The flow of a comparison: batches → systems → one simulation → what the difference is worth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.exchange import Exchange
 from seqplan.planner.proposal.candidates import Progress
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.simulation.iteration import Execution, Iteration, judge
+from seqplan.planner.simulation.iteration import Execution, Iteration, simulate_iteration
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.systems.deepspeed import deepspeed
 from seqplan.planner.systems.flexsp import flexsp_like
@@ -164,4 +164,4 @@ def _step(trainer: Trainer, batch: Batch, setting: Setting, exchange: Exchange) 
     took = (time.perf_counter() - start) * 1000
     gap = execution.gap if ours else None
     execution = replace(execution, gap=gap, planning_ms=took if ours else None)
-    return judge(batch, execution, setting.profile, setting.cluster.gpus, exchange)
+    return simulate_iteration(batch, execution, setting.profile, setting.cluster.gpus, exchange)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from math import inf
 
-from seqplan.planner.placement.fill import Filler, Filling
+from seqplan.planner.placement.fill import Filler, Filling, Shortfall
 
 TOLERANCE = 5e-4
 """Relative width at which the search for the least feasible target ends."""
 
 TRIED_TWICE = 600
-"""With at most so many distinct lengths the fill is tried in its eager variant, too."""
+"""With at most so many distinct lengths the fill is tried with new micro-batches first, too."""
+
+_LARGEST_STEP = 1e6
+"""A target that has grown by steps up to this fits nothing."""
 
 EVEN = 0.98
 """GPUs busy for this share of the step are level enough."""
@@ -19,14 +22,16 @@ LEVEL_TOLERANCE = 1e-2
 """The same when levelling the pipelines that do not bind the step."""
 
 
-def probe(filler: Filler, lower_ms: float, below_ms: float) -> Filling | None:
-    """A placement better than ``below_ms`` if one is found with a single fill, else None."""
+def probe(
+    filler: Filler, lower_ms: float, below_ms: float, *, new_first: bool = False
+) -> Filling | None:
+    """Find a placement better than ``below_ms`` with a single fill; None where it fails."""
     target = max(lower_ms, below_ms * (1 - 2 * TOLERANCE))
     if target >= below_ms:
         return None
-    found = filler.fill(target)
+    filling = filler.fill(target, new_first=new_first)
     # A fill may be above its target by the last bits of its sums.
-    return found if found is not None and found.objective_ms < below_ms else None
+    return filling if isinstance(filling, Filling) and filling.objective_ms < below_ms else None
 
 
 def dispatch(
@@ -34,37 +39,37 @@ def dispatch(
 ) -> Filling | None:
     """Minimise the slowest pipeline (form S) over dispatch and packing together.
 
-    Gallops up from ``lower_ms``, a lower bound on the objective, then bisects to ``TOLERANCE``.
+    Gallops up from ``lower_ms``, a lower bound on the objective, then bisects to ``TOLERANCE``;
+    small batches are tried once more with micro-batches opened before old ones are topped up.
     ``known``: a placement found before; ``below_ms``: give up above it. None when no placement
     below it is found (with both left out: when a sequence fits no pipeline).
     """
-    best, low, step = known, lower_ms, 2 * TOLERANCE
-    if best is None:
-        target = lower_ms
-        while best is None:
-            if target >= below_ms:
-                return None
-            best = filler.fill(target)
-            if best is None:
-                if step > 1e6:
-                    return None
-                low, target, step = target, target * (1 + step), step * 3
+    best, low = known, lower_ms
+    target, step = lower_ms, 2 * TOLERANCE
+    while best is None:
+        if target >= below_ms:
+            return None
+        filling = filler.fill(target)
+        if isinstance(filling, Filling):
+            best = filling
+        elif step > _LARGEST_STEP:
+            return None
+        else:
+            low, target, step = target, target * (1 + step), step * 3
     best = _bisect(filler, low, best)
-    if len(filler.lengths) <= TRIED_TWICE and not filler.eager:
-        filler.eager = True
-        better = probe(filler, lower_ms, best.objective_ms)
+    if len(filler.lengths) <= TRIED_TWICE:
+        better = probe(filler, lower_ms, best.objective_ms, new_first=True)
         if better is not None:
-            return _bisect(filler, lower_ms, better)
-        filler.eager = False
+            return _bisect(filler, lower_ms, better, new_first=True)
     return best
 
 
-def _bisect(filler: Filler, low: float, best: Filling) -> Filling:
+def _bisect(filler: Filler, low: float, best: Filling, *, new_first: bool = False) -> Filling:
     """Lower ``best`` towards ``low``, a target that failed, as far as fills succeed."""
     while best.objective_ms > low * (1 + TOLERANCE):
         middle = (low + best.objective_ms) / 2
-        better = filler.fill(middle)
-        if better is None:
+        better = filler.fill(middle, new_first=new_first)
+        if isinstance(better, Shortfall):
             low = middle
         elif better.objective_ms < best.objective_ms:
             best = better
@@ -88,7 +93,7 @@ def level(filler: Filler, filling: Filling, lower_ms: float) -> Filling:
     while high > low * (1 + LEVEL_TOLERANCE):
         middle = (low + high) / 2
         even = filler.fill(middle, ceiling)
-        if even is not None and even.objective_ms <= ceiling:
+        if isinstance(even, Filling) and even.objective_ms <= ceiling:
             best, high = even, middle
         else:
             low = middle

@@ -15,6 +15,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import (
     _ROUND,
     Bin,
+    ClassPlacement,
     Fleet,
     Floats,
     PipelineClass,
@@ -22,19 +23,45 @@ from seqplan.planner.placement.fleet import (
     longest_alone,
 )
 from seqplan.planner.placement.sequence_pool import SequencePool
+from seqplan.plans.scheme import Strategy
 
 
 @dataclass(frozen=True)
 class Filling:
     """A complete placement: per class, per pipeline, its micro-batches; and form S of each."""
 
-    bins: tuple[tuple[tuple[Bin, ...], ...], ...]
+    bins: tuple[ClassPlacement, ...]
     pipeline_ms: tuple[tuple[float, ...], ...]
 
     @property
     def objective_ms(self) -> float:
         """The slowest pipeline."""
         return max(max(times) for times in self.pipeline_ms)
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """A fill that failed, by about how much GPU-time (ms)."""
+
+    gpu_ms: float
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A strategy with every sequence of a batch placed on it."""
+
+    fleet: Fleet
+    filling: Filling
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that the batch is placed on."""
+        return self.fleet.strategy
+
+    @property
+    def objective_ms(self) -> float:
+        """The slowest pipeline."""
+        return self.filling.objective_ms
 
 
 class Filler:
@@ -46,85 +73,81 @@ class Filler:
         self.negated = [-length for length in self.lengths]
         self.counts: list[int] = batch.multiplicity.tolist()
         self.sequences = len(batch.lengths)
-        self.short_by = 0.0
-        """After a failed fill: about the GPU-time (ms) that was missing."""
-        self.eager = False
-        """Whether pipelines that hold forced sequences open new micro-batches for the longest that
-        are left before they top up the open ones, which may have little room."""
         self._distinct = batch.distinct
         self._works: dict[PipelineClass, Floats] = {}
 
-    def fill(self, target_ms: float, ceiling_ms: float | None = None) -> Filling | None:
-        """Place all sequences with every pipeline's form S ≤ ``target_ms``; None if it fails.
+    def fill(
+        self, target_ms: float, ceiling_ms: float | None = None, *, new_first: bool = False
+    ) -> Filling | Shortfall:
+        """Place all sequences with every pipeline's form S ≤ ``target_ms``, or say what is missing.
 
-        Classes are filled from the one that can hold the longest sequence down: first, pipeline by
-        pipeline, with the sequences that no later class can hold, then with any; always the longest
-        unassigned sequence that fits what is left of the micro-batch (tokens and time), micro-batch
-        after micro-batch. ``ceiling_ms`` ≥ target: a pipeline whose first sequence alone needs more
-        than the target may take up to as long as that sequence needs, but no longer than the
-        ceiling; so that one long sequence does not loosen the other pipelines.
+        1. Classes are ordered from the one that can hold the longest sequence down.
+        2. Of each class, pipelines are opened for the sequences that no later class can hold.
+        3. Then they, and new ones, are topped up with any: always the longest unassigned sequence
+           that fits what is left of the micro-batch (tokens and time), micro-batch after
+           micro-batch. ``new_first``: pipelines of step 2 open new micro-batches for the longest
+           that are left before they top up the open ones, which may have little room.
+
+        ``ceiling_ms`` ≥ target: a pipeline whose first sequence alone needs more than the target
+        may take up to as long as that sequence needs, but no longer than the ceiling; so that one
+        long sequence does not loosen the other pipelines.
         Complexity: O(placements · log n) and O(n) set-up.
         """
         ceiling = target_ms if ceiling_ms is None else ceiling_ms
         classes = self.fleet.classes
         pool = SequencePool(self.lengths, self.counts, self.sequences, self.negated)
-        reach = [min(item.capacity, longest_alone(item, ceiling)) for item in classes]
+        reach = [min(pc.capacity, longest_alone(pc, ceiling)) for pc in classes]
         order = sorted(range(len(classes)), key=lambda k: (-reach[k], k))
-        bins: list[tuple[tuple[Bin, ...], ...]] = [()] * len(classes)
+        bins: list[ClassPlacement] = [()] * len(classes)
         for k, later in zip(order, [*order[1:], None], strict=True):
-            item = classes[k]
+            pipeline_class = classes[k]
             forced_above = 0 if later is None else reach[later]
-            last = later is None
-            if last and ceiling == target_ms and self._too_much(pool, item, target_ms):
-                return None
+            if later is None and ceiling == target_ms:
+                # Whether what is left cannot fit the last class, however well it is placed.
+                missing = self._missing_ms(pool, pipeline_class)
+                missing -= target_ms * pipeline_class.count
+                if missing > 0:
+                    return Shortfall(missing * pipeline_class.gpus)
             opened: list[_Pipeline] = []
-            for _ in range(item.count):
+            for _ in range(pipeline_class.count):
                 first = pool.longest(reach[k])
                 if first is None or pool.lengths[first] <= forced_above:
                     break
-                pipeline = _open(item, pool.lengths[first], target_ms, ceiling)
+                pipeline = _open(pipeline_class, pool.lengths[first], target_ms, ceiling)
                 pipeline.fill(pool, forced_above)
                 opened.append(pipeline)
-            for place in range(item.count):
+            for place in range(pipeline_class.count):
                 if place == len(opened):
                     first = pool.longest(reach[k])
                     if first is None:
                         break
-                    opened.append(_open(item, pool.lengths[first], target_ms, ceiling))
-                opened[place].fill(pool, 0, self.eager)
+                    opened.append(_open(pipeline_class, pool.lengths[first], target_ms, ceiling))
+                opened[place].fill(pool, 0, new_first)
             bins[k] = tuple(tuple(pipeline.bins) for pipeline in opened)
-            bins[k] += ((),) * (item.count - len(opened))
+            bins[k] += ((),) * (pipeline_class.count - len(opened))
         if pool.left:
-            self._missing(pool, classes[order[-1]], 0.0)
-            return None
+            last = classes[order[-1]]
+            return Shortfall(self._missing_ms(pool, last) * last.gpus)
         times = tuple(
-            tuple(form_s(item, self.lengths, pipeline) for pipeline in pipelines)
-            for item, pipelines in zip(classes, bins, strict=True)
+            tuple(form_s(pipeline_class, self.lengths, pipeline) for pipeline in pipelines)
+            for pipeline_class, pipelines in zip(classes, bins, strict=True)
         )
         return Filling(tuple(bins), times)
 
-    def _too_much(self, pool: SequencePool, item: PipelineClass, target_ms: float) -> bool:
-        """Whether what is left cannot fit the last class, however well it is placed."""
-        return self._missing(pool, item, target_ms * item.count) > 0
-
-    def _missing(self, pool: SequencePool, item: PipelineClass, room_ms: float) -> float:
-        """Work left beyond ``room_ms`` of a class (ms), kept in ``short_by`` as GPU-milliseconds.
+    def _missing_ms(self, pool: SequencePool, pipeline_class: PipelineClass) -> float:
+        """The work of all that is unassigned on pipelines of a class (ms).
 
         At pp = 1 tokens also cost their share of the micro-batches' overhead.
         """
         counts = np.array(pool.counts, dtype=np.float64)
-        per_sequence = self._work(item)
-        missing = float(per_sequence @ counts) * (1 - 1e-9) - room_ms
-        self.short_by = missing * item.gpus
-        return missing
+        return float(self._work(pipeline_class) @ counts) * (1 - 1e-9)
 
-    def _work(self, item: PipelineClass) -> Floats:
-        if item not in self._works:
-            work = item.work_ms(self._distinct)
-            if item.pp == 1:
-                work = work + item.padded(self._distinct) * (item.c / item.capacity)
-            self._works[item] = work
-        return self._works[item]
+    def _work(self, pipeline_class: PipelineClass) -> Floats:
+        if pipeline_class not in self._works:
+            one_stage = pipeline_class.pp == 1
+            work = pipeline_class.work_with_overhead_ms if one_stage else pipeline_class.work_ms
+            self._works[pipeline_class] = work(self._distinct)
+        return self._works[pipeline_class]
 
 
 @dataclass

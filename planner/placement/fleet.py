@@ -20,6 +20,12 @@ Models = Mapping[Scheme, SchemeModel]
 Bin = list[tuple[int, int]]
 """One micro-batch: (index of the distinct length, how many sequences of that length)."""
 
+PipelineBins = tuple[Bin, ...]
+"""The micro-batches of one pipeline."""
+
+ClassPlacement = tuple[PipelineBins, ...]
+"""The pipelines of one class."""
+
 _ROUND = 1.0 + 1e-12
 
 MOST = 64
@@ -50,10 +56,16 @@ class PipelineClass:
     def of(cls, model: SchemeModel, count: int) -> PipelineClass:
         """The class of ``count`` pipelines of a scheme."""
         scheme = model.scheme
-        unit = 1 if scheme.ring == 1 else 2 * scheme.ring
         latency = model.latency
         return cls(
-            scheme.pp, latency.a, latency.b, latency.c, model.max_sequence, unit, count, scheme.gpus
+            pp=scheme.pp,
+            a=latency.a,
+            b=latency.b,
+            c=latency.c,
+            capacity=model.max_sequence,
+            unit=scheme.unit,
+            count=count,
+            gpus=scheme.gpus,
         )
 
     def work_ms(self, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -62,8 +74,20 @@ class PipelineClass:
         return tokens * (self.a * tokens + self.b)
 
     def padded(self, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Padded length per length (tokens)."""
+        """Pad each length (tokens) to a multiple of ``unit``."""
         return lengths if self.unit == 1 else -(-lengths // self.unit) * self.unit
+
+    def pad(self, length: int) -> int:
+        """Pad one length (tokens) to a multiple of ``unit``."""
+        return length if self.unit == 1 else -(-length // self.unit) * self.unit
+
+    def work_with_overhead_ms(self, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Compute the work of each length together with its tokens' share of a micro-batch's c.
+
+        A full micro-batch of ``capacity`` padded tokens pays c once, so that a token pays at least
+        c/capacity, whatever it is packed with.
+        """
+        return self.work_ms(lengths) + self.padded(lengths) * (self.c / self.capacity)
 
     def most_micro_batches(self, target_ms: float) -> int:
         """The number of micro-batches V beyond which a larger V is of no more use by a target.
@@ -95,13 +119,18 @@ class Fleet:
             tuple(PipelineClass.of(models[scheme], count) for scheme, count in strategy.counts),
         )
 
+    @property
+    def pipelines(self) -> list[PipelineClass]:
+        """The class of every pipeline, in the strategy's order."""
+        return [alike for alike in self.classes for _ in range(alike.count)]
+
     @cached_property
     def max_sequence(self) -> int:
         """The longest sequence (tokens) that some pipeline can hold."""
         return max(item.capacity for item in self.classes)
 
 
-def form_s(item: PipelineClass, lengths: list[int], pipeline: tuple[Bin, ...]) -> float:
+def form_s(item: PipelineClass, lengths: list[int], pipeline: PipelineBins) -> float:
     """Σ(m_j + c) + (pp − 1)·(max m_j + c) of a pipeline's micro-batches, 0 when empty."""
     a, b, c = item.a, item.b, item.c
     costs = [

@@ -56,7 +56,7 @@ def pack(item: PipelineClass, lengths: Sequence[int]) -> Packing:
             f"a sequence of {max(lengths)} tokens exceeds the micro-batch limit {item.capacity}"
         )
     work = [length * (item.a * length + item.b) for length in lengths]
-    padded = [-(-length // item.unit) * item.unit for length in lengths]
+    padded = [item.pad(length) for length in lengths]
     least, bound = packing_bound_ms(item, work, padded)
     best: list[list[int]] | None = None
     best_ms = float("inf")

@@ -101,31 +101,32 @@ def propose(
     report = progress or (lambda stage, done, total: None)
     everything = AllStrategies(models, gpus)
     families = Families(models, gpus)
-    judges = [_Judge(b, everything, families, exchange) for b in batches[: effort.judged]]
+    judged = [_BatchTimes(b, everything, families, exchange) for b in batches[: effort.judged]]
     found: list[Strategy] = []
-    if exchange.tips:
+    if exchange.decides:
         found = homogeneous_strategies(models, gpus, 1)
     searches = 0
-    for done, judge in enumerate(judges):
-        report("searching strategies", done, len(judges))
+    for done, batch_times in enumerate(judged):
+        report("searching strategies", done, len(judged))
         for strategy in found:
-            judge.try_strategy(strategy)
-        if searches < effort.searched and not judge.close():
+            batch_times.try_strategy(strategy)
+        if searches < effort.searched and not batch_times.close():
             searches += 1
-            for strategy in search(everything, judge.batch, judge.bound_ms, judge.best_known()):
-                judge.try_strategy(strategy)
+            known = batch_times.best_known()
+            for strategy in search(everything, batch_times.batch, batch_times.bound_ms, known):
+                batch_times.try_strategy(strategy)
                 if strategy not in found:
                     found.append(strategy)
     if not any(_reach(strategy, models) >= max_len for strategy in found):
         longest = Batch.of_lengths([max_len, *batches[0].lengths])
         found += [s for s in search(everything, longest)[:1] if s not in found]
-    if exchange.tips and not any(_differs(s) and _reach(s, models) >= max_len for s in found):
+    if exchange.decides and not any(_differs(s) and _reach(s, models) >= max_len for s in found):
         longest = Batch.of_lengths([max_len, *batches[0].lengths])
         found += [s for s in search(everything, longest) if _differs(s) and s not in found]
-    return conclude(found, judges, models, max_len, effort.kept, report, exchange)
+    return conclude(found, judged, models, max_len, effort.kept, report, exchange)
 
 
-def judge_strategies(
+def evaluate_strategies(
     strategies: Sequence[Strategy],
     batches: Sequence[Batch],
     models: Models,
@@ -138,11 +139,11 @@ def judge_strategies(
     report = progress or (lambda stage, done, total: None)
     everything = AllStrategies(models, gpus)
     families = Families(models, gpus)
-    judges = [_Judge(b, everything, families, NO_EXCHANGE) for b in batches[: effort.judged]]
-    return conclude(strategies, judges, models, max_len, effort.kept, report)
+    judged = [_BatchTimes(b, everything, families, NO_EXCHANGE) for b in batches[: effort.judged]]
+    return conclude(strategies, judged, models, max_len, effort.kept, report)
 
 
-class _Judge:
+class _BatchTimes:
     """One batch: the times of strategies on it, and its bound over all strategies.
 
     ``times`` and ``best_ms`` hold the exchange; ``reached_ms``: the least time without it.
@@ -170,7 +171,7 @@ class _Judge:
             return
         beside = self._exchange.of_strategy_ms(strategy)
         limit = max(self.best_ms - beside, self._lower)
-        filling = _judge_one(Filler(fleet, self.batch), self._lower, limit)
+        filling = _strategy_time(Filler(fleet, self.batch), self._lower, limit)
         alone = float("inf") if filling is None else filling.objective_ms
         self.times[strategy] = alone + beside
         self.best_ms = min(self.best_ms, self.times[strategy])
@@ -213,7 +214,7 @@ class _Judge:
 
 def conclude(
     strategies: Sequence[Strategy],
-    judges: Sequence[_Judge],
+    judged: Sequence[_BatchTimes],
     models: Models,
     max_len: int,
     kept: int,
@@ -227,18 +228,20 @@ def conclude(
     """
     fleets = [Fleet.of(strategy, models) for strategy in strategies]
     order = list(strategies)
-    for done, judge in enumerate(judges):
-        report("judging strategies", done, len(judges))
+    for done, batch_times in enumerate(judged):
+        report("judging strategies", done, len(judged))
         for strategy in order:
-            judge.try_strategy(strategy)
-        times_here = judge.times
+            batch_times.try_strategy(strategy)
+        times_here = batch_times.times
         order.sort(key=lambda s: times_here[s])  # the next begins with what served this one
-    report("judging strategies", len(judges), len(judges))
-    times = np.array([[judge.times[strategy] for judge in judges] for strategy in strategies])
-    bounds = np.array([judge.whole_bound_ms for judge in judges])
+    report("judging strategies", len(judged), len(judged))
+    times = np.array(
+        [[batch_times.times[strategy] for batch_times in judged] for strategy in strategies]
+    )
+    bounds = np.array([batch_times.whole_bound_ms for batch_times in judged])
     holds = [fleet.max_sequence >= max_len for fleet in fleets]
     chosen = _keep(times, holds, kept)
-    if exchange.tips:
+    if exchange.decides:
         chosen += _best_of_each(times, holds, strategies, chosen)
     of_chosen = times[chosen]
     winner = of_chosen.argmin(axis=0)
@@ -257,18 +260,18 @@ def conclude(
         float(of_chosen.min(axis=0).mean()),
         float(times.min(axis=0).mean()),
         float(bounds.mean()),
-        len(judges),
+        len(judged),
         len(strategies),
     )
 
 
-def _judge_one(filler: Filler, lower_ms: float, best_ms: float) -> Filling | None:
+def _strategy_time(filler: Filler, lower_ms: float, best_ms: float) -> Filling | None:
     """A strategy's time on a batch: exact where it comes close to the best, rough beyond."""
     if not np.isfinite(best_ms):
         return dispatch(filler, lower_ms)
     for rung in RUNGS:
         filling = filler.fill(max(lower_ms, best_ms * rung))
-        if filling is not None:
+        if isinstance(filling, Filling):
             if rung <= EXACT_BELOW:
                 return dispatch(filler, lower_ms, known=filling)
             return filling

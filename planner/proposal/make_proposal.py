@@ -18,7 +18,7 @@ from seqplan.planner.proposal.candidates import (
     Progress,
     Proposal,
     Proposed,
-    judge_strategies,
+    evaluate_strategies,
     propose,
 )
 from seqplan.planner.proposal.document import Candidate, ProposalDocument
@@ -153,7 +153,7 @@ def _published(
     continuous = continuous_proposal(ordered, values, counts.astype(np.float64))
     found = integer_strategies(continuous, ordered, cluster.gpus)
     strategies: list[Strategy] = sorted(found, key=lambda s: (-found[s], str(s)))
-    return judge_strategies(strategies, batches, models, cluster.gpus, longest, effort, progress)
+    return evaluate_strategies(strategies, batches, models, cluster.gpus, longest, effort, progress)
 
 
 def _static_groups(

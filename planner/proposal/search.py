@@ -10,9 +10,9 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, fitting_time
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.placement.dispatch import TOLERANCE, dispatch
-from seqplan.planner.placement.fill import Filler, Filling
+from seqplan.planner.placement.fill import Filler, Filling, Placement
 from seqplan.planner.placement.fleet import Fleet, Models
-from seqplan.planner.strategies.local_search import improve
+from seqplan.planner.strategies.local_search import Search
 from seqplan.planner.strategies.rounding import rounded_strategies
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -36,24 +36,24 @@ def search(
     relaxed, at = fitting_time(everything, batch, guess_ms)
     pipelines = relaxed.pipelines / max(relaxed.scale, 1e-9)
     starts = rounded_strategies(schemes, pipelines, models, gpus, batch.longest)
-    best: tuple[Fleet, Filling] | None = None
+    best: Placement | None = None
     for strategy in dict.fromkeys([*starts, *known]):
         fleet = Fleet.of(strategy, models)
         if fleet.max_sequence < batch.longest:
             continue
         filler = Filler(fleet, batch)
-        limit = float("inf") if best is None else best[1].objective_ms * (1 - TOLERANCE)
+        limit = float("inf") if best is None else best.objective_ms * (1 - TOLERANCE)
         filling = dispatch(filler, max(lower, at)) if best is None else filler.fill(limit)
-        if filling is not None and filling.objective_ms <= limit:
-            best = (fleet, filling)
+        if isinstance(filling, Filling) and filling.objective_ms <= limit:
+            best = Placement(fleet, filling)
     if best is None:
         return []
     active = [s for s, n in zip(schemes, pipelines, strict=True) if n > 1e-6]
     active += [s for s in _useful(batch, models) if s not in active]
-    fleet, _ = improve(
-        batch, best, models, active, gpus, max(lower, at * (1 - TOLERANCE)), rounds=SEARCH_ROUNDS
+    improved = Search(batch, models, gpus).improve(
+        best, active, max(lower, at * (1 - TOLERANCE)), rounds=SEARCH_ROUNDS
     )
-    return list(dict.fromkeys([fleet.strategy, best[0].strategy]))
+    return list(dict.fromkeys([improved.strategy, best.strategy]))
 
 
 def _useful(batch: Batch, models: Models) -> list[Scheme]:

@@ -69,7 +69,7 @@ def dispatch_bound_ms(
     work = [length * (item.a * length + item.b) for length in lengths]
     time = sum(work) + (item.pp - 1) * max(work)
     if count_overhead:
-        padded = sum(-(-length // item.unit) * item.unit for length in lengths)
+        padded = sum(item.pad(length) for length in lengths)
         time += (-(-padded // item.capacity) + item.pp - 1) * item.c
     return time
 

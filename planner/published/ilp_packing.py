@@ -65,7 +65,7 @@ def ilp_packing(
             f"a sequence of {max(lengths)} tokens exceeds the micro-batch limit {item.capacity}"
         )
     work = [length * (item.a * length + item.b) for length in lengths]
-    padded = [-(-length // item.unit) * item.unit for length in lengths]
+    padded = [item.pad(length) for length in lengths]
     least, _ = packing_bound_ms(item, work, padded)
     top = len(lengths) if most is None else min(most, len(lengths))
     if util_len is not None:

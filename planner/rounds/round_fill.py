@@ -99,7 +99,7 @@ def even_rounds(
     heapify(loads)
     lengths, counts = batch.distinct.tolist(), batch.multiplicity.tolist()
     for i, (length, n) in enumerate(zip(lengths, counts, strict=True)):
-        padded = -(-length // item.unit) * item.unit
+        padded = item.pad(length)
         for _ in range(n):
             full = []
             while loads and room[loads[0][1]] < padded:

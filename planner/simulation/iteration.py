@@ -1,4 +1,4 @@
-"""The judge: one simulated iteration of any system, from the pipelines that it would run.
+"""One simulated iteration of any system, from the pipelines that it would run.
 
 Pipelines run 1F1B with their real micro-batches. A system may run phases one after another, with
 a switch between them; within a phase ranks and rounds are as in a plan. Then parameters and
@@ -14,180 +14,12 @@ from dataclasses import dataclass
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.exchange import Exchange, replicas_differ
 from seqplan.planner.simulation.flops import model_flops, peak_flops
-from seqplan.planner.simulation.one_f_one_b import simulate_ms, timeline
+from seqplan.planner.simulation.one_f_one_b import durations_ms, timeline
 from seqplan.plans.plan import Plan, PlannedPipeline
+from seqplan.plans.ranges import ranges_of
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.profile import Profile
-
-
-@dataclass(frozen=True)
-class Execution:
-    """What a system runs in one step: phases of pipelines, ``switch_ms`` between two of them.
-
-    ``gap`` and ``planning_ms`` (proven gap, time to plan): None where a system does not have them.
-    """
-
-    phases: tuple[tuple[PlannedPipeline, ...], ...]
-    switch_ms: float = 0.0
-    gap: float | None = None
-    planning_ms: float | None = None
-
-    @classmethod
-    def of_plan(cls, plan: Plan, planning_ms: float | None = None) -> Execution:
-        """A plan is one phase."""
-        return cls((plan.pipelines,), gap=plan.gap, planning_ms=planning_ms)
-
-    @property
-    def pipelines(self) -> Iterator[PlannedPipeline]:
-        """All pipelines, phase after phase."""
-        for phase in self.phases:
-            yield from phase
-
-    @property
-    def heterogeneous(self) -> bool:
-        """Whether replicas that exchange with one another differ in how parameters are split."""
-        return any(replicas_differ(p.scheme for p in phase) for phase in self.phases)
-
-    def __str__(self) -> str:
-        """The strategy: phases by ``→``, rounds by ``|``; equal rounds and groups are counted."""
-        return " → ".join(_phase_text(phase) for phase in self.phases)
-
-
-def judge(
-    batch: Batch, execution: Execution, profile: Profile, gpus: int, exchange: Exchange
-) -> Iteration:
-    """Simulate one iteration on ``gpus`` GPUs.
-
-    ``propagation_ms`` leaves out the switches between phases, which count as exchange; so do
-    ``rank_end_ms``: when the last pipeline of a rank ends, its drain included. The imbalance takes,
-    per rank, Σ over phases and rounds of the time until its pipeline ended there. A rank without a
-    micro-batch all step has no work: it counts in the bubble ratio alone. ``ValueError`` when a
-    pipeline uses a rank beyond ``gpus``.
-    """
-    busy, end, taken = [0.0] * gpus, [0.0] * gpus, [0.0] * gpus
-    spans: list[Span] = []
-    clock = switched = 0.0
-    for number, phase in enumerate(execution.phases):
-        if number:
-            spans.append(Span((0, gpus), "switch", None, clock, clock + execution.switch_ms))
-            switched += execution.switch_ms
-            clock += execution.switch_ms
-        clock = _run_phase(phase, profile, clock, switched, spans, (busy, end, taken))
-    propagation = clock - switched
-    exposed = exchange.exposed_ms(execution.heterogeneous)
-    for kind, lasts in (("exchange", exposed), ("optimizer", exchange.optimizer_ms)):
-        if lasts:
-            spans.append(Span((0, gpus), kind, None, clock, clock + lasts))
-        clock += lasts
-    working = [time for time in taken if time > 0]
-    counts = Counter(pipeline.scheme for pipeline in execution.pipelines)
-    flops, peak = model_flops(profile.shape, batch.lengths), peak_flops(profile.hardware)
-    mfu = None if flops is None or peak is None else flops / (peak * gpus * clock / 1000)
-    return Iteration(
-        step=batch.step,
-        strategy=str(execution),
-        schemes=tuple(sorted(counts.items(), key=lambda item: (-item[0].gpus, item[0]))),
-        tokens=batch.tokens,
-        sequences=len(batch.lengths),
-        longest=batch.longest,
-        propagation_ms=propagation,
-        exchange_ms=exposed + switched,
-        optimizer_ms=exchange.optimizer_ms,
-        rank_busy_ms=tuple(busy),
-        rank_end_ms=tuple(end),
-        bubble_ratio=max(0.0, 1 - sum(busy) / (gpus * propagation)),
-        imbalance=max(working) / min(working) - 1,
-        mfu=mfu,
-        gap=execution.gap,
-        planning_ms=execution.planning_ms,
-        spans=tuple(spans),
-    )
-
-
-def propagation_ms(phases: Sequence[Sequence[PlannedPipeline]], forward_fraction: float) -> float:
-    """The propagation of the phases alone, without switches (ms): what the judge would say."""
-    return sum(schedule(phase, _durations(phase, forward_fraction)).makespan_ms for phase in phases)
-
-
-def _durations(phase: Sequence[PlannedPipeline], forward_fraction: float) -> list[float]:
-    return [
-        simulate_ms([m.cost_ms for m in p.micro_batches], p.scheme.pp, forward_fraction)
-        for p in phase
-    ]
-
-
-def _run_phase(
-    phase: Sequence[PlannedPipeline],
-    profile: Profile,
-    begin: float,
-    switched: float,
-    spans: list[Span],
-    ranks: tuple[list[float], list[float], list[float]],
-) -> float:
-    """Simulate one phase from ``begin``; adds to the spans and to the ranks' busy, end and taken.
-
-    Returns its end.
-    """
-    busy, end, taken = ranks
-    times = schedule(phase, _durations(phase, profile.forward_fraction))
-    round_end: dict[int | None, float] = {}
-    for pipeline, stop in zip(phase, times.end_ms, strict=True):
-        round_end[pipeline.round] = max(round_end.get(pipeline.round, 0.0), stop)
-    starts, at = {}, 0.0
-    for number in sorted(round_end, key=lambda n: -1 if n is None else n):
-        starts[number] = at
-        at = max(at, round_end[number])
-    in_round: dict[tuple[int | None, int], float] = {}
-    for pipeline, start, stop in zip(phase, times.start_ms, times.end_ms, strict=True):
-        if pipeline.ranks and max(pipeline.ranks) >= len(busy):
-            raise ValueError(f"rank {max(pipeline.ranks)} is beyond the {len(busy)} GPUs")
-        costs = [micro.cost_ms for micro in pipeline.micro_batches]
-        if not costs:
-            continue
-        width = pipeline.scheme.stage_gpus
-        for event in timeline(costs, pipeline.scheme.pp, profile.forward_fraction):
-            members = pipeline.ranks[event.stage * width : (event.stage + 1) * width]
-            kind = "forward" if event.phase == "F" else "backward"
-            first, last = begin + start + event.start_ms, begin + start + event.end_ms
-            for run in _runs(members):
-                spans.append(Span(run, kind, event.micro_batch, first, last))
-            for rank in members:
-                busy[rank] += last - first
-        for rank in pipeline.ranks:
-            end[rank] = max(end[rank], begin + stop - switched)
-            key = (pipeline.round, rank)
-            in_round[key] = max(in_round.get(key, 0.0), stop - starts[pipeline.round])
-    for (_, rank), time in in_round.items():
-        taken[rank] += time
-    return begin + times.makespan_ms
-
-
-def _runs(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """Half-open ranges that together are these ranks."""
-    runs: list[tuple[int, int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][1] == rank:
-            runs[-1] = (runs[-1][0], rank + 1)
-        else:
-            runs.append((rank, rank + 1))
-    return runs
-
-
-def _phase_text(phase: Sequence[PlannedPipeline]) -> str:
-    rounds: dict[int | None, Counter[Scheme]] = {}
-    for pipeline in phase:
-        rounds.setdefault(pipeline.round, Counter())[pipeline.scheme] += 1
-    texts = [
-        " + ".join(f"{n}×{scheme}" for scheme, n in counts.items()) for counts in rounds.values()
-    ]
-    joined: list[tuple[str, int]] = []
-    for text in texts:
-        if joined and joined[-1][0] == text:
-            joined[-1] = (text, joined[-1][1] + 1)
-        else:
-            joined.append((text, 1))
-    return " | ".join(text if n == 1 else f"{n} rounds of {text}" for text, n in joined)
 
 
 @dataclass(frozen=True)
@@ -244,3 +76,155 @@ class Iteration:
     def tokens_per_s(self) -> float:
         """Tokens of the step per second of the iteration."""
         return self.tokens / self.total_ms * 1000
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What a system runs in one step: phases of pipelines, ``switch_ms`` between two of them.
+
+    ``gap`` and ``planning_ms`` (proven gap, time to plan): None where a system does not have them.
+    """
+
+    phases: tuple[tuple[PlannedPipeline, ...], ...]
+    switch_ms: float = 0.0
+    gap: float | None = None
+    planning_ms: float | None = None
+
+    @classmethod
+    def of_plan(cls, plan: Plan, planning_ms: float | None = None) -> Execution:
+        """A plan is one phase."""
+        return cls((plan.pipelines,), gap=plan.gap, planning_ms=planning_ms)
+
+    @property
+    def pipelines(self) -> Iterator[PlannedPipeline]:
+        """All pipelines, phase after phase."""
+        for phase in self.phases:
+            yield from phase
+
+    @property
+    def heterogeneous(self) -> bool:
+        """Whether replicas that exchange with one another differ in how parameters are split."""
+        return any(replicas_differ(p.scheme for p in phase) for phase in self.phases)
+
+    def __str__(self) -> str:
+        """The strategy: phases by ``→``, rounds by ``|``; equal rounds and groups are counted."""
+        return " → ".join(_phase_text(phase) for phase in self.phases)
+
+
+def simulate_iteration(
+    batch: Batch, execution: Execution, profile: Profile, gpus: int, exchange: Exchange
+) -> Iteration:
+    """Simulate one iteration on ``gpus`` GPUs.
+
+    ``propagation_ms`` leaves out the switches between phases, which count as exchange; so do
+    ``rank_end_ms``: when the last pipeline of a rank ends, its drain included. The imbalance takes,
+    per rank, Σ over phases and rounds of the time until its pipeline ended there. A rank without a
+    micro-batch all step has no work: it counts in the bubble ratio alone. ``ValueError`` when a
+    pipeline uses a rank beyond ``gpus``.
+    """
+    busy, end, taken = [0.0] * gpus, [0.0] * gpus, [0.0] * gpus
+    spans: list[Span] = []
+    clock = switched = 0.0
+    for number, phase in enumerate(execution.phases):
+        if number:
+            spans.append(Span((0, gpus), "switch", None, clock, clock + execution.switch_ms))
+            switched += execution.switch_ms
+            clock += execution.switch_ms
+        clock = _run_phase(phase, profile, clock, switched, spans, (busy, end, taken))
+    propagation = clock - switched
+    exposed = exchange.exposed_ms(execution.heterogeneous)
+    for kind, lasts in (("exchange", exposed), ("optimizer", exchange.optimizer_ms)):
+        if lasts:
+            spans.append(Span((0, gpus), kind, None, clock, clock + lasts))
+        clock += lasts
+    working = [time for time in taken if time > 0]
+    counts = Counter(pipeline.scheme for pipeline in execution.pipelines)
+    flops, peak = model_flops(profile.shape, batch.lengths), peak_flops(profile.hardware)
+    mfu = None if flops is None or peak is None else flops / (peak * gpus * clock / 1000)
+    return Iteration(
+        step=batch.step,
+        strategy=str(execution),
+        schemes=tuple(sorted(counts.items(), key=lambda item: (-item[0].gpus, item[0]))),
+        tokens=batch.tokens,
+        sequences=len(batch.lengths),
+        longest=batch.longest,
+        propagation_ms=propagation,
+        exchange_ms=exposed + switched,
+        optimizer_ms=exchange.optimizer_ms,
+        rank_busy_ms=tuple(busy),
+        rank_end_ms=tuple(end),
+        bubble_ratio=max(0.0, 1 - sum(busy) / (gpus * propagation)),
+        imbalance=max(working) / min(working) - 1,
+        mfu=mfu,
+        gap=execution.gap,
+        planning_ms=execution.planning_ms,
+        spans=tuple(spans),
+    )
+
+
+def propagation_ms(phases: Sequence[Sequence[PlannedPipeline]], forward_fraction: float) -> float:
+    """Simulate the phases one after another, without switches (ms)."""
+    times = [schedule(phase, durations_ms(phase, forward_fraction)) for phase in phases]
+    return sum(of_phase.makespan_ms for of_phase in times)
+
+
+def _run_phase(
+    phase: Sequence[PlannedPipeline],
+    profile: Profile,
+    begin: float,
+    switched: float,
+    spans: list[Span],
+    ranks: tuple[list[float], list[float], list[float]],
+) -> float:
+    """Simulate one phase from ``begin``; adds to the spans and to the ranks' busy, end and taken.
+
+    Returns its end.
+    """
+    busy, end, taken = ranks
+    times = schedule(phase, durations_ms(phase, profile.forward_fraction))
+    round_end: dict[int | None, float] = {}
+    for pipeline, stop in zip(phase, times.end_ms, strict=True):
+        round_end[pipeline.round] = max(round_end.get(pipeline.round, 0.0), stop)
+    starts, at = {}, 0.0
+    for number in sorted(round_end, key=lambda n: -1 if n is None else n):
+        starts[number] = at
+        at = max(at, round_end[number])
+    in_round: dict[tuple[int | None, int], float] = {}
+    for pipeline, start, stop in zip(phase, times.start_ms, times.end_ms, strict=True):
+        if pipeline.ranks and max(pipeline.ranks) >= len(busy):
+            raise ValueError(f"rank {max(pipeline.ranks)} is beyond the {len(busy)} GPUs")
+        costs = [micro.cost_ms for micro in pipeline.micro_batches]
+        if not costs:
+            continue
+        width = pipeline.scheme.stage_gpus
+        for event in timeline(costs, pipeline.scheme.pp, profile.forward_fraction):
+            members = pipeline.ranks[event.stage * width : (event.stage + 1) * width]
+            kind = "forward" if event.phase == "F" else "backward"
+            first, last = begin + start + event.start_ms, begin + start + event.end_ms
+            for run in ranges_of(members):
+                spans.append(Span(run, kind, event.micro_batch, first, last))
+            for rank in members:
+                busy[rank] += last - first
+        for rank in pipeline.ranks:
+            end[rank] = max(end[rank], begin + stop - switched)
+            key = (pipeline.round, rank)
+            in_round[key] = max(in_round.get(key, 0.0), stop - starts[pipeline.round])
+    for (_, rank), time in in_round.items():
+        taken[rank] += time
+    return begin + times.makespan_ms
+
+
+def _phase_text(phase: Sequence[PlannedPipeline]) -> str:
+    rounds: dict[int | None, Counter[Scheme]] = {}
+    for pipeline in phase:
+        rounds.setdefault(pipeline.round, Counter())[pipeline.scheme] += 1
+    texts = [
+        " + ".join(f"{n}×{scheme}" for scheme, n in counts.items()) for counts in rounds.values()
+    ]
+    joined: list[tuple[str, int]] = []
+    for text in texts:
+        if joined and joined[-1][0] == text:
+            joined[-1] = (text, joined[-1][1] + 1)
+        else:
+            joined.append((text, 1))
+    return " | ".join(text if n == 1 else f"{n} rounds of {text}" for text, n in joined)

@@ -1,4 +1,4 @@
-"""Discrete-event 1F1B: the judge of a pipeline's time with its real, unequal micro-batches."""
+"""Discrete-event 1F1B: a pipeline's time with its real, unequal micro-batches (form X)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seqplan.plans.one_f_one_b import Pass, stage_order
+from seqplan.plans.plan import PlannedPipeline
 
 FORWARD_FRACTION = 1 / 3
 """Forward's share of a micro-batch's time (forward : backward = 1 : 2) unless a profile says."""
@@ -37,6 +38,20 @@ def simulate_ms(
     if pp == 1:
         return sum(costs_ms)
     return max(end[-1] for _, end in _run(costs_ms, pp, forward_fraction))
+
+
+def durations_ms(
+    pipelines: Sequence[PlannedPipeline], forward_fraction: float = FORWARD_FRACTION
+) -> list[float]:
+    """Simulate each pipeline by itself (ms)."""
+    return [
+        simulate_ms(
+            [micro.cost_ms for micro in pipeline.micro_batches],
+            pipeline.scheme.pp,
+            forward_fraction,
+        )
+        for pipeline in pipelines
+    ]
 
 
 def timeline(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, Event, simulate_ms, timeline
+from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, Event, durations_ms, timeline
 from seqplan.plans.plan import Plan
 from seqplan.plans.schedule import schedule
 
@@ -36,11 +36,7 @@ def plan_timeline(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> Pla
     rounds wait for each other, as in the plan.
     """
     costs = [[micro.cost_ms for micro in pipeline.micro_batches] for pipeline in plan.pipelines]
-    durations = [
-        simulate_ms(each, pipeline.scheme.pp, forward_fraction)
-        for each, pipeline in zip(costs, plan.pipelines, strict=True)
-    ]
-    times = schedule(plan.pipelines, durations)
+    times = schedule(plan.pipelines, durations_ms(plan.pipelines, forward_fraction))
     spans = zip(times.start_ms, times.end_ms, costs, plan.pipelines, strict=True)
     return PlanTimeline(
         tuple(
@@ -55,10 +51,10 @@ def plan_timeline(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> Pla
                         begin + event.start_ms,
                         begin + event.end_ms,
                     )
-                    for event in timeline(each, pipeline.scheme.pp, forward_fraction)
+                    for event in timeline(stage_costs, pipeline.scheme.pp, forward_fraction)
                 ),
             )
-            for begin, end, each, pipeline in spans
+            for begin, end, stage_costs, pipeline in spans
         ),
         times.makespan_ms,
     )
@@ -69,12 +65,4 @@ def simulate_plan_ms(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> 
 
     Pipelines that share ranks follow one another and rounds wait for each other, as in the plan.
     """
-    durations = [
-        simulate_ms(
-            [micro.cost_ms for micro in pipeline.micro_batches],
-            pipeline.scheme.pp,
-            forward_fraction,
-        )
-        for pipeline in plan.pipelines
-    ]
-    return schedule(plan.pipelines, durations).makespan_ms
+    return schedule(plan.pipelines, durations_ms(plan.pipelines, forward_fraction)).makespan_ms

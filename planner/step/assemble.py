@@ -9,7 +9,7 @@ from seqplan.planner.placement.assembly import floor_us, plan_of, planned_pipeli
 from seqplan.planner.placement.even_chunks import chunk
 from seqplan.planner.placement.fleet import Bin, PipelineClass
 from seqplan.planner.placement.pack import pack
-from seqplan.planner.step.selection import Judged, Selected
+from seqplan.planner.step.selection import Selected
 from seqplan.plans.plan import Considered, Plan, Planner
 from seqplan.plans.scheme import Strategy
 
@@ -31,10 +31,10 @@ def assemble(
     number of consecutive chunks of the sorted sequences with the least largest (FlexSP Eq. 23–24),
     so that no micro-batch needs more memory than it must.
     """
-    strategy = selected.fleet.strategy
+    strategy = selected.placement.fleet.strategy
     shares = _deal(batch, selected)
-    times = [time for times in selected.filling.pipeline_ms for time in times]
-    classes = _each(selected.fleet.classes)
+    times = [time for times in selected.placement.filling.pipeline_ms for time in times]
+    classes = selected.placement.fleet.pipelines
     # Packing anew can shorten the step only where no pipeline of one stage is as slow.
     serial = max((t for t, item in zip(times, classes, strict=True) if item.pp == 1), default=0.0)
     pipelines = []
@@ -51,27 +51,23 @@ def assemble(
         )
     predicted = max(pipeline.predicted_ms for pipeline in pipelines)
     bound = min(floor_us(selected.lower_bound_ms), predicted)
-    judged = considered(selected.judged, strategy, predicted, bound)
-    return plan_of(batch, planner, world_size, pipelines, predicted, bound, judged)
+    candidates = considered(selected.considered, strategy, predicted, bound)
+    return plan_of(batch, planner, world_size, pipelines, predicted, bound, candidates)
 
 
 def considered(
-    judged: Sequence[Judged], chosen: Strategy, predicted_ms: float, bound_ms: float
+    candidates: Sequence[Considered], chosen: Strategy, predicted_ms: float, bound_ms: float
 ) -> tuple[Considered, ...]:
     """The step's candidates for the plan; the chosen one with the plan's own figures."""
     rows = []
-    for entry in judged:
-        if entry.strategy == chosen:
+    for candidate in candidates:
+        if candidate.strategy == chosen:
             rows.append(Considered(chosen, bound_ms, predicted_ms))
             continue
-        time = None if entry.predicted_ms is None else round(entry.predicted_ms, 3)
-        low = floor_us(entry.lower_bound_ms)
-        rows.append(Considered(entry.strategy, low if time is None else min(low, time), time))
+        time = None if candidate.predicted_ms is None else round(candidate.predicted_ms, 3)
+        low = floor_us(candidate.lower_bound_ms)
+        rows.append(Considered(candidate.strategy, low if time is None else min(low, time), time))
     return tuple(rows)
-
-
-def _each(classes: Sequence[PipelineClass]) -> list[PipelineClass]:
-    return [item for item in classes for _ in range(item.count)]
 
 
 def _deal(batch: Batch, selected: Selected) -> list[list[list[int]]]:
@@ -83,7 +79,7 @@ def _deal(batch: Batch, selected: Selected) -> list[list[list[int]]]:
 
     return [
         [micro(bin_) for bin_ in pipeline]
-        for pipelines in selected.filling.bins
+        for pipelines in selected.placement.filling.bins
         for pipeline in pipelines
     ]
 
@@ -108,7 +104,7 @@ def _evened(
 ) -> list[list[int]]:
     """The same sequences in as many consecutive chunks; as they were where those do not fit."""
     positions = [i for micro in micro_batches for i in micro]
-    padded = [-(-lengths[i] // item.unit) * item.unit for i in positions]
+    padded = [item.pad(lengths[i]) for i in positions]
     chunks = chunk(padded, len(micro_batches))
     if max(sum(padded[j] for j in part) for part in chunks) > item.capacity:
         return micro_batches

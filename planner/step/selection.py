@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify, cheap_bound_ms
@@ -13,10 +14,11 @@ from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange import NO_EXCHANGE, Exchange
 from seqplan.planner.placement.balance import balance
 from seqplan.planner.placement.dispatch import TOLERANCE, dispatch, level, probe
-from seqplan.planner.placement.fill import Filler, Filling
+from seqplan.planner.placement.fill import Filler, Filling, Placement, Shortfall
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
-from seqplan.planner.strategies.local_search import improve
+from seqplan.planner.strategies.local_search import Search
 from seqplan.planner.strategies.rounding import rounded_strategies
+from seqplan.plans.plan import Considered
 from seqplan.plans.scheme import Strategy
 
 TAILOR_GAIN = 0.01
@@ -33,29 +35,17 @@ BALANCE_GAP = 2e-3
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A candidate of one step: lower bound on its time, and its time unless it was pruned.
-
-    Both without the exchange.
-    """
-
-    strategy: Strategy
-    lower_bound_ms: float
-    predicted_ms: float | None
-
-
-@dataclass(frozen=True)
 class Selected:
     """The chosen strategy with its placement and a proven lower bound on it (form S, ms).
 
     Neither holds the exchange: it is one constant for all placements of a strategy, and in both it
-    would only make the gap look smaller.
+    would only make the gap look smaller. ``considered``: every candidate with its bound, and its
+    time unless it was pruned.
     """
 
-    fleet: Fleet
-    filling: Filling
+    placement: Placement
     lower_bound_ms: float
-    judged: tuple[Judged, ...]
+    considered: tuple[Considered, ...]
 
 
 def select(
@@ -69,122 +59,126 @@ def select(
 ) -> Selected:
     """Plan one batch on the best of ``candidates``, or on a strategy made for it.
 
-    Candidates are visited by their bound; the first is planned, each other is given one fill just
-    below the best time so far and is planned if that succeeds. Raises ``Infeasible`` when the
-    longest sequence fits no candidate. With ``tailor``, a strategy made for the batch from the
-    candidates' schemes is tried too. The best has the least time with its ``exchange``.
+    1. Every candidate gets a cheap bound and one fill, and is visited by what that promises.
+    2. The first is planned; each other is given one fill just below the best time so far and is
+       planned if that succeeds, or skipped if its bound forbids it (``_best_candidate``).
+    3. With ``tailor``, a strategy made for the batch from the candidates' schemes is tried
+       (``_tailored``).
+    4. The best gets a proven bound (``certify``), and its placement is polished towards it
+       (``_polished``).
+
+    The best has the least time with its ``exchange``. Raises ``Infeasible`` when the longest
+    sequence fits no candidate.
     """
+    search = Search(batch, models, gpus, exchange)
     fleets = [Fleet.of(strategy, models) for strategy in candidates]
-    able = [fleet for fleet in fleets if fleet.max_sequence >= batch.longest]
-    if not able:
-        raise Infeasible(_too_long(batch, fleets))
-    bounds = {fleet.strategy: cheap_bound_ms(fleet.classes, batch) for fleet in able}
-    best: tuple[Fleet, Filling] | None = None
-    planned: dict[Strategy, float] = {}
-    for filler, first in _by_first_fill(able, batch, bounds, exchange):
-        fleet = filler.fleet
-        bound = bounds[fleet.strategy]
-        limit = float("inf") if best is None else _limit_ms(best, fleet.strategy, exchange)
-        if best is None:
-            filling = dispatch(filler, bound, known=first)
-        elif bound < limit:
-            better = first or probe(filler, bound, limit)
-            filling = None if better is None else dispatch(filler, bound, known=better)
-        else:
-            filling = None
-        if filling is not None:
-            planned[fleet.strategy] = filling.objective_ms
-            if best is None or filling.objective_ms < limit:
-                best = (fleet, filling)
+    holding = [fleet for fleet in fleets if fleet.max_sequence >= batch.longest]
+    bounds = {fleet.strategy: cheap_bound_ms(fleet.classes, batch) for fleet in holding}
+    times: dict[Strategy, float] = {}
+    best = _best_candidate(search, holding, bounds, times) if holding else None
     if best is None:
         raise Infeasible(_too_long(batch, fleets))
     if tailor:
-        best = _tailor(batch, best, models, candidates, gpus, exchange)
-        planned[best[0].strategy] = best[1].objective_ms
-    fleet, filling = best
-    proven = certify(fleet, batch, filling.objective_ms)
-    # The search ends within its tolerance; often the proven bound itself can be met.
-    met = None
-    if proven < filling.objective_ms <= proven * (1 + 2 * TOLERANCE):
-        met = Filler(fleet, batch).fill(proven * (1 + 1e-9))
-    if met is not None and met.objective_ms < filling.objective_ms:
-        filling = met
-    elif filling.objective_ms > proven * (1 + BALANCE_GAP):
-        filling = balance(fleet, batch, filling, proven)
-    filling = level(Filler(fleet, batch), filling, area_bound_ms(fleet.classes, batch))
-    planned[fleet.strategy] = filling.objective_ms
-    judged = [
-        Judged(strategy, bounds.get(strategy, proven), planned.get(strategy))
-        for strategy in [*bounds, *(s for s in planned if s not in bounds)]
-    ]
-    return Selected(fleet, filling, proven, tuple(judged))
+        best = _tailored(search, best, candidates)
+        times[best.strategy] = best.objective_ms
+    proven = certify(best.fleet, batch, best.objective_ms)
+    best = Placement(best.fleet, _polished(batch, best, proven))
+    times[best.strategy] = best.objective_ms
+    considered = tuple(
+        Considered(strategy, bounds.get(strategy, proven), times.get(strategy))
+        for strategy in dict.fromkeys([*bounds, *times])
+    )
+    return Selected(best, proven, considered)
 
 
-def _limit_ms(best: tuple[Fleet, Filling], strategy: Strategy, exchange: Exchange) -> float:
-    """What a strategy must stay below to beat the best, given what the exchange of each takes."""
-    dearer = exchange.of_strategy_ms(strategy) - exchange.of_strategy_ms(best[0].strategy)
-    return best[1].objective_ms - dearer
+def _best_candidate(
+    search: Search,
+    fleets: Sequence[Fleet],
+    bounds: Mapping[Strategy, float],
+    times: dict[Strategy, float],
+) -> Placement | None:
+    """The best of the candidates that can hold the batch; ``times`` gains those not pruned (ms)."""
+    best: Placement | None = None
+    for filler, first in _by_first_fill(search, fleets, bounds):
+        strategy = filler.fleet.strategy
+        bound = bounds[strategy]
+        limit = inf if best is None else search.limit_ms(best, strategy)
+        if bound >= limit:
+            continue
+        known = first if best is None else first or probe(filler, bound, limit)
+        if best is not None and known is None:
+            continue
+        filling = dispatch(filler, bound, known=known)
+        if filling is not None:
+            times[strategy] = filling.objective_ms
+            if best is None or filling.objective_ms < limit:
+                best = Placement(filler.fleet, filling)
+    return best
 
 
 def _by_first_fill(
-    able: Sequence[Fleet], batch: Batch, bounds: Mapping[Strategy, float], exchange: Exchange
+    search: Search, fleets: Sequence[Fleet], bounds: Mapping[Strategy, float]
 ) -> list[tuple[Filler, Filling | None]]:
     """Candidates in the order in which they promise most, by one fill each at a common time.
 
     First those that succeed, by their time with the exchange; then by how much was missing.
     """
-    beside = {fleet.strategy: exchange.of_strategy_ms(fleet.strategy) for fleet in able}
-    target = min(bounds[strategy] * FIRST_FILL + beside[strategy] for strategy in beside)
-    tried = []
-    for fleet in able:
-        filler = Filler(fleet, batch)
-        filling = filler.fill(max(target - beside[fleet.strategy], bounds[fleet.strategy]))
-        promise = filler.short_by
-        if filling is not None:
-            promise = filling.objective_ms + beside[fleet.strategy]
-        tried.append((filling is None, promise, filler, filling))
-    tried.sort(key=lambda t: t[:2])
-    return [(filler, filling) for _, _, filler, filling in tried]
+    exchange_ms = {f.strategy: search.exchange.of_strategy_ms(f.strategy) for f in fleets}
+    target = min(bounds[strategy] * FIRST_FILL + exchange_ms[strategy] for strategy in bounds)
+    attempts: list[tuple[bool, float, Filler, Filling | None]] = []
+    for fleet in fleets:
+        beside = exchange_ms[fleet.strategy]
+        filler = Filler(fleet, search.batch)
+        filling = filler.fill(max(target - beside, bounds[fleet.strategy]))
+        if isinstance(filling, Shortfall):
+            attempts.append((True, filling.gpu_ms, filler, None))
+        else:
+            attempts.append((False, filling.objective_ms + beside, filler, filling))
+    attempts.sort(key=lambda attempt: attempt[:2])
+    return [(filler, filling) for _, _, filler, filling in attempts]
 
 
-def _tailor(
-    batch: Batch,
-    best: tuple[Fleet, Filling],
-    models: Models,
-    candidates: Sequence[Strategy],
-    gpus: int,
-    exchange: Exchange,
-) -> tuple[Fleet, Filling]:
+def _tailored(search: Search, best: Placement, candidates: Sequence[Strategy]) -> Placement:
     """A strategy made for this batch from the candidates' schemes, where it beats the best."""
+    batch, models, gpus, exchange = search.batch, search.models, search.gpus, search.exchange
     schemes = sorted({scheme for strategy in candidates for scheme, _ in strategy.counts})
     classes = [PipelineClass.of(models[scheme], 1) for scheme in schemes]
     lower = single_bound_ms(classes, batch)
     # What is made here is heterogeneous: what different replicas exchange more, it must gain.
-    dearer = exchange.exposed_ms(True) - exchange.of_strategy_ms(best[0].strategy)
-    objective = best[1].objective_ms - max(0.0, dearer)
+    extra = exchange.exposed_ms(True) - exchange.of_strategy_ms(best.strategy)
+    objective = best.objective_ms - max(0.0, extra)
     if objective <= lower * (1 + TAILOR_GAIN):
         return best
     relaxed = relax(classes, batch, objective, gpus)
     if relaxed is None or relaxed.scale > 1 - TAILOR_GAIN:
         return best
     pipelines = relaxed.pipelines / relaxed.scale
-    known = set(candidates)
     for strategy in rounded_strategies(schemes, pipelines, models, gpus, batch.longest):
-        if strategy in known:
+        if strategy in candidates:
             continue
-        fleet = Fleet.of(strategy, models)
-        filler = Filler(fleet, batch)
-        limit = _limit_ms(best, strategy, exchange)
+        filler = Filler(Fleet.of(strategy, models), batch)
+        limit = search.limit_ms(best, strategy)
         better = probe(filler, lower, limit)
-        if better is not None:
-            filling = dispatch(filler, lower, known=better)
-            if filling is not None and filling.objective_ms < limit:
-                best = (fleet, filling)
-    if best[1].objective_ms > objective * relaxed.scale * (1 + TAILOR_GAIN):
-        best = improve(
-            batch, best, models, schemes, gpus, lower, rounds=TAILOR_ROUNDS, exchange=exchange
-        )
+        filling = None if better is None else dispatch(filler, lower, known=better)
+        if filling is not None and filling.objective_ms < limit:
+            best = Placement(filler.fleet, filling)
+    if best.objective_ms > objective * relaxed.scale * (1 + TAILOR_GAIN):
+        best = search.improve(best, schemes, lower, rounds=TAILOR_ROUNDS)
     return best
+
+
+def _polished(batch: Batch, best: Placement, proven_ms: float) -> Filling:
+    """The placement brought to the proven bound or balanced, and its other pipelines levelled."""
+    fleet, filling = best.fleet, best.filling
+    # The search ends within its tolerance; often the proven bound itself can be met.
+    met = None
+    if proven_ms < filling.objective_ms <= proven_ms * (1 + 2 * TOLERANCE):
+        met = Filler(fleet, batch).fill(proven_ms * (1 + 1e-9))
+    if isinstance(met, Filling) and met.objective_ms < filling.objective_ms:
+        filling = met
+    elif filling.objective_ms > proven_ms * (1 + BALANCE_GAP):
+        filling = balance(fleet, batch, filling, proven_ms)
+    return level(Filler(fleet, batch), filling, area_bound_ms(fleet.classes, batch))
 
 
 def _too_long(batch: Batch, fleets: Sequence[Fleet]) -> str:

@@ -1,13 +1,14 @@
-"""Swaps of pipelines, each judged by placing the batch."""
+"""Search over strategies for one batch: swaps of pipelines, each judged by placing the batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.exchange import NO_EXCHANGE, Exchange
 from seqplan.planner.placement.dispatch import dispatch, probe
-from seqplan.planner.placement.fill import Filler, Filling
+from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, Models
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -15,88 +16,94 @@ FIRST_SIZES = (1, 8)
 """Sizes of a swap that are tried first: on many GPUs a single pipeline changes too little."""
 
 
-def swap(strategy: Strategy, out: Scheme, come: Scheme, size: int, gpus: int) -> Strategy | None:
-    """Pipelines of ``out`` given up for pipelines of ``come``; None when there are too few.
+@dataclass(frozen=True)
+class Search:
+    """What strategies are searched for: a batch on ``gpus`` GPUs, with these schemes' models.
+
+    Strategies are compared by their time with what the ``exchange`` of parameters and gradients
+    takes; placements state propagation alone.
+    """
+
+    batch: Batch
+    models: Models
+    gpus: int
+    exchange: Exchange = NO_EXCHANGE
+
+    def limit_ms(self, best: Placement, strategy: Strategy) -> float:
+        """What a strategy must stay below (ms) to beat the best, each with its exchange."""
+        return best.objective_ms - self.exchange.extra_ms(strategy, best.strategy)
+
+    def improve(
+        self, start: Placement, schemes: Sequence[Scheme], lower_ms: float, *, rounds: int
+    ) -> Placement:
+        """Improve a strategy by swaps, each judged by a single fill.
+
+        1. Directions (scheme out, scheme in) are tried in order, from small swaps up.
+        2. One that shortens the step is followed with doubled size while it does.
+        3. Then the least time of the strategy reached is searched and directions are tried anew.
+
+        Ends after ``rounds`` such moves, when no direction helps, or at ``lower_ms``.
+        """
+        best = start
+        tried = {start.strategy}
+        for _ in range(rounds):
+            better = self._follow_first(best, schemes, lower_ms, tried)
+            if better is None:
+                break
+            refined = dispatch(Filler(better.fleet, self.batch), lower_ms, known=better.filling)
+            best = Placement(better.fleet, refined or better.filling)
+        return best
+
+    def _follow_first(
+        self, start: Placement, schemes: Sequence[Scheme], lower_ms: float, tried: set[Strategy]
+    ) -> Placement | None:
+        """The first direction that shortens the step, followed while it does; None without one."""
+        for outgoing, _ in start.strategy.counts:
+            for incoming in schemes:
+                if outgoing == incoming:
+                    continue
+                for first_size in FIRST_SIZES:
+                    best, size = start, first_size
+                    while True:
+                        strategy = swap(best.strategy, outgoing, incoming, size, self.gpus)
+                        better = self._placed(strategy, best, lower_ms, tried)
+                        if better is None:
+                            break
+                        best = better
+                        size *= 2
+                    if best is not start:
+                        return best
+        return None
+
+    def _placed(
+        self, strategy: Strategy | None, best: Placement, lower_ms: float, tried: set[Strategy]
+    ) -> Placement | None:
+        """A strategy not tried before, placed better than the best; None where it is not."""
+        if strategy is None or strategy in tried:
+            return None
+        tried.add(strategy)
+        fleet = Fleet.of(strategy, self.models)
+        if fleet.max_sequence < self.batch.longest:
+            return None
+        filling = probe(Filler(fleet, self.batch), lower_ms, self.limit_ms(best, strategy))
+        return None if filling is None else Placement(fleet, filling)
+
+
+def swap(
+    strategy: Strategy, outgoing: Scheme, incoming: Scheme, size: int, gpus: int
+) -> Strategy | None:
+    """Give up pipelines of ``outgoing`` for ``incoming``; None when there are too few.
 
     The smaller side is ``size`` pipelines of the larger scheme; GPUs that the swap leaves over,
     with those idle before, go to the incoming scheme.
     """
     counts = dict(strategy.counts)
     idle = gpus - strategy.gpus
-    give = size if out.gpus >= come.gpus else -(-(size * come.gpus - idle) // out.gpus)
-    take = (give * out.gpus + idle) // come.gpus
-    if not 1 <= give <= counts.get(out, 0) or not take:
+    larger_goes = outgoing.gpus >= incoming.gpus
+    give = size if larger_goes else -(-(size * incoming.gpus - idle) // outgoing.gpus)
+    take = (give * outgoing.gpus + idle) // incoming.gpus
+    if not 1 <= give <= counts.get(outgoing, 0) or not take:
         return None
-    counts[out] -= give
-    counts[come] = counts.get(come, 0) + take
+    counts[outgoing] -= give
+    counts[incoming] = counts.get(incoming, 0) + take
     return Strategy.of(counts)
-
-
-def improve(
-    batch: Batch,
-    start: tuple[Fleet, Filling],
-    models: Models,
-    schemes: Sequence[Scheme],
-    gpus: int,
-    lower_ms: float,
-    *,
-    rounds: int,
-    exchange: Exchange = NO_EXCHANGE,
-) -> tuple[Fleet, Filling]:
-    """Local search over strategies for one batch, by swaps, each judged by a single fill.
-
-    A direction (scheme out, scheme in) that shortens the step is followed with doubled size while
-    it does; then the least time is searched and the directions are tried anew. Ends after
-    ``rounds`` such moves, when no direction helps, or at ``lower_ms``. Times count with what the
-    ``exchange`` of parameters and gradients takes.
-    """
-    best = start
-    seen = {start[0].strategy}
-    for _ in range(rounds):
-        moved = False
-        directions = [(out, come) for out, _ in best[0].strategy.counts for come in schemes]
-        for out, come in directions:
-            if out == come:
-                continue
-            for first_size in FIRST_SIZES:
-                size = first_size
-                while better := _try(
-                    batch, best, models, out, come, size, gpus, lower_ms, exchange, seen
-                ):
-                    best, moved = better, True
-                    size *= 2
-                if moved:
-                    break
-            if moved:
-                break
-        if not moved:
-            break
-        fleet, filling = best
-        refined = dispatch(Filler(fleet, batch), lower_ms, known=filling)
-        best = (fleet, refined or filling)
-    return best
-
-
-def _try(
-    batch: Batch,
-    best: tuple[Fleet, Filling],
-    models: Models,
-    out: Scheme,
-    come: Scheme,
-    size: int,
-    gpus: int,
-    lower_ms: float,
-    exchange: Exchange,
-    seen: set[Strategy],
-) -> tuple[Fleet, Filling] | None:
-    """The swapped strategy with a placement better than the best; None when there is none."""
-    strategy = swap(best[0].strategy, out, come, size, gpus)
-    if strategy is None or strategy in seen:
-        return None
-    seen.add(strategy)
-    fleet = Fleet.of(strategy, models)
-    if fleet.max_sequence < batch.longest:
-        return None
-    dearer = exchange.of_strategy_ms(strategy) - exchange.of_strategy_ms(best[0].strategy)
-    filling = probe(Filler(fleet, batch), lower_ms, best[1].objective_ms - dearer)
-    return None if filling is None else (fleet, filling)

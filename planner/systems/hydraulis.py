@@ -100,7 +100,7 @@ def published_step(
         )
         estimate = max(
             dispatch_bound_ms(item, [batch.lengths[i] for i in positions])
-            for item, positions in zip(_each(fleet), assigned, strict=True)
+            for item, positions in zip(fleet.pipelines, assigned, strict=True)
         )
         if best is None or estimate < best[0]:
             best = (estimate, fleet, assigned)
@@ -122,10 +122,6 @@ def published_step(
 
     # CBC is a process of its own, so that threads keep all cores busy.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        micro_batches = list(threads.map(packed, _each(fleet), assigned, utils))
+        micro_batches = list(threads.map(packed, fleet.pipelines, assigned, utils))
     work = list(zip(fleet.strategy, micro_batches, strict=True))
     return Execution((setting.pipelines(batch, work),))
-
-
-def _each(fleet: Fleet) -> list[PipelineClass]:
-    return [item for item in fleet.classes for _ in range(item.count)]

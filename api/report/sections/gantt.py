@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seqplan.api.report.drawing.markup import element, section, table, text
-from seqplan.api.report.drawing.numbers import duration, milliseconds, percent, ranges, whole
+from seqplan.api.report.drawing.numbers import duration, milliseconds, percent, whole
 from seqplan.api.report.drawing.svg import (
     Drawing,
     Scale,
@@ -23,6 +23,7 @@ from seqplan.api.report.sections.gantt_rows import Block, Row, blocks, rows_of
 from seqplan.api.report.sections.pick import best_baseline, fastest, simulated_on, slowest
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration
+from seqplan.plans.ranges import ranges_text
 
 KINDS = ("forward", "backward", "exchange", "optimizer", "switch")
 
@@ -175,8 +176,8 @@ def _table(title: str, rows: Sequence[Row], total_ms: float) -> str:
         passes = sum(span.kind == "forward" for span in work)
         body.append(
             [
-                ranges(range(row.low, row.high)),
-                *([whole(row.stages), ranges(range(*row.shown))] if shared else []),
+                ranges_text(range(row.low, row.high), ","),
+                *([whole(row.stages), ranges_text(range(*row.shown), ",")] if shared else []),
                 whole(passes),
                 *(milliseconds(row.spent_ms(kind)) for kind in kinds),
                 milliseconds(max(0.0, total_ms - row.covered_ms)),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from seqplan.api.report.drawing.markup import section, table
-from seqplan.api.report.drawing.numbers import milliseconds, percent, ranges, ratio, whole
+from seqplan.api.report.drawing.numbers import milliseconds, percent, ratio, whole
 from seqplan.api.report.drawing.svg import (
     Drawing,
     Scale,
@@ -20,6 +20,7 @@ from seqplan.api.report.drawing.svg import (
 from seqplan.api.report.sections.pick import best_baseline, simulated_on, slowest
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration
+from seqplan.plans.ranges import ranges_text
 
 
 def load(comparison: Comparison) -> str:
@@ -141,5 +142,5 @@ def _ranks(items: Sequence[tuple[System, Iteration]]) -> str:
             found[-1] = (found[-1][0], rank + 1, cells)
         else:
             found.append((rank, rank + 1, cells))
-    rows = [[ranges(range(first, after)), *cells] for first, after, cells in found]
+    rows = [[ranges_text(range(first, after), ","), *cells] for first, after, cells in found]
     return table("Every rank", header, rows)

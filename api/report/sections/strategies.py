@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from seqplan.api.report.drawing.bars import step_ticks
 from seqplan.api.report.drawing.markup import section, table
-from seqplan.api.report.drawing.numbers import duration, milliseconds, percent, ranges, whole
+from seqplan.api.report.drawing.numbers import duration, milliseconds, percent, whole
 from seqplan.api.report.drawing.svg import Drawing, figure, fit, label, rect
 from seqplan.api.report.sections.pick import simulated_on, strategy_counts
 from seqplan.planner.comparison.results import Comparison
+from seqplan.plans.ranges import ranges_text
 
 ROWS = 12
 """Strategies with a row of their own in the figure; the table has all."""
@@ -39,7 +40,7 @@ def strategies(comparison: Comparison) -> str:
             [
                 [
                     *(name, whole(len(at)), percent(len(at) / len(items))),
-                    ranges(items[index].step for index in at),
+                    ranges_text((items[index].step for index in at), ","),
                 ]
                 for name, at in counted
             ],

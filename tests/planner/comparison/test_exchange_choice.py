@@ -53,24 +53,26 @@ def alone_ms(strategy: Strategy, batch: Batch) -> float:
 def test_a_dear_exchange_changes_the_choice_and_not_the_times() -> None:
     batch = dense().batches[0]
     free = select(batch, CANDIDATES, dense().models, 64)
-    assert replicas_differ(scheme for scheme, _ in free.fleet.strategy.counts)
+    assert replicas_differ(scheme for scheme, _ in free.placement.fleet.strategy.counts)
     dear = select(batch, CANDIDATES, dense().models, 64, exchange=of(100, 5000))
-    chosen = dear.fleet.strategy
+    chosen = dear.placement.fleet.strategy
     assert not replicas_differ(scheme for scheme, _ in chosen.counts)
-    assert dear.filling.objective_ms == pytest.approx(alone_ms(chosen, batch), rel=2e-3)
+    assert dear.placement.filling.objective_ms == pytest.approx(alone_ms(chosen, batch), rel=2e-3)
     # Bound and objective both leave the exchange out, so that the gap is that of the placement.
-    assert dear.lower_bound_ms <= dear.filling.objective_ms <= dear.lower_bound_ms * 1.1
+    assert dear.lower_bound_ms <= dear.placement.filling.objective_ms <= dear.lower_bound_ms * 1.1
     # The same for all strategies, it decides nothing.
     same = select(batch, CANDIDATES, dense().models, 64, exchange=of(5000, 5000))
-    assert same.fleet.strategy == free.fleet.strategy
+    assert same.placement.fleet.strategy == free.placement.fleet.strategy
 
 
 def test_a_plan_says_why_a_faster_candidate_was_left() -> None:
     batch = dense().batches[0]
     chosen = select(batch, CANDIDATES, dense().models, 64, exchange=of(0, 300), tailor=False)
-    faster = replace(chosen.judged[0], strategy=CANDIDATES[2], lower_bound_ms=1.0, predicted_ms=1.0)
-    rest = [j for j in chosen.judged if j.strategy != CANDIDATES[2]]
-    selected = replace(chosen, judged=(*rest, faster))
+    faster = replace(
+        chosen.considered[0], strategy=CANDIDATES[2], lower_bound_ms=1.0, predicted_ms=1.0
+    )
+    rest = [j for j in chosen.considered if j.strategy != CANDIDATES[2]]
+    selected = replace(chosen, considered=(*rest, faster))
     plan = assemble(batch, selected, Planner("0", 0, "p", None), 64, 1 / 3)
     assert lint(plan, dense().models) == []
     told = explain(plan, dense().models)
@@ -84,7 +86,9 @@ def test_no_candidate_is_better_with_its_exchange(at: int, same: float, more: fl
     batch = dense().batches[at]
     exchange = of(same, max(0.0, same + more))
     chosen = select(batch, CANDIDATES, dense().models, 64, exchange=exchange)
-    whole = chosen.filling.objective_ms + exchange.of_strategy_ms(chosen.fleet.strategy)
+    whole = chosen.placement.filling.objective_ms + exchange.of_strategy_ms(
+        chosen.placement.fleet.strategy
+    )
     for strategy in CANDIDATES:
         if Fleet.of(strategy, dense().models).max_sequence < batch.longest:
             continue
@@ -170,6 +174,6 @@ def test_replicas_differ_by_how_parameters_are_split() -> None:
     assert not replicas_differ([Scheme(tp=2, ulysses=4), Scheme(tp=2, ring=2)])
     assert replicas_differ([Scheme(tp=2), Scheme(tp=4)])
     assert replicas_differ([Scheme(tp=2), Scheme(tp=2, pp=2)])
-    assert not NO_EXCHANGE.tips
-    assert of(1, 2).tips
+    assert not NO_EXCHANGE.decides
+    assert of(1, 2).decides
     assert np.isclose(Exchange(100, 200, 0.25, 0, "x").exposed_ms(True), 150)

@@ -165,7 +165,7 @@ def test_selection_plans_on_the_best_candidate_and_accounts_for_all() -> None:
     batch = batch_of(1)
     candidates = [Strategy.parse(text) for text in ("4xtp16", "1xtp16+12xtp4", "16xtp4")]
     chosen = select(batch, candidates, MODELS, 64, tailor=False)
-    assert_sound(chosen.fleet, batch, chosen.filling)
+    assert_sound(chosen.placement.fleet, batch, chosen.placement.filling)
     times = {}
     for strategy in candidates:
         some = Fleet.of(strategy, MODELS)
@@ -173,13 +173,15 @@ def test_selection_plans_on_the_best_candidate_and_accounts_for_all() -> None:
             filling = dispatch(Filler(some, batch), single_bound_ms(some.classes, batch))
             assert filling is not None
             times[strategy] = filling.objective_ms
-    assert chosen.filling.objective_ms <= min(times.values()) * 1.002
-    assert {entry.strategy for entry in chosen.judged} == set(times)
-    for entry in chosen.judged:
+    assert chosen.placement.filling.objective_ms <= min(times.values()) * 1.002
+    assert {entry.strategy for entry in chosen.considered} == set(times)
+    for entry in chosen.considered:
         assert entry.lower_bound_ms <= times[entry.strategy] * (1 + 1e-9)
     tailored = select(batch, candidates, MODELS, 64)
-    assert tailored.filling.objective_ms <= chosen.filling.objective_ms * (1 + 1e-9)
-    assert_sound(tailored.fleet, batch, tailored.filling)
+    assert tailored.placement.filling.objective_ms <= chosen.placement.filling.objective_ms * (
+        1 + 1e-9
+    )
+    assert_sound(tailored.placement.fleet, batch, tailored.placement.filling)
 
 
 def test_selection_says_which_sequence_no_candidate_holds() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.exchange import Exchange, exchange_of
 from seqplan.planner.simulation.flops import model_flops, peak_flops
-from seqplan.planner.simulation.iteration import Execution, judge, propagation_ms
+from seqplan.planner.simulation.iteration import Execution, propagation_ms, simulate_iteration
 from seqplan.plans.plan import MicroBatch, PlannedPipeline
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.model_sizes import ModelShape, parameters
@@ -31,7 +31,7 @@ def pipeline(
 def test_one_stage_pipelines_and_an_idle_rank() -> None:
     phase = (pipeline("tp2", 0, [10, 20]), pipeline("tp1", 2, [12]))
     exchange = Exchange(5, 8, 0.25, 1, "made")
-    seen = judge(BATCH, Execution((phase,)), PROFILE, 4, exchange)
+    seen = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, exchange)
     assert seen.propagation_ms == 30
     assert seen.exchange_ms == 6  # different replicas: 8, a quarter hidden
     assert seen.total_ms == 37
@@ -47,7 +47,8 @@ def test_one_stage_pipelines_and_an_idle_rank() -> None:
 
 def test_two_stages_have_their_bubbles() -> None:
     """Two equal micro-batches of 30 on two stages: F10 F10 … B20 B20, the end at 3·30."""
-    seen = judge(BATCH, Execution(((pipeline("pp2", 0, [30, 30]),),)), PROFILE, 2, NOTHING)
+    execution = Execution(((pipeline("pp2", 0, [30, 30]),),))
+    seen = simulate_iteration(BATCH, execution, PROFILE, 2, NOTHING)
     assert seen.propagation_ms == pytest.approx(90)
     assert seen.rank_busy_ms == (60, 60)
     assert seen.bubble_ratio == pytest.approx(1 / 3)
@@ -56,7 +57,7 @@ def test_two_stages_have_their_bubbles() -> None:
 
 def test_phases_follow_one_another_with_switches() -> None:
     phases = ((pipeline("tp2", 0, [10]),), (pipeline("tp1", 0, [4]), pipeline("tp1", 1, [6])))
-    seen = judge(BATCH, Execution(phases, switch_ms=100), PROFILE, 2, NOTHING)
+    seen = simulate_iteration(BATCH, Execution(phases, switch_ms=100), PROFILE, 2, NOTHING)
     assert seen.propagation_ms == 16
     assert seen.exchange_ms == 100
     assert seen.rank_end_ms == (14, 16)
@@ -73,7 +74,7 @@ def test_rounds_wait_for_the_slowest_group() -> None:
         pipeline("u2", 2, [4], 0),
         pipeline("u4", 0, [5], 1),
     )
-    seen = judge(BATCH, Execution((phase,)), PROFILE, 4, NOTHING)
+    seen = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, NOTHING)
     assert seen.propagation_ms == 15
     assert seen.rank_busy_ms == (15, 15, 9, 9)
     assert seen.rank_end_ms == (15, 15, 15, 15)
@@ -83,7 +84,7 @@ def test_rounds_wait_for_the_slowest_group() -> None:
 
 def test_a_rank_beyond_the_gpus_is_refused() -> None:
     with pytest.raises(ValueError, match="rank 3 is beyond the 2 GPUs"):
-        judge(BATCH, Execution(((pipeline("tp4", 0, [1]),),)), PROFILE, 2, NOTHING)
+        simulate_iteration(BATCH, Execution(((pipeline("tp4", 0, [1]),),)), PROFILE, 2, NOTHING)
 
 
 COSTS = st.lists(st.floats(0.1, 1000), min_size=1, max_size=6)
@@ -98,7 +99,7 @@ def test_what_holds_of_every_iteration(
     for scheme, costs in [("tp1", alone), *work]:
         phase.append(pipeline(scheme, first, costs))
         first += Scheme.parse(scheme).gpus
-    seen = judge(BATCH, Execution((tuple(phase),)), PROFILE, first + 1, NOTHING)
+    seen = simulate_iteration(BATCH, Execution((tuple(phase),)), PROFILE, first + 1, NOTHING)
     for busy, end in zip(seen.rank_busy_ms, seen.rank_end_ms, strict=True):
         assert busy <= end * (1 + 1e-9) <= seen.propagation_ms * (1 + 2e-9)
     assert seen.imbalance >= 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.plans.format.decode import MAX_INTEGER
+from seqplan.plans.format.fields import MAX_INTEGER
 
 
 def read_batches(path: Path, max_len: int) -> Iterator[Batch]:

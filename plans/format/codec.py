@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
+from seqplan.plans.format.canonical import canonical_json, digest_of, parse_json
 from seqplan.plans.format.decode import PlanError, PlanReader
 from seqplan.plans.plan import SCHEMA, Plan, PlannedPipeline
 
@@ -38,8 +37,8 @@ def from_json(text: str, *, strict: bool = True, origin: str = "plan") -> Plan:
     covered by the digest. Raises ``PlanError`` that begins with ``origin``.
     """
     try:
-        raw = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        raw = parse_json(text)
+    except ValueError as error:
         raise PlanError(f"{origin}: not a JSON plan: {error}") from None
     plan = PlanReader(origin, strict).plan(raw)
     claimed = raw.pop("digest")
@@ -52,30 +51,10 @@ def from_json(text: str, *, strict: bool = True, origin: str = "plan") -> Plan:
 def _sealed(fields: Mapping[str, Any], origin: str) -> tuple[str, str]:
     """The canonical JSON of ``fields`` and its digest."""
     try:
-        body = json.dumps(
-            fields,
-            ensure_ascii=False,
-            allow_nan=False,
-            check_circular=False,
-            sort_keys=True,
-            separators=(",", ":"),
-        )
-        return body, "sha256:" + hashlib.sha256(body.encode()).hexdigest()
-    except (ValueError, TypeError, RecursionError) as error:
+        body = canonical_json(fields)
+    except ValueError as error:
         raise PlanError(f"{origin}: cannot be written as JSON: {error}") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"field {twice!r} is written twice")
-    return fields
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    return body, digest_of(body)
 
 
 def _to_fields(plan: Plan) -> dict[str, Any]:

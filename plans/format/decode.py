@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
-from typing import Any, NoReturn
+from typing import Any
 
+from seqplan.plans.format.fields import FieldReader, shown
 from seqplan.plans.plan import SCHEMA, Considered, MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme, Strategy
-
-MAX_INTEGER = 2**63 - 1
-"""Largest integer of the format: every reader can hold it in 64 signed bits."""
 
 
 class PlanError(ValueError):
@@ -29,25 +25,22 @@ _MICRO_BATCH = frozenset({"sequences", "tokens", "padded_tokens", "cost_ms"})
 _CONSIDERED = frozenset({"strategy", "lower_bound_ms", "predicted_ms"})
 _SCHEME = frozenset({"tp", "pp", "ulysses", "ring"})
 _COUNTED = _SCHEME | {"count"}
-_NONE: frozenset[str] = frozenset()
 
 
-class PlanReader:
-    """Reads checked values out of parsed JSON; places are paths such as ``pipelines[3].ranks``."""
+class PlanReader(FieldReader):
+    """Reads plans, and what rank views share with them."""
+
+    error = PlanError
+    format = "the plan format"
 
     def __init__(self, origin: str, strict: bool) -> None:
-        self.origin = origin
-        self.strict = strict
+        super().__init__(origin, strict)
         self.schemes: dict[tuple[int, ...], Scheme] = {}
-
-    def fail(self, place: str, problem: str) -> NoReturn:
-        where = f"{place.lstrip('.')}: " if place else ""
-        raise PlanError(f"{self.origin}: {where}{problem}")
 
     def plan(self, raw: Any) -> Plan:
         if isinstance(raw, dict) and "schema" in raw and raw["schema"] != SCHEMA:
             # Said first: under another schema every other complaint would mislead.
-            self.fail("schema", f"is {_shown(raw['schema'])}, this reader knows {SCHEMA}")
+            self.fail("schema", f"is {shown(raw['schema'])}, this reader knows {SCHEMA}")
         self.fields(raw, "", _PLAN)
         self.integer(raw, "schema", "", 1)
         self.text(raw, "digest", "")
@@ -79,8 +72,8 @@ class PlanReader:
             tokens=self.integer(raw, "tokens", ""),
             loss_tokens=self.integer(raw, "loss_tokens", ""),
             pipelines=tuple(
-                self.pipeline(item, f".pipelines[{at}]")
-                for at, item in enumerate(self.items(raw, "pipelines", ""))
+                self.pipeline(entry, f".pipelines[{at}]")
+                for at, entry in enumerate(self.items(raw, "pipelines", ""))
             ),
             idle_ranks=self.integers(raw, "idle_ranks", ""),
             groups=groups,
@@ -88,8 +81,8 @@ class PlanReader:
             lower_bound_ms=self.number(raw, "lower_bound_ms", ""),
             gap=self.number(raw, "gap", ""),
             selection=tuple(
-                self.considered(item, f".selection[{at}]")
-                for at, item in enumerate(self.items(raw, "selection", ""))
+                self.considered(entry, f".selection[{at}]")
+                for at, entry in enumerate(self.items(raw, "selection", ""))
             ),
         )
 
@@ -99,8 +92,8 @@ class PlanReader:
             scheme=self.scheme(raw["scheme"], f"{place}.scheme", _SCHEME),
             ranks=self.integers(raw, "ranks", place),
             micro_batches=tuple(
-                self.micro_batch(item, f"{place}.micro_batches[{at}]")
-                for at, item in enumerate(self.items(raw, "micro_batches", place))
+                self.micro_batch(entry, f"{place}.micro_batches[{at}]")
+                for at, entry in enumerate(self.items(raw, "micro_batches", place))
             ),
             predicted_ms=self.number(raw, "predicted_ms", place),
             round=self.integer(raw, "round", place) if "round" in raw else None,
@@ -118,10 +111,10 @@ class PlanReader:
     def considered(self, raw: Any, place: str) -> Considered:
         self.fields(raw, place, _CONSIDERED)
         counts = []
-        for at, item in enumerate(self.items(raw, "strategy", place)):
+        for at, entry in enumerate(self.items(raw, "strategy", place)):
             here = f"{place}.strategy[{at}]"
-            scheme = self.scheme(item, here, _COUNTED)
-            counts.append((scheme, self.integer(item, "count", here, 1)))
+            scheme = self.scheme(entry, here, _COUNTED)
+            counts.append((scheme, self.integer(entry, "count", here, 1)))
         try:
             strategy = Strategy(tuple(counts))
         except ValueError as error:
@@ -146,69 +139,3 @@ class PlanReader:
         if degrees not in self.schemes:
             self.schemes[degrees] = Scheme(*degrees)
         return self.schemes[degrees]
-
-    def fields(
-        self, raw: Any, place: str, needed: frozenset[str], optional: frozenset[str] = _NONE
-    ) -> None:
-        if type(raw) is not dict:
-            self.fail(place, f"wants an object, got {_shown(raw)}")
-        if raw.keys() == needed:
-            return
-        if missing := needed - raw.keys():
-            self.fail(f"{place}.{min(missing)}", "is missing")
-        if self.strict and (unknown := raw.keys() - needed - optional):
-            self.fail(f"{place}.{min(unknown)}", "is not a field of the plan format")
-
-    def items(self, raw: dict[str, Any], name: str, place: str) -> list[Any]:
-        value = raw[name]
-        if type(value) is not list:
-            self.fail(f"{place}.{name}", f"wants a list, got {_shown(value)}")
-        return value
-
-    def text(self, raw: dict[str, Any], name: str, place: str) -> str:
-        value = raw[name]
-        if type(value) is not str:
-            self.fail(f"{place}.{name}", f"wants a string, got {_shown(value)}")
-        return value
-
-    def integer(self, raw: dict[str, Any], name: str, place: str, least: int = 0) -> int:
-        value = raw[name]
-        if type(value) is not int or not least <= value <= MAX_INTEGER:
-            self.fail(f"{place}.{name}", f"wants an integer ≥ {least}, got {_shown(value)}")
-        return value
-
-    def integers(
-        self, raw: dict[str, Any], name: str, place: str, least: int = 0
-    ) -> tuple[int, ...]:
-        return self.integer_list(raw[name], f"{place}.{name}", least)
-
-    def integer_list(self, value: Any, place: str, least: int = 0) -> tuple[int, ...]:
-        if type(value) is not list:
-            self.fail(place, f"wants a list of integers, got {_shown(value)}")
-        if value and (
-            set(map(type, value)) != {int} or min(value) < least or max(value) > MAX_INTEGER
-        ):
-            at, item = next(
-                (at, item)
-                for at, item in enumerate(value)
-                if type(item) is not int or not least <= item <= MAX_INTEGER
-            )
-            self.fail(f"{place}[{at}]", f"wants an integer ≥ {least}, got {_shown(item)}")
-        return tuple(value)
-
-    def number(self, raw: dict[str, Any], name: str, place: str) -> float:
-        value = raw[name]
-        if type(value) is int and abs(value) <= MAX_INTEGER:
-            # A writer without a float type may drop the ".0"; the canonical form has it.
-            raw[name] = value = float(value)
-        if type(value) is not float or not math.isfinite(value) or value < 0:
-            self.fail(f"{place}.{name}", f"wants a finite number ≥ 0, got {_shown(value)}")
-        return value
-
-
-def _shown(value: Any) -> str:
-    """What was found, short enough for a message of one line."""
-    if isinstance(value, (list, dict)):
-        return "a list" if isinstance(value, list) else "an object"
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from seqplan.plans.format.decode import MAX_INTEGER
+from seqplan.plans.format.fields import MAX_INTEGER
 from seqplan.plans.plan import SCHEMA
 
 _Node = dict[str, Any]

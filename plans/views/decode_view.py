@@ -50,7 +50,7 @@ class _ViewReader(PlanReader):
             world_size=world_size,
             tokens=self.integer(raw, "tokens", ""),
             loss_tokens=self.integer(raw, "loss_tokens", ""),
-            rounds=self.optional(raw, "rounds", ""),
+            rounds=self.integer_or_null(raw, "rounds", ""),
             digest=None if raw["digest"] is None else self.text(raw, "digest", ""),
             pipelines=tuple(
                 self.pipeline_view(item, f".pipelines[{at}]", rank, world_size)
@@ -85,13 +85,13 @@ class _ViewReader(PlanReader):
         self.fields(neighbours, f"{place}.neighbours", _NEIGHBOURS)
         expected = _neighbours(groups["ring"], at.ring, groups["pp"], at.pp)
         for name, neighbour in expected.items():
-            found = self.optional(neighbours, name, f"{place}.neighbours")
+            found = self.integer_or_null(neighbours, name, f"{place}.neighbours")
             if found != neighbour:
                 self.fail(f"{place}.neighbours.{name}", f"is {found}, the groups give {neighbour}")
         return PipelineView(
             index=self.integer(raw, "index", place),
             scheme=scheme,
-            round=self.optional(raw, "round", place),
+            round=self.integer_or_null(raw, "round", place),
             predicted_ms=self.number(raw, "predicted_ms", place),
             at=at,
             tp_group=groups["tp"],
@@ -151,7 +151,7 @@ class _ViewReader(PlanReader):
             if len(held) != 2 or not after <= held[0] < held[1] <= length:
                 self.fail(
                     f"{place}.ranges[{at}]",
-                    f"wants [start, stop) within {after} … {length}, got {list(held)}",
+                    f"wants [start, stop) within {after} … {length}, not {list(held)}",
                 )
             ranges.append((held[0], held[1]))
             after = held[1]
@@ -173,9 +173,6 @@ class _ViewReader(PlanReader):
         if lengths and min(lengths) < 0:
             self.fail(f"{place}.{name}", "descends")
         return lengths
-
-    def optional(self, raw: dict[str, Any], name: str, place: str) -> int | None:
-        return None if raw[name] is None else self.integer(raw, name, place)
 
 
 def _neighbours(ring: Group, at_ring: int, pp: Group, at_pp: int) -> dict[str, int | None]:

@@ -20,7 +20,7 @@ from seqplan.api.store import jobs, progress, schema
 from seqplan.api.store.catalogue import get, page
 from seqplan.planner.simulation.timeline import plan_timeline
 from seqplan.plans.format.codec import from_json
-from seqplan.plans.format.decode import MAX_INTEGER
+from seqplan.plans.format.fields import MAX_INTEGER
 from seqplan.plans.plan import Plan
 from seqplan.profiler.fit.drift import Drift
 

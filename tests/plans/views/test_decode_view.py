@@ -43,7 +43,7 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
         "pipelines[0].micro_batches[0].sequences[0].more: is not a field",
     ),
     ("missing", lambda d: d.pop("tokens"), "tokens: is missing"),
-    ("type", lambda d: d.update(step="3"), 'step: wants an integer ≥ 0, got "3"'),
+    ("type", lambda d: d.update(step="3"), 'step: wants an integer ≥ 0, not "3"'),
     ("rank", lambda d: d.update(rank=8), "rank: 8 is outside 0 … 7"),
     ("digest", lambda d: d.update(digest=5), "digest: wants a string"),
     ("place", lambda d: d["pipelines"][0]["at"].update(pp=3), "at.pp: 3 is outside 0 … 2"),
@@ -76,7 +76,7 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     (
         "room",
         lambda d: batch(d).update(padded_local_tokens=512),
-        "padded_local_tokens: wants an integer ≥ 513, got 512",
+        "padded_local_tokens: wants an integer ≥ 513, not 512",
     ),
     (
         "offsets",
@@ -101,12 +101,12 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     (
         "range",
         lambda d: batch(d)["sequences"][0].update(ranges=[[0, 513]]),
-        "sequences[0].ranges[0]: wants [start, stop) within 0 … 512, got [0, 513]",
+        "sequences[0].ranges[0]: wants [start, stop) within 0 … 512, not [0, 513]",
     ),
     (
         "range order",
         lambda d: batch(d)["sequences"][0].update(ranges=[[10, 512], [0, 10]]),
-        "sequences[0].ranges[1]: wants [start, stop) within 512 … 512, got [0, 10]",
+        "sequences[0].ranges[1]: wants [start, stop) within 512 … 512, not [0, 10]",
     ),
     (
         "ranges",

@@ -1,0 +1,57 @@
+"""Canonical JSON and its digest: the one text by which plans, profiles and proposals are named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+
+def canonical_json(fields: Mapping[str, Any]) -> str:
+    """Write ``fields`` as canonical JSON: UTF-8, keys sorted, no spaces, shortest floats.
+
+    ``ValueError`` for what JSON or UTF-8 cannot hold: NaN, infinity, objects of other types, half
+    of a surrogate pair.
+    """
+    try:
+        text = json.dumps(
+            fields,
+            ensure_ascii=False,
+            allow_nan=False,
+            check_circular=False,
+            sort_keys=True,
+            separators=(",", ":"),
+        )
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half of a surrogate pair is not text") from None
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+def digest_of(canonical: str) -> str:
+    """Return ``sha256:`` and the hex SHA-256 of a canonical text."""
+    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON strictly; ``ValueError`` for a field written twice, NaN and infinities."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError(f"too deeply nested ({error})") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"field {twice!r} is written twice")
+    return fields
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")

@@ -1,0 +1,132 @@
+"""Checked values out of parsed JSON: an error names its origin and the field's path."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+MAX_INTEGER = 2**63 - 1
+"""Largest integer of any format: every reader can hold it in 64 signed bits."""
+
+_NONE: frozenset[str] = frozenset()
+
+
+class FieldReader:
+    """Reads fields by name, type and range; places are paths such as ``.pipelines[3].ranks``.
+
+    ``origin`` begins every message; ``strict`` refuses unknown fields, otherwise they are ignored.
+    Subclasses name the ``error`` that they raise and the ``format`` that fields belong to.
+    """
+
+    error: ClassVar[type[ValueError]] = ValueError
+    format: ClassVar[str] = "the format"
+
+    def __init__(self, origin: str, strict: bool = True) -> None:
+        self.origin = origin
+        self.strict = strict
+
+    def fail(self, place: str, problem: str) -> NoReturn:
+        """Raise the reader's error at a place, or of the whole where the place is empty."""
+        where = f"{place.lstrip('.')}: " if place else ""
+        raise self.error(f"{self.origin}: {where}{problem}")
+
+    def fields(
+        self, raw: Any, place: str, needed: frozenset[str], optional: frozenset[str] = _NONE
+    ) -> None:
+        """Check that ``raw`` is an object with these fields."""
+        if type(raw) is not dict:
+            self.fail(place, f"wants an object, not {shown(raw)}")
+        if raw.keys() == needed:
+            return
+        if missing := needed - raw.keys():
+            self.fail(f"{place}.{min(missing)}", "is missing")
+        if self.strict and (unknown := raw.keys() - needed - optional):
+            self.fail(f"{place}.{min(unknown)}", f"is not a field of {self.format}")
+
+    def items(self, raw: dict[str, Any], name: str, place: str) -> list[Any]:
+        """Return a field that is a list."""
+        value = raw[name]
+        if type(value) is not list:
+            self.fail(f"{place}.{name}", f"wants a list, not {shown(value)}")
+        return value
+
+    def text(self, raw: dict[str, Any], name: str, place: str) -> str:
+        """Return a field that is a string."""
+        value = raw[name]
+        if type(value) is not str:
+            self.fail(f"{place}.{name}", f"wants a string, not {shown(value)}")
+        return value
+
+    def boolean(self, raw: dict[str, Any], name: str, place: str) -> bool:
+        """Return a field that is true or false."""
+        value = raw[name]
+        if type(value) is not bool:
+            self.fail(f"{place}.{name}", f"wants true or false, not {shown(value)}")
+        return value
+
+    def integer(self, raw: dict[str, Any], name: str, place: str, least: int = 0) -> int:
+        """Return a field that is an integer from ``least`` to ``MAX_INTEGER``."""
+        value = raw[name]
+        if type(value) is not int or not least <= value <= MAX_INTEGER:
+            self.fail(f"{place}.{name}", f"wants an integer ≥ {least}, not {shown(value)}")
+        return value
+
+    def integer_or_null(
+        self, raw: dict[str, Any], name: str, place: str, least: int = 0
+    ) -> int | None:
+        """Return a field that is an integer or null."""
+        return None if raw[name] is None else self.integer(raw, name, place, least)
+
+    def integers(
+        self, raw: dict[str, Any], name: str, place: str, least: int = 0
+    ) -> tuple[int, ...]:
+        """Return a field that is a list of integers."""
+        return self.integer_list(raw[name], f"{place}.{name}", least)
+
+    def integer_list(self, value: Any, place: str, least: int = 0) -> tuple[int, ...]:
+        """Check a list of integers."""
+        if type(value) is not list:
+            self.fail(place, f"wants a list of integers, not {shown(value)}")
+        if value and (
+            set(map(type, value)) != {int} or min(value) < least or max(value) > MAX_INTEGER
+        ):
+            at, wrong = next(
+                (at, entry)
+                for at, entry in enumerate(value)
+                if type(entry) is not int or not least <= entry <= MAX_INTEGER
+            )
+            self.fail(f"{place}[{at}]", f"wants an integer ≥ {least}, not {shown(wrong)}")
+        return tuple(value)
+
+    def number(self, raw: dict[str, Any], name: str, place: str, most: float = math.inf) -> float:
+        """Return a field that is a finite number of 0 or more, at most ``most``.
+
+        The parsed field becomes a float, too: a writer without a float type may drop the ".0",
+        which the canonical form has.
+        """
+        value = raw[name]
+        if type(value) is int and abs(value) <= MAX_INTEGER:
+            raw[name] = value = float(value)
+        if type(value) is not float or not math.isfinite(value) or not 0 <= value <= most:
+            limit = "a finite number ≥ 0" if most == math.inf else f"a number from 0 to {most:.0e}"
+            self.fail(f"{place}.{name}", f"wants {limit}, not {shown(value)}")
+        return value
+
+
+def shown(value: Any) -> str:
+    """Show a value as JSON, short enough for a message of one line."""
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def read_text(path: Path, error: type[ValueError]) -> str:
+    """Read a file as UTF-8; ``error`` with the path and the reason where it cannot be."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        reason = getattr(failure, "strerror", None) or str(failure)
+        raise error(f"{path}: cannot be read: {reason}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,10 +10,21 @@ from typing import Any
 
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange import Exchange
+from seqplan.plans.format.canonical import canonical_json, digest_of
+from seqplan.plans.format.fields import FieldReader, read_text, shown
 from seqplan.plans.scheme import Strategy
-from seqplan.profiler.profile import Profile, ProfileError
+from seqplan.profiler.profile import Profile
 
 PROPOSAL_SCHEMA = 1
+
+_FIELDS = frozenset(
+    {"schema", "method", "seed", "gpus", "max_len", "tokens", "include_flagged"}
+    | {"optimizer_shards", "lengths", "expected_ms", "lower_bound_ms", "judged_batches"}
+    | {"candidates", "profile"}
+)
+_OPTIONAL = frozenset({"exchange"})
+_CANDIDATE = frozenset({"strategy", "gpus", "max_sequence", "expected_ms", "runs", "wins"})
+_EXCHANGE = frozenset({"homogeneous_ms", "heterogeneous_ms", "overlap", "optimizer_ms", "source"})
 
 
 class ProposalError(ValueError):
@@ -57,13 +67,13 @@ class ProposalDocument:
     def to_json(self) -> str:
         """The document with its digest, indented for people."""
         fields = self._fields()
-        fields["digest"] = _digest(fields)
+        fields["digest"] = digest_of(canonical_json(fields))
         return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
 
     @property
     def digest(self) -> str:
         """sha256 of the canonical JSON without the digest."""
-        return _digest(self._fields())
+        return digest_of(canonical_json(self._fields()))
 
     def _fields(self) -> dict[str, Any]:
         # Left out where there is none, as in the documents of earlier versions.
@@ -84,14 +94,14 @@ class ProposalDocument:
             "judged_batches": self.judged,
             "candidates": [
                 {
-                    "strategy": item.strategy.as_list(),
-                    "gpus": item.strategy.gpus,
-                    "max_sequence": item.max_sequence,
-                    "expected_ms": item.expected_ms,
-                    "runs": item.runs,
-                    "wins": item.wins,
+                    "strategy": candidate.strategy.as_list(),
+                    "gpus": candidate.strategy.gpus,
+                    "max_sequence": candidate.max_sequence,
+                    "expected_ms": candidate.expected_ms,
+                    "runs": candidate.runs,
+                    "wins": candidate.wins,
                 }
-                for item in self.candidates
+                for candidate in self.candidates
             ],
             "profile": dict(self.profile.document),
         }
@@ -107,72 +117,108 @@ class ProposalDocument:
             ) from None
         except (ValueError, RecursionError) as error:
             raise ProposalError(f"{origin}: not a proposal ({error})") from None
-        if not isinstance(raw, dict) or raw.get("schema") != PROPOSAL_SCHEMA:
-            raise ProposalError(f"{origin}: not a proposal of schema {PROPOSAL_SCHEMA}")
-        stated = raw.pop("digest", None)
-        if stated != _digest(raw):
-            raise ProposalError(f"{origin}: the digest does not match; the file was changed")
-        try:
-            profile = Profile.from_document(raw["profile"], f"{origin}: profile")
-            document = cls(
-                method=str(raw["method"]),
-                seed=int(raw["seed"]),
-                cluster=Cluster(
-                    raw["gpus"],
-                    raw["max_len"],
-                    raw["tokens"],
-                    raw["include_flagged"],
-                    raw["optimizer_shards"],
-                ),
-                profile=profile,
-                lengths=dict(raw["lengths"]),
-                candidates=tuple(
-                    Candidate(
-                        Strategy.from_list(item["strategy"]),
-                        item["max_sequence"],
-                        item["expected_ms"],
-                        item["runs"],
-                        item["wins"],
-                    )
-                    for item in raw["candidates"]
-                ),
-                expected_ms=raw["expected_ms"],
-                lower_bound_ms=raw["lower_bound_ms"],
-                judged=raw["judged_batches"],
-                exchange=Exchange(**raw["exchange"]) if "exchange" in raw else None,
-            )
-        except ProfileError:
-            raise
-        except KeyError as error:
-            raise ProposalError(f"{origin}: lacks {error}") from None
-        except (ValueError, TypeError) as error:
-            raise ProposalError(f"{origin}: {error}") from None
-        if not document.candidates:
-            raise ProposalError(f"{origin}: no candidates")
-        models = document.cluster.models(profile)
-        for candidate in document.candidates:
-            if candidate.strategy.gpus > document.cluster.gpus:
-                raise ProposalError(
-                    f"{origin}: candidate {candidate.strategy} takes {candidate.strategy.gpus} of "
-                    f"{document.cluster.gpus} GPUs"
-                )
-            if foreign := [str(s) for s, _ in candidate.strategy.counts if s not in models]:
-                raise ProposalError(
-                    f"{origin}: scheme {foreign[0]} does not fit {document.cluster.gpus} GPUs"
-                )
-        return document
+        return _ProposalReader(origin).document(raw)
 
     @classmethod
     def load(cls, path: Path) -> ProposalDocument:
         """Read a proposal file; ``ProposalError`` when it is missing or malformed."""
+        return cls.from_json(read_text(path, ProposalError), str(path))
+
+
+class _ProposalReader(FieldReader):
+    """Reads proposals."""
+
+    error = ProposalError
+    format = "a proposal"
+
+    def document(self, raw: Any) -> ProposalDocument:
+        if type(raw) is not dict or raw.get("schema") != PROPOSAL_SCHEMA:
+            self.fail("", f"not a proposal of schema {PROPOSAL_SCHEMA}")
+        stated = raw.pop("digest", None)
+        if stated != self.digest(raw):
+            self.fail("", "the digest does not match; the file was changed")
+        self.fields(raw, "", _FIELDS, _OPTIONAL)
+        document = ProposalDocument(
+            method=self.text(raw, "method", ""),
+            seed=self.integer(raw, "seed", ""),
+            cluster=self.cluster(raw),
+            profile=Profile.from_document(raw["profile"], f"{self.origin}: profile"),
+            lengths=self.lengths(raw["lengths"]),
+            candidates=tuple(
+                self.candidate(entry, f".candidates[{at}]")
+                for at, entry in enumerate(self.items(raw, "candidates", ""))
+            ),
+            expected_ms=self.number(raw, "expected_ms", ""),
+            lower_bound_ms=self.number(raw, "lower_bound_ms", ""),
+            judged=self.integer(raw, "judged_batches", ""),
+            exchange=self.exchange(raw["exchange"]) if "exchange" in raw else None,
+        )
+        self.check_candidates(document)
+        return document
+
+    def digest(self, raw: dict[str, Any]) -> str:
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise ProposalError(f"{path}: cannot be read: {reason}") from None
-        return cls.from_json(text, str(path))
+            return digest_of(canonical_json(raw))
+        except ValueError as error:
+            self.fail("", str(error))
 
+    def cluster(self, raw: dict[str, Any]) -> Cluster:
+        try:
+            return Cluster(
+                gpus=self.integer(raw, "gpus", "", 1),
+                max_len=self.integer(raw, "max_len", "", 1),
+                tokens=self.integer(raw, "tokens", "", 1),
+                include_flagged=self.boolean(raw, "include_flagged", ""),
+                optimizer_shards=self.integer_or_null(raw, "optimizer_shards", "", 1),
+            )
+        except ProposalError:
+            raise
+        except ValueError as error:
+            self.fail("", str(error))
 
-def _digest(fields: Mapping[str, Any]) -> str:
-    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return "sha256:" + hashlib.sha256(canonical.encode(errors="surrogatepass")).hexdigest()
+    def lengths(self, raw: Any) -> dict[str, Any]:
+        """What the proposal says of the data set: plain values by name."""
+        if type(raw) is not dict:
+            self.fail(".lengths", f"wants an object, not {shown(raw)}")
+        return dict(raw)
+
+    def candidate(self, raw: Any, place: str) -> Candidate:
+        self.fields(raw, place, _CANDIDATE)
+        try:
+            strategy = Strategy.from_list(self.items(raw, "strategy", place))
+        except ProposalError:
+            raise
+        except (ValueError, TypeError) as error:
+            self.fail(f"{place}.strategy", str(error))
+        unknown = raw["expected_ms"] is None
+        return Candidate(
+            strategy,
+            max_sequence=self.integer(raw, "max_sequence", place),
+            expected_ms=None if unknown else self.number(raw, "expected_ms", place),
+            runs=self.number(raw, "runs", place, 1.0),
+            wins=self.number(raw, "wins", place, 1.0),
+        )
+
+    def exchange(self, raw: Any) -> Exchange:
+        place = ".exchange"
+        self.fields(raw, place, _EXCHANGE)
+        times = {name: self.number(raw, name, place) for name in sorted(_EXCHANGE - {"source"})}
+        try:
+            return Exchange(**times, source=self.text(raw, "source", place))
+        except ProposalError:
+            raise
+        except ValueError as error:
+            self.fail(place, str(error))
+
+    def check_candidates(self, document: ProposalDocument) -> None:
+        """Check that there are candidates and that the cluster can run each of them."""
+        if not document.candidates:
+            self.fail("", "no candidates")
+        cluster = document.cluster
+        models = cluster.models(document.profile)
+        for candidate in document.candidates:
+            strategy = candidate.strategy
+            if strategy.gpus > cluster.gpus:
+                self.fail("", f"candidate {strategy} takes {strategy.gpus} of {cluster.gpus} GPUs")
+            if foreign := [str(scheme) for scheme, _ in strategy.counts if scheme not in models]:
+                self.fail("", f"scheme {foreign[0]} does not fit {cluster.gpus} GPUs")

@@ -98,6 +98,58 @@ def relax(
     )
 
 
+@dataclass(frozen=True)
+class _Program:
+    """The linear program's columns: parts of groups, then pipelines of each state, then the scale.
+
+    A part is an eligible pair: ``part_state`` and ``part_group`` (parts,) say of what.
+    """
+
+    part_state: Ints
+    part_group: Ints
+    states: int
+
+    @property
+    def parts(self) -> int:
+        return len(self.part_state)
+
+    @property
+    def pipelines(self) -> slice:
+        """The columns of pipelines, one a state."""
+        return slice(self.parts, self.parts + self.states)
+
+    @property
+    def columns(self) -> int:
+        return self.parts + self.states + 1
+
+    @property
+    def resource_rows(self) -> int:
+        return self.states * RESOURCES
+
+    def resource_limits(self, share: Floats, weights: Floats) -> list[_Block]:
+        """Σ part·weight·share − pipelines ≤ 0, for each resource of each state."""
+        taken = share[self.part_state, :, self.part_group] * weights[self.part_group, None]
+        rows = np.arange(self.resource_rows)
+        of_part = self.part_state[:, None] * RESOURCES + np.arange(RESOURCES)
+        return [
+            (taken.ravel(), of_part.ravel(), np.repeat(np.arange(self.parts), RESOURCES)),
+            (-np.ones(len(rows)), rows, self.parts + rows // RESOURCES),
+        ]
+
+    def pipeline_limits(self, sizes: Floats, limit_of: Ints, available: Floats) -> list[_Block]:
+        """Σ pipelines·size − available·scale ≤ 0, for each limit; ``limit_of`` is a state's."""
+        first = self.resource_rows
+        limits = np.arange(len(available))
+        return [
+            (sizes, first + limit_of, self.parts + np.arange(self.states)),
+            (-available, first + limits, np.full(len(limits), self.columns - 1)),
+        ]
+
+
+_Block = tuple[Floats, Ints, Ints]
+"""Coefficients of constraints with their rows and columns."""
+
+
 def _solve(
     classes: Sequence[PipelineClass],
     share: Floats,
@@ -106,62 +158,51 @@ def _solve(
     weights: Floats,
     gpus: int | None,
 ) -> tuple[float, Floats, Floats] | None:
-    """Scale, pipelines per state, and duals of its resources (states, RESOURCES).
+    """Solve for the least scale: it, pipelines per state, duals of resources (states, RESOURCES).
 
-    Variables: part of each group in each state of each class; pipelines in each; the scale.
+    ``share`` (states, RESOURCES, groups), ``eligible`` (states, groups), ``of_class`` (states,)
+    and ``weights`` (groups,): sequences that a group stands for. Every group is placed whole.
     """
     # Half a second to import, which commands that plan nothing should not wait for.
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
-    states, n = eligible.shape
-    where_s, where_n = np.nonzero(eligible)
-    parts = len(where_s)
-    columns = parts + states + 1
-    limits = len(classes) if gpus is None else 1
-    counts = np.array([item.count for item in classes], dtype=np.float64)
-    sizes = np.array([item.gpus for item in classes], dtype=np.float64)
-    every = np.arange(states)
-    rows = states * RESOURCES
-    # Σ part·weight·share − pipelines ≤ 0 per resource; Σ pipelines − available·scale ≤ 0.
-    blocks = [
-        (
-            (share[where_s, :, where_n] * weights[where_n, None]).ravel(),
-            (where_s[:, None] * RESOURCES + np.arange(RESOURCES)).ravel(),
-            np.repeat(np.arange(parts), RESOURCES),
-        ),
-        (-np.ones(rows), np.arange(rows), parts + np.repeat(every, RESOURCES)),
-        (
-            np.ones(states) if gpus is None else sizes[of_class],
-            rows + (of_class if gpus is None else np.zeros(states, dtype=np.int64)),
-            parts + every,
-        ),
-        (
-            -counts if gpus is None else np.array([-float(gpus)]),
-            rows + np.arange(limits),
-            np.full(limits, parts + states),
-        ),
-    ]
+    states, groups = eligible.shape
+    part_state, part_group = np.nonzero(eligible)
+    program = _Program(part_state, part_group, states)
+    if gpus is None:
+        counts = np.array([item.count for item in classes], dtype=np.float64)
+        pipeline_limits = program.pipeline_limits(np.ones(states), of_class, counts)
+    else:
+        sizes = np.array([item.gpus for item in classes], dtype=np.float64)[of_class]
+        one_limit = np.zeros(states, dtype=np.int64)
+        pipeline_limits = program.pipeline_limits(sizes, one_limit, np.array([float(gpus)]))
+    blocks = [*program.resource_limits(share, weights), *pipeline_limits]
     entries, at_row, at_column = (np.concatenate(block) for block in zip(*blocks, strict=True))
-    kept = entries != 0
+    nonzero = entries != 0
+    rows = program.resource_rows + (len(classes) if gpus is None else 1)
     upper = coo_array(
-        (entries[kept], (at_row[kept], at_column[kept])), shape=(rows + limits, columns)
+        (entries[nonzero], (at_row[nonzero], at_column[nonzero])), shape=(rows, program.columns)
     ).tocsr()
-    equal = coo_array((np.ones(parts), (where_n, np.arange(parts))), shape=(n, columns)).tocsr()
-    objective = np.zeros(columns)
+    parts = np.arange(program.parts)
+    placed = coo_array(
+        (np.ones(program.parts), (program.part_group, parts)), shape=(groups, program.columns)
+    ).tocsr()
+    objective = np.zeros(program.columns)
     objective[-1] = 1.0
     solved = linprog(
         objective,
         A_ub=upper,
-        b_ub=np.zeros(rows + limits),
-        A_eq=equal,
-        b_eq=np.ones(n),
+        b_ub=np.zeros(rows),
+        A_eq=placed,
+        b_eq=np.ones(groups),
         method="highs-ds",
     )
     if solved.status != 0:
         return None
-    duals = np.maximum(-solved.ineqlin.marginals[:rows].reshape(states, RESOURCES), 0.0)
-    return float(solved.x[-1]), solved.x[parts : parts + states], duals
+    marginals = solved.ineqlin.marginals[: program.resource_rows]
+    duals = np.maximum(-marginals.reshape(states, RESOURCES), 0.0)
+    return float(solved.x[-1]), solved.x[program.pipelines], duals
 
 
 def _mixes(ladder: Ints, duals: Floats) -> Floats:

@@ -1,7 +1,7 @@
 """Balance: moves and swaps of sequences off the slowest pipeline, after the target fill.
 
-The fill leaves little between pipelines where short sequences abound; where they are few, an
-exchange of two sequences can shorten the step. Only one-stage pipelines take part: their time is
+The fill leaves little between pipelines where short sequences abound; where they are few, a swap
+of two sequences can shorten the step. Only one-stage pipelines take part: their time is
 the work of their sequences and c for every micro-batch.
 """
 
@@ -11,18 +11,19 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill import Filling
 from seqplan.planner.placement.fleet import Bin, Fleet, Floats, Ints, PipelineClass, form_s
 
 MOST_SEQUENCES = 800
-"""Larger batches are left as they are: every exchange looks at all sequences, and gains little."""
+"""Larger batches are left as they are: every change looks at all sequences, and gains little."""
 
-MOST_EXCHANGES = 200
+MOST_CHANGES = 200
 
 _GAIN = 1e-6
-"""Least relative gain of an exchange."""
+"""Least relative gain of a change."""
 
 
 def balance(fleet: Fleet, batch: Batch, filling: Filling, lower_ms: float) -> Filling:
@@ -30,8 +31,8 @@ def balance(fleet: Fleet, batch: Batch, filling: Filling, lower_ms: float) -> Fi
     if len(batch.lengths) > MOST_SEQUENCES:
         return filling
     state = _State.of(fleet, batch, filling)
-    for _ in range(MOST_EXCHANGES):
-        if state.slowest_ms <= lower_ms or not state.exchange():
+    for _ in range(MOST_CHANGES):
+        if state.slowest_ms <= lower_ms or not state.move_or_swap():
             break
     if state.slowest_ms >= filling.objective_ms:
         return filling
@@ -91,65 +92,58 @@ class _State:
     def slowest_ms(self) -> float:
         return float(self.time.max())
 
-    def exchange(self) -> bool:
+    def move_or_swap(self) -> bool:
         """Make the best move or swap off the slowest pipeline; False when none shortens it."""
         top = int(self.time.argmax())
         if self.items[top].pp > 1:
             return False
-        single = np.array([item.pp == 1 for item in self.items])
-        overhead = np.array([item.c for item in self.items])
-        capacity = np.array([item.capacity for item in self.items], dtype=np.float64)
-        total = np.array([self.work[p, own].sum() for p, own in enumerate(self.members)])
-        tokens = np.array([self.padded[p, own].sum() for p, own in enumerate(self.members)])
-        mine = np.array(self.members[top])
-
-        def time(p: Ints, work: Floats, padded: Floats) -> Floats:
-            cost: Floats = work + overhead[p] * np.ceil(padded / capacity[p])
-            return cost
-
-        others = np.nonzero(single & (np.arange(len(self.items)) != top))[0]
-        here = np.full(1, top)
-        # Moves: mine (rows) to other pipelines (columns).
-        left = time(here, total[top] - self.work[top, mine], tokens[top] - self.padded[top, mine])
-        given = time(
-            others,
-            total[others] + self.work[np.ix_(others, mine)].T,
-            tokens[others] + self.padded[np.ix_(others, mine)].T,
-        )
-        given[capacity[others] < self.padded[np.ix_(others, mine)].T] = np.inf
-        moved = np.maximum(left[:, None], given)
-        # Swaps: mine (rows) for the sequences of the other pipelines (columns).
-        theirs = np.nonzero(single[self.owner] & (self.owner != top))[0]
-        p = self.owner[theirs]
-        kept = time(
-            here,
-            total[top] - self.work[top, mine][:, None] + self.work[top, theirs],
-            tokens[top] - self.padded[top, mine][:, None] + self.padded[top, theirs],
-        )
-        kept[:, self.padded[top, theirs] > capacity[top]] = np.inf
-        got = time(
-            p,
-            total[p] - self.work[p, theirs] + self.work[np.ix_(p, mine)].T,
-            tokens[p] - self.padded[p, theirs] + self.padded[np.ix_(p, mine)].T,
-        )
-        got[capacity[p] < self.padded[np.ix_(p, mine)].T] = np.inf
-        swapped = np.maximum(kept, got)
-        options: list[tuple[float, int, int, int | None]] = []
-        if moved.size:
-            j, q = np.unravel_index(int(moved.argmin()), moved.shape)
-            options.append((float(moved[j, q]), int(mine[j]), int(others[q]), None))
-        if swapped.size:
-            j, k = np.unravel_index(int(swapped.argmin()), swapped.shape)
-            options.append((float(swapped[j, k]), int(mine[j]), int(p[k]), int(theirs[k])))
+        loads = _Loads.of(self)
+        options = [*self._best_move(top, loads), *self._best_swap(top, loads)]
         limit = self.time[top] * (1 - _GAIN)
         return any(
-            self._apply(top, q, j, k)
-            for hoped, j, q, k in sorted(options, key=lambda option: option[0])
-            if hoped < limit
+            self._apply(top, option.other, option.give, option.take)
+            for option in sorted(options, key=lambda option: option.hoped_ms)
+            if option.hoped_ms < limit
         )
 
+    def _best_move(self, top: int, loads: _Loads) -> list[_Option]:
+        """The best of all moves of its sequences (rows) to other pipelines (columns)."""
+        mine = np.array(self.members[top])
+        others = np.nonzero(loads.single & (np.arange(len(self.items)) != top))[0]
+        left = loads.time_ms(np.full(1, top), gone=(self.work[top, mine], self.padded[top, mine]))
+        padded = self.padded[np.ix_(others, mine)].T
+        given = loads.time_ms(others, come=(self.work[np.ix_(others, mine)].T, padded))
+        given[loads.capacity[others] < padded] = np.inf
+        moved = np.maximum(left[:, None], given)
+        if not moved.size:
+            return []
+        j, q = np.unravel_index(int(moved.argmin()), moved.shape)
+        return [_Option(float(moved[j, q]), int(others[q]), int(mine[j]), None)]
+
+    def _best_swap(self, top: int, loads: _Loads) -> list[_Option]:
+        """The best of all swaps of its sequences (rows) for those of others (columns)."""
+        mine = np.array(self.members[top])
+        theirs = np.nonzero(loads.single[self.owner] & (self.owner != top))[0]
+        p = self.owner[theirs]
+        mine_there = (self.work[np.ix_(p, mine)].T, self.padded[np.ix_(p, mine)].T)
+        top_after = loads.time_ms(
+            np.full(1, top),
+            gone=(self.work[top, mine][:, None], self.padded[top, mine][:, None]),
+            come=(self.work[top, theirs], self.padded[top, theirs]),
+        )
+        top_after[:, self.padded[top, theirs] > loads.capacity[top]] = np.inf
+        other_after = loads.time_ms(
+            p, gone=(self.work[p, theirs], self.padded[p, theirs]), come=mine_there
+        )
+        other_after[loads.capacity[p] < mine_there[1]] = np.inf
+        swapped = np.maximum(top_after, other_after)
+        if not swapped.size:
+            return []
+        j, k = np.unravel_index(int(swapped.argmin()), swapped.shape)
+        return [_Option(float(swapped[j, k]), int(p[k]), int(mine[j]), int(theirs[k]))]
+
     def _apply(self, top: int, other: int, give: int, take: int | None) -> bool:
-        """Make an exchange if packing into micro-batches bears it out."""
+        """Make a change if packing into micro-batches bears it out."""
         mine = [j for j in self.members[top] if j != give] + ([] if take is None else [take])
         theirs = [j for j in self.members[other] if j != take] + [give]
         packed = [self._pack(top, mine), self._pack(other, theirs)]
@@ -190,3 +184,54 @@ class _State:
             times.append(tuple(float(time) for time in self.time[first:last]))
             first = last
         return Filling(tuple(bins), tuple(times))
+
+
+@dataclass(frozen=True)
+class _Option:
+    """Sequence ``give`` of the slowest pipeline goes to ``other``, ``take`` comes back."""
+
+    hoped_ms: float
+    other: int
+    give: int
+    take: int | None
+
+
+_NOTHING = (np.zeros(1), np.zeros(1))
+
+
+@dataclass(frozen=True)
+class _Loads:
+    """What pipelines hold, all arrays (pipelines,): their work (ms), padded tokens and limits."""
+
+    work: Floats
+    tokens: Floats
+    overhead: Floats
+    capacity: Floats
+    single: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, state: _State) -> _Loads:
+        items = state.items
+        return cls(
+            work=np.array([state.work[p, own].sum() for p, own in enumerate(state.members)]),
+            tokens=np.array([state.padded[p, own].sum() for p, own in enumerate(state.members)]),
+            overhead=np.array([item.c for item in items]),
+            capacity=np.array([item.capacity for item in items], dtype=np.float64),
+            single=np.array([item.pp == 1 for item in items]),
+        )
+
+    def time_ms(
+        self,
+        pipelines: Ints,
+        *,
+        gone: tuple[Floats, Floats] = _NOTHING,
+        come: tuple[Floats, Floats] = _NOTHING,
+    ) -> Floats:
+        """Times of pipelines after work and tokens are gone and others have come.
+
+        In the fewest micro-batches that their tokens may fit.
+        """
+        tokens = self.tokens[pipelines] - gone[1] + come[1]
+        work = self.work[pipelines] - gone[0] + come[0]
+        cost: Floats = work + self.overhead[pipelines] * np.ceil(tokens / self.capacity[pipelines])
+        return cost

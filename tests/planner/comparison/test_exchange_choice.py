@@ -148,7 +148,9 @@ def test_an_exchange_of_a_proposal_must_be_sound() -> None:
     damaged = of(1, 2)
     object.__setattr__(damaged, "overlap", 3)
     text = replace(proposed(None), exchange=damaged).to_json()
-    with pytest.raises(ProposalError, match="file: exchange: overlap must be a share from 0 to 1, not 3"):
+    with pytest.raises(
+        ProposalError, match="file: exchange: overlap must be a share from 0 to 1, not 3"
+    ):
         ProposalDocument.from_json(text, "file")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from seqplan.api.cli.verb import add_verb
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, simulate_ms
 from seqplan.plans.format.plan_file import read_plans
@@ -31,20 +32,20 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "check",
+        run,
         help="check a plan file",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("plans", metavar="plans.jsonl", type=Path)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--profile", metavar="NAME|FILE", help="also check capacities and costs")
     source.add_argument("--proposal", metavar="FILE", type=Path, help="the same, with its settings")
     parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.set_defaults(run=run)
     return parser
 
 

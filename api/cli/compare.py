@@ -18,15 +18,23 @@ from seqplan.api.cli.compare_output import (
     sweep_fields,
     sweep_lines,
 )
-from seqplan.api.cli.options import add_overlap, exchange_times, natural, number, positive
+from seqplan.api.cli.options import (
+    add_overlap,
+    add_planning_input,
+    add_usable_schemes,
+    exchange_times,
+    natural,
+    number,
+    positive,
+)
 from seqplan.api.cli.output_file import check_output
 from seqplan.api.cli.terminal import ProgressBar
-from seqplan.planner.cluster import Cluster
+from seqplan.api.cli.verb import add_verb
+from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.comparison.compare import SYSTEMS, Options, compare
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import AXES, sweep
 from seqplan.planner.exchange import OPTIMIZER_MS, Exchange, exchange_of
-from seqplan.planner.proposal.make_proposal import TOKENS_PER_GPU
 from seqplan.planner.systems.hotspa import SWITCH_MS
 from seqplan.planner.systems.hydraulis import CBC_S
 from seqplan.plans.format.atomic_file import atomic_write
@@ -50,25 +58,17 @@ systems: {", ".join(SYSTEMS)}
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "compare",
+        run,
         help="compare plans with other systems, simulated",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--profile", metavar="NAME|FILE", required=True, help="seqplan profiles")
-    add("--gpus", metavar="N", type=positive, required=True)
-    add("--lengths", metavar="FILE", required=True, help="lengths.npy, or any source of lengths")
-    add("--max-len", metavar="L", type=positive, required=True, help="truncate sequences to this")
-    add(
-        "--tokens",
-        metavar="T",
-        type=positive,
-        help=f"tokens of a step; default {TOKENS_PER_GPU} per GPU",
-    )
+    add_planning_input(parser)
     add("--steps", metavar="K", type=positive, default=10, help="default 10")
     add("--seed", metavar="S", type=natural, default=0)
     add(
@@ -86,13 +86,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="repeat the comparison for each value of gpus, max-len or tokens; several axes in one "
         "text, with spaces between them",
     )
-    add(
-        "--optimizer-shards",
-        metavar="D",
-        type=positive,
-        help="ranks over which optimizer states are sharded; default all",
-    )
-    add("--include-flagged", action="store_true", help="also use coefficients marked as unsound")
+    add_usable_schemes(parser)
     add(
         "--search-static",
         action="store_true",
@@ -134,7 +128,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     add("-o", "--output", metavar="FILE", type=Path, help="write report.html")
     add("--json", action="store_true", help="all figures as JSON on stdout")
-    parser.set_defaults(run=run)
     return parser
 
 

@@ -15,6 +15,7 @@ from seqplan.api.cli.profiles import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.cli.propose import proposal_lines
 from seqplan.api.cli.terminal import ProgressBar, percent, seconds, table
 from seqplan.api.cli.train_check import check_lines
+from seqplan.api.cli.verb import add_verb
 from seqplan.api.training_check.check import check_training, first_plans
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
@@ -40,13 +41,14 @@ those of one process.
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "demo",
+        run,
         help="plan a real data set end to end",
         description=_DESCRIPTION,
         epilog="example:\n  seqplan demo --lengths examples/data/code.npy -o out\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--lengths", metavar="FILE", default="examples/data/code.npy", help="default %(default)s"
@@ -60,7 +62,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "-o", "--output", metavar="FOLDER", type=Path, default=Path("out"), help="default out"
     )
-    parser.set_defaults(run=run)
     return parser
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from seqplan.api.cli.options import add_cluster, add_model, cluster_of, positive, sizes_of
 from seqplan.api.cli.terminal import percent, table
+from seqplan.api.cli.verb import add_verb
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.profiler.analytic.hardware import GIB
@@ -36,13 +37,14 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "estimate",
+        run,
         help="estimate time and memory from data sheets",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_model(parser, required=False)
     add_cluster(parser, required=True)
@@ -60,7 +62,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
     parser.add_argument("--checkpointing", choices=CHECKPOINTING, default="none")
     parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.set_defaults(run=run)
     return parser
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.api.cli.options import natural
+from seqplan.api.cli.verb import add_verb
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.explain import explain
 from seqplan.plans.format.codec import digest, to_json
@@ -24,19 +25,19 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "explain",
+        run,
         help="explain one step of a plan file",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("plans", metavar="plans.jsonl", type=Path)
     parser.add_argument("--step", metavar="K", type=natural, required=True)
     parser.add_argument("--rank", metavar="R", type=natural, help="this rank's view, as JSON")
     parser.add_argument("--json", action="store_true", help="the plan itself, as JSON")
-    parser.set_defaults(run=run)
     return parser
 
 

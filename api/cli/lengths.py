@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from seqplan.api.cli.terminal import percent
+from seqplan.api.cli.verb import add_verb
 from seqplan.profiler.lengths import (
     BLOCKS,
     Lengths,
@@ -43,13 +44,14 @@ _MOST_LISTED = 10
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "lengths",
+        run,
         help="read, describe and keep the sequence lengths of a data set",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("sources", metavar="SOURCE", nargs="+", help="file, folder or pattern")
     parser.add_argument(
@@ -77,7 +79,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "-o", "--output", metavar="FILE.npy", type=Path, help="keep the lengths in this file"
     )
     parser.add_argument("--json", action="store_true", help="describe them as JSON")
-    parser.set_defaults(run=run)
     return parser
 
 

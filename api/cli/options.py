@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from seqplan.planner.cluster import TOKENS_PER_GPU
 from seqplan.planner.workers.executor import EXECUTORS
 from seqplan.profiler.analytic.hardware import DEVICES, Cluster
 from seqplan.profiler.model_config import read_model_config
@@ -38,6 +39,34 @@ def check_port(port: int) -> None:
     """``ValueError`` for what is no TCP port."""
     if port > 65535:
         raise ValueError(f"--port {port}: wants 0 to 65535")
+
+
+def add_planning_input(parser: argparse.ArgumentParser) -> None:
+    """Add what is planned for: profile, GPUs, lengths, longest sequence and tokens of a step."""
+    add = parser.add_argument
+    add("--profile", metavar="NAME|FILE", required=True, help="seqplan profiles")
+    add("--gpus", metavar="N", type=positive, required=True)
+    add("--lengths", metavar="FILE", required=True, help="lengths.npy, or any source of lengths")
+    add("--max-len", metavar="L", type=positive, required=True, help="truncate sequences to this")
+    add(
+        "--tokens",
+        metavar="T",
+        type=positive,
+        help=f"tokens of a step; default {TOKENS_PER_GPU} per GPU",
+    )
+
+
+def add_usable_schemes(parser: argparse.ArgumentParser) -> None:
+    """Add what decides which schemes fit: ``--optimizer-shards`` and ``--include-flagged``."""
+    parser.add_argument(
+        "--optimizer-shards",
+        metavar="D",
+        type=positive,
+        help="ranks over which optimizer states are sharded; default all",
+    )
+    parser.add_argument(
+        "--include-flagged", action="store_true", help="also use coefficients marked as unsound"
+    )
 
 
 def add_cluster(parser: argparse.ArgumentParser, *, required: bool) -> None:

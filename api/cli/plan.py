@@ -16,6 +16,7 @@ from typing import IO, Any
 from seqplan.api.cli.options import add_executor, natural, positive
 from seqplan.api.cli.output_file import check_output
 from seqplan.api.cli.terminal import ProgressBar, percent, seconds
+from seqplan.api.cli.verb import add_verb
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.batches_file import read_batches
 from seqplan.planner.batches.sampler import Sampler
@@ -44,13 +45,14 @@ a line of --batches: {"step":0,"ids":[17,4],"lengths":[812,30977]}
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "plan",
+        run,
         help="plan steps from a proposal",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--proposal", metavar="FILE", type=Path, required=True)
     source = parser.add_mutually_exclusive_group(required=True)
@@ -73,7 +75,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "-o", "--output", metavar="FILE", type=Path, help="plans.jsonl; without it, stdout"
     )
     parser.add_argument("--json", action="store_true", help="the summary as JSON")
-    parser.set_defaults(run=run)
     return parser
 
 

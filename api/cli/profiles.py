@@ -9,6 +9,7 @@ from typing import Any
 
 from seqplan.api.cli.options import positive
 from seqplan.api.cli.terminal import table
+from seqplan.api.cli.verb import add_verb
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.scheme_rules import doubts
 from seqplan.profiler.shipped.catalogue import find_profile, shipped, shipped_names
@@ -26,13 +27,14 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "profiles",
+        run,
         help="list the profiles that ship, with provenance",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME|FILE", nargs="?", help="show this profile's schemes")
     parser.add_argument("--gpus", metavar="N", type=positive, default=64, help="default 64")
@@ -46,7 +48,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="ranks over which optimizer states are sharded; default all",
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.set_defaults(run=run)
     return parser
 
 

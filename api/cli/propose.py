@@ -8,13 +8,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.options import add_overlap, natural, positive, published_or_times
+from seqplan.api.cli.options import (
+    add_overlap,
+    add_planning_input,
+    add_usable_schemes,
+    natural,
+    published_or_times,
+)
 from seqplan.api.cli.output_file import check_output
 from seqplan.api.cli.terminal import ProgressBar, percent, seconds, table
-from seqplan.planner.cluster import Cluster
+from seqplan.api.cli.verb import add_verb
+from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.exchange import proposed_with
 from seqplan.planner.proposal.document import ProposalDocument
-from seqplan.planner.proposal.make_proposal import METHODS, TOKENS_PER_GPU, make_proposal
+from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.profiler.lengths import read_lengths
 from seqplan.profiler.shipped.catalogue import find_profile
@@ -32,28 +39,16 @@ example:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "propose",
+        run,
         help="propose strategies for a data set",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--profile", metavar="NAME|FILE", required=True, help="seqplan profiles")
-    parser.add_argument("--gpus", metavar="N", type=positive, required=True)
-    parser.add_argument(
-        "--lengths", metavar="FILE", required=True, help="lengths.npy, or any source of lengths"
-    )
-    parser.add_argument(
-        "--max-len", metavar="L", type=positive, required=True, help="truncate sequences to this"
-    )
-    parser.add_argument(
-        "--tokens",
-        metavar="T",
-        type=positive,
-        help=f"tokens of a step; default {TOKENS_PER_GPU} per GPU",
-    )
+    add_planning_input(parser)
     parser.add_argument(
         "--method",
         choices=METHODS,
@@ -61,15 +56,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="search: ours (default); eq4: the published dynamic programme, relaxed and rounded",
     )
     parser.add_argument("--seed", metavar="S", type=natural, default=0)
-    parser.add_argument(
-        "--optimizer-shards",
-        metavar="D",
-        type=positive,
-        help="ranks over which optimizer states are sharded; default all",
-    )
-    parser.add_argument(
-        "--include-flagged", action="store_true", help="also use coefficients marked as unsound"
-    )
+    add_usable_schemes(parser)
     parser.add_argument(
         "--exchange-ms",
         metavar="E[,H]|published",
@@ -81,7 +68,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add_overlap(parser)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write proposal.json")
     parser.add_argument("--json", action="store_true", help="the proposal on stdout")
-    parser.set_defaults(run=run)
     return parser
 
 

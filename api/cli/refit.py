@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.output_file import check_output
 from seqplan.api.cli.terminal import percent, table
+from seqplan.api.cli.verb import add_verb
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.format.plan_file import read_plans
@@ -53,13 +54,14 @@ class _Material:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "refit",
+        run,
         help="correct a profile by measured step times",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--profile",
@@ -77,7 +79,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="without: only compare")
     parser.add_argument("--json", action="store_true")
-    parser.set_defaults(run=run)
     return parser
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.api.cli.options import add_executor, check_port, natural, positive
+from seqplan.api.cli.verb import add_verb
 from seqplan.planner.workers.executor import check_executor
 
 _DESCRIPTION = """\
@@ -23,13 +24,14 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "serve",
+        run,
         help="serve plans over HTTP",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--store", metavar="URL", required=True, help="a SQLite file, or postgresql+psycopg://…"
@@ -49,7 +51,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--add-token", metavar="NAME", help="print a new bearer token, once, and end"
     )
     parser.add_argument("--scope", choices=("read", "write"), default="read", help="of that token")
-    parser.set_defaults(run=run)
     return parser
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from seqplan.api.cli.job_file import JobFile, read_job_file
 from seqplan.api.cli.options import check_port
 from seqplan.api.cli.terminal import ProgressBar
-from seqplan.planner.cluster import Cluster
-from seqplan.planner.proposal.make_proposal import TOKENS_PER_GPU, make_proposal
+from seqplan.api.cli.verb import add_verb
+from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
+from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.workers.executor import check_executor
 from seqplan.profiler.lengths import read_lengths
 from seqplan.profiler.shipped.catalogue import find_profile
@@ -42,16 +43,16 @@ optional: job, tokens, seed, look_ahead, store, files, host, port, workers, exec
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "sidecar",
+        run,
         help="serve one job's plans beside it",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--job", metavar="FILE", type=Path, required=True, help="job.toml")
-    parser.set_defaults(run=run)
     return parser
 
 

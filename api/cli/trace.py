@@ -10,6 +10,7 @@ from typing import Any
 
 from seqplan.api.cli.options import natural
 from seqplan.api.cli.output_file import check_output
+from seqplan.api.cli.verb import add_verb
 from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, Event
 from seqplan.planner.simulation.timeline import PipelineTimeline, PlanTimeline, plan_timeline
 from seqplan.plans.format.atomic_file import atomic_write
@@ -36,13 +37,14 @@ PHASES = {"F": "forward", "B": "backward"}
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "trace",
+        run,
         help="write one step as a Chrome trace",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("plans", metavar="plans.jsonl", type=Path)
     parser.add_argument("--step", metavar="K", type=natural, required=True)
@@ -55,7 +57,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="trace.json; without it, stdout"
     )
-    parser.set_defaults(run=run)
     return parser
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from seqplan.api.cli.options import natural, positive
 from seqplan.api.cli.terminal import ProgressBar, table
+from seqplan.api.cli.verb import add_verb
 from seqplan.api.training_check.check import GATES, Check, check_training, first_plans
 from seqplan.plans.format.codec import digest
 from seqplan.plans.plan import Plan
@@ -37,13 +38,14 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "train-check",
+        run,
         help="execute plans on real ranks and compare with one process",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--plans", metavar="FILE", type=Path, required=True)
     parser.add_argument(
@@ -61,7 +63,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--dtype", choices=tuple(GATES), default="float32", help="of the ranks; default float32"
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.set_defaults(run=run)
     return parser
 
 

@@ -8,6 +8,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.terminal import percent, table
+from seqplan.api.cli.verb import add_verb
 
 if TYPE_CHECKING:
     from seqplan.profiler.analytic.validate import Check
@@ -26,17 +27,17 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
         "validate-model",
+        run,
         help="the analytic model beside published figures",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rows", action="store_true", help="every figure, not only summaries")
     parser.add_argument("--json", action="store_true", help="as JSON, every figure")
-    parser.set_defaults(run=run)
     return parser
 
 

@@ -31,8 +31,6 @@ from seqplan.profiler.profile import Profile
 METHODS = ("search", "eq4")
 """Our proposal, and the published one."""
 
-TOKENS_PER_GPU = 3125
-"""Tokens of a step per GPU where the caller does not say: 200K on 64 GPUs, as published."""
 
 _SAMPLE_SEED = 0x5E9
 """Keeps the proposal's sampled batches apart from the ones that a plan of the same seed draws."""

@@ -36,8 +36,8 @@ from seqplan.api.store.catalogue import (
 )
 from seqplan.api.store.catalogue import write_lengths as keep_array
 from seqplan.api.store.errors import InUse, StoreUnavailable
+from seqplan.planner.cluster import TOKENS_PER_GPU
 from seqplan.planner.proposal.document import ProposalDocument
-from seqplan.planner.proposal.make_proposal import TOKENS_PER_GPU
 from seqplan.profiler.lengths import LengthsError, parse_histogram, read_lengths
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped, shipped_names

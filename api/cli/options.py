@@ -1,16 +1,18 @@
-"""Options that verbs share, and the types that argparse converts their values with."""
+"""Options that verbs share, and the types that argparse converts their values with.
+
+What an option needs of the planner or the profiler is imported where it is added: a verb loads what
+it uses, and no more.
+"""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from seqplan.planner.cluster import TOKENS_PER_GPU
-from seqplan.planner.workers.executor import EXECUTORS
-from seqplan.profiler.analytic.hardware import DEVICES, Cluster
-from seqplan.profiler.model_config import read_model_config
-from seqplan.profiler.model_sizes import MODELS, SIZES
+if TYPE_CHECKING:
+    from seqplan.profiler.analytic.hardware import Cluster
 
 
 def positive(text: str) -> int:
@@ -43,6 +45,8 @@ def check_port(port: int) -> None:
 
 def add_planning_input(parser: argparse.ArgumentParser) -> None:
     """Add what is planned for: profile, GPUs, lengths, longest sequence and tokens of a step."""
+    from seqplan.planner.cluster import TOKENS_PER_GPU
+
     add = parser.add_argument
     add("--profile", metavar="NAME|FILE", required=True, help="seqplan profiles")
     add("--gpus", metavar="N", type=positive, required=True)
@@ -71,6 +75,8 @@ def add_usable_schemes(parser: argparse.ArgumentParser) -> None:
 
 def add_cluster(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add ``--hardware``, ``--nodes``, ``--gpus-per-node`` and the bandwidths."""
+    from seqplan.profiler.analytic.hardware import DEVICES
+
     group = parser.add_argument_group("cluster")
     group.add_argument("--hardware", metavar="NAME", required=required, help=", ".join(DEVICES))
     group.add_argument("--nodes", metavar="N", type=positive, default=1, help="default 1")
@@ -91,6 +97,8 @@ def add_cluster(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
     """The cluster that was asked for; ``ValueError`` for unknown hardware or a bandwidth of 0."""
+    from seqplan.profiler.analytic.hardware import DEVICES, Cluster
+
     if args.hardware not in DEVICES:
         raise ValueError(f"--hardware {args.hardware!r}: wants one of {', '.join(DEVICES)}")
     hardware = DEVICES[args.hardware]
@@ -138,6 +146,8 @@ def add_overlap(parser: argparse.ArgumentParser) -> None:
 
 def add_executor(parser: argparse.ArgumentParser) -> None:
     """Add the option to a verb's parser."""
+    from seqplan.planner.workers.executor import EXECUTORS
+
     parser.add_argument(
         "--executor",
         choices=EXECUTORS,
@@ -148,6 +158,8 @@ def add_executor(parser: argparse.ArgumentParser) -> None:
 
 def add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add ``--model`` and a flag for every size."""
+    from seqplan.profiler.model_sizes import MODELS, SIZES
+
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
@@ -164,6 +176,8 @@ def sizes_of(args: argparse.Namespace) -> dict[str, int]:
 
     ``ValueError`` for an unknown name, a file that is no config, or a size that is missing.
     """
+    from seqplan.profiler.model_sizes import SIZES
+
     sizes = dict(_named(args.model)) if args.model else {}
     sizes.update({size: value for size in SIZES if (value := getattr(args, size)) is not None})
     if missing := [size for size in SIZES if size not in sizes]:
@@ -174,6 +188,9 @@ def sizes_of(args: argparse.Namespace) -> dict[str, int]:
 
 
 def _named(name: str) -> dict[str, int]:
+    from seqplan.profiler.model_config import read_model_config
+    from seqplan.profiler.model_sizes import MODELS
+
     if name in MODELS:
         return MODELS[name]
     if not name.endswith(".json"):

@@ -1,13 +1,10 @@
-# The planning service: planning, the store and HTTP. It never imports torch, which is therefore left
-# out of the image (it would be most of it); the ranks of a training run install the package with it.
+# The planning service: planning, the store and HTTP. It never imports torch; the ranks of a training
+# run install the package with its extra "runtime".
 FROM python:3.11-slim AS build
 WORKDIR /src
 COPY . .
-# The dependencies of the package and of its PostgreSQL store, without torch, at the pinned versions.
-RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*(d for d in p['dependencies'] + p['optional-dependencies']['postgresql'] if not d.startswith('torch')), sep='\n')" > requirements.txt \
-  && python -m venv /opt/seqplan \
-  && /opt/seqplan/bin/python -m pip install --no-cache-dir -c constraints.txt -r requirements.txt \
-  && /opt/seqplan/bin/python -m pip install --no-cache-dir --no-deps .
+RUN python -m venv /opt/seqplan \
+  && /opt/seqplan/bin/python -m pip install --no-cache-dir -c constraints.txt ".[postgresql]"
 
 FROM python:3.11-slim
 # A number, so that an orchestrator can tell that it is not root.

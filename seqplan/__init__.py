@@ -1,5 +1,73 @@
-"""Plans for training large Transformers on sequences of very different lengths."""
+"""Plans for training large Transformers on sequences of very different lengths.
+
+The names here are those that a user starts from; they load what they need when they are first asked
+for, so that ``import seqplan`` costs nothing. Behind them, in the order of the flow: ``plans`` (the
+format), ``profiler`` (cost models and lengths), ``planner`` (proposals and steps), ``runtime``
+(what each rank runs) and ``api`` (command line and service).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from seqplan.plans.version import VERSION as __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from seqplan.planner.batches.batch import Batch
+    from seqplan.planner.cluster import Cluster
+    from seqplan.planner.errors import Infeasible
+    from seqplan.planner.proposal.document import ProposalDocument
+    from seqplan.planner.proposal.make_proposal import make_proposal
+    from seqplan.planner.step.step_planner import StepPlanner
+    from seqplan.plans.format.plan_file import read_plans, write_plans
+    from seqplan.plans.plan import Plan
+    from seqplan.plans.scheme import Scheme, Strategy
+    from seqplan.plans.views.rank_view import RankView, rank_view
+    from seqplan.profiler.lengths import read_lengths
+    from seqplan.profiler.profile import Profile
+    from seqplan.profiler.shipped.catalogue import find_profile
+
+_HOMES = {
+    "planner.batches.batch": ("Batch",),
+    "planner.cluster": ("Cluster",),
+    "planner.errors": ("Infeasible",),
+    "planner.proposal.document": ("ProposalDocument",),
+    "planner.proposal.make_proposal": ("make_proposal",),
+    "planner.step.step_planner": ("StepPlanner",),
+    "plans.format.plan_file": ("read_plans", "write_plans"),
+    "plans.plan": ("Plan",),
+    "plans.scheme": ("Scheme", "Strategy"),
+    "plans.views.rank_view": ("RankView", "rank_view"),
+    "profiler.lengths": ("read_lengths",),
+    "profiler.profile": ("Profile",),
+    "profiler.shipped.catalogue": ("find_profile",),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Batch",
+    "Cluster",
+    "Infeasible",
+    "Plan",
+    "Profile",
+    "ProposalDocument",
+    "RankView",
+    "Scheme",
+    "StepPlanner",
+    "Strategy",
+    "__version__",
+    "find_profile",
+    "make_proposal",
+    "rank_view",
+    "read_lengths",
+    "read_plans",
+    "write_plans",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name's module when the name is first asked for (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.api.cli.extras import RUNTIME, lacks_torch
 from seqplan.api.cli.plan import StepRow, planned_rows, summary_lines
 from seqplan.api.cli.profiles import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.cli.propose import proposal_lines
@@ -113,7 +114,12 @@ def run(args: argparse.Namespace) -> int:
     with atomic_write(args.output / "proposal.json", "w") as file:
         file.write(proposal.to_json())
     print(f"\nwritten: {plans} and {args.output / 'proposal.json'}")
-    agrees = execute_small(small, lengths, args.output / "small-plans.jsonl")
+    agrees = True
+    if lacks_torch():
+        _title("6. Not executed")
+        print(f"Executing plans needs {RUNTIME}")
+    else:
+        agrees = execute_small(small, lengths, args.output / "small-plans.jsonl")
     print(f"next: seqplan explain {plans} --step 3 (in the repository: ./run seqplan explain …)")
     return 0 if agrees else 1
 

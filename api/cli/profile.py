@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seqplan.api.cli.extras import need_torch
 from seqplan.api.cli.options import add_cluster, add_model, positive, sizes_of
 from seqplan.api.cli.output_file import check_output
 from seqplan.api.cli.profile_derived import completed, estimated, write_derived
@@ -124,7 +125,7 @@ def _measure(args: argparse.Namespace) -> int:
     points = design(shortest, longest, points=args.points)
     schemes = _schemes(args, sizes)
 
-    # From here on torch is needed.
+    need_torch("measuring a profile")
     import torch
 
     from seqplan.profiler.measure.device import capacity_bytes, context_bytes

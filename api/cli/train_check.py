@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from seqplan.api.cli.extras import need_torch
 from seqplan.api.cli.options import natural, positive
 from seqplan.api.cli.terminal import ProgressBar, table
 from seqplan.api.cli.verb import add_verb
@@ -68,6 +69,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """The verb: 0 where both runs agree, 1 where not. ``ValueError`` on bad input."""
+    need_torch("train-check")
     plans = first_plans(args.plans, args.ranks, args.steps)
     if args.data is not None and not Path(args.data).exists():
         raise ValueError(f"{args.data}: No such file or directory")

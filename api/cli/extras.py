@@ -1,0 +1,18 @@
+"""Packages that only some verbs need, as extras of the installation."""
+
+from __future__ import annotations
+
+import importlib.util
+
+RUNTIME = "the torch package: pip install 'seqplan[runtime]'"
+
+
+def lacks_torch() -> bool:
+    """Whether torch, which the extra ``runtime`` brings, is not installed."""
+    return importlib.util.find_spec("torch") is None
+
+
+def need_torch(purpose: str) -> None:
+    """Raise ``ValueError`` that says what to install where torch is absent."""
+    if lacks_torch():
+        raise ValueError(f"{purpose} needs {RUNTIME}")

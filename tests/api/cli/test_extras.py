@@ -1,0 +1,46 @@
+"""A verb that lacks an optional package says in one line which extra brings it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from command_line import call, complaint
+from made_files import Made
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *_: None if name == "torch" else find(name)
+    )
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_what_trains_or_measures_needs_torch(dense: Made, tmp_path: Path) -> None:
+    install = "needs the torch package: pip install 'seqplan[runtime]'"
+    check = call("train-check", "--plans", dense.plans, "--ranks", 4, "--steps", 1)
+    assert complaint(check) == f"train-check {install}"
+    output = tmp_path / "profile.json"
+    profile = call("profile", "--model", "small", "--lengths", "64..128", "-o", output)
+    assert complaint(profile) == f"measuring a profile {install}"
+    assert not output.exists()
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_a_profile_is_estimated_without_torch(tmp_path: Path) -> None:
+    output = tmp_path / "profile.json"
+    options = (
+        "--model",
+        "llama3-8b",
+        "--estimate",
+        "--hardware",
+        "a100-80gb",
+        "--gpus-per-node",
+        8,
+    )
+    outcome = call("profile", *options, "-o", output)
+    assert outcome.code == 0, outcome.err
+    assert output.exists()

@@ -1,0 +1,39 @@
+"""What ``import seqplan`` gives, and how little it loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+
+import numpy as np
+import pytest
+
+import seqplan
+
+
+def test_every_name_is_there() -> None:
+    assert list(seqplan.__all__) == sorted(seqplan.__all__)
+    for name in set(seqplan.__all__) - {"__version__"}:
+        assert getattr(seqplan, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'Plann'"):
+        _ = seqplan.Plann
+    assert seqplan.__version__ == metadata.version("seqplan")
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    code = "import seqplan, sys; dir(seqplan); print(*sys.modules)"
+    modules = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"numpy", "scipy", "torch", "seqplan.planner"} & set(modules)
+
+
+def test_a_step_is_planned_from_these_names_alone() -> None:
+    profile = seqplan.find_profile("llama-7b-a800-80gb")
+    cluster = seqplan.Cluster(gpus=8, max_len=8192, tokens=40000)
+    batch = seqplan.Batch.of_lengths([8192, 6000, 3000, 900, 700, 300, 120] * 3)
+    proposal = seqplan.make_proposal(profile, cluster, np.array(batch.lengths), seed=0)
+    plan = seqplan.StepPlanner(proposal).plan(batch)
+    assert isinstance(plan, seqplan.Plan)
+    assert seqplan.rank_view(plan, 0).rank == 0

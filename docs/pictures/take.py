@@ -56,7 +56,7 @@ def take_dashboard(page: Page, folder: Path) -> None:
         served.ok("POST", "/v1/jobs", job)
         train(served, "llama-32b")
         plan_of(served, "llama-32b", DONE + 7)  # as far ahead as it goes
-        page.size(1120, 1330)
+        page.size(1120, 1345)
         page.open(f"{served.url}/#job=llama-32b")
         page.until("return document.querySelectorAll('#gantt rect.forward').length")
         page.until_text("#step-name", f"^step {DONE}$")

@@ -26,8 +26,12 @@ sys.path.insert(0, str(ROOT / "tests" / "api"))
 
 from service_process import serving  # noqa: E402
 
-FACES = ("plans", "profiler", "planner", "runtime", "api", "hosts")
-"""Folders whose packages may name what is public."""
+FACES = {"seqplan": "seqplan"} | {
+    f"seqplan.{folder}": folder
+    for folder in ("plans", "profiler", "planner", "runtime", "api", "hosts")
+    if (ROOT / folder / "__init__.py").exists()
+}
+"""Packages that may name what is public, and their folders."""
 
 COLUMNS = "80"
 
@@ -78,16 +82,12 @@ def openapi() -> dict[str, Any]:
 def names() -> str:
     """A table for each package that names what is public."""
     parts = []
-    for folder in FACES:
-        if not (ROOT / folder / "__init__.py").exists():
-            continue
-        package = importlib.import_module(f"seqplan.{folder}")
-        rows = [
-            f"| `{name}` | {_about(package, name)} |" for name in getattr(package, "__all__", ())
-        ]
+    for face in FACES:
+        package = importlib.import_module(face)
+        public = getattr(package, "__all__", ())
+        rows = [f"| `{name}` | {_about(package, name)} |" for name in public]
         if rows:
-            head = f"`seqplan.{folder}`"
-            parts.append("\n".join([f"| {head} | |", "|---|---|", *rows]))
+            parts.append("\n".join([f"| `{face}` | |", "|---|---|", *rows]))
     return "\n\n".join(parts)
 
 
@@ -95,7 +95,7 @@ def _about(package: ModuleType, name: str) -> str:
     value = getattr(package, name)
     if inspect.ismodule(value) or inspect.isclass(value) or inspect.isroutine(value):
         return _sentence(inspect.getdoc(value) or "")
-    return ""
+    return f"a constant, {type(value).__name__}"
 
 
 def _sentence(text: str) -> str:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
+import json
 import re
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -140,3 +144,29 @@ def test_anchors_are_githubs(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A page's `code`, and more\n\n```\n# none\n```\n## Eq. 1–4\n", "utf-8")
     assert anchors(page) == {"a-pages-code-and-more", "eq-14"}
+
+
+def test_the_code_of_the_plan_format_runs() -> None:
+    golden = ROOT / "tests" / "plans" / "golden" / "heterogeneous.jsonl"
+    text = of(DOCS / "plan-format.md")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert "out/plans.jsonl" in code
+    names: dict[str, Any] = {}
+    exec(code.replace("out/plans.jsonl", str(golden)).replace("rank=17", "rank=0"), names)
+    assert names["share"].ranges
+    (line,) = re.findall(r'^python -c "(.*)"$', text, re.MULTILINE)
+    with redirect_stdout(io.StringIO()) as said:
+        exec(line, {})
+    assert set(json.loads(said.getvalue())["properties"]) == set(
+        re.findall(r"^\| `(\w+)` \|", text.partition("A pipeline:")[0], re.MULTILINE)
+    )
+
+
+def test_every_benchmark_that_makes_a_figure_is_there_and_told() -> None:
+    told = set(re.findall(r"\./run bench (\w+)", "".join(map(of, PAGES)))) - {"NAME"}
+    assert [name for name in told if not (ROOT / "benchmarks" / f"{name}.py").exists()] == []
+    known = re.search(r"NAMES = \((.*?)\)", of(ROOT / "benchmarks" / "run.py"), re.DOTALL)
+    assert known is not None
+    figures = of(DOCS / "figures.md")
+    names = re.findall(r'"(\w+)"', known[1])
+    assert [name for name in names if f"`./run bench {name}`" not in figures] == []

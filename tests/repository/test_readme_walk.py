@@ -1,4 +1,4 @@
-"""The README's walk, as a reader would type it: from the service to a rank's view."""
+"""From the service to a rank's view, as a reader of the README or of its page would type it."""
 
 from __future__ import annotations
 
@@ -12,48 +12,49 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.profiler.shipped.catalogue import shipped
 
 ROOT = Path(__file__).parents[2]
 
 
-def _block(language: str, holding: str) -> str:
-    text = (ROOT / "README.md").read_text("utf-8")
+def block(page: str, language: str, holding: str) -> str:
+    text = (ROOT / page).read_text("utf-8")
     blocks = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
     (found,) = [block for block in blocks if holding in block]
     return str(found)
 
 
-def test_from_the_service_to_a_view(tmp_path: Path) -> None:
-    if shutil.which("curl") is None:
-        pytest.skip("no curl")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
-    program = tmp_path / "program.py"
-    python = _block("python", "HttpSource(")
-    program.write_text(python.replace("8400", port))
-    walk = _block("bash", "seqplan serve")
-    for written, here in (
-        ("./run seqplan", f"{sys.executable} -m seqplan.api.cli"),
-        ("out/seqplan.db", f"{tmp_path}/seqplan.db"),
-        ("8400", port),
-        ("python3 -c", f"{sys.executable} -c"),
+def typed(walk: str, port: str, folder: Path) -> str:
+    """What the shell says to the walk, typed with a port and files of its own.
+
+    It is read up to the walk's end only: the service goes on after it, with the pipe's other end.
+    """
+    for written, here, needed in (
+        ("./run seqplan", f"{sys.executable} -m seqplan.api.cli", True),
+        ("out/seqplan.db", f"{folder}/seqplan.db", True),
+        ("out/proposal.json", f"{folder}/proposal.json", False),
+        ("8400", port, True),
+        ("python3 -c", f"{sys.executable} -c", True),
     ):
-        assert written in walk
+        assert written in walk or not needed
         walk = walk.replace(written, here)
-    walk = f"set -eu\n{walk}\n{sys.executable} {program}\n"
     shell = subprocess.Popen(
-        ["bash", "-c", walk], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ["bash", "-c", f"set -eu\n{walk}\necho\necho walked"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "no_proxy": "*"}, start_new_session=True,
     )  # fmt: skip
     try:
-        # The service goes on after the walk, with the pipe's other end: read to the last line.
         assert shell.stdout is not None
         said = []
         for line in shell.stdout:
-            said.append(line)
-            if re.search(r"1 \[.*\]\n$", line):
+            if line == "walked\n":
                 break
+            said.append(line)
         else:
             assert shell.stderr is not None
             pytest.fail("".join(said) + shell.stderr.read())
@@ -61,8 +62,42 @@ def test_from_the_service_to_a_view(tmp_path: Path) -> None:
     finally:
         os.killpg(shell.pid, signal.SIGTERM)
         shell.communicate()
-    text = "".join(said)
-    assert '"state":"planning"' in text.replace(" ", "")
+    return "".join(said)
+
+
+@pytest.fixture
+def port() -> str:
+    """A port that is free; the test is skipped where there is no curl."""
+    if shutil.which("curl") is None:
+        pytest.skip("no curl")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def view_in(text: str) -> dict[str, object]:
     view, _ = json.JSONDecoder().raw_decode(text, text.index('{"step":0,"rank":3,"world'))
-    assert view["world_size"] == 16
-    assert '{"step":0,"rank":3}' in text
+    assert isinstance(view, dict)
+    return view
+
+
+def test_the_page_of_the_service(tmp_path: Path, port: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(block("docs/service.md", "python", "HttpSource(").replace("8400", port))
+    walk = block("docs/service.md", "bash", "seqplan serve")
+    said = typed(f"{walk}\n{sys.executable} {program}\n", port, tmp_path)
+    assert '"state":"planning"' in said.replace(" ", "")
+    assert view_in(said)["world_size"] == 16
+    assert '{"step":0,"rank":3}' in said
+    assert re.search(r"1 \[.*\]$", said, re.MULTILINE)
+
+
+def test_the_readme(tmp_path: Path, port: str) -> None:
+    """Its proposal is the demonstration's; here a smaller one stands for it."""
+    lengths = np.load(ROOT / "examples" / "data" / "code.npy")
+    cluster = Cluster(gpus=4, max_len=4096, tokens=8000)
+    proposal = make_proposal(shipped("llama-7b-a800-80gb"), cluster, lengths)
+    (tmp_path / "proposal.json").write_text(proposal.to_json(), "utf-8")
+    walk = block("README.md", "bash", "seqplan serve")
+    assert len(walk.splitlines()) <= 8
+    said = typed(walk, port, tmp_path)
+    assert view_in(said)["world_size"] == 4

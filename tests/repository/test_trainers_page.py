@@ -1,7 +1,8 @@
-"""The page for trainer authors: its code is the example's, or runs as it stands."""
+"""The page for trainer authors and the README: their code is the example's, or runs as it is."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from random_plans import one_pipeline_plan
 from ranks import run_ranks
 
 from seqplan import runtime
+from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
@@ -23,9 +25,9 @@ HIDDEN, HEADS, VOCAB = 16, 2, 32
 LENGTHS = [[40, 3, 17], [9, 1, 25]]
 
 
-def blocks() -> list[str]:
-    """The page's Python code."""
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+def blocks(page: Path = PAGE) -> list[str]:
+    """A page's Python code."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_the_trainer_of_the_page_is_the_example() -> None:
@@ -94,6 +96,34 @@ def test_the_code_of_the_page_trains() -> None:
     for found in run_ranks(trained, 2):
         for step, expected in zip(found, alone, strict=True):
             assert step == pytest.approx(expected, rel=1e-12)
+
+
+def trained_as_in_the_readme(rank: int, world_size: int, folder: Path) -> tuple[int, float]:
+    os.chdir(folder)
+    (code,) = blocks(ROOT / "README.md")
+    torch.manual_seed(0)
+    sizes = ModelConfig(hidden=HIDDEN, heads=HEADS, kv_heads=HEADS, vocab=VOCAB)
+    names: dict[str, Any] = {
+        "runtime": runtime,
+        "torch": torch,
+        "model": runtime.Llama(sizes),
+        "data": runtime.SeededTokens(VOCAB, 0),
+        "heads": HEADS,
+        "kv_heads": HEADS,
+        "rank": rank,
+        "world_size": world_size,
+    }
+    exec(code, names)
+    return names["result"].step, names["result"].loss
+
+
+def test_the_trainer_of_the_readme_trains(tmp_path: Path) -> None:
+    with write_plans(tmp_path / "plans.jsonl") as write:
+        for plan in plans(2):
+            write(plan)
+    found = run_ranks(trained_as_in_the_readme, 2, tmp_path)
+    assert found[0] == found[1]
+    assert found[0][0] == len(LENGTHS) - 1
 
 
 def test_the_page_names_what_there_is() -> None:

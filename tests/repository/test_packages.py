@@ -1,0 +1,96 @@
+"""The packages: pyproject lists those that are there, and folders do not import in circles."""
+
+from __future__ import annotations
+
+import tomllib
+from graphlib import CycleError
+from pathlib import Path
+
+import pytest
+from folder_graph import ROOT, TOPS, floors, folder_graph
+
+SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+
+BELOW = {
+    "plans": set(),
+    "profiler": {"plans"},
+    "planner": {"profiler", "plans"},
+    "runtime": {"plans"},
+    "api": {"planner", "profiler", "runtime", "plans"},
+    "hosts": {"planner", "profiler", "runtime", "plans"},
+}
+"""Folder → what it may import."""
+
+MEASURING = "profiler/measure"
+
+
+def test_packages_are_the_folders_on_disk() -> None:
+    found = {"seqplan"}
+    for name, folder in SETUP["package-dir"].items():
+        if name == "seqplan":
+            continue
+        for face in (ROOT / folder).rglob("__init__.py"):
+            parts = face.parent.relative_to(ROOT / folder).parts
+            found.add(".".join((name, *parts)))
+    assert sorted(SETUP["packages"]) == sorted(found)
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    bare = {
+        path.parent.relative_to(ROOT).as_posix()
+        for folder in SETUP["package-dir"].values()
+        for path in (ROOT / folder).rglob("*.py")
+        if not (path.parent / "__init__.py").exists()
+    }
+    assert bare == set()
+
+
+def test_folders_do_not_import_in_circles() -> None:
+    assert len(floors(folder_graph())) > len(TOPS)
+
+
+def test_imports_go_down() -> None:
+    up = [
+        f"{folder} → {other}"
+        for folder, wanted in folder_graph().items()
+        for other in wanted
+        if (above := folder.split("/")[0]) != (below := other.split("/")[0])
+        and below not in BELOW[above]
+        and not (folder == MEASURING and below == "runtime")
+    ]
+    assert up == []
+
+
+def made_up(root: Path, files: dict[str, str]) -> Path:
+    for top in TOPS:
+        (root / top).mkdir()
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    return root
+
+
+def test_a_circle_of_folders_is_found(tmp_path: Path) -> None:
+    """Though no file imports itself by way of another."""
+    files = {
+        "planner/one/here.py": "from seqplan.planner.two.there import name",
+        "planner/two/there.py": "name = 1",
+        "planner/two/other.py": "def late():\n    import seqplan.planner.one.also",
+        "planner/one/also.py": "",
+    }
+    graph = folder_graph(made_up(tmp_path, files))
+    assert graph == {"planner/one": {"planner/two"}, "planner/two": {"planner/one"}}
+    with pytest.raises(CycleError):
+        floors(graph)
+
+
+def test_floors_of_a_sound_tree(tmp_path: Path) -> None:
+    files = {
+        "plans/plan.py": "",
+        "planner/one/here.py": "from seqplan.plans import plan\nfrom seqplan.planner.two import x",
+        "planner/two/__init__.py": "x = 1",
+        "planner/two/there.py": "import seqplan.plans.plan",
+    }
+    found = floors(folder_graph(made_up(tmp_path, files)))
+    assert found == [["plans"], ["planner/two"], ["planner/one"]]

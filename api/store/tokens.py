@@ -1,0 +1,49 @@
+"""The table of bearer tokens, kept as hashes only: who may ask, and for what."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+
+from sqlalchemy import Connection, insert, select
+
+from seqplan.api.store import schema
+from seqplan.api.store.errors import StoreError
+
+SCOPES = ("read", "write")
+"""What a token allows; write includes read."""
+
+
+def add_token(connection: Connection, name: str, scope: str) -> str:
+    """Make a token, which is shown once: the store keeps its hash. ``StoreError`` for a name used.
+
+    A token has 256 random bits, so that one round of SHA-256 is as good as a slow hash.
+    """
+    if scope not in SCOPES:
+        raise StoreError(f"scope {scope!r}: choose one of {', '.join(SCOPES)}")
+    if connection.execute(select(schema.tokens).where(schema.tokens.c.name == name)).first():
+        raise StoreError(f"there is a token {name!r} already; choose another name")
+    token = "seqplan_" + secrets.token_urlsafe(32)
+    connection.execute(insert(schema.tokens).values(name=name, hash=_hash(token), scope=scope))
+    return token
+
+
+def known_tokens(connection: Connection) -> list[tuple[str, str]]:
+    """Return hash and scope of every token; where there is any, every request needs one."""
+    query = select(schema.tokens.c.hash, schema.tokens.c.scope)
+    return [(hashed, scope) for hashed, scope in connection.execute(query)]
+
+
+def scope_of(tokens: Iterable[tuple[str, str]], token: str) -> str | None:
+    """Return what the token allows, None when it is not among these. Compares in constant time."""
+    hashed, allowed = _hash(token), None
+    for known, scope in tokens:
+        if hmac.compare_digest(hashed, known):
+            allowed = scope
+    return allowed
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -8,6 +8,7 @@ are ``service``; ``plan_bytes``, ``plan_summary`` and ``drift_watch`` for the an
 __all__ = [
     "drift_watch",
     "job_batches",
+    "job_drift",
     "job_news",
     "job_planner",
     "look_ahead",

@@ -6,25 +6,23 @@ import logging
 import threading
 from collections.abc import Container
 from contextlib import suppress
-from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from seqplan.api.service.job_drift import JobDrift, job_drift
 from seqplan.api.service.lru import Lru
 from seqplan.api.service.plan_summary import PlanSummaries
-from seqplan.api.store import jobs, measurements, plans
+from seqplan.api.store import jobs, measurements
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.proposals import ready_document
 from seqplan.api.store.rows import JobRow, ProposalRow, get
 from seqplan.api.store.store import Store
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.fit.drift import Drift, drift, stated_error
+from seqplan.profiler.fit.drift import Drift
 from seqplan.profiler.profile import Profile
 
 WINDOW = 200
 """Measured steps that the log and the metrics look back on."""
-
-MOST_POINTS = 1000
 
 EVERY_S = 15.0
 """How often the watch looks by itself."""
@@ -36,27 +34,6 @@ _JUDGEMENTS = 16
 _State = tuple[list[int], tuple[int, float]]
 
 _log = logging.getLogger("seqplan.drift")
-
-
-@dataclass(frozen=True)
-class JobDrift:
-    """The drift of a job by scheme, over the measured steps ``first`` to ``last``.
-
-    ``points``: (predicted ms, measured ms) of the latest ``MOST_POINTS`` measured pipelines of each
-    scheme, oldest first.
-    ``pipelines``: all with work in these steps, of which ``measurable`` have one stage and their
-    ranks to themselves, of which ``measured`` were measured on all of their ranks.
-    """
-
-    profile: str
-    first: int | None
-    last: int | None
-    steps: int
-    pipelines: int
-    measurable: int
-    measured: int
-    schemes: tuple[Drift, ...]
-    points: dict[Scheme, list[tuple[float, float]]]
 
 
 class DriftWatch:
@@ -156,52 +133,15 @@ class DriftWatch:
             earlier = self._judged.get((job, steps))
         if earlier is not None and earlier[0] == (looked_at, times):
             return earlier[1]
-        drifts = self._judge(connection, job, looked_at, profile)
+        drifts = job_drift(connection, job, looked_at, profile, self._summaries)
         with self._lock:
             self._judged.put((job, steps), ((looked_at, times), drifts))
         if steps == WINDOW:
             self._tell(job, drifts.schemes)
         return drifts
 
-    def _judge(
-        self, connection: Connection, job: str, steps: list[int], profile: Profile
-    ) -> JobDrift:
-        measured = measurements.measured_since(connection, job, steps[0]) if steps else {}
-        summaries = self._summaries.of(
-            plans.digests(connection, job, measured),
-            lambda missing: plans.plan_lines(connection, job, missing),
-        )
-        points: dict[Scheme, list[tuple[float, float]]] = {}
-        for step, by_rank in measured.items():
-            for pipeline in summaries[step].measurable if step in summaries else ():
-                took_ms = pipeline.measured_ms(by_rank)
-                if took_ms is not None and pipeline.predicted_ms > 0:
-                    points.setdefault(pipeline.scheme, []).append((pipeline.predicted_ms, took_ms))
-        schemes = sorted(
-            {pipeline.scheme for plan in summaries.values() for pipeline in plan.measurable}
-        )
-        return JobDrift(
-            profile=profile.name,
-            first=min(measured, default=None),
-            last=max(measured, default=None),
-            steps=len(measured),
-            pipelines=sum(plan.pipelines for plan in summaries.values()),
-            measurable=sum(len(plan.measurable) for plan in summaries.values()),
-            measured=sum(map(len, points.values())),
-            schemes=tuple(
-                drift(
-                    scheme,
-                    [predicted for predicted, _ in points.get(scheme, [])],
-                    [took for _, took in points.get(scheme, [])],
-                    stated_error(profile.by_scheme.get(scheme)),
-                )
-                for scheme in schemes
-            ),
-            points={scheme: latest[-MOST_POINTS:] for scheme, latest in points.items()},
-        )
-
     def _tell(self, job: str, drifts: tuple[Drift, ...]) -> None:
-        """One line in the log when a scheme leaves its limit, one when it is within it again."""
+        """Log one line when a scheme leaves its limit, one when it is within it again."""
         with self._lock:
             self._latest[job] = drifts
             for scheme_drift in drifts:

@@ -91,12 +91,12 @@ def _drawn(store: Store, row: JobRow, last: int, max_len: int) -> Iterator[Due |
 def _pushed(store: Store, row: JobRow, last: int) -> Iterator[Due | NotYet | End]:
     while True:
         with store.reading() as connection:
-            now = get(connection, JobRow, row.id)
+            stored = get(connection, JobRow, row.id)
             pushed = batches.batches_after(connection, row.id, last, row.look_ahead)
-        if now is None:
+        if stored is None:
             raise JobRemoved
         yield from (Due(batch, None) for batch in pushed)
         if pushed:
             last = pushed[-1].step
         else:
-            yield NotYet() if now.last_step is None else End(now.last_step)
+            yield NotYet() if stored.last_step is None else End(stored.last_step)

@@ -99,7 +99,7 @@ class PlanSummaries:
 
 
 def _without_sequences(fields: dict[str, Any], schemes: dict[tuple[int, ...], Scheme]) -> Plan:
-    """The plan of JSON fields, its ids, lengths, groups and selection left out.
+    """Make the plan of JSON fields, its ids, lengths, groups and selection left out.
 
     Checking and keeping those is most of what reading a plan takes.
     """
@@ -142,6 +142,6 @@ def _without_sequences(fields: dict[str, Any], schemes: dict[tuple[int, ...], Sc
 
 
 def _compact(ranks: Sequence[int]) -> Sequence[int]:
-    """Neighbouring ranks, which most pipelines have, as a range: no memory for each of them."""
+    """Write neighbouring ranks, which most pipelines have, as a range: it takes less memory."""
     spanned = range(ranks[0], ranks[0] + len(ranks))
     return spanned if tuple(spanned) == tuple(ranks) else tuple(ranks)

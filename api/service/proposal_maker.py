@@ -100,7 +100,7 @@ class ProposalMaker:
                 settle_proposal(connection, key, **outcome)
 
     def _in_process(self, key: str, arguments: tuple[Any, ...]) -> dict[str, str] | None:
-        """``document`` or ``error``; None when the service ends or the proposal is dropped."""
+        """Return ``document`` or ``error``; None when the service ends or it is dropped."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_propose, args=(theirs, *arguments), daemon=True)

@@ -37,10 +37,10 @@ class Listener(Protocol):
     """Who is told, from any thread, what becomes of the jobs."""
 
     def published(self, job: str, ready: ReadyPlan | None) -> None:
-        """A plan is in the store, ready to send; None: there is other news of the job."""
+        """Hear that a plan is in the store, ready to send; None: there is other news of the job."""
 
     def removed(self, job: str | None) -> None:
-        """A job was removed; None: any job may have been."""
+        """Hear that a job was removed; None: any job may have been."""
 
 
 class _Nobody:

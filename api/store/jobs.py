@@ -65,8 +65,10 @@ def still_wanted(connection: Connection, row: JobRow) -> bool:
 
     Of plans by the same proposal and batches it does not matter which of the two they are for.
     """
-    now = held(connection, JobRow, row.id)
-    return now is not None and all(getattr(now, name) == getattr(row, name) for name in _PLANNED_BY)
+    stored = held(connection, JobRow, row.id)
+    return stored is not None and all(
+        getattr(stored, name) == getattr(row, name) for name in _PLANNED_BY
+    )
 
 
 def lasting(connection: Connection, jobs: Iterable[str]) -> set[str]:

@@ -15,7 +15,7 @@ def _first(connection: Connection) -> None:
 
 
 def _second(connection: Connection) -> None:
-    """Jobs that continue others, sampler states beside plans, histograms without sequences."""
+    """Add jobs that continue others, sampler states beside plans, histograms without sequences."""
     added = {
         "jobs": {
             "continues": "VARCHAR(128)",

@@ -44,8 +44,11 @@ class AckQueue:
         self._writer: asyncio.Task[None] | None = None
 
     async def put(self, acks: list[Acknowledged]) -> None:
-        """Return when they are on disk, together. ``Problem`` where one of them fits no plan: then
-        none of them is kept; what others put goes on."""
+        """Keep acknowledgements; return when they are on disk, together.
+
+        ``Problem`` where one of them fits no plan: then none of them is kept; what others put goes
+        on.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((acks, done))
         if self._writer is None:
@@ -106,11 +109,14 @@ class PlannedSteps:
         self._digests: dict[tuple[str, int], str | None] = {}
 
     def first_problem(self, acks: Iterable[Acknowledged]) -> Exception | None:
-        """Return that of the first one that has one."""
+        """Return the problem of the first acknowledgement that has one."""
         return next((problem for ack in acks if (problem := self.problem(ack))), None)
 
     def problem(self, ack: Acknowledged) -> Problem | None:
-        """Say why it fits none: 404 for the job, 422 for the rank, 409 for the step or digest."""
+        """Say why an acknowledgement fits no plan.
+
+        404 for the job, 422 for the rank, 409 for the step or digest.
+        """
         job, step = ack.job, ack.step
         if job not in self._worlds:
             row = get(self._connection, JobOutline, job)
@@ -136,7 +142,7 @@ class PlannedSteps:
         return None
 
     def row(self, ack: Acknowledged) -> AckRow:
-        """Return the row of one that has no problem, with the digest of its step's plan."""
+        """Return the row of an acknowledgement that has no problem, with its plan's digest."""
         digest = self._digest(ack.job, ack.step)
         assert digest is not None
         return AckRow(ack.job, ack.step, ack.rank, digest)

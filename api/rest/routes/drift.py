@@ -8,7 +8,8 @@ from fastapi import APIRouter, Query
 
 from seqplan.api.rest.live.shared import ServiceOf, WatchOf
 from seqplan.api.rest.wire.problems import known
-from seqplan.api.service.drift_watch import MOST_POINTS, WINDOW
+from seqplan.api.service.drift_watch import WINDOW
+from seqplan.api.service.job_drift import MOST_POINTS
 from seqplan.api.store.rows import JobOutline, get
 from seqplan.profiler.fit.drift import Drift
 

@@ -21,7 +21,7 @@ MOST = 2**53 - 1
 
 
 def _integral(value: Any) -> Any:
-    """JSON has one kind of number: 3.0 is an integer. Booleans and text are none."""
+    """Take 3.0 for an integer, as JSON has one kind of number. Booleans and text are none."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -15,7 +15,8 @@ from service_process import PATIENCE_S, serving
 from stocked_service import stock
 
 from seqplan.api.rest.live.metrics import Metrics
-from seqplan.api.service.drift_watch import DriftWatch, JobDrift
+from seqplan.api.service.drift_watch import DriftWatch
+from seqplan.api.service.job_drift import JobDrift
 from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
 from seqplan.api.service.service import Service
 from seqplan.api.store.jobs import remove_job

@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     # Imported here: no other verb needs the web framework or the database.
     from seqplan.api.rest.server import serve
     from seqplan.api.service.service import Service
-    from seqplan.api.store.access import add_token
     from seqplan.api.store.store import Store
+    from seqplan.api.store.tokens import add_token
 
     check_port(args.port)
     check_executor(args.executor)

@@ -86,8 +86,10 @@ def _enter_once(store: Store, job: JobFile, origin: Path) -> None:
 
 
 def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
-    from seqplan.api.store import jobs, schema
-    from seqplan.api.store.catalogue import get, put_lengths, put_proposal, write_lengths
+    from seqplan.api.store.jobs import add_job
+    from seqplan.api.store.lengths import put_lengths, write_lengths
+    from seqplan.api.store.proposals import put_proposal
+    from seqplan.api.store.rows import JobRow, ProposalRow, get
 
     profile = find_profile(job.profile)
     lengths = read_lengths([job.lengths]).values
@@ -97,14 +99,14 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
         raise ValueError(
             f"{origin}: the lengths have {total} tokens, fewer than a step of {cluster.tokens}"
         )
-    asked = {"profile": profile.digest, "lengths": row["id"], "seed": job.seed}
+    asked = {"profile": profile.digest, "lengths": row.id, "seed": job.seed}
     asked |= {"gpus": cluster.gpus, "max_len": cluster.max_len, "tokens": cluster.tokens}
     asked |= {"steps": job.steps, "look_ahead": job.look_ahead}
     with store.reading() as connection:
-        known = get(connection, schema.jobs, job.job)
-        made = None if known is None else get(connection, schema.proposals, known["proposal"])
+        known = get(connection, JobRow, job.job)
+        made = None if known is None else get(connection, ProposalRow, known.proposal)
     if known is not None:
-        if made is None or json.loads(made["request"]) != asked:
+        if made is None or json.loads(made.request) != asked:
             raise ValueError(
                 f"{origin}: the store {job.store} has a job {job.job!r} of other settings; name "
                 "another job or store"
@@ -116,18 +118,17 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
     with claim.writing() as connection:
         put_lengths(connection, row)
         put_proposal(connection, key, asked, document.to_json())
-        jobs.add_job(
+        add_job(
             connection,
-            {
-                "id": job.job,
-                "proposal": key,
-                "lengths": row["id"],
-                "tokens": cluster.tokens,
-                "seed": job.seed,
-                "steps": job.steps,
-                "look_ahead": job.look_ahead,
-                "world_size": job.gpus,
-                "state": "planning",
-                "last_step": job.steps - 1,
-            },
+            JobRow(
+                id=job.job,
+                proposal=key,
+                lengths=row.id,
+                tokens=cluster.tokens,
+                seed=job.seed,
+                steps=job.steps,
+                look_ahead=job.look_ahead,
+                world_size=job.gpus,
+                last_step=job.steps - 1,
+            ),
         )

@@ -1,4 +1,4 @@
-"""The application: routes, errors and the guard around one service."""
+"""The application: routes, errors and what a request passes before them, around one service."""
 
 from __future__ import annotations
 
@@ -6,55 +6,86 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.live.ack_writer import AckQueue
 from seqplan.api.rest.live.metrics import Metrics
-from seqplan.api.rest.live.plan_waiters import Board
+from seqplan.api.rest.live.plan_waiters import PlanWaiters
+from seqplan.api.rest.middleware.body_limit import BodyLimit
 from seqplan.api.rest.middleware.dashboard import Dashboard
 from seqplan.api.rest.middleware.direct_plans import PlanAnswers
-from seqplan.api.rest.middleware.guard import Guard
+from seqplan.api.rest.middleware.figures import Figures
+from seqplan.api.rest.middleware.tokens import Tokens
 from seqplan.api.rest.openapi import describe
-from seqplan.api.rest.routes.catalogue import catalogue_routes
-from seqplan.api.rest.routes.jobs import job_routes
-from seqplan.api.rest.routes.plans import plan_routes
-from seqplan.api.rest.routes.probes import health_routes
-from seqplan.api.rest.routes.progress import progress_routes
+from seqplan.api.rest.routes import (
+    acknowledgements,
+    drift,
+    jobs,
+    lengths,
+    plans,
+    probes,
+    profiles,
+    progress,
+    proposals,
+    timeline,
+)
 from seqplan.api.rest.wire import problems
 from seqplan.api.service.drift_watch import DriftWatch
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service
 from seqplan.plans.version import VERSION
 
+_RESOURCES = (
+    probes,
+    profiles,
+    lengths,
+    proposals,
+    jobs,
+    plans,
+    acknowledgements,
+    progress,
+    drift,
+    timeline,
+)
+"""In the order in which the OpenAPI document lists them."""
+
 
 def make_app(service: Service) -> FastAPI:
-    """The REST interface of a service, which starts and stops with it."""
+    """Make the REST interface of a service, which starts and stops with it."""
+    app = FastAPI(
+        title="seqplan", version=VERSION, docs_url=None, redoc_url=None, lifespan=_lifespan
+    )
+    # What handlers share; see ``live/shared``.
+    app.state.service = service
+    app.state.summaries = PlanSummaries()
+    app.state.watch = DriftWatch(service.store, app.state.summaries)
+    app.state.metrics = Metrics(service, app.state.watch)
+    problems.install(app)
+    describe(app)
+    for resource in _RESOURCES:
+        app.include_router(resource.routes)
+    # The one added last is asked first.
+    app.add_middleware(PlanAnswers, waiters=lambda: app.state.waiters)
+    app.add_middleware(BodyLimit, limits=service.limits)
+    app.add_middleware(Tokens, store=service.store)
+    app.add_middleware(Figures, counts=service.counts, answered=app.state.metrics.answered)
+    app.add_middleware(Dashboard)
+    return app
 
-    summaries = PlanSummaries()
-    watch = DriftWatch(service.store, summaries)
-    figures = Metrics(service, watch)
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.board = Board(service, summaries)
-        app.state.acks = AckQueue(service)
-        service.start()
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    service: Service = app.state.service
+    watch: DriftWatch = app.state.watch
+    # These two belong to the event loop, which runs by now.
+    app.state.waiters = PlanWaiters(service, app.state.summaries)
+    app.state.acks = AckQueue(service)
+    service.start(app.state.waiters)
+    try:
+        watch.start()
         try:
             yield
         finally:
-            service.stop()
-
-    app = FastAPI(
-        title="seqplan", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan
-    )
-    problems.install(app)
-    describe(app)
-    app.include_router(health_routes(service, figures))
-    app.include_router(catalogue_routes(service))
-    app.include_router(job_routes(service))
-    app.include_router(plan_routes(service))
-    app.include_router(progress_routes(service, summaries, watch))
-    # The one added last is asked first.
-    app.add_middleware(PlanAnswers, board=lambda: app.state.board)
-    app.add_middleware(Guard, service=service, answered=figures.answered)
-    app.add_middleware(Dashboard)
-    return app
+            await run_in_threadpool(watch.stop)
+    finally:
+        service.stop()

@@ -39,15 +39,15 @@ def describe(app: FastAPI) -> None:
             }
             for methods in document["paths"].values():
                 for operation in methods.values():
-                    _say_problems(operation)
+                    _describe_problems(operation)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _say_problems(operation: dict[str, Any]) -> None:
-    """``default``: any other status is a problem; which ones, the operation's text says."""
+def _describe_problems(operation: dict[str, Any]) -> None:
+    """Describe ``default``: any other status is a problem; the operation's text says which."""
     operation["responses"].pop("422", None)
     operation["responses"]["default"] = {
         "description": "A problem (RFC 9457)",

@@ -6,14 +6,14 @@ import ipaddress
 import logging
 import socket
 import sys
-from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from seqplan.api.rest.app import make_app
 from seqplan.api.service.service import Service
-from seqplan.api.store.access import known_tokens
 from seqplan.api.store.store import Store
+from seqplan.api.store.tokens import known_tokens
 
 _GRACE_S = 5
 _KEEP_ALIVE_S = 300
@@ -56,12 +56,12 @@ def serve(store: Store, service: Service, host: str, port: int) -> int:
 class _Server(uvicorn.Server):
     """Wakes waiting requests when it is told to end, so that it need not wait for them."""
 
-    def __init__(self, config: uvicorn.Config, app: Any) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._app = app
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.state.board.stop()
+        self._app.state.waiters.stop()
         await super().shutdown(sockets)
 
 

@@ -1,36 +1,102 @@
-"""The sampler of a job that draws its batches, and where it is before a step."""
+"""What a job is to plan next: batches that it draws, or that its trainer pushes."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from sqlalchemy import Connection
 
-from seqplan.api.store import jobs
-from seqplan.api.store.catalogue import lengths_path
+from seqplan.api.store import batches, plans
+from seqplan.api.store.lengths import lengths_path
+from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Store
+from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler, SamplerState
 
 
-def job_sampler(store: Store, row: dict[str, Any], max_len: int) -> Sampler:
-    """What the job of ``row`` draws from; ``max_len``: of its proposal.
+@dataclass(frozen=True)
+class Due:
+    """A batch to plan, and the sampler before it where it is one that draws."""
+
+    batch: Batch
+    state: SamplerState | None
+
+
+class NotYet:
+    """Nothing is due now; batches may still be pushed."""
+
+
+@dataclass(frozen=True)
+class End:
+    """All is planned; ``step`` is the job's last."""
+
+    step: int
+
+
+class JobRemoved(Exception):
+    """The store has removed the job, so that nothing of it is due."""
+
+
+def due_batches(store: Store, row: JobRow, last: int, max_len: int) -> Iterator[Due | NotYet | End]:
+    """Yield what is due beyond step ``last``, without end: after the last step it is ``End``.
+
+    ``max_len``, errors: as for ``job_sampler``. ``JobRemoved``, ``StoreUnavailable``.
+    """
+    if row.lengths is not None:
+        yield from _drawn(store, row, last, max_len)
+    else:
+        yield from _pushed(store, row, last)
+
+
+def job_sampler(store: Store, row: JobRow, max_len: int) -> Sampler:
+    """Open what the job of ``row`` draws from; ``max_len``: of its proposal.
 
     A job that continues another truncates as that one does. ``ValueError`` for lengths that are
     damaged on the disk, ``OSError`` where they cannot be read.
     """
-    lengths = np.load(lengths_path(store, row["lengths"]), mmap_mode="r")
-    return Sampler(lengths, row["tokens"], row["max_len"] or max_len, row["seed"])
+    assert row.lengths is not None
+    assert row.tokens is not None
+    lengths = np.load(lengths_path(store, row.lengths), mmap_mode="r")
+    return Sampler(lengths, row.tokens, row.max_len or max_len, row.seed)
 
 
 def state_before(
-    store: Store, connection: Connection, row: dict[str, Any], max_len: int, step: int
+    store: Store, connection: Connection, row: JobRow, max_len: int, step: int
 ) -> SamplerState:
-    """Where the job's sampler is before ``step``; ``max_len``, errors: as for ``job_sampler``.
+    """Return where the job's sampler is before ``step``; ``max_len``, errors: see ``job_sampler``.
 
     From the nearest state that is kept with a plan: the lengths are needed for other steps only.
     """
-    known = jobs.known_state(connection, row, step)
+    known = plans.known_state(connection, row, step)
     if known.step == step:
         return known
     return job_sampler(store, row, max_len).state_before(step, known)
+
+
+def _drawn(store: Store, row: JobRow, last: int, max_len: int) -> Iterator[Due | End]:
+    assert row.steps is not None
+    sampler = job_sampler(store, row, max_len)
+    with store.reading() as connection:
+        known = plans.known_state(connection, row, last + 1)
+    for state, batch in sampler.resume(sampler.state_before(last + 1, known)):
+        if state.step == row.steps:
+            break
+        yield Due(batch, state)
+    while True:
+        yield End(row.steps - 1)
+
+
+def _pushed(store: Store, row: JobRow, last: int) -> Iterator[Due | NotYet | End]:
+    while True:
+        with store.reading() as connection:
+            stored = get(connection, JobRow, row.id)
+            pushed = batches.batches_after(connection, row.id, last, row.look_ahead)
+        if stored is None:
+            raise JobRemoved
+        yield from (Due(batch, None) for batch in pushed)
+        if pushed:
+            last = pushed[-1].step
+        else:
+            yield NotYet() if stored.last_step is None else End(stored.last_step)

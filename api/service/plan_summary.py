@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from seqplan.api.service.lru import Lru
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.fit.refit import Measurable, measurable
@@ -36,7 +37,7 @@ class PlanSummary:
 
     @classmethod
     def of_line(cls, line: str, schemes: dict[tuple[int, ...], Scheme]) -> PlanSummary:
-        """Of a plan's JSON, which was checked when it was kept: it is not checked again.
+        """Summarise a plan's JSON, which was checked when it was kept: it is not checked again.
 
         ``schemes``: those known by their degrees, one object for all summaries.
         """
@@ -45,18 +46,19 @@ class PlanSummary:
 
     @classmethod
     def of(cls, plan: Plan, sequences: int) -> PlanSummary:
-        """Of a plan of so many sequences, whether it still holds them or not."""
+        """Summarise a plan of so many sequences, whether it still holds them or not."""
         strategy = Strategy.of(Counter(pipeline.scheme for pipeline in plan.pipelines))
         return cls(
-            plan.predicted_ms,
-            plan.lower_bound_ms,
-            plan.gap,
-            plan.tokens,
-            sequences,
-            str(strategy),
-            sum(1 for pipeline in plan.pipelines if pipeline.micro_batches),
-            tuple(
-                replace(each, ranks=_compact(each.ranks), lengths=()) for each in measurable(plan)
+            predicted_ms=plan.predicted_ms,
+            lower_bound_ms=plan.lower_bound_ms,
+            gap=plan.gap,
+            tokens=plan.tokens,
+            sequences=sequences,
+            strategy=str(strategy),
+            pipelines=sum(1 for pipeline in plan.pipelines if pipeline.micro_batches),
+            measurable=tuple(
+                replace(pipeline, ranks=_compact(pipeline.ranks), lengths=())
+                for pipeline in measurable(plan)
             ),
         )
 
@@ -65,47 +67,39 @@ class PlanSummaries:
     """Summaries by digest, the least lately used forgotten first. May be used from threads."""
 
     def __init__(self, kept: int = KEPT) -> None:
-        self._kept = kept
-        self._known: OrderedDict[str, PlanSummary] = OrderedDict()
+        self._known: Lru[str, PlanSummary] = Lru(kept)
         self._schemes: dict[tuple[int, ...], Scheme] = {}
         self._lock = threading.Lock()
 
     def keep(self, digest: str, summary: PlanSummary) -> None:
-        """Of a plan that is at hand, so that it need not be read again."""
+        """Keep that of a plan that is at hand, so that it need not be read again."""
         with self._lock:
-            self._keep(digest, summary)
+            self._known.put(digest, summary)
 
     def of(
         self, digests: Mapping[int, str], lines: Callable[[Iterable[int]], Mapping[int, str]]
     ) -> dict[int, PlanSummary]:
-        """The summaries of steps, given their plans' digests.
+        """Return the summaries of steps, given their plans' digests.
 
         ``lines`` gives the JSON of the steps that are not known yet.
         """
-        found: dict[int, PlanSummary] = {}
+        summaries: dict[int, PlanSummary] = {}
         with self._lock:
             for step, digest in digests.items():
-                if digest in self._known:
-                    self._known.move_to_end(digest)
-                    found[step] = self._known[digest]
-        missing = [step for step in digests if step not in found]
+                if (summary := self._known.get(digest)) is not None:
+                    summaries[step] = summary
+        missing = [step for step in digests if step not in summaries]
         read = lines(missing) if missing else {}
         for step, line in read.items():
-            found[step] = PlanSummary.of_line(line, self._schemes)
+            summaries[step] = PlanSummary.of_line(line, self._schemes)
         with self._lock:
             for step in read:
-                self._keep(digests[step], found[step])
-        return found
-
-    def _keep(self, digest: str, summary: PlanSummary) -> None:
-        self._known[digest] = summary
-        self._known.move_to_end(digest)
-        while len(self._known) > self._kept:
-            self._known.popitem(last=False)
+                self._known.put(digests[step], summaries[step])
+        return summaries
 
 
 def _without_sequences(fields: dict[str, Any], schemes: dict[tuple[int, ...], Scheme]) -> Plan:
-    """The plan of JSON fields, its ids, lengths, groups and selection left out.
+    """Make the plan of JSON fields, its ids, lengths, groups and selection left out.
 
     Checking and keeping those is most of what reading a plan takes.
     """
@@ -148,6 +142,6 @@ def _without_sequences(fields: dict[str, Any], schemes: dict[tuple[int, ...], Sc
 
 
 def _compact(ranks: Sequence[int]) -> Sequence[int]:
-    """Neighbouring ranks, which most pipelines have, as a range: no memory for each of them."""
+    """Write neighbouring ranks, which most pipelines have, as a range: it takes less memory."""
     spanned = range(ranks[0], ranks[0] + len(ranks))
     return spanned if tuple(spanned) == tuple(ranks) else tuple(ranks)

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from seqplan.api.store import schema
-from seqplan.api.store.catalogue import get, lengths_path, settle_proposal
 from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.lengths import lengths_path
+from seqplan.api.store.proposals import settle_proposal
+from seqplan.api.store.rows import ProfileRow, ProposalRow, get
 from seqplan.api.store.store import Claim, Store
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange import proposed_with
@@ -45,6 +46,7 @@ class ProposalMaker:
         self._thread = threading.Thread(target=self._run, name="proposals", daemon=True)
 
     def start(self) -> None:
+        """Begin making what is added."""
         self._thread.start()
 
     def add(self, key: str) -> None:
@@ -81,14 +83,14 @@ class ProposalMaker:
 
     def _make(self, claim: Claim, key: str) -> None:
         with self._store.reading() as connection:
-            row = get(connection, schema.proposals, key)
-            if row is None or row["state"] != "running":
+            row = get(connection, ProposalRow, key)
+            if row is None or row.state != "running":
                 return  # removed, or made by another service
-            request = json.loads(row["request"])
-            profile = get(connection, schema.profiles, request["profile"])
+            request = json.loads(row.request)
+            profile = get(connection, ProfileRow, request["profile"])
         assert profile is not None
         arguments = (
-            profile["document"],
+            profile.document,
             request,
             str(lengths_path(self._store, request["lengths"])),
         )
@@ -98,7 +100,7 @@ class ProposalMaker:
                 settle_proposal(connection, key, **outcome)
 
     def _in_process(self, key: str, arguments: tuple[Any, ...]) -> dict[str, str] | None:
-        """``document`` or ``error``; None when the service ends or the proposal is dropped."""
+        """Return ``document`` or ``error``; None when the service ends or it is dropped."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_propose, args=(theirs, *arguments), daemon=True)
@@ -122,7 +124,7 @@ class ProposalMaker:
 
 
 def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
-    """What ``make_proposal`` is told of a request, named as the options of ``seqplan propose``.
+    """Turn a request, named as options of ``seqplan propose``, into arguments of ``make_proposal``.
 
     ``ValueError`` as there. Requests of earlier versions, which had fewer options, may lack some.
     """
@@ -149,16 +151,16 @@ def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _propose(pipe: Connection, profile: str, request: dict[str, Any], lengths: str) -> None:
+def _propose(pipe: Connection, profile_json: str, request: dict[str, Any], lengths: str) -> None:
     try:
-        found = Profile.from_json(profile, "profile")
-        made = make_proposal(
-            found,
+        profile = Profile.from_json(profile_json, "profile")
+        document = make_proposal(
+            profile,
             lengths=np.load(lengths, mmap_mode="r"),
             progress=lambda *values: pipe.send(("progress", values)),
-            **requested(found, request),
+            **requested(profile, request),
         )
-        pipe.send(("document", made.to_json()))
+        pipe.send(("document", document.to_json()))
     except (BrokenPipeError, ConnectionError):
         return  # the service is gone
     except Exception as error:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
-from sqlalchemy import select
-
-from seqplan.api.service.job_planner import PlanningJob, Published
+from seqplan.api.service.job_planner import PlanningJob
 from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.service.proposal_maker import ProposalMaker
-from seqplan.api.store import jobs, schema
-from seqplan.api.store.catalogue import get
+from seqplan.api.store import jobs
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.notices import removed
+from seqplan.api.store.proposals import running_proposals
+from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Store
 from seqplan.planner.workers.executor import EXECUTORS
-
-Removed = Callable[[str | None], None]
-"""Told of a job that was removed; of None when any job may have been."""
 
 _TICK_S = 1.0
 """How often a shared store is searched for work that another service has left."""
@@ -36,6 +31,24 @@ class Limits:
     sequences: int = 200_000_000
     jobs: int = 64
     wait_s: float = 60.0
+
+
+class Listener(Protocol):
+    """Who is told, from any thread, what becomes of the jobs."""
+
+    def published(self, job: str, ready: ReadyPlan | None) -> None:
+        """Hear that a plan is in the store, ready to send; None: there is other news of the job."""
+
+    def removed(self, job: str | None) -> None:
+        """Hear that a job was removed; None: any job may have been."""
+
+
+class _Nobody:
+    def published(self, job: str, ready: ReadyPlan | None) -> None:
+        pass
+
+    def removed(self, job: str | None) -> None:
+        pass
 
 
 class Service:
@@ -62,11 +75,12 @@ class Service:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._watch: threading.Thread | None = None
-        self.on_published: Published = lambda job, ready: None
-        self.on_removed: Removed = lambda job: None
+        self._listener: Listener = _Nobody()
 
-    def start(self) -> None:
+    def start(self, listener: Listener | None = None) -> None:
         """Go on with all that the store says is unfinished, and watch for what others begin."""
+        if listener is not None:
+            self._listener = listener
         self.proposals.start()
         self._take_up()
         if self.store.shared:
@@ -79,49 +93,53 @@ class Service:
         self.proposals.stop()
         with self._lock:
             running, self._running = list(self._running.values()), {}
-        for job in running:
-            job.stop()
+        for planning in running:
+            planning.stop()
         if self._watch is not None:
             self._watch.join()
 
-    def plan(self, row: dict[str, Any]) -> None:
+    def plan(self, row: JobRow) -> None:
         """Begin, or go on, to plan a job that is in the store; once is enough."""
         with self._lock:
-            known = self._running.get(row["id"])
+            known = self._running.get(row.id)
             if self._stopping.is_set() or (known is not None and not known.ended):
                 return
-            job = PlanningJob(self.store, row, self._published, self._workers, self._executor)
-            self._running[job.id] = job
-            job.start()
+            planning = PlanningJob(
+                self.store,
+                row,
+                self._published,
+                workers=self._workers,
+                executor=self._executor,
+            )
+            self._running[row.id] = planning
+            planning.start()
 
-    def plan_again(self, row: dict[str, Any]) -> None:
+    def plan_again(self, row: JobRow) -> None:
         """Plan a job that had failed; its earlier planning may be about to end."""
-        self._stop_planning(row["id"])
+        self._stop_planning(row.id)
         self.plan(row)
 
     def remove(self, job: str) -> bool:
         """Remove a job from the store and plan it no longer; False where there is none."""
         with self.store.reading() as connection:
-            row = get(connection, schema.jobs, job)
+            row = get(connection, JobRow, job)
         if row is None:
             return False
         self._stop_planning(job)
         try:
             with self.store.writing() as connection:
-                found = jobs.remove_job(connection, job)
+                was_there = jobs.remove_job(connection, job)
         except BaseException:
-            if row["state"] == "planning":
+            if row.state == "planning":
                 self.plan(row)
             raise
         self._forget(job)
-        return found
+        return was_there
 
     def _take_up(self) -> None:
         with self.store.reading() as connection:
             rows = jobs.unfinished(connection)
-            table = schema.proposals
-            making = connection.execute(select(table.c.id).where(table.c.state == "running"))
-            waiting = list(making.scalars())
+            waiting = running_proposals(connection)
         for key in waiting:
             if key not in self.proposals.progress:
                 self.proposals.add(key)
@@ -149,7 +167,7 @@ class Service:
         for job in known:
             if not self._exists(job):
                 self._forget(job)
-        self.on_removed(None)
+        self._listener.removed(None)
 
     def _noticed(self, job: str | None) -> None:
         gone = None if job is None else removed(job)
@@ -161,30 +179,30 @@ class Service:
             self._take_up()
         if job is not None:
             if known is not None:
-                known.look_again()
-            self.on_published(job, None)
+                known.news.look_again()
+            self._listener.published(job, None)
 
     def _exists(self, job: str) -> bool:
         with self.store.reading() as connection:
-            return get(connection, schema.jobs, job) is not None
+            return get(connection, JobRow, job) is not None
 
     def _forget(self, job: str) -> None:
         """Plan a job no longer that the store has removed, and have nobody wait for it."""
         self._stop_planning(job)
-        self.on_removed(job)
+        self._listener.removed(job)
 
     def _stop_planning(self, job: str) -> None:
         with self._lock:
-            found = self._running.pop(job, None)
-        if found is not None:
-            found.stop()
+            planning = self._running.pop(job, None)
+        if planning is not None:
+            planning.stop()
 
     def job(self, key: str) -> PlanningJob | None:
-        """The planning of a job, None for one that has none."""
+        """Return the planning of a job, None for one that has none."""
         with self._lock:
             return self._running.get(key)
 
     def _published(self, job: str, ready: ReadyPlan | None) -> None:
         if ready is not None:
             self.counts["publications"] += 1
-        self.on_published(job, ready)
+        self._listener.published(job, ready)

@@ -1,1 +1,24 @@
-"""The durable store of the service: what was uploaded, planned, acknowledged and measured."""
+"""The durable store of the service: what was uploaded, planned, acknowledged and measured.
+
+Read ``schema`` (the tables), ``rows`` (their records), ``store`` (opening one, its transactions),
+then the file of the table in question: each table has one of its name. ``migrations`` bring the
+tables of older stores to this version; ``notices`` tell the other services of a shared store.
+"""
+
+__all__ = [
+    "acks",
+    "answers",
+    "batches",
+    "errors",
+    "jobs",
+    "lengths",
+    "measurements",
+    "notices",
+    "plans",
+    "profiles",
+    "proposals",
+    "rows",
+    "schema",
+    "store",
+    "tokens",
+]

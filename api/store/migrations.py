@@ -15,7 +15,7 @@ def _first(connection: Connection) -> None:
 
 
 def _second(connection: Connection) -> None:
-    """Jobs that continue others, sampler states beside plans, histograms without sequences."""
+    """Add jobs that continue others, sampler states beside plans, histograms without sequences."""
     added = {
         "jobs": {
             "continues": "VARCHAR(128)",
@@ -42,21 +42,26 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second)
 _LOCK = 0x5E9  # any number that no claim is likely to have
 
 
+def stored_version(connection: Connection) -> int:
+    """Return how many migrations a store has been through; 0 for an empty one."""
+    return connection.execute(select(schema.version.c.version)).scalar() or 0
+
+
 def migrate(connection: Connection, where: str) -> None:
     """Apply what is missing; ``StoreError`` for a store of a newer version."""
     if connection.dialect.name == "postgresql":  # one service at a time, to the transaction's end
         connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
-    found = 0
+    version = 0
     if inspect(connection).has_table(schema.version.name):
-        found = connection.execute(select(schema.version.c.version)).scalar() or 0
-    if found > len(MIGRATIONS):
+        version = stored_version(connection)
+    if version > len(MIGRATIONS):
         raise StoreError(
-            f"{where}: has schema {found}, this seqplan knows {len(MIGRATIONS)}; use a newer "
+            f"{where}: has schema {version}, this seqplan knows {len(MIGRATIONS)}; use a newer "
             "seqplan, or another store"
         )
-    for apply in MIGRATIONS[found:]:
+    for apply in MIGRATIONS[version:]:
         apply(connection)
-    if found == 0:
+    if version == 0:
         connection.execute(insert(schema.version).values(version=len(MIGRATIONS)))
-    elif found < len(MIGRATIONS):
+    elif version < len(MIGRATIONS):
         connection.execute(update(schema.version).values(version=len(MIGRATIONS)))

@@ -23,5 +23,5 @@ def notify_removed(connection: Connection, job: str) -> None:
 
 
 def removed(notice: str) -> str | None:
-    """The job that a notice says was removed; None for any other notice."""
+    """Return the job that a notice says was removed; None for any other notice."""
     return notice.removeprefix(_REMOVED) if notice.startswith(_REMOVED) else None

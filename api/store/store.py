@@ -74,13 +74,13 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A transaction that only reads. ``StoreUnavailable``."""
+        """Begin a transaction that only reads. ``StoreUnavailable``."""
         with _available(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction that may write; on disk when it ends. ``StoreUnavailable``."""
+        """Begin a transaction that may write; on disk when it ends. ``StoreUnavailable``."""
         # SQLite has one writer at a time: better to wait here than to be told that it is locked.
         turn = nullcontext() if self._shared else self._writing
         with _available(), turn, self._engine.connect() as connection:
@@ -90,7 +90,7 @@ class Store:
 
     @contextmanager
     def claimed(self, what: str) -> Iterator[Claim | None]:
-        """The right to do ``what``, which one service has at a time; None where another has it.
+        """Take the right to do ``what``, which one service has at a time; None: another has it.
 
         It ends with the block, with the process, or with the connection to the database.
         ``StoreUnavailable``.
@@ -120,7 +120,7 @@ class Store:
                 connection.invalidate()
 
     def notices(self, every_s: float) -> Iterator[str | None]:
-        """The jobs in which other services have written, as they do; None every ``every_s``.
+        """Yield the jobs in which other services have written, as they do; None every ``every_s``.
 
         ``StoreUnavailable``. Without other services there are no notices.
         """
@@ -166,7 +166,7 @@ class Claim:
 
 
 def _locked(path: Path) -> int:
-    """A descriptor that holds the lock of a file; ``BlockingIOError`` where another has it."""
+    """Open a descriptor that holds the lock of a file; ``BlockingIOError`` where another has it."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,7 +177,7 @@ def _locked(path: Path) -> int:
 
 
 def _parsed(url: str) -> tuple[str, str | None]:
-    """The store's name for messages (no password), and the path of a SQLite file."""
+    """Return the store's name for messages (no password), and the path of a SQLite file."""
     if "://" not in url:
         return url, url
     try:

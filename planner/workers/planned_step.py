@@ -18,6 +18,11 @@ class Planned:
     line: str
     planning_ms: float
 
+    @property
+    def digest(self) -> str:
+        """Return the plan's digest, which is the first field of its line."""
+        return self.line.split('"', 4)[3]
+
 
 def plan_one(planner: StepPlanner, batch: Batch) -> Planned:
     """Plan one batch in this process."""

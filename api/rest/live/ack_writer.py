@@ -15,8 +15,10 @@ from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.wire.problems import Problem, not_found
 from seqplan.api.service.service import Service
-from seqplan.api.store import jobs, schema
-from seqplan.api.store.catalogue import get
+from seqplan.api.store.acks import AckRow, acknowledge
+from seqplan.api.store.measurements import MeasurementRow, add_measurements
+from seqplan.api.store.plans import last_planned, plan_digest
+from seqplan.api.store.rows import JobOutline, get
 
 MOST_AT_ONCE = 4096
 """Requests that share a transaction."""
@@ -42,8 +44,11 @@ class AckQueue:
         self._writer: asyncio.Task[None] | None = None
 
     async def put(self, acks: list[Acknowledged]) -> None:
-        """Returns when they are on disk, together. ``Problem`` where one of them fits no plan: then
-        none of them is kept; what others put goes on."""
+        """Keep acknowledgements; return when they are on disk, together.
+
+        ``Problem`` where one of them fits no plan: then none of them is kept; what others put goes
+        on.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((acks, done))
         if self._writer is None:
@@ -79,26 +84,19 @@ class AckQueue:
                 if problem is None
                 for ack in acks
             ]
-            here = [{"job": ack.job, "step": ack.step, "rank": ack.rank} for ack in good]
-            jobs.acknowledge(
+            acknowledge(connection, [check.row(ack) for ack in good])
+            add_measurements(
                 connection,
                 [
-                    {**row, "digest": check.digests[ack.job, ack.step]}
-                    for row, ack in zip(here, good, strict=True)
-                ],
-            )
-            jobs.add_measurements(
-                connection,
-                [
-                    {**row, "measured_ms": ack.measured_ms}
-                    for row, ack in zip(here, good, strict=True)
+                    MeasurementRow(ack.job, ack.step, ack.rank, ack.measured_ms)
+                    for ack in good
                     if ack.measured_ms is not None
                 ],
             )
         self._service.counts["acknowledgements"] += len(good)
         for ack in good:
             if planning := self._service.job(ack.job):
-                planning.acknowledged(ack.step, ack.rank)
+                planning.news.acknowledged(ack.step, ack.rank)
         return problems
 
 
@@ -108,28 +106,29 @@ class PlannedSteps:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._worlds: dict[str, int | None] = {}
-        self.digests: dict[tuple[str, int], str | None] = {}
+        self._digests: dict[tuple[str, int], str | None] = {}
 
     def first_problem(self, acks: Iterable[Acknowledged]) -> Exception | None:
-        """That of the first one that has one."""
+        """Return the problem of the first acknowledgement that has one."""
         return next((problem for ack in acks if (problem := self.problem(ack))), None)
 
     def problem(self, ack: Acknowledged) -> Problem | None:
-        """Why it fits no plan: 404 for the job, 422 for the rank, 409 for the step or digest."""
+        """Say why an acknowledgement fits no plan.
+
+        404 for the job, 422 for the rank, 409 for the step or digest.
+        """
         job, step = ack.job, ack.step
         if job not in self._worlds:
-            row = get(self._connection, schema.jobs, job)
-            self._worlds[job] = None if row is None else row["world_size"]
+            row = get(self._connection, JobOutline, job)
+            self._worlds[job] = None if row is None else row.world_size
         world_size = self._worlds[job]
         if world_size is None:
             return not_found(f"job {job}")
         if ack.rank >= world_size:
             return Problem(422, "invalid-request", f"rank: {ack.rank} is not below {world_size}")
-        if (job, step) not in self.digests:
-            self.digests[job, step] = jobs.plan_digest(self._connection, job, step)
-        digest = self.digests[job, step]
+        digest = self._digest(job, step)
         if digest is None:
-            last = jobs.last_planned(self._connection, job)
+            last = last_planned(self._connection, job)
             return Problem(
                 409,
                 "not-planned",
@@ -141,3 +140,14 @@ class PlannedSteps:
                 409, "other-plan", f"step {step} was planned as {digest}, not {ack.digest}"
             )
         return None
+
+    def row(self, ack: Acknowledged) -> AckRow:
+        """Return the row of an acknowledgement that has no problem, with its plan's digest."""
+        digest = self._digest(ack.job, ack.step)
+        assert digest is not None
+        return AckRow(ack.job, ack.step, ack.rank, digest)
+
+    def _digest(self, job: str, step: int) -> str | None:
+        if (job, step) not in self._digests:
+            self._digests[job, step] = plan_digest(self._connection, job, step)
+        return self._digests[job, step]

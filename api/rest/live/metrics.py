@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import (
@@ -12,16 +12,24 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection
 
 from seqplan.api.service.drift_watch import DriftWatch
 from seqplan.api.service.service import Service
-from seqplan.api.store import schema
-from seqplan.api.store.jobs import unfinished
-from seqplan.api.store.progress import last_acknowledged, planned_beyond
+from seqplan.api.store.acks import last_acknowledged
+from seqplan.api.store.jobs import jobs_by_state, unfinished
+from seqplan.api.store.plans import planned_beyond, planning_times
+from seqplan.profiler.fit.drift import Drift
 
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 KINDS = ("plan", "acknowledgement", "other")
+
+_DRIFT: tuple[tuple[str, str, Callable[[Drift], float | None]], ...] = (
+    ("error", "Median of |measured - predicted| / predicted, latest.", lambda drift: drift.recent),
+    ("bias", "Median of measured / predicted - 1, latest.", lambda drift: drift.bias),
+    ("limit", "What the error may be by the profile.", lambda drift: drift.limit),
+    ("warning", "1 where the error has left its limit.", lambda drift: bool(drift.warning)),
+)
 
 
 class Metrics:
@@ -30,7 +38,6 @@ class Metrics:
     def __init__(self, service: Service, watch: DriftWatch) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Figures(service))
-        self._watch = watch
         seconds = Histogram(
             "seqplan_request_seconds",
             "Time until an answer begins, without requests that waited for a plan.",
@@ -38,11 +45,12 @@ class Metrics:
             buckets=_BUCKETS_S,
             registry=self._registry,
         )
+        self._registry.register(_DriftGauges(watch))
         # Looked up once: a lookup by label costs as much as the rest.
         self._seconds = {kind: seconds.labels(kind) for kind in KINDS}
 
     def answered(self, path: str, seconds: float) -> None:
-        """A request for ``path`` was answered after this time."""
+        """Note that a request for ``path`` was answered after this time."""
         if "/plans/" in path:
             kind = "plan"
         else:
@@ -50,9 +58,8 @@ class Metrics:
         self._seconds[kind].observe(seconds)
 
     def text(self) -> str:
-        """All of them in the Prometheus text format."""
-        drift = "".join(f"{line}\n" for line in self._watch.metrics())
-        return generate_latest(self._registry).decode() + drift
+        """Write all of them in the Prometheus text format."""
+        return generate_latest(self._registry).decode()
 
 
 class _Figures(Collector):
@@ -64,12 +71,10 @@ class _Figures(Collector):
 
     def collect(self) -> Iterable[Metric]:
         with self._service.store.reading() as connection:
-            states = select(schema.jobs.c.state, func.count()).group_by(schema.jobs.c.state)
-            jobs = {str(state): int(count) for state, count in connection.execute(states)}
-            summed = select(func.count(), func.coalesce(func.sum(schema.plans.c.planning_ms), 0.0))
-            plans, planning_ms = connection.execute(summed).one()
+            jobs = jobs_by_state(connection)
+            plans, planning_ms = planning_times(connection)
             ahead = [
-                (row["id"], _look_ahead(connection, row["id"], row["world_size"]))
+                (row.id, _look_ahead(connection, row.id, row.world_size))
                 for row in unfinished(connection)
             ]
         by_state = GaugeMetricFamily("seqplan_jobs", "Jobs of the store.", labels=["state"])
@@ -101,6 +106,22 @@ class _Figures(Collector):
             if name.startswith("status "):
                 by_status.add_metric([name.removeprefix("status ")], count)
         yield by_status
+
+
+class _DriftGauges(Collector):
+    """By job and scheme, as the last look of the watch found them."""
+
+    def __init__(self, watch: DriftWatch) -> None:
+        self._watch = watch
+
+    def collect(self) -> Iterable[Metric]:
+        latest = self._watch.latest()
+        for name, about, value in _DRIFT:
+            gauge = GaugeMetricFamily(f"seqplan_drift_{name}", about, labels=["job", "scheme"])
+            for job, drift in latest:
+                if (figure := value(drift)) is not None:
+                    gauge.add_metric([job, str(drift.scheme)], figure)
+            yield gauge
 
 
 def _look_ahead(connection: Connection, job: str, world_size: int) -> int:

@@ -50,15 +50,15 @@ class Dashboard:
         self._files = _dashboard()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = None
+        file = None
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
-            found = self._files.get(scope["path"])
-        if found is None:
+            file = self._files.get(scope["path"])
+        if file is None:
             await self._app(scope, receive, send)
             return
-        known = Headers(scope=scope).get("if-none-match", "").encode("latin-1") == found.tag
-        status, body = (304, b"") if known else (200, found.body)
-        headers = [*found.headers]
+        known = Headers(scope=scope).get("if-none-match", "").encode("latin-1") == file.tag
+        status, body = (304, b"") if known else (200, file.body)
+        headers = [*file.headers]
         if not known:
             headers.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -68,30 +68,30 @@ class Dashboard:
 
 
 def _dashboard() -> dict[str, _File]:
-    """The files by the path they are served at."""
+    """Read the files, by the path they are served at."""
     folder = files("seqplan.api.dashboard")
-    bodies = {name: each.read_bytes() for name, each in _served(folder, "")}
+    bodies = {name: file.read_bytes() for name, file in _served(folder, "")}
     page = bodies.pop("index.html")
     digest = hashlib.sha256()
     for name, body in sorted(bodies.items()):
         digest.update(f"{name} {len(body)}\n".encode() + body)
     place = f"dashboard/{digest.hexdigest()[:16]}"
-    found = {
+    served = {
         f"/{place}/{name}": _file(name, body, "public, max-age=31536000, immutable")
         for name, body in bodies.items()
     }
-    found["/"] = _file("index.html", page.replace(_PLACE, place.encode()), "no-cache")
-    return found
+    served["/"] = _file("index.html", page.replace(_PLACE, place.encode()), "no-cache")
+    return served
 
 
 def _served(folder: Traversable, place: str) -> list[tuple[str, Traversable]]:
-    found = []
-    for each in folder.iterdir():
-        if each.is_dir():
-            found += _served(each, f"{place}{each.name}/")
-        elif _suffix(each.name) in CONTENT_TYPES:
-            found.append((f"{place}{each.name}", each))
-    return found
+    files_below = []
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            files_below += _served(entry, f"{place}{entry.name}/")
+        elif _suffix(entry.name) in CONTENT_TYPES:
+            files_below.append((f"{place}{entry.name}", entry))
+    return files_below
 
 
 def _file(name: str, body: bytes, caching: str) -> _File:

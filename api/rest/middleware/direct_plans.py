@@ -2,23 +2,22 @@
 
 These two requests are answered before the framework sees them, as its routing and validation take
 several times as long as sending a few kilobytes does. What is not plainly such a request, and every
-error, goes on to the routes of the same paths in ``plan_routes``.
+error, goes on to the routes of the same paths in ``routes/plans``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from urllib.parse import parse_qsl
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from seqplan.api.rest.live.plan_waiters import Board
-from seqplan.api.rest.wire.problems import Problem, not_found
-from seqplan.api.service.plan_bytes import ReadyPlan
-
-LONGEST_WAIT_S = 3600
-"""What a request may say; the service waits as long as its own limit allows."""
+from seqplan.api.rest.live.plan_waiters import PlanWaiters
+from seqplan.api.rest.wire.fields import LONGEST_WAIT_S
+from seqplan.api.rest.wire.plan_response import answer
+from seqplan.api.rest.wire.problems import Problem, store_unavailable
+from seqplan.api.store.errors import StoreUnavailable
 
 WAITED = "seqplan.waited"
 """Set in a request's scope when its plan was not at hand."""
@@ -30,9 +29,9 @@ _WAIT = re.compile(r"[0-9]{1,4}(\.[0-9]{1,9})?")
 class PlanAnswers:
     """ASGI middleware that answers ``…/plans/{step}`` and ``…/plans/{step}/ranks/{rank}``."""
 
-    def __init__(self, app: ASGIApp, board: Callable[[], Board]) -> None:
+    def __init__(self, app: ASGIApp, waiters: Callable[[], PlanWaiters]) -> None:
         self._app = app
-        self._board = board
+        self._waiters = waiters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not (
@@ -45,52 +44,29 @@ class PlanAnswers:
             return
         job, step = match[1], int(match[2])
         rank = None if match[3] is None else int(match[3])
-        board = self._board()
+        waiters = self._waiters()
         try:
-            ready = board.at_hand(job, step)
+            ready = waiters.at_hand(job, step)
             if ready is None:
                 scope[WAITED] = True
-                ready = await board.plan(job, step, wait)
+                ready = await waiters.plan(job, step, wait)
             status, headers, body = answer(ready, rank, scope["headers"])
         except Problem:
             await self._app(scope, receive, send)
+            return
+        except StoreUnavailable as error:
+            await store_unavailable(error)(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 
-Headers = list[tuple[bytes, bytes]]
-
-
-def answer(
-    ready: ReadyPlan | None, rank: int | None, asked: Iterable[tuple[bytes, bytes]]
-) -> tuple[int, Headers, bytes]:
-    """Status, headers and body for a plan, or for one rank's view of it.
-
-    ``asked``: the request's headers, names in lower case. ``Problem`` for a rank outside the world.
-    """
-    if ready is None:
-        return 204, [], b""
-    if rank is not None and rank >= len(ready.views):
-        raise not_found(f"rank {rank}: the job has ranks 0 to {len(ready.views) - 1}")
-    tag = f'"{ready.digest}"'.encode()
-    if any(name == b"if-none-match" and value == tag for name, value in asked):
-        return 304, [(b"etag", tag)], b""
-    body = ready.line if rank is None else ready.views[rank]
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"etag", tag),
-    ]
-    return 200, headers, body
-
-
 def _wait(query: bytes) -> float | None:
-    """Seconds to wait; None for a query that the framework is to judge."""
+    """Return the seconds to wait; None for a query that the framework is to judge."""
     if not query:
         return 0.0
     asked = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     if len(asked) != 1 or asked[0][0] != "wait" or not _WAIT.fullmatch(asked[0][1]):
         return None
-    found = float(asked[0][1])
-    return found if found <= LONGEST_WAIT_S else None
+    seconds = float(asked[0][1])
+    return seconds if seconds <= LONGEST_WAIT_S else None

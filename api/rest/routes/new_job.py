@@ -1,20 +1,30 @@
-"""Where a job's sampler is before a step, and jobs that go on from there by another proposal."""
+"""The row of a new job: one that begins a run, or goes on from another by a new proposal."""
 
 from __future__ import annotations
 
-from typing import Any
+import secrets
+from dataclasses import replace
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from seqplan.api.rest.wire.fields import Natural
-from seqplan.api.rest.wire.problems import Problem, before_first_step
+from seqplan.api.rest.routes.sampler_state import check_planned, proposal_of
+from seqplan.api.rest.wire.fields import LookAhead, Natural, Positive
+from seqplan.api.rest.wire.problems import Problem
 from seqplan.api.service.job_batches import state_before
 from seqplan.api.service.service import Service
-from seqplan.api.store import jobs, schema
-from seqplan.api.store.catalogue import get, held
+from seqplan.api.store.jobs import unfinished
+from seqplan.api.store.lengths import lengths_path
+from seqplan.api.store.proposals import ready_document
+from seqplan.api.store.rows import JobRow, LengthsRow, ListedJob, ProposalRow, get, held
+from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.proposal.document import ProposalDocument
+
+_OWN = ("lengths", "tokens", "seed", "steps", "last_step", "continues", "first_step")
+_CONTINUED = ("continues", "first_step", "seed", "lengths", "tokens", "steps", "last_step")
+_FIRST_STATE = ("max_len", "first_epoch", "first_cursor")
 
 
 class Continued(BaseModel):
@@ -25,53 +35,113 @@ class Continued(BaseModel):
     step: Natural
 
 
-def sampler_state(
-    service: Service, connection: Connection, row: dict[str, Any], step: int
-) -> dict[str, Any]:
-    """The state of a job before ``step``, with all that its next steps follow from.
+class NewJob(BaseModel):
+    """Either ``lengths`` and ``steps``, or neither: then the trainer pushes its batches.
 
-    Problems: 409 where batches are pushed or the step before is not planned yet, 404 before the
-    first step, 410 beyond the end.
+    Or ``continues``: then lengths, tokens and seed are those of the job that is continued, and so
+    are ``steps`` unless given.
     """
-    job = row["id"]
-    if row["lengths"] is None:
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")] | None = None
+    proposal: str
+    lengths: str | None = None
+    tokens: Positive | None = None
+    seed: Natural = 0
+    steps: Positive | None = None
+    look_ahead: LookAhead = 8
+    continues: Continued | None = None
+
+
+def job_row(service: Service, connection: Connection, new: NewJob) -> JobRow:
+    """Make the row of a new job, checked against what it names."""
+    proposal = held(connection, ProposalRow, new.proposal)
+    if proposal is None:
+        raise _invalid(f"proposal: there is no proposal {new.proposal}")
+    if proposal.state != "ready":
+        raise Problem(409, "not-ready", f"proposal {new.proposal} is {proposal.state}")
+    cluster = ready_document(proposal).cluster
+    row = JobRow(
+        id=new.id or secrets.token_hex(8),
+        proposal=new.proposal,
+        lengths=new.lengths,
+        seed=new.seed,
+        steps=new.steps,
+        look_ahead=new.look_ahead,
+        world_size=cluster.gpus,
+    )
+    if new.continues is None:
+        row = _with_own_batches(service, connection, row, new.tokens, cluster)
+    else:
+        steps = _continued_steps(new)
+        row = _with_continued_batches(service, connection, row, new.continues, steps, cluster)
+    check_room(service, connection)
+    if get(connection, ListedJob, row.id) is not None:
+        raise Problem(409, "exists", f"there is a job {row.id} already")
+    return row
+
+
+def answered(row: JobRow) -> dict[str, Any]:
+    """Return what a request for a new job is answered: what was asked or follows from it."""
+    drawn: tuple[str, ...] = _OWN
+    if row.continues is not None:
+        drawn = _CONTINUED if row.lengths is None else _CONTINUED + _FIRST_STATE
+    names = ("id", "proposal", *drawn, "look_ahead", "world_size", "state")
+    return {name: getattr(row, name) for name in names}
+
+
+def check_room(service: Service, connection: Connection) -> None:
+    """Raise 409 where the service plans as many jobs as it may."""
+    active = len(unfinished(connection))
+    if active >= service.limits.jobs:
+        raise Problem(409, "too-many-jobs", f"{active} jobs are being planned, the most allowed")
+
+
+def _with_own_batches(
+    service: Service, connection: Connection, row: JobRow, tokens: int | None, cluster: Cluster
+) -> JobRow:
+    """Add what a job that continues none draws, or that its batches are pushed."""
+    if row.lengths is None:
+        if row.steps is not None or tokens is not None:
+            raise _invalid("steps, tokens: are for jobs with lengths")
+        return row
+    if row.steps is None:
+        raise _invalid("steps: a job with lengths needs it")
+    lengths = held(connection, LengthsRow, row.lengths)
+    if lengths is None:
+        raise _invalid(f"lengths: there are no lengths {row.lengths}")
+    if lengths.kind == "histogram":
         raise Problem(
             409,
-            "no-sampler",
-            f"the batches of job {job} are pushed, so that no sampler has a state",
+            "only-counts",
+            f"lengths {row.lengths} are known by their histogram only, which has no sequences to "
+            "draw; upload the lengths themselves, or push the batches",
         )
-    if step < row["first_step"]:
-        raise before_first_step(row, step)
-    if step > row["steps"]:
-        last = row["steps"] - 1
-        raise Problem(410, "end-of-plans", f"job {job} ends with step {last}", last_step=last)
-    _check_planned(connection, row, step)
-    proposal = _proposal(connection, row)
-    max_len = proposal.cluster.max_len
-    state = state_before(service.store, connection, row, max_len, step)
-    return {
-        "job": job,
-        "step": state.step,
-        "epoch": state.epoch,
-        "cursor": state.cursor,
-        "carry_over": [],
-        "seed": row["seed"],
-        "tokens": row["tokens"],
-        "max_len": row["max_len"] or max_len,
-        "proposal": proposal.digest,
-        "profile": proposal.profile.digest,
-        "lengths": f"sha256:{row['lengths']}",
-    }
+    tokens = tokens or cluster.tokens
+    array = np.load(lengths_path(service.store, row.lengths), mmap_mode="r")
+    total = int(Sampler(array, tokens, cluster.max_len, row.seed).lengths.sum())
+    if total < tokens:
+        raise _invalid(f"tokens: the lengths have {total} tokens, fewer than a step of {tokens}")
+    return replace(row, tokens=tokens, last_step=row.steps - 1)
 
 
-def continued(
+def _continued_steps(new: NewJob) -> int | None:
+    """Return the steps of a job that continues another, where they are given."""
+    for name in ("lengths", "tokens", "seed"):
+        if name in new.model_fields_set:
+            raise _invalid(f"{name}: is that of the job that is continued; leave it out")
+    return new.steps
+
+
+def _with_continued_batches(
     service: Service,
     connection: Connection,
+    row: JobRow,
     continues: Continued,
     steps: int | None,
     cluster: Cluster,
-) -> dict[str, Any]:
-    """The part of a new job's row that says what its batches are: those of another, from a step on.
+) -> JobRow:
+    """Add what a job's batches are: those of another, from a step on.
 
     All that it needs of the other job is in it, so that the other may be removed. ``steps``: of
     the new job, by default the other's; ``cluster``: of the new job's proposal. Problems: 422 for a
@@ -79,59 +149,48 @@ def continued(
     step before is not planned yet.
     """
     job, step = continues.job, continues.step
-    row = held(connection, schema.jobs, job)
-    if row is None:
+    other = held(connection, JobRow, job)
+    if other is None:
         raise _invalid(f"continues.job: there is no job {job}")
-    if step < row["first_step"]:
-        raise _invalid(f"continues.step: job {job} begins with step {row['first_step']}")
-    max_len = row["max_len"] or _proposal(connection, row).cluster.max_len
+    if step < other.first_step:
+        raise _invalid(f"continues.step: job {job} begins with step {other.first_step}")
+    max_len = other.max_len or proposal_of(connection, other).cluster.max_len
     if cluster.max_len < max_len:
         raise _invalid(
             f"proposal: is for sequences of up to {cluster.max_len} tokens, but those of job {job} "
             f"have up to {max_len}; propose with max_len {max_len}"
         )
-    same = {"continues": job, "first_step": step, "seed": row["seed"]}
-    same |= {"lengths": row["lengths"], "tokens": row["tokens"]}
-    if row["lengths"] is None:
+    row = replace(
+        row,
+        continues=job,
+        first_step=step,
+        seed=other.seed,
+        lengths=other.lengths,
+        tokens=other.tokens,
+    )
+    if other.lengths is None:
         if steps is not None:
             raise _invalid("steps: is for jobs with lengths")
-        if row["last_step"] is not None and step > row["last_step"]:
-            raise _invalid(f"continues.step: job {job} ends with step {row['last_step']}")
-        return {**same, "steps": None, "last_step": row["last_step"]}
-    steps = row["steps"] if steps is None else steps
+        if other.last_step is not None and step > other.last_step:
+            raise _invalid(f"continues.step: job {job} ends with step {other.last_step}")
+        return replace(row, last_step=other.last_step)
+    steps = steps or other.steps
+    assert steps is not None  # as it draws its batches
     if step >= steps:
         raise _invalid(
             f"continues.step: {step} is beyond the last of {steps} steps, {steps - 1}; to go on "
             "from there give more steps"
         )
-    _check_planned(connection, row, step)
-    state = state_before(service.store, connection, row, max_len, step)
-    return {
-        **same,
-        "steps": steps,
-        "last_step": steps - 1,
-        "max_len": max_len,
-        "first_epoch": state.epoch,
-        "first_cursor": state.cursor,
-    }
-
-
-def _check_planned(connection: Connection, row: dict[str, Any], step: int) -> None:
-    """409 unless all steps before ``step`` are planned: no checkpoint is beyond those."""
-    last = jobs.last_planned(connection, row["id"])
-    if step > (row["first_step"] if last is None else last + 1):
-        raise Problem(
-            409,
-            "not-planned",
-            f"job {row['id']} is not planned up to step {step}; the last planned is {last}",
-            last_step=last,
-        )
-
-
-def _proposal(connection: Connection, row: dict[str, Any]) -> ProposalDocument:
-    found = get(connection, schema.proposals, row["proposal"])
-    assert found is not None  # it stays while a job uses it
-    return ProposalDocument.from_json(found["document"], "proposal")
+    check_planned(connection, other, step)
+    state = state_before(service.store, connection, other, max_len, step)
+    return replace(
+        row,
+        steps=steps,
+        last_step=steps - 1,
+        max_len=max_len,
+        first_epoch=state.epoch,
+        first_cursor=state.cursor,
+    )
 
 
 def _invalid(detail: str) -> Problem:

@@ -6,47 +6,44 @@ from html import escape
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse
-from sqlalchemy import select
 
-from seqplan.api.rest.live.metrics import Metrics
-from seqplan.api.service.service import Service
-from seqplan.api.store import schema
+from seqplan.api.rest.live.shared import MetricsOf, ServiceOf
+from seqplan.api.store.migrations import stored_version
+
+routes = APIRouter()
 
 
-def health_routes(service: Service, figures: Metrics) -> APIRouter:
-    """``/healthz``, ``/readyz``, ``/metrics`` and ``/docs``."""
-    routes = APIRouter()
+@routes.get("/healthz", response_class=PlainTextResponse)
+async def healthz() -> str:
+    """The process answers."""
+    return "ok\n"
 
-    @routes.get("/healthz", response_class=PlainTextResponse)
-    async def healthz() -> str:
-        """The process answers."""
-        return "ok\n"
 
-    @routes.get("/readyz", response_class=PlainTextResponse)
-    def readyz() -> str:
-        """The store answers, too; 503 otherwise."""
-        with service.store.reading() as connection:
-            connection.execute(select(schema.version.c.version))
-        return "ready\n"
+@routes.get("/readyz", response_class=PlainTextResponse)
+def readyz(service: ServiceOf) -> str:
+    """The store answers, too; 503 otherwise."""
+    with service.store.reading() as connection:
+        stored_version(connection)
+    return "ready\n"
 
-    @routes.get("/metrics", response_class=PlainTextResponse)
-    def metrics() -> str:
-        """Figures in the Prometheus text format."""
-        return figures.text()
 
-    @routes.get("/docs", response_class=HTMLResponse, include_in_schema=False)
-    def docs(request: Request) -> str:
-        """The routes on one page that loads nothing; /openapi.json has the details."""
-        rows = []
-        for path, methods in request.app.openapi()["paths"].items():
-            for method, about in methods.items():
-                what = escape(about.get("description", ""))
-                call = f"<code>{method.upper()} {escape(path)}</code>"
-                rows.append(f"<tr><td>{call}</td><td>{what}</td></tr>")
-        return (
-            '<!doctype html><meta charset="utf-8"><title>seqplan</title><h1>seqplan</h1>'
-            '<p>The interface in full: <a href="/openapi.json">openapi.json</a>.</p>'
-            f"<table>{''.join(rows)}</table>"
-        )
+@routes.get("/metrics", response_class=PlainTextResponse)
+def metrics(figures: MetricsOf) -> str:
+    """Figures in the Prometheus text format."""
+    return figures.text()
 
-    return routes
+
+@routes.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+def docs(request: Request) -> str:
+    """The routes on one page that loads nothing; /openapi.json has the details."""
+    rows = []
+    for path, methods in request.app.openapi()["paths"].items():
+        for method, about in methods.items():
+            what = escape(about.get("description", ""))
+            call = f"<code>{method.upper()} {escape(path)}</code>"
+            rows.append(f"<tr><td>{call}</td><td>{what}</td></tr>")
+    return (
+        '<!doctype html><meta charset="utf-8"><title>seqplan</title><h1>seqplan</h1>'
+        '<p>The interface in full: <a href="/openapi.json">openapi.json</a>.</p>'
+        f"<table>{''.join(rows)}</table>"
+    )

@@ -1,10 +1,10 @@
-"""Numbers as requests give them."""
+"""Numbers as requests give them, in bodies, paths and queries."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import Path
+from fastapi import Path, Query
 from pydantic import (
     BeforeValidator,
     Field,
@@ -14,12 +14,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from seqplan.plans.format.decode import MAX_INTEGER
+
 MOST = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 7493, 2.2)."""
 
 
 def _integral(value: Any) -> Any:
-    """JSON has one kind of number: 3.0 is an integer. Booleans and text are none."""
+    """Take 3.0 for an integer, as JSON has one kind of number. Booleans and text are none."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -29,16 +31,25 @@ LookAhead = Annotated[int, Field(strict=True, ge=1, le=1024), BeforeValidator(_i
 Milliseconds = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Step = Annotated[int, Path(ge=0, le=MOST)]
+StepOfPlan = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
+"""A step as far as the plan format counts, for what is only looked up."""
+AfterStep = Annotated[int, Query(ge=-1, le=MAX_INTEGER)]
+AtStep = Annotated[int, Query(ge=0, le=MOST)]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+LONGEST_WAIT_S = 3600
+"""What a request may say; the service waits as long as its own limit allows."""
+Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="seconds to wait for the plan")]
 
 
 def _exchange_times(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     try:
-        found = check(value)
+        times = check(value)
     except ValidationError:
         # Of a choice of three, pydantic names the first that it is not.
         wanted = 'wants times of 0 or more ms, as 900 or [900, 1400], or "published"'
         raise PydanticCustomError("exchange_times", wanted) from None
-    return [found] if isinstance(found, float) else found
+    return [times] if isinstance(times, float) else times
 
 
 _Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]

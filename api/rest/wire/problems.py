@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -11,13 +11,17 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.errors import InUse, StoreUnavailable
+from seqplan.api.store.rows import JobRow
 from seqplan.plans.format.decode import PlanError
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """A disk in trouble, which may pass: full, over a quota or limit, failing, read-only."""
 
 TYPES = "urn:seqplan:problem:"
+
+
+Named = TypeVar("Named")
 
 
 class Problem(Exception):
@@ -31,15 +35,33 @@ class Problem(Exception):
 def problem(
     status: int, kind: str, detail: str, headers: dict[str, str] | None = None, **more: Any
 ) -> JSONResponse:
-    """The response of a problem; ``more``: extension members."""
+    """Make the response of a problem; ``more``: extension members."""
     title = kind.replace("-", " ").capitalize()
     body = {"type": TYPES + kind, "title": title, "status": status, "detail": detail, **more}
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 
 
 def not_found(what: str) -> Problem:
-    """404 for something named in the path."""
+    """Make a 404 for something named in the path."""
     return Problem(404, "not-found", f"there is no {what}")
+
+
+def known(row: Named | None, what: str) -> Named:
+    """Return what the path names and the store has; ``not_found`` where it has none."""
+    if row is None:
+        raise not_found(what)
+    return row
+
+
+def refusal(error: Problem) -> JSONResponse:
+    """Make the answer to a request whose body is not read: the connection ends with it."""
+    more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+    return problem(error.status, error.kind, error.detail, {**more, "Connection": "close"})
+
+
+def store_unavailable(error: StoreUnavailable) -> JSONResponse:
+    """Make the 503 of a store that cannot be asked now."""
+    return problem(503, "store-unavailable", str(error), {"Retry-After": "1"})
 
 
 def install(app: FastAPI) -> None:
@@ -75,7 +97,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(StoreUnavailable)
     def _store(_: Request, error: StoreUnavailable) -> JSONResponse:
-        return problem(503, "store-unavailable", str(error), {"Retry-After": "1"})
+        return store_unavailable(error)
+
+    @app.exception_handler(InUse)
+    def _in_use(_: Request, error: InUse) -> JSONResponse:
+        return problem(409, "in-use", str(error))
 
     @app.exception_handler(OSError)
     def _disk(_: Request, error: OSError) -> JSONResponse:
@@ -90,7 +116,7 @@ def install(app: FastAPI) -> None:
 
 
 def _allowed(request: Request) -> list[str]:
-    """The methods of the path that was asked for, where several routes share it."""
+    """Return the methods of the path that was asked for, where several routes share it."""
     by_path: dict[str, set[str]] = {}
     for route in request.app.routes:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
@@ -99,13 +125,13 @@ def _allowed(request: Request) -> list[str]:
     return sorted(by_path[min(by_path, key=lambda path: path.count("{"))]) if by_path else []
 
 
-def before_first_step(row: dict[str, Any], step: int) -> Problem:
-    """404 for a step before a continuing job begins."""
+def before_first_step(row: JobRow, step: int) -> Problem:
+    """Make a 404 for a step before a continuing job begins."""
     return Problem(
         404,
         "before-first-step",
-        f"job {row['id']} begins with step {row['first_step']}, where it continues job "
-        f"{row['continues']}; step {step} is of that job",
-        first_step=row["first_step"],
-        continues=row["continues"],
+        f"job {row.id} begins with step {row.first_step}, where it continues job "
+        f"{row.continues}; step {step} is of that job",
+        first_step=row.first_step,
+        continues=row.continues,
     )

@@ -14,9 +14,14 @@ from measuring_ranks import plan_of
 from service_process import PATIENCE_S, serving
 from stocked_service import stock
 
-from seqplan.api.service.drift_watch import DriftWatch, JobDrift
+from seqplan.api.rest.live.metrics import Metrics
+from seqplan.api.service.drift_watch import DriftWatch
+from seqplan.api.service.job_drift import JobDrift
 from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
-from seqplan.api.store import jobs
+from seqplan.api.service.service import Service
+from seqplan.api.store.jobs import remove_job
+from seqplan.api.store.measurements import MeasurementRow, add_measurements
+from seqplan.api.store.plans import get_plan
 from seqplan.api.store.store import Store
 from seqplan.plans.format.codec import from_json, to_json
 from seqplan.plans.plan import Plan
@@ -56,10 +61,14 @@ def measure(store: Store, plans: list[Plan], factor: float) -> None:
             for pipeline in plan.pipelines:
                 took_ms = factor * sum(batch.cost_ms for batch in pipeline.micro_batches)
                 for rank in pipeline.ranks if took_ms else ():
-                    jobs.add_measurements(
-                        connection,
-                        [{"job": "job", "step": plan.step, "rank": rank, "measured_ms": took_ms}],
-                    )
+                    row = MeasurementRow("job", plan.step, rank, took_ms)
+                    add_measurements(connection, [row])
+
+
+def gauges(store: Store, watch: DriftWatch) -> list[str]:
+    """What a scraper is told of drift."""
+    lines = Metrics(Service(store), watch).text().splitlines()
+    return [line for line in lines if line.startswith("seqplan_drift_")]
 
 
 def test_told_once_per_change(
@@ -76,17 +85,17 @@ def test_told_once_per_change(
         return lines
 
     assert told() == []
-    assert not any(line.startswith("seqplan_") for line in watch.metrics())
+    assert gauges(store, watch) == []
     measure(store, plans[:-2], 1.3)
     slower = told()
     assert slower
     assert all("slower than predicted (median)" in line for line in slower)
     assert len({line.split(":")[1] for line in slower}) == len(slower)
-    lines = list(watch.metrics())
+    lines = gauges(store, watch)
     assert any(line.startswith('seqplan_drift_error{job="job",scheme="') for line in lines)
     assert sum(line.startswith("seqplan_drift_warning{") for line in lines) >= len(slower)
     assert sum(
-        line.startswith("seqplan_drift_warning{") and line.endswith(" 1") for line in lines
+        line.startswith("seqplan_drift_warning{") and line.endswith(" 1.0") for line in lines
     ) == len(slower)
     assert told() == []  # nothing new was measured
     measure(store, plans[-2:-1], 1.3)
@@ -96,8 +105,8 @@ def test_told_once_per_change(
         line.split(":")[1].strip() for line in slower
     )
     assert not any(
-        line.startswith("seqplan_drift_warning{") and line.endswith(" 1")
-        for line in watch.metrics()
+        line.startswith("seqplan_drift_warning{") and line.endswith(" 1.0")
+        for line in gauges(store, watch)
     )
 
 
@@ -107,11 +116,11 @@ def test_a_removed_job_is_told_of_no_more(planned: tuple[Store, list[Plan]]) -> 
     watch.look()
     measure(store, plans, 1.3)
     watch.look()
-    assert any('job="job"' in line for line in watch.metrics())
+    assert any('job="job"' in line for line in gauges(store, watch))
     with store.writing() as connection:
-        assert jobs.remove_job(connection, "job")
+        assert remove_job(connection, "job")
     watch.look()
-    assert not any('job="job"' in line for line in watch.metrics())
+    assert not any('job="job"' in line for line in gauges(store, watch))
 
 
 def test_a_judgement_is_kept_until_something_is_measured(planned: tuple[Store, list[Plan]]) -> None:
@@ -120,7 +129,7 @@ def test_a_judgement_is_kept_until_something_is_measured(planned: tuple[Store, l
 
     def judged() -> JobDrift:
         with store.reading() as connection:
-            return watch.judge(connection, "job")
+            return watch.drift_of(connection, "job")
 
     measure(store, plans, 1.1)
     first = judged()
@@ -155,7 +164,7 @@ def test_looks_by_itself_until_stopped(planned: tuple[Store, list[Plan]]) -> Non
     watch.start(every_s=0.01)
     try:
         for _ in range(6000):
-            if any(line.endswith(" 1") for line in watch.metrics()):
+            if any(line.endswith(" 1.0") for line in gauges(store, watch)):
                 break
             watch._ending.wait(0.01)
         else:
@@ -171,7 +180,7 @@ def test_summaries_are_read_once_and_forgotten_in_order(
     with store.reading() as connection:
         lines = {}
         for step in range(3):
-            stored = jobs.get_plan(connection, "job", step)
+            stored = get_plan(connection, "job", step)
             assert stored is not None
             lines[step] = (stored.digest, stored.line)
     summaries, read = PlanSummaries(kept=2), []

@@ -1,0 +1,71 @@
+"""Before a request is handled: is its bearer token good for it?"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from seqplan.api.rest.wire.problems import Problem, refusal, store_unavailable
+from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.store import Store
+from seqplan.api.store.tokens import known_tokens, scope_of
+
+OPEN = ("/healthz", "/readyz")
+"""What probes ask without a token; it tells nothing of the jobs."""
+
+TOKENS_KEPT_S = 1.0
+"""How long the tokens read from the store are used; one taken away may work that long."""
+
+
+class Tokens:
+    """ASGI middleware that answers 401 and 403, and 503 where the tokens cannot be read."""
+
+    def __init__(self, app: ASGIApp, store: Store) -> None:
+        self._app = app
+        self._store = store
+        self._tokens: list[tuple[str, str]] = []
+        self._read_at = -math.inf
+        self._reading = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN:
+            try:
+                await self._check(scope)
+            except StoreUnavailable as error:
+                await store_unavailable(error)(scope, receive, send)
+                return
+            except Problem as error:
+                await refusal(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _check(self, scope: Scope) -> None:
+        # One request reads them again; others go on with those at hand, if there are any.
+        if self._stale() and (self._read_at < 0 or not self._reading.locked()):
+            await self._refresh()
+        if not self._tokens:
+            return  # such a service listens on loopback only
+        kind, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        allowed = scope_of(self._tokens, token.strip()) if kind.lower() == "bearer" else None
+        if allowed is None:
+            raise Problem(401, "unauthorized", "this service wants a bearer token that it knows")
+        if scope["method"] not in ("GET", "HEAD") and allowed != "write":
+            raise Problem(403, "forbidden", "this token may only read")
+
+    def _stale(self) -> bool:
+        return time.monotonic() - self._read_at > TOKENS_KEPT_S
+
+    async def _refresh(self) -> None:
+        async with self._reading:
+            if self._stale():
+                self._tokens = await run_in_threadpool(self._read_tokens)
+                self._read_at = time.monotonic()
+
+    def _read_tokens(self) -> list[tuple[str, str]]:
+        with self._store.reading() as connection:
+            return known_tokens(connection)

@@ -1,0 +1,84 @@
+"""What ranks say of a step: that it is done, and what it took."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from seqplan.api.rest.live.ack_writer import Acknowledged, PlannedSteps
+from seqplan.api.rest.live.shared import AcksOf, ServiceOf
+from seqplan.api.rest.wire.fields import Milliseconds, Natural
+from seqplan.api.rest.wire.idempotency import once
+from seqplan.api.store.measurements import MeasurementRow, add_measurements
+
+routes = APIRouter(prefix="/v1/jobs/{job}", tags=["plans"])
+
+
+class Ack(BaseModel):
+    """A rank has done a step by the plan with this digest, and what it took."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    step: Natural
+    rank: Natural
+    digest: str | None
+    measured_ms: Milliseconds | None = None
+
+
+class Acks(BaseModel):
+    """Several ranks have done a step; ``measured_ms``: one figure, or null, for each of them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    step: Natural
+    ranks: Annotated[list[Natural], Field(min_length=1)]
+    digest: str | None
+    measured_ms: list[Milliseconds | None] | None = None
+
+
+class Measurement(BaseModel):
+    """What a step took on a rank."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    step: Natural
+    rank: Natural
+    measured_ms: Milliseconds
+
+
+@routes.post("/acks", status_code=200)
+async def ack(acks: AcksOf, job: str, body: Ack) -> Response:
+    """A rank has done a step. Saying it again changes nothing, with or without a key."""
+    await acks.put([Acknowledged(job, body.step, body.rank, body.digest, body.measured_ms)])
+    return JSONResponse({"step": body.step, "rank": body.rank})
+
+
+@routes.post("/acks/many", status_code=200)
+async def ack_many(acks: AcksOf, job: str, body: Acks) -> Response:
+    """Several ranks have done a step: all of them are kept, or none."""
+    times = body.measured_ms or [None] * len(body.ranks)
+    if len(times) != len(body.ranks):
+        raise ValueError(f"body.measured_ms: has {len(times)} figures for {len(body.ranks)} ranks")
+    await acks.put(
+        [
+            Acknowledged(job, body.step, rank, body.digest, measured_ms)
+            for rank, measured_ms in zip(body.ranks, times, strict=True)
+        ]
+    )
+    return JSONResponse({"step": body.step, "ranks": body.ranks})
+
+
+@routes.post("/measurements", status_code=200)
+def measurement(service: ServiceOf, request: Request, job: str, body: Measurement) -> Response:
+    """What a step took on a rank (ms); a later figure replaces an earlier one."""
+    acknowledged = Acknowledged(job, body.step, body.rank, None, body.measured_ms)
+
+    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
+        if problem := PlannedSteps(connection).problem(acknowledged):
+            raise problem
+        row = MeasurementRow(job, body.step, body.rank, body.measured_ms)
+        add_measurements(connection, [row])
+        return 200, body.model_dump()
+
+    return once(service, request, body.model_dump_json(), effect)

@@ -1,0 +1,109 @@
+"""Length data sets: listed, shown, uploaded, removed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+
+from seqplan.api.rest.live.shared import ServiceOf
+from seqplan.api.rest.wire.fields import Limit
+from seqplan.api.rest.wire.idempotency import once
+from seqplan.api.rest.wire.pages import paged
+from seqplan.api.rest.wire.problems import Problem, known, not_found
+from seqplan.api.service.service import Service
+from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.lengths import (
+    lengths_path,
+    put_lengths,
+    remove_lengths,
+    write_histogram,
+    write_lengths,
+)
+from seqplan.api.store.rows import LengthsRow, ListedLengths, columns, get
+from seqplan.profiler.lengths import LengthsError, parse_histogram, read_lengths
+
+routes = APIRouter(prefix="/v1/lengths", tags=["lengths"])
+
+_SUFFIXES = {"npy": ".npy", "jsonl": ".jsonl", "txt": ".txt", "histogram": ".json"}
+_ANSWERED = ("id", "sequences", "tokens", "longest")
+
+
+@routes.get("")
+def all_lengths(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
+    """Length data sets in order of id."""
+    return paged(service.store, ListedLengths, cursor, limit)
+
+
+@routes.get("/{lengths}")
+def one_lengths(service: ServiceOf, lengths: str) -> Response:
+    """A data set's figures and histogram: [over, up to, sequences, tokens] a bucket.
+
+    ``kind``: sequences, or histogram where nothing else is known.
+    """
+    with service.store.reading() as connection:
+        row = known(get(connection, LengthsRow, lengths), f"lengths {lengths}")
+    return JSONResponse({**columns(row), "histogram": json.loads(row.histogram)})
+
+
+@routes.post("", status_code=201)
+async def new_lengths(service: ServiceOf, request: Request, format: str = "npy") -> Response:
+    """Upload lengths, streamed to disk; ``format``: npy, jsonl, txt or histogram.
+
+    Same data, same id. A histogram, JSON as [[over, up to, sequences, tokens or nothing], …],
+    does for proposals; a job cannot draw from it.
+    """
+    if format not in _SUFFIXES:
+        raise ValueError(f"query.format: {format!r} is none of {', '.join(_SUFFIXES)}")
+    with tempfile.TemporaryDirectory(dir=service.store.files) as folder:
+        path = Path(folder) / f"body{_SUFFIXES[format]}"
+        with path.open("wb") as file:
+            async for chunk in request.stream():
+                file.write(chunk)
+        read: Callable[[Service, Path], LengthsRow]
+        read = _read_histogram if format == "histogram" else _read
+        row = await run_in_threadpool(read, service, path)
+
+    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
+        if not lengths_path(service.store, row.id).exists():
+            raise StoreUnavailable(f"lengths {row.id} were removed while they came in")
+        put_lengths(connection, row)
+        return 201, {name: getattr(row, name) for name in _ANSWERED}
+
+    return await run_in_threadpool(once, service, request, row.id, effect)
+
+
+@routes.delete("/{lengths}", status_code=204, response_class=Response)
+def no_lengths(service: ServiceOf, lengths: str) -> Response:
+    """Remove a data set; 409 while a job draws from it or a proposal is made from it."""
+    if not remove_lengths(service.store, lengths):
+        raise not_found(f"lengths {lengths}")
+    return Response(status_code=204)
+
+
+def _read(service: Service, path: Path) -> LengthsRow:
+    try:
+        lengths = read_lengths([path]).values
+    except LengthsError as error:
+        # The client knows its upload as the body, not by the file it was put in.
+        raise Problem(422, "invalid-request", str(error).replace(str(path), "body")) from None
+    if len(lengths) > service.limits.sequences:
+        raise Problem(413, "too-large", f"more than {service.limits.sequences} sequences")
+    return write_lengths(service.store, lengths)
+
+
+def _read_histogram(service: Service, path: Path) -> LengthsRow:
+    most = service.limits.body_bytes
+    if path.stat().st_size > most:
+        raise Problem(413, "too-large", f"a histogram of more than {most} bytes")
+    buckets = parse_histogram(path.read_bytes(), "body")
+    if sum(bucket.sequences for bucket in buckets) > service.limits.sequences:
+        raise Problem(413, "too-large", f"more than {service.limits.sequences} sequences")
+    return write_histogram(service.store, buckets)

@@ -1,0 +1,52 @@
+"""Profiles: listed, shown, uploaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+
+from seqplan.api.rest.live.shared import ServiceOf
+from seqplan.api.rest.wire.fields import Limit
+from seqplan.api.rest.wire.idempotency import once
+from seqplan.api.rest.wire.pages import paged
+from seqplan.api.rest.wire.problems import known
+from seqplan.api.rest.wire.texts import body_text
+from seqplan.api.store.profiles import put_profile
+from seqplan.api.store.rows import ListedProfile, ProfileRow, get
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.shipped.catalogue import shipped, shipped_names
+
+routes = APIRouter(prefix="/v1/profiles", tags=["profiles"])
+
+
+@routes.get("")
+def profiles(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
+    """Uploaded profiles in order of id; ``shipped`` names those that need no upload."""
+    listed = paged(service.store, ListedProfile, cursor, limit)
+    return {**listed, "shipped": list(shipped_names())}
+
+
+@routes.get("/{profile}")
+def profile(service: ServiceOf, profile: str) -> Response:
+    """A profile's document, by id or shipped name."""
+    if profile in shipped_names():
+        return JSONResponse(shipped(profile).document)
+    with service.store.reading() as connection:
+        row = known(get(connection, ProfileRow, profile), f"profile {profile}")
+    return Response(row.document, media_type="application/json")
+
+
+@routes.post("", status_code=201)
+async def new_profile(service: ServiceOf, request: Request) -> Response:
+    """Upload a profile document, as ``seqplan profile`` writes it."""
+    text = body_text(await request.body())
+
+    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
+        uploaded = Profile.from_json(text, "body")
+        return 201, {"id": put_profile(connection, uploaded, text), "name": uploaded.name}
+
+    return await run_in_threadpool(once, service, request, text, effect)

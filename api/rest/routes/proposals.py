@@ -1,0 +1,142 @@
+"""Proposals: listed, shown, made, uploaded, removed."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+
+from seqplan.api.rest.live.shared import ServiceOf
+from seqplan.api.rest.wire.fields import ExchangeTimes, Limit, Natural, Positive, Share
+from seqplan.api.rest.wire.idempotency import once
+from seqplan.api.rest.wire.pages import paged
+from seqplan.api.rest.wire.problems import Problem, known, not_found
+from seqplan.api.rest.wire.texts import body_text
+from seqplan.api.service.proposal_maker import requested
+from seqplan.api.store.profiles import profile_ids, put_profile
+from seqplan.api.store.proposals import put_proposal, remove_proposal
+from seqplan.api.store.rows import LengthsRow, ListedProposal, ProfileRow, ProposalRow, get, held
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.make_proposal import TOKENS_PER_GPU
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.shipped.catalogue import shipped, shipped_names
+
+routes = APIRouter(prefix="/v1/proposals", tags=["proposals"])
+
+
+class NewProposal(BaseModel):
+    """What ``seqplan propose`` is told, by the names of its options, with its defaults.
+
+    ``profile``: id or name; ``lengths``: id; ``exchange_ms``: one time, [equal replicas, different
+    ones], or "published".
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    profile: str
+    lengths: str
+    gpus: Positive
+    max_len: Positive
+    tokens: Positive | None = None
+    method: Literal["search", "eq4"] = "search"
+    seed: Natural = 0
+    optimizer_shards: Positive | None = None
+    include_flagged: bool = False
+    exchange_ms: ExchangeTimes | None = None
+    overlap: Share = 0.0
+
+
+@routes.get("")
+def proposals(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
+    """Proposals in order of id."""
+    return paged(service.store, ListedProposal, cursor, limit)
+
+
+@routes.get("/{proposal}")
+def one_proposal(service: ServiceOf, proposal: str) -> Response:
+    """A proposal: its state, how far it is, and its document when it is ready."""
+    with service.store.reading() as connection:
+        row = known(get(connection, ProposalRow, proposal), f"proposal {proposal}")
+    making = service.proposals.progress.get(proposal)
+    progress = None
+    if making is not None:
+        progress = {"stage": making.stage, "done": making.done, "total": making.total}
+    document = None if row.document is None else json.loads(row.document)
+    body = {"id": row.id, "state": row.state, "error": row.error}
+    return JSONResponse({**body, "progress": progress, "document": document})
+
+
+@routes.get("/{proposal}/document")
+def document(service: ServiceOf, proposal: str) -> Response:
+    """The file that ``seqplan propose -o`` writes; 409 while it is not ready."""
+    with service.store.reading() as connection:
+        row = known(get(connection, ProposalRow, proposal), f"proposal {proposal}")
+    if row.document is None:
+        raise Problem(409, "not-ready", f"proposal {proposal} is {row.state}")
+    return Response(row.document, media_type="application/json")
+
+
+@routes.delete("/{proposal}", status_code=204, response_class=Response)
+def no_proposal(service: ServiceOf, proposal: str) -> Response:
+    """Remove a proposal, ready or not; 409 while a job is planned by it."""
+    with service.store.writing() as connection:
+        was_there = remove_proposal(connection, proposal)
+    if not was_there:
+        raise not_found(f"proposal {proposal}")
+    service.proposals.drop(proposal)
+    return Response(status_code=204)
+
+
+@routes.post("", status_code=202)
+def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Response:
+    """Make a proposal; the answer's Location tells how far it is."""
+    key = secrets.token_hex(8)
+
+    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
+        if held(connection, LengthsRow, body.lengths) is None:
+            raise ValueError(f"body.lengths: there are no lengths {body.lengths}")
+        asked = body.model_dump()
+        asked["tokens"] = body.tokens or TOKENS_PER_GPU * body.gpus
+        asked["profile"] = _profile_id(connection, body.profile)
+        row = get(connection, ProfileRow, asked["profile"])
+        assert row is not None
+        requested(Profile.from_json(row.document, "profile"), asked)
+        put_proposal(connection, key, asked, None)
+        return 202, {"id": key, "state": "running"}
+
+    answer = once(service, request, body.model_dump_json(), effect)
+    answered_key = json.loads(bytes(answer.body))["id"]
+    if answered_key == key:  # not an earlier answer
+        service.proposals.add(key)
+    answer.headers["Location"] = f"/v1/proposals/{answered_key}"
+    return answer
+
+
+@routes.post("/documents", status_code=201)
+async def proposal_document(service: ServiceOf, request: Request) -> Response:
+    """Upload a proposal that ``seqplan propose`` made."""
+    text = body_text(await request.body())
+
+    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
+        key = ProposalDocument.from_json(text, "body").digest.removeprefix("sha256:")
+        put_proposal(connection, key, {}, text)
+        return 201, {"id": key, "state": "ready"}
+
+    return await run_in_threadpool(once, service, request, text, effect)
+
+
+def _profile_id(connection: Connection, wanted: str) -> str:
+    if wanted in shipped_names():
+        profile = shipped(wanted)
+        text = json.dumps(dict(profile.document), ensure_ascii=False)
+        return put_profile(connection, profile, text)
+    keys = profile_ids(connection, wanted)
+    if len(keys) != 1:
+        why = "several profiles have this name; give the id" if keys else "is not known"
+        raise ValueError(f"body.profile: {wanted!r}: {why}")
+    return keys[0]

@@ -1,0 +1,73 @@
+"""Where a job's sampler is before a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection
+
+from seqplan.api.rest.wire.problems import Problem, before_first_step
+from seqplan.api.service.job_batches import state_before
+from seqplan.api.service.service import Service
+from seqplan.api.store.plans import last_planned
+from seqplan.api.store.proposals import ready_document
+from seqplan.api.store.rows import JobRow, ProposalRow, get
+from seqplan.planner.proposal.document import ProposalDocument
+
+
+def sampler_state(
+    service: Service, connection: Connection, row: JobRow, step: int
+) -> dict[str, Any]:
+    """Return the state of a job before ``step``, with all that its next steps follow from.
+
+    Problems: 409 where batches are pushed or the step before is not planned yet, 404 before the
+    first step, 410 beyond the end.
+    """
+    job = row.id
+    if row.lengths is None or row.steps is None:
+        raise Problem(
+            409,
+            "no-sampler",
+            f"the batches of job {job} are pushed, so that no sampler has a state",
+        )
+    if step < row.first_step:
+        raise before_first_step(row, step)
+    if step > row.steps:
+        last = row.steps - 1
+        raise Problem(410, "end-of-plans", f"job {job} ends with step {last}", last_step=last)
+    check_planned(connection, row, step)
+    proposal = proposal_of(connection, row)
+    max_len = proposal.cluster.max_len
+    state = state_before(service.store, connection, row, max_len, step)
+    return {
+        "job": job,
+        "step": state.step,
+        "epoch": state.epoch,
+        "cursor": state.cursor,
+        "carry_over": [],
+        "seed": row.seed,
+        "tokens": row.tokens,
+        "max_len": row.max_len or max_len,
+        "proposal": proposal.digest,
+        "profile": proposal.profile.digest,
+        "lengths": f"sha256:{row.lengths}",
+    }
+
+
+def check_planned(connection: Connection, row: JobRow, step: int) -> None:
+    """Raise 409 unless all steps before ``step`` are planned: no checkpoint is beyond those."""
+    last = last_planned(connection, row.id)
+    if step > (row.first_step if last is None else last + 1):
+        raise Problem(
+            409,
+            "not-planned",
+            f"job {row.id} is not planned up to step {step}; the last planned is {last}",
+            last_step=last,
+        )
+
+
+def proposal_of(connection: Connection, row: JobRow) -> ProposalDocument:
+    """Read the proposal that a job is planned by."""
+    proposal = get(connection, ProposalRow, row.proposal)
+    assert proposal is not None  # it stays while a job uses it
+    return ready_document(proposal)

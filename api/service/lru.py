@@ -1,0 +1,48 @@
+"""Values by key of which only the latest used are kept."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def _one(value: Any) -> int:
+    return 1
+
+
+class Lru(Generic[Key, Value]):
+    """Keeps values of at most ``most`` in all by ``size``, or one that is larger by itself.
+
+    The least lately used is forgotten first. Not for several threads without a lock.
+    """
+
+    def __init__(self, most: int, size: Callable[[Value], int] = _one) -> None:
+        self._most = most
+        self._size = size
+        self._total = 0
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+
+    def get(self, key: Key) -> Value | None:
+        """Return the value, which is now the latest used; None where it is not known."""
+        if key not in self._values:
+            return None
+        self._values.move_to_end(key)
+        return self._values[key]
+
+    def put(self, key: Key, value: Value) -> None:
+        """Keep the value as the latest used, in place of an earlier one of its key."""
+        if key in self._values:
+            self._total -= self._size(self._values.pop(key))
+        self._values[key] = value
+        self._total += self._size(value)
+        while self._total > self._most and len(self._values) > 1:
+            self._total -= self._size(self._values.popitem(last=False)[1])
+
+    def drop(self, unwanted: Callable[[Key], bool]) -> None:
+        """Forget the values whose keys are unwanted."""
+        for key in [key for key in self._values if unwanted(key)]:
+            self._total -= self._size(self._values.pop(key))

@@ -1,0 +1,52 @@
+"""The table of answers that were given under an Idempotency-Key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, func, insert, select
+
+from seqplan.api.store import schema
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request with an Idempotency-Key was answered; ``request``: hex sha256 of its body."""
+
+    request: str
+    status: int
+    body: str
+
+
+def earlier_answer(connection: Connection, path: str, key: str) -> Answer | None:
+    """Read the answer that this key was given on this path."""
+    table = schema.answers
+    query = select(table.c.request, table.c.status, table.c.body)
+    row = connection.execute(query.where(table.c.path == path, table.c.key == key)).first()
+    return None if row is None else Answer(*row)
+
+
+def keep_answer(connection: Connection, path: str, key: str, answer: Answer) -> None:
+    """Keep the answer, in the transaction of what it answers for."""
+    connection.execute(
+        insert(schema.answers).values(
+            path=path, key=key, request=answer.request, status=answer.status, body=answer.body
+        )
+    )
+
+
+def forget_answers(connection: Connection, paths: Sequence[str], key: str) -> None:
+    """Forget that making ``key`` was answered: asked for again, it is to be made again."""
+    table = schema.answers
+    begins = f'{{"id": {json.dumps(key)},'
+    same = func.substr(table.c.body, 1, len(begins)) == begins
+    connection.execute(delete(table).where(table.c.path.in_(paths), same))
+
+
+def forget_answers_below(connection: Connection, path: str) -> None:
+    """Forget what was answered on every path that begins with this one."""
+    table = schema.answers
+    below = func.substr(table.c.path, 1, len(path)) == path
+    connection.execute(delete(table).where(below))

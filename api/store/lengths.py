@@ -1,0 +1,101 @@
+"""The table of length data sets, and their arrays on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Connection, delete, insert
+
+from seqplan.api.store import schema
+from seqplan.api.store.answers import forget_answers
+from seqplan.api.store.jobs import check_unused
+from seqplan.api.store.proposals import check_not_made_from
+from seqplan.api.store.rows import LengthsRow, ListedLengths, columns, get, locked
+from seqplan.api.store.store import Store
+from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.profiler.lengths import Bucket, representative, summarise
+from seqplan.profiler.lengths.digest import lengths_digest
+
+
+def lengths_path(store: Store, key: str) -> Path:
+    """Return the ``.npy`` file (int64) of a data set."""
+    return store.files / "lengths" / f"{key}.npy"
+
+
+def write_lengths(store: Store, lengths: npt.NDArray[np.int64]) -> LengthsRow:
+    """Put the array on disk; the row that ``put_lengths`` keeps. The same array is one file."""
+    key = lengths_digest(lengths).removeprefix("sha256:")
+    return _written(store, key, lengths, summarise(lengths).buckets, "sequences")
+
+
+def write_histogram(store: Store, buckets: Sequence[Bucket]) -> LengthsRow:
+    """As ``write_lengths``, for a data set of which only the histogram is known.
+
+    Its id is that of the histogram: the array that represents it may be another data set's.
+    """
+    key = hashlib.sha256(f"histogram {_as_json(buckets)}".encode()).hexdigest()
+    return _written(store, key, representative(buckets), buckets, "histogram")
+
+
+def put_lengths(connection: Connection, row: LengthsRow) -> None:
+    """Keep what ``write_lengths`` said of an array."""
+    if get(connection, ListedLengths, row.id) is None:
+        connection.execute(insert(schema.lengths).values(columns(row)))
+
+
+def remove_lengths(store: Store, key: str) -> bool:
+    """Remove a data set with its file, in a transaction of its own; False where there is none.
+
+    ``InUse`` while a job draws from it or a proposal is made from it.
+    """
+    path = lengths_path(store, key)
+    aside = path.with_suffix(".removed")
+    try:
+        with store.writing() as connection:
+            if not locked(connection, LengthsRow, key):
+                return False
+            check_unused(connection, f"lengths {key}", schema.jobs.c.lengths, key)
+            check_not_made_from(connection, key)
+            connection.execute(delete(schema.lengths).where(schema.lengths.c.id == key))
+            forget_answers(connection, ("/v1/lengths",), key)
+            # Before the end: whoever brings the same data after it finds that its file is gone.
+            if path.exists():
+                path.rename(aside)
+    except BaseException:
+        if aside.exists():
+            aside.rename(path)
+        raise
+    aside.unlink(missing_ok=True)
+    return True
+
+
+def _written(
+    store: Store,
+    key: str,
+    lengths: npt.NDArray[np.int64],
+    buckets: Sequence[Bucket],
+    kind: str,
+) -> LengthsRow:
+    path = lengths_path(store, key)
+    if not path.exists():
+        with atomic_write(path, "wb") as file:
+            np.save(file, lengths.astype(np.int64))
+    return LengthsRow(
+        id=key,
+        sequences=len(lengths),
+        tokens=int(lengths.sum()),
+        longest=int(lengths.max()),
+        histogram=_as_json(buckets),
+        kind=kind,
+    )
+
+
+def _as_json(buckets: Sequence[Bucket]) -> str:
+    return json.dumps(
+        [[bucket.over, bucket.up_to, bucket.sequences, bucket.tokens] for bucket in buckets]
+    )

@@ -1,0 +1,150 @@
+"""The table of plans, with the sampler's state before each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select
+
+from seqplan.api.store import schema
+from seqplan.api.store.measurements import slowest_ranks
+from seqplan.api.store.notices import notify
+from seqplan.api.store.rows import JobRow
+from seqplan.planner.batches.sampler import SamplerState
+
+_AT_ONCE = 500
+"""Steps named in one query: databases bound the parameters of a statement."""
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """A plan's JSON line as it was published, with its digest."""
+
+    step: int
+    digest: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step that has a plan; ``measured_ms``: of its slowest rank, None before any is measured."""
+
+    step: int
+    digest: str
+    planning_ms: float
+    measured_ms: float | None
+    ranks_measured: int
+
+
+def add_plan(
+    connection: Connection,
+    job: str,
+    plan: StoredPlan,
+    planning_ms: float,
+    state: SamplerState | None = None,
+) -> None:
+    """Keep a plan. Only after this may it be handed out.
+
+    ``state``: of the sampler before the step.
+    """
+    values = {"job": job, "step": plan.step, "digest": plan.digest, "line": plan.line}
+    values["planning_ms"] = planning_ms
+    if state is not None:
+        values |= {"epoch": state.epoch, "cursor": state.cursor}
+    connection.execute(insert(schema.plans).values(values))
+    notify(connection, job)
+
+
+def get_plan(connection: Connection, job: str, step: int) -> StoredPlan | None:
+    """Read the plan of a step, where it is planned."""
+    table = schema.plans
+    query = select(table.c.step, table.c.digest, table.c.line)
+    row = connection.execute(query.where(table.c.job == job, table.c.step == step)).first()
+    return None if row is None else StoredPlan(*row)
+
+
+def plan_digest(connection: Connection, job: str, step: int) -> str | None:
+    """Return the digest of a step's plan, where it is planned."""
+    table = schema.plans
+    query = select(table.c.digest).where(table.c.job == job, table.c.step == step)
+    return connection.execute(query).scalar()
+
+
+def digests(connection: Connection, job: str, steps: Iterable[int]) -> dict[int, str]:
+    """Return the digest of each of these steps' plans, for those that have one."""
+    return dict(_by_step(connection, job, steps, schema.plans.c.digest))
+
+
+def plan_lines(connection: Connection, job: str, steps: Iterable[int]) -> dict[int, str]:
+    """Return the JSON line of each of these steps' plans, for those that have one."""
+    return dict(_by_step(connection, job, steps, schema.plans.c.line))
+
+
+def last_planned(connection: Connection, job: str) -> int | None:
+    """Return the last step that has a plan."""
+    query = select(func.max(schema.plans.c.step)).where(schema.plans.c.job == job)
+    return connection.execute(query).scalar()
+
+
+def planned_steps(connection: Connection, job: str, after: int = -1) -> list[int]:
+    """Return the steps beyond ``after`` that have a plan, ascending."""
+    table = schema.plans
+    query = select(table.c.step).where(table.c.job == job, table.c.step > after)
+    return list(connection.execute(query.order_by(table.c.step)).scalars())
+
+
+def planned_beyond(connection: Connection, job: str, step: int) -> int:
+    """Count the steps beyond ``step`` that have a plan."""
+    table = schema.plans
+    query = select(func.count()).where(table.c.job == job, table.c.step > step)
+    return int(connection.execute(query).scalar_one())
+
+
+def planned_page(connection: Connection, job: str, after: int, limit: int) -> list[PlannedStep]:
+    """Read the first ``limit`` planned steps beyond ``after``, ascending, without their plans."""
+    table = schema.plans
+    query = select(table.c.step, table.c.digest, table.c.planning_ms)
+    here = query.where(table.c.job == job, table.c.step > after)
+    rows = connection.execute(here.order_by(table.c.step).limit(limit)).all()
+    if not rows:
+        return []
+    measured = slowest_ranks(connection, job, rows[0].step, rows[-1].step)
+    return [
+        PlannedStep(step, digest, planning_ms, *measured.get(step, (None, 0)))
+        for step, digest, planning_ms in rows
+    ]
+
+
+def planning_times(connection: Connection) -> tuple[int, float]:
+    """Return how many plans the store has, and how long planning all of them took (ms)."""
+    total_ms = func.coalesce(func.sum(schema.plans.c.planning_ms), 0.0)
+    plans, planning_ms = connection.execute(select(func.count(), total_ms)).one()
+    return int(plans), float(planning_ms)
+
+
+def first_state(row: JobRow) -> SamplerState:
+    """Return the sampler of a job that draws its batches, before the job's first step."""
+    return SamplerState(row.first_step, row.first_epoch, row.first_cursor)
+
+
+def known_state(connection: Connection, row: JobRow, step: int) -> SamplerState:
+    """Return the sampler's latest state at or before ``step`` that is kept with a plan."""
+    table = schema.plans
+    query = select(table.c.step, table.c.epoch, table.c.cursor)
+    kept = query.where(table.c.job == row.id, table.c.step <= step, table.c.epoch.is_not(None))
+    latest = connection.execute(kept.order_by(table.c.step.desc()).limit(1)).first()
+    return first_state(row) if latest is None else SamplerState(*latest)
+
+
+def _by_step(
+    connection: Connection, job: str, steps: Iterable[int], column: Any
+) -> Iterable[tuple[int, str]]:
+    table = schema.plans
+    wanted = list(steps)
+    for begin in range(0, len(wanted), _AT_ONCE):
+        some = table.c.step.in_(wanted[begin : begin + _AT_ONCE])
+        query = select(table.c.step, column).where(table.c.job == job, some)
+        for step, value in connection.execute(query):
+            yield int(step), str(value)

@@ -1,0 +1,181 @@
+"""Rows of the store as records, and reading one of them or a page.
+
+The fields of a record are columns of its table, in the order in which answers list them; reading a
+record reads these columns and no others, so that a page of profiles does not load their documents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar
+
+from sqlalchemy import Connection, Select, Table, select
+
+from seqplan.api.store import schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of a table whose rows have an id, or some columns of it."""
+
+    table: ClassVar[Table]
+    id: str
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRow(Row):
+    """An uploaded profile with its document."""
+
+    table: ClassVar[Table] = schema.profiles
+    name: str
+    document: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedProfile(Row):
+    """A profile as pages list it."""
+
+    table: ClassVar[Table] = schema.profiles
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthsRow(Row):
+    """A length data set; ``histogram``: JSON, ``kind``: sequences, or histogram."""
+
+    table: ClassVar[Table] = schema.lengths
+    sequences: int
+    tokens: int
+    longest: int
+    histogram: str
+    kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedLengths(Row):
+    """A length data set as pages list it."""
+
+    table: ClassVar[Table] = schema.lengths
+    kind: str
+    sequences: int
+    tokens: int
+    longest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposalRow(Row):
+    """A proposal; ``request``: JSON, ``state``: running, ready or failed."""
+
+    table: ClassVar[Table] = schema.proposals
+    request: str
+    state: str
+    document: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedProposal(Row):
+    """A proposal as pages list it."""
+
+    table: ClassVar[Table] = schema.proposals
+    state: str
+    error: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRow(Row):
+    """A job; what the columns mean stands in the schema."""
+
+    table: ClassVar[Table] = schema.jobs
+    proposal: str
+    lengths: str | None = None
+    tokens: int | None = None
+    seed: int
+    steps: int | None = None
+    look_ahead: int
+    world_size: int
+    state: str = "planning"
+    last_step: int | None = None
+    failed_step: int | None = None
+    error: str | None = None
+    continues: str | None = None
+    first_step: int = 0
+    max_len: int | None = None
+    first_epoch: int = 0
+    first_cursor: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedJob(Row):
+    """A job as pages list it."""
+
+    table: ClassVar[Table] = schema.jobs
+    proposal: str
+    lengths: str | None
+    tokens: int | None
+    seed: int
+    steps: int | None
+    look_ahead: int
+    world_size: int
+    state: str
+    last_step: int | None
+    failed_step: int | None
+    error: str | None
+    continues: str | None
+    first_step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOutline(Row):
+    """A job as the pages of progress list it."""
+
+    table: ClassVar[Table] = schema.jobs
+    state: str
+    world_size: int
+    look_ahead: int
+    last_step: int | None
+    failed_step: int | None
+    error: str | None
+
+
+def columns(row: Row) -> dict[str, Any]:
+    """Return the columns of a record by name, as inserts and answers want them."""
+    return {field.name: getattr(row, field.name) for field in fields(row)}
+
+
+def get(connection: Connection, kind: type[AnyRow], key: str) -> AnyRow | None:
+    """Read the row with this id; None where there is none."""
+    return _first(connection, kind, _query(kind).where(kind.table.c.id == key))
+
+
+def held(connection: Connection, kind: type[AnyRow], key: str) -> AnyRow | None:
+    """As ``get``; nobody removes the row before the end of this transaction, which writes."""
+    query = _query(kind).where(kind.table.c.id == key)
+    return _first(connection, kind, query.with_for_update(read=True, key_share=True))
+
+
+def locked(connection: Connection, kind: type[Row], key: str) -> bool:
+    """Whether there is such a row, which nobody takes hold of before this transaction ends."""
+    query = select(kind.table.c.id).where(kind.table.c.id == key).with_for_update()
+    return connection.execute(query).first() is not None
+
+
+def page(
+    connection: Connection, kind: type[AnyRow], after: str, limit: int
+) -> tuple[list[AnyRow], str | None]:
+    """Read rows in order of id beyond ``after``, and the id to go on from (None: that was all)."""
+    query = _query(kind).where(kind.table.c.id > after).order_by(kind.table.c.id)
+    rows = [kind(**row) for row in connection.execute(query.limit(limit + 1)).mappings()]
+    return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
+
+
+def _query(kind: type[Row]) -> Select[Any]:
+    return select(*(kind.table.c[field.name] for field in fields(kind)))
+
+
+def _first(connection: Connection, kind: type[AnyRow], query: Select[Any]) -> AnyRow | None:
+    row = connection.execute(query).mappings().first()
+    return None if row is None else kind(**row)

@@ -1,0 +1,61 @@
+"""Stores of other versions, for every database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from sqlalchemy import update
+
+from seqplan.api.store import (
+    jobs,
+    lengths,
+    plans,
+    schema,
+)
+from seqplan.api.store.errors import StoreError
+from seqplan.api.store.migrations import MIGRATIONS
+from seqplan.api.store.plans import StoredPlan
+from seqplan.api.store.rows import JobRow, LengthsRow, get
+from seqplan.api.store.store import Store
+from seqplan.planner.batches.sampler import SamplerState
+
+JOB = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=2)
+Opener = Callable[[], Store]
+
+
+def test_a_newer_schema_is_refused(opened: Opener) -> None:
+    store = opened()
+    with store.writing() as connection:
+        connection.execute(update(schema.version).values(version=len(MIGRATIONS) + 1))
+    with pytest.raises(StoreError, match="has schema 3, this seqplan knows 2"):
+        opened()
+
+
+def test_a_store_of_the_first_version_is_brought_to_this_one(opened: Opener) -> None:
+    store = opened()
+    later = {
+        "jobs": ("continues", "first_step", "max_len", "first_epoch", "first_cursor"),
+        "plans": ("epoch", "cursor"),
+        "lengths": ("kind",),
+    }
+    with store.writing() as connection:
+        jobs.add_job(connection, JOB)
+        plans.add_plan(connection, "j", StoredPlan(0, "sha256:x", "{}"), 1.0)
+        row = lengths.write_lengths(store, np.array([5], np.int64))
+        lengths.put_lengths(connection, row)
+        for table, columns in later.items():
+            for column in columns:
+                connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
+        connection.execute(update(schema.version).values(version=1))
+    store = opened()
+    with store.reading() as connection:
+        job = get(connection, JobRow, "j")
+        assert job is not None
+        assert (job.first_step, job.continues, job.max_len) == (0, None, None)
+        assert plans.known_state(connection, job, 5) == SamplerState(0, 0, 0)
+        kept = get(connection, LengthsRow, row.id)
+        assert kept is not None
+        assert kept.kind == "sequences"
+    opened()

@@ -1,0 +1,85 @@
+"""Progress as the store tells it, for every database, against counting by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from seqplan.api.store import acks, measurements, plans
+from seqplan.api.store.acks import AckRow
+from seqplan.api.store.jobs import add_job
+from seqplan.api.store.measurements import MeasurementRow
+from seqplan.api.store.plans import StoredPlan
+from seqplan.api.store.rows import JobRow
+from seqplan.api.store.store import Store
+
+WORLD = 5
+STEPS = range(3, 60, 2)
+
+
+def test_progress_is_what_was_kept(store: Store) -> None:
+    rng = random.Random(0)
+    measured: dict[tuple[int, int], float] = {}
+    done = [-1] * WORLD
+    with store.writing() as connection:
+        for job in ("job", "other"):
+            job_row = JobRow(id=job, proposal="p", seed=0, look_ahead=2, world_size=WORLD)
+            add_job(connection, job_row)
+            for step in STEPS:
+                plan = StoredPlan(step, f"sha256:{job}{step}", f"plan of {step}")
+                plans.add_plan(connection, job, plan, step / 2)
+        for rank in range(WORLD - 1):  # the last one says nothing
+            for step in rng.sample(STEPS, 12):
+                acks.acknowledge(connection, [AckRow("job", step, rank, "x")])
+                done[rank] = max(done[rank], step)
+        for _ in range(80):
+            step, rank, took_ms = rng.choice(STEPS[:20]), rng.randrange(WORLD), rng.uniform(1, 9)
+            row = MeasurementRow("job", step, rank, took_ms)
+            measurements.add_measurements(connection, [row])
+            measured[step, rank] = took_ms
+        other = MeasurementRow("other", STEPS[-1], 0, 1e6)
+        measurements.add_measurements(connection, [other])
+    steps = sorted({step for step, _ in measured})
+    with store.reading() as connection:
+        assert acks.last_acknowledged(connection, "job", WORLD) == done
+        assert acks.last_acknowledged(connection, "none", 1) == [-1]
+        for beyond in (-1, STEPS[0], STEPS[7] + 1, STEPS[-1]):
+            wanted = sum(step > beyond for step in STEPS)
+            assert plans.planned_beyond(connection, "job", beyond) == wanted
+        page = plans.planned_page(connection, "job", STEPS[2], 9)
+        assert [each.step for each in page] == list(STEPS[3:12])
+        for each in page:
+            took = [ms for (step, _), ms in measured.items() if step == each.step]
+            assert (each.digest, each.planning_ms) == (f"sha256:job{each.step}", each.step / 2)
+            assert (each.measured_ms, each.ranks_measured) == (max(took, default=None), len(took))
+        assert plans.planned_page(connection, "job", STEPS[-1], 9) == []
+        lines = plans.plan_lines(connection, "job", [*STEPS[:3], 1000])
+        assert lines == {step: f"plan of {step}" for step in STEPS[:3]}
+        assert plans.digests(connection, "job", STEPS[:1]) == {3: "sha256:job3"}
+        assert measurements.last_measured_step(connection, "job") == steps[-1]
+        assert measurements.last_measured_step(connection, "none") is None
+        assert measurements.latest_measured_steps(connection, "job", 4) == steps[-4:]
+        assert measurements.latest_measured_steps(connection, "none", 4) == []
+        since = measurements.measured_since(connection, "job", steps[-4])
+        assert list(since) == steps[-4:]
+        told = {(step, rank): ms for step, ranks in since.items() for rank, ms in ranks.items()}
+        assert told == {key: ms for key, ms in measured.items() if key[0] >= steps[-4]}
+        count, total = measurements.measurements_state(connection, "job", steps[-4])
+        assert (count, total) == (len(told), pytest.approx(sum(told.values())))
+        assert measurements.measurements_state(connection, "none", 0) == (0, 0.0)
+        rows, after = [], (0, -1)
+        while found := measurements.measurements_page(connection, "job", after, 7):
+            assert len(found) <= 7
+            rows += found
+            after = found[-1][:2]
+        assert rows == [(*key, ms) for key, ms in sorted(measured.items())]
+
+
+def test_more_steps_than_a_statement_may_name(store: Store) -> None:
+    with store.writing() as connection:
+        for step in range(1200):
+            plans.add_plan(connection, "job", StoredPlan(step, f"{step}", "line"), 1.0)
+    with store.reading() as connection:
+        wanted = {step: f"{step}" for step in range(1200)}
+        assert plans.digests(connection, "job", range(1500)) == wanted

@@ -1,0 +1,27 @@
+"""Tokens, of which the store keeps hashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from seqplan.api.store import (
+    tokens,
+)
+from seqplan.api.store.errors import StoreError
+from seqplan.api.store.store import Store
+
+Opener = Callable[[], Store]
+
+
+def test_tokens(opened: Opener) -> None:
+    store = opened()
+    with store.writing() as connection:
+        assert tokens.known_tokens(connection) == []
+        token = tokens.add_token(connection, "a", "read")
+        known = tokens.known_tokens(connection)
+        assert tokens.scope_of(known, token) == "read"
+        assert tokens.scope_of(known, token + "x") is None
+        with pytest.raises(StoreError, match="choose one of read, write"):
+            tokens.add_token(connection, "b", "all")

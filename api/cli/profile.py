@@ -18,7 +18,7 @@ from seqplan.api.cli.terminal import ProgressBar, percent, table
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.pooling import merged
-from seqplan.profiler.fit.samples import Sample, Setting
+from seqplan.profiler.fit.samples import MeasuredOn, Sample
 from seqplan.profiler.measure.design import FIT_POINTS, design
 from seqplan.profiler.model_sizes import ModelShape
 from seqplan.profiler.profile import Profile
@@ -112,8 +112,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     check_output(args.plot, args.output, *(args.merge or ()))
     if args.merge:
-        setting, samples = merged(args.merge)
-        written(args, setting, samples, args.capacity_gib)
+        measured_on, samples = merged(args.merge)
+        written(args, measured_on, samples, args.capacity_gib)
         return 0
     return _measure(args)
 
@@ -162,12 +162,12 @@ def _measure(args: argparse.Namespace) -> int:
         def complain(text: str) -> None:
             print(f"\n{text}", file=sys.stderr, flush=True)
 
-        setting, samples = measure(task, path, rank, world_size, report, complain)
+        measured_on, samples = measure(task, path, rank, world_size, report, complain)
     if rank == 0:
         device = torch.device(args.device)
         shared = 1 if args.device == "cuda" else world_size
         gib = args.capacity_gib or capacity_bytes(device) / shared / 2**30
-        written(args, setting, samples, gib, context_bytes(device), world_size)
+        written(args, measured_on, samples, gib, context_bytes(device), world_size)
     if world_size > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
@@ -176,7 +176,7 @@ def _measure(args: argparse.Namespace) -> int:
 
 def written(
     args: argparse.Namespace,
-    setting: Setting,
+    measured_on: MeasuredOn,
     samples: Any,
     capacity_gib: float | None,
     context: int = 0,
@@ -197,19 +197,19 @@ def written(
         )
     for problem in unfitted(samples).values():
         print(f"{problem}: left out", file=sys.stderr)
-    gpu = setting.device.split(",")[0]
+    gpu = measured_on.device.split(",")[0]
     name = args.name or f"{args.model or 'model'}-{gpu}".lower().replace(" ", "-")
     gpus_per_node = args.gpus_per_node or GPUS_PER_NODE
-    hardware = Hardware(setting.device, gpus_per_node, capacity_gib * 2**30, float(context))
+    hardware = Hardware(measured_on.device, gpus_per_node, capacity_gib * 2**30, float(context))
     today = datetime.now(UTC).date().isoformat()
     command = shlex.join(["seqplan", *sys.argv[1:]])
-    where = setting.device if ranks == 1 else f"{setting.device}, {ranks} ranks"
+    where = measured_on.device if ranks == 1 else f"{measured_on.device}, {ranks} ranks"
     document = profile_document(
-        setting,
+        measured_on,
         samples,
         hardware,
         name=name,
-        source=f"measured on {where}, {setting.dtype}, {today}: {command}",
+        source=f"measured on {where}, {measured_on.dtype}, {today}: {command}",
     )
     Profile.from_document(document, str(args.output))
     with atomic_write(args.output, "w") as file:
@@ -217,14 +217,14 @@ def written(
     if args.plot is not None:
         from seqplan.api.report.fit_page import render_fits
 
-        fits = fit_schemes(setting, samples)
-        page = render_fits(name, document["source"], setting.sizes()["layers"], samples, fits)
+        fits = fit_schemes(measured_on, samples)
+        page = render_fits(name, document["source"], measured_on.sizes()["layers"], samples, fits)
         with atomic_write(args.plot, "w") as file:
             file.write(page)
     if args.json:
         print(json.dumps(document, ensure_ascii=False))
         return
-    print("\n".join(fit_lines(fit_schemes(setting, samples), fit_memory(setting, samples))))
+    print("\n".join(fit_lines(fit_schemes(measured_on, samples), fit_memory(measured_on, samples))))
     print(f"\n{args.output}: profile {name}")
 
 

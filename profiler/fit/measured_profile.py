@@ -12,7 +12,7 @@ import numpy as np
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.latency_fit import LEAST_LENGTHS, Errors, Fit, Observed, fit_latency
 from seqplan.profiler.fit.pooling import device_spread
-from seqplan.profiler.fit.samples import Sample, SampleError, Setting
+from seqplan.profiler.fit.samples import MeasuredOn, Sample, SampleError
 from seqplan.profiler.profile import PROFILE_SCHEMA
 
 MASTER_BYTES = 12
@@ -52,14 +52,14 @@ class Hardware:
     margin_bytes: float = 0.0
 
 
-def fit_schemes(setting: Setting, samples: Sequence[Sample]) -> dict[Scheme, Fit]:
+def fit_schemes(measured_on: MeasuredOn, samples: Sequence[Sample]) -> dict[Scheme, Fit]:
     """The latency of every scheme, for a model of all its layers.
 
     Without those that run out of memory too early to be fitted (``unfitted``). ``SampleError`` for
     a scheme whose samples cannot be fitted otherwise, and where no scheme is left.
     """
     without = unfitted(samples)
-    layers = setting.sizes()["layers"]
+    layers = measured_on.sizes()["layers"]
     found: dict[Scheme, Fit] = {}
     for scheme in sorted({sample.scheme for sample in samples} - set(without)):
         mine = [each for each in samples if each.scheme == scheme and not each.oom]
@@ -95,12 +95,12 @@ def unfitted(samples: Sequence[Sample]) -> dict[Scheme, str]:
     return found
 
 
-def fit_memory(setting: Setting, samples: Sequence[Sample]) -> MemoryFit:
+def fit_memory(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MemoryFit:
     """Linear in a rank's share of the tokens, for each tp over all its schemes; relative squares.
 
     A tp none of whose samples fits is left out; ``SampleError`` where none is left.
     """
-    layers = setting.sizes()["layers"]
+    layers = measured_on.sizes()["layers"]
     slopes: dict[int, float] = {}
     predicted, measured = [], []
     for tp in sorted({sample.scheme.tp for sample in samples if not sample.oom}):
@@ -121,17 +121,22 @@ def fit_memory(setting: Setting, samples: Sequence[Sample]) -> MemoryFit:
 
 
 def profile_document(
-    setting: Setting, samples: Sequence[Sample], hardware: Hardware, *, name: str, source: str
+    measured_on: MeasuredOn,
+    samples: Sequence[Sample],
+    hardware: Hardware,
+    *,
+    name: str,
+    source: str,
 ) -> dict[str, Any]:
     """The profile (schema 1) of these samples, ZeRO-1, every scheme measured.
 
     ``source``: the command and the date. ``SampleError`` where a fit fails.
     """
-    fits = fit_schemes(setting, samples)
-    memory = fit_memory(setting, samples)
-    sizes = setting.sizes()
+    fits = fit_schemes(measured_on, samples)
+    memory = fit_memory(measured_on, samples)
+    sizes = measured_on.sizes()
     layer, embeddings = parameters(sizes)
-    dtype_bytes = _DTYPE_BYTES[setting.dtype]
+    dtype_bytes = _DTYPE_BYTES[measured_on.dtype]
     fractions = [
         median(each.forward_ms) / median(each.layers_ms) for each in samples if not each.oom
     ]
@@ -143,7 +148,7 @@ def profile_document(
         "hardware": {"gpu": hardware.gpu, "gpus_per_node": hardware.gpus_per_node},
         "model": {each: sizes[each] for each in sorted(sizes)},
         "zero_stage": 1,
-        "checkpointing": setting.checkpointing,
+        "checkpointing": measured_on.checkpointing,
         "forward_fraction": round(median(fractions), 4),
         "memory": {
             "capacity_bytes": hardware.capacity_bytes,

@@ -11,9 +11,9 @@ from sampled import MEASURED_ON, SIZES, sample, samples
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.measured_profile import (
-    Hardware,
+    ProfiledDevices,
+    fit_all,
     fit_memory,
-    parameters,
     profile_document,
     unfitted,
 )
@@ -25,6 +25,7 @@ from seqplan.profiler.fit.samples import (
     read_samples,
 )
 from seqplan.profiler.measure.design import design
+from seqplan.profiler.model_sizes import ModelSizes
 from seqplan.profiler.profile import Profile
 
 
@@ -115,9 +116,12 @@ def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
         file = SampleFile(tmp_path / name, MEASURED_ON)
         for each in samples(scheme):
             file.add(each)
-    setting, found = merged([tmp_path / "a", tmp_path / "b"])
+    measured_on, found = merged([tmp_path / "a", tmp_path / "b"])
     document = profile_document(
-        setting, found, Hardware("a device", 8, 10_000_000.0), name="p", source="a test"
+        fit_all(measured_on, found),
+        ProfiledDevices("a device", 8, 10_000_000.0),
+        name="p",
+        source="a test",
     )
     profile = Profile.from_document(document, "p")
     assert [entry.scheme for entry in profile.schemes] == [Scheme(), two]
@@ -131,8 +135,8 @@ def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
     assert profile.forward_fraction == pytest.approx(1 / 3, abs=1e-3)
     assert profile.memory.bytes_per_token(two) == pytest.approx(500, rel=1e-3)
     # 12 bytes a parameter over 2 GPUs, 8 resident, then 1,000 bytes a token.
-    layer, ends = parameters(SIZES)
-    room = 10_000_000 - (6 + 8) * (8 * layer + ends)
+    model = ModelSizes.of(SIZES)
+    room = 10_000_000 - (6 + 8) * model.parameters
     assert profile.model(one, 2, 100).max_len == pytest.approx(room / 1000, abs=2)
 
 
@@ -180,7 +184,7 @@ def test_memory_is_fitted_for_each_tp() -> None:
     assert fit.bytes_per_token == pytest.approx({1: 1000, 2: 1500}, rel=2e-3)
     found = [*samples(Scheme()), *more]
     document = profile_document(
-        MEASURED_ON, found, Hardware("d", 8, 1e9), name="p", source="a test"
+        fit_all(MEASURED_ON, found), ProfiledDevices("d", 8, 1e9), name="p", source="a test"
     )
     memory = Profile.from_document(document, "p").memory
     assert memory.bytes_per_token(Scheme(tp=2, pp=2)) == pytest.approx(750, rel=2e-3)
@@ -209,13 +213,13 @@ def test_a_scheme_that_does_not_fit_is_left_out() -> None:
     found = [*samples(Scheme()), *full]
     assert unfitted(found) == {two: "tp2: 0 of its lengths fit into memory, 4 are needed"}
     document = profile_document(
-        MEASURED_ON, found, Hardware("d", 8, 1e9), name="p", source="a test"
+        fit_all(MEASURED_ON, found), ProfiledDevices("d", 8, 1e9), name="p", source="a test"
     )
     profile = Profile.from_document(document, "p")
     assert [entry.scheme for entry in profile.schemes] == [Scheme()]
     assert list(profile.memory.activation_bytes_per_token) == [1]
     with pytest.raises(SampleError, match="no scheme fits into memory: tp2: 0 of its lengths fit"):
-        profile_document(MEASURED_ON, full, Hardware("d", 8, 1e9), name="p", source="a test")
+        fit_all(MEASURED_ON, full)
 
 
 def test_the_design_is_a_series_with_lengths_between_and_packings() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from seqplan.planner.workers.executor import EXECUTORS
-from seqplan.profiler.analytic.hardware import DEVICES, Cluster
+from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
 from seqplan.profiler.model_config import read_model_config
 from seqplan.profiler.model_sizes import MODELS, SIZES
 
@@ -60,7 +60,7 @@ def add_cluster(parser: argparse.ArgumentParser, *, required: bool) -> None:
     )
 
 
-def cluster_of(args: argparse.Namespace) -> Cluster:
+def cluster_of(args: argparse.Namespace) -> ClusterHardware:
     """The cluster that was asked for; ``ValueError`` for unknown hardware or a bandwidth of 0."""
     if args.hardware not in DEVICES:
         raise ValueError(f"--hardware {args.hardware!r}: wants one of {', '.join(DEVICES)}")
@@ -69,7 +69,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
         hardware = replace(hardware, intra_gb_s=args.intra_gb_s)
     if args.inter_gb_s is not None:
         hardware = replace(hardware, inter_gb_s=args.inter_gb_s)
-    return Cluster(hardware, args.nodes, args.gpus_per_node or hardware.gpus_per_node)
+    return ClusterHardware(hardware, args.nodes, args.gpus_per_node or hardware.gpus_per_node)
 
 
 def number(text: str) -> float:

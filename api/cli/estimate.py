@@ -15,7 +15,7 @@ from seqplan.api.cli.verb import add_verb
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.profiler.analytic.hardware import GIB
-from seqplan.profiler.analytic.terms import CHECKPOINTING, Setting
+from seqplan.profiler.analytic.terms import CHECKPOINTING, Deployment
 from seqplan.profiler.model_sizes import ModelSizes
 
 NONE_FITS = 3
@@ -67,7 +67,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` where no scheme can run; 3 where none fits into memory."""
-    setting = Setting(
+    deployment = Deployment(
         cluster=cluster_of(args),
         sizes=ModelSizes.of(sizes_of(args)),
         zero=args.zero,
@@ -77,10 +77,10 @@ def run(args: argparse.Namespace) -> int:
     found, refused = [], {}
     for degrees in itertools.product(args.tp, args.pp, args.ulysses, args.ring):
         scheme = Scheme(*degrees)
-        if reason := problem(setting, scheme, load):
+        if reason := problem(deployment, scheme, load):
             refused[str(scheme)] = reason
         else:
-            found.append(estimate(setting, scheme, load))
+            found.append(estimate(deployment, scheme, load))
     if not found:
         reasons = "; ".join(f"{scheme}: {reason}" for scheme, reason in refused.items())
         raise ValueError(f"no scheme can run: {reasons}")
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         document = {"estimates": [as_json(each) for each in found], "refused": refused}
         print(json.dumps(document, ensure_ascii=False))
     else:
-        lines = _described(setting, found[0]) if len(found) == 1 else _ranked(found)
+        lines = _described(deployment, found[0]) if len(found) == 1 else _ranked(found)
         lines += _left_out(refused)
         print("\n".join(lines))
     if any(each.fits for each in found):
@@ -156,8 +156,8 @@ def _largest(each: Estimate) -> str:
     return ", ".join(f"{name} {percent(ms / each.iteration_ms, 0)}" for name, ms in terms)
 
 
-def _described(setting: Setting, each: Estimate) -> list[str]:
-    cluster = setting.cluster
+def _described(deployment: Deployment, each: Estimate) -> list[str]:
+    cluster = deployment.cluster
     setup = (
         f"{each.scheme} × dp {each.dp} on {cluster.nodes} × {cluster.gpus_per_node} "
         f"{cluster.hardware.name}, {each.micro_batches} micro-batches a replica"

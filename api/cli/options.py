@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from seqplan.profiler.analytic.hardware import Cluster
+    from seqplan.profiler.analytic.hardware import ClusterHardware
 
 
 def positive(text: str) -> int:
@@ -95,9 +95,9 @@ def add_cluster(parser: argparse.ArgumentParser, *, required: bool) -> None:
     )
 
 
-def cluster_of(args: argparse.Namespace) -> Cluster:
+def cluster_of(args: argparse.Namespace) -> ClusterHardware:
     """The cluster that was asked for; ``ValueError`` for unknown hardware or a bandwidth of 0."""
-    from seqplan.profiler.analytic.hardware import DEVICES, Cluster
+    from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
 
     if args.hardware not in DEVICES:
         raise ValueError(f"--hardware {args.hardware!r}: wants one of {', '.join(DEVICES)}")
@@ -106,7 +106,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
         hardware = replace(hardware, intra_gb_s=args.intra_gb_s)
     if args.inter_gb_s is not None:
         hardware = replace(hardware, inter_gb_s=args.inter_gb_s)
-    return Cluster(hardware, args.nodes, args.gpus_per_node or hardware.gpus_per_node)
+    return ClusterHardware(hardware, args.nodes, args.gpus_per_node or hardware.gpus_per_node)
 
 
 def number(text: str) -> float:

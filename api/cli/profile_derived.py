@@ -12,7 +12,7 @@ from typing import Any
 from seqplan.api.cli.options import cluster_of, sizes_of
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.hardware import Cluster
+from seqplan.profiler.analytic.hardware import ClusterHardware
 from seqplan.profiler.model_sizes import ModelShape, ModelSizes
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.scheme_rules import scheme_problem
@@ -21,10 +21,10 @@ from seqplan.profiler.scheme_rules import scheme_problem
 def estimated(args: argparse.Namespace) -> dict[str, Any]:
     """``--estimate``: every scheme derived. ``ValueError`` for what cannot be."""
     from seqplan.profiler.analytic.derive import derive_profile
-    from seqplan.profiler.analytic.terms import Setting
+    from seqplan.profiler.analytic.terms import Deployment
 
     sizes, cluster = sizes_of(args), _cluster(args, "--estimate")
-    setting = Setting(
+    deployment = Deployment(
         cluster=cluster,
         sizes=ModelSizes.of(sizes),
         zero=args.zero,
@@ -32,7 +32,7 @@ def estimated(args: argparse.Namespace) -> dict[str, Any]:
     )
     name = args.name or f"{args.model or 'model'}-{args.hardware}-estimate"
     schemes = _schemes(args, ModelShape(**sizes), cluster, zero=args.zero)
-    return derive_profile(setting, schemes, name=name)
+    return derive_profile(deployment, schemes, name=name)
 
 
 def completed(args: argparse.Namespace) -> dict[str, Any]:
@@ -65,14 +65,14 @@ def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:
     print(f"see it with: seqplan profiles {args.output} --gpus N")
 
 
-def _cluster(args: argparse.Namespace, option: str) -> Cluster:
+def _cluster(args: argparse.Namespace, option: str) -> ClusterHardware:
     if args.hardware is None:
         raise ValueError(f"{option} wants --hardware, whose links and rates it derives from")
     return cluster_of(args)
 
 
 def _schemes(
-    args: argparse.Namespace, shape: ModelShape, cluster: Cluster, *, zero: int
+    args: argparse.Namespace, shape: ModelShape, cluster: ClusterHardware, *, zero: int
 ) -> list[Scheme]:
     """Those of ``--schemes``, or all powers of two: tp × pp, and Ulysses × ring beside tp = 1."""
     if args.schemes is not None:

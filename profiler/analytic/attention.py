@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.hardware import Cluster
+from seqplan.profiler.analytic.hardware import ClusterHardware
 from seqplan.profiler.analytic.kernels import attention_kernel_ms, memory_ms
 from seqplan.profiler.analytic.links import all_to_all_ms, placement, shift_ms
 from seqplan.profiler.model_sizes import ModelSizes
@@ -50,7 +50,7 @@ class AttentionMs:
 
 
 def attention_ms(
-    cluster: Cluster,
+    cluster: ClusterHardware,
     sizes: ModelSizes,
     scheme: Scheme,
     lengths: npt.ArrayLike,

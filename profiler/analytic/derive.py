@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.hardware import Cluster
+from seqplan.profiler.analytic.hardware import ClusterHardware
 from seqplan.profiler.analytic.memory import (
     CONTEXT_BYTES,
     FRAGMENTATION,
     activation_bytes_per_token,
     state_bytes,
 )
-from seqplan.profiler.analytic.terms import Setting, stage_terms
+from seqplan.profiler.analytic.terms import Deployment, stage_terms
 from seqplan.profiler.fit.latency_fit import Errors, Observed, fit_latency
 from seqplan.profiler.latency import Latency
 from seqplan.profiler.model_sizes import ModelSizes
@@ -33,7 +33,7 @@ WORK = ("matrix products", "memory-bound", "attention", "head and loss")
 
 
 def derive_profile(
-    setting: Setting, schemes: Sequence[Scheme], *, name: str, longest: int = 131072
+    deployment: Deployment, schemes: Sequence[Scheme], *, name: str, longest: int = 131072
 ) -> dict[str, Any]:
     """The profile document (schema 1) of a model on a cluster, every scheme ``derived``.
 
@@ -42,16 +42,16 @@ def derive_profile(
     on every stage, which is above what a first stage needs. ``ValueError`` for a scheme that the
     model or the cluster cannot run, or none.
     """
-    _check(setting.sizes, setting.cluster, schemes, setting.zero)
-    cluster, sizes = setting.cluster, setting.sizes
+    _check(deployment.sizes, deployment.cluster, schemes, deployment.zero)
+    cluster, sizes = deployment.cluster, deployment.sizes
 
     def times(scheme: Scheme, lengths: Floats) -> Floats:
         dp = max(1, cluster.gpus // scheme.gpus)
-        return _total(stage_terms(setting, scheme, lengths[:, None], dp))
+        return _total(stage_terms(deployment, scheme, lengths[:, None], dp))
 
     fitted = {scheme: _fit(times, scheme, longest) for scheme in sorted(set(schemes))}
     hardware = cluster.hardware
-    sharded, layers, embeddings = state_bytes(setting)
+    sharded, layers, embeddings = state_bytes(deployment)
     return {
         "schema": PROFILE_SCHEMA,
         "name": name,
@@ -60,8 +60,8 @@ def derive_profile(
         "residuals": "derived: " + _residuals([errors for _, errors in fitted.values()]),
         "hardware": {"gpu": hardware.name.upper(), "gpus_per_node": cluster.gpus_per_node},
         "model": sizes.as_dict(),
-        "zero_stage": setting.zero,
-        "checkpointing": setting.checkpointing,
+        "zero_stage": deployment.zero,
+        "checkpointing": deployment.checkpointing,
         "memory": {
             "capacity_bytes": float(hardware.memory_bytes),
             "context_bytes": float(CONTEXT_BYTES),
@@ -70,7 +70,7 @@ def derive_profile(
             "resident_layer_bytes": layers,
             "resident_embedding_bytes": embeddings,
             "activation_bytes_per_token": {
-                str(tp): activation_bytes_per_token(sizes, setting.checkpointing, tp)
+                str(tp): activation_bytes_per_token(sizes, deployment.checkpointing, tp)
                 + _gathered_bytes(sizes.hidden, tp)
                 for tp in sorted({scheme.tp for scheme in schemes})
             },
@@ -80,7 +80,7 @@ def derive_profile(
 
 
 def complete(
-    profile: Profile, cluster: Cluster, schemes: Sequence[Scheme], *, longest: int = 131072
+    profile: Profile, cluster: ClusterHardware, schemes: Sequence[Scheme], *, longest: int = 131072
 ) -> dict[str, Any]:
     """The profile's document with ``schemes`` that it lacks, derived from its ⟨1,1,1,1⟩.
 
@@ -98,7 +98,7 @@ def complete(
         raise ValueError(
             f"profile {profile.name}: has no scheme tp1 to derive others from; measure it first"
         )
-    setting = Setting(
+    deployment = Deployment(
         cluster=cluster,
         sizes=_sizes(profile),
         zero=profile.zero_stage,
@@ -107,16 +107,16 @@ def complete(
     missing = sorted(set(schemes) - set(profile.by_scheme))
     if not missing:
         return dict(profile.document)
-    _check(setting.sizes, cluster, missing, setting.zero)
+    _check(deployment.sizes, cluster, missing, deployment.zero)
 
-    far = stage_terms(setting, Scheme(), [longest])
+    far = stage_terms(deployment, Scheme(), [longest])
     slower = single.latency.micro_batch_ms([longest]) / float(_total(far))
     fixed = min(single.latency.c, slower * float(far["launch"]))
 
     def times(scheme: Scheme, lengths: Floats) -> Floats:
         dp = max(1, cluster.gpus // scheme.gpus)
-        alone = stage_terms(setting, Scheme(), lengths[:, None])
-        terms = stage_terms(setting, scheme, lengths[:, None], dp)
+        alone = stage_terms(deployment, Scheme(), lengths[:, None])
+        terms = stage_terms(deployment, scheme, lengths[:, None], dp)
         work, work_alone = (_total({name: of[name] for name in WORK}) for of in (terms, alone))
         measured = single.latency.work_ms(lengths) + single.latency.c
         found = (measured - fixed) * work / work_alone + fixed * terms["launch"] / alone["launch"]
@@ -131,9 +131,9 @@ def complete(
     memory = dict(document["memory"])
     activation = dict(memory["activation_bytes_per_token"])
     for tp in sorted({scheme.tp for scheme in missing}):
-        more = activation_bytes_per_token(setting.sizes, setting.checkpointing, tp)
-        more -= activation_bytes_per_token(setting.sizes, setting.checkpointing, 1)
-        more += _gathered_bytes(setting.sizes.hidden, tp)
+        more = activation_bytes_per_token(deployment.sizes, deployment.checkpointing, tp)
+        more -= activation_bytes_per_token(deployment.sizes, deployment.checkpointing, 1)
+        more += _gathered_bytes(deployment.sizes.hidden, tp)
         activation.setdefault(str(tp), activation["1"] + more)
     memory["activation_bytes_per_token"] = activation
     document["memory"] = memory
@@ -194,7 +194,9 @@ def _sizes(profile: Profile) -> ModelSizes:
     return ModelSizes.of(sizes)
 
 
-def _check(sizes: ModelSizes, cluster: Cluster, schemes: Sequence[Scheme], zero: int) -> None:
+def _check(
+    sizes: ModelSizes, cluster: ClusterHardware, schemes: Sequence[Scheme], zero: int
+) -> None:
     if not schemes:
         raise ValueError("no scheme to derive")
     for scheme in schemes:

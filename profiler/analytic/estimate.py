@@ -13,7 +13,7 @@ from seqplan.profiler.analytic.memory import (
     peak_bytes,
     usable_bytes,
 )
-from seqplan.profiler.analytic.terms import Setting, stage_terms
+from seqplan.profiler.analytic.terms import Deployment, stage_terms
 from seqplan.profiler.model_sizes import ModelSizes
 from seqplan.profiler.scheme_rules import scheme_problem
 
@@ -69,14 +69,14 @@ class Estimate:
         return self.peak_bytes <= self.usable_bytes
 
 
-def problem(setting: Setting, scheme: Scheme, load: Load) -> str | None:
+def problem(deployment: Deployment, scheme: Scheme, load: Load) -> str | None:
     """Why the cluster cannot run this load on this scheme, or None when it can (memory apart)."""
-    gpus = setting.cluster.gpus
+    gpus = deployment.cluster.gpus
     if gpus % scheme.gpus:
         return f"its {scheme.gpus} GPUs do not divide the cluster's {gpus}"
-    if found := scheme_problem(scheme, setting.sizes.shape):
+    if found := scheme_problem(scheme, deployment.sizes.shape):
         return found
-    if setting.zero == 3 and scheme.pp > 1:
+    if deployment.zero == 3 and scheme.pp > 1:
         return "ZeRO-3 gathers every layer on every rank; use it with pp = 1"
     if load.seq_len < 2 * scheme.stage_gpus:
         return f"sequences of {load.seq_len} tokens are too short for {scheme.stage_gpus} GPUs"
@@ -86,23 +86,23 @@ def problem(setting: Setting, scheme: Scheme, load: Load) -> str | None:
     return None
 
 
-def estimate(setting: Setting, scheme: Scheme, load: Load) -> Estimate:
+def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
     """One iteration of 1F1B on dp = GPUs / scheme replicas; ``ValueError`` for a ``problem``.
 
     (m + pp − 1) · stage for m micro-batches, activations sent between stages, one exchange of
     gradients and parameters that nothing hides (ZeRO 2 scatters gradients every micro-batch), and
     the optimizer.
     """
-    if found := problem(setting, scheme, load):
+    if found := problem(deployment, scheme, load):
         raise ValueError(f"{scheme}: {found}")
-    cluster, sizes = setting.cluster, setting.sizes
+    cluster, sizes = deployment.cluster, deployment.sizes
     dp = cluster.gpus // scheme.gpus
     count = load.batch // (dp * load.micro_batch)
     tokens = load.micro_batch * load.seq_len
     stage = {
         name: float(value)
         for name, value in stage_terms(
-            setting, scheme, [load.seq_len] * load.micro_batch, dp
+            deployment, scheme, [load.seq_len] * load.micro_batch, dp
         ).items()
     }
     terms = {name: value * count for name, value in stage.items()}
@@ -113,12 +113,12 @@ def estimate(setting: Setting, scheme: Scheme, load: Load) -> Estimate:
         sent = float(shift_ms(cluster, groups["pp"], payload))
         terms["pipeline sends"] = 2 * (count + scheme.pp - 1) * sent
     held = sizes.parameters / (scheme.tp * scheme.pp)
-    if setting.zero < 3:
+    if deployment.zero < 3:
         scattered = float(
-            ring_collective_ms(cluster, groups["replica"], setting.gradient_bytes * held)
+            ring_collective_ms(cluster, groups["replica"], deployment.gradient_bytes * held)
         )
         gathered = float(ring_collective_ms(cluster, groups["replica"], PARAMETER_BYTES * held))
-        times = count if setting.zero == 2 else 1
+        times = count if deployment.zero == 2 else 1
         terms["parameter exchange"] = times * scattered + gathered
     shard = held / groups["replica"].size
     terms["optimizer"] = float(memory_ms(cluster.hardware, OPTIMIZER_MOVED_BYTES * shard))
@@ -134,7 +134,7 @@ def estimate(setting: Setting, scheme: Scheme, load: Load) -> Estimate:
         tflops_per_gpu=per_gpu / 1e12,
         mfu=per_gpu / cluster.peak_flops,
         terms_ms={name: value for name, value in terms.items() if value > 0},
-        memory_bytes=peak_bytes(setting, scheme, dp, tokens),
+        memory_bytes=peak_bytes(deployment, scheme, dp, tokens),
         usable_bytes=usable_bytes(cluster.hardware.memory_bytes),
     )
 

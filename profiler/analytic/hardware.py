@@ -144,7 +144,7 @@ longer than all of USP's basic ring at 128K."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterHardware:
     """Nodes of equal GPUs, fast links within a node and slower ones between."""
 
     hardware: Hardware

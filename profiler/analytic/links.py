@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.hardware import BRIDGE_FLOWS, LINK_EFFICIENCY, Cluster
+from seqplan.profiler.analytic.hardware import BRIDGE_FLOWS, LINK_EFFICIENCY, ClusterHardware
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,7 +26,7 @@ class Group:
     size: int
     stride: int = 1
 
-    def members_per_node(self, cluster: Cluster) -> int:
+    def members_per_node(self, cluster: ClusterHardware) -> int:
         """How many of the group share a node."""
         return max(1, min(self.size, cluster.gpus_per_node // self.stride))
 
@@ -46,7 +46,7 @@ def placement(scheme: Scheme, dp: int) -> dict[str, Group]:
     return groups
 
 
-def all_to_all_ms(cluster: Cluster, group: Group, payload_bytes: npt.ArrayLike) -> Floats:
+def all_to_all_ms(cluster: ClusterHardware, group: Group, payload_bytes: npt.ArrayLike) -> Floats:
     """Every rank holds ``payload_bytes`` and sends each other rank its 1/size of it."""
     payload = np.asarray(payload_bytes, dtype=np.float64)
     if group.size == 1:
@@ -61,7 +61,7 @@ def all_to_all_ms(cluster: Cluster, group: Group, payload_bytes: npt.ArrayLike) 
     return _ms(payload, max(within, between, bridge)) + _latency_ms(cluster, group)
 
 
-def shift_ms(cluster: Cluster, group: Group, payload_bytes: npt.ArrayLike) -> Floats:
+def shift_ms(cluster: ClusterHardware, group: Group, payload_bytes: npt.ArrayLike) -> Floats:
     """Every rank sends ``payload_bytes`` to the next of its group at once, as in a ring."""
     payload = np.asarray(payload_bytes, dtype=np.float64)
     if group.size == 1:
@@ -69,7 +69,9 @@ def shift_ms(cluster: Cluster, group: Group, payload_bytes: npt.ArrayLike) -> Fl
     return _ms(payload, _ring_seconds_per_gb(cluster, group, rails=1)) + _latency_ms(cluster, group)
 
 
-def ring_collective_ms(cluster: Cluster, group: Group, whole_bytes: npt.ArrayLike) -> Floats:
+def ring_collective_ms(
+    cluster: ClusterHardware, group: Group, whole_bytes: npt.ArrayLike
+) -> Floats:
     """All-gather into, or reduce-scatter of, ``whole_bytes`` on every rank, by rings.
 
     Between nodes NCCL builds as many rings as the group has GPUs in a node, each over its own
@@ -85,7 +87,7 @@ def ring_collective_ms(cluster: Cluster, group: Group, whole_bytes: npt.ArrayLik
     )
 
 
-def _ring_seconds_per_gb(cluster: Cluster, group: Group, rails: int) -> float:
+def _ring_seconds_per_gb(cluster: ClusterHardware, group: Group, rails: int) -> float:
     spans = group.members_per_node(cluster) < group.size
     pairs = [
         (a, b)
@@ -98,7 +100,7 @@ def _ring_seconds_per_gb(cluster: Cluster, group: Group, rails: int) -> float:
     return max(within, between, _bridge_seconds_per_gb(cluster, pairs))
 
 
-def _window(cluster: Cluster, group: Group) -> list[list[int]]:
+def _window(cluster: ClusterHardware, group: Group) -> list[list[int]]:
     """The parts of all groups that lie in one node."""
     near = group.members_per_node(cluster)
     block = near * group.stride
@@ -109,7 +111,7 @@ def _window(cluster: Cluster, group: Group) -> list[list[int]]:
     ]
 
 
-def _bridge_seconds_per_gb(cluster: Cluster, pairs: Iterable[tuple[int, int]]) -> float:
+def _bridge_seconds_per_gb(cluster: ClusterHardware, pairs: Iterable[tuple[int, int]]) -> float:
     """Seconds that the busiest PCIe host bridge takes when each pair moves 1 GB."""
     hardware = cluster.hardware
     if not hardware.socket_gpus:
@@ -123,15 +125,15 @@ def _bridge_seconds_per_gb(cluster: Cluster, pairs: Iterable[tuple[int, int]]) -
     return max((f / (rate * min(1.0, BRIDGE_FLOWS / f)) for f in flows.values()), default=0.0)
 
 
-def _intra(cluster: Cluster) -> float:
+def _intra(cluster: ClusterHardware) -> float:
     return cluster.hardware.intra_gb_s * LINK_EFFICIENCY
 
 
-def _inter(cluster: Cluster) -> float:
+def _inter(cluster: ClusterHardware) -> float:
     return cluster.hardware.inter_gb_s * LINK_EFFICIENCY
 
 
-def _latency_ms(cluster: Cluster, group: Group) -> float:
+def _latency_ms(cluster: ClusterHardware, group: Group) -> float:
     spans = group.members_per_node(cluster) < group.size
     hardware = cluster.hardware
     return (hardware.inter_latency_us if spans else hardware.intra_latency_us) / 1e3

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.hardware import GIB
-from seqplan.profiler.analytic.terms import Setting
+from seqplan.profiler.analytic.terms import Deployment
 from seqplan.profiler.model_sizes import ModelSizes
 
 PARAMETER_BYTES, OPTIMIZER_BYTES = 2, 12
@@ -26,12 +26,12 @@ FRAGMENTATION = 0.05
 """Share of the memory that a caching allocator cannot hand out."""
 
 
-def state_bytes(setting: Setting) -> tuple[float, float, float]:
+def state_bytes(deployment: Deployment) -> tuple[float, float, float]:
     """(sharded over all ranks, resident of layers, resident of embeddings), before any division.
 
     ZeRO 1 shards the optimizer's states, 2 gradients too, 3 parameters too.
     """
-    sizes, zero, gradient = setting.sizes, setting.zero, setting.gradient_bytes
+    sizes, zero, gradient = deployment.sizes, deployment.zero, deployment.gradient_bytes
     everything = sizes.parameters
     layers, embeddings = sizes.layers * sizes.layer_parameters, sizes.embedding_parameters
     sharded = OPTIMIZER_BYTES
@@ -65,17 +65,19 @@ def activation_bytes_per_token(sizes: ModelSizes, checkpointing: str, tp: int) -
     return sizes.layers * kept + (whole - kept) + LOGIT_BYTES * sizes.vocab
 
 
-def peak_bytes(setting: Setting, scheme: Scheme, dp: int, tokens: float) -> Mapping[str, float]:
+def peak_bytes(
+    deployment: Deployment, scheme: Scheme, dp: int, tokens: float
+) -> Mapping[str, float]:
     """Bytes by kind on the fullest GPU, for micro-batches of ``tokens`` tokens on ``dp`` replicas.
 
     1F1B's first stage keeps pp micro-batches of layers/pp layers, so activations of all layers; the
     last keeps one, and the logits. The fuller of the two counts.
     """
-    sizes = setting.sizes
-    sharded, layers, embeddings = state_bytes(setting)
+    sizes = deployment.sizes
+    sharded, layers, embeddings = state_bytes(deployment)
     held = 1.0 if scheme.pp == 1 else 0.5
     spread = scheme.tp * scheme.sp
-    kept = layer_activation_bytes(sizes, setting.checkpointing, scheme.tp)
+    kept = layer_activation_bytes(sizes, deployment.checkpointing, scheme.tp)
     recomputed = layer_activation_bytes(sizes, "none", scheme.tp) - kept
     logits = LOGIT_BYTES * sizes.vocab * tokens / spread
     first = tokens * (sizes.layers * kept + recomputed) / spread
@@ -91,21 +93,21 @@ def peak_bytes(setting: Setting, scheme: Scheme, dp: int, tokens: float) -> Mapp
         + held * embeddings / scheme.tp,
         "activations": activations,
         "logits": logits,
-        "buffers": _buffer_bytes(setting, scheme, tokens),
+        "buffers": _buffer_bytes(deployment, scheme, tokens),
         "context": float(CONTEXT_BYTES),
     }
 
 
-def _buffer_bytes(setting: Setting, scheme: Scheme, tokens: float) -> float:
+def _buffer_bytes(deployment: Deployment, scheme: Scheme, tokens: float) -> float:
     """Gathered input of a tp block; K, V and their gradients in flight; two gathered layers."""
-    sizes = setting.sizes
+    sizes = deployment.sizes
     found = 0.0
     if scheme.tp > 1:
         found += 2 * tokens / scheme.sp * sizes.hidden
     if scheme.ring > 1:
         held = tokens / (scheme.ring * scheme.tp * scheme.ulysses)
         found += 2 * held * sizes.kv_width * (2 + 4)
-    if setting.zero == 3:
+    if deployment.zero == 3:
         found += 2 * (PARAMETER_BYTES + 2) * sizes.layer_parameters / scheme.tp
     return found
 

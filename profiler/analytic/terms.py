@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.attention import attention_ms
-from seqplan.profiler.analytic.hardware import Cluster
+from seqplan.profiler.analytic.hardware import ClusterHardware
 from seqplan.profiler.analytic.kernels import matmul_ms, memory_ms
 from seqplan.profiler.analytic.links import placement, ring_collective_ms
 from seqplan.profiler.model_sizes import ModelSizes
@@ -34,13 +34,13 @@ gradient read and written in bf16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class Deployment:
     """A model on a cluster; ``zero``: ZeRO stage 1, 2 or 3; ``ValueError`` for other values.
 
     ``gradient_bytes``: of a gradient's sum during a step, 4 in fp32, 2 in bf16.
     """
 
-    cluster: Cluster
+    cluster: ClusterHardware
     sizes: ModelSizes
     zero: int = 1
     checkpointing: str = "none"
@@ -56,7 +56,7 @@ class Setting:
 
 
 def stage_terms(
-    setting: Setting, scheme: Scheme, lengths: npt.ArrayLike, dp: int = 1
+    deployment: Deployment, scheme: Scheme, lengths: npt.ArrayLike, dp: int = 1
 ) -> dict[str, Floats]:
     """Milliseconds of forward + backward on the slowest stage, the last, by term.
 
@@ -65,24 +65,24 @@ def stage_terms(
     """
     sequences = np.asarray(lengths, dtype=np.float64)
     tokens = sequences.sum(axis=-1)
-    layers = setting.sizes.layers / scheme.pp
-    passes = _passes(setting.checkpointing)
+    layers = deployment.sizes.layers / scheme.pp
+    passes = _passes(deployment.checkpointing)
     terms: dict[str, Floats] = {
-        "matrix products": layers * _products_ms(setting, scheme, tokens),
-        "memory-bound": layers * _memory_bound_ms(setting, scheme, tokens),
-        **_attention(setting, scheme, sequences, layers, passes),
-        "tp communication": layers * _tp_ms(setting, scheme, tokens),
-        "head and loss": _head_ms(setting, scheme, tokens),
+        "matrix products": layers * _products_ms(deployment, scheme, tokens),
+        "memory-bound": layers * _memory_bound_ms(deployment, scheme, tokens),
+        **_attention(deployment, scheme, sequences, layers, passes),
+        "tp communication": layers * _tp_ms(deployment, scheme, tokens),
+        "head and loss": _head_ms(deployment, scheme, tokens),
         "launch": np.full_like(tokens, _launch_ms(scheme, layers, passes)),
     }
-    if setting.zero == 3:
+    if deployment.zero == 3:
         hidden_by = sum(
             terms[name] for name in ("matrix products", "memory-bound", "attention")
         ) + np.zeros_like(tokens)
         moved = 3 * ring_collective_ms(
-            setting.cluster,
+            deployment.cluster,
             placement(scheme, dp)["replica"],
-            2 * layers * setting.sizes.layer_parameters / scheme.tp,
+            2 * layers * deployment.sizes.layer_parameters / scheme.tp,
         )
         terms["parameter gathering"] = np.maximum(moved - hidden_by, 0.0)
     return terms
@@ -100,12 +100,12 @@ def _passes(checkpointing: str) -> _Passes:
     return {"none": _Passes(1, 1), "mlp": _Passes(1, 2), "full": _Passes(2, 2)}[checkpointing]
 
 
-def _products_ms(setting: Setting, scheme: Scheme, tokens: Floats) -> Floats:
+def _products_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
     """The four products of a layer: forward, and backward for inputs and for weights."""
     sizes, hardware, passes = (
-        setting.sizes,
-        setting.cluster.hardware,
-        _passes(setting.checkpointing),
+        deployment.sizes,
+        deployment.cluster.hardware,
+        _passes(deployment.checkpointing),
     )
     rows = tokens / scheme.sp  # gathered over tp
     width = sizes.hidden / scheme.tp
@@ -124,23 +124,23 @@ def _products_ms(setting: Setting, scheme: Scheme, tokens: Floats) -> Floats:
     return total
 
 
-def _memory_bound_ms(setting: Setting, scheme: Scheme, tokens: Floats) -> Floats:
+def _memory_bound_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
     """Norms (8 bytes per element, two), residual sums (6, two), rotary positions, activation.
 
     Backward moves twice as much. Norms and sums are split over tp by tokens, the rest by width.
     """
-    sizes, passes = setting.sizes, _passes(setting.checkpointing)
+    sizes, passes = deployment.sizes, _passes(deployment.checkpointing)
     attention = 10 * sizes.hidden + 4 * (sizes.hidden + sizes.kv_width)
     feed_forward = 10 * sizes.hidden + 6 * sizes.ffn
     moved = (passes.attention + 2) * attention + (passes.feed_forward + 2) * feed_forward
-    return memory_ms(setting.cluster.hardware, moved * tokens / (scheme.sp * scheme.tp))
+    return memory_ms(deployment.cluster.hardware, moved * tokens / (scheme.sp * scheme.tp))
 
 
 def _attention(
-    setting: Setting, scheme: Scheme, sequences: Floats, layers: float, passes: _Passes
+    deployment: Deployment, scheme: Scheme, sequences: Floats, layers: float, passes: _Passes
 ) -> dict[str, Floats]:
     forward, backward = (
-        attention_ms(setting.cluster, setting.sizes, scheme, sequences, backward=direction)
+        attention_ms(deployment.cluster, deployment.sizes, scheme, sequences, backward=direction)
         for direction in (False, True)
     )
     return {
@@ -154,23 +154,23 @@ def _attention(
     }
 
 
-def _tp_ms(setting: Setting, scheme: Scheme, tokens: Floats) -> Floats:
+def _tp_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
     """Four all-gathers and four reduce-scatters of a layer (USP, table 2), more when recomputing.
 
     Two blocks, attention and feed-forward, each gather and scatter once forward and once backward.
     """
-    passes = _passes(setting.checkpointing)
+    passes = _passes(deployment.checkpointing)
     once = ring_collective_ms(
-        setting.cluster,
+        deployment.cluster,
         placement(scheme, 1)["tp"],
-        2 * tokens / scheme.sp * setting.sizes.hidden,
+        2 * tokens / scheme.sp * deployment.sizes.hidden,
     )
     return 2 * (passes.attention + passes.feed_forward + 2) * once
 
 
-def _head_ms(setting: Setting, scheme: Scheme, tokens: Floats) -> Floats:
+def _head_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
     """Logits of the last stage and their loss: three products, and passes over the logits."""
-    sizes, hardware = setting.sizes, setting.cluster.hardware
+    sizes, hardware = deployment.sizes, deployment.cluster.hardware
     rows, columns = tokens / scheme.sp, sizes.vocab / scheme.tp
     return (
         matmul_ms(hardware, rows, sizes.hidden, columns)

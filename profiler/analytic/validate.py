@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
-from importlib import resources
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy import stats
-
-from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.attention import PERMUTE_PASSES, attention_ms
-from seqplan.profiler.analytic.estimate import Load, estimate, model_flops
-from seqplan.profiler.analytic.hardware import DEVICES, Cluster
-from seqplan.profiler.analytic.kernels import memory_ms
-from seqplan.profiler.analytic.links import Group, all_to_all_ms
-from seqplan.profiler.analytic.memory import activation_bytes_per_token, state_bytes
-from seqplan.profiler.analytic.terms import Setting, stage_terms
-from seqplan.profiler.memory import Memory
-from seqplan.profiler.model_sizes import MODELS, ModelSizes
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import shipped
-
-A800_PROFILES = ("llama-7b", "llama-13b", "llama-32b")
-A800_LENGTHS = (2048, 8192, 32768)
-A800_GPUS = 64
-FLEXSP_TOKENS = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,224 +52,18 @@ class Check:
         """By group of two or more: the predicted best, the published best, and how much worse than
         the published best the predicted one is as published (a share)."""
         sign = 1 if self.larger_is_better else -1
-        found = {}
+        by_group = {}
         for group in dict.fromkeys(row.group for row in self.rows):
             rows = [row for row in self.rows if row.group == group]
             if len(rows) < 2:
                 continue
             ours = max(rows, key=lambda row: sign * row.predicted)
             best = max(rows, key=lambda row: sign * row.published)
-            found[group] = (ours.label, best.label, abs(1 - ours.published / best.published))
-        return found
+            by_group[group] = (ours.label, best.label, abs(1 - ours.published / best.published))
+        return by_group
 
     def _columns(self) -> tuple[Any, Any]:
         return (
             np.array([row.predicted for row in self.rows]),
             np.array([row.published for row in self.rows]),
         )
-
-
-def checks() -> list[Check]:
-    """All tables, in the order of this module."""
-    usp = _published("usp.json")
-    return [
-        _attention_table(usp, "table3", "a100-80gb"),
-        _attention_table(usp, "table4", "l20-48gb"),
-        _training_table(usp),
-        *(_latency_check(name) for name in A800_PROFILES),
-        *(_max_len_check(name) for name in A800_PROFILES),
-        _all_to_all_check(),
-    ]
-
-
-_MISSING = {
-    "table3": """\
-The 128K rows are predicted as forward and backward: as forward alone they would run at 49 TFLOP/s
-per GPU, where the 32K rows reach 149 and the slower L20 91.
-Zigzag's half blocks gain nothing over causal ones as published; the model lets blocks without a
-mask run a ninth faster, as basic ring shows, and so is up to 9 % fast there.
-The benchmark synchronises after every call: at 32K that, and the start of kernels, which are not
-modelled, make it up to 18 % slower than predicted.""",
-    "table4": """\
-How the GPUs hang on switches and sockets is assumed (2 and 4). BRIDGE_FLOWS, which says how many
-transfers slow each other down in a host bridge, was set to 3.5 by this table: its one constant.
-Ring's partial results at 8K fit the L20's 96 MB of cache; merging them at the speed of its memory
-makes ring up to 43 % slow there. Host staging of short all-to-alls among four is slower than
-modelled (by up to 22 %), long ones among eight are faster (by up to 17 %).""",
-    "table5": """\
-FLOPs are counted with attention whole, as 260.2 TFLOP/s at an MFU of 0.83 imply.
-Ulysses and tp are predicted 2 to 5 % slow: their collectives are not overlapped with any kernel
-here; so at 64K tp4.r2 is put before tp4.u2.
-That transfers take 16 multiprocessors and that merging is not fused is assumed with this table in
-view: with neither, its rank correlation is 0.82.
-No row is published as out of memory, and none is predicted to be.""",
-    "a800": """\
-Lengths above a scheme's published MaxLen are left out: its coefficients were not fitted there.
-tp16 spans two nodes and is predicted fast: its collectives between nodes are given all network
-cards of the group, without contention.
-At 2,048 tokens tp8 is predicted 10 to 17 % fast: the host launches kernels more slowly than they
-run, which 5 µs a launch do not cover.""",
-    "max_len": """\
-UNSPLIT_BYTES, what tp does not split of the activations, was set to 1.5 by this table: its one
-constant.
-Gradients are taken as 16 bits, as the source does; estimates elsewhere take 32.""",
-    "flexsp": """\
-Within a node the published bandwidths are about 0.65 of what links and permutations give: copying
-lists of tensors around the collective, and its start, are not modelled.""",
-}
-"""What explains the misses of each table."""
-
-
-def _published(name: str) -> Any:
-    folder = resources.files("seqplan.profiler.analytic")
-    return json.loads(folder.joinpath("figures", name).read_text("utf-8"))
-
-
-def _attention_table(usp: Any, table: str, hardware: str) -> Check:
-    """Tables 3 and 4: attention alone on 8 GPUs, 32 heads of 128, 8 key/value heads."""
-    cluster = Cluster(DEVICES[hardware], 1, 8)
-    sizes = ModelSizes(hidden=4096, layers=1, heads=32, kv_heads=8, ffn=1, vocab=1)
-    rows = []
-    for row in usp[table]["rows"]:
-        scheme = Scheme(ulysses=row["ulysses"], ring=8 // row["ulysses"])
-        passes = (False, True) if table == "table3" and row["seqlen"] == "128K" else (False,)
-        for kind, balanced in (("basic_ring", False), ("load_balanced_ring", True)):
-            ms = sum(
-                float(
-                    attention_ms(
-                        cluster,
-                        sizes,
-                        scheme,
-                        [_tokens(row["seqlen"])],
-                        backward=backward,
-                        balanced=balanced,
-                    ).total
-                )
-                for backward in passes
-            )
-            group = f"{row['seqlen']} {'balanced' if balanced else 'basic'}"
-            rows.append(Row(group, str(scheme), 1000 / ms, row[kind]))
-    return Check(
-        name=f"USP {table.replace('table', 'table ')}",
-        what=usp[table]["what"],
-        unit="iterations/s",
-        larger_is_better=True,
-        rows=tuple(rows),
-        missing=_MISSING[table],
-    )
-
-
-def _training_table(usp: Any) -> Check:
-    """Table 5: LLaMA2-7B on 8 A800; FLOPs count attention whole, as the published MFU implies."""
-    cluster = Cluster(DEVICES["a800-80gb"], 1, 8)
-    sizes = ModelSizes.of(MODELS["llama-7b"])
-    setting = Setting(cluster=cluster, sizes=sizes)
-    rows = []
-    for row in usp["table5"]["rows"]:
-        scheme = Scheme(tp=row["tp"], ulysses=row["ulysses"], ring=row["ring"])
-        length = _tokens(row["seqlen"])
-        found = estimate(setting, scheme, Load(seq_len=length, batch=row["global_batch"]))
-        flops = model_flops(sizes, length, causal=False) * row["global_batch"]
-        rate = flops / (found.iteration_ms / 1e3) / cluster.gpus / 1e12
-        rows.append(Row(row["seqlen"], str(scheme), rate, row["tflops_per_gpu"]))
-    return Check(
-        name="USP table 5",
-        what=usp["table5"]["what"],
-        unit="TFLOP/s per GPU",
-        larger_is_better=True,
-        rows=tuple(rows),
-        missing=_MISSING["table5"],
-    )
-
-
-def _latency_check(name: str) -> Check:
-    """T(l) of each unflagged scheme, times its GPUs: the GPU time that a sequence costs."""
-    profile, setting = _a800(name)
-    rows = []
-    for length in A800_LENGTHS:
-        for entry in profile.schemes:
-            if entry.flag is None and length <= profile.memory.max_len(
-                entry.scheme, A800_GPUS, length
-            ):
-                terms = stage_terms(setting, entry.scheme, [length])
-                ms = sum(float(value) for value in terms.values())
-                published = entry.latency.micro_batch_ms([length])
-                gpus = entry.scheme.gpus
-                rows.append(Row(f"{length:,}", str(entry.scheme), ms * gpus, published * gpus))
-    return Check(
-        name=f"{profile.name}: latency",
-        what="T(l)·GPUs of every scheme at three lengths, coefficients by Hydraulis's authors",
-        unit="ms·GPU",
-        larger_is_better=False,
-        rows=tuple(rows),
-        missing=_MISSING["a800"],
-    )
-
-
-def _max_len_check(name: str) -> Check:
-    """MaxLen with the published context and margin, our states and activations, on 64 GPUs."""
-    profile, setting = _a800(name)
-    sharded, layers, embeddings = state_bytes(setting)
-    published = profile.memory
-    ours = Memory(
-        capacity_bytes=published.capacity_bytes,
-        context_bytes=published.context_bytes,
-        margin_bytes=published.margin_bytes,
-        sharded_state_bytes=((None, sharded),),
-        resident_layer_bytes=layers,
-        resident_embedding_bytes=embeddings,
-        activation_bytes_per_token={
-            tp: activation_bytes_per_token(setting.sizes, "none", tp)
-            for tp in published.activation_bytes_per_token
-        },
-    )
-    rows, agreed = [], 0
-    for entry in profile.schemes:
-        predicted = ours.max_len(entry.scheme, A800_GPUS, 0)
-        stated = published.max_len(entry.scheme, A800_GPUS, 0)
-        agreed += (predicted > 0) == (stated > 0)
-        if stated:
-            rows.append(Row("MaxLen", str(entry.scheme), float(predicted), float(stated)))
-    return Check(
-        name=f"{profile.name}: MaxLen",
-        what=f"tokens of a micro-batch on {A800_GPUS} GPUs, memory model by Hydraulis's authors",
-        unit="tokens",
-        larger_is_better=True,
-        rows=tuple(rows),
-        missing=f"On {agreed} of {len(profile.schemes)} schemes both agree whether anything fits.\n"
-        + _MISSING["max_len"],
-    )
-
-
-def _a800(name: str) -> tuple[Profile, Setting]:
-    profile = shipped(f"{name}-a800-80gb")
-    sizes = ModelSizes.of({**MODELS[name], "vocab": profile.shape.vocab or 0})
-    cluster = Cluster(DEVICES["a800-80gb"], A800_GPUS // 8, 8)
-    return profile, Setting(cluster=cluster, sizes=sizes, gradient_bytes=2)
-
-
-def _all_to_all_check() -> Check:
-    """Eight all-to-alls a layer; 8 GPUs of a node share 400 Gb/s to others, as FlexSP states."""
-    profile = shipped("gpt-7b-a100-40gb")
-    hardware = replace(DEVICES["a100-40gb"], inter_gb_s=400 / 8 / 8)
-    cluster = Cluster(hardware, 8, 8)
-    rows = []
-    for degree, bandwidth in profile.document["published"]["all_to_all_bandwidth"].items():
-        payload = 2 * profile.shape.hidden * FLEXSP_TOKENS / int(degree)
-        once = all_to_all_ms(cluster, Group(int(degree)), payload)
-        once += memory_ms(hardware, PERMUTE_PASSES * payload)
-        count = 8 * profile.shape.layers
-        published = count * payload / 2**20 / bandwidth
-        rows.append(Row("all-to-all", f"u{degree}", float(count * once), published))
-    return Check(
-        name="FlexSP: all-to-all",
-        what=f"time of a {FLEXSP_TOKENS:,}-token micro-batch's all-to-alls, GPT-7B on 64 A100-40GB",
-        unit="ms",
-        larger_is_better=False,
-        rows=tuple(rows),
-        missing=_MISSING["flexsp"],
-    )
-
-
-def _tokens(text: str) -> int:
-    return int(text.removesuffix("K")) * 1024

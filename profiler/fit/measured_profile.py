@@ -1,4 +1,4 @@
-"""From samples to a profile."""
+"""From samples to a profile: latency and memory are fitted once, then written down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.latency_fit import LEAST_LENGTHS, Errors, Fit, Observed, fit_latency
 from seqplan.profiler.fit.pooling import device_spread
-from seqplan.profiler.fit.samples import Sample, SampleError, Setting
+from seqplan.profiler.fit.samples import MeasuredOn, Sample, SampleError
+from seqplan.profiler.model_sizes import ModelSizes
 from seqplan.profiler.profile import PROFILE_SCHEMA
 
 MASTER_BYTES = 12
@@ -42,7 +43,7 @@ class MemoryFit:
 
 
 @dataclass(frozen=True, slots=True)
-class Hardware:
+class ProfiledDevices:
     """What a profile says of the devices; bytes of one."""
 
     gpu: str
@@ -52,61 +53,85 @@ class Hardware:
     margin_bytes: float = 0.0
 
 
-def fit_schemes(setting: Setting, samples: Sequence[Sample]) -> dict[Scheme, Fit]:
-    """The latency of every scheme, for a model of all its layers.
+@dataclass(frozen=True, slots=True)
+class MeasuredFit:
+    """All that is fitted to samples of one device and model.
+
+    ``latencies``: of every scheme that could be fitted; ``forward_fraction``: of forward and
+    backward of the layers.
+    """
+
+    measured_on: MeasuredOn
+    latencies: dict[Scheme, Fit]
+    memory: MemoryFit
+    forward_fraction: float
+
+
+def fit_all(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MeasuredFit:
+    """Fit latency and memory to the samples; ``SampleError`` where a fit fails."""
+    latencies = fit_schemes(measured_on, samples)
+    memory = fit_memory(measured_on, samples)
+    fractions = [
+        median(sample.forward_ms) / median(sample.layers_ms) for sample in samples if not sample.oom
+    ]
+    return MeasuredFit(measured_on, latencies, memory, median(fractions))
+
+
+def fit_schemes(measured_on: MeasuredOn, samples: Sequence[Sample]) -> dict[Scheme, Fit]:
+    """Fit the latency of every scheme, for a model of all its layers.
 
     Without those that run out of memory too early to be fitted (``unfitted``). ``SampleError`` for
     a scheme whose samples cannot be fitted otherwise, and where no scheme is left.
     """
     without = unfitted(samples)
-    layers = setting.sizes()["layers"]
-    found: dict[Scheme, Fit] = {}
+    layers = measured_on.sizes()["layers"]
+    latencies: dict[Scheme, Fit] = {}
     for scheme in sorted({sample.scheme for sample in samples} - set(without)):
-        mine = [each for each in samples if each.scheme == scheme and not each.oom]
+        mine = [sample for sample in samples if sample.scheme == scheme and not sample.oom]
         by_role = {
             role: [
-                Observed(each.lengths, each.whole_ms(layers), each.spread)
-                for each in mine
-                if each.role == role
+                Observed(sample.lengths, sample.whole_ms(layers), sample.spread)
+                for sample in mine
+                if sample.role == role
             ]
             for role in ("fit", "held-out", "packed")
         }
         try:
-            found[scheme] = fit_latency(
+            latencies[scheme] = fit_latency(
                 by_role["fit"], by_role["held-out"], by_role["packed"], device_spread(mine)
             )
         except ValueError as error:
             raise SampleError(f"scheme {scheme}: {error}") from None
-    if not found:
+    if not latencies:
         raise SampleError("no scheme fits into memory: " + "; ".join(without.values()))
-    return found
+    return latencies
 
 
 def unfitted(samples: Sequence[Sample]) -> dict[Scheme, str]:
-    """Schemes too few of whose lengths fit into memory, with one line on each."""
-    found = {}
+    """Return the schemes too few of whose lengths fit into memory, with one line on each."""
+    reasons = {}
     for scheme in sorted({sample.scheme for sample in samples}):
-        lengths = [each for each in samples if each.scheme == scheme and each.role == "fit"]
-        fitting = sum(not each.oom for each in lengths)
-        if fitting < LEAST_LENGTHS and any(each.oom for each in samples if each.scheme == scheme):
-            found[scheme] = (
+        mine = [sample for sample in samples if sample.scheme == scheme]
+        fitting = sum(sample.role == "fit" and not sample.oom for sample in mine)
+        if fitting < LEAST_LENGTHS and any(sample.oom for sample in mine):
+            reasons[scheme] = (
                 f"{scheme}: {fitting} of its lengths fit into memory, {LEAST_LENGTHS} are needed"
             )
-    return found
+    return reasons
 
 
-def fit_memory(setting: Setting, samples: Sequence[Sample]) -> MemoryFit:
-    """Linear in a rank's share of the tokens, for each tp over all its schemes; relative squares.
+def fit_memory(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MemoryFit:
+    """Fit memory linear in a rank's share of the tokens, for each tp; relative squares.
 
     A tp none of whose samples fits is left out; ``SampleError`` where none is left.
     """
-    layers = setting.sizes()["layers"]
+    layers = measured_on.sizes()["layers"]
     slopes: dict[int, float] = {}
     predicted, measured = [], []
     for tp in sorted({sample.scheme.tp for sample in samples if not sample.oom}):
-        used = [each for each in samples if each.scheme.tp == tp and not each.oom]
-        tokens = np.array([each.tokens / (tp * each.scheme.sp) for each in used])
-        taken = np.array([each.whole_bytes(layers) for each in used])
+        used = [sample for sample in samples if sample.scheme.tp == tp and not sample.oom]
+        tokens = np.array([sample.tokens / (tp * sample.scheme.sp) for sample in used])
+        taken = np.array([sample.whole_bytes(layers) for sample in used])
         relative = tokens / taken
         slopes[tp] = float(relative.sum() / (relative @ relative))
         predicted.append(slopes[tp] * tokens)
@@ -116,72 +141,58 @@ def fit_memory(setting: Setting, samples: Sequence[Sample]) -> MemoryFit:
     return MemoryFit(
         slopes,
         Errors.of(np.concatenate(predicted), np.concatenate(measured)),
-        of_allocator=any(each.layers_peak_bytes is not None for each in samples),
+        of_allocator=any(sample.layers_peak_bytes is not None for sample in samples),
     )
 
 
 def profile_document(
-    setting: Setting, samples: Sequence[Sample], hardware: Hardware, *, name: str, source: str
+    fit: MeasuredFit, devices: ProfiledDevices, *, name: str, source: str
 ) -> dict[str, Any]:
-    """The profile (schema 1) of these samples, ZeRO-1, every scheme measured.
+    """Return the profile (schema 1) of what was fitted, ZeRO-1, every scheme measured.
 
-    ``source``: the command and the date. ``SampleError`` where a fit fails.
+    ``source``: the command and the date.
     """
-    fits = fit_schemes(setting, samples)
-    memory = fit_memory(setting, samples)
-    sizes = setting.sizes()
-    layer, embeddings = parameters(sizes)
-    dtype_bytes = _DTYPE_BYTES[setting.dtype]
-    fractions = [
-        median(each.forward_ms) / median(each.layers_ms) for each in samples if not each.oom
-    ]
+    sizes = fit.measured_on.sizes()
+    model = ModelSizes.of(sizes)
+    layer_parameters = model.layer_parameters * model.layers
+    dtype_bytes = _DTYPE_BYTES[fit.measured_on.dtype]
     document = {
         "schema": PROFILE_SCHEMA,
         "name": name,
         "source": source,
-        "residuals": residuals(fits, memory),
-        "hardware": {"gpu": hardware.gpu, "gpus_per_node": hardware.gpus_per_node},
-        "model": {each: sizes[each] for each in sorted(sizes)},
+        "residuals": residuals(fit.latencies, fit.memory),
+        "hardware": {"gpu": devices.gpu, "gpus_per_node": devices.gpus_per_node},
+        "model": {size: sizes[size] for size in sorted(sizes)},
         "zero_stage": 1,
-        "checkpointing": setting.checkpointing,
-        "forward_fraction": round(median(fractions), 4),
+        "checkpointing": fit.measured_on.checkpointing,
+        "forward_fraction": round(fit.forward_fraction, 4),
         "memory": {
-            "capacity_bytes": hardware.capacity_bytes,
-            "context_bytes": hardware.context_bytes,
-            "margin_bytes": hardware.margin_bytes,
-            "sharded_state_bytes": [
-                [None, float(MASTER_BYTES * (layer * sizes["layers"] + embeddings))]
-            ],
-            "resident_layer_bytes": float((dtype_bytes + GRADIENT_BYTES) * layer * sizes["layers"]),
-            "resident_embedding_bytes": float((dtype_bytes + GRADIENT_BYTES) * embeddings),
+            "capacity_bytes": devices.capacity_bytes,
+            "context_bytes": devices.context_bytes,
+            "margin_bytes": devices.margin_bytes,
+            "sharded_state_bytes": [[None, float(MASTER_BYTES * model.parameters)]],
+            "resident_layer_bytes": float((dtype_bytes + GRADIENT_BYTES) * layer_parameters),
+            "resident_embedding_bytes": float(
+                (dtype_bytes + GRADIENT_BYTES) * model.embedding_parameters
+            ),
             "activation_bytes_per_token": {
-                str(tp): per_token for tp, per_token in memory.bytes_per_token.items()
+                str(tp): per_token for tp, per_token in fit.memory.bytes_per_token.items()
             },
         },
-        "schemes": [_scheme(scheme, fit) for scheme, fit in fits.items()],
+        "schemes": [_scheme(scheme, latency) for scheme, latency in fit.latencies.items()],
     }
-    if any(scheme.tp > 1 for scheme in fits):
+    if any(scheme.tp > 1 for scheme in fit.latencies):
         document["notes"] = [_TP_NOTE]
     return document
 
 
-def parameters(sizes: dict[str, int]) -> tuple[int, int]:
-    """Parameters of a decoder layer, and of embedding, last norm and head."""
-    hidden, width = sizes["hidden"], sizes["hidden"] // sizes["heads"]
-    attention = hidden * width * (2 * sizes["heads"] + 2 * sizes["kv_heads"])
-    return (
-        attention + 3 * hidden * sizes["ffn"] + 2 * hidden,
-        2 * sizes["vocab"] * hidden + hidden,
-    )
-
-
-def residuals(fits: dict[Scheme, Fit], memory: MemoryFit) -> str:
-    """One line on the errors of all schemes together, the worst of each kind."""
+def residuals(latencies: dict[Scheme, Fit], memory: MemoryFit) -> str:
+    """Say in one line the errors of all schemes together, the worst of each kind."""
     parts = []
     for kind in ("in_sample", "held_out", "packed"):
-        errors = [getattr(fit, kind) for fit in fits.values()]
-        medians = [each.median for each in errors if each.median is not None]
-        ninetieths = [each.p90 for each in errors if each.p90 is not None]
+        errors = [getattr(fit, kind) for fit in latencies.values()]
+        medians = [of_scheme.median for of_scheme in errors if of_scheme.median is not None]
+        ninetieths = [of_scheme.p90 for of_scheme in errors if of_scheme.p90 is not None]
         if medians and ninetieths:
             label = kind.replace("_", "-")
             parts.append(f"{label} {max(medians):.1%} (median) {max(ninetieths):.1%} (p90)")

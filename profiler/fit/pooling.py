@@ -11,33 +11,33 @@ import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.samples import (
+    MeasuredOn,
     Role,
     Sample,
     SampleError,
-    Setting,
     read_samples,
-    same_setting,
+    require_same,
 )
 
 Floats = npt.NDArray[np.float64]
 
 
-def merged(files: list[Path]) -> tuple[Setting, list[Sample]]:
+def merged(files: list[Path]) -> tuple[MeasuredOn, list[Sample]]:
     """The samples of several runs, each ``steadied``, all ``pooled``.
 
     ``SampleError`` where device, dtype or model differ, or nothing was measured.
     """
     if not files:
         raise SampleError("no files of samples to merge")
-    setting, samples = read_samples(files[0])
+    measured_on, samples = read_samples(files[0])
     samples = steadied(samples)
     for path in files[1:]:
         other, more = read_samples(path)
-        same_setting(other, setting, str(path))
+        require_same(other, measured_on, str(path))
         samples += steadied(more)
     if not samples:
         raise SampleError(f"{', '.join(map(str, files))}: nothing was measured; measure again")
-    return setting, pooled(samples)
+    return measured_on, pooled(samples)
 
 
 def steadied(samples: Sequence[Sample]) -> list[Sample]:

@@ -15,7 +15,8 @@ from seqplan.plans.scheme import Scheme
 
 FORMAT = 1
 
-Part = Literal["layers", "ends", "oom"]
+Role = Literal["fit", "held-out", "packed"]
+"""What a sample is for: to fit the curve, or to judge it, by one sequence or by several."""
 
 
 class SampleError(ValueError):
@@ -23,8 +24,8 @@ class SampleError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What must agree between samples that go into one profile."""
+class MeasuredOn:
+    """On what samples were measured: it must agree between all that go into one profile."""
 
     device: str
     dtype: str
@@ -117,20 +118,21 @@ class Sample:
 
 
 class SampleFile:
-    """A file of samples of one setting; new ones are appended and on disk before ``add`` returns.
+    """Samples measured on one device and model; new ones are appended to the file.
 
-    ``SampleError`` for a file of another setting, or one that is damaged before its last line.
+    They are on disk before ``add`` returns. ``SampleError`` for a file measured on something else,
+    or one that is damaged before its last line.
     """
 
-    def __init__(self, path: Path, setting: Setting) -> None:
+    def __init__(self, path: Path, measured_on: MeasuredOn) -> None:
         self.path = path
         self.samples: list[Sample] = []
         if path.exists():
-            found, self.samples = read_samples(path)
-            same_setting(found, setting, str(path))
+            before, self.samples = read_samples(path)
+            require_same(before, measured_on, str(path))
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._append({"format": FORMAT, **_setting_fields(setting)})
+            self._append({"format": FORMAT, **_measured_on_fields(measured_on)})
 
     def add(self, sample: Sample) -> None:
         """Append a sample."""
@@ -144,10 +146,11 @@ class SampleFile:
             os.fsync(file.fileno())
 
 
-def read_samples(path: Path) -> tuple[Setting, list[Sample]]:
-    """Setting and samples of a file; a last line without an end is dropped, also from the disk.
+def read_samples(path: Path) -> tuple[MeasuredOn, list[Sample]]:
+    """Read a file: what its samples were measured on, and the samples.
 
-    ``SampleError`` names the line that cannot be read.
+    A last line without an end is dropped, also from the disk. ``SampleError`` names the line that
+    cannot be read.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -162,19 +165,19 @@ def read_samples(path: Path) -> tuple[Setting, list[Sample]]:
         raise SampleError(f"{path}: holds no samples; delete it and measure again")
     number = 1
     try:
-        setting = _setting(json.loads(lines[0]))
+        measured_on = _measured_on(json.loads(lines[0]))
         samples = []
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007 - for the message
             samples.append(_sample(json.loads(line)))
     except (ValueError, KeyError, TypeError) as error:
         raise SampleError(f"{path}, line {number}: not a sample ({error})") from None
-    return setting, samples
+    return measured_on, samples
 
 
-def same_setting(found: Setting, wanted: Setting, origin: str) -> None:
-    """``SampleError`` where samples of ``origin`` have another setting than what is wanted."""
+def require_same(measured_on: MeasuredOn, wanted: MeasuredOn, origin: str) -> None:
+    """Raise ``SampleError`` where samples of ``origin`` were measured on something else."""
     for name in ("device", "dtype", "checkpointing", "model"):
-        has, wants = getattr(found, name), getattr(wanted, name)
+        has, wants = getattr(measured_on, name), getattr(wanted, name)
         if has != wants:
             raise SampleError(
                 f"{origin}: measured with {name} {_shown(has)}, not {_shown(wants)}; samples of "
@@ -186,19 +189,19 @@ def _shown(value: Any) -> str:
     return ", ".join(f"{k} {v}" for k, v in value) if isinstance(value, tuple) else str(value)
 
 
-def _setting_fields(setting: Setting) -> dict[str, Any]:
+def _measured_on_fields(measured_on: MeasuredOn) -> dict[str, Any]:
     return {
-        "device": setting.device,
-        "dtype": setting.dtype,
-        "checkpointing": setting.checkpointing,
-        "model": setting.sizes(),
+        "device": measured_on.device,
+        "dtype": measured_on.dtype,
+        "checkpointing": measured_on.checkpointing,
+        "model": measured_on.sizes(),
     }
 
 
-def _setting(fields: Mapping[str, Any]) -> Setting:
+def _measured_on(fields: Mapping[str, Any]) -> MeasuredOn:
     if fields["format"] != FORMAT:
         raise ValueError(f"format {fields['format']}, this version reads {FORMAT}")
-    return Setting(
+    return MeasuredOn(
         fields["device"],
         fields["dtype"],
         fields["checkpointing"],
@@ -257,6 +260,3 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
         layers_yardstick_ms=tuple(fields.get("layers_yardstick_ms", ())),
         ends_yardstick_ms=tuple(fields.get("ends_yardstick_ms", ())),
     )
-
-
-Role = Literal["fit", "held-out", "packed"]

@@ -14,13 +14,15 @@ import torch.distributed as dist
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.pooling import pooled, steadied
-from seqplan.profiler.fit.samples import Sample, SampleFile, Setting
-from seqplan.profiler.measure.bench import Bench, Measurer
+from seqplan.profiler.fit.samples import MeasuredOn, Sample, SampleFile
+from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import Point
 from seqplan.profiler.measure.device import device_name
 from seqplan.profiler.measure.lost_ranks import Alarm
+from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import CudaAllocator
 from seqplan.profiler.measure.tensor_parallel import TensorRanks, tensor_ranks
+from seqplan.profiler.model_sizes import SIZES
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.training.model import ModelConfig
 
@@ -56,20 +58,6 @@ def start_ranks(device: str) -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def setting_of(task: Task, device: torch.device) -> Setting:
-    """What the samples of a task must agree on."""
-    config = task.config
-    sizes = {
-        "hidden": config.hidden,
-        "layers": config.layers,
-        "heads": config.heads,
-        "kv_heads": config.kv_heads,
-        "ffn": config.ffn,
-        "vocab": config.vocab,
-    }
-    return Setting(device_name(device), task.dtype, config.checkpointing, tuple(sizes.items()))
-
-
 def measure(
     task: Task,
     path: Path,
@@ -77,110 +65,195 @@ def measure(
     world_size: int,
     report: Report | None = None,
     complain: Callable[[str], None] | None = None,
-) -> tuple[Setting, Sequence[Sample]]:
-    """Measure what the file of samples lacks; the setting and, on rank 0, all samples.
+) -> tuple[MeasuredOn, Sequence[Sample]]:
+    """Measure what the file of samples lacks; return on what and, on rank 0, all samples.
 
     These are ``steadied`` and ``pooled``; other ranks have none to return. Longer micro-batches of
     a scheme that has run out of memory are not tried. ``SampleError`` on rank 0 for a file of
-    another setting. ``complain``: told why, on rank 0, before ``Alarm`` ends all ranks.
+    another device, dtype or model. ``complain``: called with the reason, on rank 0, before
+    ``Alarm`` ends all ranks.
     """
-    local = (
-        torch.device("cuda", rank % torch.cuda.device_count()) if task.device == "cuda" else None
-    )
-    device = local or torch.device("cpu")
-    if local is not None:
-        torch.cuda.set_device(local)  # the one whose streams and events are meant
-    groups = Communicators.create() if world_size > 1 else None
-    setting = setting_of(task, device)
-    file = SampleFile(path, setting) if rank == 0 else None
+    run = _Run.open(task, path, rank, world_size, complain)
+    weights = [run.wanted[index].weight for index in run.todo]
+    started, done = time.monotonic(), 0.0
+    for count, (index, weight) in enumerate(zip(run.todo, weights, strict=True), start=1):
+        done += weight
+        sample = run.measure(index)
+        if sample is not None and run.file is not None and report is not None:
+            left_s = (time.monotonic() - started) * (sum(weights) / done - 1)
+            report(count, len(run.todo), left_s, sample)
+    return run.measured_on, () if run.file is None else tuple(pooled(steadied(run.file.samples)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A micro-batch to measure under a scheme, in the round ``turn``, ``repeats`` times at most."""
+
+    turn: int
+    scheme: Scheme
+    point: Point
+    repeats: int
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole micro-batch."""
+        return sum(self.point.lengths)
+
+    @property
+    def weight(self) -> float:
+        """About how long it takes, in any unit: a floor, and work that grows with its lengths."""
+        work = sum(length * (1 + length / 4096) for length in self.point.lengths)
+        return 1000.0 + work / self.scheme.gpus
+
+
+def _all_wanted(task: Task) -> list[_Wanted]:
+    """The whole design once a round, the repeats of a point spread over the rounds."""
     rounds = min(ROUNDS, task.repeats)
-    wanted = [
-        (turn, scheme, point)
+    return [
+        _Wanted(
+            turn,
+            scheme,
+            point,
+            task.repeats * (turn + 1) // rounds - task.repeats * turn // rounds,
+        )
         for turn in range(rounds)
         for point in task.points
         for scheme in task.schemes
     ]
-    todo, fits = _agreed(None if file is None else _left(wanted, file.samples), groups)
 
-    def give_up(index: int, lacking: int) -> None:
-        turn, scheme, point = wanted[index]
-        assert file is not None
-        file.add(Sample.out_of_memory(scheme, point.role, point.lengths, task.layers, turn))
-        if complain is not None:
-            complain(
-                f"{scheme}, {sum(point.lengths):,} tokens: rank {lacking} is out of memory while "
-                "others wait for it; kept as out of memory: start again to go on with the rest"
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A design on its way: what is still to be measured, and with what.
+
+    ``todo``: indexes of ``wanted``; ``limits``: by scheme the tokens that have not fitted; ``file``
+    on rank 0 only; ``alarm`` where there are several ranks.
+    """
+
+    measured_on: MeasuredOn
+    wanted: list[_Wanted]
+    todo: list[int]
+    limits: dict[Scheme, float]
+    file: SampleFile | None
+    measurer: Measurer
+    alarm: Alarm | None
+
+    @classmethod
+    def open(
+        cls,
+        task: Task,
+        path: Path,
+        rank: int,
+        world_size: int,
+        complain: Callable[[str], None] | None,
+    ) -> _Run:
+        """Read what is done and set up the rank; all ranks call it."""
+        device = _device(task.device, rank)
+        groups = Communicators.create() if world_size > 1 else None
+        measured_on = _measured_on(task, device)
+        file = SampleFile(path, measured_on) if rank == 0 else None
+        wanted = _all_wanted(task)
+        todo, limits = _agreed(None if file is None else _left(wanted, file.samples), groups)
+
+        def give_up(index: int, lacking: int) -> None:
+            assert file is not None
+            file.add(_out_of_memory(wanted[index], task.layers))
+            if complain is not None:
+                complain(_lone_out_of_memory(wanted[index], lacking))
+
+        alarm = None
+        if groups is not None:
+            alarm = Alarm(dist.distributed_c10d._get_default_store(), rank, give_up)
+        bench = Bench(
+            config=task.config,
+            layers=task.layers,
+            device=device,
+            dtype=getattr(torch, task.dtype),
+            rank=rank,
+            world_size=world_size,
+            attention_group=None if groups is None else groups.attention,
+            control_group=None if groups is None else groups.control,
+            tensor_ranks=_tensor_ranks(task.schemes, rank, world_size),
+            allocator=None if device.type == "cpu" else CudaAllocator(device),
+            out_of_memory=(lambda: None) if alarm is None else alarm.sound,
+        )
+        return cls(measured_on, wanted, todo, limits, file, Measurer(bench), alarm)
+
+    def measure(self, index: int) -> Sample | None:
+        """Measure and keep one micro-batch; None where a shorter one of its scheme did not fit."""
+        wanted = self.wanted[index]
+        if wanted.tokens >= self.limits.get(wanted.scheme, inf):
+            return None
+        with nullcontext() if self.alarm is None else self.alarm.over(index):
+            sample = self.measurer.measure(
+                wanted.scheme, wanted.point, turn=wanted.turn, repeats=wanted.repeats
             )
-
-    alarm = None
-    if groups is not None:
-        alarm = Alarm(dist.distributed_c10d._get_default_store(), rank, give_up)
-    bench = Bench(
-        config=task.config,
-        layers=task.layers,
-        device=device,
-        dtype=getattr(torch, task.dtype),
-        rank=rank,
-        world_size=world_size,
-        attention_group=None if groups is None else groups.attention,
-        control_group=None if groups is None else groups.control,
-        tensor_ranks=_tensor_ranks(task.schemes, rank, world_size),
-        allocator=None if local is None else CudaAllocator(local),
-        out_of_memory=(lambda: None) if alarm is None else alarm.sound,
-    )
-    measurer = Measurer(bench)
-    weights = [_weight(point, scheme) for _, scheme, point in (wanted[index] for index in todo)]
-    started, done = time.monotonic(), 0.0
-    for count, index in enumerate(todo):
-        turn, scheme, point = wanted[index]
-        done += weights[count]
-        if sum(point.lengths) >= fits.get(scheme, inf):
-            continue
-        repeats = task.repeats * (turn + 1) // rounds - task.repeats * turn // rounds
-        with nullcontext() if alarm is None else alarm.over(index):
-            sample = measurer.measure(scheme, point, turn=turn, repeats=repeats)
         if sample.oom:
-            fits[scheme] = sum(point.lengths)
-        if file is not None:
-            file.add(sample)
-            if report is not None:
-                left = (time.monotonic() - started) * (sum(weights) / done - 1)
-                report(count + 1, len(todo), left, sample)
-    return setting, () if file is None else tuple(pooled(steadied(file.samples)))
+            self.limits[wanted.scheme] = wanted.tokens
+        if self.file is not None:
+            self.file.add(sample)
+        return sample
+
+
+def _measured_on(task: Task, device: torch.device) -> MeasuredOn:
+    """What the samples of a task must agree on."""
+    config = task.config
+    sizes = tuple((name, getattr(config, name)) for name in SIZES)
+    return MeasuredOn(device_name(device), task.dtype, config.checkpointing, sizes)
+
+
+def _device(kind: str, rank: int) -> torch.device:
+    """The device of a rank, made the current one: its streams and events are meant."""
+    if kind != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _out_of_memory(wanted: _Wanted, layers: int) -> Sample:
+    point = wanted.point
+    return Sample.out_of_memory(wanted.scheme, point.role, point.lengths, layers, wanted.turn)
+
+
+def _lone_out_of_memory(wanted: _Wanted, lacking: int) -> str:
+    return (
+        f"{wanted.scheme}, {wanted.tokens:,} tokens: rank {lacking} is out of memory while "
+        "others wait for it; kept as out of memory: start again to go on with the rest"
+    )
 
 
 def _tensor_ranks(schemes: Sequence[Scheme], rank: int, world_size: int) -> dict[int, TensorRanks]:
     """The tp groups of every degree, made by all ranks in one order."""
-    found = {}
+    by_degree = {}
     for degree in sorted({scheme.tp for scheme in schemes if scheme.tp > 1}):
         ranks = tensor_ranks(degree, rank, world_size)
         if ranks is not None:
-            found[degree] = ranks
-    return found
-
-
-def _weight(point: Point, scheme: Scheme) -> float:
-    """About how long a point takes, in any unit: a floor, and work that grows with its lengths."""
-    work = sum(length * (1 + length / 4096) for length in point.lengths) / scheme.gpus
-    return 1000.0 + work
+            by_degree[degree] = ranks
+    return by_degree
 
 
 def _left(
-    wanted: Sequence[tuple[int, Scheme, Point]], samples: Sequence[Sample]
+    wanted: Sequence[_Wanted], samples: Sequence[Sample]
 ) -> tuple[list[int], dict[Scheme, float]]:
     """What has not been measured, by index, and by scheme the tokens that have not fitted."""
-    has = {(each.turn, each.scheme, Point(each.role, each.lengths)) for each in samples}
-    fits: dict[Scheme, float] = {}
-    for each in samples:
-        if each.oom:
-            fits[each.scheme] = min(each.tokens, fits.get(each.scheme, inf))
-    return [index for index, each in enumerate(wanted) if each not in has], fits
+    done = {(sample.turn, sample.scheme, sample.role, sample.lengths) for sample in samples}
+    limits: dict[Scheme, float] = {}
+    for sample in samples:
+        if sample.oom:
+            limits[sample.scheme] = min(sample.tokens, limits.get(sample.scheme, inf))
+    todo = [
+        index
+        for index, one in enumerate(wanted)
+        if (one.turn, one.scheme, one.point.role, one.point.lengths) not in done
+    ]
+    return todo, limits
 
 
 def _agreed(
     left: tuple[list[int], dict[Scheme, float]] | None, groups: Communicators | None
 ) -> tuple[list[int], dict[Scheme, float]]:
-    """Rank 0's on every rank."""
+    """Give rank 0's to every rank."""
     shared = [left]
     if groups is not None:
         dist.broadcast_object_list(shared, 0, group=groups.control)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from seqplan.profiler.measure.stage import Call
+from seqplan.profiler.measure.stage import Call, StageWork
 
 
 class SavedBytes:
@@ -90,3 +91,37 @@ def peak_bytes(call: Call, allocator: Allocator) -> int:
     allocator.reset_peak()
     call.backward(call.forward())
     return allocator.peak() - before
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchMemory:
+    """Bytes of a micro-batch on this rank: kept for backward, and the allocator's peaks.
+
+    ``ends_saved`` includes what backward holds of one layer while it computes it again.
+    """
+
+    layers_saved: float = 0.0
+    ends_saved: float = 0.0
+    layers_peak: float = 0.0
+    ends_peak: float = 0.0
+
+    @classmethod
+    def of(
+        cls, work: StageWork | None, layers: int, allocator: Allocator | None
+    ) -> MicroBatchMemory:
+        """Run every call of a stage of ``layers`` layers; nothing on a rank without work."""
+        if work is None:
+            return cls()
+        stage = work.stage
+        layers_saved = saved_bytes(work.layers, stage.parameters())
+        ends_saved = saved_bytes(work.alone, stage.parameters())
+        again = 0.0
+        if work.whole is not None:
+            again = saved_bytes(work.whole, stage.parameters()) - layers_saved / layers
+        peaks = [0, 0]
+        for index, call in enumerate((work.layers, work.alone)):
+            call.backward(call.forward())  # its gradients stay, as between micro-batches
+            if allocator is not None:
+                peaks[index] = peak_bytes(call, allocator)
+            stage.zero_grad(set_to_none=True)
+        return cls(layers_saved, ends_saved + max(again, 0.0), *peaks)

@@ -37,6 +37,20 @@ class Neighbours:
     following: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """What this rank runs of a micro-batch: its stage and the calls on it.
+
+    ``alone``: the stage's end without the transfers; ``whole``: a layer without checkpointing.
+    """
+
+    stage: Stage
+    layers: Call
+    whole: Call | None
+    alone: Call
+    ends: Call
+
+
 class Stage(nn.Module):
     """``layers`` decoder layers with embedding, norm and head, split over ``ranks``."""
 
@@ -67,6 +81,19 @@ class Stage(nn.Module):
             self.embedding = VocabularyParallelEmbedding(words, config.vocab, ranks)
             self.norm = nn.RMSNorm(config.hidden, eps=config.eps)
             self.head = ColumnParallel(0.02 * words, ranks)
+
+    def work(self, context: AttentionContext, neighbours: Neighbours, peers: Peers) -> StageWork:
+        """Prepare the micro-batch of ``context`` on a stage between ``neighbours``."""
+        alone = self.ends_call(context, neighbours)
+        ends = with_transfers(alone, neighbours, self.hidden(context), peers)
+        single = neighbours == Neighbours(None, None)
+        return StageWork(
+            stage=self,
+            layers=self.layers_call(context),
+            whole=self.whole_layer_call(context),
+            alone=alone,
+            ends=alone if single else ends,
+        )
 
     def layers_call(self, context: AttentionContext) -> Call:
         """Forward and backward of the layers on the micro-batch of ``context``."""

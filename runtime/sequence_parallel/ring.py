@@ -7,20 +7,22 @@ and their gradients behind them, one hop later: after the last hop they are home
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from seqplan.runtime.dtypes import accumulation_dtype
 from seqplan.runtime.sequence_parallel.kernels import (
+    Attended,
     Kernel,
     Partial,
     PartialGradients,
+    Pieces,
     Rows,
-    accumulation_dtype,
 )
 from seqplan.runtime.sequence_parallel.peers import Peers, Transfer
-from seqplan.runtime.sequence_parallel.ring_layout import Gathered, Passed, Pieces, RingLayout
+from seqplan.runtime.sequence_parallel.ring_layout import Gathered, Passed, RingLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +70,14 @@ def ring_forward(
 
 
 def ring_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    ring: Ring,
-    scale: float,
+    dout: Tensor, attended: Attended, ring: Ring, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v in their dtype; ``out`` and ``lse`` as ``ring_forward`` gave them."""
+    """Compute the gradients of q, k and v in their dtype.
+
+    ``attended``: this rank's own rows, with ``out`` and ``lse`` as ``ring_forward`` gave them.
+    """
     layout, kernel = ring.layout, ring.kernel
+    q, k, v = attended.q, attended.k, attended.v
     dtype = accumulation_dtype(q.dtype)
     dq = torch.zeros_like(q, dtype=dtype)
     dkv = k.new_zeros(k.shape[0], 2 * k.shape[1], k.shape[2], dtype=dtype)
@@ -88,7 +87,8 @@ def ring_backward(
     def gradients(
         keys: Tensor, values: Tensor, pieces: Pieces, *, causal: bool
     ) -> Iterator[PartialGradients]:
-        return kernel.backward(dout, q, keys, values, out, lse, pieces, causal=causal, scale=scale)
+        attended_to = replace(attended, k=keys, v=values)
+        return kernel.backward(dout, attended_to, pieces, causal=causal, scale=scale)
 
     _accumulate(dq, dkv, gradients(k, v, layout.own, causal=True))
     home: Transfer | None = None

@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from seqplan.plans.views.sharding import Range, ring_chunks, ring_tokens
+from seqplan.runtime.sequence_parallel.kernels import Piece, Pieces
 
 GATHER_BELOW = 128
 """Documents of fewer tokens *per ring rank* are gathered rather than passed round the ring.
@@ -33,18 +33,6 @@ GATHER_BELOW = 128
 Below it, gathering takes up to a quarter less CPU time; above, both take the same, and gathered
 keys and values fill more memory (``python -m benchmarks.run attention``).
 """
-
-
-class Piece(NamedTuple):
-    """Queries ``[q0, q1)`` × keys ``[k0, k1)``, rows of two buffers; neither range is empty."""
-
-    q0: int
-    q1: int
-    k0: int
-    k1: int
-
-
-Pieces = tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from seqplan.plans.views.sharding import Range, ulysses_piece
-from seqplan.runtime.sequence_parallel.kernels import accumulation_dtype
+from seqplan.runtime.dtypes import accumulation_dtype
 from seqplan.runtime.sequence_parallel.peers import Peers
 
 

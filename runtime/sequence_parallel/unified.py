@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from seqplan.plans.views.rank_view import MicroBatchView, PipelineView
-from seqplan.runtime.sequence_parallel.kernels import Kernel, kernel_for
+from seqplan.runtime.sequence_parallel.kernels import Attended, Kernel, kernel_for
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.ring import Ring, ring_backward, ring_forward
 from seqplan.runtime.sequence_parallel.ring_layout import GATHER_BELOW, RingLayout, ring_layout
@@ -154,7 +154,8 @@ class _Attention(torch.autograd.Function):
             dout = _unit_stride(dout)
         ring = _ring(context, q)
         keys, values = _expanded(k, v, split, layout.rank)
-        dq, dk, dv = ring_backward(dout, q, keys, values, out, lse, ring, ctx.scale)
+        attended = Attended(q, keys, values, out, lse)
+        dq, dk, dv = ring_backward(dout, attended, ring, ctx.scale)
         dk, dv = (_reduced(gradient, k.shape[1], split, layout.rank) for gradient in (dk, dv))
         if len(layout.ranks) > 1:
             dq, dk, dv = gather_input_gradients(

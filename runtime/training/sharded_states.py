@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from seqplan.runtime.sequence_parallel.kernels import accumulation_dtype
+from seqplan.runtime.dtypes import accumulation_dtype
 
 
 class Unit:

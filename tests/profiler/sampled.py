@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.fit.samples import Sample, Setting
+from seqplan.profiler.fit.samples import MeasuredOn, Sample
 from seqplan.profiler.measure.design import design
 
 SIZES = {"hidden": 64, "layers": 8, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 100}
-SETTING = Setting("a device", "float32", "none", tuple(SIZES.items()))
+MEASURED_ON = MeasuredOn("a device", "float32", "none", tuple(SIZES.items()))
 
 
 def sample(scheme: Scheme, role: str, lengths: tuple[int, ...]) -> Sample:

@@ -22,8 +22,8 @@ from seqplan.api.service.proposal_maker import requested
 from seqplan.api.store.profiles import profile_ids, put_profile
 from seqplan.api.store.proposals import put_proposal, remove_proposal
 from seqplan.api.store.rows import LengthsRow, ListedProposal, ProfileRow, ProposalRow, get, held
+from seqplan.planner.cluster import TOKENS_PER_GPU
 from seqplan.planner.proposal.document import ProposalDocument
-from seqplan.planner.proposal.make_proposal import TOKENS_PER_GPU
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped, shipped_names
 

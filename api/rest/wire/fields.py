@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from seqplan.plans.format.decode import MAX_INTEGER
+from seqplan.plans.format.fields import MAX_INTEGER
 
 MOST = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 7493, 2.2)."""

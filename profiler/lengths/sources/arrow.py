@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from seqplan.profiler.lengths.sources.collector import Collector, numbered
 from seqplan.profiler.lengths.sources.error import LengthsError, first_line
-from seqplan.profiler.lengths.sources.fields import choose_field
+from seqplan.profiler.lengths.sources.options import choose_field
 from seqplan.profiler.lengths.sources.token_count import TextBatch, TokenCounter
 
 ROWS = 1 << 16

@@ -11,7 +11,7 @@ from typing import Any
 
 from seqplan.profiler.lengths.sources.collector import MAX_LENGTH, Collector, length_error
 from seqplan.profiler.lengths.sources.error import LengthsError, first_line, shown
-from seqplan.profiler.lengths.sources.fields import choose_field, missing_field
+from seqplan.profiler.lengths.sources.options import choose_field, missing_field
 from seqplan.profiler.lengths.sources.token_count import TextBatch, TokenCounter
 
 CHUNK = 1 << 16

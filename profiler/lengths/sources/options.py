@@ -1,12 +1,16 @@
-"""What a caller may say about length sources."""
+"""What a caller may say about length sources, and which field is read where nothing is said."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from seqplan.profiler.lengths.sources.error import LengthsError
+
+AUTOMATIC = ("length", "num_tokens", "input_ids", "tokens", "ids", "text")
+"""Fields looked for when none is named: an integer before ids before text, cheap before dear."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,3 +35,29 @@ class SourceOptions:
             raise LengthsError(f"bytes per token must be a number above 0, not {rate!r}")
         if rate is not None and self.tokenizer is not None:
             raise LengthsError("give a tokenizer or bytes per token, not both")
+
+
+def choose_field(present: Sequence[str], wanted: str | None, place: str) -> str:
+    """Choose the field to read; ``LengthsError`` names those that are there when it is not."""
+    if wanted is not None:
+        if wanted not in present:
+            raise missing_field(present, wanted, place)
+        return wanted
+    for name in AUTOMATIC:
+        if name in present:
+            return name
+    raise LengthsError(
+        f"{place}: none of the fields {', '.join(AUTOMATIC)}; "
+        f"it has {listed(present)}: name one with --field"
+    )
+
+
+def missing_field(present: Sequence[str], wanted: str, place: str) -> LengthsError:
+    """Return the error for a record without the field."""
+    return LengthsError(f"{place}: no field {wanted!r}; it has {listed(present)}")
+
+
+def listed(names: Sequence[str], limit: int = 12) -> str:
+    """List field names for an error, the first few of many."""
+    shown = [repr(name) for name in names[:limit]]
+    return ", ".join(shown + ["…"] * (len(names) > limit)) or "no fields"

@@ -11,8 +11,8 @@ from command_line import call, complaint, process, succeeded
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.derive import derive_profile
-from seqplan.profiler.analytic.hardware import DEVICES, Cluster
-from seqplan.profiler.analytic.terms import Setting
+from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
+from seqplan.profiler.analytic.terms import Deployment
 from seqplan.profiler.model_sizes import MODELS, ModelSizes
 
 NODE = ("estimate", "--model", "llama-7b", "--hardware", "a800-80gb", "--seq-len", 30720)
@@ -131,13 +131,14 @@ def test_the_model_beside_what_was_published() -> None:
 
 
 def test_planning_accepts_a_derived_profile(tmp_path: Path, lengths: Path) -> None:
-    setting = Setting(
-        cluster=Cluster(DEVICES["h100-80gb"], 2, 8), sizes=ModelSizes.of(MODELS["llama3-8b"])
+    deployment = Deployment(
+        cluster=ClusterHardware(DEVICES["h100-80gb"], 2, 8),
+        sizes=ModelSizes.of(MODELS["llama3-8b"]),
     )
     schemes = [Scheme.parse(text) for text in ("tp2", "tp4", "tp8", "u4.r2", "tp2.u4", "tp2.pp2")]
     profile = tmp_path / "derived.json"
     with atomic_write(profile, "w") as file:
-        json.dump(derive_profile(setting, schemes, name="derived"), file)
+        json.dump(derive_profile(deployment, schemes, name="derived"), file)
     proposal, plans = tmp_path / "proposal.json", tmp_path / "plans.jsonl"
     common = ("--profile", profile, "--gpus", 16, "--lengths", lengths, "--max-len", 16384)
     succeeded(call("propose", *common, "--tokens", 60000, "-o", proposal))

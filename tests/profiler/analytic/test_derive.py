@@ -10,15 +10,15 @@ import pytest
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.derive import complete, derive_profile
-from seqplan.profiler.analytic.hardware import DEVICES, Cluster
+from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
 from seqplan.profiler.analytic.memory import peak_bytes, usable_bytes
-from seqplan.profiler.analytic.terms import Setting, stage_terms
+from seqplan.profiler.analytic.terms import Deployment, stage_terms
 from seqplan.profiler.model_sizes import MODELS, ModelSizes
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped
 
-SETTING = Setting(
-    cluster=Cluster(DEVICES["a800-80gb"], 2, 8), sizes=ModelSizes.of(MODELS["llama-7b"])
+DEPLOYMENT = Deployment(
+    cluster=ClusterHardware(DEVICES["a800-80gb"], 2, 8), sizes=ModelSizes.of(MODELS["llama-7b"])
 )
 SCHEMES = [Scheme.parse(text) for text in ("tp1", "tp4", "tp2.pp2", "u8", "u4.r2", "u8.r2")]
 
@@ -28,7 +28,7 @@ def profile_of(document: dict[str, Any]) -> Profile:
 
 
 def test_a_derived_profile_is_a_profile() -> None:
-    profile = profile_of(derive_profile(SETTING, SCHEMES, name="llama"))
+    profile = profile_of(derive_profile(DEPLOYMENT, SCHEMES, name="llama"))
     assert sorted(profile.by_scheme) == sorted(SCHEMES)
     assert {entry.origin for entry in profile.schemes} == {"derived"}
     assert profile.source.startswith("derived: ")
@@ -37,15 +37,15 @@ def test_a_derived_profile_is_a_profile() -> None:
 
 
 def test_the_same_settings_give_the_same_bytes() -> None:
-    first, again = (json.dumps(derive_profile(SETTING, SCHEMES, name="x")) for _ in range(2))
+    first, again = (json.dumps(derive_profile(DEPLOYMENT, SCHEMES, name="x")) for _ in range(2))
     assert first == again
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_coefficients_are_near_the_terms(scheme: Scheme) -> None:
-    latency = profile_of(derive_profile(SETTING, [scheme], name="x")).by_scheme[scheme].latency
+    latency = profile_of(derive_profile(DEPLOYMENT, [scheme], name="x")).by_scheme[scheme].latency
     for length in (1024, 8192, 65536):
-        terms = stage_terms(SETTING, scheme, [length], 16 // scheme.gpus)
+        terms = stage_terms(DEPLOYMENT, scheme, [length], 16 // scheme.gpus)
         whole = sum(float(value) for value in terms.values())
         assert latency.micro_batch_ms([length]) == pytest.approx(whole, rel=0.1)
 
@@ -53,13 +53,13 @@ def test_coefficients_are_near_the_terms(scheme: Scheme) -> None:
 @pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize("scheme", [Scheme(), Scheme(ulysses=8), Scheme(ulysses=4, ring=2)])
 def test_max_len_is_where_the_estimate_stops_to_fit(zero: int, scheme: Scheme) -> None:
-    setting = replace(SETTING, zero=zero)
-    profile = profile_of(derive_profile(setting, [scheme], name="x"))
+    deployment = replace(DEPLOYMENT, zero=zero)
+    profile = profile_of(derive_profile(deployment, [scheme], name="x"))
     tokens = profile.model(profile.by_scheme[scheme], 16, 1).max_len
     dp = 16 // scheme.gpus
 
     def fits(share: float) -> bool:
-        found = peak_bytes(setting, scheme, dp, tokens * share)
+        found = peak_bytes(deployment, scheme, dp, tokens * share)
         return sum(found.values()) <= usable_bytes(DEVICES["a800-80gb"].memory_bytes)
 
     if tokens == 0:
@@ -70,26 +70,26 @@ def test_max_len_is_where_the_estimate_stops_to_fit(zero: int, scheme: Scheme) -
 
 
 def test_zero_3_derives_sequence_parallel_schemes_only() -> None:
-    setting = replace(SETTING, zero=3)
-    assert profile_of(derive_profile(setting, [Scheme(ulysses=8)], name="x")).rounds
+    deployment = replace(DEPLOYMENT, zero=3)
+    assert profile_of(derive_profile(deployment, [Scheme(ulysses=8)], name="x")).rounds
     with pytest.raises(ValueError, match="tp2: under ZeRO-3"):
-        derive_profile(setting, [Scheme(tp=2)], name="x")
+        derive_profile(deployment, [Scheme(tp=2)], name="x")
 
 
 def test_what_cannot_be_derived_says_why() -> None:
     with pytest.raises(ValueError, match="u32: needs 32 GPUs, the cluster has 16"):
-        derive_profile(SETTING, [Scheme(ulysses=32)], name="x")
+        derive_profile(DEPLOYMENT, [Scheme(ulysses=32)], name="x")
     with pytest.raises(ValueError, match="does not divide the 32 attention heads"):
-        derive_profile(SETTING, [Scheme(ulysses=3)], name="x")
+        derive_profile(DEPLOYMENT, [Scheme(ulysses=3)], name="x")
     with pytest.raises(ValueError, match="no scheme"):
-        derive_profile(SETTING, [], name="x")
+        derive_profile(DEPLOYMENT, [], name="x")
     with pytest.raises(ValueError, match="longest 100: wants at least 512"):
-        derive_profile(SETTING, SCHEMES, name="x", longest=100)
+        derive_profile(DEPLOYMENT, SCHEMES, name="x", longest=100)
 
 
 def measured(slower: float) -> Profile:
     """A profile of one device that is ``slower`` times as slow as the model says."""
-    document = derive_profile(SETTING, [Scheme()], name="measured")
+    document = derive_profile(DEPLOYMENT, [Scheme()], name="measured")
     for entry in document["schemes"]:
         entry.update({name: slower * entry[name] for name in "abc"}, origin="measured")
     return profile_of(document)
@@ -97,14 +97,14 @@ def measured(slower: float) -> Profile:
 
 def test_completing_keeps_what_was_measured_and_adds_the_rest() -> None:
     profile = measured(1.0)
-    document = complete(profile, SETTING.cluster, SCHEMES)
+    document = complete(profile, DEPLOYMENT.cluster, SCHEMES)
     found = profile_of(document)
     assert found.by_scheme[Scheme()] == profile.by_scheme[Scheme()]
     assert sorted(found.by_scheme) == sorted(SCHEMES)
     assert {entry.origin for entry in found.schemes if entry.scheme != Scheme()} == {"derived"}
     assert any("Schemes marked derived" in note for note in document["notes"])
     # On a device as fast as the model says, they are those of a derived profile.
-    derived = profile_of(derive_profile(SETTING, SCHEMES, name="x"))
+    derived = profile_of(derive_profile(DEPLOYMENT, SCHEMES, name="x"))
     for scheme in SCHEMES:
         for length in (2048, 32768):
             assert found.by_scheme[scheme].latency.micro_batch_ms([length]) == pytest.approx(
@@ -116,12 +116,14 @@ def test_completing_keeps_what_was_measured_and_adds_the_rest() -> None:
 def test_a_slower_device_computes_slower_but_sends_as_fast() -> None:
     scheme = Scheme(ulysses=8, ring=2)
     fast, slow = (
-        profile_of(complete(measured(slower), SETTING.cluster, [scheme])).by_scheme[scheme].latency
+        profile_of(complete(measured(slower), DEPLOYMENT.cluster, [scheme]))
+        .by_scheme[scheme]
+        .latency
         for slower in (1.0, 2.0)
     )
     for length in (8192, 65536):
         ratio = slow.micro_batch_ms([length]) / fast.micro_batch_ms([length])
-        terms = stage_terms(SETTING, scheme, [length])
+        terms = stage_terms(DEPLOYMENT, scheme, [length])
         sent = sum(float(terms[name]) for name in ("ulysses", "ring transfer", "ring merge"))
         share = sent / sum(float(value) for value in terms.values())
         assert ratio == pytest.approx(2 - share, rel=0.05)
@@ -131,11 +133,11 @@ def test_a_slower_device_computes_slower_but_sends_as_fast() -> None:
 def test_what_is_shared_shrinks_also_where_the_model_sees_launches_only() -> None:
     """A tiny model on a CPU: on the cluster's devices launching would be most of its time."""
     sizes = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 256}
-    setting = Setting(cluster=SETTING.cluster, sizes=ModelSizes.of(sizes))
-    document = derive_profile(setting, [Scheme()], name="measured", longest=4096)
+    deployment = Deployment(cluster=DEPLOYMENT.cluster, sizes=ModelSizes.of(sizes))
+    document = derive_profile(deployment, [Scheme()], name="measured", longest=4096)
     document["schemes"][0].update(a=4e-5, b=0.05, c=10.0, origin="measured")
     four = Scheme(ulysses=4)
-    found = profile_of(complete(profile_of(document), setting.cluster, [four], longest=4096))
+    found = profile_of(complete(profile_of(document), deployment.cluster, [four], longest=4096))
     alone, shared = (found.by_scheme[scheme].latency for scheme in (Scheme(), four))
     assert shared.micro_batch_ms([4096]) < 0.5 * alone.micro_batch_ms([4096])
     # What is paid once a micro-batch is not shared.
@@ -144,8 +146,8 @@ def test_what_is_shared_shrinks_also_where_the_model_sees_launches_only() -> Non
 
 def test_completing_wants_one_device_and_all_sizes() -> None:
     with pytest.raises(ValueError, match="has no scheme tp1 to derive others from"):
-        complete(shipped("llama-7b-a800-80gb"), SETTING.cluster, SCHEMES)
+        complete(shipped("llama-7b-a800-80gb"), DEPLOYMENT.cluster, SCHEMES)
     with pytest.raises(ValueError, match="does not state the model's heads, kv_heads, ffn, vocab"):
-        complete(shipped("gpt-7b-a100-40gb"), SETTING.cluster, SCHEMES)
+        complete(shipped("gpt-7b-a100-40gb"), DEPLOYMENT.cluster, SCHEMES)
     profile = measured(1.0)
-    assert complete(profile, SETTING.cluster, [Scheme()]) == profile.document
+    assert complete(profile, DEPLOYMENT.cluster, [Scheme()]) == profile.document

@@ -9,7 +9,7 @@ import pytest
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.estimate import Load, estimate, model_flops, problem
-from seqplan.profiler.analytic.hardware import DEVICES, Cluster
+from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
 from seqplan.profiler.analytic.kernels import attention_kernel_ms, matmul_ms
 from seqplan.profiler.analytic.links import (
     Group,
@@ -18,22 +18,22 @@ from seqplan.profiler.analytic.links import (
     ring_collective_ms,
     shift_ms,
 )
-from seqplan.profiler.analytic.terms import Setting, stage_terms
+from seqplan.profiler.analytic.terms import Deployment, stage_terms
 from seqplan.profiler.model_sizes import MODELS, ModelSizes
 
 A800 = DEVICES["a800-80gb"]
 LLAMA = ModelSizes.of(MODELS["llama-7b"])
-ONE_NODE = Setting(cluster=Cluster(A800, 1, 8), sizes=LLAMA)
+ONE_NODE = Deployment(cluster=ClusterHardware(A800, 1, 8), sizes=LLAMA)
 QUIET = replace(A800, intra_latency_us=0.0, inter_latency_us=0.0)
 
 
-def total(setting: Setting, scheme: str, lengths: list[int]) -> float:
-    return sum(float(x) for x in stage_terms(setting, Scheme.parse(scheme), lengths).values())
+def total(deployment: Deployment, scheme: str, lengths: list[int]) -> float:
+    return sum(float(x) for x in stage_terms(deployment, Scheme.parse(scheme), lengths).values())
 
 
 def test_transfers_within_and_between_nodes() -> None:
     """1 GB over 0.8 of 200 GB/s in a node, of 25 GB/s between nodes."""
-    cluster = Cluster(QUIET, 2, 8)
+    cluster = ClusterHardware(QUIET, 2, 8)
     assert all_to_all_ms(cluster, Group(8), 1e9) == pytest.approx(7 / 8 / 160 * 1e3)
     assert all_to_all_ms(cluster, Group(16), 1e9) == pytest.approx(8 / 16 / 20 * 1e3)
     assert shift_ms(cluster, Group(2, 8), 1e9) == pytest.approx(1 / 20 * 1e3)
@@ -47,7 +47,7 @@ def test_transfers_within_and_between_nodes() -> None:
 
 def test_a_pcie_bridge_is_shared() -> None:
     """u2: a switch alone, 25.6 GB/s. u4: 8 transfers cross a bridge, 3.5 at the full rate."""
-    cluster = Cluster(replace(DEVICES["l20-48gb"], intra_latency_us=0.0), 1, 8)
+    cluster = ClusterHardware(replace(DEVICES["l20-48gb"], intra_latency_us=0.0), 1, 8)
     assert all_to_all_ms(cluster, Group(2), 1e9) == pytest.approx(1 / 2 / 25.6 * 1e3)
     assert all_to_all_ms(cluster, Group(4), 1e9) == pytest.approx(8 / 4 / (25.6 * 3.5 / 8) * 1e3)
     # A ring's two transfers across the bridge (to the next switch, to the other socket).
@@ -102,15 +102,15 @@ def test_lengths_are_vectorised() -> None:
 
 
 def test_tp_moves_four_gathers_and_four_scatters_a_layer() -> None:
-    setting = replace(ONE_NODE, cluster=Cluster(QUIET, 1, 8))
-    found = stage_terms(setting, Scheme(tp=4), [16384])["tp communication"]
+    deployment = replace(ONE_NODE, cluster=ClusterHardware(QUIET, 1, 8))
+    found = stage_terms(deployment, Scheme(tp=4), [16384])["tp communication"]
     assert found == pytest.approx(32 * 8 * (16384 * 4096 * 2) * 3 / 4 / 160e9 * 1e3)
-    again = stage_terms(replace(setting, checkpointing="full"), Scheme(tp=4), [16384])
+    again = stage_terms(replace(deployment, checkpointing="full"), Scheme(tp=4), [16384])
     assert again["tp communication"] == pytest.approx(float(found) * 12 / 8)
 
 
 def test_ring_transfers_hide_behind_long_kernels_only() -> None:
-    slow = Setting(cluster=Cluster(A800, 4, 1), sizes=LLAMA)
+    slow = Deployment(cluster=ClusterHardware(A800, 4, 1), sizes=LLAMA)
     short = stage_terms(slow, Scheme(ring=4), [2048])
     long = stage_terms(slow, Scheme(ring=4), [262144])
     assert short["ring transfer"] > short["attention"]
@@ -169,7 +169,7 @@ def test_model_flops_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "scheme", "load", "reason"),
+    ("deployment", "scheme", "load", "reason"),
     [
         (ONE_NODE, "tp3", Load(seq_len=4096, batch=8), "3 GPUs do not divide the cluster's 8"),
         (ONE_NODE, "pp8", Load(seq_len=4, batch=8), None),
@@ -185,20 +185,20 @@ def test_model_flops_by_hand() -> None:
     ],
 )
 def test_what_cannot_run_says_why(
-    setting: Setting, scheme: str, load: Load, reason: str | None
+    deployment: Deployment, scheme: str, load: Load, reason: str | None
 ) -> None:
-    found = problem(setting, Scheme.parse(scheme), load)
+    found = problem(deployment, Scheme.parse(scheme), load)
     if reason is None:
         assert found is None
         return
     assert found is not None
     assert reason in found
     with pytest.raises(ValueError, match=scheme):
-        estimate(setting, Scheme.parse(scheme), load)
+        estimate(deployment, Scheme.parse(scheme), load)
 
 
 def test_large_clusters_and_loads_are_estimated_at_once() -> None:
-    large = replace(ONE_NODE, cluster=Cluster(DEVICES["l20-48gb"], 1_000_000, 1024))
+    large = replace(ONE_NODE, cluster=ClusterHardware(DEVICES["l20-48gb"], 1_000_000, 1024))
     found = estimate(
         large, Scheme(tp=8, ulysses=4), Load(seq_len=10**9, batch=32_000_000, micro_batch=1)
     )

@@ -8,16 +8,16 @@ import pytest
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
-from seqplan.profiler.analytic.hardware import DEVICES, Cluster
-from seqplan.profiler.analytic.terms import Setting, stage_terms
+from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
+from seqplan.profiler.analytic.terms import Deployment, stage_terms
 from seqplan.profiler.model_sizes import MODELS, ModelSizes
 
 LLAMA = ModelSizes.of(MODELS["llama-7b"])
-NODE = Setting(cluster=Cluster(DEVICES["a800-80gb"], 1, 8), sizes=LLAMA)
+NODE = Deployment(cluster=ClusterHardware(DEVICES["a800-80gb"], 1, 8), sizes=LLAMA)
 
 
-def run(setting: Setting, scheme: str, seq_len: int = 32768, batch: int = 8) -> Estimate:
-    return estimate(setting, Scheme.parse(scheme), Load(seq_len=seq_len, batch=batch))
+def run(deployment: Deployment, scheme: str, seq_len: int = 32768, batch: int = 8) -> Estimate:
+    return estimate(deployment, Scheme.parse(scheme), Load(seq_len=seq_len, batch=batch))
 
 
 @pytest.mark.parametrize("kv_heads", [32, 8])
@@ -25,15 +25,17 @@ def run(setting: Setting, scheme: str, seq_len: int = 32768, batch: int = 8) -> 
 def test_1_both_together_are_better_than_either_where_links_differ(
     hardware: str, nodes: int, kv_heads: int
 ) -> None:
-    cluster = Cluster(DEVICES[hardware], nodes, 8)
-    setting = Setting(cluster=cluster, sizes=replace(LLAMA, kv_heads=kv_heads))
+    cluster = ClusterHardware(DEVICES[hardware], nodes, 8)
+    deployment = Deployment(cluster=cluster, sizes=replace(LLAMA, kv_heads=kv_heads))
     gpus = cluster.gpus
 
     def iteration_ms(ulysses: int) -> float:
-        return run(setting, f"u{ulysses}.r{gpus // ulysses}").iteration_ms
+        return run(deployment, f"u{ulysses}.r{gpus // ulysses}").iteration_ms
 
     both = min(iteration_ms(ulysses) for ulysses in (2, 4, 8) if ulysses < gpus)
-    assert both < min(run(setting, f"u{gpus}").iteration_ms, run(setting, f"r{gpus}").iteration_ms)
+    assert both < min(
+        run(deployment, f"u{gpus}").iteration_ms, run(deployment, f"r{gpus}").iteration_ms
+    )
 
 
 def test_2_data_parallelism_before_sequence_parallelism() -> None:
@@ -67,7 +69,7 @@ def test_5_sequence_instead_of_tensor_parallelism_makes_no_room() -> None:
 
 
 def test_6_ring_goes_on_where_heads_end() -> None:
-    large = replace(NODE, cluster=Cluster(DEVICES["a800-80gb"], 8, 8))
+    large = replace(NODE, cluster=ClusterHardware(DEVICES["a800-80gb"], 8, 8))
     load = Load(seq_len=262144, batch=1)
     assert "32 attention heads" in str(problem(large, Scheme(ulysses=64), load))
     assert "32 attention heads" in str(problem(large, Scheme(tp=8, ulysses=8), load))
@@ -77,8 +79,8 @@ def test_6_ring_goes_on_where_heads_end() -> None:
 
 def test_7_tensor_parallelism_suffers_most_from_slow_links_then_ulysses_then_ring() -> None:
     """Two GPUs with only a network card between them: the axis that loses most belongs inside."""
-    apart = replace(NODE, cluster=Cluster(DEVICES["a800-80gb"], 2, 1))
-    beside = replace(NODE, cluster=Cluster(DEVICES["a800-80gb"], 1, 2))
+    apart = replace(NODE, cluster=ClusterHardware(DEVICES["a800-80gb"], 2, 1))
+    beside = replace(NODE, cluster=ClusterHardware(DEVICES["a800-80gb"], 1, 2))
 
     def loss(scheme: str) -> float:
         parsed = Scheme.parse(scheme)

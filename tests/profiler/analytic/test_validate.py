@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from seqplan.profiler.analytic.validate import Check, checks
+from seqplan.profiler.analytic.validate import Check
+from seqplan.profiler.analytic.validate_tables import checks
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sampled import SETTING, sample, samples
+from sampled import MEASURED_ON, sample, samples
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.measured_profile import fit_schemes
@@ -98,7 +98,7 @@ def test_a_device_slowed_at_random_gives_the_curve_of_a_steady_one() -> None:
     calm = [slowed(each, 1.0) for each in samples(Scheme())]
     noisy = [slowed(each, float(rng.choice([1.0, 1.6]))) for each in 2 * calm]
     truth, raw, found = (
-        fit_schemes(SETTING, pooled(each))[Scheme()] for each in (calm, noisy, steadied(noisy))
+        fit_schemes(MEASURED_ON, pooled(each))[Scheme()] for each in (calm, noisy, steadied(noisy))
     )
     assert raw.verdict == "suspect"
     assert found.verdict == "usable"
@@ -122,7 +122,7 @@ def test_each_run_is_steadied_by_its_own_usual_speed(tmp_path: Path) -> None:
     """Its readings may be of other ranks on the same cores, or of another release of torch."""
     one = sample(Scheme(), "fit", (64,))
     for name, yardstick_ms in (("a", 0.4), ("b", 4.0)):
-        SampleFile(tmp_path / name, SETTING).add(slowed(one, 1.0, yardstick_ms))
+        SampleFile(tmp_path / name, MEASURED_ON).add(slowed(one, 1.0, yardstick_ms))
     _, (both,) = merged([tmp_path / "a", tmp_path / "b"])
     assert both.layers_ms == pytest.approx(2 * one.layers_ms)
     assert both.layers_yardstick_ms == (0.4,) * 3 + (4.0,) * 3

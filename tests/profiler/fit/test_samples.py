@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sampled import SETTING, SIZES, sample, samples
+from sampled import MEASURED_ON, SIZES, sample, samples
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.measured_profile import (
-    Hardware,
+    ProfiledDevices,
+    fit_all,
     fit_memory,
-    parameters,
     profile_document,
     unfitted,
 )
@@ -25,16 +25,17 @@ from seqplan.profiler.fit.samples import (
     read_samples,
 )
 from seqplan.profiler.measure.design import design
+from seqplan.profiler.model_sizes import ModelSizes
 from seqplan.profiler.profile import Profile
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
-    file = SampleFile(path, SETTING)
+    file = SampleFile(path, MEASURED_ON)
     for each in samples(Scheme()):
         file.add(each)
-    assert read_samples(path) == (SETTING, file.samples)
-    again = SampleFile(path, SETTING)
+    assert read_samples(path) == (MEASURED_ON, file.samples)
+    again = SampleFile(path, MEASURED_ON)
     assert again.samples == file.samples
     later = replace(file.samples[0], turn=1)
     again.add(later)
@@ -43,12 +44,12 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_line_cut_off_by_a_kill_is_dropped_and_written_anew(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
-    file = SampleFile(path, SETTING)
+    file = SampleFile(path, MEASURED_ON)
     first, second = samples(Scheme())[:2]
     file.add(first)
     file.add(second)
     path.write_text(path.read_text()[:-40])
-    again = SampleFile(path, SETTING)
+    again = SampleFile(path, MEASURED_ON)
     assert again.samples == [first]
     again.add(second)
     assert read_samples(path)[1] == [first, second]
@@ -56,7 +57,7 @@ def test_a_line_cut_off_by_a_kill_is_dropped_and_written_anew(tmp_path: Path) ->
 
 def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
-    file = SampleFile(path, SETTING)
+    file = SampleFile(path, MEASURED_ON)
     file.add(samples(Scheme())[0])
     path.write_text(path.read_text() + '{"scheme": 3}\n')
     with pytest.raises(SampleError, match=r"s\.jsonl, line 3: not a sample"):
@@ -81,14 +82,14 @@ def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
 def test_times_that_cannot_be_are_named(
     tmp_path: Path, change: dict[str, object], said: str
 ) -> None:
-    file = SampleFile(tmp_path / "s.jsonl", SETTING)
+    file = SampleFile(tmp_path / "s.jsonl", MEASURED_ON)
     file.add(replace(samples(Scheme())[0], **change))  # type: ignore[arg-type]
     with pytest.raises(SampleError, match=rf"s\.jsonl, line 2: .*{said}"):
         read_samples(file.path)
 
 
 def test_a_run_that_measured_nothing_makes_no_profile(tmp_path: Path) -> None:
-    SampleFile(tmp_path / "s.jsonl", SETTING)
+    SampleFile(tmp_path / "s.jsonl", MEASURED_ON)
     with pytest.raises(SampleError, match=r"s\.jsonl: nothing was measured"):
         merged([tmp_path / "s.jsonl"])
 
@@ -103,8 +104,8 @@ def test_a_run_that_measured_nothing_makes_no_profile(tmp_path: Path) -> None:
     ],
 )
 def test_settings_are_not_mixed(tmp_path: Path, change: dict[str, object], named: str) -> None:
-    SampleFile(tmp_path / "a", SETTING)
-    SampleFile(tmp_path / "b", replace(SETTING, **change))  # type: ignore[arg-type]
+    SampleFile(tmp_path / "a", MEASURED_ON)
+    SampleFile(tmp_path / "b", replace(MEASURED_ON, **change))  # type: ignore[arg-type]
     with pytest.raises(SampleError, match=named):
         merged([tmp_path / "a", tmp_path / "b"])
 
@@ -112,12 +113,15 @@ def test_settings_are_not_mixed(tmp_path: Path, change: dict[str, object], named
 def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
     two = Scheme(1, 1, 2, 1)
     for name, scheme in (("a", Scheme()), ("b", two)):
-        file = SampleFile(tmp_path / name, SETTING)
+        file = SampleFile(tmp_path / name, MEASURED_ON)
         for each in samples(scheme):
             file.add(each)
-    setting, found = merged([tmp_path / "a", tmp_path / "b"])
+    measured_on, found = merged([tmp_path / "a", tmp_path / "b"])
     document = profile_document(
-        setting, found, Hardware("a device", 8, 10_000_000.0), name="p", source="a test"
+        fit_all(measured_on, found),
+        ProfiledDevices("a device", 8, 10_000_000.0),
+        name="p",
+        source="a test",
     )
     profile = Profile.from_document(document, "p")
     assert [entry.scheme for entry in profile.schemes] == [Scheme(), two]
@@ -131,8 +135,8 @@ def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
     assert profile.forward_fraction == pytest.approx(1 / 3, abs=1e-3)
     assert profile.memory.bytes_per_token(two) == pytest.approx(500, rel=1e-3)
     # 12 bytes a parameter over 2 GPUs, 8 resident, then 1,000 bytes a token.
-    layer, ends = parameters(SIZES)
-    room = 10_000_000 - (6 + 8) * (8 * layer + ends)
+    model = ModelSizes.of(SIZES)
+    room = 10_000_000 - (6 + 8) * model.parameters
     assert profile.model(one, 2, 100).max_len == pytest.approx(room / 1000, abs=2)
 
 
@@ -140,10 +144,10 @@ def test_out_of_memory_is_data() -> None:
     found = samples(Scheme())
     empty: tuple[float, ...] = ()
     found.append(Sample(Scheme(), "fit", (9999,), 2, empty, empty, empty, 0, 0, oom=True))
-    memory = fit_memory(SETTING, found)
+    memory = fit_memory(MEASURED_ON, found)
     assert memory.errors.samples == len(found) - 1
     with pytest.raises(SampleError, match="no sample fits into memory"):
-        fit_memory(SETTING, found[-1:])
+        fit_memory(MEASURED_ON, found[-1:])
 
 
 def test_a_stage_has_its_share_of_the_layers_and_activations_of_all() -> None:
@@ -163,7 +167,7 @@ def test_the_allocators_peak_counts_where_it_was_read() -> None:
     ends_more = replace(kept, layers_peak_bytes=26_000, ends_peak_bytes=1_500)
     assert layers_more.whole_bytes(8) == 100_000 + 2_000
     assert ends_more.whole_bytes(8) == 100_000 + 1_500
-    fit = fit_memory(SETTING, [layers_more])
+    fit = fit_memory(MEASURED_ON, [layers_more])
     assert fit.of_allocator
     assert fit.bytes_per_token[1] == pytest.approx(1020)
 
@@ -176,17 +180,19 @@ def test_memory_is_fitted_for_each_tp() -> None:
         for each in samples(two, Scheme(tp=2, pp=2), Scheme(tp=2, ulysses=2))
         if each.scheme.sp == 1
     ]
-    fit = fit_memory(SETTING, [*samples(Scheme(), Scheme(ulysses=2)), *more])
+    fit = fit_memory(MEASURED_ON, [*samples(Scheme(), Scheme(ulysses=2)), *more])
     assert fit.bytes_per_token == pytest.approx({1: 1000, 2: 1500}, rel=2e-3)
     found = [*samples(Scheme()), *more]
-    document = profile_document(SETTING, found, Hardware("d", 8, 1e9), name="p", source="a test")
+    document = profile_document(
+        fit_all(MEASURED_ON, found), ProfiledDevices("d", 8, 1e9), name="p", source="a test"
+    )
     memory = Profile.from_document(document, "p").memory
     assert memory.bytes_per_token(Scheme(tp=2, pp=2)) == pytest.approx(750, rel=2e-3)
 
 
 def test_files_from_before_peaks_were_read_are_read(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
-    file = SampleFile(path, SETTING)
+    file = SampleFile(path, MEASURED_ON)
     new = replace(samples(Scheme())[0], layers_peak_bytes=7, ends_peak_bytes=9)
     file.add(new)
     assert read_samples(path)[1] == [new]
@@ -206,12 +212,14 @@ def test_a_scheme_that_does_not_fit_is_left_out() -> None:
     ]
     found = [*samples(Scheme()), *full]
     assert unfitted(found) == {two: "tp2: 0 of its lengths fit into memory, 4 are needed"}
-    document = profile_document(SETTING, found, Hardware("d", 8, 1e9), name="p", source="a test")
+    document = profile_document(
+        fit_all(MEASURED_ON, found), ProfiledDevices("d", 8, 1e9), name="p", source="a test"
+    )
     profile = Profile.from_document(document, "p")
     assert [entry.scheme for entry in profile.schemes] == [Scheme()]
     assert list(profile.memory.activation_bytes_per_token) == [1]
     with pytest.raises(SampleError, match="no scheme fits into memory: tp2: 0 of its lengths fit"):
-        profile_document(SETTING, full, Hardware("d", 8, 1e9), name="p", source="a test")
+        fit_all(MEASURED_ON, full)
 
 
 def test_the_design_is_a_series_with_lengths_between_and_packings() -> None:

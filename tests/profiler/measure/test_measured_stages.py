@@ -10,8 +10,9 @@ from ranks import run_ranks
 from torch import Tensor
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.measure.bench import Bench, Measurer
+from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import Point
+from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.stage import Call, Neighbours, with_transfers
 from seqplan.profiler.measure.tensor_parallel import tensor_ranks
 from seqplan.runtime.sequence_parallel.peers import Peer, Peers, Transfer

@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.memory import UNSPLIT_BYTES, layer_activation_bytes
 from seqplan.profiler.fit.pooling import pooled
-from seqplan.profiler.measure.bench import Bench, Measurer
+from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import Point
+from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import SavedBytes, peak_bytes, saved_bytes
 from seqplan.profiler.measure.stage import Call, Neighbours, Stage
 from seqplan.profiler.measure.tensor_parallel import TensorRanks

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan.plans.views.sharding import ring_chunks
-from seqplan.runtime.sequence_parallel.ring_layout import Pieces, ring_layout
+from seqplan.runtime.sequence_parallel.kernels import Pieces
+from seqplan.runtime.sequence_parallel.ring_layout import ring_layout
 
 
 def row_positions(lengths: list[int], ring: int, rank: int) -> list[tuple[int, int]]:

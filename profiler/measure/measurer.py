@@ -1,0 +1,108 @@
+"""Measuring one micro-batch: real layers, forward and backward, under a real scheme.
+
+Alone it measures schemes of one rank; started by torchrun, those of as many ranks as there are.
+What a rank runs of a micro-batch is said in ``bench``, how it is timed in ``timing``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.fit.samples import Sample
+from seqplan.profiler.measure.bench import Bench, RankWork
+from seqplan.profiler.measure.design import Point
+from seqplan.profiler.measure.saved_memory import MicroBatchMemory
+from seqplan.profiler.measure.stage import StageWork
+from seqplan.profiler.measure.timing import MOST_REPEATS, Timer
+
+WARM_UP = 2
+"""Runs of a point that are not counted, in its first round; in later ones a single one is not."""
+
+
+class Measurer:
+    """Runs micro-batches of one model; every rank makes one and measures the same points."""
+
+    def __init__(self, bench: Bench) -> None:
+        torch.manual_seed(0)
+        self._bench = bench
+        self._rank_work = RankWork(bench)
+        self._timer = Timer(bench, self._rank_work.forget_gradients)
+
+    def measure(
+        self, scheme: Scheme, point: Point, *, turn: int = 0, repeats: int = MOST_REPEATS
+    ) -> Sample:
+        """Measure one sample, ``repeats`` times at most; out of memory on any rank is one too.
+
+        ``turn``: the round that it belongs to; memory is that of the first, and 0 bytes later.
+
+        In the first round everything runs once, without transfers between stages, before ranks
+        agree that it fits: a last stage that its logits do not fit leaves no other stage waiting.
+        Ranks of one stage hold almost the same; where only some of them run out of memory, the
+        others may wait for them in a collective: the bench's ``out_of_memory`` is called on those.
+        """
+        work, memory = self._fitted(scheme, point, turn)
+        if self._anywhere(memory is None) or memory is None:
+            return self._oom(scheme, point, turn)
+        sample = self._timed(work, memory, scheme, point, turn, repeats)
+        if self._anywhere(sample is None) or sample is None:
+            return self._oom(scheme, point, turn)
+        return sample
+
+    def _fitted(
+        self, scheme: Scheme, point: Point, turn: int
+    ) -> tuple[StageWork | None, MicroBatchMemory | None]:
+        """Prepare the micro-batch; its memory is None where this rank has no room for it."""
+        bench = self._bench
+        try:
+            work = self._rank_work.of(scheme, point.lengths)
+            if turn:
+                return work, MicroBatchMemory()
+            return work, MicroBatchMemory.of(work, bench.layers, bench.allocator)
+        except torch.OutOfMemoryError:
+            bench.out_of_memory()
+            return None, None
+
+    def _timed(
+        self,
+        work: StageWork | None,
+        memory: MicroBatchMemory,
+        scheme: Scheme,
+        point: Point,
+        turn: int,
+        repeats: int,
+    ) -> Sample | None:
+        """Time the micro-batch on every rank; None where this rank has no room for it after all."""
+        timer, peaks = self._timer, self._bench.allocator is not None
+        warm_up = 1 if turn else WARM_UP
+        try:
+            layers = timer.times(None if work is None else work.layers, warm_up, repeats)
+            ends = timer.times(None if work is None else work.ends, warm_up, repeats)
+            return Sample(
+                scheme=scheme,
+                role=point.role,
+                lengths=point.lengths,
+                turn=turn,
+                layers=self._bench.layers,
+                layers_ms=layers.whole_ms,
+                ends_ms=ends.whole_ms,
+                forward_ms=layers.forward_ms,
+                layers_yardstick_ms=layers.yardstick_ms,
+                ends_yardstick_ms=ends.yardstick_ms,
+                saved_bytes=int(timer.largest(memory.layers_saved + memory.ends_saved)),
+                layers_saved_bytes=int(timer.largest(memory.layers_saved)),
+                layers_peak_bytes=int(timer.largest(memory.layers_peak)) if peaks else None,
+                ends_peak_bytes=int(timer.largest(memory.ends_peak)) if peaks else None,
+            )
+        except torch.OutOfMemoryError:
+            self._bench.out_of_memory()
+            return None
+
+    def _anywhere(self, lacking: bool) -> bool:
+        """Whether any rank lacks memory; all ranks call it."""
+        return bool(self._timer.largest(float(lacking)))
+
+    def _oom(self, scheme: Scheme, point: Point, turn: int) -> Sample:
+        if self._bench.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return Sample.out_of_memory(scheme, point.role, point.lengths, self._bench.layers, turn)

@@ -1,0 +1,102 @@
+"""Timing a call on all ranks at once, as often as it takes to be sure of it.
+
+A call's time is that of its slowest rank. Before and after each repetition every rank reads how
+fast its device is just then; see ``steadied``. Alone on a CPU it does so between forward and
+backward, too. Elsewhere that would be felt: a CUDA device's host could not run ahead, and other
+ranks would wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from seqplan.profiler.measure.bench import Bench
+from seqplan.profiler.measure.device import Clock
+from seqplan.profiler.measure.stage import Call
+from seqplan.profiler.measure.yardstick import Yardstick
+
+LEAST_REPEATS, MOST_REPEATS = 3, 9
+ENOUGH_S = 0.25
+"""A call is repeated until it has taken this long in a round, within the limits above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Milliseconds of every repetition: forward and backward, forward, and a yardstick around."""
+
+    whole_ms: tuple[float, ...]
+    forward_ms: tuple[float, ...]
+    yardstick_ms: tuple[float, ...]
+
+
+class Timer:
+    """Times calls on a bench; every rank makes one and times the same calls.
+
+    A call of None, on a rank without work, takes no time. ``forget_gradients`` is called after each
+    run, untimed.
+    """
+
+    def __init__(self, bench: Bench, forget_gradients: Callable[[], None]) -> None:
+        self._device, self._control_group = bench.device, bench.control_group
+        self._read_between = bench.device.type == "cpu" and bench.world_size == 1
+        self._yardstick = Yardstick(bench.device, bench.dtype)
+        self._forget_gradients = forget_gradients
+
+    def times(self, call: Call | None, warm_up: int, most: int) -> Times:
+        """Time a call, ``most`` times at most after ``warm_up`` runs that are not counted."""
+        for _ in range(warm_up):
+            took, _, _ = self._once(call)
+        # On every rank the same number, from the time that the slowest rank sees.
+        first_s = self.largest(took) / 1e3
+        enough = ENOUGH_S / max(first_s, 1e-9)
+        repeats = int(np.clip(enough, min(LEAST_REPEATS, most), most))
+        rows = []
+        before = self._read(call)
+        for _ in range(repeats):
+            whole, forward, within = self._once(call)
+            after = self._read(call)
+            rows.append((whole, forward, mean((before, *within, after))))
+            before = after
+        return Times(*zip(*self._slowest(rows), strict=True))
+
+    def _once(self, call: Call | None) -> tuple[float, float, list[float]]:
+        """Run once: milliseconds of forward and backward, and of forward; readings between them."""
+        if self._control_group is not None:
+            dist.barrier(group=self._control_group)
+        if call is None:
+            return 0.0, 0.0, []
+        clock = Clock(self._device)
+        started = clock.mark()
+        result = call.forward()
+        between = clock.mark()
+        if self._read_between:
+            readings, resumed = [self._yardstick.read()], clock.mark()
+        else:
+            readings, resumed = [], between
+        call.backward(result)
+        ended = clock.mark()
+        self._forget_gradients()
+        forward_ms = clock.ms(started, between)
+        return forward_ms + clock.ms(resumed, ended), forward_ms, readings
+
+    def _read(self, call: Call | None) -> float:
+        """Read the yardstick; nothing on a rank without work."""
+        return 0.0 if call is None else self._yardstick.read()
+
+    def largest(self, value: float) -> float:
+        """Return the largest over all ranks, which all call it."""
+        return self._slowest([(value,)])[0][0]
+
+    def _slowest(self, rows: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
+        """Return the largest of each figure over all ranks, which give as many of them."""
+        if self._control_group is None:
+            return list(rows)
+        tensor = torch.tensor(rows, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._control_group)
+        return [tuple(row) for row in tensor.tolist()]

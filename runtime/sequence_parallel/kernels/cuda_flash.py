@@ -1,0 +1,116 @@
+"""Attention on CUDA: the variable-length flash attention that ships with torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from seqplan.runtime.sequence_parallel.kernels.base import (
+    Attended,
+    Partial,
+    PartialGradients,
+    Pieces,
+    Rows,
+)
+
+
+class CudaFlashKernel:
+    """The flash attention that ships with torch, all pieces in one variable-length call.
+
+    bf16 and fp16 only. Other implementations registered with torch for the same operators are
+    used without a change here.
+    """
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, *, causal: bool, scale: float
+    ) -> Iterator[Partial]:
+        """Yield one partial result, of all pieces together."""
+        if not pieces:
+            return
+        index = _varlen_index(pieces, q.shape[0], k.shape[0], q.device)
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            _taken(q, index.q_rows),
+            _taken(k, index.k_rows),
+            _taken(v, index.k_rows),
+            index.cu_q,
+            index.cu_k,
+            index.max_q,
+            index.max_k,
+            0.0,
+            causal,
+            False,
+            scale=scale,
+        )
+        yield Partial(_rows(index.q_rows), out, lse.transpose(0, 1))
+
+    def backward(
+        self, dout: Tensor, attended: Attended, pieces: Pieces, *, causal: bool, scale: float
+    ) -> Iterator[PartialGradients]:
+        """Yield the gradients of all pieces together."""
+        if not pieces:
+            return
+        q, k, v = attended.q, attended.k, attended.v
+        index = _varlen_index(pieces, q.shape[0], k.shape[0], q.device)
+        unused = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        dq, dk, dv = torch.ops.aten._flash_attention_backward(
+            _taken(dout, index.q_rows).contiguous(),
+            _taken(q, index.q_rows),
+            _taken(k, index.k_rows),
+            _taken(v, index.k_rows),
+            _taken(attended.out, index.q_rows).contiguous(),
+            _taken(attended.lse, index.q_rows).transpose(0, 1).contiguous(),
+            index.cu_q,
+            index.cu_k,
+            index.max_q,
+            index.max_k,
+            0.0,
+            causal,
+            unused,
+            unused[:0],
+            scale=scale,
+        )
+        yield PartialGradients(_rows(index.q_rows), _rows(index.k_rows), dq, dk, dv)
+
+
+def _rows(rows: Tensor | None) -> Rows:
+    return slice(None) if rows is None else rows
+
+
+class _VarlenIndex(NamedTuple):
+    """Pieces as one variable-length call; rows are None where they are the whole tensor."""
+
+    q_rows: Tensor | None
+    k_rows: Tensor | None
+    cu_q: Tensor
+    cu_k: Tensor
+    max_q: int
+    max_k: int
+
+
+@lru_cache(maxsize=512)
+def _varlen_index(
+    pieces: Pieces, q_tokens: int, k_tokens: int, device: torch.device
+) -> _VarlenIndex:
+    def axis(ranges: list[tuple[int, int]], tokens: int) -> tuple[Tensor | None, Tensor, int]:
+        lengths = torch.tensor([stop - start for start, stop in ranges], dtype=torch.int64)
+        cu = torch.zeros(len(ranges) + 1, dtype=torch.int32)
+        cu[1:] = lengths.cumsum(0)
+        tiled = ranges[0][0] == 0 and ranges[-1][1] == tokens
+        tiled = tiled and all(a[1] == b[0] for a, b in itertools.pairwise(ranges))
+        rows = None
+        if not tiled:
+            rows = torch.cat([torch.arange(start, stop) for start, stop in ranges]).to(device)
+        return rows, cu.to(device), int(lengths.max())
+
+    q_rows, cu_q, max_q = axis([(piece.q0, piece.q1) for piece in pieces], q_tokens)
+    k_rows, cu_k, max_k = axis([(piece.k0, piece.k1) for piece in pieces], k_tokens)
+    return _VarlenIndex(q_rows, k_rows, cu_q, cu_k, max_q, max_k)
+
+
+def _taken(tensor: Tensor, rows: Tensor | None) -> Tensor:
+    return tensor if rows is None else tensor.index_select(0, rows)

@@ -7,7 +7,7 @@ import asyncio
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.wire.problems import Problem, before_first_step, known, not_found
+from seqplan.api.rest.wire.problems import Problem, before_first_step, not_found
 from seqplan.api.service.lru import Lru
 from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.service.plan_summary import PlanSummaries
@@ -48,11 +48,14 @@ class PlanWaiters:
 
     def _removed(self, job: str | None) -> None:
         self._removals += 1  # what is being loaded now is not kept
-        self._ready.drop(lambda key: job in (None, key[0]))
+        self._forget(job)
         for key in [key for key in self._loading if job in (None, key[0])]:
             del self._loading[key]
         for waiting in [job] if job is not None else list(self._events):
             self.wake(waiting)
+
+    def _forget(self, job: str | None) -> None:
+        self._ready.drop(lambda key: job in (None, key[0]))
 
     def at_hand(self, job: str, step: int) -> ReadyPlan | None:
         """Return the plan, where it is in memory; published plans never change."""
@@ -113,7 +116,11 @@ class PlanWaiters:
     def _load(self, job: str, step: int) -> ReadyPlan | None:
         with self._service.store.reading() as connection:
             stored = plans.get_plan(connection, job, step)
-            row = known(get(connection, JobRow, job), f"job {job}")
+            row = get(connection, JobRow, job)
+            if row is None:
+                # The notice of it may be on its way: whoever asks next must not get plans of it.
+                self._loop.call_soon_threadsafe(self._forget, job)
+                raise not_found(f"job {job}")
             pushed = stored is None and row.lengths is None
             passed_over = pushed and _passed_over(connection, job, step)
         if stored is not None:

@@ -1,9 +1,8 @@
-"""A job whose ranks measure: its steps, the drift of its profile, and a refit that mends it."""
+"""A job whose ranks measure: the drift of its profile, and a refit that mends it."""
 
 from __future__ import annotations
 
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,63 +10,20 @@ from measuring_ranks import measure, plan_of
 from service_process import COMMAND, serving
 from stocked_service import WORLD, Stocked
 
-from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.scheme import Strategy
 from seqplan.profiler.fit.drift import LEAST_MEASURED
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped
 
 PROFILE = "llama-7b-a800-80gb"
+
+
 STEPS = 14
 
 
 def _refit(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     line = [*COMMAND, "refit", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, check=False)
-
-
-def test_steps_page_by_page(stocked: Stocked) -> None:
-    served, job = stocked.served, stocked.job("stepwise", 7, look_ahead=7)
-    plans = [plan_of(served, job, step) for step in range(7)]
-    slowest = measure(served, job, range(3), 1.1)
-    served.ok("POST", f"/v1/jobs/{job}/acks", {"step": 3, "rank": 2, "digest": None})
-    found, after = [], -1
-    while after is not None:
-        page = served.ok("GET", f"/v1/jobs/{job}/steps?after={after}&limit=3")
-        found += page["items"]
-        after = page["next"]
-    assert [item["step"] for item in found] == list(range(7))
-    for item, plan in zip(found, plans, strict=True):
-        for name in ("predicted_ms", "lower_bound_ms", "gap", "tokens"):
-            assert item[name] == getattr(plan, name)
-        assert item["sequences"] == len(plan.ids)
-        schemes = Counter(pipeline.scheme for pipeline in plan.pipelines)
-        assert Strategy.parse(item["strategy"]) == Strategy.of(schemes)
-        assert item["planning_ms"] > 0
-        assert item["measured_ms"] == slowest.get(plan.step)
-    assert [item["ranks_acknowledged"] for item in found] == [WORLD] * 3 + [1, 0, 0, 0]
-    assert [item["ranks_measured"] > 0 for item in found] == [True] * 3 + [False] * 4
-
-
-def test_how_far_every_job_is(stocked: Stocked) -> None:
-    served = stocked.served
-    begun, halfway = stocked.job("far-begun", 9, look_ahead=4), stocked.job("far-halfway", 9, 4)
-    plan_of(served, begun, 3)
-    plan_of(served, halfway, 3)
-    measure(served, halfway, range(2), 1.0)
-    served.ok("POST", f"/v1/jobs/{halfway}/acks", {"step": 3, "rank": 1, "digest": None})
-    plan_of(served, halfway, 5)
-    found, cursor = {}, ""
-    while cursor is not None:
-        page = served.ok("GET", f"/v1/progress?limit=1&cursor={cursor}")
-        found |= {item["id"]: item for item in page["items"]}
-        cursor = page["next"]
-    for job, slowest, fastest, last in ((begun, -1, -1, 3), (halfway, 1, 3, 5)):
-        told = served.ok("GET", f"/v1/jobs/{job}/progress")
-        assert found[job] == told
-        assert (told["slowest"], told["fastest"]) == (slowest, fastest)
-        assert (told["last_planned_step"], told["ahead"]) == (last, last - slowest)
-        assert (told["state"], told["world_size"], told["look_ahead"]) == ("planning", WORLD, 4)
 
 
 def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: Path) -> None:
@@ -149,48 +105,6 @@ def test_a_refitted_profile_states_its_error(stocked: Stocked, tmp_path: Path) -
     stated = [each for each in told["schemes"] if not each["limit_assumed"]]
     assert stated
     assert all(each["stated"]["p90"] < 0.01 == each["limit"] for each in stated)
-
-
-def test_one_step_in_time(stocked: Stocked) -> None:
-    served, job = stocked.served, stocked.job("timed", 2)
-    plan = plan_of(served, job, 1)
-    reply = served.ask("GET", f"/v1/jobs/{job}/plans/1/timeline")
-    told = reply.json
-    fraction = shipped(PROFILE).forward_fraction
-    assert told["simulated_ms"] == pytest.approx(simulate_plan_ms(plan, fraction))
-    assert told["simulated_ms"] <= told["predicted_ms"] + 1e-6
-    for pipeline, drawn in zip(plan.pipelines, told["pipelines"], strict=True):
-        assert drawn["ranks"] == list(pipeline.ranks)
-        assert len(drawn["stages"]) == pipeline.scheme.pp
-        for passes in drawn["stages"]:
-            kinds = Counter((kind, micro) for kind, micro, _, _ in passes)
-            wanted = range(len(pipeline.micro_batches))
-            assert kinds == Counter((kind, micro) for kind in "FB" for micro in wanted)
-            ends = [drawn["start_ms"], *(end for _, _, _, end in passes)]
-            starts = [*(start for _, _, start, _ in passes), drawn["end_ms"]]
-            assert all(end <= start + 0.002 for end, start in zip(ends, starts, strict=True))
-    tag = {"If-None-Match": reply.headers["etag"]}
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/1/timeline", headers=tag).status == 304
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "detail"),
-    [
-        ("none/progress", 404, "there is no job none"),
-        ("none/steps", 404, "there is no job none"),
-        ("none/drift", 404, "there is no job none"),
-        ("none/measurements", 404, "there is no job none"),
-        ("none/plans/0/timeline", 404, "there is no job none"),
-        ("bad/plans/99/timeline", 404, "there is no plan of step 99 in job bad"),
-        ("bad/measurements?after=3", 422, "query.after: '3': wants STEP.RANK"),
-        ("bad/steps?after=-2", 422, "query.after: "),
-        ("bad/drift?steps=0", 422, "query.steps: "),
-    ],
-)
-def test_bad_questions_are_problems(stocked: Stocked, path: str, status: int, detail: str) -> None:
-    if stocked.served.ask("GET", "/v1/jobs/bad").status == 404:
-        stocked.job("bad", 1)
-    assert detail in stocked.served.problem("GET", f"/v1/jobs/{path}", status=status)["detail"]
 
 
 def test_refit_of_what_is_not_there_is_one_line(stocked: Stocked, tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""The drift of one job: predicted and measured times of its pipelines, by scheme."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from seqplan.api.service.plan_summary import PlanSummaries
+from seqplan.api.store import measurements, plans
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.fit.drift import Drift, drift, stated_error
+from seqplan.profiler.profile import Profile
+
+MOST_POINTS = 1000
+"""Points that are kept of each scheme."""
+
+
+@dataclass(frozen=True)
+class JobDrift:
+    """The drift of a job by scheme, over the measured steps ``first`` to ``last``.
+
+    ``points``: (predicted ms, measured ms) of the latest ``MOST_POINTS`` measured pipelines of each
+    scheme, oldest first.
+    ``pipelines``: all with work in these steps, of which ``measurable`` have one stage and their
+    ranks to themselves, of which ``measured`` were measured on all of their ranks.
+    """
+
+    profile: str
+    first: int | None
+    last: int | None
+    steps: int
+    pipelines: int
+    measurable: int
+    measured: int
+    schemes: tuple[Drift, ...]
+    points: dict[Scheme, list[tuple[float, float]]]
+
+
+def job_drift(
+    connection: Connection,
+    job: str,
+    steps: list[int],
+    profile: Profile,
+    summaries: PlanSummaries,
+) -> JobDrift:
+    """Compare what the plans of these steps, ascending, predict with what was measured since."""
+    measured = measurements.measured_since(connection, job, steps[0]) if steps else {}
+    summary_of = summaries.of(
+        plans.digests(connection, job, measured),
+        lambda missing: plans.plan_lines(connection, job, missing),
+    )
+    points: dict[Scheme, list[tuple[float, float]]] = {}
+    for step, by_rank in measured.items():
+        for pipeline in summary_of[step].measurable if step in summary_of else ():
+            took_ms = pipeline.measured_ms(by_rank)
+            if took_ms is not None and pipeline.predicted_ms > 0:
+                points.setdefault(pipeline.scheme, []).append((pipeline.predicted_ms, took_ms))
+    schemes = sorted(
+        {pipeline.scheme for plan in summary_of.values() for pipeline in plan.measurable}
+    )
+    return JobDrift(
+        profile=profile.name,
+        first=min(measured, default=None),
+        last=max(measured, default=None),
+        steps=len(measured),
+        pipelines=sum(plan.pipelines for plan in summary_of.values()),
+        measurable=sum(len(plan.measurable) for plan in summary_of.values()),
+        measured=sum(map(len, points.values())),
+        schemes=tuple(
+            drift(
+                scheme,
+                [predicted for predicted, _ in points.get(scheme, [])],
+                [took for _, took in points.get(scheme, [])],
+                stated_error(profile.by_scheme.get(scheme)),
+            )
+            for scheme in schemes
+        ),
+        points={scheme: latest[-MOST_POINTS:] for scheme, latest in points.items()},
+    )

@@ -1,0 +1,33 @@
+"""Bodies that are larger than they may be."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+
+from service_process import PATIENCE_S
+from stocked_service import Stocked
+
+
+def test_a_body_beyond_the_limit(stocked: Stocked) -> None:
+    too_much = {"Content-Length": str(1 << 40)}
+    reply = stocked.served.ask("POST", "/v1/jobs", None, too_much)
+    assert (reply.status, reply.json["type"]) == (413, "urn:seqplan:problem:too-large")
+
+
+def test_a_body_that_grows_beyond_the_limit(stocked: Stocked) -> None:
+    """Sent in chunks, so that nothing says beforehand how large it is."""
+    host = stocked.served.url.removeprefix("http://")
+    connection = http.client.HTTPConnection(host, timeout=PATIENCE_S)
+    connection.putrequest("POST", "/v1/jobs")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Transfer-Encoding", "chunked")
+    connection.endheaders()
+    chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+    with contextlib.suppress(ConnectionError):
+        for _ in range(65):
+            connection.send(chunk)
+    reply = connection.getresponse()
+    assert (reply.status, json.loads(reply.read())["type"][-9:]) == (413, "too-large")
+    connection.close()

@@ -1,0 +1,97 @@
+"""Data sets known by counts, and uploads that are malformed."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from service_process import serving
+from stocked_service import DATA, MAX_LEN, WORLD, Stocked
+
+from seqplan.profiler.lengths import parse_histogram, representative
+
+LLAMA, GPT = "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
+
+
+def test_a_data_set_known_by_its_histogram(tmp_path: Path) -> None:
+    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+        exact = served.ok("POST", "/v1/lengths", DATA.read_bytes())
+        shown = served.ok("GET", f"/v1/lengths/{exact['id']}")
+        rows = shown["histogram"]
+        assert shown["kind"] == "sequences"
+        counts = served.ok("POST", "/v1/lengths?format=histogram", rows)
+        assert counts["id"] != exact["id"]
+        assert [counts[name] for name in ("sequences", "tokens")] == [
+            *(exact["sequences"], exact["tokens"])
+        ]
+        kept = served.ok("GET", f"/v1/lengths/{counts['id']}")
+        assert (kept["kind"], kept["histogram"]) == ("histogram", rows)
+        kinds = {item["id"]: item["kind"] for item in served.ok("GET", "/v1/lengths")["items"]}
+        assert kinds == {exact["id"]: "sequences", counts["id"]: "histogram"}
+        assert served.ok("POST", "/v1/lengths?format=histogram", rows)["id"] == counts["id"]
+        # Good for a proposal, which is that of the lengths that represent it.
+        asked = {"profile": LLAMA, "gpus": WORLD, "max_len": MAX_LEN, "tokens": 8000}
+        proposal = served.proposal({**asked, "lengths": counts["id"]})
+        document = served.ok("GET", f"/v1/proposals/{proposal}/document")
+        assert document["lengths"]["sequences"] == exact["sequences"]
+        # Not for drawing.
+        job = {"proposal": proposal, "lengths": counts["id"], "steps": 3}
+        told = served.problem("POST", "/v1/jobs", job, 409)
+        assert told["type"].endswith("only-counts")
+        assert "known by their histogram only" in told["detail"]
+        served.ok("POST", "/v1/jobs", {"id": "drawn", **job, "lengths": exact["id"]})
+        assert served.ask("GET", "/v1/jobs/drawn/plans/0?wait=30").status == 200
+        # Without tokens, sequences are spread evenly over their bucket.
+        plain = [[0, 100, 10], [100, 200, 0], [200, 400, 4]]
+        even = served.ok("POST", "/v1/lengths?format=histogram", plain)
+        lengths = representative(parse_histogram(json.dumps(plain).encode(), "body"))
+        assert [even[name] for name in ("sequences", "tokens", "longest")] == [
+            *(14, int(lengths.sum()), int(lengths.max()))
+        ]
+        again = served.ok("GET", f"/v1/lengths/{even['id']}")["histogram"]
+        assert served.ok("POST", "/v1/lengths?format=histogram", again)["id"] == even["id"]
+        assert served.ask("DELETE", f"/v1/lengths/{even['id']}").status == 204
+
+
+def _npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("format", "body", "detail"),
+    [
+        ("npy", _npy(np.array([5, 0, -1])), "body: index 1: length 0 is not positive"),
+        ("npy", _npy(np.array([5, 2**63], np.uint64)), "body: index 1: length 9223372036854775808"),
+        ("npy", _npy(np.array([5.0])), "body: holds float64, lengths are integers"),
+        ("npy", _npy(np.ones((2, 3), np.int64)), "body: has shape (2, 3)"),
+        ("npy", _npy(np.ones(9, np.int64))[:-8], "body: is not a whole .npy file"),
+        ("npy", _npy(np.array([], np.int64)), "body: holds no sequences"),
+        ("npy", b"", "body: is empty"),
+        ("jsonl", b'{"length":5}\n{"length":0}\n', "body: line 2: length 0 is not positive"),
+        ("jsonl", b'{"length":5}\n{"size":5}\n', "body: line 2: no field 'length'"),
+        ("jsonl", b'{"length":5}\n{"length":"x"}\n', "body: line 2: field 'length' holds a text"),
+        ("jsonl", b'{"length":5}\n{"length":2.5}\n', "body: line 2: field 'length' is 2.5"),
+        ("jsonl", b'{"length":5}\n{"length"\n', "body: line 2: is not JSON"),
+        ("jsonl", b"[5]\n", "body: line 1: holds [5]"),
+        ("txt", b"5\n6\nx\n", "body: line 3: 'x' is not an integer"),
+        ("histogram", b"[[0,8,1],[4,9,1]]", "body[1][0]: 4 is below 8"),
+        ("histogram", b"[[0,8,1.5]]", "body[0][2]: is 1.5, not an integer"),
+        ("histogram", b"[]", "body: holds no sequences"),
+        ("histogram", b"", "body: is not JSON"),
+    ],
+)
+def test_malformed_lengths(stocked: Stocked, format: str, body: bytes, detail: str) -> None:
+    told = stocked.served.problem("POST", f"/v1/lengths?format={format}", body)
+    assert told["detail"].startswith(detail)
+
+
+def test_more_sequences_than_may_be(stocked: Stocked) -> None:
+    path = "/v1/lengths?format=histogram"
+    told = stocked.served.problem("POST", path, [[0, 8, 10**30]], 413)
+    assert told["detail"] == "more than 200000000 sequences"

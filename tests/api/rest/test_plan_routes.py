@@ -1,0 +1,84 @@
+"""Plans and rank views as ranks ask for them, of a real service process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from service_process import PATIENCE_S, Reply, serving
+from stocked_service import WORLD, Stocked, stock
+
+from seqplan.plans.format.codec import from_json
+from seqplan.plans.views.rank_view import rank_view
+from seqplan.runtime.errors import PlanError
+from seqplan.runtime.steps.http_source import HttpSource
+
+
+def test_a_plan_and_its_views(stocked: Stocked) -> None:
+    served, job = stocked.served, stocked.job("views", 2)
+    reply = served.ask("GET", f"/v1/jobs/{job}/plans/0?wait=30")
+    plan = from_json(reply.body.decode())
+    digest = reply.headers["etag"].strip('"')
+    assert plan.world_size == WORLD
+    source = HttpSource(served.url, job)
+    for rank in range(WORLD):
+        assert source.view(0, rank, 30) == rank_view(plan, rank, digest=digest)
+    source.close()
+    tag = {"If-None-Match": reply.headers["etag"]}
+    assert served.ask("GET", f"/v1/jobs/{job}/plans/0", headers=tag).status == 304
+    figures = served.ok("GET", f"/v1/jobs/{job}/plans/0/simulate")
+    assert figures["lower_bound_ms"] <= figures["predicted_ms"]
+    assert b"step 0" in served.ask("GET", f"/v1/jobs/{job}/plans/0/explain").body
+
+
+def test_planning_keeps_ahead_of_the_slowest_rank_only(stocked: Stocked) -> None:
+    served, job = stocked.served, stocked.job("ahead", 9, look_ahead=2)
+    assert served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
+    assert served.ask("GET", f"/v1/jobs/{job}/plans/2?wait=0.5").status == 204
+    for rank in range(1, WORLD):
+        served.ok("POST", f"/v1/jobs/{job}/acks", {"step": 0, "rank": rank, "digest": None})
+    assert served.ask("GET", f"/v1/jobs/{job}/plans/2?wait=0.5").status == 204
+    answers: list[Reply] = []
+    path = f"/v1/jobs/{job}/plans/2/ranks/0?wait=30"
+    waiting = threading.Thread(target=lambda: answers.append(served.ask("GET", path)))
+    waiting.start()
+    served.ok("POST", f"/v1/jobs/{job}/acks", {"step": 0, "rank": 0, "digest": None})
+    waiting.join(PATIENCE_S)
+    assert [answer.status for answer in answers] == [200]
+    assert served.ok("GET", f"/v1/jobs/{job}")["last_planned_step"] == 2
+
+
+def test_a_step_that_cannot_be_planned_is_told_to_those_who_wait(tmp_path: Path) -> None:
+    """A job whose lengths are damaged on the disk: its ranks hear of it, none waits for ever."""
+    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+        stocked = stock(served)
+        job = stocked.job("lost", 6, look_ahead=2)
+        before = served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").body
+    damaged = tmp_path / "s.db.files" / "lengths" / f"{stocked.lengths}.npy"
+    damaged.write_bytes(b"\x93NUMPY broken")
+    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+        source = HttpSource(served.url, job)
+        with pytest.raises(PlanError, match="step 2 of job lost cannot be planned: ValueError"):
+            source.view(2, 0, 60)
+        source.close()
+        told = served.problem("GET", f"/v1/jobs/{job}/plans/4", status=424)
+        assert told["failed_step"] == 2
+        assert served.ask("GET", f"/v1/jobs/{job}/plans/1").body == before
+        assert served.ok("GET", f"/v1/jobs/{job}")["state"] == "failed"
+
+
+def test_a_service_ends_while_ranks_wait(tmp_path: Path, stocked: Stocked) -> None:
+    document = stocked.served.ok("GET", f"/v1/proposals/{stocked.proposal}")["document"]
+    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+        proposal = served.ok("POST", "/v1/proposals/documents", document)["id"]
+        job = served.ok("POST", "/v1/jobs", {"proposal": proposal})["id"]
+        answers: list[Reply] = []
+        path = f"/v1/jobs/{job}/plans/0?wait=50"
+        waiting = threading.Thread(target=lambda: answers.append(served.ask("GET", path)))
+        waiting.start()
+        time.sleep(0.5)
+        served.process.terminate()
+        waiting.join(PATIENCE_S)
+        assert [answer.status for answer in answers] == [204]

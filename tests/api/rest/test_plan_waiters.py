@@ -1,0 +1,48 @@
+"""Plans at hand, and forgetting those of jobs that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from seqplan.api.rest.live.plan_waiters import PlanWaiters
+from seqplan.api.rest.wire.problems import Problem
+from seqplan.api.service.plan_summary import PlanSummaries
+from seqplan.api.service.service import Service
+from seqplan.api.store.jobs import add_job, remove_job
+from seqplan.api.store.plans import StoredPlan, add_plan
+from seqplan.api.store.rows import JobRow
+from seqplan.api.store.store import Store
+from seqplan.plans.format.codec import digest, from_json
+
+GOLDEN = sorted((Path(__file__).parents[2] / "plans" / "golden").glob("*.jsonl"))
+
+
+def _planned(store: Store) -> int:
+    """Put in a job with one plan; its step."""
+    line = GOLDEN[0].read_text(encoding="utf-8").splitlines()[0]
+    plan = from_json(line)
+    row = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=plan.world_size)
+    with store.writing() as connection:
+        add_job(connection, row)
+        add_plan(connection, "j", StoredPlan(plan.step, digest(plan), line), 1.0)
+    return plan.step
+
+
+def test_a_job_that_is_found_gone_is_forgotten_before_its_notice_comes(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "s.db"))
+    step = _planned(store)
+
+    async def ask() -> None:
+        waiters = PlanWaiters(Service(store), PlanSummaries())
+        assert await waiters.plan("j", step, 0) is waiters.at_hand("j", step) is not None
+        with store.writing() as connection:  # as another service does
+            assert remove_job(connection, "j")
+        with pytest.raises(Problem, match="there is no job j"):
+            await waiters.plan("j", step + 1, 0)
+        assert waiters.at_hand("j", step) is None
+
+    asyncio.run(ask())
+    store.close()

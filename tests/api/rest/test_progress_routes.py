@@ -1,0 +1,101 @@
+"""How far jobs are, their steps page by page, and one step in time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from measuring_ranks import measure, plan_of
+from stocked_service import WORLD, Stocked
+
+from seqplan.planner.simulation.timeline import simulate_plan_ms
+from seqplan.plans.scheme import Strategy
+from seqplan.profiler.shipped.catalogue import shipped
+
+PROFILE = "llama-7b-a800-80gb"
+
+
+def test_steps_page_by_page(stocked: Stocked) -> None:
+    served, job = stocked.served, stocked.job("stepwise", 7, look_ahead=7)
+    plans = [plan_of(served, job, step) for step in range(7)]
+    slowest = measure(served, job, range(3), 1.1)
+    served.ok("POST", f"/v1/jobs/{job}/acks", {"step": 3, "rank": 2, "digest": None})
+    found, after = [], -1
+    while after is not None:
+        page = served.ok("GET", f"/v1/jobs/{job}/steps?after={after}&limit=3")
+        found += page["items"]
+        after = page["next"]
+    assert [item["step"] for item in found] == list(range(7))
+    for item, plan in zip(found, plans, strict=True):
+        for name in ("predicted_ms", "lower_bound_ms", "gap", "tokens"):
+            assert item[name] == getattr(plan, name)
+        assert item["sequences"] == len(plan.ids)
+        schemes = Counter(pipeline.scheme for pipeline in plan.pipelines)
+        assert Strategy.parse(item["strategy"]) == Strategy.of(schemes)
+        assert item["planning_ms"] > 0
+        assert item["measured_ms"] == slowest.get(plan.step)
+    assert [item["ranks_acknowledged"] for item in found] == [WORLD] * 3 + [1, 0, 0, 0]
+    assert [item["ranks_measured"] > 0 for item in found] == [True] * 3 + [False] * 4
+
+
+def test_how_far_every_job_is(stocked: Stocked) -> None:
+    served = stocked.served
+    begun, halfway = stocked.job("far-begun", 9, look_ahead=4), stocked.job("far-halfway", 9, 4)
+    plan_of(served, begun, 3)
+    plan_of(served, halfway, 3)
+    measure(served, halfway, range(2), 1.0)
+    served.ok("POST", f"/v1/jobs/{halfway}/acks", {"step": 3, "rank": 1, "digest": None})
+    plan_of(served, halfway, 5)
+    found, cursor = {}, ""
+    while cursor is not None:
+        page = served.ok("GET", f"/v1/progress?limit=1&cursor={cursor}")
+        found |= {item["id"]: item for item in page["items"]}
+        cursor = page["next"]
+    for job, slowest, fastest, last in ((begun, -1, -1, 3), (halfway, 1, 3, 5)):
+        told = served.ok("GET", f"/v1/jobs/{job}/progress")
+        assert found[job] == told
+        assert (told["slowest"], told["fastest"]) == (slowest, fastest)
+        assert (told["last_planned_step"], told["ahead"]) == (last, last - slowest)
+        assert (told["state"], told["world_size"], told["look_ahead"]) == ("planning", WORLD, 4)
+
+
+def test_one_step_in_time(stocked: Stocked) -> None:
+    served, job = stocked.served, stocked.job("timed", 2)
+    plan = plan_of(served, job, 1)
+    reply = served.ask("GET", f"/v1/jobs/{job}/plans/1/timeline")
+    told = reply.json
+    fraction = shipped(PROFILE).forward_fraction
+    assert told["simulated_ms"] == pytest.approx(simulate_plan_ms(plan, fraction))
+    assert told["simulated_ms"] <= told["predicted_ms"] + 1e-6
+    for pipeline, drawn in zip(plan.pipelines, told["pipelines"], strict=True):
+        assert drawn["ranks"] == list(pipeline.ranks)
+        assert len(drawn["stages"]) == pipeline.scheme.pp
+        for passes in drawn["stages"]:
+            kinds = Counter((kind, micro) for kind, micro, _, _ in passes)
+            wanted = range(len(pipeline.micro_batches))
+            assert kinds == Counter((kind, micro) for kind in "FB" for micro in wanted)
+            ends = [drawn["start_ms"], *(end for _, _, _, end in passes)]
+            starts = [*(start for _, _, start, _ in passes), drawn["end_ms"]]
+            assert all(end <= start + 0.002 for end, start in zip(ends, starts, strict=True))
+    tag = {"If-None-Match": reply.headers["etag"]}
+    assert served.ask("GET", f"/v1/jobs/{job}/plans/1/timeline", headers=tag).status == 304
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "detail"),
+    [
+        ("none/progress", 404, "there is no job none"),
+        ("none/steps", 404, "there is no job none"),
+        ("none/drift", 404, "there is no job none"),
+        ("none/measurements", 404, "there is no job none"),
+        ("none/plans/0/timeline", 404, "there is no job none"),
+        ("bad/plans/99/timeline", 404, "there is no plan of step 99 in job bad"),
+        ("bad/measurements?after=3", 422, "query.after: '3': wants STEP.RANK"),
+        ("bad/steps?after=-2", 422, "query.after: "),
+        ("bad/drift?steps=0", 422, "query.steps: "),
+    ],
+)
+def test_bad_questions_are_problems(stocked: Stocked, path: str, status: int, detail: str) -> None:
+    if stocked.served.ask("GET", "/v1/jobs/bad").status == 404:
+        stocked.job("bad", 1)
+    assert detail in stocked.served.problem("GET", f"/v1/jobs/{path}", status=status)["detail"]

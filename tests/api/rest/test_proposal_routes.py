@@ -1,0 +1,89 @@
+"""What proposals are asked for with, and what becomes of them."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_process import COMMAND, PATIENCE_S
+from stocked_service import DATA, MAX_LEN, Stocked
+
+LLAMA, GPT = "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
+
+
+def _settled(stocked: Stocked, asked: dict[str, Any]) -> dict[str, Any]:
+    key = stocked.served.ok("POST", "/v1/proposals", asked)["id"]
+    ends = time.monotonic() + PATIENCE_S
+    while (found := stocked.served.ok("GET", f"/v1/proposals/{key}"))["state"] == "running":
+        assert time.monotonic() < ends, found
+        time.sleep(0.05)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "fields"),
+    [
+        (
+            4,
+            ["--exchange-ms", "published", "--overlap", "0.25", "--seed", "3"],
+            {"exchange_ms": "published", "overlap": 0.25, "seed": 3},
+        ),
+        (
+            4,
+            ["--exchange-ms", "10,90.5", "--optimizer-shards", "4", "--include-flagged"],
+            {"exchange_ms": [10, 90.5], "optimizer_shards": 4, "include_flagged": True},
+        ),
+        (4, ["--method", "eq4", "--tokens", "20000"], {"method": "eq4", "tokens": 20000}),
+    ],
+)
+def test_the_same_document_as_from_the_command_line(
+    stocked: Stocked, tmp_path: Path, gpus: int, options: list[str], fields: dict[str, Any]
+) -> None:
+    output = tmp_path / "proposal.json"
+    line = [*COMMAND, "propose", "--profile", LLAMA, "--gpus", str(gpus), "--lengths", str(DATA)]
+    line += ["--max-len", str(MAX_LEN), *options, "-o", str(output)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    asked = {"profile": LLAMA, "gpus": gpus, "lengths": stocked.lengths, "max_len": MAX_LEN}
+    key = stocked.served.proposal({**asked, **fields})
+    reply = stocked.served.ask("GET", f"/v1/proposals/{key}/document")
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.body == output.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("fields", "detail"),
+    [
+        ({"overlap": 0.5}, "overlap is of the exchange; give exchange_ms too"),
+        ({"overlap": 1.5, "exchange_ms": 1}, "body.overlap: "),
+        ({"exchange_ms": -1}, "body.exchange_ms: wants times of 0 or more ms"),
+        ({"exchange_ms": []}, "body.exchange_ms: wants times of 0 or more ms"),
+        ({"exchange_ms": [1, 2, 3]}, "body.exchange_ms: wants times of 0 or more ms"),
+        ({"exchange_ms": "usual"}, "body.exchange_ms: wants times of 0 or more ms"),
+        ({"optimizer_shards": 9}, "optimizer_shards must be an integer from 1 to the 8 GPUs"),
+        ({"optimizer_shards": 0}, "body.optimizer_shards: "),
+        ({"include_flagged": "yes"}, "body.include_flagged: "),
+        ({"method": "guess"}, "body.method: "),
+        ({"profile": GPT, "exchange_ms": 1}, f"but profile {GPT} is of ZeRO-3"),
+        ({"profile": GPT, "method": "eq4"}, "method eq4 chooses strategies for a whole step"),
+        ({"exchange_ms": 1, "method": "eq4"}, "method eq4 does not weigh the exchange"),
+    ],
+)
+def test_options_that_cannot_be(stocked: Stocked, fields: dict[str, Any], detail: str) -> None:
+    asked = {"profile": LLAMA, "gpus": 8, "lengths": stocked.lengths, "max_len": MAX_LEN, **fields}
+    assert detail in stocked.served.problem("POST", "/v1/proposals", asked)["detail"]
+
+
+def test_a_proposal_that_fails_says_why(stocked: Stocked) -> None:
+    asked = {"profile": LLAMA, "gpus": 1, "lengths": stocked.lengths, "max_len": MAX_LEN}
+    found = _settled(stocked, asked)
+    assert (found["state"], found["document"]) == ("failed", None)
+    assert found["error"].startswith(f"1 GPU is too few for {LLAMA}")
+    told = stocked.served.problem("GET", f"/v1/proposals/{found['id']}/document", status=409)
+    assert told["detail"] == f"proposal {found['id']} is failed"
+    assert stocked.served.problem("GET", "/v1/proposals/none/document", status=404)
+    assert stocked.served.ask("DELETE", f"/v1/proposals/{found['id']}").status == 204

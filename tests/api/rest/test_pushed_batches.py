@@ -1,0 +1,58 @@
+"""Batches that a trainer pushes, and such that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from stocked_service import Stocked
+
+from seqplan.plans.format.codec import from_json
+
+
+def test_pushed_batches(stocked: Stocked) -> None:
+    served = stocked.served
+    made = served.ok("POST", "/v1/jobs", {"proposal": stocked.proposal})
+    job = made["id"]
+    assert served.ask("GET", f"/v1/jobs/{job}/plans/5?wait=0.2").status == 204
+    batches = f"/v1/jobs/{job}/batches"
+    first = {"step": 5, "ids": [3, 4], "lengths": [100, 4000]}
+    served.ok("POST", batches, {"batches": [first]})
+    plan = from_json(served.ask("GET", f"/v1/jobs/{job}/plans/5?wait=30").body.decode())
+    assert (plan.ids, plan.lengths) == ((3, 4), (100, 4000))
+    assert served.problem("POST", batches, {"batches": [first]}, 409)["last_step"] == 5
+    long = {"step": 6, "ids": [1, 2], "lengths": [5, 5000]}
+    told = served.problem("POST", batches, {"batches": [long]})
+    assert told["detail"] == "body.batches[0].lengths[1]: 5000 is above the proposal's 4096"
+    assert served.problem("GET", f"/v1/jobs/{job}/plans/4", status=404)
+    served.ok("POST", batches, {"batches": [{**first, "step": 8}], "end": True})
+    assert served.ask("GET", f"/v1/jobs/{job}/plans/8?wait=30").status == 200
+    told = served.problem("GET", f"/v1/jobs/{job}/plans/9", status=410)
+    assert told["type"].endswith("end-of-plans")
+    assert served.problem("POST", batches, {"batches": []}, 409)
+
+
+@pytest.mark.parametrize(
+    ("batch", "detail"),
+    [
+        ({"lengths": [5, 0]}, "body.batches[1].lengths[1]: "),
+        ({"lengths": [5, 2.5]}, "body.batches[1].lengths[1]: "),
+        ({"lengths": [5, "6"]}, "body.batches[1].lengths[1]: "),
+        ({"lengths": [5, 4097]}, "body.batches[1].lengths[1]: 4097 is above the proposal's 4096"),
+        ({"ids": [1, -2]}, "body.batches[1].ids[1]: "),
+        ({"ids": [1, None]}, "body.batches[1].ids[1]: "),
+        ({"ids": [1]}, "body.batches[1]: step 7: 1 ids but 2 lengths"),
+        ({"ids": [], "lengths": []}, "body.batches[1]: step 7: the batch has no sequences"),
+        ({"loss_tokens": 12}, "body.batches[1].loss_tokens: 12 is above the step's tokens"),
+        ({"more": 1}, "body.batches[1].more: "),
+    ],
+)
+def test_malformed_batches(stocked: Stocked, batch: dict[str, Any], detail: str) -> None:
+    job = stocked.served.ok("POST", "/v1/jobs", {"proposal": stocked.proposal})["id"]
+    good = {"step": 6, "ids": [1, 2], "lengths": [5, 6]}
+    pushed = {"batches": [good, {**good, "step": 7, **batch}]}
+    told = stocked.served.problem("POST", f"/v1/jobs/{job}/batches", pushed)
+    assert told["detail"].startswith(detail)
+    # Of a push that is refused nothing is kept.
+    assert stocked.served.ok("POST", f"/v1/jobs/{job}/batches", {"batches": [good]})
+    assert stocked.served.ask("DELETE", f"/v1/jobs/{job}").status == 204

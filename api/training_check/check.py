@@ -12,6 +12,7 @@ from seqplan.api.training_check.processes import rank_environment, started
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
+from seqplan.profiler.model_sizes import ModelSizes
 
 MODULE = "seqplan.runtime.train_check"
 
@@ -34,29 +35,6 @@ GATES = {
     "bfloat16": Gates(1e-2, 5e-2, 1e-2),
 }
 """By the ranks' dtype. The reference computes in it too, but in float32 for bfloat16."""
-
-
-@dataclass(frozen=True)
-class ModelSizes:
-    """Of the small Llama that is trained."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    vocab: int
-
-    @classmethod
-    def of(cls, plans: Sequence[Plan]) -> ModelSizes:
-        """Small, with a head for every rank of the plans' largest Ulysses group."""
-        widest = max(
-            (pipeline.scheme.ulysses for plan in plans for pipeline in plan.pipelines), default=1
-        )
-        heads = max(4, widest)
-        hidden = heads * max(8, 64 // heads // 2 * 2)
-        kv_heads = heads // 2 if heads % 2 == 0 else heads
-        return cls(hidden, 2, heads, kv_heads, 2 * hidden, 256)
 
 
 @dataclass(frozen=True)
@@ -117,6 +95,19 @@ class Check:
         )
 
 
+def checked_sizes(plans: Sequence[Plan]) -> ModelSizes:
+    """Size a small Llama with a head for every rank of the plans' largest Ulysses group."""
+    widest = max(
+        (pipeline.scheme.ulysses for plan in plans for pipeline in plan.pipelines), default=1
+    )
+    heads = max(4, widest)
+    hidden = heads * max(8, 64 // heads // 2 * 2)
+    kv_heads = heads // 2 if heads % 2 == 0 else heads
+    return ModelSizes(
+        hidden=hidden, layers=2, heads=heads, kv_heads=kv_heads, ffn=2 * hidden, vocab=256
+    )
+
+
 def relative(found: float, expected: float) -> float:
     """|found − expected| / |expected|; 0 where both are 0."""
     if found == expected:
@@ -173,7 +164,7 @@ def check_training(
     ``data``: a token file, or None for tokens seeded by sample id. ``ValueError`` for data that
     the plans do not match, ``RuntimeError`` where a process fails.
     """
-    sizes = ModelSizes.of(plans)
+    sizes = checked_sizes(plans)
     ranks = range(plans[0].world_size)
     told: dict[int, list[tuple[float, float, float]]] = {plan.step: [] for plan in plans}
     expected: dict[int, tuple[float, float]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 UNKNOWN = "—"
 
@@ -52,10 +52,3 @@ def mean(values: Iterable[float | None]) -> float | None:
             return None
         known.append(value)
     return sum(known) / len(known) if known else None
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

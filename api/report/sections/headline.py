@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from seqplan.api.report.drawing.markup import element, listing, section, table, text
 from seqplan.api.report.drawing.numbers import (
     duration,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from statistics import fmean
 
 from seqplan.api.report.drawing.markup import section, table
 from seqplan.api.report.drawing.numbers import milliseconds, percent, ratio, whole
@@ -49,16 +50,12 @@ def _figure(comparison: Comparison, system: System, item: Iteration, highest: fl
         f"load-{'ours' if ours else 'other'}",
         f"Step {item.step:,}: {system.name}",
         f"One bar for each rank: its forward and backward time; mean "
-        f"{milliseconds(_mean(item.rank_busy_ms))} ms, propagation ends at "
+        f"{milliseconds(fmean(item.rank_busy_ms or (0.0,)))} ms, propagation ends at "
         f"{milliseconds(item.propagation_ms)} ms.",
         f"{simulated_on(comparison)} Dashed: mean of the ranks. Thick line: end of propagation. "
         f"Imbalance {ratio(item.imbalance)}, bubble {percent(item.bubble_ratio)}.",
         lambda width: _bars(item, highest, width, ours),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def _bars(item: Iteration, highest: float, width: float, ours: bool) -> Drawing:
@@ -79,10 +76,10 @@ def _bars(item: Iteration, highest: float, width: float, ours: bool) -> Drawing:
         rise = number(bottom - y(value))
         bars.append(f"M{number(x)} {number(bottom)}v-{rise}h{number(size)}v{rise}z")
     shapes.append(path("".join(bars), "ours" if ours else "other"))
-    mean = y(_mean(busy))
+    average = y(fmean(busy or (0.0,)))
     # A dark dash would not show on a dark bar: a band of the page's colour lies under it.
-    shapes.append(line(left, mean, width, mean, "band"))
-    shapes.append(line(left, mean, width, mean, "dashed"))
+    shapes.append(line(left, average, width, average, "band"))
+    shapes.append(line(left, average, width, average, "dashed"))
     end = y(item.propagation_ms)
     shapes.append(line(left, end, width, end, "mark"))
     shapes.append(line(left, bottom, width, bottom, "axis"))
@@ -118,7 +115,7 @@ def _summary(items: Sequence[tuple[System, Iteration]]) -> str:
         [
             system.name,
             milliseconds(min(item.rank_busy_ms, default=None)),
-            milliseconds(_mean(item.rank_busy_ms)),
+            milliseconds(fmean(item.rank_busy_ms or (0.0,))),
             milliseconds(max(item.rank_busy_ms, default=None)),
             milliseconds(item.propagation_ms),
             ratio(item.imbalance),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from seqplan.api.report.drawing.bars import step_bars
 from seqplan.api.report.drawing.markup import element, section, table
-from seqplan.api.report.drawing.numbers import median, milliseconds, percent, whole
+from seqplan.api.report.drawing.numbers import milliseconds, percent, whole
 from seqplan.api.report.drawing.svg import figure
 from seqplan.planner.comparison.results import Comparison
 

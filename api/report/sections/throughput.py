@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from seqplan.api.report.drawing.markup import section, table
-from seqplan.api.report.drawing.numbers import factor, median, milliseconds, percent, ratio, whole
+from seqplan.api.report.drawing.numbers import factor, milliseconds, percent, ratio, whole
 from seqplan.api.report.drawing.svg import (
     Drawing,
     Scale,

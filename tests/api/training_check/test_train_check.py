@@ -17,7 +17,7 @@ import pytest
 from command_line import COMMAND, call, complaint, process, succeeded
 
 from seqplan.api.training_check import check as train_check
-from seqplan.api.training_check.check import Check, CheckedStep, Gates, ModelSizes, relative
+from seqplan.api.training_check.check import Check, CheckedStep, Gates, checked_sizes, relative
 from seqplan.api.training_check.processes import started
 from seqplan.plans.format.codec import from_json, to_json
 from seqplan.plans.format.plan_file import read_plans
@@ -292,7 +292,7 @@ def test_large_steps_are_warned_of(plans: Path) -> None:
 def checked(plan: Plan, loss: float, norm: float, parameter: float) -> Check:
     step = CheckedStep(plan, loss, 5.0, norm, 2.0, 100.0)
     good = CheckedStep(plan, 5.0, 5.0, 2.0, 2.0, 100.0)
-    return Check("float32", ModelSizes.of([plan]), (good, step), "head.weight", parameter)
+    return Check("float32", checked_sizes([plan]), (good, step), "head.weight", parameter)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_relative_differences() -> None:
 def test_a_model_has_heads_for_every_ulysses_rank(plans: Path, ulysses: int) -> None:
     plan = next(read_plans(plans))
     pipeline = replace(plan.pipelines[0], scheme=Scheme(ulysses=ulysses))
-    sizes = ModelSizes.of([plan, replace(plan, pipelines=(pipeline,))])
+    sizes = checked_sizes([plan, replace(plan, pipelines=(pipeline,))])
     assert sizes.heads >= ulysses
     assert sizes.hidden % (2 * sizes.heads) == 0
     assert sizes.heads % sizes.kv_heads == 0

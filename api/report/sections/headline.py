@@ -9,7 +9,6 @@ from seqplan.api.report.drawing.numbers import (
     duration,
     factor,
     mean,
-    median,
     milliseconds,
     percent,
     ratio,

@@ -38,16 +38,16 @@ class Latency:
             raise ValueError("coefficients a and b are both 0: the scheme would take no time")
 
     def work_ms(self, lengths: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """a·l² + b·l per sequence, without c; shape as ``lengths`` (tokens)."""
+        """Compute a·l² + b·l per sequence, without c; shape as ``lengths`` (tokens)."""
         tokens = np.asarray(lengths, dtype=np.float64)
         return tokens * (self.a * tokens + self.b)
 
     def micro_batch_ms(self, lengths: npt.ArrayLike) -> float:
-        """Σ(a·l² + b·l) + c of one micro-batch of these sequences."""
+        """Compute Σ(a·l² + b·l) + c of one micro-batch of these sequences."""
         return math.fsum(self.work_ms(lengths).ravel().tolist()) + self.c
 
     def util_len(self, threshold: float = EFFICIENCY_THRESHOLD) -> int | None:
-        """UtilLen: the least length whose T(l)/l is within ``threshold`` of its best.
+        """Find UtilLen: the least length whose T(l)/l is within ``threshold`` of its best.
 
         T(l)/l = a·l + b + c/l is least at √(c/a), where it is b + 2√(ac) (b as l → ∞ if a = 0).
         None where no finite length reaches it (b = a·c = 0).

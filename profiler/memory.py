@@ -35,7 +35,7 @@ class Memory:
     activation_bytes_per_token: Mapping[int, float]
 
     def fixed_bytes(self, scheme: Scheme, shards: int, context: int) -> float:
-        """Bytes that do not depend on the micro-batch, with states split into ``shards``.
+        """Count bytes that do not depend on the micro-batch, with states split into ``shards``.
 
         Raises ``ValueError`` when the profile states no model size for ``context`` tokens.
         """
@@ -58,12 +58,12 @@ class Memory:
         )
 
     def bytes_per_token(self, scheme: Scheme) -> float | None:
-        """Activation bytes on one GPU per token of the micro-batch; None if tp was not measured."""
+        """Return activation bytes on a GPU per micro-batch token; None if tp was not measured."""
         per_token = self.activation_bytes_per_token.get(scheme.tp)
         return None if per_token is None else per_token / (scheme.tp * scheme.sp)
 
     def max_len(self, scheme: Scheme, shards: int, context: int) -> int:
-        """MaxLen(P): tokens of one micro-batch that fit, 0 when not even the states do."""
+        """Return MaxLen(P), tokens of a micro-batch that fit; 0 when not even the states do."""
         per_token = self.bytes_per_token(scheme)
         if per_token is None:
             return 0

@@ -53,5 +53,5 @@ class SchemeModel:
         return util if util is not None and util <= self.max_len else None
 
     def alone_ms(self, length: int) -> float:
-        """A pipeline's time for one sequence alone: pp·(a·l² + b·l + c)."""
+        """Compute a pipeline's time for one sequence alone: pp·(a·l² + b·l + c)."""
         return self.scheme.pp * self.latency.micro_batch_ms([length])

@@ -1,5 +1,9 @@
 """What each rank runs: plans in, exact training steps out.
 
+Read ``steps`` first (a rank's views of the plans), then ``data`` (their tokens),
+``sequence_parallel`` (attention over ranks) and ``training`` (the step itself); ``train_check``
+holds all of it against plain torch. ``communicators``, ``dtypes`` and ``errors`` are shared.
+
 The names a trainer needs, loaded on first use, so that importing the package does not import torch.
 """
 
@@ -83,7 +87,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A name's module is imported when the name is first asked for (PEP 562)."""
+    """Import a name's module when the name is first asked for (PEP 562)."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -44,7 +44,7 @@ class AttentionMs:
 
     @property
     def total(self) -> Floats:
-        """Their sum."""
+        """Sum of all parts."""
         total: Floats = self.kernel + self.ulysses + self.ring + self.merge
         return total
 
@@ -58,7 +58,7 @@ def attention_ms(
     backward: bool,
     balanced: bool = True,
 ) -> AttentionMs:
-    """Causal attention of one layer, forward or backward, for micro-batches of sequences.
+    """Time causal attention of one layer, forward or backward, of micro-batches of sequences.
 
     ``lengths``: tokens, shape (…, sequences), 0 where a micro-batch has fewer; results (…).
     Ulysses: four all-to-alls each way (q, k, v and the output; USP, arXiv 2405.07719, table 2), of

@@ -35,7 +35,7 @@ WORK = ("matrix products", "memory-bound", "attention", "head and loss")
 def derive_profile(
     deployment: Deployment, schemes: Sequence[Scheme], *, name: str, longest: int = 131072
 ) -> dict[str, Any]:
-    """The profile document (schema 1) of a model on a cluster, every scheme ``derived``.
+    """Derive the profile document (schema 1) of a model on a cluster, every scheme ``derived``.
 
     ``longest``: tokens up to which T(l) is fitted. Parameter traffic of ZeRO 1 and 2 is left to the
     exchange, as in measured profiles; ZeRO 3 gathers over the whole cluster. MaxLen counts logits
@@ -82,7 +82,7 @@ def derive_profile(
 def complete(
     profile: Profile, cluster: ClusterHardware, schemes: Sequence[Scheme], *, longest: int = 131072
 ) -> dict[str, Any]:
-    """The profile's document with ``schemes`` that it lacks, derived from its ⟨1,1,1,1⟩.
+    """Add ``schemes`` that it lacks to the profile's document, derived from its ⟨1,1,1,1⟩.
 
     T(l, P) = (T(l, 1) − f) · work(l, P) / work(l, 1) + f · launch(P) / launch(1) + links(l, P)
 
@@ -119,8 +119,10 @@ def complete(
         terms = stage_terms(deployment, scheme, lengths[:, None], dp)
         work, work_alone = (_total({name: of[name] for name in WORK}) for of in (terms, alone))
         measured = single.latency.work_ms(lengths) + single.latency.c
-        found = (measured - fixed) * work / work_alone + fixed * terms["launch"] / alone["launch"]
-        return found + _total(terms) - work - terms["launch"]
+        device_ms = (measured - fixed) * work / work_alone + fixed * terms["launch"] / alone[
+            "launch"
+        ]
+        return device_ms + _total(terms) - work - terms["launch"]
 
     fitted = {scheme: _fit(times, scheme, longest) for scheme in missing}
     document = dict(profile.document)
@@ -167,8 +169,8 @@ def _total(terms: dict[str, Floats]) -> Floats:
 
 
 def _residuals(errors: Sequence[Errors]) -> str:
-    medians = [each.median for each in errors if each.median is not None]
-    largest = [each.p90 for each in errors if each.p90 is not None]
+    medians = [of_scheme.median for of_scheme in errors if of_scheme.median is not None]
+    largest = [of_scheme.p90 for of_scheme in errors if of_scheme.p90 is not None]
     return (
         f"a·l² + b·l + c is within {max(medians):.1%} (median) and {max(largest):.1%} (p90) of the "
         "analytic terms in the worst scheme; how far those are from devices: seqplan validate-model"
@@ -181,7 +183,7 @@ def _entry(scheme: Scheme, latency: Latency) -> dict[str, Any]:
 
 
 def _gathered_bytes(hidden: int, tp: int) -> float:
-    """A tp block's gathered input, per token and before division over tp·sp."""
+    """Count a tp block's gathered input, per token and before division over tp·sp."""
     return 0.0 if tp == 1 else 2.0 * hidden * tp
 
 
@@ -200,10 +202,10 @@ def _check(
     if not schemes:
         raise ValueError("no scheme to derive")
     for scheme in schemes:
-        found = scheme_problem(scheme, sizes.shape)
+        reason = scheme_problem(scheme, sizes.shape)
         if scheme.gpus > cluster.gpus:
-            found = f"needs {scheme.gpus} GPUs, the cluster has {cluster.gpus}"
+            reason = f"needs {scheme.gpus} GPUs, the cluster has {cluster.gpus}"
         elif zero == 3 and (scheme.tp > 1 or scheme.pp > 1):
-            found = "under ZeRO-3 a profile's schemes have tp = pp = 1"
-        if found:
-            raise ValueError(f"{scheme}: {found}")
+            reason = "under ZeRO-3 a profile's schemes have tp = pp = 1"
+        if reason:
+            raise ValueError(f"{scheme}: {reason}")

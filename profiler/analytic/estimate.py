@@ -70,12 +70,12 @@ class Estimate:
 
 
 def problem(deployment: Deployment, scheme: Scheme, load: Load) -> str | None:
-    """Why the cluster cannot run this load on this scheme, or None when it can (memory apart)."""
+    """Say why the cluster cannot run this load on this scheme; None when it can (memory apart)."""
     gpus = deployment.cluster.gpus
     if gpus % scheme.gpus:
         return f"its {scheme.gpus} GPUs do not divide the cluster's {gpus}"
-    if found := scheme_problem(scheme, deployment.sizes.shape):
-        return found
+    if reason := scheme_problem(scheme, deployment.sizes.shape):
+        return reason
     if deployment.zero == 3 and scheme.pp > 1:
         return "ZeRO-3 gathers every layer on every rank; use it with pp = 1"
     if load.seq_len < 2 * scheme.stage_gpus:
@@ -87,14 +87,14 @@ def problem(deployment: Deployment, scheme: Scheme, load: Load) -> str | None:
 
 
 def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
-    """One iteration of 1F1B on dp = GPUs / scheme replicas; ``ValueError`` for a ``problem``.
+    """Time an iteration of 1F1B on dp = GPUs / scheme replicas; ``ValueError`` for a ``problem``.
 
     (m + pp − 1) · stage for m micro-batches, activations sent between stages, one exchange of
     gradients and parameters that nothing hides (ZeRO 2 scatters gradients every micro-batch), and
     the optimizer.
     """
-    if found := problem(deployment, scheme, load):
-        raise ValueError(f"{scheme}: {found}")
+    if reason := problem(deployment, scheme, load):
+        raise ValueError(f"{scheme}: {reason}")
     cluster, sizes = deployment.cluster, deployment.sizes
     dp = cluster.gpus // scheme.gpus
     count = load.batch // (dp * load.micro_batch)
@@ -140,7 +140,7 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
 
 
 def model_flops(sizes: ModelSizes, length: int, *, causal: bool = True) -> float:
-    """Forward + backward FLOPs of one sequence: 6 per parameter in a product and token, and
+    """Count forward + backward FLOPs of a sequence: 6 per parameter in a product and token, and
     12·layers·hidden·l² of attention, half of it with the causal mask."""
     products = sizes.layers * sizes.layer_parameters + sizes.vocab * sizes.hidden
     attention = 12.0 * sizes.layers * sizes.hidden * length**2

@@ -62,8 +62,8 @@ _A100 = "NVIDIA A100 data sheet: 312 TFLOP/s, NVLink 600 GB/s; DGX A100: 200 Gb/
 _H100 = "data sheet: 989 TFLOP/s dense, NVLink 900 GB/s; DGX: 400 Gb/s NDR per GPU"
 
 DEVICES: dict[str, Hardware] = {
-    each.name: each
-    for each in (
+    device.name: device
+    for device in (
         Hardware(
             name="a100-40gb",
             peak_tflops=312,

@@ -33,7 +33,7 @@ BACKWARD_FLOPS = 2.5
 def matmul_ms(
     hardware: Hardware, rows: npt.ArrayLike, inner: npt.ArrayLike, columns: npt.ArrayLike
 ) -> Floats:
-    """A bf16 product (rows × inner)·(inner × columns).
+    """Time a bf16 product (rows × inner)·(inner × columns).
 
     Arithmetic at the efficiency of large products, lessened by half a wave of tiles that leaves
     multiprocessors idle at the end; reading the operands and writing the result does not overlap
@@ -59,7 +59,7 @@ def attention_kernel_ms(
     causal: bool,
     backward: bool = False,
 ) -> Floats:
-    """One varlen call over the sequences of the last axis: ``queries`` × ``keys`` tokens of each.
+    """Time a varlen call over the sequences of the last axis: ``queries`` × ``keys`` tokens each.
 
     Causal: the lower half of each. The rate falls where there are few query tiles to spread over
     the multiprocessors and where the loop over keys is short (as if it had KEY_RAMP keys more).
@@ -79,6 +79,6 @@ def attention_kernel_ms(
 
 
 def memory_ms(hardware: Hardware, size_bytes: npt.ArrayLike) -> Floats:
-    """Reading and writing ``size_bytes`` of the GPU's memory in all."""
+    """Time reading and writing ``size_bytes`` of the GPU's memory in all."""
     size = np.asarray(size_bytes, dtype=np.float64)
     return np.asarray(size / (hardware.hbm_gb_s * 1e6 * HBM_EFFICIENCY))

@@ -27,12 +27,12 @@ class Group:
     stride: int = 1
 
     def members_per_node(self, cluster: ClusterHardware) -> int:
-        """How many of the group share a node."""
+        """Count the members of the group that share a node."""
         return max(1, min(self.size, cluster.gpus_per_node // self.stride))
 
 
 def placement(scheme: Scheme, dp: int) -> dict[str, Group]:
-    """The group of each axis: tp, ulysses, ring, dp, pp; ``replica``: all that hold the same
+    """Return the group of each axis: tp, ulysses, ring, dp, pp; ``replica``: all that hold the same
     parameters (ulysses·ring·dp)."""
     strides = np.cumprod([1, scheme.tp, scheme.ulysses, scheme.ring, dp]).tolist()
     sizes = (scheme.tp, scheme.ulysses, scheme.ring, dp, scheme.pp)
@@ -47,7 +47,7 @@ def placement(scheme: Scheme, dp: int) -> dict[str, Group]:
 
 
 def all_to_all_ms(cluster: ClusterHardware, group: Group, payload_bytes: npt.ArrayLike) -> Floats:
-    """Every rank holds ``payload_bytes`` and sends each other rank its 1/size of it."""
+    """Time an all-to-all: every rank sends each other rank its 1/size of ``payload_bytes``."""
     payload = np.asarray(payload_bytes, dtype=np.float64)
     if group.size == 1:
         return np.zeros_like(payload)
@@ -62,7 +62,7 @@ def all_to_all_ms(cluster: ClusterHardware, group: Group, payload_bytes: npt.Arr
 
 
 def shift_ms(cluster: ClusterHardware, group: Group, payload_bytes: npt.ArrayLike) -> Floats:
-    """Every rank sends ``payload_bytes`` to the next of its group at once, as in a ring."""
+    """Time a shift: every rank sends ``payload_bytes`` to the next of its group, as in a ring."""
     payload = np.asarray(payload_bytes, dtype=np.float64)
     if group.size == 1:
         return np.zeros_like(payload)
@@ -72,7 +72,7 @@ def shift_ms(cluster: ClusterHardware, group: Group, payload_bytes: npt.ArrayLik
 def ring_collective_ms(
     cluster: ClusterHardware, group: Group, whole_bytes: npt.ArrayLike
 ) -> Floats:
-    """All-gather into, or reduce-scatter of, ``whole_bytes`` on every rank, by rings.
+    """Time an all-gather into, or reduce-scatter of, ``whole_bytes`` on every rank, by rings.
 
     Between nodes NCCL builds as many rings as the group has GPUs in a node, each over its own
     network card.
@@ -101,7 +101,7 @@ def _ring_seconds_per_gb(cluster: ClusterHardware, group: Group, rails: int) -> 
 
 
 def _window(cluster: ClusterHardware, group: Group) -> list[list[int]]:
-    """The parts of all groups that lie in one node."""
+    """Return the parts of all groups that lie in one node."""
     near = group.members_per_node(cluster)
     block = near * group.stride
     return [
@@ -112,7 +112,7 @@ def _window(cluster: ClusterHardware, group: Group) -> list[list[int]]:
 
 
 def _bridge_seconds_per_gb(cluster: ClusterHardware, pairs: Iterable[tuple[int, int]]) -> float:
-    """Seconds that the busiest PCIe host bridge takes when each pair moves 1 GB."""
+    """Count the seconds that the busiest PCIe host bridge takes when each pair moves 1 GB."""
     hardware = cluster.hardware
     if not hardware.socket_gpus:
         return 0.0

@@ -27,9 +27,9 @@ FRAGMENTATION = 0.05
 
 
 def state_bytes(deployment: Deployment) -> tuple[float, float, float]:
-    """(sharded over all ranks, resident of layers, resident of embeddings), before any division.
+    """Count bytes of states: sharded over all ranks, resident of layers, resident of embeddings.
 
-    ZeRO 1 shards the optimizer's states, 2 gradients too, 3 parameters too.
+    Before any division. ZeRO 1 shards the optimizer's states, 2 gradients too, 3 parameters too.
     """
     sizes, zero, gradient = deployment.sizes, deployment.zero, deployment.gradient_bytes
     everything = sizes.parameters
@@ -44,7 +44,7 @@ def state_bytes(deployment: Deployment) -> tuple[float, float, float]:
 
 
 def layer_activation_bytes(sizes: ModelSizes, checkpointing: str, tp: int) -> float:
-    """Kept of one layer per token, all in bf16, before division over tp·ulysses·ring.
+    """Count what one layer keeps per token, all in bf16, before division over tp·ulysses·ring.
 
     Attention keeps its input, the normed input, q, k, v, its output and the residual sum; the
     feed-forward its normed input, gate, up and their product.
@@ -59,16 +59,16 @@ def layer_activation_bytes(sizes: ModelSizes, checkpointing: str, tp: int) -> fl
 
 
 def activation_bytes_per_token(sizes: ModelSizes, checkpointing: str, tp: int) -> float:
-    """Of all layers, what is recomputed of one, and the logits; before division over ranks."""
-    kept = layer_activation_bytes(sizes, checkpointing, tp)
+    """Count all layers, what is recomputed of one, and the logits; before division over ranks."""
+    layer_bytes = layer_activation_bytes(sizes, checkpointing, tp)
     whole = layer_activation_bytes(sizes, "none", tp)
-    return sizes.layers * kept + (whole - kept) + LOGIT_BYTES * sizes.vocab
+    return sizes.layers * layer_bytes + (whole - layer_bytes) + LOGIT_BYTES * sizes.vocab
 
 
 def peak_bytes(
     deployment: Deployment, scheme: Scheme, dp: int, tokens: float
 ) -> Mapping[str, float]:
-    """Bytes by kind on the fullest GPU, for micro-batches of ``tokens`` tokens on ``dp`` replicas.
+    """Count bytes by kind on the fullest GPU, micro-batches of ``tokens`` tokens, ``dp`` replicas.
 
     1F1B's first stage keeps pp micro-batches of layers/pp layers, so activations of all layers; the
     last keeps one, and the logits. The fuller of the two counts.
@@ -77,11 +77,11 @@ def peak_bytes(
     sharded, layers, embeddings = state_bytes(deployment)
     held = 1.0 if scheme.pp == 1 else 0.5
     spread = scheme.tp * scheme.sp
-    kept = layer_activation_bytes(sizes, deployment.checkpointing, scheme.tp)
-    recomputed = layer_activation_bytes(sizes, "none", scheme.tp) - kept
+    layer_bytes = layer_activation_bytes(sizes, deployment.checkpointing, scheme.tp)
+    recomputed = layer_activation_bytes(sizes, "none", scheme.tp) - layer_bytes
     logits = LOGIT_BYTES * sizes.vocab * tokens / spread
-    first = tokens * (sizes.layers * kept + recomputed) / spread
-    last = tokens * (sizes.layers / scheme.pp * kept + recomputed) / spread
+    first = tokens * (sizes.layers * layer_bytes + recomputed) / spread
+    last = tokens * (sizes.layers / scheme.pp * layer_bytes + recomputed) / spread
     activations = first
     if scheme.pp > 1 and first >= last + logits:
         logits = 0.0
@@ -99,19 +99,19 @@ def peak_bytes(
 
 
 def _buffer_bytes(deployment: Deployment, scheme: Scheme, tokens: float) -> float:
-    """Gathered input of a tp block; K, V and their gradients in flight; two gathered layers."""
+    """Count a tp block's gathered input, K, V and gradients in flight, and two gathered layers."""
     sizes = deployment.sizes
-    found = 0.0
+    buffers = 0.0
     if scheme.tp > 1:
-        found += 2 * tokens / scheme.sp * sizes.hidden
+        buffers += 2 * tokens / scheme.sp * sizes.hidden
     if scheme.ring > 1:
         held = tokens / (scheme.ring * scheme.tp * scheme.ulysses)
-        found += 2 * held * sizes.kv_width * (2 + 4)
+        buffers += 2 * held * sizes.kv_width * (2 + 4)
     if deployment.zero == 3:
-        found += 2 * (PARAMETER_BYTES + 2) * sizes.layer_parameters / scheme.tp
-    return found
+        buffers += 2 * (PARAMETER_BYTES + 2) * sizes.layer_parameters / scheme.tp
+    return buffers
 
 
 def usable_bytes(memory_bytes: float) -> float:
-    """What of a GPU's memory may be planned with."""
+    """Return what of a GPU's memory may be planned with."""
     return memory_bytes * (1 - FRAGMENTATION)

@@ -58,7 +58,7 @@ class Deployment:
 def stage_terms(
     deployment: Deployment, scheme: Scheme, lengths: npt.ArrayLike, dp: int = 1
 ) -> dict[str, Floats]:
-    """Milliseconds of forward + backward on the slowest stage, the last, by term.
+    """Return milliseconds of forward + backward on the slowest stage, the last, by term.
 
     ``lengths``: tokens, shape (…, sequences), 0 where a micro-batch has fewer; each term (…). The
     stage holds layers/pp layers and the output head. Terms add up; what overlaps is counted once.
@@ -101,7 +101,7 @@ def _passes(checkpointing: str) -> _Passes:
 
 
 def _products_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
-    """The four products of a layer: forward, and backward for inputs and for weights."""
+    """Time the four products of a layer: forward, and backward for inputs and for weights."""
     sizes, hardware, passes = (
         deployment.sizes,
         deployment.cluster.hardware,
@@ -125,7 +125,7 @@ def _products_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floa
 
 
 def _memory_bound_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
-    """Norms (8 bytes per element, two), residual sums (6, two), rotary positions, activation.
+    """Time norms (8 bytes an element, two), residual sums (6, two), rotary positions, activation.
 
     Backward moves twice as much. Norms and sums are split over tp by tokens, the rest by width.
     """
@@ -155,7 +155,7 @@ def _attention(
 
 
 def _tp_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
-    """Four all-gathers and four reduce-scatters of a layer (USP, table 2), more when recomputing.
+    """Time a layer's four all-gathers and reduce-scatters (USP, table 2), more when recomputing.
 
     Two blocks, attention and feed-forward, each gather and scatter once forward and once backward.
     """
@@ -169,7 +169,7 @@ def _tp_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
 
 
 def _head_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
-    """Logits of the last stage and their loss: three products, and passes over the logits."""
+    """Time the last stage's logits and loss: three products, and passes over the logits."""
     sizes, hardware = deployment.sizes, deployment.cluster.hardware
     rows, columns = tokens / scheme.sp, sizes.vocab / scheme.tp
     return (

@@ -32,7 +32,7 @@ class Check:
 
     @property
     def rank_correlation(self) -> float:
-        """Spearman's, over all rows."""
+        """Spearman's rank correlation of predicted and published, over all rows."""
         predicted, published = self._columns()
         return float(stats.spearmanr(predicted, published).statistic)
 
@@ -49,8 +49,10 @@ class Check:
         return float(np.median(np.abs(predicted / published - 1)))
 
     def winners(self) -> dict[str, tuple[str, str, float]]:
-        """By group of two or more: the predicted best, the published best, and how much worse than
-        the published best the predicted one is as published (a share)."""
+        """Return the predicted best, the published best, and what is lost, by group of two or more.
+
+        Lost is how much worse than the published best the predicted one is as published, a share.
+        """
         sign = 1 if self.larger_is_better else -1
         by_group = {}
         for group in dict.fromkeys(row.group for row in self.rows):

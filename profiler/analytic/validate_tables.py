@@ -88,7 +88,7 @@ def _published(name: str) -> Any:
 
 
 def _attention_table(usp: Any, table: str, hardware: str) -> Check:
-    """Tables 3 and 4: attention alone on 8 GPUs, 32 heads of 128, 8 key/value heads."""
+    """Predict tables 3 and 4: attention alone on 8 GPUs, 32 heads of 128, 8 key/value heads."""
     cluster = ClusterHardware(DEVICES[hardware], 1, 8)
     sizes = ModelSizes(hidden=4096, layers=1, heads=32, kv_heads=8, ffn=1, vocab=1)
     rows = []
@@ -122,7 +122,7 @@ def _attention_table(usp: Any, table: str, hardware: str) -> Check:
 
 
 def _training_table(usp: Any) -> Check:
-    """Table 5: LLaMA2-7B on 8 A800; FLOPs count attention whole, as the published MFU implies."""
+    """Predict table 5: LLaMA2-7B on 8 A800; FLOPs count attention whole, as its MFU implies."""
     cluster = ClusterHardware(DEVICES["a800-80gb"], 1, 8)
     sizes = ModelSizes.of(MODELS["llama-7b"])
     deployment = Deployment(cluster=cluster, sizes=sizes)
@@ -146,7 +146,7 @@ def _training_table(usp: Any) -> Check:
 
 
 def _latency_check(name: str) -> Check:
-    """T(l) of each unflagged scheme, times its GPUs: the GPU time that a sequence costs."""
+    """Predict T(l) of each unflagged scheme, times its GPUs: the GPU time that a sequence costs."""
     profile, deployment = _a800(name)
     rows = []
     for length in A800_LENGTHS:
@@ -170,7 +170,7 @@ def _latency_check(name: str) -> Check:
 
 
 def _max_len_check(name: str) -> Check:
-    """MaxLen with the published context and margin, our states and activations, on 64 GPUs."""
+    """Predict MaxLen with the published context and margin, our states and activations, 64 GPUs."""
     profile, deployment = _a800(name)
     sharded, layers, embeddings = state_bytes(deployment)
     published = profile.memory
@@ -212,7 +212,7 @@ def _a800(name: str) -> tuple[Profile, Deployment]:
 
 
 def _all_to_all_check() -> Check:
-    """Eight all-to-alls a layer; 8 GPUs of a node share 400 Gb/s to others, as FlexSP states."""
+    """Predict eight all-to-alls a layer; a node's 8 GPUs share 400 Gb/s, as FlexSP states."""
     profile = shipped("gpt-7b-a100-40gb")
     hardware = replace(DEVICES["a100-40gb"], inter_gb_s=400 / 8 / 8)
     cluster = ClusterHardware(hardware, 8, 8)

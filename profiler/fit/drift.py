@@ -67,7 +67,7 @@ class Drift:
 
 
 def stated_error(entry: ProfiledScheme | None) -> Stated | None:
-    """The held-out error of a scheme's fit; None where the profile has none that can be read."""
+    """Return the held-out error of a scheme's fit; None where the profile has none to be read."""
     held_out: Any = None if entry is None or entry.fit is None else entry.fit.get("held_out")
     if not isinstance(held_out, dict):
         return None
@@ -83,7 +83,7 @@ def drift(
     measured_ms: Sequence[float],
     stated: Stated | None,
 ) -> Drift:
-    """The running error of aligned predictions and measurements (ms, positive), oldest first."""
+    """Compute the running error of aligned predictions and measurements (ms), oldest first."""
     limit = ASSUMED_LIMIT if stated is None else max(stated.p90, LEAST_LIMIT)
     count = len(measured_ms)
     if count == 0:

@@ -43,7 +43,7 @@ class Errors:
 
     @classmethod
     def of(cls, predicted: Floats, measured: Floats) -> Errors:
-        """Of aligned arrays (ms)."""
+        """Compare aligned arrays (ms)."""
         if not len(measured):
             return cls(0, None, None, None)
         relative = np.abs(predicted - measured) / measured
@@ -90,7 +90,7 @@ class Fit:
         return (note,)
 
     def document(self) -> dict[str, Any]:
-        """The fit as a profile keeps it beside the coefficients."""
+        """Return the fit as a profile keeps it beside the coefficients."""
         return {
             "intervals": {name: list(pair) for name, pair in self.intervals.items()},
             "in_sample": asdict(self.in_sample),
@@ -131,9 +131,9 @@ def fit_latency(
         raise ValueError(
             f"three coefficients need at least {LEAST_LENGTHS} samples, there are {len(fitted)}"
         )
-    for each in (*fitted, *held_out, *packed):
-        if not 0 < each.ms < float("inf"):
-            raise ValueError(f"lengths {each.lengths}: {each.ms} ms is not a positive time")
+    for observed in (*fitted, *held_out, *packed):
+        if not 0 < observed.ms < float("inf"):
+            raise ValueError(f"lengths {observed.lengths}: {observed.ms} ms is not a positive time")
     columns, measured = features(fitted), times(fitted)
     # Relative residuals: each row over its own time. Columns scaled to one, as a and c differ by
     # ten orders of magnitude.
@@ -157,7 +157,7 @@ def fit_latency(
     in_sample, held, pack = (
         Errors.of(features(part) @ coefficients, times(part)) for part in (fitted, held_out, packed)
     )
-    spread = float(np.median([each.spread for each in (*fitted, *held_out, *packed)]))
+    spread = float(np.median([observed.spread for observed in (*fitted, *held_out, *packed)]))
     return Fit(
         latency=latency,
         intervals=_intervals(matrix, matrix @ solution.x - 1.0, coefficients, scale),
@@ -171,26 +171,26 @@ def fit_latency(
 
 
 def features(samples: Sequence[Observed]) -> Floats:
-    """(samples, 3): Σl², Σl, micro-batches."""
+    """Return Σl², Σl and the micro-batches of each sample, (samples, 3)."""
     rows = [
         (
-            float(sum(length**2 for length in each.lengths)),
-            float(sum(each.lengths)),
-            float(each.micro_batches),
+            float(sum(length**2 for length in sample.lengths)),
+            float(sum(sample.lengths)),
+            float(sample.micro_batches),
         )
-        for each in samples
+        for sample in samples
     ]
     return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
 
 def times(samples: Sequence[Observed]) -> Floats:
-    return np.array([each.ms for each in samples], dtype=np.float64)
+    return np.array([sample.ms for sample in samples], dtype=np.float64)
 
 
 def _intervals(
     matrix: Floats, residuals: Floats, coefficients: Floats, scale: Floats
 ) -> dict[str, tuple[float, float]]:
-    """Student intervals of the linear model around the solution, cut at zero.
+    """Compute Student intervals of the linear model around the solution, cut at zero.
 
     Residuals weigh as in the robust loss, so that one disturbed sample does not widen them all.
     """
@@ -208,17 +208,17 @@ def _intervals(
 
 
 def _reasons(held_out: Errors, packed: Errors, spread: float) -> tuple[str, ...]:
-    found = []
+    reasons = []
     for name, errors in (("held-out", held_out), ("packed", packed)):
         if errors.median is None or errors.p90 is None:
-            found.append(f"no {name} samples to judge it by")
+            reasons.append(f"no {name} samples to judge it by")
         elif errors.median > USABLE_MEDIAN or errors.p90 > USABLE_P90:
-            found.append(
+            reasons.append(
                 f"{name} errors of {errors.median:.1%} (median) and {errors.p90:.1%} (p90) exceed "
                 f"{USABLE_MEDIAN:.0%} and {USABLE_P90:.0%}"
             )
     if spread > USABLE_SPREAD:
-        found.append(
+        reasons.append(
             f"repetitions spread by {spread:.0%}: the device is shared or throttles, measure again"
         )
-    return tuple(found)
+    return tuple(reasons)

@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def merged(files: list[Path]) -> tuple[MeasuredOn, list[Sample]]:
-    """The samples of several runs, each ``steadied``, all ``pooled``.
+    """Read the samples of several runs, each ``steadied``, all ``pooled``.
 
     ``SampleError`` where device, dtype or model differ, or nothing was measured.
     """
@@ -41,7 +41,7 @@ def merged(files: list[Path]) -> tuple[MeasuredOn, list[Sample]]:
 
 
 def steadied(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of one run with every repetition's time as at the run's usual speed.
+    """Rescale every repetition's time of one run to the run's usual speed.
 
     A repetition around which the yardstick took longer than it usually does was slowed, too: by a
     neighbour on the same silicon, or by its own clock. By how much the run itself says: see
@@ -64,17 +64,17 @@ def steadied(samples: Sequence[Sample]) -> list[Sample]:
 
     return [
         replace(
-            each,
-            layers_ms=rescaled(each.layers_ms, each.layers_yardstick_ms),
-            forward_ms=rescaled(each.forward_ms, each.layers_yardstick_ms),
-            ends_ms=rescaled(each.ends_ms, each.ends_yardstick_ms),
+            sample,
+            layers_ms=rescaled(sample.layers_ms, sample.layers_yardstick_ms),
+            forward_ms=rescaled(sample.forward_ms, sample.layers_yardstick_ms),
+            ends_ms=rescaled(sample.ends_ms, sample.ends_yardstick_ms),
         )
-        for each in samples
+        for sample in samples
     ]
 
 
 def response(samples: Sequence[Sample]) -> float:
-    """How much of a slower yardstick, in per cent, a repetition is slower: from 0 to 1.
+    """Estimate what share of a slower yardstick a repetition is slower by: from 0 to 1.
 
     The slope of log time over log yardstick among the repetitions of one micro-batch, the same for
     all micro-batches. It is near 1 where readings tell what happens during a repetition, and near 0
@@ -89,7 +89,7 @@ def response(samples: Sequence[Sample]) -> float:
 
 
 def _deviations(times: tuple[float, ...]) -> Floats:
-    """Logarithms over their median's; an interruption counts as twice the time at most."""
+    """Return logarithms over their median's; an interruption counts as twice the time at most."""
     logarithms = np.log(times)
     limit = np.log(2)
     deviations: Floats = np.clip(logarithms - np.median(logarithms), -limit, limit)
@@ -97,21 +97,21 @@ def _deviations(times: tuple[float, ...]) -> Floats:
 
 
 def _timed(samples: Iterable[Sample]) -> Iterator[tuple[tuple[float, ...], tuple[float, ...]]]:
-    """Times and readings wherever there is a reading for each time."""
-    for each in samples:
+    """Yield times and readings wherever there is a reading for each time."""
+    for sample in samples:
         yield from (
             (times, yardstick_ms)
             for times, yardstick_ms in (
-                (each.layers_ms, each.layers_yardstick_ms),
-                (each.ends_ms, each.ends_yardstick_ms),
+                (sample.layers_ms, sample.layers_yardstick_ms),
+                (sample.ends_ms, sample.ends_yardstick_ms),
             )
             if yardstick_ms and len(times) == len(yardstick_ms)
         )
 
 
 def device_spread(samples: Iterable[Sample]) -> float | None:
-    """Interquartile range of the layers' yardstick over its median; None where it was not read."""
-    readings = [ms for each in samples for ms in each.layers_yardstick_ms]
+    """Compute the layers' yardstick's interquartile range over its median; None where not read."""
+    readings = [ms for sample in samples for ms in sample.layers_yardstick_ms]
     if not readings:
         return None
     low, middle, high = np.quantile(readings, (0.25, 0.5, 0.75))
@@ -119,17 +119,17 @@ def device_spread(samples: Iterable[Sample]) -> float | None:
 
 
 def pooled(samples: Iterable[Sample]) -> list[Sample]:
-    """One sample of each micro-batch, with the repetitions of all its rounds and runs.
+    """Return one sample of each micro-batch, with the repetitions of all its rounds and runs.
 
     What disturbs the device for a while disturbs a few repetitions of many micro-batches then, and
     not all repetitions of some. Out of memory once is out of memory.
     """
     together: dict[tuple[Scheme, Role, tuple[int, ...], int], list[Sample]] = {}
-    for each in samples:
-        key = (each.scheme, each.role, each.lengths, each.layers)
-        together.setdefault(key, []).append(each)
+    for sample in samples:
+        key = (sample.scheme, sample.role, sample.lengths, sample.layers)
+        together.setdefault(key, []).append(sample)
     return [
-        next((each for each in same if each.oom), None) or _pooled(same)
+        next((sample for sample in same if sample.oom), None) or _pooled(same)
         for same in together.values()
     ]
 
@@ -141,13 +141,13 @@ def _pooled(same: list[Sample]) -> Sample:
     return replace(
         same[0],
         turn=0,
-        layers_ms=tuple(ms for each in same for ms in each.layers_ms),
-        ends_ms=tuple(ms for each in same for ms in each.ends_ms),
-        forward_ms=tuple(ms for each in same for ms in each.forward_ms),
-        layers_yardstick_ms=tuple(ms for each in same for ms in each.layers_yardstick_ms),
-        ends_yardstick_ms=tuple(ms for each in same for ms in each.ends_yardstick_ms),
-        saved_bytes=max(each.saved_bytes for each in same),
-        layers_saved_bytes=max(each.layers_saved_bytes for each in same),
-        layers_peak_bytes=largest(each.layers_peak_bytes for each in same),
-        ends_peak_bytes=largest(each.ends_peak_bytes for each in same),
+        layers_ms=tuple(ms for sample in same for ms in sample.layers_ms),
+        ends_ms=tuple(ms for sample in same for ms in sample.ends_ms),
+        forward_ms=tuple(ms for sample in same for ms in sample.forward_ms),
+        layers_yardstick_ms=tuple(ms for sample in same for ms in sample.layers_yardstick_ms),
+        ends_yardstick_ms=tuple(ms for sample in same for ms in sample.ends_yardstick_ms),
+        saved_bytes=max(sample.saved_bytes for sample in same),
+        layers_saved_bytes=max(sample.layers_saved_bytes for sample in same),
+        layers_peak_bytes=largest(sample.layers_peak_bytes for sample in same),
+        ends_peak_bytes=largest(sample.ends_peak_bytes for sample in same),
     )

@@ -55,7 +55,7 @@ class Measurable:
     predicted_ms: float
 
     def measured_ms(self, by_rank: Mapping[int, float]) -> float | None:
-        """The time of its slowest rank (ms); None where not all of its ranks were measured."""
+        """Return the time of its slowest rank (ms); None where not all of them were measured."""
         if any(rank not in by_rank for rank in self.ranks):
             return None
         return max(by_rank[rank] for rank in self.ranks)
@@ -78,11 +78,11 @@ class Refitted:
 
 
 def read_measurements(path: Path) -> list[Measurement]:
-    """JSON Lines of ``{"step":…,"rank":…,"measured_ms":…}``.
+    """Read JSON Lines of ``{"step":…,"rank":…,"measured_ms":…}``.
 
     ``MeasurementError`` names a bad line.
     """
-    found = []
+    measurements = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -93,19 +93,19 @@ def read_measurements(path: Path) -> list[Measurement]:
             continue
         try:
             fields = json.loads(line)
-            found.append(measurement(fields))
+            measurements.append(measurement(fields))
         except (ValueError, KeyError, TypeError) as error:
             wanted = '{"step":0,"rank":0,"measured_ms":812.5}'
             raise MeasurementError(
                 f"{path}, line {number}: wants {wanted}, ({error}) in {line[:60]!r}"
             ) from None
-    if not found:
+    if not measurements:
         raise MeasurementError(f"{path}: holds no measurements")
-    return found
+    return measurements
 
 
 def measurement(fields: Mapping[str, Any]) -> Measurement:
-    """A measurement from its JSON fields; ``KeyError``, ``TypeError`` or ``ValueError``."""
+    """Read a measurement from its JSON fields; ``KeyError``, ``TypeError`` or ``ValueError``."""
     step, rank, measured_ms = fields["step"], fields["rank"], fields["measured_ms"]
     if type(step) is not int or type(rank) is not int or isinstance(measured_ms, bool):
         raise TypeError("step and rank are whole numbers, measured_ms is a time")
@@ -115,7 +115,7 @@ def measurement(fields: Mapping[str, Any]) -> Measurement:
 
 
 def measurable(plan: Plan) -> tuple[Measurable, ...]:
-    """The pipelines of one stage that have work and their ranks to themselves, in plan order."""
+    """Return the pipelines of one stage that have work and ranks to themselves, in plan order."""
     busy: dict[int, int] = {}
     for pipeline in plan.pipelines:
         for rank in pipeline.ranks:
@@ -142,15 +142,15 @@ def measurable(plan: Plan) -> tuple[Measurable, ...]:
 def observed(
     plans: Iterable[Plan], measurements: Iterable[Measurement]
 ) -> dict[Scheme, list[Observed]]:
-    """Every pipeline that was measured on all of its ranks, by scheme, in the order of the plans.
+    """Return every pipeline that was measured on all of its ranks, by scheme, in plan order.
 
     The last measurement of a rank and step counts. ``MeasurementError`` for a rank that the step's
     plan does not have.
     """
     by_step: dict[int, dict[int, float]] = {}
-    for each in measurements:
-        by_step.setdefault(each.step, {})[each.rank] = each.measured_ms
-    found: dict[Scheme, list[Observed]] = {}
+    for measured in measurements:
+        by_step.setdefault(measured.step, {})[measured.rank] = measured.measured_ms
+    by_scheme: dict[Scheme, list[Observed]] = {}
     for plan in plans:
         by_rank = by_step.get(plan.step)
         if by_rank is None:
@@ -162,14 +162,14 @@ def observed(
         for pipeline in measurable(plan):
             measured_ms = pipeline.measured_ms(by_rank)
             if measured_ms is not None:
-                found.setdefault(pipeline.scheme, []).append(
+                by_scheme.setdefault(pipeline.scheme, []).append(
                     Observed(pipeline.lengths, measured_ms, micro_batches=pipeline.micro_batches)
                 )
-    return found
+    return by_scheme
 
 
 def refit(latency: Latency, scheme: Scheme, samples: Sequence[Observed]) -> Refitted:
-    """New coefficients of a scheme where the measurements bear them, and better ones only.
+    """Find new coefficients of a scheme where the measurements bear them, and better ones only.
 
     Every second sample is held out. All three coefficients are fitted where there are enough
     samples and that predicts the held-out ones better than one common factor does.
@@ -187,17 +187,17 @@ def refit(latency: Latency, scheme: Scheme, samples: Sequence[Observed]) -> Refi
         fitted = fit_latency(made_from, held_out, held_out).latency
         candidates.append(("fitted", f"to {len(made_from)} pipelines", fitted))
     candidates.append(("kept", "predicts the held-out half best", latency))
-    how, reason, best = min(candidates, key=lambda each: _mean_error(each[2], held_out))
+    how, reason, best = min(candidates, key=lambda candidate: _mean_error(candidate[2], held_out))
     return Refitted(scheme, before, _errors(best, held_out), how, reason, best)
 
 
 def refitted_document(profile: Profile, results: Sequence[Refitted], source: str) -> dict[str, Any]:
-    """The profile with the new coefficients; ``source`` is added to its own.
+    """Return the profile with the new coefficients; ``source`` is added to its own.
 
     Schemes that were kept stay as they are, digits included.
     """
     document: dict[str, Any] = copy.deepcopy(dict(profile.document))
-    changed = {each.scheme: each for each in results if each.how != "kept"}
+    changed = {result.scheme: result for result in results if result.how != "kept"}
     for fields in document["schemes"]:
         degrees = {axis: fields.get(axis, 1) for axis in ("tp", "pp", "ulysses", "ring")}
         result = changed.get(Scheme(**degrees))
@@ -227,5 +227,5 @@ def _errors(latency: Latency, samples: Sequence[Observed]) -> Errors:
 
 
 def _mean_error(latency: Latency, samples: Sequence[Observed]) -> float:
-    """Median error, which one disturbed step does not decide."""
+    """Return the median error, which one disturbed step does not decide."""
     return float(np.median(np.abs(_predicted(latency, samples) / times(samples) - 1)))

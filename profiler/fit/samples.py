@@ -34,7 +34,7 @@ class MeasuredOn:
     """Sizes by name: hidden, layers, heads, kv_heads, ffn, vocab."""
 
     def sizes(self) -> dict[str, int]:
-        """``model`` as a dictionary."""
+        """Return ``model`` as a dictionary."""
         return dict(self.model)
 
 
@@ -78,17 +78,17 @@ class Sample:
     def out_of_memory(
         cls, scheme: Scheme, role: Role, lengths: tuple[int, ...], layers: int, turn: int
     ) -> Sample:
-        """Of a micro-batch that did not fit."""
+        """Return the sample of a micro-batch that did not fit."""
         none: tuple[float, ...] = ()
         return cls(scheme, role, lengths, layers, none, none, none, 0, 0, oom=True, turn=turn)
 
     @property
     def tokens(self) -> int:
-        """Of the whole micro-batch."""
+        """Tokens of the whole micro-batch."""
         return sum(self.lengths)
 
     def whole_ms(self, layers: int) -> float:
-        """Time of one stage of a model of ``layers`` layers, the last and slowest.
+        """Return the time of one stage of a model of ``layers`` layers, the last and slowest.
 
         Of the repetitions the median. The ends and the transfers between stages once, the layers
         to scale: layers/pp of them.
@@ -97,17 +97,19 @@ class Sample:
         return median(self.layers_ms) * share + median(self.ends_ms)
 
     def whole_bytes(self, layers: int) -> float:
-        """Bytes that a micro-batch takes on the fullest rank of a model of ``layers`` layers.
+        """Count bytes that a micro-batch takes on the fullest rank of a model of ``layers`` layers.
 
         Activations of all layers, also under pp: 1F1B's first stage keeps pp micro-batches of
         layers/pp layers. To these comes what the end of the model takes, as if it were on that
         stage. By the allocator where it was read: above what its layers keep, a rank takes what
         one layer's forward and backward work with, or the end of the model, whichever is more.
         """
-        kept = self.layers_saved_bytes * layers / self.layers
+        layers_bytes = self.layers_saved_bytes * layers / self.layers
         if self.layers_peak_bytes is None or self.ends_peak_bytes is None:
-            return kept + self.saved_bytes - self.layers_saved_bytes
-        return kept + max(self.layers_peak_bytes - self.layers_saved_bytes, self.ends_peak_bytes)
+            return layers_bytes + self.saved_bytes - self.layers_saved_bytes
+        return layers_bytes + max(
+            self.layers_peak_bytes - self.layers_saved_bytes, self.ends_peak_bytes
+        )
 
     @property
     def spread(self) -> float:

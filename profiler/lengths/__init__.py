@@ -1,4 +1,8 @@
-"""Sequence lengths of a data set: read from many kinds of files, summarised and kept."""
+"""Sequence lengths of a data set: read from many kinds of files, summarised and kept.
+
+Read ``read`` first (from paths to lengths), then ``sources`` (a reader for each kind of file),
+``summary``, ``histogram``, ``save`` and ``digest``. Public are the names below.
+"""
 
 from seqplan.profiler.lengths.histogram import parse_histogram, representative
 from seqplan.profiler.lengths.read import SUFFIXES, read_lengths

@@ -9,5 +9,5 @@ import numpy.typing as npt
 
 
 def lengths_digest(lengths: npt.NDArray[np.integer]) -> str:
-    """sha256 of the lengths as little-endian int64."""
+    """Return the sha256 of the lengths as little-endian int64."""
     return "sha256:" + hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()

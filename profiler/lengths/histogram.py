@@ -17,7 +17,7 @@ _WANTED = "[over, up to, sequences] or [over, up to, sequences, tokens]"
 
 
 def parse_histogram(text: bytes, origin: str) -> tuple[Bucket, ...]:
-    """The buckets of a JSON list of ``[over, up to, sequences]``, with or without ``tokens``.
+    """Read buckets from a JSON list of ``[over, up to, sequences]``, with or without ``tokens``.
 
     Buckets ascend and do not overlap; a bucket may be empty. Where its tokens are not given they
     are those of lengths spread evenly over it, rounded down. ``LengthsError`` names the first
@@ -38,7 +38,7 @@ def parse_histogram(text: bytes, origin: str) -> tuple[Bucket, ...]:
 
 
 def representative(buckets: Iterable[Bucket]) -> NDArray[np.int64]:
-    """Lengths with this histogram, ascending, int64 of shape (sequences,).
+    """Return lengths with this histogram, ascending, int64 of shape (sequences,).
 
     Each bucket's are spread evenly around their mean, as widely as the bucket allows, and sum to
     its tokens. In integers throughout: every machine makes the same array.
@@ -56,8 +56,8 @@ def _spread(bucket: Bucket) -> NDArray[np.int64]:
     top = 2 * left // n if n else 0
     values = top * (2 * np.arange(n, dtype=np.int64) + 1) // (2 * n) if n else np.empty(0, np.int64)
     if n:
-        each, some = divmod(left - int(values.sum()), n)
-        values += each
+        share, some = divmod(left - int(values.sum()), n)
+        values += share
         values[n - some :] += 1
     return (bucket.up_to - values)[::-1] if mirrored else bucket.over + 1 + values
 

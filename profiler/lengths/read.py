@@ -23,18 +23,18 @@ def read_lengths(
     options: SourceOptions | None = None,
     progress: Progress | None = None,
 ) -> Lengths:
-    """The lengths, in tokens, of every sequence of the sources, in the order given.
+    """Read the lengths, in tokens, of every sequence of the sources, in the order given.
 
     A source is a file with one of ``SUFFIXES``, a folder of text files, or a pattern such as
     ``shards/*.idx``, which stands for the files it matches in sorted order. ``LengthsError``
     says in one line what is wrong, where, and how to mend it.
     """
     options = options or SourceOptions()
-    found = [(path, _suffix(path)) for path in _expand(sources)]
-    _check_use(options, [suffix for _, suffix in found])
+    files = [(path, _suffix(path)) for path in _expand(sources)]
+    _check_use(options, [suffix for _, suffix in files])
     collector = Collector(progress)
     counter = TokenCounter(options)
-    for path, suffix in found:
+    for path, suffix in files:
         collector.begin(str(path))
         try:
             _read(path, suffix, options, counter, collector)
@@ -61,7 +61,7 @@ def _expand(sources: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
 
 
 def _suffix(path: Path) -> str:
-    """The suffix that picks the reader, empty for a folder."""
+    """Return the suffix that picks the reader, empty for a folder."""
     if path.is_dir():
         return ""
     if not path.exists():

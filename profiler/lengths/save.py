@@ -15,7 +15,7 @@ CHUNK = 1 << 20
 
 
 def check_output(path: str | os.PathLike[str]) -> None:
-    """``LengthsError`` unless ``path`` can become a ``.npy`` file; asked before long work."""
+    """Raise ``LengthsError`` unless ``path`` can become a ``.npy`` file; asked before long work."""
     path = Path(path)
     if path.suffix != ".npy":
         raise LengthsError(f"{path}: lengths are written as .npy; give a name that ends so")

@@ -102,7 +102,7 @@ def _tails(lengths: NDArray[np.integer], limits: Sequence[int], tokens: int) -> 
 
 
 def histogram_lines(summary: Summary, width: int = 80, blocks: str = BLOCKS) -> list[str]:
-    """The histogram as text, a heading and a line a bucket, none longer than ``width``.
+    """Draw the histogram as text, a heading and a line a bucket, none longer than ``width``.
 
     Bars show each bucket's share of the sequences and of the tokens, on one scale. ``blocks``
     are the characters of a bar's end by equal steps, the last one full: ``"#"`` for ASCII.
@@ -135,7 +135,7 @@ def _percent(share: float) -> str:
 
 
 def _bar(fraction: float, width: int, blocks: str) -> str:
-    """A bar of ``fraction`` of ``width`` characters; never empty for what is not zero."""
+    """Draw a bar of ``fraction`` of ``width`` characters; never empty for what is not zero."""
     steps = len(blocks)
     filled = round(fraction * width * steps)
     if fraction > 0:

@@ -1,1 +1,21 @@
-"""Profiles from measurements: a design of lengths, samples on disk, fits with honest errors."""
+"""Measuring a model's micro-batches on real devices: the only room that uses the runtime.
+
+Read ``run`` first, a whole design from start to end; then ``design`` (which micro-batches),
+``measurer`` (one of them), ``bench`` and ``stage`` (what a rank runs of it), ``tensor_parallel``
+(layers split over ranks), ``timing`` with ``yardstick`` and ``device``, ``saved_memory``, and
+``lost_ranks`` (a rank is out of memory while others wait). Public are the modules named here.
+"""
+
+__all__ = [
+    "bench",
+    "design",
+    "device",
+    "lost_ranks",
+    "measurer",
+    "run",
+    "saved_memory",
+    "stage",
+    "tensor_parallel",
+    "timing",
+    "yardstick",
+]

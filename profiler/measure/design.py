@@ -20,7 +20,7 @@ class Point:
 
 
 def design(shortest: int, longest: int, *, points: int = FIT_POINTS, seed: int = 0) -> list[Point]:
-    """Micro-batches from ``shortest`` to ``longest`` tokens.
+    """Choose micro-batches from ``shortest`` to ``longest`` tokens.
 
     Lengths to fit are a geometric series, and those held out lie between them. Packed micro-batches
     have several sequences of any such lengths, ``longest`` tokens at most together. A few of these
@@ -38,7 +38,11 @@ def design(shortest: int, longest: int, *, points: int = FIT_POINTS, seed: int =
     between = np.sqrt(series[:-1] * series[1:]).round().astype(int)
     fitted = [Point("fit", (int(length),)) for length in series]
     seen = set(series.tolist())
-    held = [Point("held-out", (int(each),)) for each in np.unique(between) if int(each) not in seen]
+    held = [
+        Point("held-out", (int(length),))
+        for length in np.unique(between)
+        if int(length) not in seen
+    ]
     packed = [
         *_packed("packed", PACKED_POINTS, shortest, longest, np.random.default_rng(seed)),
         *_packed("fit", PACKED_FIT_POINTS, shortest, longest, np.random.default_rng((seed, 1))),
@@ -49,8 +53,8 @@ def design(shortest: int, longest: int, *, points: int = FIT_POINTS, seed: int =
 def _packed(
     role: Role, count: int, shortest: int, longest: int, rng: np.random.Generator
 ) -> list[Point]:
-    """Long-tailed mixtures that fill a growing part of the longest micro-batch."""
-    found = []
+    """Draw long-tailed mixtures that fill a growing part of the longest micro-batch."""
+    points = []
     for part in np.linspace(0.25, 1.0, count):
         room = int(longest * part)
         lengths: list[int] = []
@@ -59,5 +63,5 @@ def _packed(
             lengths.append(max(shortest, min(drawn, room)))
             room -= lengths[-1]
         if len(lengths) > 1:
-            found.append(Point(role, tuple(lengths)))
-    return found
+            points.append(Point(role, tuple(lengths)))
+    return points

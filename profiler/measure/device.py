@@ -8,7 +8,7 @@ import torch
 
 
 def device_name(device: torch.device) -> str:
-    """What the samples say they were measured on."""
+    """Return what the samples say they were measured on."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -18,7 +18,7 @@ def device_name(device: torch.device) -> str:
 
 
 def capacity_bytes(device: torch.device) -> int:
-    """Memory of the device."""
+    """Return the memory of the device."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     with open("/proc/meminfo", encoding="utf-8") as file:
@@ -27,10 +27,10 @@ def capacity_bytes(device: torch.device) -> int:
 
 
 def context_bytes(device: torch.device) -> int:
-    """What is taken of the device's memory beside this process's tensors, after measuring.
+    """Return what is taken of the device's memory besides this process's tensors.
 
-    The CUDA context, loaded kernels, buffers of collectives, and other processes. On a CPU 0, as
-    ``capacity_bytes`` is not all for one process there.
+    After measuring: the CUDA context, loaded kernels, buffers of collectives, other processes. On a
+    CPU 0, as ``capacity_bytes`` is not all for one process there.
     """
     if device.type != "cuda":
         return 0
@@ -45,7 +45,7 @@ class Clock:
         self._cuda = device.type == "cuda"
 
     def mark(self) -> float | torch.cuda.Event:
-        """The present, on the current stream."""
+        """Mark the present, on the current stream."""
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -53,7 +53,7 @@ class Clock:
         return event
 
     def ms(self, start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-        """Milliseconds between two marks; waits for the later."""
+        """Return milliseconds between two marks; waits for the later."""
         if isinstance(start, float) or isinstance(end, float):
             return (end - start) * 1e3  # type: ignore[operator]
         end.synchronize()

@@ -45,7 +45,7 @@ class Alarm:
 
     @contextmanager
     def over(self, index: int) -> Iterator[None]:
-        """While micro-batch ``index`` is measured."""
+        """Watch while micro-batch ``index`` is measured."""
         self._set(index)
         try:
             yield
@@ -53,7 +53,7 @@ class Alarm:
             self._set(None)
 
     def sound(self) -> None:
-        """This rank is out of memory in the present micro-batch."""
+        """Tell all ranks that this one is out of memory in the present micro-batch."""
         self._store.set(_key(self._running), str(self._rank))
 
     def _set(self, index: int | None) -> None:

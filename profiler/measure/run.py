@@ -51,7 +51,7 @@ Report = Callable[[int, int, float, Sample], None]
 
 
 def start_ranks(device: str) -> tuple[int, int]:
-    """Rank and world size; joins the ranks where torchrun has started several."""
+    """Join the ranks where torchrun has started several; return rank and world size."""
     if not dist.is_torchelastic_launched():
         return 0, 1
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
@@ -96,7 +96,7 @@ class _Wanted:
 
     @property
     def tokens(self) -> int:
-        """Of the whole micro-batch."""
+        """Tokens of the whole micro-batch."""
         return sum(self.point.lengths)
 
     @property
@@ -107,7 +107,7 @@ class _Wanted:
 
 
 def _all_wanted(task: Task) -> list[_Wanted]:
-    """The whole design once a round, the repeats of a point spread over the rounds."""
+    """List the whole design once a round, the repeats of a point spread over the rounds."""
     rounds = min(ROUNDS, task.repeats)
     return [
         _Wanted(
@@ -196,14 +196,14 @@ class _Run:
 
 
 def _measured_on(task: Task, device: torch.device) -> MeasuredOn:
-    """What the samples of a task must agree on."""
+    """Return what the samples of a task must agree on."""
     config = task.config
     sizes = tuple((name, getattr(config, name)) for name in SIZES)
     return MeasuredOn(device_name(device), task.dtype, config.checkpointing, sizes)
 
 
 def _device(kind: str, rank: int) -> torch.device:
-    """The device of a rank, made the current one: its streams and events are meant."""
+    """Return the device of a rank, made the current one: its streams and events are meant."""
     if kind != "cuda":
         return torch.device("cpu")
     device = torch.device("cuda", rank % torch.cuda.device_count())
@@ -224,7 +224,7 @@ def _lone_out_of_memory(wanted: _Wanted, lacking: int) -> str:
 
 
 def _tensor_ranks(schemes: Sequence[Scheme], rank: int, world_size: int) -> dict[int, TensorRanks]:
-    """The tp groups of every degree, made by all ranks in one order."""
+    """Make the tp groups of every degree, on all ranks in one order."""
     by_degree = {}
     for degree in sorted({scheme.tp for scheme in schemes if scheme.tp > 1}):
         ranks = tensor_ranks(degree, rank, world_size)
@@ -236,7 +236,7 @@ def _tensor_ranks(schemes: Sequence[Scheme], rank: int, world_size: int) -> dict
 def _left(
     wanted: Sequence[_Wanted], samples: Sequence[Sample]
 ) -> tuple[list[int], dict[Scheme, float]]:
-    """What has not been measured, by index, and by scheme the tokens that have not fitted."""
+    """Return what has not been measured, by index, and by scheme the tokens that did not fit."""
     done = {(sample.turn, sample.scheme, sample.role, sample.lengths) for sample in samples}
     limits: dict[Scheme, float] = {}
     for sample in samples:

@@ -19,12 +19,12 @@ class SavedBytes:
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         # A storage is told by itself, not by its address, which fake tensors do not have.
-        self._seen = {_identity(each) for each in parameters}
+        self._seen = {_identity(parameter) for parameter in parameters}
         self.total = 0
 
     def hooks(self) -> AbstractContextManager[None]:
-        """What is saved within counts."""
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda kept: kept)
+        """Count what is saved within."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
 
     def _pack(self, tensor: Tensor) -> Tensor:
         identity = _identity(tensor)
@@ -42,7 +42,7 @@ class Allocator(Protocol):
     """What is read of a device's allocator, in bytes."""
 
     def allocated(self) -> int:
-        """In use now."""
+        """Return the bytes in use now."""
         ...
 
     def reset_peak(self) -> None:
@@ -50,7 +50,7 @@ class Allocator(Protocol):
         ...
 
     def peak(self) -> int:
-        """The most in use since ``reset_peak``."""
+        """Return the most bytes in use since ``reset_peak``."""
         ...
 
 
@@ -74,15 +74,15 @@ class CudaAllocator:
 
 
 def saved_bytes(call: Call, parameters: Iterable[Tensor]) -> int:
-    """Bytes kept for backward, which is not run; what checkpointing drops is not among them."""
-    kept = SavedBytes(parameters)
-    with kept.hooks():
+    """Count bytes kept for backward, which is not run; without what checkpointing drops."""
+    saved = SavedBytes(parameters)
+    with saved.hooks():
         call.forward()
-    return kept.total
+    return saved.total
 
 
 def peak_bytes(call: Call, allocator: Allocator) -> int:
-    """The allocator's peak over forward and backward, above what there was before.
+    """Read the allocator's peak over forward and backward, above what there was before.
 
     Parameters and, where the call has run before without its gradients being cleared, gradients are
     there before: they are resident in training and counted as such.

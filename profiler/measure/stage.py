@@ -96,11 +96,11 @@ class Stage(nn.Module):
         )
 
     def layers_call(self, context: AttentionContext) -> Call:
-        """Forward and backward of the layers on the micro-batch of ``context``."""
+        """Prepare forward and backward of the layers on the micro-batch of ``context``."""
         return self._through(self.layers, context)
 
     def whole_layer_call(self, context: AttentionContext) -> Call | None:
-        """One layer that keeps everything, None where all layers do."""
+        """Prepare one layer that keeps everything, None where all layers do."""
         return None if self.whole_layer is None else self._through([self.whole_layer], context)
 
     def _through(self, layers: Iterable[nn.Module], context: AttentionContext) -> Call:
@@ -116,7 +116,7 @@ class Stage(nn.Module):
         return Call(forward, lambda out: torch.autograd.backward(out, gradient))
 
     def ends_call(self, context: AttentionContext, neighbours: Neighbours) -> Call:
-        """What the first stage adds, the embedding, and the last: norm, head and loss.
+        """Prepare what the first stage adds, the embedding, and the last: norm, head and loss.
 
         A single stage adds both, one after the other; a stage in between nothing.
         """
@@ -125,8 +125,8 @@ class Stage(nn.Module):
             hidden = self.hidden(context).requires_grad_()
 
             def loss() -> Tensor:
-                kept = self.embedding(tokens) if neighbours.previous is None else hidden
-                logits = self.head(self.norm(kept))
+                last_hidden = self.embedding(tokens) if neighbours.previous is None else hidden
+                logits = self.head(self.norm(last_hidden))
                 return vocabulary_loss(logits, tokens, self.config.vocab, self._ranks)
 
             return Call(loss, torch.autograd.backward)
@@ -139,7 +139,7 @@ class Stage(nn.Module):
         return Call(lambda: gradient, lambda out: None)
 
     def hidden(self, context: AttentionContext) -> Tensor:
-        """Random hidden states of this rank's tokens, (local tokens, hidden)."""
+        """Draw random hidden states of this rank's tokens, (local tokens, hidden)."""
         return torch.randn(
             context.positions.shape[0], self.config.hidden, device=self._device, dtype=self._dtype
         )
@@ -156,7 +156,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def with_transfers(call: Call, neighbours: Neighbours, like: Tensor, peers: Peers) -> Call:
-    """The call, with what 1F1B moves in a micro-batch after each half.
+    """Add to a call what 1F1B moves in a micro-batch after each half.
 
     After forward every stage sends a tensor shaped ``like`` its hidden states (local tokens,
     hidden) to the next and receives one from the one before; after backward gradients go the other
@@ -165,7 +165,7 @@ def with_transfers(call: Call, neighbours: Neighbours, like: Tensor, peers: Peer
     sent, received = torch.empty_like(like), torch.empty_like(like)
 
     def shift(target: int | None, origin: int | None) -> None:
-        peers.exchange(
+        peers.transfer(
             [] if target is None else [(sent, target)],
             [] if origin is None else [(received, origin)],
         ).wait()

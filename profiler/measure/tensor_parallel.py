@@ -31,7 +31,7 @@ class TensorRanks:
     group: dist.ProcessGroup | None = None
 
     def part(self, size: int) -> slice:
-        """This rank's part of ``size`` rows, split as evenly as they go."""
+        """Return this rank's part of ``size`` rows, split as evenly as they go."""
         return slice(
             self.index * size // self.degree,
             (self.index + 1) * size // self.degree,
@@ -39,18 +39,18 @@ class TensorRanks:
 
 
 def tensor_ranks(degree: int, rank: int, world_size: int) -> TensorRanks | None:
-    """The group of ``degree`` neighbouring ranks that ``rank`` is in, made anew.
+    """Make the group of ``degree`` neighbouring ranks that ``rank`` is in.
 
     Every rank of the job calls it in the same order of degrees. None on a rank left over where the
     degree does not divide the world.
     """
-    found = None
+    mine = None
     for first in range(0, world_size - degree + 1, degree):
         ranks = list(range(first, first + degree))
         group = dist.new_group(ranks)
         if rank in ranks:
-            found = TensorRanks(rank - first, degree, group)
-    return found
+            mine = TensorRanks(rank - first, degree, group)
+    return mine
 
 
 class _Copied(torch.autograd.Function):
@@ -92,7 +92,7 @@ class ColumnParallel(nn.Module):
         self._ranks = ranks
 
     def forward(self, tensor: Tensor) -> Tensor:
-        """(tokens, input) → (tokens, this rank's columns)."""
+        """Multiply (tokens, input) → (tokens, this rank's columns)."""
         if self._ranks.degree > 1:
             tensor = _Copied.apply(tensor, self._ranks.group)  # type: ignore[no-untyped-call]
         return nn.functional.linear(tensor, self.weight)
@@ -107,7 +107,7 @@ class RowParallel(nn.Module):
         self._ranks = ranks
 
     def forward(self, tensor: Tensor) -> Tensor:
-        """(tokens, this rank's columns) → (tokens, output), the same on every rank."""
+        """Multiply (tokens, this rank's columns) → (tokens, output), the same on every rank."""
         result = nn.functional.linear(tensor, self.weight)
         if self._ranks.degree > 1:
             result = _Summed.apply(result, self._ranks.group)  # type: ignore[no-untyped-call]
@@ -115,7 +115,7 @@ class RowParallel(nn.Module):
 
 
 def split_layer(layer: DecoderLayer, ranks: TensorRanks) -> DecoderLayer:
-    """The layer itself, left with this rank's part of its weights.
+    """Leave the layer with this rank's part of its weights, and return it.
 
     Heads are split evenly; key and value heads with them or, where there are fewer than ranks, one
     on each rank (then the gradients of a head's copies add up). ``ValueError`` where the degree
@@ -129,9 +129,9 @@ def split_layer(layer: DecoderLayer, ranks: TensorRanks) -> DecoderLayer:
         raise ValueError(f"tp = {degree} does not split {heads} heads and {kv_heads} KV heads")
     queries = ranks.part(heads)
     # The head that this rank's first query attends to, and as many as its queries share.
-    each = max(kv_heads // degree, 1)
+    key_heads = max(kv_heads // degree, 1)
     first = queries.start * kv_heads // heads
-    keys = slice(first, first + each)
+    keys = slice(first, first + key_heads)
     by_head = layer.qkv.weight.view(-1, width, layer.qkv.in_features)
     q, k, v = torch.split(by_head, [heads, kv_heads, kv_heads])
     fused = torch.cat((q[queries], k[keys], v[keys])).flatten(0, 1)
@@ -146,7 +146,7 @@ def split_layer(layer: DecoderLayer, ranks: TensorRanks) -> DecoderLayer:
     }
     for name, module in modules.items():
         setattr(layer, name, module)
-    layer.heads, layer.kv_heads = queries.stop - queries.start, each
+    layer.heads, layer.kv_heads = queries.stop - queries.start, key_heads
     return layer
 
 
@@ -159,17 +159,17 @@ class VocabularyParallelEmbedding(nn.Module):
         self._ranks, self._rows = ranks, ranks.part(vocab)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(tokens,) → (tokens, hidden), the same on every rank."""
+        """Look up (tokens,) → (tokens, hidden), the same on every rank."""
         if self._ranks.degree == 1:
             return nn.functional.embedding(tokens, self.weight)
         local, foreign = _local(tokens, self._rows)
-        found = nn.functional.embedding(local, self.weight).masked_fill(foreign[:, None], 0.0)
-        summed: Tensor = _Summed.apply(found, self._ranks.group)  # type: ignore[no-untyped-call]
+        rows = nn.functional.embedding(local, self.weight).masked_fill(foreign[:, None], 0.0)
+        summed: Tensor = _Summed.apply(rows, self._ranks.group)  # type: ignore[no-untyped-call]
         return summed
 
 
 def vocabulary_loss(logits: Tensor, labels: Tensor, vocab: int, ranks: TensorRanks) -> Tensor:
-    """``token_loss`` of logits (tokens, this rank's columns); every token has a label.
+    """Compute ``token_loss`` of logits (tokens, this rank's columns); every token has a label.
 
     Three sums of one number a token go over the ranks, never the logits. The same on every rank.
     """
@@ -189,6 +189,6 @@ def vocabulary_loss(logits: Tensor, labels: Tensor, vocab: int, ranks: TensorRan
 
 
 def _local(tokens: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-    """Indexes into a rank's rows, and which tokens are another rank's (whose index is 0)."""
+    """Return indexes into a rank's rows, and which tokens are another rank's (index 0)."""
     foreign = (tokens < rows.start) | (tokens >= rows.stop)
     return (tokens - rows.start).masked_fill(foreign, 0), foreign

@@ -24,7 +24,7 @@ class Yardstick:
         self._matrices = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(3)]
 
     def read(self) -> float:
-        """Milliseconds of a product now. The device has nothing left to do when this returns."""
+        """Return milliseconds of a product now; the device has nothing left to do then."""
         return median(self._product() for _ in range(PRODUCTS))
 
     def _product(self) -> float:

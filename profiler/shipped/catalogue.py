@@ -12,7 +12,7 @@ from seqplan.profiler.profile import Profile, ProfileError
 
 @cache
 def shipped_names() -> tuple[str, ...]:
-    """Names of the profiles that ship, sorted."""
+    """Return the names of the profiles that ship, sorted."""
     folder = resources.files("seqplan.profiler.shipped")
     return tuple(
         sorted(p.name.removesuffix(".json") for p in folder.iterdir() if p.name.endswith(".json"))
@@ -21,7 +21,7 @@ def shipped_names() -> tuple[str, ...]:
 
 @cache
 def shipped(name: str) -> Profile:
-    """A shipped profile; ``ProfileError`` with the nearest name when there is none."""
+    """Load a shipped profile; ``ProfileError`` with the nearest name when there is none."""
     if name not in shipped_names():
         near = difflib.get_close_matches(name, shipped_names(), n=1, cutoff=0.3)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -34,7 +34,7 @@ def shipped(name: str) -> Profile:
 
 
 def find_profile(name_or_path: str) -> Profile:
-    """The profile of a file (anything with a path separator or an existing file) or a name."""
+    """Load the profile of a file (anything with a path separator or an existing file) or a name."""
     path = Path(name_or_path)
     if path.suffix == ".json" or "/" in name_or_path or path.is_file():
         return Profile.load(path)

@@ -18,7 +18,7 @@ FIELDS = ("tokens", "input_ids")
 
 
 def token_file(path: str | os.PathLike[str]) -> TokenData:
-    """The samples of a file: documents, rows or lines.
+    """Open the samples of a file: documents, rows or lines.
 
     ``.npy``: integers (samples, tokens), mapped into memory; ``.jsonl``: a list of token ids a
     line, or an object with one in ``tokens`` or ``input_ids``, held in memory. ``DataError`` for
@@ -64,19 +64,19 @@ def _rows(path: str | os.PathLike[str]) -> Any:
 
 
 def _lines(path: str | os.PathLike[str]) -> list[Any]:
-    found = []
+    samples = []
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    found.append(_sample(json.loads(line)))
+                    samples.append(_sample(json.loads(line)))
                 except ValueError as error:
                     raise DataError(f"{path}:{number}: {error}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8: {error.reason}") from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
-    return found
+    return samples
 
 
 def _sample(record: Any) -> Tokens:

@@ -68,16 +68,16 @@ class MegatronTokens:
 
     def tokens(self, id: int, start: int, stop: int) -> Tokens:
         first, last = self._sequences(id)
-        found = np.empty(stop - start, dtype=np.int64)
+        tokens = np.empty(stop - start, dtype=np.int64)
         before = 0  # tokens of the document in front of the sequence at hand
         for sequence in range(first, last):
             length = int(self._lengths[sequence])
             low, high = max(start, before), min(stop, before + length)
             if low < high:
                 offset = int(self._offsets[sequence]) + (low - before) * self._dtype.itemsize
-                found[low - start : high - start] = self._read(offset, high - low)
+                tokens[low - start : high - start] = self._read(offset, high - low)
             before += length
-        return found
+        return tokens
 
     def _sequences(self, id: int) -> tuple[int, int]:
         documents = len(self._starts) - 1

@@ -22,10 +22,10 @@ class TokenData(Protocol):
     """Samples by id, the data set's indices that a plan names."""
 
     def length(self, id: int) -> int:
-        """Tokens of sample ``id``; ``DataError`` for an id outside the data."""
+        """Return how many tokens sample ``id`` has; ``DataError`` for an id outside the data."""
 
     def tokens(self, id: int, start: int, stop: int) -> Tokens:
-        """Tokens ``[start, stop)`` of sample ``id``: int64, shape (stop − start,).
+        """Return tokens ``[start, stop)`` of sample ``id``: int64, shape (stop − start,).
 
         The range lies within the sample's length. ``DataError`` for what cannot be read.
         """
@@ -44,7 +44,7 @@ class TokenShare(NamedTuple):
 
 
 def load_share(data: TokenData, view: MicroBatchView, *, step: int | None = None) -> TokenShare:
-    """The tokens that a rank holds of ``view``, their labels and positions.
+    """Load the tokens that a rank holds of ``view``, their labels and positions.
 
     Labels are shifted in the whole sequence, before it is cut, so that no label is lost where it
     is. Reads the rank's own ranges and the token after each. A sample with more tokens than

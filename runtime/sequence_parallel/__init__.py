@@ -1,0 +1,16 @@
+"""Attention of packed documents over the ranks of a pipeline: Ulysses within, ring around it.
+
+Read ``unified`` first, which puts the others together; then ``ulysses`` (heads are exchanged for
+tokens), ``ring_layout`` (what each rank of a ring computes when), ``ring`` (doing it), ``kernels``
+(attention on one device) and ``peers`` (how tensors get from rank to rank). Public are the modules
+named here; the names that a trainer needs are in ``seqplan.runtime``.
+"""
+
+__all__ = [
+    "kernels",
+    "peers",
+    "ring",
+    "ring_layout",
+    "ulysses",
+    "unified",
+]

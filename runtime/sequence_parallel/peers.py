@@ -42,7 +42,7 @@ class Peers:
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
 
-    def exchange(self, sends: Sequence[Peer], receives: Sequence[Peer]) -> Transfer:
+    def transfer(self, sends: Sequence[Peer], receives: Sequence[Peer]) -> Transfer:
         """Start all transfers of a batch; empty tensors are left out on both sides."""
         operations = [
             dist.P2POp(operation, tensor, rank, self.group)

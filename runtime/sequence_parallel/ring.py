@@ -48,7 +48,7 @@ class Ring:
 def ring_forward(
     q: Tensor, k: Tensor, v: Tensor, ring: Ring, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output (tokens, heads, d) in q's dtype and log-sum-exp (tokens, heads)."""
+    """Compute the output (tokens, heads, d) in q's dtype and log-sum-exp (tokens, heads)."""
     layout, kernel = ring.layout, ring.kernel
     dtype = accumulation_dtype(q.dtype)
     alone = layout.gathered is None and layout.passed is None
@@ -107,7 +107,7 @@ def ring_backward(
                 transfer.wait()
                 mine += travelling
             travelling = dkv.new_empty(passing.rows_of(step + 1), *dkv.shape[1:])
-            transfer = ring.peers.exchange([(mine, ring.next)], [(travelling, ring.previous)])
+            transfer = ring.peers.transfer([(mine, ring.next)], [(travelling, ring.previous)])
         if transfer is not None and travelling is not None:
             transfer.wait()
             _add(dkv, passing.own_rows, travelling)
@@ -130,14 +130,14 @@ class _Passing:
         self._next = self._start(1)
 
     def rows_of(self, step: int) -> int:
-        """Travelling rows of the rank whose keys and values are here at ``step``."""
+        """Return how many rows travel of the rank whose keys and values are here at ``step``."""
         layout = self._ring.layout
         return self._layout.counts[(layout.rank - step) % layout.ring]
 
     def _start(self, step: int) -> tuple[Transfer, Tensor]:
         received = self._kv.new_empty(self.rows_of(step), *self._kv.shape[1:])
         ring = self._ring
-        return ring.peers.exchange([(self._kv, ring.next)], [(received, ring.previous)]), received
+        return ring.peers.transfer([(self._kv, ring.next)], [(received, ring.previous)]), received
 
     def __iter__(self) -> Iterator[tuple[Pieces, Tensor, Tensor]]:
         heads = self._kv.shape[1] // 2
@@ -163,7 +163,7 @@ class _Gathering:
         self._all = mine.new_empty(sum(layout.counts), *mine.shape[1:])
         parts = torch.split(self._all, list(layout.counts))
         others = self._others()
-        self._transfer = ring.peers.exchange(
+        self._transfer = ring.peers.transfer(
             [(mine, ring.ranks[member]) for member in others],
             [(parts[member], ring.ranks[member]) for member in others],
         )
@@ -173,7 +173,7 @@ class _Gathering:
         return [member for member in range(layout.ring) if member != layout.rank]
 
     def keys_and_values(self) -> tuple[Tensor, Tensor]:
-        """Those that this rank's queries need, in the order of the layout's pieces."""
+        """Wait for those that this rank's queries need, in the order of the layout's pieces."""
         self._transfer.wait()
         needed = self._all.index_select(0, self._order)
         return needed[:, : self._heads], needed[:, self._heads :]
@@ -186,7 +186,7 @@ class _Gathering:
         others, ranks = self._others(), self._ring.ranks
         mine = self.layout.counts[self._ring.layout.rank]
         self._received = [gradients.new_empty(mine, *gradients.shape[1:]) for _ in others]
-        return self._ring.peers.exchange(
+        return self._ring.peers.transfer(
             [(parts[member], ranks[member]) for member in others],
             [
                 (received, ranks[member])

@@ -83,7 +83,7 @@ class RingLayout:
 def ring_layout(
     lengths: Sequence[int], ring: int, rank: int, *, gather_below: int = GATHER_BELOW
 ) -> RingLayout:
-    """The layout for documents of ``lengths`` tokens in packed order.
+    """Lay out documents of ``lengths`` tokens in packed order.
 
     ``gather_below``: 0 passes every document round the ring; a large number gathers them all.
     """
@@ -109,7 +109,7 @@ def _offsets(lengths: Sequence[int], ring: int, rank: int) -> list[int]:
 
 
 def _rows(offsets: Sequence[int], chosen: Sequence[bool]) -> npt.NDArray[np.int64]:
-    """The rows of the chosen documents in one rank's buffer."""
+    """Return the rows of the chosen documents in one rank's buffer."""
     return _concatenated(
         [(offsets[at], offsets[at + 1]) for at, wanted in enumerate(chosen) if wanted]
     )

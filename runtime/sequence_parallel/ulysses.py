@@ -35,7 +35,7 @@ class HeadSplit:
 
     @classmethod
     def of(cls, heads: int, kv_heads: int, degree: int) -> HeadSplit:
-        """The split of ``heads`` query heads, each ``heads / kv_heads`` of which share a key."""
+        """Split ``heads`` query heads, each ``heads / kv_heads`` of which share a key."""
         if heads % kv_heads:
             raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads evenly")
         if degree > heads:
@@ -49,14 +49,14 @@ class HeadSplit:
         return cls(queries=queries, keys=keys, group=group)
 
     def key_of_query(self, rank: int) -> list[int] | None:
-        """For each query head of a rank the index of its key head among the rank's own.
+        """Return for each query head of a rank the index of its key head among the rank's own.
 
         None where consecutive heads share keys evenly, which kernels do by themselves.
         """
         (first, stop), (key, last) = self.queries[rank], self.keys[rank]
         index = [head // self.group - key for head in range(first, stop)]
-        each, rest = divmod(stop - first, last - key)
-        if not rest and index == [head // each for head in range(stop - first)]:
+        queries_per_key, rest = divmod(stop - first, last - key)
+        if not rest and index == [head // queries_per_key for head in range(stop - first)]:
             return None
         return index
 
@@ -71,7 +71,7 @@ class UlyssesLayout:
 
     @classmethod
     def of(cls, tokens: int, ranks: tuple[int, ...], rank: int) -> UlyssesLayout:
-        """The layout of a ring buffer of ``tokens`` rows; ``rank`` is an index of ``ranks``."""
+        """Lay out a ring buffer of ``tokens`` rows; ``rank`` is an index of ``ranks``."""
         pieces = [ulysses_piece(tokens, len(ranks), member) for member in range(len(ranks))]
         return cls(rank=rank, ranks=ranks, offsets=(0, *(stop for _, stop in pieces)))
 
@@ -84,7 +84,7 @@ class UlyssesLayout:
 def scatter_heads(
     q: Tensor, k: Tensor, v: Tensor, layout: UlyssesLayout, split: HeadSplit, peers: Peers
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(local tokens, all heads, d) → (ring buffer's tokens, this rank's heads, d).
+    """Exchange (local tokens, all heads, d) for (ring buffer's tokens, this rank's heads, d).
 
     The results are views of one buffer in which every rank's piece arrives in its place.
     """
@@ -103,7 +103,7 @@ def scatter_heads(
 
 
 def gather_heads(out: Tensor, layout: UlyssesLayout, split: HeadSplit, peers: Peers) -> Tensor:
-    """(ring buffer's tokens, this rank's heads, d) → (local tokens, all heads, d)."""
+    """Exchange (ring buffer's tokens, this rank's heads, d) for (local tokens, all heads, d)."""
     parts = _return_pieces(out, [stop - first for first, stop in split.queries], layout, peers)
     return torch.cat(parts, dim=1)
 
@@ -111,7 +111,7 @@ def gather_heads(out: Tensor, layout: UlyssesLayout, split: HeadSplit, peers: Pe
 def scatter_output_gradient(
     dout: Tensor, layout: UlyssesLayout, split: HeadSplit, peers: Peers
 ) -> Tensor:
-    """Backward of ``gather_heads``."""
+    """Compute the backward of ``gather_heads``."""
     first, stop = split.queries[layout.rank]
     buffer = dout.new_empty(layout.tokens, stop - first, dout.shape[2])
     sends = []
@@ -134,7 +134,7 @@ def gather_input_gradients(
     split: HeadSplit,
     peers: Peers,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Backward of ``scatter_heads``; key heads that several ranks had are summed."""
+    """Compute the backward of ``scatter_heads``; key heads that several ranks had are summed."""
     fused = torch.cat((dq, dk, dv), dim=1)
     widths = [
         stop - first + 2 * (last - key)
@@ -174,13 +174,13 @@ def _receive_pieces(
         )
         if member != layout.rank
     ]
-    peers.exchange(sends, receives).wait()
+    peers.transfer(sends, receives).wait()
 
 
 def _return_pieces(
     tensor: Tensor, widths: list[int], layout: UlyssesLayout, peers: Peers
 ) -> list[Tensor]:
-    """Every rank gets its rows back: from rank m those of ``widths[m]`` heads, in rank order."""
+    """Give every rank its rows back: from rank m those of ``widths[m]`` heads, in rank order."""
     first, stop = _piece(layout, layout.rank)
     tensor = tensor.contiguous()
     parts = [
@@ -190,7 +190,7 @@ def _return_pieces(
         for member, width in enumerate(widths)
     ]
     others = [member for member in range(len(widths)) if member != layout.rank]
-    peers.exchange(
+    peers.transfer(
         [(tensor[slice(*_piece(layout, member))], layout.ranks[member]) for member in others],
         [(parts[member], layout.ranks[member]) for member in others],
     ).wait()

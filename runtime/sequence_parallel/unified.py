@@ -53,7 +53,7 @@ def attention_context(
     kernel: Kernel | None = None,
     gather_below: int = GATHER_BELOW,
 ) -> AttentionContext:
-    """The context of one of a rank view's micro-batches; pure bookkeeping, no communication.
+    """Prepare the context of one of a rank view's micro-batches, without communication.
 
     ``gather_below``: see ``ring_layout``.
     """
@@ -85,7 +85,7 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Causal attention within each document of the micro-batch, differentiable.
+    """Compute causal attention within each document of the micro-batch, differentiable.
 
     q: (local tokens, heads, d); k and v: (local tokens, kv heads, d), heads a multiple of kv
     heads; the result is shaped like q. All ranks of the pipeline call it together, also those
@@ -170,18 +170,18 @@ def _ring(context: AttentionContext, q: Tensor) -> Ring:
 
 
 def _unit_stride(tensor: Tensor) -> Tensor:
-    """The kernels read garbage where the innermost stride is not 1."""
+    """Make the innermost stride 1, as kernels read garbage where it is not."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _expanded(k: Tensor, v: Tensor, split: HeadSplit, rank: int) -> tuple[Tensor, Tensor]:
-    """A key head for every query head where the rank's heads share them unevenly."""
+    """Give every query head a key head where the rank's heads share them unevenly."""
     index = split.key_of_query(rank)
     return (k, v) if index is None else (k[:, index], v[:, index])
 
 
 def _reduced(gradient: Tensor, kv_heads: int, split: HeadSplit, rank: int) -> Tensor:
-    """Backward of ``_expanded``."""
+    """Compute the backward of ``_expanded``."""
     index = split.key_of_query(rank)
     if index is None:
         return gradient

@@ -36,7 +36,7 @@ class Record:
     message: str = ""
 
     def to_bytes(self) -> bytes:
-        """``RECORD_BYTES`` bytes; texts are cut where they do not fit, between characters."""
+        """Return ``RECORD_BYTES`` bytes; texts that do not fit are cut, between characters."""
         digest, message = (
             text.encode(errors="replace")[:size].decode(errors="ignore").encode()
             for text, size in ((self.digest, 80), (self.message, 400))
@@ -45,15 +45,15 @@ class Record:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Record:
-        """The inverse of ``to_bytes``."""
+        """Read what ``to_bytes`` wrote."""
         state, step, digest, message = _RECORD.unpack(raw)
         return cls(
             State(state), step, digest.rstrip(b"\0").decode(), message.rstrip(b"\0").decode()
         )
 
 
-def exchange(record: Record, group: dist.ProcessGroup | None) -> list[Record]:
-    """The record of every rank of ``group`` (gloo), in its order; of this one alone for None.
+def all_gather_records(record: Record, group: dist.ProcessGroup | None) -> list[Record]:
+    """Return the record of every rank of ``group`` (gloo), in its order; this one alone for None.
 
     ``PlanError`` when a rank is lost or does not come within the group's time-out.
     """
@@ -71,7 +71,7 @@ def exchange(record: Record, group: dist.ProcessGroup | None) -> list[Record]:
 
 
 def disagreement(records: Sequence[Record]) -> str | None:
-    """Why the ranks cannot go on together, naming the first rank that differs; None if they can."""
+    """Say why the ranks cannot go on, naming the first that differs; None where they can."""
     for rank, record in enumerate(records):
         if record.state is State.FAILED:
             return f"rank {rank}: {record.message}"

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
-from seqplan.runtime.steps.agreement import Record, State, disagreement, exchange
+from seqplan.runtime.steps.agreement import Record, State, all_gather_records, disagreement
 from seqplan.runtime.steps.source import PlanSource
 
 Prepared = TypeVar("Prepared")
@@ -110,7 +110,7 @@ class PlanConsumer(Generic[Prepared]):
         number = self._next_step
         fetched = self._await(number)
         try:
-            fault = disagreement(exchange(self._record(fetched), self._group))
+            fault = disagreement(all_gather_records(self._record(fetched), self._group))
         except PlanError as error:
             self._over = error
             raise
@@ -184,7 +184,7 @@ class PlanConsumer(Generic[Prepared]):
         return Record(State.FAILED, fetched.number, message=_line(fetched.stop))
 
     def _fetch(self, number: int) -> None:
-        """The thread: one step after another, until one cannot be had."""
+        """Fetch one step after another, until one cannot be had: what the thread does."""
         while True:
             self._room.acquire()
             if self._closed.is_set():
@@ -213,20 +213,20 @@ class PlanConsumer(Generic[Prepared]):
                 if self._closed.wait(max(0.0, asked + 0.05 - time.monotonic())):
                     raise
                 continue
-            for name, found, expected in (
+            for name, stated, expected in (
                 ("step", view.step, number),
                 ("rank", view.rank, self._rank),
                 ("world_size", view.world_size, self._world_size),
             ):
-                if found != expected:
+                if stated != expected:
                     raise PlanError(
-                        f"step {number}: the view has {name} {found}, this rank wants {expected}"
+                        f"step {number}: the view has {name} {stated}, this rank wants {expected}"
                     )
             return view
 
 
 def _line(error: Exception) -> str:
-    """One line; the type too where the message is not made for people."""
+    """Return one line; the type too where the message is not made for people."""
     text = " ".join(str(error).split()) or type(error).__name__
     known = isinstance(error, (PlanError, ValueError, OSError, EndOfPlans))
     return text if known else f"{type(error).__name__}: {text}"

@@ -74,7 +74,7 @@ class FanOutSource:
     def acknowledge(
         self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
     ) -> None:
-        """Counted in the store; rank 0 passes on what all ranks have acknowledged.
+        """Count it in the store; rank 0 passes on what all ranks have acknowledged.
 
         A step is passed on with rank 0's next acknowledgement, or when it closes.
         """

@@ -74,7 +74,7 @@ class HttpSource:
             wait = max(0.0, min(deadline - time.monotonic(), LONGEST_WAIT_S))
             path = f"{self._job}/plans/{step}/ranks/{rank}?wait={wait:.3f}"
             begun = time.monotonic()
-            answer = self._ask(self._plans, "GET", path, what, deadline, wait + GRACE_S)
+            answer = self._request(self._plans, "GET", path, what, deadline, wait + GRACE_S)
             if answer.status == 200:
                 return _view(answer, what)
             if answer.status != 204:
@@ -89,29 +89,33 @@ class HttpSource:
     def acknowledge(
         self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
     ) -> None:
-        said: dict[str, Any] = {"step": step, "rank": rank, "digest": digest}
+        fields: dict[str, Any] = {"step": step, "rank": rank, "digest": digest}
         if measured_ms is not None:
-            said["measured_ms"] = measured_ms
-        self._say("acks", f"acknowledging step {step} of rank {rank}", said, f"{rank}")
+            fields["measured_ms"] = measured_ms
+        self._acknowledge("acks", f"acknowledging step {step} of rank {rank}", fields, f"{rank}")
 
     def acknowledge_all(
         self, step: int, digest: str | None, measured_ms: Sequence[float | None]
     ) -> None:
-        said: dict[str, Any] = {"step": step, "ranks": [*range(len(measured_ms))], "digest": digest}
-        if any(each is not None for each in measured_ms):
-            said["measured_ms"] = list(measured_ms)
-        self._say("acks/many", f"acknowledging step {step} of all ranks", said, "all")
+        fields: dict[str, Any] = {
+            "step": step,
+            "ranks": [*range(len(measured_ms))],
+            "digest": digest,
+        }
+        if any(time_ms is not None for time_ms in measured_ms):
+            fields["measured_ms"] = list(measured_ms)
+        self._acknowledge("acks/many", f"acknowledging step {step} of all ranks", fields, "all")
 
-    def _say(self, where: str, what: str, said: dict[str, Any], who: str) -> None:
+    def _acknowledge(self, where: str, what: str, fields: dict[str, Any], who: str) -> None:
         # The same key however often it is sent: a lost answer does not count twice.
         more = {
             "Content-Type": "application/json",
-            "Idempotency-Key": f"{said['step']}-{who}-{said['digest']}",
+            "Idempotency-Key": f"{fields['step']}-{who}-{fields['digest']}",
         }
         path, what = f"{self._job}/{where}", f"{self._where}: {what}"
         deadline = time.monotonic() + self._ack_timeout_s
-        body = json.dumps(said).encode()
-        answer = self._ask(self._acks, "POST", path, what, deadline, GRACE_S, body, more)
+        body = json.dumps(fields).encode()
+        answer = self._request(self._acks, "POST", path, what, deadline, GRACE_S, body, more)
         if not 200 <= answer.status < 300:
             raise _refusal(answer, what)
 
@@ -120,7 +124,7 @@ class HttpSource:
         self._plans.close()
         self._acks.close()
 
-    def _ask(
+    def _request(
         self,
         connection: _Connection,
         method: str,
@@ -131,14 +135,14 @@ class HttpSource:
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
     ) -> _Answer:
-        """The first answer that is no passing trouble; ``PlanTimeout`` with the trouble at last."""
+        """Return the first answer that is no passing trouble; ``PlanTimeout`` when time is up."""
         pause = _FIRST_PAUSE_S
         begun = time.monotonic()
         while True:
             if self._closed.is_set():
                 raise PlanError(f"{what}: the source is closed")
             try:
-                answer = connection.ask(
+                answer = connection.request(
                     method, path, body, self._headers | (headers or {}), timeout_s
                 )
                 if answer.status not in _RETRIED:
@@ -170,35 +174,35 @@ class _Connection:
     """One connection that is kept open; another thread may close it for good."""
 
     def __init__(self, host: str, port: int | None, secure: bool) -> None:
-        made = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._http = made(host, port)
+        connection_class = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._http = connection_class(host, port)
         self._closed = False
-        self._asking = threading.Lock()
+        self._in_use = threading.Lock()
 
-    def ask(
+    def request(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout_s: float
     ) -> _Answer:
-        with self._asking:
+        with self._in_use:
             if self._closed:
                 raise ConnectionError("closed")
             reused = self._http.sock is not None
             try:
-                return self._exchange(method, path, body, headers, timeout_s)
+                return self._request_once(method, path, body, headers, timeout_s)
             except (ConnectionError, http.client.BadStatusLine):
                 # A service may close an idle connection at any time: that is no trouble of it.
                 if not reused or self._closed:
                     raise
-            return self._exchange(method, path, body, headers, timeout_s)
+            return self._request_once(method, path, body, headers, timeout_s)
 
     def close(self) -> None:
         self._closed = True
         # Shutting down wakes a thread that is reading, which closing alone does not.
         with suppress(OSError, AttributeError):
             self._http.sock.shutdown(socket.SHUT_RDWR)
-        with self._asking:
+        with self._in_use:
             self._http.close()
 
-    def _exchange(
+    def _request_once(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout_s: float
     ) -> _Answer:
         try:
@@ -239,8 +243,8 @@ def _refusal(answer: _Answer, what: str) -> Exception:
     problem: dict[str, Any] = {}
     if answer.kind.partition(";")[0].strip() == "application/problem+json":
         with suppress(ValueError, RecursionError):
-            found = json.loads(answer.body)
-            problem = found if isinstance(found, dict) else {}
+            document = json.loads(answer.body)
+            problem = document if isinstance(document, dict) else {}
     if answer.status == 410 and str(problem.get("type", "")).endswith("end-of-plans"):
         return EndOfPlans(f"{what}: {problem.get('detail', 'after the last plan')}")
     title = problem.get("title", f"{answer.status} {answer.reason}")

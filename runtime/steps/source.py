@@ -28,7 +28,7 @@ class PlanSource(Protocol):
     """
 
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
-        """The view of ``rank`` at ``step``, its plan's digest in it; waits for it to be planned.
+        """Return the view of ``rank`` at ``step``, with the digest; wait for it to be planned.
 
         ``PlanTimeout`` when it is not there after ``timeout_s``, asking again is allowed;
         ``EndOfPlans`` after the last step; ``PlanError`` for anything else, a planner's failure
@@ -53,7 +53,7 @@ class JobSource(PlanSource, Protocol):
     def acknowledge_all(
         self, step: int, digest: str | None, measured_ms: Sequence[float | None]
     ) -> None:
-        """``acknowledge`` of all ranks at once, with what each measured. ``PlanError``."""
+        """Acknowledge a step for all ranks at once, with what each measured. ``PlanError``."""
 
 
 _STEP = re.compile(rb'"step"\s*:\s*(\d+)')
@@ -94,20 +94,20 @@ class FileSource:
     def acknowledge(
         self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
     ) -> None:
-        """Nobody is waiting for it."""
+        """Do nothing: nobody is waiting for it."""
 
     def acknowledge_all(
         self, step: int, digest: str | None, measured_ms: Sequence[float | None]
     ) -> None:
-        """Nobody is waiting for it."""
+        """Do nothing: nobody is waiting for it."""
 
     def close(self) -> None:
         with self._lock:
             self._file.close()
 
     def _scan(self) -> dict[int, tuple[int, int]]:
-        """Line number and offset, bytes, of each step."""
-        found: list[tuple[int, int, int]] = []
+        """Return the line number and the offset, in bytes, of each step."""
+        steps: list[tuple[int, int, int]] = []
         offset = 0
         try:
             for number, line in enumerate(self._file, start=1):
@@ -116,16 +116,16 @@ class FileSource:
                     # Not a plan: reading it as one says what is wrong.
                     self._decoded(line, number)
                     raise PlanError(f"{self._path}:{number}: step: is missing")
-                found.append((int(step[1]), number, offset))
+                steps.append((int(step[1]), number, offset))
                 offset += len(line)
         except OSError as error:
             raise PlanError(f"{self._path}: {error.strerror}") from None
-        for (before, _, _), (step_number, number, _) in pairwise(found):
+        for (before, _, _), (step_number, number, _) in pairwise(steps):
             if step_number <= before:
                 raise PlanError(
                     f"{self._path}:{number}: step: {step_number} does not follow step {before}"
                 )
-        return {step: (number, offset) for step, number, offset in found}
+        return {step: (number, offset) for step, number, offset in steps}
 
     def _plan(self, step: int) -> tuple[Plan, str]:
         if self._last is not None and self._last[0].step == step:

@@ -52,42 +52,42 @@ gradients cancel to rounding errors would differ by whole updates between two co
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a rank or the reference; 0 when it is done, 1 when it said why it is not."""
-    say = _Speaker()
+    send = _MessageWriter()
     args = _parsed(arguments)
     try:
         if args.reference:
-            _hear()
+            _read_line()
             _end_with_parent()
-            _reference(args, say)
+            _reference(args, send)
         else:
-            _rank(args, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), say)
+            _rank(args, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), send)
     except ValueError as error:  # a plan or data: known errors of one line
-        say(error=str(error), input=True)
+        send(error=str(error), input=True)
         return 1
     except Exception as error:
         first = str(error).splitlines()[:1]
-        say(error=": ".join([type(error).__name__, *first]), input=False)
+        send(error=": ".join([type(error).__name__, *first]), input=False)
         return 1
-    say(done=True)
+    send(done=True)
     return 0
 
 
-def _rank(args: argparse.Namespace, rank: int, world_size: int, say: _Speaker) -> None:
+def _rank(args: argparse.Namespace, rank: int, world_size: int, send: _MessageWriter) -> None:
     torch.set_num_threads(1)
     limit = timedelta(seconds=WAIT_S)
     if rank == 0:
         # The system chooses the port, and the store keeps it: no other process can take it.
         store = TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False, timeout=limit)
-        say(port=store.port)
+        send(port=store.port)
     else:
-        store = TCPStore(LOCALHOST, int(_hear()), is_master=False, timeout=limit)
+        store = TCPStore(LOCALHOST, int(_read_line()), is_master=False, timeout=limit)
     _end_with_parent()
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     groups = Communicators.create(WAIT_S)
     config = _config(args)
     model = _model(args, config, args.seed + rank)  # rank 0's values must win
     states = ShardedStates(model, groups.states)
-    optimizer = _optimizer([each for _, each in states.master_parameters()])
+    optimizer = _optimizer([master for _, master in states.master_parameters()])
     prepare = preparation(
         _data(args), Peers(groups.attention), heads=config.heads, kv_heads=config.kv_heads
     )
@@ -105,7 +105,7 @@ def _rank(args: argparse.Namespace, rank: int, world_size: int, say: _Speaker) -
                 step.view, step.prepared, model, states, optimizer, clip_norm=CLIP_NORM
             )
             consumer.acknowledge(result.step)
-            say(
+            send(
                 step=result.step,
                 loss=result.loss,
                 gradient_norm=result.gradient_norm,
@@ -113,14 +113,14 @@ def _rank(args: argparse.Namespace, rank: int, world_size: int, say: _Speaker) -
             )
     parameters = states.full_parameters()
     if rank == 0:
-        values: dict[str, Any] = {name: each.numpy() for name, each in parameters.items()}
+        values: dict[str, Any] = {name: parameter.numpy() for name, parameter in parameters.items()}
         np.savez(args.parameters, **values)
     # All ranks leave together: the store is rank 0's.
     dist.barrier(group=groups.control)
     dist.destroy_process_group()
 
 
-def _reference(args: argparse.Namespace, say: _Speaker) -> None:
+def _reference(args: argparse.Namespace, send: _MessageWriter) -> None:
     torch.set_num_threads(1)  # a small model's operations are not worth more
     # The initial values of the ranks; bfloat16 is judged against fp32 from there on.
     model = _model(args, _config(args), args.seed, attend=dense_attention)
@@ -130,15 +130,15 @@ def _reference(args: argparse.Namespace, say: _Speaker) -> None:
     data = _data(args)
     for plan in islice(read_plans(args.plans), args.steps):
         loss, norm = reference_step(plan, data, model, optimizer, clip_norm=CLIP_NORM)
-        say(step=plan.step, loss=loss, gradient_norm=norm)
+        send(step=plan.step, loss=loss, gradient_norm=norm)
     with np.load(args.parameters) as ranks:
         differences = {
-            name: np.abs(ranks[name] - each.detach().numpy()).max()
-            for name, each in model.named_parameters()
+            name: np.abs(ranks[name] - parameter.detach().numpy()).max()
+            for name, parameter in model.named_parameters()
         }
     # What is no number is the largest of all, and is said as such.
     worst = max(differences, key=lambda name: np.nan_to_num(differences[name], nan=np.inf))
-    say(parameter_difference=float(differences[worst]), parameter=worst)
+    send(parameter_difference=float(differences[worst]), parameter=worst)
 
 
 def _config(args: argparse.Namespace) -> ModelConfig:
@@ -167,7 +167,7 @@ def _data(args: argparse.Namespace) -> TokenData:
     return FoldedTokens(token_file(args.data), args.vocab)
 
 
-class _Speaker:
+class _MessageWriter:
     """Writes messages to what was stdout; whatever else prints there goes to stderr from now on."""
 
     def __init__(self) -> None:
@@ -179,10 +179,10 @@ class _Speaker:
         self._out.flush()
 
 
-def _hear() -> str:
-    """The next line of stdin, byte by byte: a buffer would take what the watching thread waits for.
+def _read_line() -> str:
+    """Return the next line of stdin; end the process where the parent is gone.
 
-    Ends the process where the parent is gone.
+    It is read byte by byte: a buffer would take what the watching thread waits for.
     """
     line = b""
     while not line.endswith(b"\n"):

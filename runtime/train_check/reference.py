@@ -19,7 +19,7 @@ from seqplan.runtime.training.model import token_loss
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
-    """Causal attention of one whole document by torch's public function; shapes as everywhere."""
+    """Compute causal attention of one whole document by torch's public function."""
     group = q.shape[1] // k.shape[1]
     # Without a batch axis torch takes a kernel that holds all scores: 17 GB for 32,768 tokens.
     out = nn.functional.scaled_dot_product_attention(
@@ -32,7 +32,7 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) 
 
 
 def document_context(tokens: int) -> AttentionContext:
-    """The context of one document alone on one rank."""
+    """Return the context of one document alone on one rank."""
     return AttentionContext(
         positions=torch.arange(tokens),
         ulysses=UlyssesLayout.of(tokens, (0,), 0),
@@ -63,7 +63,7 @@ def reference_step(
         loss = token_loss(logits, labels) / max(plan.loss_tokens, 1)
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
-    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     norm = float(torch.stack([gradient.double().square().sum() for gradient in gradients]).sum())
     norm **= 0.5
     if clip_norm is not None and norm > clip_norm:

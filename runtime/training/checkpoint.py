@@ -89,14 +89,14 @@ def restore(
     the first start; the number of ranks may be another. ``ValueError`` where the checkpoint is of
     another model or optimizer, or of a newer format.
     """
-    found: list[tuple[int, Path] | None] = [None]
+    newest: list[tuple[int, Path] | None] = [None]
     if dist.get_rank(group) == 0:
         complete = _complete(Path(folder))
-        found = [complete[-1] if complete else None]
-    dist.broadcast_object_list(found, dist.get_global_rank(group, 0), group=group)
-    if found[0] is None:
+        newest = [complete[-1] if complete else None]
+    dist.broadcast_object_list(newest, dist.get_global_rank(group, 0), group=group)
+    if newest[0] is None:
         return None
-    path = found[0][1]
+    path = newest[0][1]
     wanted = list(_owned(states, optimizer))
     refusal, buffers = None, {}
     try:
@@ -124,7 +124,7 @@ def _read_cursor(path: Path) -> Cursor:
 
 
 def _raise_together(refusal: str | None, group: dist.ProcessGroup) -> None:
-    """``ValueError`` on every rank where any has a refusal, so that none waits for another."""
+    """Raise ``ValueError`` on every rank where any refuses, so that none waits for another."""
     refusals: list[str | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(refusals, refusal, group=group)
     for text in refusals:
@@ -135,7 +135,7 @@ def _raise_together(refusal: str | None, group: dist.ProcessGroup) -> None:
 def _owned(
     states: ShardedStates, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, int, nn.Parameter]]:
-    """Name, first element and master slice of all that this rank owns."""
+    """Yield name, first element and master slice of all that this rank owns."""
     known = {
         parameter.data_ptr(): parameter
         for group in optimizer.param_groups
@@ -178,21 +178,21 @@ class _Stored:
             )
 
     def overlapping(self, name: str, start: int, stop: int) -> list[str]:
-        """Keys of all stored slices that share elements with ``[start, stop)`` of a parameter."""
-        found = [
+        """Return keys of all stored slices that share elements ``[start, stop)`` of a parameter."""
+        parts = [
             (kind, key, min(stop, high) - max(start, low))
             for kind, low, high, key in self.by_name.get(name, ())
             if low < stop and start < high
         ]
-        if sum(elements for kind, _, elements in found if kind == MASTER) != stop - start:
+        if sum(elements for kind, _, elements in parts if kind == MASTER) != stop - start:
             raise ValueError(
                 f"{self.path} does not hold elements {start} to {stop} of {name}: "
                 "it is a checkpoint of another model"
             )
-        return [key for _, key, _ in found]
+        return [key for _, key, _ in parts]
 
     def buffer(self, key: str) -> Tensor:
-        """A tensor to read ``key`` into."""
+        """Return a tensor to read ``key`` into."""
         size, dtype = self.sizes[key]
         return torch.empty(size, dtype=dtype)
 
@@ -225,12 +225,12 @@ def _fill(
 
 
 def _complete(root: Path) -> list[tuple[int, Path]]:
-    """Whole checkpoints, the oldest first."""
+    """Return the whole checkpoints, the oldest first."""
     if not root.is_dir():
         return []
-    found = []
+    checkpoints = []
     for path in root.iterdir():
         match = _NAME.fullmatch(path.name)
         if match is not None and (path / _CURSOR).is_file():
-            found.append((int(match[1]), path))
-    return sorted(found)
+            checkpoints.append((int(match[1]), path))
+    return sorted(checkpoints)

@@ -73,7 +73,7 @@ class Llama(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: Tensor, context: AttentionContext) -> Tensor:
-        """Logits (local tokens, vocabulary) of int64 tokens (local tokens,)."""
+        """Compute logits (local tokens, vocabulary) of int64 tokens (local tokens,)."""
         hidden = self.embedding(tokens)
         rotation = rotations(context.positions, self.config, hidden.dtype)
         for layer in self.layers:
@@ -103,7 +103,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], context: AttentionContext
     ) -> Tensor:
-        """(local tokens, hidden) → the same shape."""
+        """Compute the layer: (local tokens, hidden) → the same shape."""
         if self._checkpointing == "full":
             again: Tensor = checkpoint(self._layer, hidden, rotation, context, use_reentrant=False)
             return again
@@ -130,7 +130,7 @@ class DecoderLayer(nn.Module):
 
 
 def rotations(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (tokens, 1, head_dim / 2) of rotary positions (Su et al. 2021, Eq. 15)."""
+    """Compute cosine and sine (tokens, 1, head_dim / 2) of rotary positions (Su et al., Eq. 15)."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     steps = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=exact)
     frequencies = config.rope_base ** (-steps / config.head_dim)

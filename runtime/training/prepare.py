@@ -57,7 +57,7 @@ def preparation(
     kv_heads: int,
     device: torch.device | str = "cpu",
 ) -> Callable[[RankView], tuple[MicroBatchWork, ...]]:
-    """What a consumer does ahead of time with a view: check it, load its tokens, lay it out.
+    """Return what a consumer does with a view ahead: check it, load its tokens, lay it out.
 
     The returned function raises ``PlanError`` for a plan that cannot run here and ``DataError``
     for one that the data set does not match; it communicates with no other rank.

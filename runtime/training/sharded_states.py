@@ -38,7 +38,7 @@ class Unit:
         group: dist.ProcessGroup,
     ) -> None:
         self.name = name
-        self.names = [each for each, _ in parameters]
+        self.names = [key for key, _ in parameters]
         self.parameters = [parameter for _, parameter in parameters]
         first = self.parameters[0]
         if len({parameter.dtype for parameter in self.parameters}) > 1:
@@ -80,7 +80,7 @@ class Unit:
             parameter.grad = None
 
     def owned(self) -> Iterator[tuple[str, int, Tensor, Tensor]]:
-        """What is owned here of each parameter: name, first element, master slice and gradient."""
+        """Yield what is owned here: parameter name, first element, master slice and gradient."""
         for name, parameter, at in zip(self.names, self.parameters, self.offsets, strict=True):
             start = max(at, self.start)
             stop = min(at + parameter.numel(), self.stop)
@@ -102,21 +102,23 @@ class ShardedStates:
         self.units: list[Unit] = []
         owner: dict[int, Unit] = {}
         for name, module in _unit_modules(model):
-            found = [
-                (f"{name}.{each}" if name else each, parameter)
-                for each, parameter in module.named_parameters()
+            owned = [
+                (f"{name}.{key}" if name else key, parameter)
+                for key, parameter in module.named_parameters()
                 if parameter.requires_grad and id(parameter) not in owner
             ]
-            if not found:
+            if not owned:
                 continue
-            unit = Unit(name, found, group)
+            unit = Unit(name, owned, group)
             self.units.append(unit)
-            owner.update((id(parameter), unit) for _, parameter in found)
+            owner.update((id(parameter), unit) for _, parameter in owned)
         for name, module in _unit_modules(model):
             # Shared parameters belong to an earlier unit; the root waits for what only it has.
             parameters = module.parameters() if name else module.parameters(recurse=False)
             needed = {
-                id(owner[id(each)]): owner[id(each)] for each in parameters if id(each) in owner
+                id(owner[id(parameter)]): owner[id(parameter)]
+                for parameter in parameters
+                if id(parameter) in owner
             }
             if needed:
                 module.register_forward_pre_hook(_waits_for(list(needed.values())))
@@ -130,17 +132,17 @@ class ShardedStates:
         self._last = False
 
     def master_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """The owned slices by parameter name, for an element-wise optimizer such as AdamW.
+        """Return the owned slices by parameter name, for an element-wise optimizer such as AdamW.
 
         A slice is one-dimensional; names repeat over ranks that share a parameter.
         """
-        found = []
+        masters = []
         for unit in self.units:
             for name, _, master, gradient in unit.owned():
                 parameter = nn.Parameter(master)
                 parameter.grad = gradient
-                found.append((name, parameter))
-        return found
+                masters.append((name, parameter))
+        return masters
 
     def pull(self) -> None:
         """Start bringing every unit's parameters here; forward waits for each as it comes to it.
@@ -156,7 +158,7 @@ class ShardedStates:
             )
 
     def backward(self, loss: Tensor, *, last: bool = False) -> None:
-        """Backward of a micro-batch; during the rank's ``last`` one, finished units are pushed."""
+        """Run a micro-batch's backward; in the rank's ``last`` one, finished units are pushed."""
         self._last = last
         try:
             loss.backward()  # type: ignore[no-untyped-call]
@@ -176,7 +178,7 @@ class ShardedStates:
             unit.pulling = unit.pushing = None
 
     def gradient_norm_and_sum(self, value: Tensor | float = 0.0) -> tuple[float, float]:
-        """Norm of the whole gradient, and the sum of ``value`` over all ranks, in one exchange."""
+        """Return the norm of the whole gradient, and ``value`` summed over all ranks, together."""
         sums = torch.zeros(2, dtype=torch.float64, device=self.units[0].flat.device)
         for unit in self.units:
             sums[0] += unit.reduced.double().square().sum()
@@ -191,14 +193,14 @@ class ShardedStates:
             unit.reduced.mul_(factor)
 
     def full_parameters(self) -> dict[str, Tensor]:
-        """Every parameter from the master copies, whole, on every rank."""
-        found = {}
+        """Gather every parameter from the master copies, whole, on every rank."""
+        by_name = {}
         for unit in self.units:
             whole = unit.gradient.new_empty(unit.gradient.shape)
             dist.all_gather_single(whole, unit.master, group=self._group)
             for name, parameter, at in zip(unit.names, unit.parameters, unit.offsets, strict=True):
-                found[name] = whole[at : at + parameter.numel()].view(parameter.shape).clone()
-        return found
+                by_name[name] = whole[at : at + parameter.numel()].view(parameter.shape).clone()
+        return by_name
 
     def _hook(self, unit: Unit, index: int) -> Any:
         def accumulated(_: Tensor) -> None:
@@ -224,25 +226,25 @@ class ShardedStates:
 
 
 def _unit_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every element of a list of modules, then its siblings, in the order of registration.
+    """List every element of a list of modules, then its siblings, in registration order.
 
     The root comes last and takes the parameters that no other unit has.
     """
-    found: list[tuple[str, nn.Module]] = []
+    modules: list[tuple[str, nn.Module]] = []
 
     def visit(prefix: str, module: nn.Module) -> None:
         for name, child in module.named_children():
             path = f"{prefix}.{name}" if prefix else name
             if isinstance(child, nn.ModuleList):
-                found.extend((f"{path}.{index}", layer) for index, layer in enumerate(child))
+                modules.extend((f"{path}.{index}", layer) for index, layer in enumerate(child))
             elif any(isinstance(inner, nn.ModuleList) for inner in child.modules()):
                 visit(path, child)
             else:
-                found.append((path, child))
+                modules.append((path, child))
 
     visit("", model)
-    found.append(("", model))
-    return found
+    modules.append(("", model))
+    return modules
 
 
 def _waits_for(units: list[Unit]) -> Any:

@@ -1,0 +1,19 @@
+"""One reader for each kind of file that has lengths.
+
+Read ``collector`` first, which all readers give their lengths to; ``options`` is what a caller may
+say, ``token_count`` counts text, ``error`` is the one error. Each reader is imported when its kind
+of file is met. Public are the modules named here, for ``seqplan.profiler.lengths``.
+"""
+
+__all__ = [
+    "arrow",
+    "collector",
+    "error",
+    "folder",
+    "jsonl",
+    "megatron",
+    "npy",
+    "options",
+    "token_count",
+    "txt",
+]

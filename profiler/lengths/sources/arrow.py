@@ -20,7 +20,7 @@ ROWS_OF_IDS = 1 << 10
 
 
 def read_arrow(path: Path, wanted: str | None, counter: TokenCounter, out: Collector) -> None:
-    """One sequence a row: an integer, a list of ids or a text."""
+    """Read one sequence a row: an integer, a list of ids or a text."""
     try:
         import pyarrow as pa
     except ImportError:
@@ -93,7 +93,7 @@ def _parquet(mapped: Any) -> _Table:
 
 
 def _ipc(mapped: Any) -> _Table:
-    """The file format, or the stream format that data-set libraries write under the same name."""
+    """Read the file format, or the stream format that data-set libraries write by that name."""
     import pyarrow as pa
 
     try:
@@ -132,7 +132,7 @@ def _kind(dtype: Any, place: str) -> str:
 
 
 def _whole(column: Any, place: Callable[[int], str]) -> Any:
-    """The column without a dictionary; ``LengthsError`` names its first null."""
+    """Return the column without a dictionary; ``LengthsError`` names its first null."""
     import pyarrow as pa
 
     if isinstance(column, pa.DictionaryArray):

@@ -61,11 +61,11 @@ class Collector:
         self._progress = progress
 
     def begin(self, path: str) -> None:
-        """What follows comes from the source ``path``."""
+        """Begin the source ``path``: what follows comes from it."""
         self._path, self._start, self._notes, self._total = path, self._used, [], None
 
     def expect(self, sequences: int) -> None:
-        """The source holds this many sequences."""
+        """Expect this many sequences of the source."""
         self._total = self._used + sequences
         # A damaged header may promise anything: beyond the first millions, growth is earned.
         room = self._used + min(sequences, MOST_RESERVED)
@@ -73,7 +73,7 @@ class Collector:
             self._resize(room)
 
     def note(self, text: str) -> None:
-        """Something the caller should know about the source."""
+        """Note something that the caller should know about the source."""
         self._notes.append(text)
 
     def add(self, lengths: NDArray[Any] | Iterable[int], place: Callable[[int], str]) -> None:
@@ -94,7 +94,7 @@ class Collector:
             self._progress(end, self._total)
 
     def end(self) -> None:
-        """The source is finished; ``LengthsError`` when it held no sequence."""
+        """End the source; ``LengthsError`` when it held no sequence."""
         if self._used == self._start:
             raise LengthsError(f"{self._path}: holds no sequences")
         tokens = int(self._values[self._start : self._used].sum())
@@ -102,7 +102,7 @@ class Collector:
         self._sources.append(Source(self._path, count, tokens, tuple(self._notes)))
 
     def lengths(self) -> Lengths:
-        """All that was kept. The collector is spent."""
+        """Return all that was kept. The collector is spent."""
         self._resize(self._used)
         return Lengths(self._values, tuple(self._sources))
 
@@ -113,12 +113,12 @@ class Collector:
 
 
 def numbered(prefix: str, start: int) -> Callable[[int], str]:
-    """Places counted on from ``start``: ``prefix start``, ``prefix start+1``, …"""
+    """Count places on from ``start``: ``prefix start``, ``prefix start+1``, …"""
     return lambda i: f"{prefix} {start + i}"
 
 
 def length_error(value: int, place: str) -> LengthsError:
-    """Why an integer is not a length."""
+    """Say why an integer is not a length."""
     if value > MAX_LENGTH:
         return LengthsError(
             f"{place}: length {value} is above the largest accepted, {MAX_LENGTH}; "

@@ -8,12 +8,12 @@ class LengthsError(ValueError):
 
 
 def shown(value: object, limit: int = 40) -> str:
-    """A value as an error quotes it: its ``repr`` on one line, cut to ``limit`` characters."""
+    """Show a value as an error quotes it: its ``repr`` on one line, cut to ``limit`` characters."""
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's message, or the kind of error when it says nothing."""
+    """Return the first line of another library's message, or the kind of error without one."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__

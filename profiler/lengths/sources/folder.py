@@ -20,7 +20,7 @@ _DATA_SUFFIXES = (".npy", ".npz", ".parquet", ".arrow", ".idx", ".bin", ".gz", "
 def read_folder(
     folder: Path, pattern: str | None, counter: TokenCounter, collector: Collector
 ) -> None:
-    """Every file below ``folder`` is a text; hidden files and folders are skipped.
+    """Read every file below ``folder`` as a text; hidden files and folders are skipped.
 
     Order: a folder's files by name, then its folders by name. ``pattern`` keeps the files whose
     name or path within the folder matches it.

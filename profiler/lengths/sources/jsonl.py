@@ -19,7 +19,7 @@ _KINDS: dict[type, str] = {int: "an integer", list: "a list of ids", str: "a tex
 
 
 def read_jsonl(path: Path, wanted: str | None, counter: TokenCounter, out: Collector) -> None:
-    """One sequence a record; the first record settles the field and what it holds."""
+    """Read one sequence a record; the first record settles the field and what it holds."""
     records = _records(path)
     first = next(records, None)
     if first is None:
@@ -63,7 +63,7 @@ def _read_texts(
 
 
 def _length(path: Path, number: int, field: str, kind: type, record: dict[str, Any]) -> int:
-    """The length of one record; checked here, where its line is known."""
+    """Return the length of one record; checked here, where its line is known."""
     value = _value(path, number, field, kind, record)
     if kind is list:
         if value and isinstance(value[0], (list, dict)):
@@ -100,7 +100,7 @@ def _not_a_length(path: Path, number: int, field: str, value: Any) -> LengthsErr
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each record with its line number; blank lines are skipped."""
+    """Yield each record with its line number; blank lines are skipped."""
     for number, line in _lines(path):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -32,7 +32,7 @@ class _Index(NamedTuple):
 
 
 def read_idx(path: Path, collector: Collector) -> None:
-    """One length a document. ``LengthsError`` on a truncated, foreign or inconsistent file."""
+    """Read one length a document. ``LengthsError`` on a truncated, foreign or inconsistent file."""
     tokens, starts = _open(path)
     documents = len(starts) - 1
     collector.expect(documents)

@@ -14,7 +14,7 @@ _MAGIC = b"\x93NUMPY"
 
 
 def read_npy(path: Path, collector: Collector) -> None:
-    """Every element is a length. ``LengthsError`` on another dtype or shape, or a damaged file."""
+    """Read every element as a length. ``LengthsError`` on another dtype or shape, or damage."""
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise LengthsError(f"{path}: is not a .npy file; write one with numpy.save")

@@ -36,7 +36,7 @@ class TokenCounter:
         return f"counted with {self._options.tokenizer}, its special tokens included"
 
     def require(self, place: str) -> None:
-        """``LengthsError`` unless text, found at ``place``, can be counted."""
+        """Raise ``LengthsError`` unless text, found at ``place``, can be counted."""
         if self.estimates or self._tokenizer is not None:
             return
         if self._options.tokenizer is None:
@@ -47,13 +47,13 @@ class TokenCounter:
         self._tokenizer = _load(self._options)
 
     def estimate(self, size_bytes: int) -> int:
-        """Tokens of a text of this many UTF-8 bytes, rounded up."""
+        """Estimate the tokens of a text of this many UTF-8 bytes, rounded up."""
         rate = self._options.bytes_per_token
         assert rate is not None
         return math.ceil(size_bytes / rate)
 
     def count(self, texts: list[str]) -> list[int]:
-        """Tokens of each text."""
+        """Count the tokens of each text."""
         if self.estimates:
             return [self.estimate(len(text.encode("utf-8", "surrogatepass"))) for text in texts]
         try:

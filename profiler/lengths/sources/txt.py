@@ -17,7 +17,7 @@ _INTEGER = re.compile(rb"[+-]?[0-9]{1,4000}")
 
 
 def read_txt(path: Path, collector: Collector) -> None:
-    """Every line is a length; blank lines and what follows a ``#`` are skipped."""
+    """Read every line as a length; blank lines and what follows a ``#`` are skipped."""
     done = 0
     with path.open("rb") as file:
         while lines := file.readlines(CHUNK_BYTES):
@@ -30,7 +30,7 @@ def read_txt(path: Path, collector: Collector) -> None:
 
 
 def _plain(lines: list[bytes]) -> NDArray[np.int64] | None:
-    """A chunk in which every line is a good length, which is the rule and fast; else None."""
+    """Read a chunk whose every line is a good length, which is the rule and fast; else None."""
     try:
         lengths = np.fromiter(map(int, lines), np.int64, len(lines))
     except (ValueError, OverflowError):
@@ -41,7 +41,7 @@ def _plain(lines: list[bytes]) -> NDArray[np.int64] | None:
 
 
 def _careful(lines: list[bytes], path: Path, done: int) -> NDArray[np.int64]:
-    """A chunk line by line: skips what may be skipped and names the line of what is wrong."""
+    """Read a chunk line by line: skips what may be skipped and names the line of what is wrong."""
     lengths = []
     for number, line in enumerate(lines, done + 1):
         text = line.partition(b"#")[0].strip()

@@ -69,10 +69,10 @@ class CpuKernel:
 
 
 def _batched(tensor: Tensor, start: int, stop: int) -> Tensor:
-    """Rows ``[start, stop)`` as (1, heads, tokens, head_dim), a view."""
+    """View rows ``[start, stop)`` as (1, heads, tokens, head_dim)."""
     return tensor[start:stop].transpose(0, 1).unsqueeze(0)
 
 
 def _packed(tensor: Tensor) -> Tensor:
-    """(1, heads, tokens, …) as (tokens, heads, …), a view."""
+    """View (1, heads, tokens, …) as (tokens, heads, …)."""
     return tensor.squeeze(0).transpose(0, 1)

@@ -61,7 +61,7 @@ class DenseKernel:
 
 
 def _dense_operands(q: Tensor, k: Tensor, v: Tensor, piece: Piece) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of a piece as (query heads, tokens, head_dim) in the accumulation dtype."""
+    """Return q, k and v of a piece, (query heads, tokens, head_dim) in the accumulation dtype."""
     dtype = accumulation_dtype(q.dtype)
     group = q.shape[1] // k.shape[1]
     queries = q[piece.q0 : piece.q1].transpose(0, 1).to(dtype)

@@ -28,10 +28,10 @@ class Recorder(Peers):
         super().__init__(group)
         self.moved: list[tuple[int, str, int]] = []
 
-    def exchange(self, sends: Sequence[Peer], receives: Sequence[Peer]) -> Transfer:
+    def transfer(self, sends: Sequence[Peer], receives: Sequence[Peer]) -> Transfer:
         for direction, peers in (("to", sends), ("from", receives)):
             self.moved += [(rank, direction, tensor.nbytes) for tensor, rank in peers]
-        return super().exchange(sends, receives)
+        return super().transfer(sends, receives)
 
 
 def moved_by(rank: int, world_size: int) -> list[list[tuple[int, str, int]]]:

@@ -31,7 +31,7 @@ def moved(
             arrived.append((transfer, source[part].clone()))
         elif kind == "send":
             sends.append((source[part].contiguous(), transfer.destination))
-    peers.exchange(sends, receives).wait()
+    peers.transfer(sends, receives).wait()
     return arrived
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from seqplan.api.service.plan_summary import PlanSummaries
+from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
 from seqplan.api.store import measurements, plans
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.drift import Drift, drift, stated_error
 from seqplan.profiler.profile import Profile
+
+Points = list[tuple[float, float]]
+"""(predicted ms, measured ms) of pipelines, oldest first."""
+
+Measured = Mapping[int, Mapping[int, float]]
+"""Milliseconds by step and rank."""
 
 MOST_POINTS = 1000
 """Points that are kept of each scheme."""
@@ -34,7 +41,7 @@ class JobDrift:
     measurable: int
     measured: int
     schemes: tuple[Drift, ...]
-    points: dict[Scheme, list[tuple[float, float]]]
+    points: dict[Scheme, Points]
 
 
 def job_drift(
@@ -50,12 +57,7 @@ def job_drift(
         plans.digests(connection, job, measured),
         lambda missing: plans.plan_lines(connection, job, missing),
     )
-    points: dict[Scheme, list[tuple[float, float]]] = {}
-    for step, by_rank in measured.items():
-        for pipeline in summary_of[step].measurable if step in summary_of else ():
-            took_ms = pipeline.measured_ms(by_rank)
-            if took_ms is not None and pipeline.predicted_ms > 0:
-                points.setdefault(pipeline.scheme, []).append((pipeline.predicted_ms, took_ms))
+    points = _points(measured, summary_of)
     schemes = sorted(
         {pipeline.scheme for plan in summary_of.values() for pipeline in plan.measurable}
     )
@@ -67,14 +69,22 @@ def job_drift(
         pipelines=sum(plan.pipelines for plan in summary_of.values()),
         measurable=sum(len(plan.measurable) for plan in summary_of.values()),
         measured=sum(map(len, points.values())),
-        schemes=tuple(
-            drift(
-                scheme,
-                [predicted for predicted, _ in points.get(scheme, [])],
-                [took for _, took in points.get(scheme, [])],
-                stated_error(profile.by_scheme.get(scheme)),
-            )
-            for scheme in schemes
-        ),
+        schemes=tuple(_of_scheme(scheme, points.get(scheme, []), profile) for scheme in schemes),
         points={scheme: latest[-MOST_POINTS:] for scheme, latest in points.items()},
     )
+
+
+def _points(measured: Measured, summary_of: Mapping[int, PlanSummary]) -> dict[Scheme, Points]:
+    """Pair what each measured pipeline was predicted to take with what it took, by scheme."""
+    points: dict[Scheme, Points] = {}
+    for step, by_rank in measured.items():
+        for pipeline in summary_of[step].measurable if step in summary_of else ():
+            took_ms = pipeline.measured_ms(by_rank)
+            if took_ms is not None and pipeline.predicted_ms > 0:
+                points.setdefault(pipeline.scheme, []).append((pipeline.predicted_ms, took_ms))
+    return points
+
+
+def _of_scheme(scheme: Scheme, points: Points, profile: Profile) -> Drift:
+    predicted, took = [point[0] for point in points], [point[1] for point in points]
+    return drift(scheme, predicted, took, stated_error(profile.by_scheme.get(scheme)))

@@ -70,6 +70,10 @@ class _Figures(Collector):
         return ()  # registering must not look into the store
 
     def collect(self) -> Iterable[Metric]:
+        yield from self._of_store()
+        yield from self._since_start()
+
+    def _of_store(self) -> Iterable[Metric]:
         with self._service.store.reading() as connection:
             jobs = jobs_by_state(connection)
             plans, planning_ms = planning_times(connection)
@@ -93,6 +97,8 @@ class _Figures(Collector):
         for job, steps in ahead:
             by_job.add_metric([job], steps)
         yield by_job
+
+    def _since_start(self) -> Iterable[Metric]:
         counts = self._service.counts
         for name, about in (
             ("acknowledgements", "Acknowledgements since the start."),

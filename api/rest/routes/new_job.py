@@ -73,8 +73,8 @@ def job_row(service: Service, connection: Connection, new: NewJob) -> JobRow:
     if new.continues is None:
         row = _with_own_batches(service, connection, row, new.tokens, cluster)
     else:
-        steps = _continued_steps(new)
-        row = _with_continued_batches(service, connection, row, new.continues, steps, cluster)
+        _check_given(new)
+        row = _with_continued_batches(service, connection, row, new.continues, cluster)
     check_room(service, connection)
     if get(connection, ListedJob, row.id) is not None:
         raise Problem(409, "exists", f"there is a job {row.id} already")
@@ -125,28 +125,21 @@ def _with_own_batches(
     return replace(row, tokens=tokens, last_step=row.steps - 1)
 
 
-def _continued_steps(new: NewJob) -> int | None:
-    """Return the steps of a job that continues another, where they are given."""
+def _check_given(new: NewJob) -> None:
+    """Raise 422 where a job that continues another is told what that one has."""
     for name in ("lengths", "tokens", "seed"):
         if name in new.model_fields_set:
             raise _invalid(f"{name}: is that of the job that is continued; leave it out")
-    return new.steps
 
 
 def _with_continued_batches(
-    service: Service,
-    connection: Connection,
-    row: JobRow,
-    continues: Continued,
-    steps: int | None,
-    cluster: Cluster,
+    service: Service, connection: Connection, row: JobRow, continues: Continued, cluster: Cluster
 ) -> JobRow:
     """Add what a job's batches are: those of another, from a step on.
 
-    All that it needs of the other job is in it, so that the other may be removed. ``steps``: of
-    the new job, by default the other's; ``cluster``: of the new job's proposal. Problems: 422 for a
-    job or step that there is not, and where the proposal is for shorter sequences; 409 where the
-    step before is not planned yet.
+    All that it needs of the other job is in it, so that the other may be removed. ``cluster``: of
+    the new job's proposal. Problems: 422 for a job or step that there is not, and where the
+    proposal is for shorter sequences; 409 where the step before is not planned yet.
     """
     job, step = continues.job, continues.step
     other = held(connection, JobRow, job)
@@ -169,13 +162,28 @@ def _with_continued_batches(
         tokens=other.tokens,
     )
     if other.lengths is None:
-        if steps is not None:
-            raise _invalid("steps: is for jobs with lengths")
-        if other.last_step is not None and step > other.last_step:
-            raise _invalid(f"continues.step: job {job} ends with step {other.last_step}")
-        return replace(row, last_step=other.last_step)
-    steps = steps or other.steps
-    assert steps is not None  # as it draws its batches
+        return _with_last_step(row, other)
+    return _with_first_state(service, connection, row, other, max_len)
+
+
+def _with_last_step(row: JobRow, other: JobRow) -> JobRow:
+    """Add where a job ends that goes on with the batches that were pushed to another."""
+    if row.steps is not None:
+        raise _invalid("steps: is for jobs with lengths")
+    if other.last_step is not None and row.first_step > other.last_step:
+        raise _invalid(f"continues.step: job {other.id} ends with step {other.last_step}")
+    return replace(row, last_step=other.last_step)
+
+
+def _with_first_state(
+    service: Service, connection: Connection, row: JobRow, other: JobRow, max_len: int
+) -> JobRow:
+    """Add the sampler of ``other`` before the first step of a job that goes on drawing from it.
+
+    The steps of the new job are by default the other's; ``max_len``: of the other's sequences.
+    """
+    step, steps = row.first_step, row.steps or other.steps
+    assert steps is not None  # as the other draws its batches
     if step >= steps:
         raise _invalid(
             f"continues.step: {step} is beyond the last of {steps} steps, {steps - 1}; to go on "

@@ -59,60 +59,75 @@ def refusal(error: Problem) -> JSONResponse:
     return problem(error.status, error.kind, error.detail, {**more, "Connection": "close"})
 
 
-def store_unavailable(error: StoreUnavailable) -> JSONResponse:
+def store_unavailable(error: Exception) -> JSONResponse:
     """Make the 503 of a store that cannot be asked now."""
     return problem(503, "store-unavailable", str(error), {"Retry-After": "1"})
 
 
 def install(app: FastAPI) -> None:
     """Have every error of the application answered as a problem."""
+    app.add_exception_handler(Problem, _problem)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(PlanError, _value)
+    app.add_exception_handler(ValueError, _value)
+    app.add_exception_handler(StoreUnavailable, _store)
+    app.add_exception_handler(InUse, _in_use)
+    app.add_exception_handler(OSError, _disk)
+    app.add_exception_handler(Exception, _failure)
 
-    @app.exception_handler(Problem)
-    def _problem(_: Request, error: Problem) -> JSONResponse:
-        more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-        return problem(error.status, error.kind, error.detail, more, **error.more)
 
-    @app.exception_handler(RequestValidationError)
-    def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = ""
-        for part in first["loc"]:
-            place += f"[{part}]" if isinstance(part, int) else f".{part}"
-        return problem(422, "invalid-request", f"{place.lstrip('.')}: {first['msg']}")
+# They only write the answer, and are async for it: sync ones would take a thread each.
 
-    @app.exception_handler(HTTPException)
-    def _http(request: Request, error: HTTPException) -> JSONResponse:
-        kinds = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
-        detail = f"{request.method} {request.url.path}: {error.detail}"
-        headers = dict(error.headers) if error.headers else None
-        if error.status_code == 405:
-            headers = {"Allow": ", ".join(_allowed(request))}
-        kind = kinds.get(error.status_code, "refused")
-        return problem(error.status_code, kind, detail, headers)
 
-    @app.exception_handler(PlanError)
-    @app.exception_handler(ValueError)
-    def _value(_: Request, error: ValueError) -> JSONResponse:
-        return problem(422, "invalid-request", " ".join(str(error).split()))
+async def _problem(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, Problem)
+    more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    return problem(error.status, error.kind, error.detail, more, **error.more)
 
-    @app.exception_handler(StoreUnavailable)
-    def _store(_: Request, error: StoreUnavailable) -> JSONResponse:
-        return store_unavailable(error)
 
-    @app.exception_handler(InUse)
-    def _in_use(_: Request, error: InUse) -> JSONResponse:
-        return problem(409, "in-use", str(error))
+async def _invalid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = ""
+    for part in first["loc"]:
+        place += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return problem(422, "invalid-request", f"{place.lstrip('.')}: {first['msg']}")
 
-    @app.exception_handler(OSError)
-    def _disk(_: Request, error: OSError) -> JSONResponse:
-        if error.errno in _DISK:
-            more = {"Retry-After": "1"}
-            return problem(503, "store-unavailable", error.strerror or str(error), more)
-        return problem(500, "failure", error.strerror or str(error))
 
-    @app.exception_handler(Exception)
-    def _failure(_: Request, error: Exception) -> JSONResponse:
-        return problem(500, "failure", f"{type(error).__name__}; the service's log has the rest")
+async def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    kinds = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
+    detail = f"{request.method} {request.url.path}: {error.detail}"
+    headers = dict(error.headers) if error.headers else None
+    if error.status_code == 405:
+        headers = {"Allow": ", ".join(_allowed(request))}
+    kind = kinds.get(error.status_code, "refused")
+    return problem(error.status_code, kind, detail, headers)
+
+
+async def _value(_: Request, error: Exception) -> JSONResponse:
+    return problem(422, "invalid-request", " ".join(str(error).split()))
+
+
+async def _store(_: Request, error: Exception) -> JSONResponse:
+    return store_unavailable(error)
+
+
+async def _in_use(_: Request, error: Exception) -> JSONResponse:
+    return problem(409, "in-use", str(error))
+
+
+async def _disk(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, OSError)
+    reason = error.strerror or str(error)
+    if error.errno in _DISK:
+        return problem(503, "store-unavailable", reason, {"Retry-After": "1"})
+    return problem(500, "failure", reason)
+
+
+async def _failure(_: Request, error: Exception) -> JSONResponse:
+    return problem(500, "failure", f"{type(error).__name__}; the service's log has the rest")
 
 
 def _allowed(request: Request) -> list[str]:

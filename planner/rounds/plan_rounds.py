@@ -16,7 +16,7 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.rounds.round_fill import (
+from seqplan.planner.rounds.fill import (
     Round,
     RoundFiller,
     common_target,

@@ -8,7 +8,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange import NO_EXCHANGE
 from seqplan.planner.proposal.document import ProposalDocument
-from seqplan.planner.rounds.assemble_rounds import assemble_rounds
+from seqplan.planner.rounds.assemble import assemble_rounds
 from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.step.assemble import PACKINGS, assemble
 from seqplan.planner.step.selection import select

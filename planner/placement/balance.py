@@ -66,10 +66,10 @@ class _State:
         owner: list[int] = []
         for pipeline_class, pipelines in zip(fleet.classes, filling.bins, strict=True):
             for pipeline in pipelines:
-                mine = [i for micro in pipeline for i, n in micro for _ in range(n)]
-                members.append(list(range(len(index), len(index) + len(mine))))
-                owner += [len(pipeline_classes)] * len(mine)
-                index += mine
+                placed = [i for micro in pipeline for i, n in micro for _ in range(n)]
+                members.append(list(range(len(index), len(index) + len(placed))))
+                owner += [len(pipeline_classes)] * len(placed)
+                index += placed
                 pipeline_classes.append(pipeline_class)
                 bins.append(pipeline)
         indices = np.array(index, dtype=np.int64)

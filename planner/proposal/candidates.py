@@ -320,10 +320,10 @@ def _best_of_each(
     """The best holding strategy of equal replicas and of different ones, unless it is chosen."""
     added = []
     for differ in (False, True):
-        alike = [
+        of_kind = [
             i for i, strategy in enumerate(strategies) if holds[i] and _differs(strategy) is differ
         ]
-        best = min(alike, key=lambda i: float(times[i].mean()), default=None)
+        best = min(of_kind, key=lambda i: float(times[i].mean()), default=None)
         if best is not None and best not in chosen:
             added.append(best)
     return added

@@ -108,14 +108,14 @@ class _Estimate:
             time += self.c * (-(-tokens // self.capacity) + self.bubbles)
         time[lengths[:, None] > self.capacity] = np.inf
         pipeline: Ints = time.argmin(axis=1)
-        given = (self._all_trials, pipeline)
+        chosen = (self._all_trials, pipeline)
         for state, after in (
             (self.work, work),
             (self.longest, longest),
             (self.tokens, tokens),
             (self.time, time),
         ):
-            state[given] = after[given]
+            state[chosen] = after[chosen]
         return pipeline
 
 

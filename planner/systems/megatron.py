@@ -107,7 +107,7 @@ def windowed(
     lengths = [batch.lengths[i] for i in taken]
     window = max(window, -(-max(lengths) // unit) * unit)
     windows = [[taken[j] for j in part] for part in first_fit_decreasing(lengths, window, unit)]
-    return setting.pipelines(batch, [(scheme, mine) for mine in round_robin(windows, count)])
+    return setting.pipelines(batch, [(scheme, dealt) for dealt in round_robin(windows, count)])
 
 
 def dense(

@@ -189,8 +189,8 @@ def _table(rows: list[list[str]], left: tuple[int, ...]) -> Iterable[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
 
@@ -200,8 +200,8 @@ def _ranks(ranks: Iterable[int], room: int) -> str:
     return _cut(ranges_text(ranks), room)
 
 
-def _count(items: Sequence[object] | set[object] | set[int | None], noun: str) -> str:
-    return f"{len(items):,} {noun}" if len(items) == 1 else f"{len(items):,} {noun}s"
+def _count(counted: Sequence[object] | set[object] | set[int | None], noun: str) -> str:
+    return f"{len(counted):,} {noun}" if len(counted) == 1 else f"{len(counted):,} {noun}s"
 
 
 def _cut(text: str, room: int) -> str:

@@ -52,13 +52,13 @@ def pipeline_groups(pipeline: PlannedPipeline) -> list[Group]:
     """
     scheme = pipeline.scheme
     tp, ulysses, ring, pp = scheme.tp, scheme.ulysses, scheme.ring, scheme.pp
-    found = _along(pipeline.ranks, 1, tp)
-    found += _along(pipeline.ranks, tp, ulysses)
-    found += _along(pipeline.ranks, tp * ulysses, ring)
+    groups = _along(pipeline.ranks, 1, tp)
+    groups += _along(pipeline.ranks, tp, ulysses)
+    groups += _along(pipeline.ranks, tp * ulysses, ring)
     if ulysses > 1 and ring > 1:
-        found += _along(pipeline.ranks, tp, ulysses * ring)
-    found += _along(pipeline.ranks, scheme.stage_gpus, pp)
-    return found
+        groups += _along(pipeline.ranks, tp, ulysses * ring)
+    groups += _along(pipeline.ranks, scheme.stage_gpus, pp)
+    return groups
 
 
 def process_groups(pipelines: Iterable[PlannedPipeline]) -> tuple[Group, ...]:

@@ -42,16 +42,16 @@ def lint(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None) -> list[str]:
     None; a scheme that ``costs`` lacks is a violation. Never raises on an unsound plan. Time
     linear in the sequences and in Σ ranks of the pipelines.
     """
-    found = [*_sequences(plan), *_micro_batches(plan)]
+    faults = [*_sequences(plan), *_micro_batches(plan)]
     placement = [*_placement(plan), *_rounds(plan)]
-    found += placement
+    faults += placement
     if not placement:
         # Derived from the placement: on an unsound one these would only repeat its faults.
-        found += [*_shared_ranks(plan), *_groups(plan)]
+        faults += [*_shared_ranks(plan), *_groups(plan)]
     if costs is not None:
-        found += _profile(plan, costs)
-    found += [*_pipeline_times(plan), *_step_times(plan), *_selection(plan)]
-    return found
+        faults += _profile(plan, costs)
+    faults += [*_pipeline_times(plan), *_step_times(plan), *_selection(plan)]
+    return faults
 
 
 def _sequences(plan: Plan) -> Iterator[str]:
@@ -171,9 +171,9 @@ def _shared_ranks(plan: Plan) -> Iterator[str]:
     first: dict[int, tuple[int, tuple[int, int, int, int]]] = {}
     for index, pipeline in enumerate(plan.pipelines):
         scheme = pipeline.scheme
-        for at, rank in enumerate(pipeline.ranks):
-            here = Coordinates.of(scheme, at)
-            shard = (scheme.tp, scheme.pp, here.tp, here.pp)
+        for index_in_pipeline, rank in enumerate(pipeline.ranks):
+            coordinates = Coordinates.of(scheme, index_in_pipeline)
+            shard = (scheme.tp, scheme.pp, coordinates.tp, coordinates.pp)
             other, known = first.setdefault(rank, (index, shard))
             if known == shard:
                 continue

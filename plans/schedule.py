@@ -37,11 +37,11 @@ def schedule(
     starts, ends, slacks = [0.0] * count, [0.0] * count, [0.0] * count
     makespan = 0.0
     for indexes in _rounds(pipelines):
-        begun = makespan
+        round_start = makespan
         free: dict[int, float] = {}
         for index in indexes:
             ranks = pipelines[index].ranks
-            start = max((free.get(rank, begun) for rank in ranks), default=begun)
+            start = max((free.get(rank, round_start) for rank in ranks), default=round_start)
             starts[index], ends[index] = start, start + durations_ms[index]
             free.update(dict.fromkeys(ranks, ends[index]))
             makespan = max(makespan, ends[index])
@@ -62,7 +62,7 @@ def makespan_ms(plan: Plan) -> float:
 
 def _rounds(pipelines: Sequence[PlannedPipeline]) -> list[list[int]]:
     """Indexes of pipelines by round, ascending; those without a round first, as one."""
-    found: dict[int, list[int]] = {}
+    by_round: dict[int, list[int]] = {}
     for index, pipeline in enumerate(pipelines):
-        found.setdefault(-1 if pipeline.round is None else pipeline.round, []).append(index)
-    return [found[number] for number in sorted(found)]
+        by_round.setdefault(-1 if pipeline.round is None else pipeline.round, []).append(index)
+    return [by_round[number] for number in sorted(by_round)]

@@ -123,8 +123,8 @@ class Strategy:
     @classmethod
     def of(cls, counts: Mapping[Scheme, int]) -> Strategy:
         """A strategy from scheme → number of pipelines; zero counts are dropped."""
-        kept = ((scheme, int(count)) for scheme, count in counts.items() if count)
-        return cls(tuple(sorted(kept, key=_order)))
+        positive = ((scheme, int(count)) for scheme, count in counts.items() if count)
+        return cls(tuple(sorted(positive, key=_order)))
 
     @classmethod
     def parse(cls, text: str) -> Strategy:
@@ -167,22 +167,22 @@ class Strategy:
         return [{**scheme.as_dict(), "count": count} for scheme, count in self.counts]
 
     @classmethod
-    def from_list(cls, items: Iterable[Mapping[str, int]]) -> Strategy:
+    def from_list(cls, entries: Iterable[Mapping[str, int]]) -> Strategy:
         """The strategy of a plan format's list; ``ValueError`` on a bad item."""
         counts: dict[Scheme, int] = {}
-        for item in items:
-            if not isinstance(item, Mapping) or "count" not in item:
-                raise ValueError(f"strategy: wants a scheme with a count, got {item!r}")
-            scheme = Scheme.from_dict({k: v for k, v in item.items() if k != "count"})
+        for entry in entries:
+            if not isinstance(entry, Mapping) or "count" not in entry:
+                raise ValueError(f"strategy: wants a scheme with a count, got {entry!r}")
+            scheme = Scheme.from_dict({k: v for k, v in entry.items() if k != "count"})
             if scheme in counts:
                 raise ValueError(f"strategy: scheme {scheme} is listed twice")
-            if type(item["count"]) is not int or item["count"] < 1:
-                raise ValueError(f"strategy: count must be a positive integer, got {item!r}")
-            counts[scheme] = item["count"]
+            if type(entry["count"]) is not int or entry["count"] < 1:
+                raise ValueError(f"strategy: count must be a positive integer, got {entry!r}")
+            counts[scheme] = entry["count"]
         return cls.of(counts)
 
 
-def _order(item: tuple[Scheme, int]) -> tuple[int, int, int, int, int]:
+def _order(entry: tuple[Scheme, int]) -> tuple[int, int, int, int, int]:
     """Placement order: large stages first, so that stages of powers of two stay aligned."""
-    scheme = item[0]
+    scheme = entry[0]
     return (-scheme.stage_gpus, -scheme.gpus, -scheme.tp, -scheme.ulysses, -scheme.pp)

@@ -97,24 +97,24 @@ class Sampler:
 
     def _step(self, state: SamplerState) -> tuple[list[npt.NDArray[np.int64]], SamplerState]:
         """A step's ids, a piece for each epoch that it has part in, and the state after it."""
-        number, at, room = state.epoch, state.cursor, self._tokens
+        number, cursor, room = state.epoch, state.cursor, self._tokens
         pieces: list[npt.NDArray[np.int64]] = []
         while True:
             epoch = self._epoch(number)
-            before = int(epoch.ends[at - 1]) if at else 0
-            stop = int(np.searchsorted(epoch.ends, before + room, side="right"))
-            if stop == at and not pieces:
-                stop = at + 1
-            if stop > at:
-                pieces.append(epoch.order[at:stop])
-                room -= int(epoch.ends[stop - 1]) - before
-            at = stop
-            if at < len(epoch.order):
+            used = int(epoch.ends[cursor - 1]) if cursor else 0
+            stop = int(np.searchsorted(epoch.ends, used + room, side="right"))
+            if stop == cursor and not pieces:
+                stop = cursor + 1
+            if stop > cursor:
+                pieces.append(epoch.order[cursor:stop])
+                room -= int(epoch.ends[stop - 1]) - used
+            cursor = stop
+            if cursor < len(epoch.order):
                 break
-            number, at = number + 1, 0
+            number, cursor = number + 1, 0
             if room <= 0:
                 break
-        return pieces, SamplerState(state.step + 1, number, at)
+        return pieces, SamplerState(state.step + 1, number, cursor)
 
     def _epoch(self, number: int) -> _Epoch:
         latest = self._latest

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.relaxation import Relaxation, relax
+from seqplan.planner.bounds.relaxation import Mixes, Relaxation, relax
 from seqplan.planner.bounds.resources import RESOURCES, ROUNDING
 from seqplan.planner.bounds.step_bounds import (
     FIXED_MIXES,
@@ -38,7 +38,7 @@ class AllStrategies:
         self.gpus = gpus
         self.schemes = sorted(models)
         self.classes = tuple(PipelineClass.of(models[scheme], 1) for scheme in self.schemes)
-        one_stage = {k for k, item in enumerate(self.classes) if item.pp == 1}
+        one_stage = {k for k, pipeline_class in enumerate(self.classes) if pipeline_class.pp == 1}
         self._active = one_stage or set(range(len(self.classes)))
 
     def relax(self, batch: Batch, time_ms: float) -> Relaxation | None:
@@ -61,23 +61,21 @@ class AllStrategies:
 
     def _worth(self, batch: Batch, whole: Relaxation, k: int, time_ms: float) -> float:
         """Value per GPU of a class, less the share that is let pass."""
-        item = self.classes[k]
-        value = most_value(item, batch, whole, k, FIXED_MIXES, time_ms)
-        return value / item.gpus / (1 + PRICED_OUT)
+        pipeline_class = self.classes[k]
+        value = most_value(pipeline_class, batch, whole, k, extra=FIXED_MIXES, time_ms=time_ms)
+        return value / pipeline_class.gpus / (1 + PRICED_OUT)
 
     def _embed(self, part: Relaxation, active: Sequence[int]) -> Relaxation:
         """The solution for all classes; those left out get no pipelines and are priced by work."""
         only_work = np.eye(RESOURCES)[:1]
         pipelines = np.zeros(len(self.classes))
-        mixes = [only_work] * len(self.classes)
-        peaks = [
-            np.repeat(only_work, len(part.levels) if item.pp > 1 else 0, axis=0)
-            for item in self.classes
-        ]
+        mixes = []
+        for pipeline_class in self.classes:
+            levels = len(part.levels) if pipeline_class.pp > 1 else 0
+            mixes.append(Mixes(even=only_work, peaked=np.repeat(only_work, levels, axis=0)))
         for place, k in enumerate(active):
-            pipelines[k] = part.pipelines[place]
-            mixes[k], peaks[k] = part.mixes[place], part.peak_mixes[place]
-        return replace(part, pipelines=pipelines, mixes=tuple(mixes), peak_mixes=tuple(peaks))
+            pipelines[k], mixes[k] = part.pipelines[place], part.mixes[place]
+        return replace(part, pipelines=pipelines, mixes=tuple(mixes))
 
 
 SECANT_STEPS, STRETCHED_STEPS, STRETCH = 12, 40, 1.5
@@ -85,7 +83,7 @@ SECANT_STEPS, STRETCHED_STEPS, STRETCH = 12, 40, 1.5
 
 
 def fitting_time(
-    everything: AllStrategies, batch: Batch, guess_ms: float | None = None
+    all_strategies: AllStrategies, batch: Batch, guess_ms: float | None = None
 ) -> tuple[Relaxation, float]:
     """The relaxation at (about) the least time at which it fits the GPUs, and that time (ms).
 
@@ -93,14 +91,14 @@ def fitting_time(
     falls more slowly where little but launch overhead is left, and then the time is stretched.
     Raises ``ValueError`` when a sequence fits no class.
     """
-    lower_ms = single_bound_ms(everything.classes, batch)
+    lower_ms = single_bound_ms(all_strategies.classes, batch)
     if not np.isfinite(lower_ms):
-        limit = max(item.capacity for item in everything.classes)
+        limit = max(pipeline_class.capacity for pipeline_class in all_strategies.classes)
         raise ValueError(f"a sequence of {batch.longest} tokens exceeds every scheme's {limit}")
     floor = lower_ms * (1 + ROUNDING)
     time, low, best = max(floor, guess_ms or floor), floor, None
     for step in range(SECANT_STEPS + STRETCHED_STEPS):
-        relaxed = everything.relax(batch, time)
+        relaxed = all_strategies.relax(batch, time)
         if relaxed is None or relaxed.scale > 1:
             low = time
         else:
@@ -123,20 +121,22 @@ def fitting_time(
     return best
 
 
-def all_strategies_bound_ms(everything: AllStrategies, batch: Batch, reached_ms: float) -> float:
+def all_strategies_bound_ms(
+    all_strategies: AllStrategies, batch: Batch, reached_ms: float
+) -> float:
     """A proven lower bound (ms) over all strategies, sought below a time that was reached."""
-    classes, gpus = everything.classes, everything.gpus
+    classes, gpus = all_strategies.classes, all_strategies.gpus
     low = single_bound_ms(classes, batch)
-    at = reached_ms / (1 + FITS)
+    time = reached_ms / (1 + FITS)
     for _ in range(3):
-        if low >= at:
+        if low >= time:
             break
-        relaxed = everything.relax(batch, at)
+        relaxed = all_strategies.relax(batch, time)
         if relaxed is None:
             break  # not solved: that proves nothing
-        guess = min(at, at * relaxed.scale)
-        low = relaxed_bound_ms(classes, batch, relaxed, low, reached_ms, gpus, guess)
+        guess = min(time, time * relaxed.scale)
+        low = relaxed_bound_ms(classes, batch, relaxed, low, reached_ms, gpus=gpus, guess_ms=guess)
         if relaxed.scale >= 1 - FITS / 2:
             break
-        at = max(low * (1 + FITS / 4), at * relaxed.scale * (1 + FITS / 4))
+        time = max(low * (1 + FITS / 4), time * relaxed.scale * (1 + FITS / 4))
     return min(low, reached_ms)

@@ -21,15 +21,15 @@ def cheap_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
 def certify(fleet: Fleet, batch: Batch, objective_ms: float) -> float:
     """A proven lower bound (ms) on the step's time with this fleet, by priced relaxation."""
     low = single_bound_ms(fleet.classes, batch)
-    at = objective_ms / (1 + CERTIFY_GAP)
-    if low >= at:
+    time = objective_ms / (1 + CERTIFY_GAP)
+    if low >= time:
         return min(low, objective_ms)
     for _ in range(2):
-        relaxed = relax(fleet.classes, batch, at)
+        relaxed = relax(fleet.classes, batch, time)
         if relaxed is None:
             return low  # not solved: that proves nothing
         low = relaxed_bound_ms(fleet.classes, batch, relaxed, low, objective_ms)
         if low >= objective_ms / (1 + 2 * CERTIFY_GAP):
             break
-        at = low * (1 + CERTIFY_GAP)
+        time = low * (1 + CERTIFY_GAP)
     return low

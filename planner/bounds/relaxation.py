@@ -3,7 +3,7 @@
 It chooses how many pipelines of each class run how many micro-batches, fractions allowed, and which
 share of each group they take. Its scale says by how much the pipelines (or GPUs) would have to grow
 for the batch to end by a time; its duals give what each sequence is worth, from which a proven
-bound is made (``bounds``).
+bound is made (``step_bounds``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.resources import RESOURCES, peak_levels, resources
+from seqplan.planner.bounds.resources import RESOURCES, Resources, peak_levels, resources
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 _LADDER = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 48, 64)
 """Numbers of micro-batches told apart where all schemes are in play."""
+
+
+@dataclass(frozen=True)
+class Mixes:
+    """Weights of one class's resources in its states; every row sums to 1.
+
+    ``even`` (V, RESOURCES): of the even states, V = 1 …; ``peaked`` (levels, RESOURCES): of the
+    peaked states at the relaxation's levels, no rows at pp = 1.
+    """
+
+    even: Floats
+    peaked: Floats
 
 
 @dataclass(frozen=True)
@@ -27,17 +39,33 @@ class Relaxation:
 
     ``scale``: least factor on the pipelines (or GPUs) for the relaxed batch to fit; ``pipelines``:
     used per class, Σ over V. ``values`` (n,): worth of a sequence of each distinct length;
-    ``mixes[k]`` (V, RESOURCES): per class and V = 1 … the weights of its resources in the even
-    states, sum 1; ``peak_mixes[k]`` (levels, RESOURCES): the same in the peaked states at
-    ``levels`` (lengths in tokens), no rows at pp = 1.
+    ``mixes``: one a class; ``levels``: of the peaked states (lengths in tokens).
     """
 
     scale: float
     pipelines: Floats
     values: Floats
-    mixes: tuple[Floats, ...]
-    peak_mixes: tuple[Floats, ...]
+    mixes: tuple[Mixes, ...]
     levels: Ints
+
+
+@dataclass(frozen=True)
+class _ClassStates:
+    """The states of one class in the program: even ones, one for each V of ``ladder``, then peaked.
+
+    ``resources``: what each group of sequences takes of a pipeline in each state.
+    """
+
+    ladder: Ints
+    resources: Resources
+
+    def __len__(self) -> int:
+        return len(self.resources.share)
+
+    def mixes(self, duals: Floats) -> Mixes:
+        """Make mixes of the states' duals (states, RESOURCES)."""
+        even, peaked = np.split(duals, [len(self.ladder)])
+        return Mixes(_interpolated(self.ladder, even), _normalised(peaked))
 
 
 def relax(
@@ -50,52 +78,71 @@ def relax(
 ) -> Relaxation | None:
     """Solve the program at ``time_ms``; None when a sequence can end by then on no class.
 
-    With ``gpus`` the number of pipelines of each class is free, within that many GPUs; otherwise it
-    is the class's count. ``singles`` longest distinct lengths stand alone; the rest form
-    ``groups`` of about equal tokens.
+    1. Sequences are put into groups: the ``singles`` longest distinct lengths stand alone, the rest
+       form ``groups`` of about equal tokens (``_group``).
+    2. Each class gets its states, and in each of them the shares of a pipeline's resources that a
+       group takes (``resources``): even states for every useful V, or with ``gpus`` for the V of a
+       ladder, and peaked states at a few levels.
+    3. The linear program is solved for the least scale (``_solve``). With ``gpus`` the number of
+       pipelines of each class is free, within that many GPUs; otherwise it is the class's count.
+    4. Each distinct length is worth the least that its shares cost at the duals in the states in
+       use; where none of them takes it, in any state; where no class takes it, nothing.
+    5. The duals become mixes: interpolated to every V, each row scaled to a sum of 1.
     """
     lengths, weights = _group(batch, groups, singles)
-    most = [item.most_micro_batches(time_ms) for item in classes]
-    if gpus is None:
-        ladders = [np.arange(1, top + 1) for top in most]
-    else:
-        ladders = [np.array(sorted({min(v, top) for v in _LADDER})) for top in most]
     levels = peak_levels(batch.distinct)
-    parts = [
-        resources(item, ladder, levels, lengths, time_ms)
-        for item, ladder in zip(classes, ladders, strict=True)
-    ]
-    eligible = np.concatenate([part.eligible for part in parts])
+    states = []
+    for pipeline_class in classes:
+        ladder = _ladder(pipeline_class.most_micro_batches(time_ms), every_v=gpus is None)
+        taken = resources(pipeline_class, ladder, levels, lengths, time_ms)
+        states.append(_ClassStates(ladder, taken))
+    eligible = np.concatenate([of_class.resources.eligible for of_class in states])
     if not eligible.any(axis=0).all():
         return None
-    share = np.concatenate([part.share for part in parts])
-    sizes = [len(part.share) for part in parts]
-    of_class = np.repeat(np.arange(len(classes)), sizes)
-    solved = _solve(classes, share, eligible, of_class, weights, gpus)
-    if solved is None:
-        return None
-    scale, used, duals = solved
-    by_class = np.split(duals, np.cumsum(sizes)[:-1])
-    in_use = np.split(used > 1e-9, np.cumsum(sizes)[:-1])
-    pairs = list(zip(ladders, by_class, strict=True))
-    values = np.full(len(batch.distinct), np.inf)
-    anywhere = values.copy()
-    for item, (ladder, dual), active in zip(classes, pairs, in_use, strict=True):
-        at_hand = resources(item, ladder, levels, batch.distinct, time_ms)
-        cost = np.einsum("vr,vrn->vn", dual, at_hand.share)
-        cost[~at_hand.eligible] = np.inf
-        np.minimum(values, cost[active].min(axis=0, initial=np.inf), out=values)
-        np.minimum(anywhere, cost.min(axis=0), out=anywhere)
-    # Worth the least it costs in the states in use, else in any, else (no class takes it) nothing.
-    values = np.where(np.isfinite(values), values, anywhere)
-    return Relaxation(
-        scale,
-        np.bincount(of_class, weights=used, minlength=len(classes)).astype(np.float64),
-        np.where(np.isfinite(values), values, 0.0),
-        tuple(_mixes(ladder, dual[: len(ladder)]) for ladder, dual in pairs),
-        tuple(_normalised(dual[len(ladder) :]) for ladder, dual in pairs),
-        levels,
+    share = np.concatenate([of_class.resources.share for of_class in states])
+    sizes = [len(of_class) for of_class in states]
+    class_of_state = np.repeat(np.arange(len(classes)), sizes)
+    solution = _solve(
+        classes,
+        share=share,
+        eligible=eligible,
+        of_class=class_of_state,
+        weights=weights,
+        gpus=gpus,
     )
+    if solution is None:
+        return None
+    scale, used, duals = solution
+    class_duals = np.split(duals, np.cumsum(sizes)[:-1])
+    in_use = np.split(used > 1e-9, np.cumsum(sizes)[:-1])
+    values = np.full(len(batch.distinct), np.inf)
+    least_anywhere = values.copy()
+    for pipeline_class, of_class, dual, active in zip(
+        classes, states, class_duals, in_use, strict=True
+    ):
+        taken = resources(pipeline_class, of_class.ladder, levels, batch.distinct, time_ms)
+        cost = np.einsum("vr,vrn->vn", dual, taken.share)
+        cost[~taken.eligible] = np.inf
+        np.minimum(values, cost[active].min(axis=0, initial=np.inf), out=values)
+        np.minimum(least_anywhere, cost.min(axis=0), out=least_anywhere)
+    values = np.where(np.isfinite(values), values, least_anywhere)
+    pipelines = np.bincount(class_of_state, weights=used, minlength=len(classes))
+    return Relaxation(
+        scale=scale,
+        pipelines=pipelines.astype(np.float64),
+        values=np.where(np.isfinite(values), values, 0.0),
+        mixes=tuple(
+            of_class.mixes(dual) for of_class, dual in zip(states, class_duals, strict=True)
+        ),
+        levels=levels,
+    )
+
+
+def _ladder(most: int, *, every_v: bool) -> Ints:
+    """Return the V up to ``most`` that have a state: each of them, or those of ``_LADDER``."""
+    if every_v:
+        return np.arange(1, most + 1)
+    return np.array(sorted({min(v, most) for v in _LADDER}))
 
 
 @dataclass(frozen=True)
@@ -171,10 +218,12 @@ def _solve(
     part_state, part_group = np.nonzero(eligible)
     program = _Program(part_state, part_group, states)
     if gpus is None:
-        counts = np.array([item.count for item in classes], dtype=np.float64)
+        counts = np.array([pipeline_class.count for pipeline_class in classes], dtype=np.float64)
         pipeline_limits = program.pipeline_limits(np.ones(states), of_class, counts)
     else:
-        sizes = np.array([item.gpus for item in classes], dtype=np.float64)[of_class]
+        sizes = np.array([pipeline_class.gpus for pipeline_class in classes], dtype=np.float64)[
+            of_class
+        ]
         one_limit = np.zeros(states, dtype=np.int64)
         pipeline_limits = program.pipeline_limits(sizes, one_limit, np.array([float(gpus)]))
     blocks = [*program.resource_limits(share, weights), *pipeline_limits]
@@ -190,7 +239,7 @@ def _solve(
     ).tocsr()
     objective = np.zeros(program.columns)
     objective[-1] = 1.0
-    solved = linprog(
+    result = linprog(
         objective,
         A_ub=upper,
         b_ub=np.zeros(rows),
@@ -198,17 +247,17 @@ def _solve(
         b_eq=np.ones(groups),
         method="highs-ds",
     )
-    if solved.status != 0:
+    if result.status != 0:
         return None
-    marginals = solved.ineqlin.marginals[: program.resource_rows]
+    marginals = result.ineqlin.marginals[: program.resource_rows]
     duals = np.maximum(-marginals.reshape(states, RESOURCES), 0.0)
-    return float(solved.x[-1]), solved.x[program.pipelines], duals
+    return float(result.x[-1]), result.x[program.pipelines], duals
 
 
-def _mixes(ladder: Ints, duals: Floats) -> Floats:
-    """Weights of the resources for every V up to the ladder's top, interpolated and normalised."""
-    every = np.arange(1, int(ladder[-1]) + 1)
-    smooth = np.stack([np.interp(every, ladder, column) for column in duals.T], axis=1)
+def _interpolated(ladder: Ints, duals: Floats) -> Floats:
+    """Interpolate duals to every V up to the ladder's top, and normalise them to weights."""
+    every_v = np.arange(1, int(ladder[-1]) + 1)
+    smooth = np.stack([np.interp(every_v, ladder, column) for column in duals.T], axis=1)
     return _normalised(smooth)
 
 

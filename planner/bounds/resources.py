@@ -51,7 +51,7 @@ class Resources:
 
 
 def resources(
-    item: PipelineClass, micro_batches: Ints, levels: Ints, lengths: Ints, time_ms: float
+    pipeline_class: PipelineClass, micro_batches: Ints, levels: Ints, lengths: Ints, time_ms: float
 ) -> Resources:
     """All states of one class at τ = ``time_ms``: the even ones and, at pp > 1, the peaked ones.
 
@@ -60,72 +60,82 @@ def resources(
     no more work. Peaked states for M between the works of consecutive ``levels``: lengths, from 0,
     ascending; the last has no upper end.
     """
-    even = _even(item, micro_batches, lengths, time_ms)
-    if item.pp == 1:
+    even = _even(pipeline_class, micro_batches, lengths, time_ms)
+    if pipeline_class.pp == 1:
         return even
-    peaked = _peaked(item, levels, int(micro_batches[-1]), lengths, time_ms)
+    peaked = _peaked(pipeline_class, levels, int(micro_batches[-1]), lengths, time_ms)
     return Resources(
         np.concatenate([even.share, peaked.share]),
         np.concatenate([even.eligible, peaked.eligible]),
     )
 
 
-def _even(item: PipelineClass, micro_batches: Ints, lengths: Ints, time_ms: float) -> Resources:
+def _even(
+    pipeline_class: PipelineClass, micro_batches: Ints, lengths: Ints, time_ms: float
+) -> Resources:
     v = micro_batches.astype(np.float64)
-    if item.pp == 1:
-        budget = np.maximum(time_ms - item.c * v, 0.0)  # of a pipeline, shared by its micro-batches
+    if pipeline_class.pp == 1:
+        budget = np.maximum(
+            time_ms - pipeline_class.c * v, 0.0
+        )  # of a pipeline, shared by its micro-batches
         offered, large = budget.copy(), np.ones_like(v)
     else:
-        budget = np.maximum(time_ms / (v + item.pp - 1) - item.c, 0.0)  # β, of each micro-batch
+        budget = np.maximum(
+            time_ms / (v + pipeline_class.pp - 1) - pipeline_class.c, 0.0
+        )  # β, of each micro-batch
         offered, large = v * budget, v
-    work = item.work_ms(lengths)
-    padded = item.padded(lengths)
+    work = pipeline_class.work_ms(lengths)
+    padded = pipeline_class.padded(lengths)
     fits = work <= budget[:, None] * (1 + ROUNDING)
     if v[-1] >= MOST:  # the V of the most work may lie beyond: assume the most
         offered[-1] = time_ms
-        fits[-1] = work * item.pp <= time_ms * (1 + ROUNDING)
-    tokens = v * item.capacity
+        fits[-1] = work * pipeline_class.pp <= time_ms * (1 + ROUNDING)
+    tokens = v * pipeline_class.capacity
     # Padding may take many more tokens than a larger V's work suggests: as many as fit its work.
     tokens[-1] = max(tokens[-1], offered[-1] * float((padded / work).max()))
     share = np.empty((len(v), RESOURCES, len(lengths)))
     share[:, 0] = work / np.maximum(offered, 1e-12)[:, None]
     share[:, 1] = padded / tokens[:, None]
     share[:, 2] = (work > budget[:, None] * (0.5 + ROUNDING)) / large[:, None]
-    share[:, 3] = (2 * padded > item.capacity) / v[:, None]
+    share[:, 3] = (2 * padded > pipeline_class.capacity) / v[:, None]
     share[-1, 2:] = 0.0
-    return Resources(share, fits & (padded <= item.capacity))
+    return Resources(share, fits & (padded <= pipeline_class.capacity))
 
 
 def _peaked(
-    item: PipelineClass, levels: Ints, most: int, lengths: Ints, time_ms: float
+    pipeline_class: PipelineClass, levels: Ints, most: int, lengths: Ints, time_ms: float
 ) -> Resources:
-    bubbles = item.pp - 1
+    bubbles = pipeline_class.pp - 1
     # Up to β of the last even state nothing is peaked that this state would not cover.
-    covered = max(time_ms / (most + bubbles) - item.c, 0.0)
-    starts = item.work_ms(levels)
+    covered = max(time_ms / (most + bubbles) - pipeline_class.c, 0.0)
+    starts = pipeline_class.work_ms(levels)
     low, high = np.maximum(starts, covered), np.append(starts[1:], np.inf)
-    left = np.maximum(time_ms - bubbles * (low + item.c), 0.0)
+    left = np.maximum(time_ms - bubbles * (low + pipeline_class.c), 0.0)
     # M > β also says V > τ/(M + c) − (pp − 1); what is left for work is then most at the M of the
     # best even V, or at the end of the level that is nearest to it.
-    best = np.clip((time_ms * item.c / bubbles) ** 0.5 - item.c, low, np.maximum(low, high))
-    offered = np.maximum(best * (time_ms / np.maximum(best + item.c, 1e-300) - bubbles), 0.0)
-    offered = np.minimum(offered, left - 2 * item.c)
-    work = item.work_ms(lengths)
-    padded = item.padded(lengths)
+    best = np.clip(
+        (time_ms * pipeline_class.c / bubbles) ** 0.5 - pipeline_class.c, low, np.maximum(low, high)
+    )
+    offered = np.maximum(
+        best * (time_ms / np.maximum(best + pipeline_class.c, 1e-300) - bubbles), 0.0
+    )
+    offered = np.minimum(offered, left - 2 * pipeline_class.c)
+    work = pipeline_class.work_ms(lengths)
+    padded = pipeline_class.padded(lengths)
     fits = (work < high[:, None]) & (work <= offered[:, None] * (1 + ROUNDING))
     fits &= (high > covered)[:, None]
     share = np.empty((len(levels), RESOURCES, len(lengths)))
     share[:, 0] = work / np.maximum(offered, 1e-12)[:, None]
     counted = np.stack(
         [
-            np.broadcast_to(padded / item.capacity, fits.shape),
+            np.broadcast_to(padded / pipeline_class.capacity, fits.shape),
             work >= high[:, None] * (0.5 + ROUNDING),
-            np.broadcast_to(2 * padded > item.capacity, fits.shape),
+            np.broadcast_to(2 * padded > pipeline_class.capacity, fits.shape),
         ],
         axis=1,
     )
-    share[:, 1:] = (work + item.c * counted) / np.maximum(left, 1e-12)[:, None, None]
-    return Resources(share, fits & (padded <= item.capacity))
+    share[:, 1:] = (work + pipeline_class.c * counted) / np.maximum(left, 1e-12)[:, None, None]
+    return Resources(share, fits & (padded <= pipeline_class.capacity))
 
 
 def peak_levels(lengths: Ints, singles: int = 6, others: int = 4) -> Ints:

@@ -32,9 +32,10 @@ def single_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
     """
     longest = batch.longest
     times = [
-        item.pp * (longest * (item.a * longest + item.b) + item.c)
-        for item in classes
-        if longest <= item.capacity
+        pipeline_class.pp
+        * (longest * (pipeline_class.a * longest + pipeline_class.b) + pipeline_class.c)
+        for pipeline_class in classes
+        if longest <= pipeline_class.capacity
     ]
     return min(times, default=float("inf"))
 
@@ -48,9 +49,11 @@ def area_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
     micro-batches, at least tokens/MaxLen of them, and so count for their share of c.
     """
     counts = batch.multiplicity
-    work = np.stack([item.work_with_overhead_ms(batch.distinct) for item in classes])
+    work = np.stack(
+        [pipeline_class.work_with_overhead_ms(batch.distinct) for pipeline_class in classes]
+    )
     weights = 1.0 / (work @ counts)
-    weights /= weights @ np.array([item.count for item in classes])
+    weights /= weights @ np.array([pipeline_class.count for pipeline_class in classes])
     return float((weights[:, None] * work).min(axis=0) @ counts) * (1 - ROUNDING)
 
 
@@ -73,13 +76,20 @@ def relaxed_bound_ms(
     extra = FIXED_MIXES if gpus is not None else FIXED_MIXES[:1]
 
     def refuted(time_ms: float) -> bool:
-        held = [
-            most_value(item, batch, relaxation, k, extra, time_ms) for k, item in enumerate(classes)
+        most_values = [
+            most_value(pipeline_class, batch, relaxation, k, extra=extra, time_ms=time_ms)
+            for k, pipeline_class in enumerate(classes)
         ]
         if gpus is None:
-            most = sum(item.count * value for item, value in zip(classes, held, strict=True))
+            most = sum(
+                pipeline_class.count * value
+                for pipeline_class, value in zip(classes, most_values, strict=True)
+            )
         else:
-            most = gpus * max(v / item.gpus for item, v in zip(classes, held, strict=True))
+            most = gpus * max(
+                v / pipeline_class.gpus
+                for pipeline_class, v in zip(classes, most_values, strict=True)
+            )
         return needed > most * (1 + ROUNDING)
 
     if refuted(high_ms):
@@ -98,7 +108,7 @@ def relaxed_bound_ms(
 
 
 def most_value(
-    item: PipelineClass,
+    pipeline_class: PipelineClass,
     batch: Batch,
     relaxation: Relaxation,
     k: int,
@@ -111,18 +121,17 @@ def most_value(
     mix counts; a sequence that takes nothing of a mix makes that mix useless. At least 0.
     """
     mixes, values = relaxation.mixes[k], relaxation.values
-    top = max(len(mixes), item.most_micro_batches(time_ms))
-    whole = np.concatenate(
-        [mixes, np.repeat(mixes[-1:], top - len(mixes), axis=0), relaxation.peak_mixes[k]]
-    )
-    every = np.arange(1, top + 1)
-    at_hand = resources(item, every, relaxation.levels, batch.distinct, time_ms)
-    tried = np.concatenate(
+    even = mixes.even
+    top = max(len(even), pipeline_class.most_micro_batches(time_ms))
+    whole = np.concatenate([even, np.repeat(even[-1:], top - len(even), axis=0), mixes.peaked])
+    every_v = np.arange(1, top + 1)
+    available = resources(pipeline_class, every_v, relaxation.levels, batch.distinct, time_ms)
+    weights = np.concatenate(
         [whole[:, None, :], np.broadcast_to(extra, (len(whole), len(extra), RESOURCES))], axis=1
     )
-    share = tried @ at_hand.share  # (states, mixes, n)
+    share = weights @ available.share  # (states, mixes, n)
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(at_hand.eligible[:, None, :] & (values > 0), values / share, 0.0).max(
+        ratio = np.where(available.eligible[:, None, :] & (values > 0), values / share, 0.0).max(
             axis=2
         )
     return float(ratio.min(axis=1).max())

@@ -24,7 +24,7 @@ class Families:
         by_split: dict[tuple[int, int], dict[Scheme, SchemeModel]] = {}
         for scheme, model in models.items():
             by_split.setdefault((scheme.tp, scheme.pp), {})[scheme] = model
-        self.each = [AllStrategies(family, gpus) for _, family in sorted(by_split.items())]
+        self.relaxations = [AllStrategies(family, gpus) for _, family in sorted(by_split.items())]
 
 
 def exchange_bound_ms(
@@ -39,7 +39,7 @@ def exchange_bound_ms(
     if not exchange.decides:
         return bound_ms + different
     least = bound_ms + different
-    for family in families.each:
+    for family in families.relaxations:
         low = max(single_bound_ms(family.classes, batch), _area_ms(family.classes, batch, families))
         if low + same < least:
             low = max(low, all_strategies_bound_ms(family, batch, least - same))
@@ -52,11 +52,11 @@ def _area_ms(classes: Sequence[PipelineClass], batch: Batch, families: Families)
     costs = np.stack(
         [
             np.where(
-                batch.distinct <= item.capacity,
-                item.gpus * item.work_with_overhead_ms(batch.distinct),
+                batch.distinct <= pipeline_class.capacity,
+                pipeline_class.gpus * pipeline_class.work_with_overhead_ms(batch.distinct),
                 np.inf,
             )
-            for item in classes
+            for pipeline_class in classes
         ]
     )
     area = float(costs.min(axis=0) @ batch.multiplicity)

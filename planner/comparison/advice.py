@@ -15,7 +15,7 @@ def assumptions(
     profile: Profile, exchange: Exchange, truncated: int, cluster: Cluster
 ) -> tuple[str, ...]:
     """What the judge takes for granted, a sentence each."""
-    found = [
+    sentences = [
         f"Simulated on profile {profile.name}, not measured; its fit error: {profile.residuals}.",
         (
             f"Forward takes {profile.forward_fraction:.0%} of a micro-batch's time; sending "
@@ -33,12 +33,12 @@ def assumptions(
         ),
     ]
     if truncated:
-        found.append(f"{truncated:,} sequences were truncated to {cluster.max_len:,} tokens.")
+        sentences.append(f"{truncated:,} sequences were truncated to {cluster.max_len:,} tokens.")
     if cluster.optimizer_shards is not None:
-        found.append(f"Optimizer states are sharded over {cluster.optimizer_shards:,} ranks.")
+        sentences.append(f"Optimizer states are sharded over {cluster.optimizer_shards:,} ranks.")
     if cluster.include_flagged:
-        found.append("Coefficients that the profile marks as unsound are used, too.")
-    return tuple(found)
+        sentences.append("Coefficients that the profile marks as unsound are used, too.")
+    return tuple(sentences)
 
 
 def advice(profile: Profile, systems: Sequence[System]) -> str:
@@ -53,8 +53,8 @@ def advice(profile: Profile, systems: Sequence[System]) -> str:
     best = min(static, key=lambda system: system.mean_ms)
     propagation = mean_propagation_ms(ours)
     gain = mean_propagation_ms(best) / propagation - 1
-    dearer = (ours.mean_ms - propagation) - (best.mean_ms - mean_propagation_ms(best))
-    overhead = max(0.0, dearer / propagation)
+    extra_exchange_ms = (ours.mean_ms - propagation) - (best.mean_ms - mean_propagation_ms(best))
+    overhead = max(0.0, extra_exchange_ms / propagation)
     error = fit_error(profile)
     stated = "the profile states no fit error"
     if error is not None:

@@ -96,7 +96,7 @@ def compare(
         True,
         lambda batch: Execution.of_plan(planner.plan(batch)),
     )
-    candidates = [item.strategy for item in proposal.candidates]
+    candidates = [candidate.strategy for candidate in proposal.candidates]
     offers: dict[str, Callable[[], Iterable[Trainer | LeftOut]]] = {
         "static": lambda: static_best(setting, candidates),
         "megatron": lambda: megatron(setting, search=chosen.search_static),

@@ -73,4 +73,4 @@ class Comparison:
 
 def mean_propagation_ms(system: System) -> float:
     """Mean over the steps, without exchange and optimizer."""
-    return sum(item.propagation_ms for item in system.iterations) / len(system.iterations)
+    return sum(iteration.propagation_ms for iteration in system.iterations) / len(system.iterations)

@@ -51,7 +51,7 @@ class Sweep:
 
     def notes(self) -> list[str]:
         """What is missing at which values and why, a sentence each."""
-        found = [f"{p.value:,}: not possible: {p.why}" for p in self.points if p.why]
+        notes = [f"{p.value:,}: not possible: {p.why}" for p in self.points if p.why]
         possible = [point for point in self.points if not point.why]
         missing: dict[tuple[str, str], list[int]] = {}
         for point in possible:
@@ -61,8 +61,8 @@ class Sweep:
             where = ", ".join(f"{value:,}" for value in values)
             if len(values) == len(possible):
                 where = "throughout"
-            found.append(f"{where}: left out: {name}: {why}")
-        return found
+            notes.append(f"{where}: left out: {name}: {why}")
+        return notes
 
 
 def sweep(axis: str, values: Sequence[int], run: Callable[[int], Comparison]) -> Sweep:
@@ -87,12 +87,12 @@ def point_of(value: int, comparison: Comparison) -> Point:
 
     def swept(system: System) -> SweptSystem:
         return SweptSystem(
-            system.key,
-            system.name,
-            system.mean_ms,
-            mean_propagation_ms(system),
-            system.tokens_per_s,
-            system.mean_ms / ours.mean_ms,
+            key=system.key,
+            name=system.name,
+            mean_ms=system.mean_ms,
+            propagation_ms=mean_propagation_ms(system),
+            tokens_per_s=system.tokens_per_s,
+            speedup=system.mean_ms / ours.mean_ms,
         )
 
     systems = tuple(swept(system) for system in comparison.systems)

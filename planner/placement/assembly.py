@@ -44,7 +44,7 @@ def plan_of(
 
 def planned_pipeline(
     scheme: Scheme,
-    item: PipelineClass,
+    pipeline_class: PipelineClass,
     ranks: tuple[int, ...],
     micro_batches: Sequence[Sequence[int]],
     batch: Batch,
@@ -52,20 +52,23 @@ def planned_pipeline(
     round_: int | None = None,
 ) -> PlannedPipeline:
     """One pipeline with costs from the model; its predicted time is form S of the stated costs."""
-    described = []
+    planned_batches = []
     for positions in micro_batches:
         lengths = [batch.lengths[i] for i in positions]
-        cost = math.fsum(length * (item.a * length + item.b) for length in lengths) + item.c
-        described.append(
+        cost = (
+            math.fsum(length * (pipeline_class.a * length + pipeline_class.b) for length in lengths)
+            + pipeline_class.c
+        )
+        planned_batches.append(
             MicroBatch(
                 tuple(positions), sum(lengths), scheme.padded_tokens(lengths), round(cost, 3)
             )
         )
-    costs = [micro.cost_ms for micro in described]
+    costs = [micro.cost_ms for micro in planned_batches]
     order = order_micro_batches(costs, scheme.pp, forward_fraction)
     predicted = math.fsum(costs) + (scheme.pp - 1) * max(costs) if costs else 0.0
     return PlannedPipeline(
-        scheme, ranks, tuple(described[j] for j in order), round(predicted, 3), round_
+        scheme, ranks, tuple(planned_batches[j] for j in order), round(predicted, 3), round_
     )
 
 

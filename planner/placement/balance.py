@@ -47,7 +47,7 @@ class _State:
     """
 
     distinct: list[int]
-    items: list[PipelineClass]
+    pipeline_classes: list[PipelineClass]
     members: list[list[int]]
     bins: list[tuple[Bin, ...]]
     index: Ints
@@ -59,33 +59,38 @@ class _State:
 
     @classmethod
     def of(cls, fleet: Fleet, batch: Batch, filling: Filling) -> _State:
-        items: list[PipelineClass] = []
+        pipeline_classes: list[PipelineClass] = []
         members: list[list[int]] = []
         bins: list[tuple[Bin, ...]] = []
         index: list[int] = []
         owner: list[int] = []
-        for item, pipelines in zip(fleet.classes, filling.bins, strict=True):
+        for pipeline_class, pipelines in zip(fleet.classes, filling.bins, strict=True):
             for pipeline in pipelines:
-                mine = [i for micro in pipeline for i, n in micro for _ in range(n)]
-                members.append(list(range(len(index), len(index) + len(mine))))
-                owner += [len(items)] * len(mine)
-                index += mine
-                items.append(item)
+                placed = [i for micro in pipeline for i, n in micro for _ in range(n)]
+                members.append(list(range(len(index), len(index) + len(placed))))
+                owner += [len(pipeline_classes)] * len(placed)
+                index += placed
+                pipeline_classes.append(pipeline_class)
                 bins.append(pipeline)
-        at = np.array(index, dtype=np.int64)
-        length = batch.distinct[at]
-        kinds = {item: (item.work_ms(length), item.padded(length)) for item in fleet.classes}
+        indices = np.array(index, dtype=np.int64)
+        length = batch.distinct[indices]
+        per_class = {
+            pipeline_class: (pipeline_class.work_ms(length), pipeline_class.padded(length))
+            for pipeline_class in fleet.classes
+        }
         return cls(
-            batch.distinct.tolist(),
-            items,
-            members,
-            bins,
-            at,
-            length,
-            np.array(owner, dtype=np.int64),
-            np.array([time for times in filling.pipeline_ms for time in times]),
-            np.stack([kinds[item][0] for item in items]),
-            np.stack([kinds[item][1] for item in items]).astype(np.float64),
+            distinct=batch.distinct.tolist(),
+            pipeline_classes=pipeline_classes,
+            members=members,
+            bins=bins,
+            index=indices,
+            length=length,
+            owner=np.array(owner, dtype=np.int64),
+            time=np.array([time for times in filling.pipeline_ms for time in times]),
+            work=np.stack([per_class[pipeline_class][0] for pipeline_class in pipeline_classes]),
+            padded=np.stack(
+                [per_class[pipeline_class][1] for pipeline_class in pipeline_classes]
+            ).astype(np.float64),
         )
 
     @property
@@ -95,7 +100,7 @@ class _State:
     def move_or_swap(self) -> bool:
         """Make the best move or swap off the slowest pipeline; False when none shortens it."""
         top = int(self.time.argmax())
-        if self.items[top].pp > 1:
+        if self.pipeline_classes[top].pp > 1:
             return False
         loads = _Loads.of(self)
         options = [*self._best_move(top, loads), *self._best_swap(top, loads)]
@@ -108,52 +113,54 @@ class _State:
 
     def _best_move(self, top: int, loads: _Loads) -> list[_Option]:
         """The best of all moves of its sequences (rows) to other pipelines (columns)."""
-        mine = np.array(self.members[top])
-        others = np.nonzero(loads.single & (np.arange(len(self.items)) != top))[0]
-        left = loads.time_ms(np.full(1, top), gone=(self.work[top, mine], self.padded[top, mine]))
-        padded = self.padded[np.ix_(others, mine)].T
-        given = loads.time_ms(others, come=(self.work[np.ix_(others, mine)].T, padded))
-        given[loads.capacity[others] < padded] = np.inf
-        moved = np.maximum(left[:, None], given)
-        if not moved.size:
+        own = np.array(self.members[top])
+        others = np.nonzero(loads.single & (np.arange(len(self.pipeline_classes)) != top))[0]
+        top_after = loads.time_ms(
+            np.full(1, top), outgoing=(self.work[top, own], self.padded[top, own])
+        )
+        padded = self.padded[np.ix_(others, own)].T
+        other_after = loads.time_ms(others, incoming=(self.work[np.ix_(others, own)].T, padded))
+        other_after[loads.capacity[others] < padded] = np.inf
+        slowest_after = np.maximum(top_after[:, None], other_after)
+        if not slowest_after.size:
             return []
-        j, q = np.unravel_index(int(moved.argmin()), moved.shape)
-        return [_Option(float(moved[j, q]), int(others[q]), int(mine[j]), None)]
+        j, q = np.unravel_index(int(slowest_after.argmin()), slowest_after.shape)
+        return [_Option(float(slowest_after[j, q]), int(others[q]), int(own[j]), None)]
 
     def _best_swap(self, top: int, loads: _Loads) -> list[_Option]:
         """The best of all swaps of its sequences (rows) for those of others (columns)."""
-        mine = np.array(self.members[top])
+        own = np.array(self.members[top])
         theirs = np.nonzero(loads.single[self.owner] & (self.owner != top))[0]
         p = self.owner[theirs]
-        mine_there = (self.work[np.ix_(p, mine)].T, self.padded[np.ix_(p, mine)].T)
+        own_there = (self.work[np.ix_(p, own)].T, self.padded[np.ix_(p, own)].T)
         top_after = loads.time_ms(
             np.full(1, top),
-            gone=(self.work[top, mine][:, None], self.padded[top, mine][:, None]),
-            come=(self.work[top, theirs], self.padded[top, theirs]),
+            outgoing=(self.work[top, own][:, None], self.padded[top, own][:, None]),
+            incoming=(self.work[top, theirs], self.padded[top, theirs]),
         )
         top_after[:, self.padded[top, theirs] > loads.capacity[top]] = np.inf
         other_after = loads.time_ms(
-            p, gone=(self.work[p, theirs], self.padded[p, theirs]), come=mine_there
+            p, outgoing=(self.work[p, theirs], self.padded[p, theirs]), incoming=own_there
         )
-        other_after[loads.capacity[p] < mine_there[1]] = np.inf
-        swapped = np.maximum(top_after, other_after)
-        if not swapped.size:
+        other_after[loads.capacity[p] < own_there[1]] = np.inf
+        slowest_after = np.maximum(top_after, other_after)
+        if not slowest_after.size:
             return []
-        j, k = np.unravel_index(int(swapped.argmin()), swapped.shape)
-        return [_Option(float(swapped[j, k]), int(p[k]), int(mine[j]), int(theirs[k]))]
+        j, k = np.unravel_index(int(slowest_after.argmin()), slowest_after.shape)
+        return [_Option(float(slowest_after[j, k]), int(p[k]), int(own[j]), int(theirs[k]))]
 
     def _apply(self, top: int, other: int, give: int, take: int | None) -> bool:
         """Make a change if packing into micro-batches bears it out."""
-        mine = [j for j in self.members[top] if j != give] + ([] if take is None else [take])
+        own = [j for j in self.members[top] if j != give] + ([] if take is None else [take])
         theirs = [j for j in self.members[other] if j != take] + [give]
-        packed = [self._pack(top, mine), self._pack(other, theirs)]
+        packed = [self._pack(top, own), self._pack(other, theirs)]
         times = [
-            form_s(self.items[p], self.distinct, bins)
+            form_s(self.pipeline_classes[p], self.distinct, bins)
             for p, bins in zip((top, other), packed, strict=True)
         ]
         if max(times) >= self.time[top] * (1 - _GAIN):
             return False
-        for p, members, bins, time in zip((top, other), (mine, theirs), packed, times, strict=True):
+        for p, members, bins, time in zip((top, other), (own, theirs), packed, times, strict=True):
             self.members[p], self.bins[p], self.time[p] = members, bins, time
             self.owner[members] = p
         return True
@@ -169,17 +176,17 @@ class _State:
                 _, i = min(fitting)
             else:
                 i = len(room)
-                room.append(float(self.items[p].capacity))
+                room.append(float(self.pipeline_classes[p].capacity))
                 micro.append([])
             room[i] -= need
             micro[i].append(int(self.index[j]))
-        return tuple(list(Counter(one).items()) for one in micro)
+        return tuple(list(Counter(indices).items()) for indices in micro)
 
     def filling(self, fleet: Fleet) -> Filling:
         """The placement as it now stands."""
         bins, times, first = [], [], 0
-        for item in fleet.classes:
-            last = first + item.count
+        for pipeline_class in fleet.classes:
+            last = first + pipeline_class.count
             bins.append(tuple(self.bins[first:last]))
             times.append(tuple(float(time) for time in self.time[first:last]))
             first = last
@@ -211,27 +218,29 @@ class _Loads:
 
     @classmethod
     def of(cls, state: _State) -> _Loads:
-        items = state.items
+        pipeline_classes = state.pipeline_classes
         return cls(
             work=np.array([state.work[p, own].sum() for p, own in enumerate(state.members)]),
             tokens=np.array([state.padded[p, own].sum() for p, own in enumerate(state.members)]),
-            overhead=np.array([item.c for item in items]),
-            capacity=np.array([item.capacity for item in items], dtype=np.float64),
-            single=np.array([item.pp == 1 for item in items]),
+            overhead=np.array([pipeline_class.c for pipeline_class in pipeline_classes]),
+            capacity=np.array(
+                [pipeline_class.capacity for pipeline_class in pipeline_classes], dtype=np.float64
+            ),
+            single=np.array([pipeline_class.pp == 1 for pipeline_class in pipeline_classes]),
         )
 
     def time_ms(
         self,
         pipelines: Ints,
         *,
-        gone: tuple[Floats, Floats] = _NOTHING,
-        come: tuple[Floats, Floats] = _NOTHING,
+        outgoing: tuple[Floats, Floats] = _NOTHING,
+        incoming: tuple[Floats, Floats] = _NOTHING,
     ) -> Floats:
-        """Times of pipelines after work and tokens are gone and others have come.
+        """Compute the times (ms) of pipelines after ``outgoing`` has left and ``incoming`` joined.
 
-        In the fewest micro-batches that their tokens may fit.
+        Both are (work in ms, padded tokens); in the fewest micro-batches that tokens may fit.
         """
-        tokens = self.tokens[pipelines] - gone[1] + come[1]
-        work = self.work[pipelines] - gone[0] + come[0]
+        tokens = self.tokens[pipelines] - outgoing[1] + incoming[1]
+        work = self.work[pipelines] - outgoing[0] + incoming[0]
         cost: Floats = work + self.overhead[pipelines] * np.ceil(tokens / self.capacity[pipelines])
         return cost

@@ -9,8 +9,8 @@ from seqplan.planner.placement.fill import Filler, Filling, Shortfall
 TOLERANCE = 5e-4
 """Relative width at which the search for the least feasible target ends."""
 
-TRIED_TWICE = 600
-"""With at most so many distinct lengths the fill is tried with new micro-batches first, too."""
+TWO_ORDERS_UP_TO = 600
+"""With at most so many distinct lengths the fill is also made with new micro-batches first."""
 
 _LARGEST_STEP = 1e6
 """A target that has grown by steps up to this fits nothing."""
@@ -57,7 +57,7 @@ def dispatch(
         else:
             low, target, step = target, target * (1 + step), step * 3
     best = _bisect(filler, low, best)
-    if len(filler.lengths) <= TRIED_TWICE:
+    if len(filler.lengths) <= TWO_ORDERS_UP_TO:
         better = probe(filler, lower_ms, best.objective_ms, new_first=True)
         if better is not None:
             return _bisect(filler, lower_ms, better, new_first=True)
@@ -85,16 +85,16 @@ def level(filler: Filler, filling: Filling, lower_ms: float) -> Filling:
     target of all others is lowered as far as it goes.
     """
     ceiling = filling.objective_ms
-    sizes = [item.gpus for item in filler.fleet.classes]
+    sizes = [pipeline_class.gpus for pipeline_class in filler.fleet.classes]
     busy = sum(size * sum(times) for size, times in zip(sizes, filling.pipeline_ms, strict=True))
     if busy > EVEN * ceiling * filler.fleet.strategy.gpus:
         return filling
     best, low, high = filling, lower_ms, ceiling
     while high > low * (1 + LEVEL_TOLERANCE):
         middle = (low + high) / 2
-        even = filler.fill(middle, ceiling)
-        if isinstance(even, Filling) and even.objective_ms <= ceiling:
-            best, high = even, middle
+        levelled = filler.fill(middle, ceiling)
+        if isinstance(levelled, Filling) and levelled.objective_ms <= ceiling:
+            best, high = levelled, middle
         else:
             low = middle
     return best

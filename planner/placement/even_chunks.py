@@ -54,8 +54,8 @@ def _split(
     """
     chunks: list[list[int]] = []
     room = 0
-    for at, i in enumerate(order):
-        if not chunks or lengths[i] > room or exactly - len(chunks) >= len(order) - at:
+    for place, i in enumerate(order):
+        if not chunks or lengths[i] > room or exactly - len(chunks) >= len(order) - place:
             chunks.append([])
             room = limit
         chunks[-1].append(i)

@@ -6,7 +6,7 @@ sequences are few (hundreds to thousands) and every placement depends on the one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, inf
 
 import numpy as np
@@ -96,7 +96,10 @@ class Filler:
         ceiling = target_ms if ceiling_ms is None else ceiling_ms
         classes = self.fleet.classes
         pool = SequencePool(self.lengths, self.counts, self.sequences, self.negated)
-        reach = [min(pc.capacity, longest_alone(pc, ceiling)) for pc in classes]
+        reach = [
+            min(pipeline_class.capacity, longest_alone(pipeline_class, ceiling))
+            for pipeline_class in classes
+        ]
         order = sorted(range(len(classes)), key=lambda k: (-reach[k], k))
         bins: list[ClassPlacement] = [()] * len(classes)
         for k, later in zip(order, [*order[1:], None], strict=True):
@@ -158,12 +161,12 @@ class _Pipeline:
     most work of one micro-batch, for which the pipeline's bubbles have been paid already.
     """
 
-    item: PipelineClass
+    pipeline_class: PipelineClass
     budget: float
     cap: float
-    bins: list[Bin]
-    work: list[float]
-    tokens: list[int]
+    bins: list[Bin] = field(default_factory=list)
+    work: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
 
     def fill(self, pool: SequencePool, above: int, new_first: bool = False) -> None:
         """Take sequences longer than ``above``, into open micro-batches and then new ones.
@@ -171,58 +174,60 @@ class _Pipeline:
         ``new_first``: the other way round.
         """
         if new_first:
-            open_ones = len(self.bins)
+            already_open = len(self.bins)
             self._add(pool, above)
-            self._top_up(pool, above, open_ones)
+            self._top_up(pool, above, already_open)
         else:
             self._top_up(pool, above, len(self.bins))
             self._add(pool, above)
 
-    def _top_up(self, pool: SequencePool, above: int, open_ones: int) -> None:
-        item = self.item
-        for j, micro in enumerate(self.bins[:open_ones]):
+    def _top_up(self, pool: SequencePool, above: int, already_open: int) -> None:
+        pipeline_class = self.pipeline_class
+        for j, micro in enumerate(self.bins[:already_open]):
             room = min(self.budget, self.cap - self.work[j])
-            left, self.tokens[j] = pool.top_up(item, micro, room, self.tokens[j], above)
+            left, self.tokens[j] = pool.top_up(pipeline_class, micro, room, self.tokens[j], above)
             self.budget -= room - left
             self.work[j] += room - left
 
     def _add(self, pool: SequencePool, above: int) -> None:
-        item = self.item
+        pipeline_class = self.pipeline_class
         while pool.left:
             new: Bin = []
-            room = min(self.budget - item.c, self.cap)
-            left, tokens = pool.top_up(item, new, room, item.capacity, above)
+            room = min(self.budget - pipeline_class.c, self.cap)
+            left, tokens = pool.top_up(pipeline_class, new, room, pipeline_class.capacity, above)
             if not new:
                 break
             self.bins.append(new)
             self.work.append(room - left)
             self.tokens.append(tokens)
-            self.budget -= room - left + item.c
+            self.budget -= room - left + pipeline_class.c
 
 
-def _open(item: PipelineClass, longest: int, target: float, ceiling: float) -> _Pipeline:
+def _open(pipeline_class: PipelineClass, longest: int, target: float, ceiling: float) -> _Pipeline:
     """An empty pipeline whose first sequence will have ``longest`` tokens.
 
     Several stages: either V even micro-batches, V with the most capacity that leaves each of them
     the work of that sequence; or, where that holds more, a first micro-batch of that sequence alone
     which then sets the bubbles, and no other larger.
     """
-    work = longest * (item.a * longest + item.b)
-    budget = min(max(target, item.pp * (work + item.c)), ceiling) * _ROUND
-    if item.pp == 1:
-        return _Pipeline(item, budget, inf, [], [], [])
-    bubbles = item.pp - 1
-    token_work = item.capacity * (item.a * longest + item.b)
-    most = max(int(budget / (work + item.c)) - bubbles, 1)
+    work = longest * (pipeline_class.a * longest + pipeline_class.b)
+    budget = min(max(target, pipeline_class.pp * (work + pipeline_class.c)), ceiling) * _ROUND
+    if pipeline_class.pp == 1:
+        return _Pipeline(pipeline_class, budget, inf)
+    bubbles = pipeline_class.pp - 1
+    token_work = pipeline_class.capacity * (pipeline_class.a * longest + pipeline_class.b)
+    most = max(int(budget / (work + pipeline_class.c)) - bubbles, 1)
     best, micro_batches = -1.0, 1
     for v in range(1, most + 1):
-        capacity = v * min(budget / (v + bubbles) - item.c, token_work)
+        capacity = v * min(budget / (v + bubbles) - pipeline_class.c, token_work)
         if capacity <= best:
             break  # concave in v: past its maximum
         best, micro_batches = capacity, v
-    left = budget - bubbles * (work * _ROUND + item.c)
-    peaked = left - item.c * max(ceil(left / (work + item.c)), ceil(left / (token_work + item.c)))
+    left = budget - bubbles * (work * _ROUND + pipeline_class.c)
+    peaked = left - pipeline_class.c * max(
+        ceil(left / (work + pipeline_class.c)), ceil(left / (token_work + pipeline_class.c))
+    )
     if micro_batches == most and peaked > best:
-        return _Pipeline(item, left, work * _ROUND, [], [], [])
-    each = budget / (micro_batches + bubbles) - item.c
-    return _Pipeline(item, micro_batches * (each + item.c), each, [], [], [])
+        return _Pipeline(pipeline_class, left, work * _ROUND)
+    even_work = budget / (micro_batches + bubbles) - pipeline_class.c
+    return _Pipeline(pipeline_class, micro_batches * (even_work + pipeline_class.c), even_work)

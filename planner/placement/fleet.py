@@ -122,26 +122,36 @@ class Fleet:
     @property
     def pipelines(self) -> list[PipelineClass]:
         """The class of every pipeline, in the strategy's order."""
-        return [alike for alike in self.classes for _ in range(alike.count)]
+        return [
+            pipeline_class for pipeline_class in self.classes for _ in range(pipeline_class.count)
+        ]
 
     @cached_property
     def max_sequence(self) -> int:
         """The longest sequence (tokens) that some pipeline can hold."""
-        return max(item.capacity for item in self.classes)
+        return max(pipeline_class.capacity for pipeline_class in self.classes)
 
 
-def form_s(item: PipelineClass, lengths: list[int], pipeline: PipelineBins) -> float:
+def form_s(pipeline_class: PipelineClass, lengths: list[int], pipeline: PipelineBins) -> float:
     """Σ(m_j + c) + (pp − 1)·(max m_j + c) of a pipeline's micro-batches, 0 when empty."""
-    a, b, c = item.a, item.b, item.c
+    a, b, c = pipeline_class.a, pipeline_class.b, pipeline_class.c
     costs = [
         c + sum(n * (lengths[i] * (a * lengths[i] + b)) for i, n in micro) for micro in pipeline
     ]
-    return sum(costs) + (item.pp - 1) * max(costs) if costs else 0.0
+    return sum(costs) + (pipeline_class.pp - 1) * max(costs) if costs else 0.0
 
 
-def longest_alone(item: PipelineClass, target_ms: float) -> int:
+def longest_alone(pipeline_class: PipelineClass, target_ms: float) -> int:
     """The longest sequence (tokens) that alone ends by the target."""
-    work = target_ms * _ROUND / item.pp - item.c
+    work = target_ms * _ROUND / pipeline_class.pp - pipeline_class.c
     if work <= 0:
         return 0
-    return int(2 * work / (item.b + sqrt(item.b * item.b + 4 * item.a * work)) * _ROUND)
+    return int(
+        2
+        * work
+        / (
+            pipeline_class.b
+            + sqrt(pipeline_class.b * pipeline_class.b + 4 * pipeline_class.a * work)
+        )
+        * _ROUND
+    )

@@ -27,23 +27,23 @@ class Packing:
 
 
 def packing_bound_ms(
-    item: PipelineClass, work: Sequence[float], padded: Sequence[int]
+    pipeline_class: PipelineClass, work: Sequence[float], padded: Sequence[int]
 ) -> tuple[int, float]:
     """(least V, lower bound on form S) for sequences of these works (ms) and padded lengths.
 
     For a fixed V, S ≥ Σm + V·c + (pp − 1)·(max(longest, mean, pigeonhole) + c). The mean falls and
     V·c rises with V, so the least over V is found by walking up from the capacity bound.
     """
-    least = _least_micro_batches(item, padded)
+    least = _least_micro_batches(pipeline_class, padded)
     best = float("inf")
     for v in range(least, len(work) + 1):
-        best = min(best, _bound_at(item, v, work))
-        if item.pp == 1 or _floor_beyond(item, v, work) >= best:
+        best = min(best, _bound_at(pipeline_class, v, work))
+        if pipeline_class.pp == 1 or _floor_beyond(pipeline_class, v, work) >= best:
             break
     return least, best
 
 
-def pack(item: PipelineClass, lengths: Sequence[int]) -> Packing:
+def pack(pipeline_class: PipelineClass, lengths: Sequence[int]) -> Packing:
     """Pack one pipeline's sequences; ``ValueError`` when one alone exceeds MaxLen.
 
     Visits V in the order of its bound, builds each V by longest-processing-time with capacity and
@@ -51,49 +51,54 @@ def pack(item: PipelineClass, lengths: Sequence[int]) -> Packing:
     """
     if not lengths:
         return Packing((), 0.0, 0.0)
-    if max(lengths) > item.capacity:
+    if max(lengths) > pipeline_class.capacity:
         raise ValueError(
-            f"a sequence of {max(lengths)} tokens exceeds the micro-batch limit {item.capacity}"
+            f"a sequence of {max(lengths)} tokens exceeds the micro-batch limit "
+            f"{pipeline_class.capacity}"
         )
-    work = [length * (item.a * length + item.b) for length in lengths]
-    padded = [item.pad(length) for length in lengths]
-    least, bound = packing_bound_ms(item, work, padded)
+    work = [length * (pipeline_class.a * length + pipeline_class.b) for length in lengths]
+    padded = [pipeline_class.pad(length) for length in lengths]
+    least, bound = packing_bound_ms(pipeline_class, work, padded)
     best: list[list[int]] | None = None
     best_ms = float("inf")
     for v in range(least, len(lengths) + 1):
-        if best is not None and _floor_beyond(item, v - 1, work) >= best_ms:
+        if best is not None and _floor_beyond(pipeline_class, v - 1, work) >= best_ms:
             break
-        if _bound_at(item, v, work) >= best_ms:
+        if _bound_at(pipeline_class, v, work) >= best_ms:
             continue
-        packed = _largest_first(item, v, work, padded)
+        packed = _largest_first(pipeline_class, v, work, padded)
         if packed is None:
             continue
-        _improve(item, packed, work, padded)
-        time = _form_s(item, packed, work)
+        _improve(pipeline_class, packed, work, padded)
+        time = _form_s(pipeline_class, packed, work)
         if time < best_ms:
             best, best_ms = packed, time
     if best is None:
         raise AssertionError("one sequence per micro-batch always fits")
-    kept = tuple(tuple(micro) for micro in best if micro)
-    return Packing(kept, best_ms, min(bound, best_ms))
+    micro_batches = tuple(tuple(micro) for micro in best if micro)
+    return Packing(micro_batches, best_ms, min(bound, best_ms))
 
 
-def _bound_at(item: PipelineClass, v: int, work: Sequence[float]) -> float:
+def _bound_at(pipeline_class: PipelineClass, v: int, work: Sequence[float]) -> float:
     total, longest = sum(work), max(work)
     ranked = sorted(work, reverse=True)
     pigeonhole = ranked[v - 1] + ranked[v] if len(ranked) > v else 0.0
     largest = max(total / v, longest, pigeonhole)
-    return total + v * item.c + (item.pp - 1) * (largest + item.c)
+    return total + v * pipeline_class.c + (pipeline_class.pp - 1) * (largest + pipeline_class.c)
 
 
-def _floor_beyond(item: PipelineClass, v: int, work: Sequence[float]) -> float:
+def _floor_beyond(pipeline_class: PipelineClass, v: int, work: Sequence[float]) -> float:
     """A bound for every number of micro-batches above ``v``."""
-    return sum(work) + (v + 1) * item.c + (item.pp - 1) * (max(work) + item.c)
+    return (
+        sum(work)
+        + (v + 1) * pipeline_class.c
+        + (pipeline_class.pp - 1) * (max(work) + pipeline_class.c)
+    )
 
 
-def _least_micro_batches(item: PipelineClass, padded: Sequence[int]) -> int:
+def _least_micro_batches(pipeline_class: PipelineClass, padded: Sequence[int]) -> int:
     """Capacity bound on V: tokens over MaxLen, and Martello and Toth's L2 on lengths."""
-    capacity = item.capacity
+    capacity = pipeline_class.capacity
     ranked = sorted(padded, reverse=True)
     best = -(-sum(ranked) // capacity)
     for threshold in {length for length in ranked if 2 * length <= capacity} | {0}:
@@ -105,13 +110,13 @@ def _least_micro_batches(item: PipelineClass, padded: Sequence[int]) -> int:
     return max(1, best)
 
 
-def _form_s(item: PipelineClass, packed: list[list[int]], work: Sequence[float]) -> float:
-    costs = [sum(work[j] for j in micro) + item.c for micro in packed if micro]
-    return sum(costs) + (item.pp - 1) * max(costs)
+def _form_s(pipeline_class: PipelineClass, packed: list[list[int]], work: Sequence[float]) -> float:
+    costs = [sum(work[j] for j in micro) + pipeline_class.c for micro in packed if micro]
+    return sum(costs) + (pipeline_class.pp - 1) * max(costs)
 
 
 def _largest_first(
-    item: PipelineClass, v: int, work: Sequence[float], padded: Sequence[int]
+    pipeline_class: PipelineClass, v: int, work: Sequence[float], padded: Sequence[int]
 ) -> list[list[int]] | None:
     """Each sequence, longest first, to the least loaded micro-batch with room.
 
@@ -120,7 +125,7 @@ def _largest_first(
     """
     order = sorted(range(len(work)), key=lambda j: (-padded[j], j))
     packed: list[list[int]] = [[] for _ in range(v)]
-    room = [item.capacity] * v
+    room = [pipeline_class.capacity] * v
     heap = [(0.0, i) for i in range(v)]
     heapify(heap)
     for j in order:
@@ -128,7 +133,7 @@ def _largest_first(
         if padded[j] > room[i]:
             fitting = [(load, i) for load, i in heap if padded[j] <= room[i]]
             if not fitting:
-                return _best_fit(item, v, order, padded)
+                return _best_fit(pipeline_class, v, order, padded)
             load, i = min(fitting)
             heap[heap.index((load, i))] = (load + work[j], i)
             heapify(heap)
@@ -140,10 +145,10 @@ def _largest_first(
 
 
 def _best_fit(
-    item: PipelineClass, v: int, order: Sequence[int], padded: Sequence[int]
+    pipeline_class: PipelineClass, v: int, order: Sequence[int], padded: Sequence[int]
 ) -> list[list[int]] | None:
     packed: list[list[int]] = [[] for _ in range(v)]
-    room = [item.capacity] * v
+    room = [pipeline_class.capacity] * v
     for j in order:
         fitting = [(room[i], i) for i in range(v) if padded[j] <= room[i]]
         if not fitting:
@@ -155,10 +160,13 @@ def _best_fit(
 
 
 def _improve(
-    item: PipelineClass, packed: list[list[int]], work: Sequence[float], padded: Sequence[int]
+    pipeline_class: PipelineClass,
+    packed: list[list[int]],
+    work: Sequence[float],
+    padded: Sequence[int],
 ) -> None:
     """Move or swap sequences off the largest micro-batch while its work falls. In place."""
-    if item.pp == 1 or len(work) > MOST_IMPROVED:
+    if pipeline_class.pp == 1 or len(work) > MOST_IMPROVED:
         return  # the sum is what it is; many sequences leave little to gain
     load = [sum(work[j] for j in micro) for micro in packed]
     used = [sum(padded[j] for j in micro) for micro in packed]
@@ -175,7 +183,7 @@ def _improve(
                     if gain <= 1e-9:
                         continue
                     tokens = padded[j] - (padded[k] if k is not None else 0)
-                    if used[i] + tokens > item.capacity:
+                    if used[i] + tokens > pipeline_class.capacity:
                         continue
                     after = max(load[top] - gain, load[i] + gain)
                     if after < load[top] - 1e-9 and (best is None or after < best[0]):

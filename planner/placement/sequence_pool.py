@@ -24,9 +24,9 @@ class SequencePool:
 
     def copy(self) -> SequencePool:
         """The same sequences unassigned."""
-        twin = SequencePool(self.lengths, self.counts, self.left, self.negated)
-        twin.next = self.next.copy()
-        return twin
+        pool = SequencePool(self.lengths, self.counts, self.left, self.negated)
+        pool.next = self.next.copy()
+        return pool
 
     def longest(self, limit: float) -> int | None:
         """Index of the longest unassigned length ≤ ``limit``."""
@@ -38,13 +38,13 @@ class SequencePool:
         return i if i < len(self.lengths) else None
 
     def top_up(
-        self, item: PipelineClass, micro: Bin, work: float, tokens: int, above: int
+        self, pipeline_class: PipelineClass, micro: Bin, work: float, tokens: int, above: int
     ) -> tuple[float, int]:
         """Add to one micro-batch, longest first, what fits ``work`` ms and ``tokens``.
 
         Only sequences longer than ``above`` are taken. Returns the work and tokens left.
         """
-        a, b, unit = item.a, item.b, item.unit
+        a, b, unit = pipeline_class.a, pipeline_class.b, pipeline_class.unit
         lengths, negated, counts, links = self.lengths, self.negated, self.counts, self.next
         four_a, b_squared, end, i = 4 * a, b * b, len(self.lengths), 0
         while work > 0:

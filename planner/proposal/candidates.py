@@ -99,31 +99,37 @@ def propose(
     At least one kept candidate holds ``max_len`` tokens. Raises ``ValueError`` when no scheme does.
     """
     report = progress or (lambda stage, done, total: None)
-    everything = AllStrategies(models, gpus)
+    all_strategies = AllStrategies(models, gpus)
     families = Families(models, gpus)
-    judged = [_BatchTimes(b, everything, families, exchange) for b in batches[: effort.judged]]
-    found: list[Strategy] = []
+    judged = [_BatchTimes(b, all_strategies, families, exchange) for b in batches[: effort.judged]]
+    strategies: list[Strategy] = []
     if exchange.decides:
-        found = homogeneous_strategies(models, gpus, 1)
+        strategies = homogeneous_strategies(models, gpus, 1)
     searches = 0
     for done, batch_times in enumerate(judged):
         report("searching strategies", done, len(judged))
-        for strategy in found:
+        for strategy in strategies:
             batch_times.try_strategy(strategy)
         if searches < effort.searched and not batch_times.close():
             searches += 1
             known = batch_times.best_known()
-            for strategy in search(everything, batch_times.batch, batch_times.bound_ms, known):
+            for strategy in search(all_strategies, batch_times.batch, batch_times.bound_ms, known):
                 batch_times.try_strategy(strategy)
-                if strategy not in found:
-                    found.append(strategy)
-    if not any(_reach(strategy, models) >= max_len for strategy in found):
+                if strategy not in strategies:
+                    strategies.append(strategy)
+    if not any(_reach(strategy, models) >= max_len for strategy in strategies):
         longest = Batch.of_lengths([max_len, *batches[0].lengths])
-        found += [s for s in search(everything, longest)[:1] if s not in found]
-    if exchange.decides and not any(_differs(s) and _reach(s, models) >= max_len for s in found):
+        strategies += [s for s in search(all_strategies, longest)[:1] if s not in strategies]
+    if exchange.decides and not any(
+        _differs(s) and _reach(s, models) >= max_len for s in strategies
+    ):
         longest = Batch.of_lengths([max_len, *batches[0].lengths])
-        found += [s for s in search(everything, longest) if _differs(s) and s not in found]
-    return conclude(found, judged, models, max_len, effort.kept, report, exchange)
+        strategies += [
+            s for s in search(all_strategies, longest) if _differs(s) and s not in strategies
+        ]
+    return conclude(
+        strategies, judged, models, max_len, effort.kept, report=report, exchange=exchange
+    )
 
 
 def evaluate_strategies(
@@ -137,10 +143,12 @@ def evaluate_strategies(
 ) -> Proposal:
     """Judge given strategies like found ones, and keep the few that serve best together."""
     report = progress or (lambda stage, done, total: None)
-    everything = AllStrategies(models, gpus)
+    all_strategies = AllStrategies(models, gpus)
     families = Families(models, gpus)
-    judged = [_BatchTimes(b, everything, families, NO_EXCHANGE) for b in batches[: effort.judged]]
-    return conclude(strategies, judged, models, max_len, effort.kept, report)
+    judged = [
+        _BatchTimes(b, all_strategies, families, NO_EXCHANGE) for b in batches[: effort.judged]
+    ]
+    return conclude(strategies, judged, models, max_len, effort.kept, report=report)
 
 
 class _BatchTimes:
@@ -150,32 +158,32 @@ class _BatchTimes:
     """
 
     def __init__(
-        self, batch: Batch, everything: AllStrategies, families: Families, exchange: Exchange
+        self, batch: Batch, all_strategies: AllStrategies, families: Families, exchange: Exchange
     ) -> None:
         self.batch = batch
         self.times: dict[Strategy, float] = {}
         self.best_ms = self.reached_ms = float("inf")
-        self._everything = everything
+        self._all_strategies = all_strategies
         self._families = families
         self._exchange = exchange
-        self._lower = single_bound_ms(everything.classes, batch)
+        self._lower = single_bound_ms(all_strategies.classes, batch)
         self._bound: tuple[float, float] | None = None
 
     def try_strategy(self, strategy: Strategy) -> None:
         """Find the strategy's time: exact where it comes close to the best, rough beyond."""
         if strategy in self.times:
             return
-        fleet = Fleet.of(strategy, self._everything.models)
+        fleet = Fleet.of(strategy, self._all_strategies.models)
         if fleet.max_sequence < self.batch.longest:
             self.times[strategy] = float("inf")
             return
-        beside = self._exchange.of_strategy_ms(strategy)
-        limit = max(self.best_ms - beside, self._lower)
+        exchange_ms = self._exchange.of_strategy_ms(strategy)
+        limit = max(self.best_ms - exchange_ms, self._lower)
         filling = _strategy_time(Filler(fleet, self.batch), self._lower, limit)
-        alone = float("inf") if filling is None else filling.objective_ms
-        self.times[strategy] = alone + beside
+        propagation_ms = float("inf") if filling is None else filling.objective_ms
+        self.times[strategy] = propagation_ms + exchange_ms
         self.best_ms = min(self.best_ms, self.times[strategy])
-        self.reached_ms = min(self.reached_ms, alone)
+        self.reached_ms = min(self.reached_ms, propagation_ms)
 
     @property
     def bound_ms(self) -> float:
@@ -186,7 +194,7 @@ class _BatchTimes:
         if not np.isfinite(self.reached_ms):
             return self._lower
         if self._bound is None or self.reached_ms < self._bound[1] / (1 + FITS):
-            bound = all_strategies_bound_ms(self._everything, self.batch, self.reached_ms)
+            bound = all_strategies_bound_ms(self._all_strategies, self.batch, self.reached_ms)
             self._bound = (max(bound, self._bound[0] if self._bound else 0.0), self.reached_ms)
         return min(self._bound[0], self.reached_ms)
 
@@ -201,15 +209,15 @@ class _BatchTimes:
 
         It finds different replicas; equal ones are known beforehand where the exchange matters.
         """
-        alone = self.best_ms - self._exchange.exposed_ms(True)
-        if alone <= self._lower * (1 + CLOSE):
+        propagation_ms = self.best_ms - self._exchange.exposed_ms(True)
+        if propagation_ms <= self._lower * (1 + CLOSE):
             return True
-        return bool(np.isfinite(alone)) and alone <= self.bound_ms * (1 + CLOSE)
+        return bool(np.isfinite(propagation_ms)) and propagation_ms <= self.bound_ms * (1 + CLOSE)
 
     def best_known(self) -> list[Strategy]:
         """The strategies tried, the fastest first, those that cannot run the batch left out."""
-        able = [s for s in self.times if np.isfinite(self.times[s])]
-        return sorted(able, key=lambda s: self.times[s])[:3]
+        runnable = [s for s in self.times if np.isfinite(self.times[s])]
+        return sorted(runnable, key=lambda s: self.times[s])[:3]
 
 
 def conclude(
@@ -232,8 +240,8 @@ def conclude(
         report("judging strategies", done, len(judged))
         for strategy in order:
             batch_times.try_strategy(strategy)
-        times_here = batch_times.times
-        order.sort(key=lambda s: times_here[s])  # the next begins with what served this one
+        batch_ms = batch_times.times
+        order.sort(key=lambda s: batch_ms[s])  # the next begins with what served this one
     report("judging strategies", len(judged), len(judged))
     times = np.array(
         [[batch_times.times[strategy] for batch_times in judged] for strategy in strategies]
@@ -248,20 +256,22 @@ def conclude(
     candidates = tuple(
         Proposed(
             strategies[i],
-            fleets[i].max_sequence,
-            float(np.mean(row[np.isfinite(row)])) if np.isfinite(row).any() else float("nan"),
-            float(np.isfinite(row).mean()),
-            float((winner == place).mean()),
+            max_sequence=fleets[i].max_sequence,
+            expected_ms=(
+                float(np.mean(row[np.isfinite(row)])) if np.isfinite(row).any() else float("nan")
+            ),
+            runs=float(np.isfinite(row).mean()),
+            wins=float((winner == place).mean()),
         )
         for place, (i, row) in enumerate(zip(chosen, of_chosen, strict=True))
     )
     return Proposal(
-        candidates,
-        float(of_chosen.min(axis=0).mean()),
-        float(times.min(axis=0).mean()),
-        float(bounds.mean()),
-        len(judged),
-        len(strategies),
+        candidates=candidates,
+        expected_ms=float(of_chosen.min(axis=0).mean()),
+        pool_ms=float(times.min(axis=0).mean()),
+        lower_bound_ms=float(bounds.mean()),
+        judged=len(judged),
+        explored=len(strategies),
     )
 
 
@@ -289,15 +299,15 @@ def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], kept: int) -> l
     capped = np.minimum(times, penalty)
     while len(chosen) < min(kept, len(times)):
         means = np.minimum(best, capped).mean(axis=1)
-        pick = int(means.argmin())
-        if chosen and means[pick] > best.mean() * (1 - 1e-4):
+        best_next = int(means.argmin())
+        if chosen and means[best_next] > best.mean() * (1 - 1e-4):
             break
-        chosen.append(pick)
-        best = np.minimum(best, capped[pick])
+        chosen.append(best_next)
+        best = np.minimum(best, capped[best_next])
     if not any(holds[i] for i in chosen):
-        able = [i for i in range(len(times)) if holds[i]]
-        if able:
-            chosen = [*chosen[: kept - 1], min(able, key=lambda i: float(capped[i].mean()))]
+        holding = [i for i in range(len(times)) if holds[i]]
+        if holding:
+            chosen = [*chosen[: kept - 1], min(holding, key=lambda i: float(capped[i].mean()))]
     return chosen
 
 
@@ -308,15 +318,15 @@ def _best_of_each(
     chosen: Sequence[int],
 ) -> list[int]:
     """The best holding strategy of equal replicas and of different ones, unless it is chosen."""
-    found = []
+    added = []
     for differ in (False, True):
-        able = [
+        of_kind = [
             i for i, strategy in enumerate(strategies) if holds[i] and _differs(strategy) is differ
         ]
-        best = min(able, key=lambda i: float(times[i].mean()), default=None)
+        best = min(of_kind, key=lambda i: float(times[i].mean()), default=None)
         if best is not None and best not in chosen:
-            found.append(best)
-    return found
+            added.append(best)
+    return added
 
 
 def _differs(strategy: Strategy) -> bool:

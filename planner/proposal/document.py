@@ -145,8 +145,8 @@ class _ProposalReader(FieldReader):
             profile=Profile.from_document(raw["profile"], f"{self.origin}: profile"),
             lengths=self.lengths(raw["lengths"]),
             candidates=tuple(
-                self.candidate(entry, f".candidates[{at}]")
-                for at, entry in enumerate(self.items(raw, "candidates", ""))
+                self.candidate(entry, f".candidates[{number}]")
+                for number, entry in enumerate(self.items(raw, "candidates", ""))
             ),
             expected_ms=self.number(raw, "expected_ms", ""),
             lower_bound_ms=self.number(raw, "lower_bound_ms", ""),

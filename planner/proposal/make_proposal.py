@@ -63,10 +63,24 @@ def make_proposal(
     if profile.rounds:
         proposal = _static_groups(batches[: effort.searched], models, cluster, progress)
     elif method == "eq4":
-        proposal = _published(sampler, batches, models, cluster, longest, effort, progress)
+        proposal = _published(
+            sampler,
+            batches,
+            models,
+            cluster,
+            longest=longest,
+            effort=effort,
+            progress=progress,
+        )
     else:
         proposal = propose(
-            batches, models, cluster.gpus, longest, effort, exchange or NO_EXCHANGE, progress
+            batches,
+            models,
+            gpus=cluster.gpus,
+            max_len=longest,
+            effort=effort,
+            exchange=exchange or NO_EXCHANGE,
+            progress=progress,
         )
     return ProposalDocument(
         method=method,
@@ -82,13 +96,15 @@ def make_proposal(
         },
         candidates=tuple(
             Candidate(
-                item.strategy,
-                item.max_sequence,
-                None if np.isnan(item.expected_ms) else round(item.expected_ms, 3),
-                round(item.runs, 4),
-                round(item.wins, 4),
+                proposed.strategy,
+                max_sequence=proposed.max_sequence,
+                expected_ms=(
+                    None if np.isnan(proposed.expected_ms) else round(proposed.expected_ms, 3)
+                ),
+                runs=round(proposed.runs, 4),
+                wins=round(proposed.wins, 4),
             )
-            for item in proposal.candidates
+            for proposed in proposal.candidates
         ),
         expected_ms=round(proposal.expected_ms, 3),
         lower_bound_ms=round(proposal.lower_bound_ms - 5e-4, 3),
@@ -149,9 +165,17 @@ def _published(
     values, counts = np.unique(sampler.lengths, return_counts=True)
     ordered = list(models.values())
     continuous = continuous_proposal(ordered, values, counts.astype(np.float64))
-    found = integer_strategies(continuous, ordered, cluster.gpus)
-    strategies: list[Strategy] = sorted(found, key=lambda s: (-found[s], str(s)))
-    return evaluate_strategies(strategies, batches, models, cluster.gpus, longest, effort, progress)
+    longest_of = integer_strategies(continuous, ordered, cluster.gpus)
+    strategies: list[Strategy] = sorted(longest_of, key=lambda s: (-longest_of[s], str(s)))
+    return evaluate_strategies(
+        strategies,
+        batches,
+        models,
+        gpus=cluster.gpus,
+        max_len=longest,
+        effort=effort,
+        progress=progress,
+    )
 
 
 def _static_groups(
@@ -180,16 +204,21 @@ def _static_groups(
     candidates = [
         Proposed(
             Strategy.of({scheme: cluster.gpus // scheme.gpus}),
-            models[scheme].max_sequence,
-            float(np.mean([time for time in times if np.isfinite(time)] or [np.nan])),
-            float(np.isfinite(times).mean()),
-            float((np.array(times) <= best).mean()),
+            max_sequence=models[scheme].max_sequence,
+            expected_ms=float(np.mean([time for time in times if np.isfinite(time)] or [np.nan])),
+            runs=float(np.isfinite(times).mean()),
+            wins=float((np.array(times) <= best).mean()),
         )
         for scheme, times in static.items()
     ]
     means = np.mean(np.array(flexible), axis=0)
     return Proposal(
-        tuple(candidates), float(means[0]), float(means[0]), float(means[1]), len(batches), 0
+        candidates=tuple(candidates),
+        expected_ms=float(means[0]),
+        pool_ms=float(means[0]),
+        lower_bound_ms=float(means[1]),
+        judged=len(batches),
+        explored=0,
     )
 
 

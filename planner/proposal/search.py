@@ -21,7 +21,7 @@ SEARCH_ROUNDS = 12
 
 
 def search(
-    everything: AllStrategies,
+    all_strategies: AllStrategies,
     batch: Batch,
     guess_ms: float | None = None,
     known: Iterable[Strategy] = (),
@@ -31,9 +31,9 @@ def search(
     ``guess_ms``: about the time at which the relaxation fits; ``known``: strategies found before,
     tried as further starts by a single fill each.
     """
-    models, gpus, schemes = everything.models, everything.gpus, everything.schemes
-    lower = single_bound_ms(everything.classes, batch)
-    relaxed, at = fitting_time(everything, batch, guess_ms)
+    models, gpus, schemes = all_strategies.models, all_strategies.gpus, all_strategies.schemes
+    lower = single_bound_ms(all_strategies.classes, batch)
+    relaxed, fitting_ms = fitting_time(all_strategies, batch, guess_ms)
     pipelines = relaxed.pipelines / max(relaxed.scale, 1e-9)
     starts = rounded_strategies(schemes, pipelines, models, gpus, batch.longest)
     best: Placement | None = None
@@ -43,7 +43,7 @@ def search(
             continue
         filler = Filler(fleet, batch)
         limit = float("inf") if best is None else best.objective_ms * (1 - TOLERANCE)
-        filling = dispatch(filler, max(lower, at)) if best is None else filler.fill(limit)
+        filling = dispatch(filler, max(lower, fitting_ms)) if best is None else filler.fill(limit)
         if isinstance(filling, Filling) and filling.objective_ms <= limit:
             best = Placement(fleet, filling)
     if best is None:
@@ -51,7 +51,7 @@ def search(
     active = [s for s, n in zip(schemes, pipelines, strict=True) if n > 1e-6]
     active += [s for s in _useful(batch, models) if s not in active]
     improved = Search(batch, models, gpus).improve(
-        best, active, max(lower, at * (1 - TOLERANCE)), rounds=SEARCH_ROUNDS
+        best, active, max(lower, fitting_ms * (1 - TOLERANCE)), rounds=SEARCH_ROUNDS
     )
     return list(dict.fromkeys([improved.strategy, best.strategy]))
 

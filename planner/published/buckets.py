@@ -17,12 +17,12 @@ def buckets_of(lengths: Sequence[int], most: int) -> list[list[int]]:
     """
     if most < 1:
         raise ValueError(f"buckets must be 1 or more, not {most}")
-    values, of, counts = np.unique(
+    values, of_sequence, counts = np.unique(
         np.asarray(lengths, dtype=np.int64), return_inverse=True, return_counts=True
     )
     n = len(values)
     cuts = list(range(n + 1)) if n <= most else _cuts(values, counts, most)
-    bucket = np.searchsorted(cuts, of, side="right") - 1
+    bucket = np.searchsorted(cuts, of_sequence, side="right") - 1
     return [np.nonzero(bucket == k)[0].tolist() for k in range(len(cuts) - 2, -1, -1)]
 
 

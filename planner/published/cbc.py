@@ -20,9 +20,9 @@ _BOUND = re.compile(r"^Lower bound:\s*(\S+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Answer:
-    """Whether the variables hold a solution and it is proven optimal; none is below ``bound``."""
+    """Whether the variables hold a solution, and a proven optimum; none is below ``bound``."""
 
-    found: bool
+    has_solution: bool
     optimal: bool
     bound: float
 
@@ -44,5 +44,5 @@ def minimise(problem: pulp.LpProblem, time_limit_s: float) -> Answer:
         return Answer(True, True, float(pulp.value(problem.objective)))
     if problem.sol_status == pulp.LpSolutionInfeasible and problem.status == -1:
         return Answer(False, True, inf)
-    found = problem.sol_status == pulp.LpSolutionIntegerFeasible
-    return Answer(found, False, float(stated[1]) if stated else -inf)
+    has_solution = problem.sol_status == pulp.LpSolutionIntegerFeasible
+    return Answer(has_solution, False, float(stated[1]) if stated else -inf)

@@ -47,8 +47,8 @@ def continuous_proposal(
     tokens = lengths.astype(np.float64)
     cost = np.empty((len(models), len(lengths)))
     for k, model in enumerate(models):
-        item = model.latency
-        cost[k] = model.scheme.gpus * (tokens * (item.a * tokens + item.b) + item.c)
+        latency = model.latency
+        cost[k] = model.scheme.gpus * (tokens * (latency.a * tokens + latency.b) + latency.c)
         cost[k, np.searchsorted(lengths, model.max_sequence, side="right") :] = np.inf
     choice = cost.argmin(axis=0)
     cheapest = cost[choice, np.arange(len(lengths))]
@@ -78,7 +78,7 @@ def integer_strategies(
     the scheme of the longest sequences is also given up to ``MORE`` pipelines beyond that.
     """
     reach = {model.scheme: model.max_sequence for model in models}
-    found: dict[Strategy, int] = {}
+    longest_of: dict[Strategy, int] = {}
     for i in _breakpoints(proposal, gpus):
         total = proposal.gpu_ms[i]
         if not np.isfinite(total):
@@ -93,8 +93,8 @@ def integer_strategies(
             strategy = Strategy.of(counts)
             holds = max((reach[s] for s, _ in strategy.counts), default=0)
             if holds >= proposal.lengths[i]:
-                found[strategy] = int(proposal.lengths[i])
-    return found
+                longest_of[strategy] = int(proposal.lengths[i])
+    return longest_of
 
 
 def _rounded(

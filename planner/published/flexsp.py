@@ -61,14 +61,21 @@ def flexsp(
         raise ValueError(f"a sequence of {max(lengths)} tokens exceeds every group's {longest}")
     least = least_chunks(lengths, capacity)
     best = FlexSp((), inf)
-    tried, count = 0, least
-    while tried < tries and count <= len(lengths):
+    counts_tried, count = 0, least
+    while counts_tried < tries and count <= len(lengths):
         limit_s = time_limit_s / (tries * count)
-        solved = _rounds(lengths, chunk(lengths, count), allowed, gpus, buckets, limit_s)
+        solved = _rounds(
+            lengths,
+            chunk(lengths, count),
+            allowed,
+            gpus=gpus,
+            buckets=buckets,
+            limit_s=limit_s,
+        )
         if solved is not None and solved.predicted_ms < best.predicted_ms:
             best = solved
         # As published, more rounds are tried until some number of them is feasible at all.
-        tried += 1 if best.rounds else 0
+        counts_tried += 1 if best.rounds else 0
         count += 1
     return best
 
@@ -100,7 +107,9 @@ def _rounds(
     total = 0.0
     for positions in chunks:
         options = [_even(lengths, positions, model, gpus) for model in allowed]
-        options.append(_mixed(lengths, positions, allowed, gpus, buckets, limit_s))
+        options.append(
+            _mixed(lengths, positions, allowed, gpus=gpus, buckets=buckets, limit_s=limit_s)
+        )
         times = [_round_ms(lengths, option, allowed) for option in options]
         time = min(times)
         if time == inf:
@@ -148,11 +157,11 @@ def _mixed(
 ) -> list[Group]:
     """Groups of any degrees by mixed-integer programming; [] when none is found in time."""
     parts = buckets_of([lengths[i] for i in positions], buckets)
-    each = [model for model in allowed for _ in range(gpus // model.scheme.gpus)]
+    group_models = [model for model in allowed for _ in range(gpus // model.scheme.gpus)]
     taken = _program(
         [max(lengths[positions[k]] for k in part) for part in parts],
         [len(part) for part in parts],
-        each,
+        group_models,
         gpus,
         limit_s,
     )
@@ -160,17 +169,17 @@ def _mixed(
         return []
     left = [[positions[k] for k in part] for part in parts]
     groups = []
-    for p, model in enumerate(each):
-        mine = [left[k].pop() for k in range(len(parts)) for _ in range(int(taken[k, p]))]
-        if mine:
-            groups.append((model.scheme, tuple(mine)))
+    for p, model in enumerate(group_models):
+        members = [left[k].pop() for k in range(len(parts)) for _ in range(int(taken[k, p]))]
+        if members:
+            groups.append((model.scheme, tuple(members)))
     return groups
 
 
 def _program(
     boundaries: Sequence[int],
     sizes: Sequence[int],
-    each: Sequence[SchemeModel],
+    group_models: Sequence[SchemeModel],
     gpus: int,
     limit_s: float,
 ) -> npt.NDArray[np.int64] | None:
@@ -180,28 +189,28 @@ def _program(
     Σ_p A = size; Σ_k boundary·A ≤ MaxLen·m; Σ_k time·A + c·m ≤ slowest; Σ_p gpus·m ≤ all GPUs. The
     published program wants exactly all GPUs in use; at most all is never worse.
     """
-    buckets, groups = len(boundaries), len(each)
+    buckets, groups = len(boundaries), len(group_models)
     pairs = buckets * groups
     columns = pairs + groups + 1
     bucket, group = np.divmod(np.arange(pairs), groups)
-    padded = np.array([[m.scheme.padded_length(n) for m in each] for n in boundaries])
-    work = np.array([[m.a * n**2 + m.b * n for m in each] for n in boundaries])
-    capacity = np.array([model.capacity for model in each], dtype=np.float64)
-    overhead = np.array([model.c for model in each])
-    size = np.array([model.scheme.gpus for model in each])
-    every, of_group, in_use = np.arange(pairs), np.arange(groups), pairs + np.arange(groups)
+    padded = np.array([[m.scheme.padded_length(n) for m in group_models] for n in boundaries])
+    work = np.array([[m.a * n**2 + m.b * n for m in group_models] for n in boundaries])
+    capacity = np.array([model.capacity for model in group_models], dtype=np.float64)
+    overhead = np.array([model.c for model in group_models])
+    size = np.array([model.scheme.gpus for model in group_models])
+    all_pairs, of_group, in_use = np.arange(pairs), np.arange(groups), pairs + np.arange(groups)
     blocks = [
-        (np.ones(pairs), bucket, every),
-        (padded.ravel(), buckets + group, every),
+        (np.ones(pairs), bucket, all_pairs),
+        (padded.ravel(), buckets + group, all_pairs),
         (-capacity, buckets + of_group, in_use),
-        (work.ravel(), buckets + groups + group, every),
+        (work.ravel(), buckets + groups + group, all_pairs),
         (overhead, buckets + groups + of_group, in_use),
         (-np.ones(groups), buckets + groups + of_group, np.full(groups, columns - 1)),
         (size, np.full(groups, buckets + 2 * groups), in_use),
     ]
-    values, rows, at = (np.concatenate(block) for block in zip(*blocks, strict=True))
+    values, rows, entry_columns = (np.concatenate(block) for block in zip(*blocks, strict=True))
     shape = (buckets + 2 * groups + 1, columns)
-    matrix = coo_array((values, (rows, at)), shape=shape).tocsr()
+    matrix = coo_array((values, (rows, entry_columns)), shape=shape).tocsr()
     low = np.concatenate([sizes, np.full(2 * groups + 1, -np.inf)])
     high = np.concatenate([sizes, np.zeros(2 * groups), [gpus]])
     fits = padded <= capacity

@@ -48,9 +48,9 @@ def greedy_dispatch(
         )
     sequences = _orders(lengths, trials, seed, order)
     chosen = np.empty((trials, len(lengths)), dtype=np.int64)
-    every = np.arange(trials)
+    all_trials = np.arange(trials)
     for step in sequences.T:
-        chosen[every, step] = estimate.give(lengths[step])
+        chosen[all_trials, step] = estimate.give(lengths[step])
     slowest = estimate.time.max(axis=1)
     rejected = (estimate.tokens == 0).any(axis=1)
     best = int(np.lexsort((slowest, rejected))[0])
@@ -61,16 +61,16 @@ def greedy_dispatch(
 
 
 def dispatch_bound_ms(
-    item: PipelineClass, lengths: Sequence[int], *, count_overhead: bool = True
+    pipeline_class: PipelineClass, lengths: Sequence[int], *, count_overhead: bool = True
 ) -> float:
     """The bound of Eq. 2–3 (ms) on a pipeline with these sequences, 0 without any."""
     if not lengths:
         return 0.0
-    work = [length * (item.a * length + item.b) for length in lengths]
-    time = sum(work) + (item.pp - 1) * max(work)
+    work = [length * (pipeline_class.a * length + pipeline_class.b) for length in lengths]
+    time = sum(work) + (pipeline_class.pp - 1) * max(work)
     if count_overhead:
-        padded = sum(item.pad(length) for length in lengths)
-        time += (-(-padded // item.capacity) + item.pp - 1) * item.c
+        padded = sum(pipeline_class.pad(length) for length in lengths)
+        time += (-(-padded // pipeline_class.capacity) + pipeline_class.pp - 1) * pipeline_class.c
     return time
 
 
@@ -78,24 +78,28 @@ class _Estimate:
     """The estimated time of every pipeline in every trial; arrays (trials, pipelines)."""
 
     def __init__(self, classes: Sequence[PipelineClass], trials: int, count_overhead: bool) -> None:
-        each = [item for item in classes for _ in range(item.count)]
-        self.a = np.array([item.a for item in each])
-        self.b = np.array([item.b for item in each])
-        self.c = np.array([item.c if count_overhead else 0.0 for item in each])
-        self.bubbles = np.array([item.pp - 1.0 for item in each])
-        self.unit = np.array([item.unit for item in each])
-        self.capacity = np.array([item.capacity for item in each])
-        shape = (trials, len(each))
+        pipelines = [
+            pipeline_class for pipeline_class in classes for _ in range(pipeline_class.count)
+        ]
+        self.a = np.array([pipeline_class.a for pipeline_class in pipelines])
+        self.b = np.array([pipeline_class.b for pipeline_class in pipelines])
+        self.c = np.array(
+            [pipeline_class.c if count_overhead else 0.0 for pipeline_class in pipelines]
+        )
+        self.bubbles = np.array([pipeline_class.pp - 1.0 for pipeline_class in pipelines])
+        self.unit = np.array([pipeline_class.unit for pipeline_class in pipelines])
+        self.capacity = np.array([pipeline_class.capacity for pipeline_class in pipelines])
+        shape = (trials, len(pipelines))
         self.work = np.zeros(shape)
         self.longest = np.zeros(shape)
         self.tokens = np.zeros(shape, dtype=np.int64)
         self.time = np.zeros(shape)
-        self._every = np.arange(trials)
+        self._all_trials = np.arange(trials)
 
     def give(self, lengths: Ints) -> Ints:
         """Give each trial a sequence of these ``lengths`` (trials,); the pipelines chosen."""
-        of = lengths[:, None].astype(np.float64)
-        added = of * (self.a * of + self.b)
+        tokens_each = lengths[:, None].astype(np.float64)
+        added = tokens_each * (self.a * tokens_each + self.b)
         longest = np.maximum(self.longest, added)
         work = self.work + added
         time = work + self.bubbles * longest
@@ -104,14 +108,14 @@ class _Estimate:
             time += self.c * (-(-tokens // self.capacity) + self.bubbles)
         time[lengths[:, None] > self.capacity] = np.inf
         pipeline: Ints = time.argmin(axis=1)
-        at = (self._every, pipeline)
+        chosen = (self._all_trials, pipeline)
         for state, after in (
             (self.work, work),
             (self.longest, longest),
             (self.tokens, tokens),
             (self.time, time),
         ):
-            state[at] = after[at]
+            state[chosen] = after[chosen]
         return pipeline
 
 

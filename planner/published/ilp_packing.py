@@ -44,7 +44,7 @@ class _Packed:
 
 
 def ilp_packing(
-    item: PipelineClass,
+    pipeline_class: PipelineClass,
     lengths: Sequence[int],
     *,
     util_len: int | None = None,
@@ -60,34 +60,43 @@ def ilp_packing(
     """
     if not lengths:
         return IlpPacking((), 0.0, 0.0, 0)
-    if max(lengths) > item.capacity:
+    if max(lengths) > pipeline_class.capacity:
         raise ValueError(
-            f"a sequence of {max(lengths)} tokens exceeds the micro-batch limit {item.capacity}"
+            f"a sequence of {max(lengths)} tokens exceeds the micro-batch limit "
+            f"{pipeline_class.capacity}"
         )
-    work = [length * (item.a * length + item.b) for length in lengths]
-    padded = [item.pad(length) for length in lengths]
-    least, _ = packing_bound_ms(item, work, padded)
+    work = [length * (pipeline_class.a * length + pipeline_class.b) for length in lengths]
+    padded = [pipeline_class.pad(length) for length in lengths]
+    least, _ = packing_bound_ms(pipeline_class, work, padded)
     top = len(lengths) if most is None else min(most, len(lengths))
     if util_len is not None:
         top = min(top, sum(lengths) // util_len)
     top = max(top, least)
-    bounds = {v: _bound_at(item, v, work) for v in range(least, top + 1)}
-    best, best_ms = _search(item, work, padded, bounds, solver, time_limit_s)
+    bounds = {v: _bound_at(pipeline_class, v, work) for v in range(least, top + 1)}
+    best, best_ms = _search(
+        pipeline_class, work, padded, bounds, solver=solver, time_limit_s=time_limit_s
+    )
     while best is None:
         top += 1
-        extra = {top: _bound_at(item, top, work)}
-        best, best_ms = _search(item, work, padded, extra, solver, time_limit_s)
+        extra = {top: _bound_at(pipeline_class, top, work)}
+        best, best_ms = _search(
+            pipeline_class, work, padded, extra, solver=solver, time_limit_s=time_limit_s
+        )
         bounds |= extra
     return IlpPacking(best.micro_batches, best_ms, min(best_ms, *bounds.values()), top)
 
 
-def closed_form_ms(item: PipelineClass, works_ms: Sequence[float]) -> float:
+def closed_form_ms(pipeline_class: PipelineClass, works_ms: Sequence[float]) -> float:
     """C = (max m_j + c)·(pp − 1 + V) of micro-batches with these works."""
-    return (max(works_ms) + item.c) * (item.pp - 1 + len(works_ms)) if works_ms else 0.0
+    return (
+        (max(works_ms) + pipeline_class.c) * (pipeline_class.pp - 1 + len(works_ms))
+        if works_ms
+        else 0.0
+    )
 
 
 def _search(
-    item: PipelineClass,
+    pipeline_class: PipelineClass,
     work: Sequence[float],
     padded: Sequence[int],
     bounds: dict[int, float],
@@ -100,19 +109,25 @@ def _search(
     for v in sorted(bounds, key=lambda v: (bounds[v], v)):
         if bounds[v] >= best_ms:
             break
-        packed = solve(v, item.capacity, work, padded, time_limit_s)
-        bounds[v] = max(bounds[v], (packed.bound_ms + item.c) * (item.pp - 1 + v))
-        time = (packed.largest_ms + item.c) * (item.pp - 1 + len(packed.micro_batches))
+        packed = solve(v, pipeline_class.capacity, work, padded, time_limit_s)
+        bounds[v] = max(
+            bounds[v], (packed.bound_ms + pipeline_class.c) * (pipeline_class.pp - 1 + v)
+        )
+        time = (packed.largest_ms + pipeline_class.c) * (
+            pipeline_class.pp - 1 + len(packed.micro_batches)
+        )
         if packed.micro_batches and time < best_ms:
             best, best_ms = packed, time
     return best, best_ms
 
 
-def _bound_at(item: PipelineClass, v: int, work: Sequence[float]) -> float:
+def _bound_at(pipeline_class: PipelineClass, v: int, work: Sequence[float]) -> float:
     """C with the largest micro-batch at least the mean, the longest, and two of V + 1 sequences."""
     ranked = sorted(work, reverse=True)
     pigeonhole = ranked[v - 1] + ranked[v] if len(ranked) > v else 0.0
-    return (max(sum(work) / v, ranked[0], pigeonhole) + item.c) * (item.pp - 1 + v)
+    return (max(sum(work) / v, ranked[0], pigeonhole) + pipeline_class.c) * (
+        pipeline_class.pp - 1 + v
+    )
 
 
 def _pairs(v: int, padded: Sequence[int]) -> list[tuple[int, int]]:
@@ -142,11 +157,11 @@ def _with_cbc(
     for i in range(len(work)):
         problem += pulp.lpSum(take[i, j] for j in range(v) if (i, j) in take) == 1
     for j in range(v):
-        inside = [i for i in range(len(work)) if (i, j) in take]
-        problem += pulp.lpSum(padded[i] * take[i, j] for i in inside) <= capacity
-        problem += pulp.lpSum(work[i] * take[i, j] for i in inside) <= largest
+        in_micro_batch = [i for i in range(len(work)) if (i, j) in take]
+        problem += pulp.lpSum(padded[i] * take[i, j] for i in in_micro_batch) <= capacity
+        problem += pulp.lpSum(work[i] * take[i, j] for i in in_micro_batch) <= largest
     answer = minimise(problem, time_limit_s)
-    if not answer.found:
+    if not answer.has_solution:
         return _Packed((), inf, answer.bound)
     return _read(v, [pair for pair, x in take.items() if x.value() > 0.5], work, answer.bound)
 
@@ -157,14 +172,14 @@ def _with_highs(
     pairs = _pairs(v, padded)
     n, columns = len(work), len(pairs) + 1
     i, j = np.array(pairs).T
-    every = np.arange(len(pairs))
+    all_pairs = np.arange(len(pairs))
     # Rows: each sequence once; tokens of each micro-batch; its work less the largest.
     rows = np.concatenate([i, n + j, n + v + j, n + v + np.arange(v)])
-    where = np.concatenate([every, every, every, np.full(v, columns - 1)])
+    of_column = np.concatenate([all_pairs, all_pairs, all_pairs, np.full(v, columns - 1)])
     values = np.concatenate(
         [np.ones(len(pairs)), np.array(padded)[i], np.array(work)[i], -np.ones(v)]
     )
-    matrix = coo_array((values, (rows, where)), shape=(n + 2 * v, columns)).tocsr()
+    matrix = coo_array((values, (rows, of_column)), shape=(n + 2 * v, columns)).tocsr()
     low = np.concatenate([np.ones(n), np.full(2 * v, -np.inf)])
     high = np.concatenate([np.ones(n), np.full(v, capacity), np.zeros(v)])
     objective = np.zeros(columns)
@@ -173,15 +188,15 @@ def _with_highs(
     least[-1], most[-1] = max(sum(work) / v, *work), np.inf
     whole = np.ones(columns)
     whole[-1] = 0
-    solved = milp(
+    result = milp(
         objective,
         constraints=LinearConstraint(matrix, low, high),
         bounds=Bounds(least, most),
         integrality=whole,
         options={"time_limit": time_limit_s, "mip_rel_gap": 0.0},
     )
-    bound = inf if solved.status == 2 else solved.mip_dual_bound
-    if solved.x is None:
+    bound = inf if result.status == 2 else result.mip_dual_bound
+    if result.x is None:
         return _Packed((), inf, -inf if bound is None else bound)
-    chosen = [pair for pair, x in zip(pairs, solved.x, strict=False) if x > 0.5]
+    chosen = [pair for pair, x in zip(pairs, result.x, strict=False) if x > 0.5]
     return _read(v, chosen, work, bound)

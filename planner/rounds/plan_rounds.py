@@ -16,7 +16,7 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.rounds.round_fill import (
+from seqplan.planner.rounds.fill import (
     Round,
     RoundFiller,
     common_target,
@@ -47,7 +47,7 @@ class Rounds:
     @property
     def objective_ms(self) -> float:
         """Σ rounds."""
-        return sum(item.time_ms for item in self.rounds)
+        return sum(round_.time_ms for round_ in self.rounds)
 
 
 def plan_rounds(batch: Batch, models: Sequence[SchemeModel], gpus: int) -> Rounds | None:
@@ -61,23 +61,23 @@ def plan_rounds(batch: Batch, models: Sequence[SchemeModel], gpus: int) -> Round
     ordered = sorted(models, key=lambda model: (-model.scheme.gpus, model.scheme))
     classes = tuple(PipelineClass.of(model, 1) for model in ordered)
     schemes = tuple(model.scheme for model in ordered)
-    if batch.longest > max(item.capacity for item in classes):
+    if batch.longest > max(pipeline_class.capacity for pipeline_class in classes):
         return None
     fewest = _fewest_rounds(classes, batch, gpus)
     fillers = [RoundFiller(classes, batch, gpus, last) for last in _smallest(classes, batch)]
     best: tuple[Round, ...] | None = None
     best_ms = inf
     for count in range(fewest, fewest + EXTRA_ROUNDS + 1):
-        least = rounds_bound_ms(classes, batch, gpus, count)
-        if best is not None and least >= best_ms:
+        lower_ms = rounds_bound_ms(classes, batch, gpus, count)
+        if best is not None and lower_ms >= best_ms:
             break
-        starts = [(common_target(filler, count, least), filler) for filler in fillers]
-        known = [(start, filler) for start, filler in starts if start is not None]
-        known.sort(key=lambda pair: total_ms(pair[0]))
-        found = [improve_rounds(filler, start) for start, filler in known[:IMPROVED]]
-        alike = (even_rounds(classes, k, batch, gpus, count) for k in range(len(classes)))
-        found += [rounds for rounds in alike if rounds is not None]
-        for rounds in found:
+        starts = [(common_target(filler, count, lower_ms), filler) for filler in fillers]
+        common = [(start, filler) for start, filler in starts if start is not None]
+        common.sort(key=lambda pair: total_ms(pair[0]))
+        options = [improve_rounds(filler, start) for start, filler in common[:IMPROVED]]
+        even = (even_rounds(classes, k, batch, gpus, count) for k in range(len(classes)))
+        options += [rounds for rounds in even if rounds is not None]
+        for rounds in options:
             if total_ms(rounds) < best_ms:
                 best, best_ms = rounds, total_ms(rounds)
     if best is None:
@@ -96,24 +96,26 @@ def rounds_bound_ms(
     Σ min_g gpus_g·work_g spreads over all GPUs, and each round pays its overhead. The bound is the
     largest U at which this contradicts U.
     """
-    overhead = min(item.c for item in classes)
+    overhead = min(pipeline_class.c for pipeline_class in classes)
     lengths, counts = batch.distinct, batch.multiplicity
-    work = np.stack([item.work_ms(lengths) for item in classes])
-    held = np.stack([item.padded(lengths) <= item.capacity for item in classes])
-    sizes = np.array([[item.gpus] for item in classes], dtype=np.float64)
-    alone = work + np.array([[item.c] for item in classes])
+    work = np.stack([pipeline_class.work_ms(lengths) for pipeline_class in classes])
+    holds = np.stack(
+        [pipeline_class.padded(lengths) <= pipeline_class.capacity for pipeline_class in classes]
+    )
+    sizes = np.array([[pipeline_class.gpus] for pipeline_class in classes], dtype=np.float64)
+    alone = work + np.array([[pipeline_class.c] for pipeline_class in classes])
 
-    def least(limit_ms: float) -> float:
-        able = held & (alone <= limit_ms - (rounds - 1) * overhead + 1e-9)
-        area = np.where(able, sizes * work, inf).min(axis=0)
+    def implied_ms(limit_ms: float) -> float:
+        feasible = holds & (alone <= limit_ms - (rounds - 1) * overhead + 1e-9)
+        area = np.where(feasible, sizes * work, inf).min(axis=0)
         return float(area @ counts) / gpus + rounds * overhead
 
-    low = float(np.where(held, alone, inf).min(axis=0).max()) + (rounds - 1) * overhead
-    high = max(low, least(inf)) * 2 + 1
-    low = max(low, least(inf) * (1 - 1e-9))
+    low = float(np.where(holds, alone, inf).min(axis=0).max()) + (rounds - 1) * overhead
+    high = max(low, implied_ms(inf)) * 2 + 1
+    low = max(low, implied_ms(inf) * (1 - 1e-9))
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
-        if least(middle) * (1 - 1e-9) >= middle:
+        if implied_ms(middle) * (1 - 1e-9) >= middle:
             low = middle
         else:
             high = middle
@@ -122,20 +124,24 @@ def rounds_bound_ms(
 
 def _fewest_rounds(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> int:
     """Rounds that all tokens need at the best tokens per GPU, and that long sequences need."""
-    per_gpu = max(item.capacity / item.gpus for item in classes)
+    per_gpu = max(pipeline_class.capacity / pipeline_class.gpus for pipeline_class in classes)
     by_tokens = ceil(batch.tokens / (per_gpu * gpus) - 1e-9)
     lengths, counts = batch.distinct, batch.multiplicity
     smallest = np.full(len(lengths), inf)  # GPUs of the smallest group that holds a sequence
-    for item in classes:
-        holds = item.padded(lengths) <= item.capacity
+    for pipeline_class in classes:
+        holds = pipeline_class.padded(lengths) <= pipeline_class.capacity
         # Two sequences above half a group's capacity cannot share it: count their GPUs whole.
-        alone = holds & (2 * item.padded(lengths) > item.capacity)
-        smallest = np.minimum(smallest, np.where(alone, item.gpus, np.where(holds, 0.0, inf)))
+        alone = holds & (2 * pipeline_class.padded(lengths) > pipeline_class.capacity)
+        smallest = np.minimum(
+            smallest, np.where(alone, pipeline_class.gpus, np.where(holds, 0.0, inf))
+        )
     by_groups = ceil(float(smallest @ counts) / gpus - 1e-9)
     return max(1, by_tokens, by_groups)
 
 
 def _smallest(classes: Sequence[PipelineClass], batch: Batch) -> list[int]:
     """Numbers of classes, from all of them down, that leave the smallest degrees out."""
-    holding = [k for k, item in enumerate(classes) if item.capacity >= batch.longest]
+    holding = [
+        k for k, pipeline_class in enumerate(classes) if pipeline_class.capacity >= batch.longest
+    ]
     return list(range(len(classes), holding[0], -1))

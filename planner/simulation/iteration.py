@@ -130,7 +130,7 @@ def simulate_iteration(
             spans.append(Span((0, gpus), "switch", None, clock, clock + execution.switch_ms))
             switched += execution.switch_ms
             clock += execution.switch_ms
-        clock = _run_phase(phase, profile, clock, switched, spans, (busy, end, taken))
+        clock = _run_phase(phase, profile, clock, switched, spans=spans, ranks=(busy, end, taken))
     propagation = clock - switched
     exposed = exchange.exposed_ms(execution.heterogeneous)
     for kind, lasts in (("exchange", exposed), ("optimizer", exchange.optimizer_ms)):
@@ -144,7 +144,11 @@ def simulate_iteration(
     return Iteration(
         step=batch.step,
         strategy=str(execution),
-        schemes=tuple(sorted(counts.items(), key=lambda item: (-item[0].gpus, item[0]))),
+        schemes=tuple(
+            sorted(
+                counts.items(), key=lambda scheme_count: (-scheme_count[0].gpus, scheme_count[0])
+            )
+        ),
         tokens=batch.tokens,
         sequences=len(batch.lengths),
         longest=batch.longest,
@@ -185,10 +189,10 @@ def _run_phase(
     round_end: dict[int | None, float] = {}
     for pipeline, stop in zip(phase, times.end_ms, strict=True):
         round_end[pipeline.round] = max(round_end.get(pipeline.round, 0.0), stop)
-    starts, at = {}, 0.0
+    starts, begin_ms = {}, 0.0
     for number in sorted(round_end, key=lambda n: -1 if n is None else n):
-        starts[number] = at
-        at = max(at, round_end[number])
+        starts[number] = begin_ms
+        begin_ms = max(begin_ms, round_end[number])
     in_round: dict[tuple[int | None, int], float] = {}
     for pipeline, start, stop in zip(phase, times.start_ms, times.end_ms, strict=True):
         if pipeline.ranks and max(pipeline.ranks) >= len(busy):

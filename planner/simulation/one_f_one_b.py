@@ -79,11 +79,11 @@ def _run(
     done_b = [[-1.0] * n for _ in range(pp)]
     ends: list[list[float]] = [[] for _ in range(pp)]
     clock = [0.0] * pp
-    at = [0] * pp
+    next_pass = [0] * pp
     left = pp * 2 * n
     while left:
         for stage in range(pp):
-            order, i, now = orders[stage], at[stage], clock[stage]
+            order, i, now = orders[stage], next_pass[stage], clock[stage]
             mine_f, mine_b, mine_ends = done_f[stage], done_b[stage], ends[stage]
             before = done_f[stage - 1] if stage else None
             after = done_b[stage + 1] if stage < pp - 1 else None
@@ -103,6 +103,6 @@ def _run(
                     mine_b[j] = now
                 mine_ends.append(now)
                 i += 1
-            left -= i - at[stage]
-            at[stage], clock[stage] = i, now
+            left -= i - next_pass[stage]
+            next_pass[stage], clock[stage] = i, now
     return list(zip(orders, ends, strict=True))

@@ -36,23 +36,43 @@ def assemble(
     times = [time for times in selected.placement.filling.pipeline_ms for time in times]
     classes = selected.placement.fleet.pipelines
     # Packing anew can shorten the step only where no pipeline of one stage is as slow.
-    serial = max((t for t, item in zip(times, classes, strict=True) if item.pp == 1), default=0.0)
+    serial = max(
+        (t for t, pipeline_class in zip(times, classes, strict=True) if pipeline_class.pp == 1),
+        default=0.0,
+    )
     pipelines = []
     first = 0
-    for scheme, item, micro_batches, time in zip(strategy, classes, shares, times, strict=True):
+    for scheme, pipeline_class, micro_batches, time in zip(
+        strategy, classes, shares, times, strict=True
+    ):
         ranks = tuple(range(first, first + scheme.gpus))
         first += scheme.gpus
-        if item.pp > 1 and time > max(serial, selected.lower_bound_ms):
-            micro_batches = _repacked(item, micro_batches, batch.lengths)
-        elif item.pp == 1 and packing == "even" and micro_batches:
-            micro_batches = _evened(item, micro_batches, batch.lengths)
+        if pipeline_class.pp > 1 and time > max(serial, selected.lower_bound_ms):
+            micro_batches = _repacked(pipeline_class, micro_batches, batch.lengths)
+        elif pipeline_class.pp == 1 and packing == "even" and micro_batches:
+            micro_batches = _evened(pipeline_class, micro_batches, batch.lengths)
         pipelines.append(
-            planned_pipeline(scheme, item, ranks, micro_batches, batch, forward_fraction)
+            planned_pipeline(
+                scheme,
+                pipeline_class,
+                ranks,
+                micro_batches,
+                batch,
+                forward_fraction=forward_fraction,
+            )
         )
     predicted = max(pipeline.predicted_ms for pipeline in pipelines)
     bound = min(floor_us(selected.lower_bound_ms), predicted)
     candidates = considered(selected.considered, strategy, predicted, bound)
-    return plan_of(batch, planner, world_size, pipelines, predicted, bound, candidates)
+    return plan_of(
+        batch,
+        planner,
+        world_size,
+        pipelines,
+        predicted_ms=predicted,
+        bound_ms=bound,
+        selection=candidates,
+    )
 
 
 def considered(
@@ -85,27 +105,28 @@ def _deal(batch: Batch, selected: Selected) -> list[list[list[int]]]:
 
 
 def _repacked(
-    item: PipelineClass, micro_batches: list[list[int]], lengths: Sequence[int]
+    pipeline_class: PipelineClass, micro_batches: list[list[int]], lengths: Sequence[int]
 ) -> list[list[int]]:
     """The same sequences in better micro-batches, where packing them anew finds any."""
     positions = [i for micro in micro_batches for i in micro]
-    packing = pack(item, [lengths[i] for i in positions])
+    packing = pack(pipeline_class, [lengths[i] for i in positions])
     costs = [
-        sum(lengths[i] * (item.a * lengths[i] + item.b) for i in micro) + item.c
+        sum(lengths[i] * (pipeline_class.a * lengths[i] + pipeline_class.b) for i in micro)
+        + pipeline_class.c
         for micro in micro_batches
     ]
-    if packing.objective_ms >= sum(costs) + (item.pp - 1) * max(costs):
+    if packing.objective_ms >= sum(costs) + (pipeline_class.pp - 1) * max(costs):
         return micro_batches
     return [[positions[j] for j in micro] for micro in packing.micro_batches]
 
 
 def _evened(
-    item: PipelineClass, micro_batches: list[list[int]], lengths: Sequence[int]
+    pipeline_class: PipelineClass, micro_batches: list[list[int]], lengths: Sequence[int]
 ) -> list[list[int]]:
     """The same sequences in as many consecutive chunks; as they were where those do not fit."""
     positions = [i for micro in micro_batches for i in micro]
-    padded = [item.pad(lengths[i]) for i in positions]
+    padded = [pipeline_class.pad(lengths[i]) for i in positions]
     chunks = chunk(padded, len(micro_batches))
-    if max(sum(padded[j] for j in part) for part in chunks) > item.capacity:
+    if max(sum(padded[j] for j in part) for part in chunks) > pipeline_class.capacity:
         return micro_batches
     return [[positions[j] for j in part] for part in chunks]

@@ -123,17 +123,17 @@ def _by_first_fill(
 
     First those that succeed, by their time with the exchange; then by how much was missing.
     """
-    exchange_ms = {f.strategy: search.exchange.of_strategy_ms(f.strategy) for f in fleets}
-    target = min(bounds[strategy] * FIRST_FILL + exchange_ms[strategy] for strategy in bounds)
+    of_strategy_ms = {f.strategy: search.exchange.of_strategy_ms(f.strategy) for f in fleets}
+    target = min(bounds[strategy] * FIRST_FILL + of_strategy_ms[strategy] for strategy in bounds)
     attempts: list[tuple[bool, float, Filler, Filling | None]] = []
     for fleet in fleets:
-        beside = exchange_ms[fleet.strategy]
+        exchange_ms = of_strategy_ms[fleet.strategy]
         filler = Filler(fleet, search.batch)
-        filling = filler.fill(max(target - beside, bounds[fleet.strategy]))
+        filling = filler.fill(max(target - exchange_ms, bounds[fleet.strategy]))
         if isinstance(filling, Shortfall):
             attempts.append((True, filling.gpu_ms, filler, None))
         else:
-            attempts.append((False, filling.objective_ms + beside, filler, filling))
+            attempts.append((False, filling.objective_ms + exchange_ms, filler, filling))
     attempts.sort(key=lambda attempt: attempt[:2])
     return [(filler, filling) for _, _, filler, filling in attempts]
 
@@ -145,8 +145,8 @@ def _tailored(search: Search, best: Placement, candidates: Sequence[Strategy]) -
     classes = [PipelineClass.of(models[scheme], 1) for scheme in schemes]
     lower = single_bound_ms(classes, batch)
     # What is made here is heterogeneous: what different replicas exchange more, it must gain.
-    extra = exchange.exposed_ms(True) - exchange.of_strategy_ms(best.strategy)
-    objective = best.objective_ms - max(0.0, extra)
+    extra_exchange_ms = exchange.exposed_ms(True) - exchange.of_strategy_ms(best.strategy)
+    objective = best.objective_ms - max(0.0, extra_exchange_ms)
     if objective <= lower * (1 + TAILOR_GAIN):
         return best
     relaxed = relax(classes, batch, objective, gpus)

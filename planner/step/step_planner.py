@@ -8,7 +8,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange import NO_EXCHANGE
 from seqplan.planner.proposal.document import ProposalDocument
-from seqplan.planner.rounds.assemble_rounds import assemble_rounds
+from seqplan.planner.rounds.assemble import assemble_rounds
 from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.step.assemble import PACKINGS, assemble
 from seqplan.planner.step.selection import select
@@ -49,12 +49,19 @@ class StepPlanner:
         proposal = self.proposal
         if proposal.profile.rounds:
             return self._plan_rounds(batch)
-        candidates = [item.strategy for item in proposal.candidates]
+        candidates = [candidate.strategy for candidate in proposal.candidates]
         gpus = proposal.cluster.gpus
         exchange = proposal.exchange or NO_EXCHANGE
         selected = select(batch, candidates, self.models, gpus, exchange=exchange)
         fraction = proposal.profile.forward_fraction
-        return assemble(batch, selected, self._planner, gpus, fraction, self.packing)
+        return assemble(
+            batch,
+            selected,
+            self._planner,
+            gpus,
+            forward_fraction=fraction,
+            packing=self.packing,
+        )
 
     def _plan_rounds(self, batch: Batch) -> Plan:
         """Under ZeRO-3 the step's own rounds of groups; candidates do not restrict them."""

@@ -45,9 +45,9 @@ class Search:
         Ends after ``rounds`` such moves, when no direction helps, or at ``lower_ms``.
         """
         best = start
-        tried = {start.strategy}
+        visited = {start.strategy}
         for _ in range(rounds):
-            better = self._follow_first(best, schemes, lower_ms, tried)
+            better = self._follow_first(best, schemes, lower_ms, visited)
             if better is None:
                 break
             refined = dispatch(Filler(better.fleet, self.batch), lower_ms, known=better.filling)
@@ -55,7 +55,7 @@ class Search:
         return best
 
     def _follow_first(
-        self, start: Placement, schemes: Sequence[Scheme], lower_ms: float, tried: set[Strategy]
+        self, start: Placement, schemes: Sequence[Scheme], lower_ms: float, visited: set[Strategy]
     ) -> Placement | None:
         """The first direction that shortens the step, followed while it does; None without one."""
         for outgoing, _ in start.strategy.counts:
@@ -66,7 +66,7 @@ class Search:
                     best, size = start, first_size
                     while True:
                         strategy = swap(best.strategy, outgoing, incoming, size, self.gpus)
-                        better = self._placed(strategy, best, lower_ms, tried)
+                        better = self._placed(strategy, best, lower_ms, visited)
                         if better is None:
                             break
                         best = better
@@ -76,12 +76,12 @@ class Search:
         return None
 
     def _placed(
-        self, strategy: Strategy | None, best: Placement, lower_ms: float, tried: set[Strategy]
+        self, strategy: Strategy | None, best: Placement, lower_ms: float, visited: set[Strategy]
     ) -> Placement | None:
         """A strategy not tried before, placed better than the best; None where it is not."""
-        if strategy is None or strategy in tried:
+        if strategy is None or strategy in visited:
             return None
-        tried.add(strategy)
+        visited.add(strategy)
         fleet = Fleet.of(strategy, self.models)
         if fleet.max_sequence < self.batch.longest:
             return None

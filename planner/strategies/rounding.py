@@ -26,7 +26,7 @@ def rounded_strategies(
     by_part = sorted(used, key=lambda s: (-part[s], s))
     by_use = sorted(used, key=lambda s: (-whole[s], s))
     by_size = sorted(used, key=lambda s: (-s.gpus, s))
-    found: dict[Strategy, None] = {}
+    strategies: dict[Strategy, None] = {}
     for priority in (by_part, by_use, by_size, by_size[::-1]):
         counts = _hold(dict(whole), models, gpus, longest)
         if counts is None:
@@ -36,8 +36,8 @@ def rounded_strategies(
             if part[scheme] > 0.3 and scheme.gpus <= left:
                 counts[scheme] = counts.get(scheme, 0) + 1
                 left -= scheme.gpus
-        found.setdefault(Strategy.of(_fill_up(counts, left, priority, models)))
-    return list(found)
+        strategies.setdefault(Strategy.of(_fill_up(counts, left, priority, models)))
+    return list(strategies)
 
 
 def _hold(
@@ -46,13 +46,13 @@ def _hold(
     """``counts`` with a scheme that holds the longest sequence, others given up for it."""
     if any(n and models[s].max_sequence >= longest for s, n in counts.items()):
         return counts
-    able = [s for s, m in models.items() if m.max_sequence >= longest]
-    if not able:
+    holding = [s for s, m in models.items() if m.max_sequence >= longest]
+    if not holding:
         return None
-    least = min(able, key=lambda s: (s.gpus, models[s].alone_ms(longest), s))
+    least = min(holding, key=lambda s: (s.gpus, models[s].alone_ms(longest), s))
     while sum(s.gpus * n for s, n in counts.items()) + least.gpus > gpus:
-        given_up = max((s for s, n in counts.items() if n), key=lambda s: (counts[s], s))
-        counts[given_up] -= 1
+        scheme = max((s for s, n in counts.items() if n), key=lambda s: (counts[s], s))
+        counts[scheme] -= 1
     counts[least] = counts.get(least, 0) + 1
     return counts
 

@@ -6,7 +6,7 @@ from statistics import mean
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.rounds.assemble_rounds import assemble_rounds
+from seqplan.planner.rounds.assemble import assemble_rounds
 from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.simulation.iteration import Execution, propagation_ms
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
@@ -59,8 +59,8 @@ def deepspeed(setting: Setting) -> list[Trainer | LeftOut]:
 def _rounds(setting: Setting, batch: Batch, strategy: Strategy) -> tuple[PlannedPipeline, ...]:
     """A window per group and round, in the order of the windows."""
     scheme, count = strategy.counts[0]
-    item = PipelineClass.of(setting.models[scheme], 1)
-    windows = first_fit_decreasing(batch.lengths, item.capacity, item.unit)
+    pipeline_class = PipelineClass.of(setting.models[scheme], 1)
+    windows = first_fit_decreasing(batch.lengths, pipeline_class.capacity, pipeline_class.unit)
     rounds: list[PlannedPipeline] = []
     for number, first in enumerate(range(0, len(windows), count)):
         work = [(scheme, [window]) for window in windows[first : first + count]]

@@ -49,7 +49,7 @@ def hotspa(setting: Setting, *, switch_ms: float = SWITCH_MS) -> list[Trainer | 
         )
         return [LeftOut("hotspa", NAME, why)]
     text = ", then ".join(f"{i.strategy} to {i.to:,}" for i in intervals)
-    each = switch_ms / (len(intervals) - 1)
+    one_switch_ms = switch_ms / (len(intervals) - 1)
     described = f"{text} tokens, {origin}; {switch_ms:g} ms of switching"
     return [
         Trainer(
@@ -57,14 +57,14 @@ def hotspa(setting: Setting, *, switch_ms: float = SWITCH_MS) -> list[Trainer | 
             NAME,
             f"{described}; first-fit-decreasing windows of the interval's length, round-robin",
             False,
-            lambda batch: _run(setting, batch, intervals, each, balanced=False),
+            lambda batch: _run(setting, batch, intervals, one_switch_ms, balanced=False),
         ),
         Trainer(
             "hotspa-balanced",
             f"{NAME}, balanced",
             f"{described}; our dispatch and packing in each phase",
             True,
-            lambda batch: _run(setting, batch, intervals, each, balanced=True),
+            lambda batch: _run(setting, batch, intervals, one_switch_ms, balanced=True),
         ),
     ]
 
@@ -76,7 +76,7 @@ def _intervals(setting: Setting) -> tuple[list[Interval], str]:
     ranges = list(zip([0, *ends], ends, strict=False))[::-1]
     named = published_strategies(HOTSPA, setting.profile.name, cluster.gpus, cluster.max_len)
     reach = {scheme: model.max_sequence for scheme, model in setting.models.items()}
-    found, searched = [], []
+    intervals, searched = [], []
     for place, (above, to) in enumerate(ranges):
         strategy = named[place] if len(named) == len(ranges) else None
         problem = "" if strategy is None else problem_of(strategy, cluster.gpus, to, reach)
@@ -86,10 +86,10 @@ def _intervals(setting: Setting) -> tuple[list[Interval], str]:
             strategy = _search(setting, above, to)
         if strategy is None:
             return [], ""
-        found.append(Interval(above, to, strategy))
+        intervals.append(Interval(above, to, strategy))
     if len(named) != len(ranges):
-        return found, "searched (Hydraulis Table 3 has none for this setting)"
-    return found, "; ".join(["as published (Hydraulis Table 3)", *searched])
+        return intervals, "searched (Hydraulis Table 3 has none for this setting)"
+    return intervals, "; ".join(["as published (Hydraulis Table 3)", *searched])
 
 
 def _search(setting: Setting, above: int, to: int) -> Strategy | None:

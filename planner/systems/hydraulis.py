@@ -77,8 +77,8 @@ def eq4_pool(setting: Setting, lengths: npt.NDArray[np.int64]) -> list[Strategy]
     values, counts = np.unique(lengths, return_counts=True)
     ordered = list(setting.models.values())
     proposal = continuous_proposal(ordered, values, counts.astype(np.float64))
-    found = integer_strategies(proposal, ordered, setting.cluster.gpus)
-    return sorted(found, key=lambda strategy: (-found[strategy], str(strategy)))
+    longest_of = integer_strategies(proposal, ordered, setting.cluster.gpus)
+    return sorted(longest_of, key=lambda strategy: (-longest_of[strategy], str(strategy)))
 
 
 def published_step(
@@ -86,21 +86,21 @@ def published_step(
 ) -> Execution:
     """One step as published. ``ValueError`` when no strategy of the pool holds the batch."""
     fleets = [Fleet.of(strategy, setting.models) for strategy in pool]
-    able = [fleet for fleet in fleets if fleet.max_sequence >= batch.longest]
-    if not able:
+    holding = [fleet for fleet in fleets if fleet.max_sequence >= batch.longest]
+    if not holding:
         raise ValueError(f"no strategy of Eq. 4 holds {batch.longest} tokens")
     if fast:
-        able.sort(key=lambda fleet: (cheap_bound_ms(fleet.classes, batch), str(fleet.strategy)))
-        able = able[:FAST_STRATEGIES]
+        holding.sort(key=lambda fleet: (cheap_bound_ms(fleet.classes, batch), str(fleet.strategy)))
+        holding = holding[:FAST_STRATEGIES]
     best: tuple[float, Fleet, list[list[int]]] | None = None
-    for fleet in able:
+    for fleet in holding:
         trials = FAST_TRIALS if fast else TRIALS
         assigned = greedy_dispatch(
             fleet.classes, batch, trials=trials, order="descending" if fast else "random"
         )
         estimate = max(
-            dispatch_bound_ms(item, [batch.lengths[i] for i in positions])
-            for item, positions in zip(fleet.pipelines, assigned, strict=True)
+            dispatch_bound_ms(pipeline_class, [batch.lengths[i] for i in positions])
+            for pipeline_class, positions in zip(fleet.pipelines, assigned, strict=True)
         )
         if best is None or estimate < best[0]:
             best = (estimate, fleet, assigned)
@@ -108,15 +108,17 @@ def published_step(
     _, fleet, assigned = best
     utils = [setting.models[scheme].util_len for scheme in fleet.strategy]
 
-    def packed(item: PipelineClass, positions: list[int], util: int | None) -> list[list[int]]:
+    def packed(
+        pipeline_class: PipelineClass, positions: list[int], util: int | None
+    ) -> list[list[int]]:
         lengths = [batch.lengths[i] for i in positions]
         if fast:
-            micro_batches = pack(item, lengths).micro_batches
+            micro_batches = pack(pipeline_class, lengths).micro_batches
         else:
             from seqplan.planner.published.ilp_packing import ilp_packing
 
             micro_batches = ilp_packing(
-                item, lengths, util_len=util, time_limit_s=cbc_s
+                pipeline_class, lengths, util_len=util, time_limit_s=cbc_s
             ).micro_batches
         return [[positions[j] for j in micro] for micro in micro_batches]
 

@@ -107,29 +107,29 @@ def windowed(
     lengths = [batch.lengths[i] for i in taken]
     window = max(window, -(-max(lengths) // unit) * unit)
     windows = [[taken[j] for j in part] for part in first_fit_decreasing(lengths, window, unit)]
-    return setting.pipelines(batch, [(scheme, mine) for mine in round_robin(windows, count)])
+    return setting.pipelines(batch, [(scheme, dealt) for dealt in round_robin(windows, count)])
 
 
 def dense(
     setting: Setting, batch: Batch, pipelines: Sequence[PlannedPipeline]
 ) -> tuple[PlannedPipeline, ...]:
     """The same micro-batches with attention over all their tokens: a·W² + b·W + c."""
-    made = []
+    pipelines_made = []
     for pipeline in pipelines:
         latency = setting.models[pipeline.scheme].latency
-        micros: list[MicroBatch] = [
+        micro_batches: list[MicroBatch] = [
             replace(micro, cost_ms=round(latency.micro_batch_ms([micro.tokens]), 3))
             for micro in pipeline.micro_batches
         ]
-        costs = [micro.cost_ms for micro in micros]
+        costs = [micro.cost_ms for micro in micro_batches]
         pp = pipeline.scheme.pp
         order = order_micro_batches(costs, pp, setting.profile.forward_fraction)
         predicted = sum(costs) + (pp - 1) * max(costs, default=0.0)
-        made.append(
+        pipelines_made.append(
             replace(
                 pipeline,
-                micro_batches=tuple(micros[j] for j in order),
+                micro_batches=tuple(micro_batches[j] for j in order),
                 predicted_ms=round(predicted, 3),
             )
         )
-    return tuple(made)
+    return tuple(pipelines_made)

@@ -58,22 +58,22 @@ def _rounds(
     setting: Setting, batch: Batch, ladder: dict[int, SchemeModel], limit: int
 ) -> tuple[PlannedPipeline, ...]:
     left = sorted(range(len(batch.lengths)), key=lambda i: (-batch.lengths[i], i))
-    of = {i: _model(ladder, batch.lengths[i], limit) for i in left}
+    model_of = {i: _model(ladder, batch.lengths[i], limit) for i in left}
     pipelines: list[PlannedPipeline] = []
     number = 0
     while left:
         groups: list[tuple[Scheme, list[list[int]]]] = []
         gpus, target = setting.cluster.gpus, 0.0
         while left:
-            first = next((i for i in left if of[i].scheme.gpus <= gpus), None)
+            first = next((i for i in left if model_of[i].scheme.gpus <= gpus), None)
             if first is None:
                 break
-            model = of[first]
+            model = model_of[first]
             gpus -= model.scheme.gpus
             target = target or model.latency.micro_batch_ms([batch.lengths[first]])
             micro, lengths = [first], [batch.lengths[first]]
             for i in left:
-                if i == first or of[i].scheme != model.scheme:
+                if i == first or model_of[i].scheme != model.scheme:
                     continue
                 more = [*lengths, batch.lengths[i]]
                 tokens = sum(model.scheme.padded_length(n) for n in more)
@@ -93,5 +93,5 @@ def _rounds(
 def _model(ladder: dict[int, SchemeModel], length: int, limit: int) -> SchemeModel:
     """A sequence's ring: the next power of two, or the next that there is and that holds it."""
     wanted = 2 ** ceil(log2(max(1.0, length / limit)))
-    able = [ring for ring in sorted(ladder) if ladder[ring].max_sequence >= length]
-    return ladder[next((ring for ring in able if ring >= wanted), able[-1])]
+    holding = [ring for ring in sorted(ladder) if ladder[ring].max_sequence >= length]
+    return ladder[next((ring for ring in holding if ring >= wanted), holding[-1])]

@@ -61,17 +61,25 @@ class Setting:
         round_: int | None = None,
     ) -> tuple[PlannedPipeline, ...]:
         """Pipelines on consecutive ranks from their micro-batches (positions in the batch)."""
-        made = []
+        pipelines = []
         first = 0
         for scheme, micro_batches in work:
             ranks = tuple(range(first, first + scheme.gpus))
             first += scheme.gpus
-            item = PipelineClass.of(self.models[scheme], 1)
+            pipeline_class = PipelineClass.of(self.models[scheme], 1)
             fraction = self.profile.forward_fraction
-            made.append(
-                planned_pipeline(scheme, item, ranks, micro_batches, batch, fraction, round_)
+            pipelines.append(
+                planned_pipeline(
+                    scheme,
+                    pipeline_class,
+                    ranks,
+                    micro_batches,
+                    batch,
+                    forward_fraction=fraction,
+                    round_=round_,
+                )
             )
-        return tuple(made)
+        return tuple(pipelines)
 
 
 @dataclass(frozen=True)

@@ -23,20 +23,21 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Traine
     """The best homogeneous strategy, and the best of ``candidates`` kept throughout."""
     if setting.profile.rounds:
         return []  # one degree throughout is the DeepSpeed-like system
-    found: list[Trainer | LeftOut] = []
+    trainers: list[Trainer | LeftOut] = []
     gpus, longest = setting.cluster.gpus, setting.longest
-    same = _best(setting, homogeneous_strategies(setting.models, gpus, longest))
+    homogeneous = _best(setting, homogeneous_strategies(setting.models, gpus, longest))
     name = "Best static strategy, balanced"
-    if same is None:
-        found.append(LeftOut("static", name, f"no scheme holds {longest:,} tokens"))
+    if homogeneous is None:
+        trainers.append(LeftOut("static", name, f"no scheme holds {longest:,} tokens"))
     else:
-        found.append(
+        trainers.append(
             Trainer(
                 "static",
                 name,
-                f"{same}, the best homogeneous strategy on these batches; our dispatch and packing",
+                f"{homogeneous}, the best homogeneous strategy on these batches; our dispatch and "
+                "packing",
                 True,
-                lambda batch: setting.balanced(batch, [same]),
+                lambda batch: setting.balanced(batch, [homogeneous]),
             )
         )
     reach = {scheme: model.max_sequence for scheme, model in setting.models.items()}
@@ -45,22 +46,22 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Traine
         for s in candidates
         if not s.homogeneous and max(reach[scheme] for scheme, _ in s.counts) >= longest
     ]
-    one = _best(setting, mixed)
+    heterogeneous = _best(setting, mixed)
     name = "One heterogeneous strategy"
-    if one is None:
+    if heterogeneous is None:
         why = "no candidate of the proposal is heterogeneous and holds the longest sequence"
-        found.append(LeftOut("one-strategy", name, why))
+        trainers.append(LeftOut("one-strategy", name, why))
     else:
-        found.append(
+        trainers.append(
             Trainer(
                 "one-strategy",
                 name,
-                f"{one} for every step, the proposal's best; our dispatch and packing",
+                f"{heterogeneous} for every step, the proposal's best; our dispatch and packing",
                 True,
-                lambda batch: setting.balanced(batch, [one]),
+                lambda batch: setting.balanced(batch, [heterogeneous]),
             )
         )
-    return found
+    return trainers
 
 
 def best_degree(setting: Setting) -> Strategy | None:

@@ -30,6 +30,6 @@ def first_fit_decreasing(lengths: Sequence[int], window: int, unit: int = 1) -> 
     return windows
 
 
-def round_robin(items: Sequence[T], pipelines: int) -> list[list[T]]:
+def round_robin(windows: Sequence[T], pipelines: int) -> list[list[T]]:
     """Deal items to pipelines in turn."""
-    return [list(items[k::pipelines]) for k in range(pipelines)]
+    return [list(windows[k::pipelines]) for k in range(pipelines)]

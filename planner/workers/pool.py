@@ -93,7 +93,7 @@ class WorkerPool:
                 raise Stopped(f"step {batch.step}: the planning workers have been stopped")
             self._waiting.append(task)
             if len(self._threads) < self._workers:
-                thread = threading.Thread(target=self._employ, name="planning", daemon=True)
+                thread = threading.Thread(target=self._worker_loop, name="planning", daemon=True)
                 self._threads.add(thread)
                 thread.start()
             self._changed.notify()
@@ -118,13 +118,13 @@ class WorkerPool:
             with suppress(RuntimeError):
                 thread.join()
 
-    def _employ(self) -> None:
+    def _worker_loop(self) -> None:
         """A thread's life: keep one worker, and replace it when it dies."""
         try:
             while (worker := self._new_worker()) is not None:
                 self._keep_busy(worker)
         except Exception as error:
-            self._do_without(error)
+            self._on_no_worker(error)
 
     def _new_worker(self) -> Worker | None:
         """A worker that is ready, None when the pool ends.
@@ -150,7 +150,7 @@ class WorkerPool:
         times = 1 + len(_PAUSES_S)
         raise WorkerDied(f"a planning worker ended {times} times while it started")
 
-    def _do_without(self, error: Exception) -> None:
+    def _on_no_worker(self, error: Exception) -> None:
         """A worker cannot be had: others go on, and without any the waiting steps fail.
 
         Steps that come later try again.
@@ -175,7 +175,7 @@ class WorkerPool:
                 answer = error
             if answer is None:
                 self._discard(worker)
-                self._again(task)
+                self._requeue(task)
                 return
             self._settle(task, answer)
 
@@ -184,7 +184,7 @@ class WorkerPool:
             self._changed.wait_for(lambda: self._stopped or self._waiting)
             return None if self._stopped else self._waiting.popleft()
 
-    def _again(self, task: _Task) -> None:
+    def _requeue(self, task: _Task) -> None:
         """A step whose worker died: planned before all others, unless that was the last time."""
         with self._lock:
             stopped = self._stopped

@@ -38,9 +38,9 @@ class ProcessWorker:
     """A process that plans, and this end of the pipe to it."""
 
     def __init__(self, proposal: str, seed: int, packing: str) -> None:
-        self._pipe, theirs = multiprocessing.Pipe()
-        with theirs:
-            self.process = start_process(_serve, theirs, proposal, seed, packing)
+        self._pipe, child_end = multiprocessing.Pipe()
+        with child_end:
+            self.process = start_process(_serve, child_end, proposal, seed, packing)
 
     def wait_until_ready(self) -> None:
         """Until it has read the proposal; ``EOFError`` or ``OSError`` when it died of that."""
@@ -79,11 +79,11 @@ def _interrupts_left_to_the_parent() -> Iterator[None]:
         yield
         return
     resource_tracker.ensure_running()  # which, when it is started along the way, unblocks Ctrl-C
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _serve(pipe: Connection, proposal: str, seed: int, packing: str) -> None:

@@ -51,13 +51,13 @@ def drive(pipes: list[Connection], patience_s: float, arguments: tuple[str, int,
 
     A cluster that cannot be joined is tried again for ``patience_s``. ``arguments``: of a planner.
     """
-    _be_quiet()
+    _silence_ray()
     try:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-        hire = _connected(len(pipes), patience_s, *arguments)
+        start_worker = _connected(len(pipes), patience_s, *arguments)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # Ray has put its own
         for pipe in pipes:
-            threading.Thread(target=_relay, args=(pipe, hire), daemon=True).start()
+            threading.Thread(target=_relay, args=(pipe, start_worker), daemon=True).start()
         parent = multiprocessing.parent_process()
         assert parent is not None
         parent.join()
@@ -68,7 +68,7 @@ def drive(pipes: list[Connection], patience_s: float, arguments: tuple[str, int,
         os._exit(0)  # whatever threads still wait for
 
 
-def _be_quiet() -> None:
+def _silence_ray() -> None:
     """Nothing of Ray's on the terminal, nor to its makers; its logs are where it keeps them."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 1)
@@ -89,18 +89,20 @@ class PlanningActor:
         return answer_of(self._planner, batch)
 
 
-_Hire = Callable[[], Any]
+_StartWorker = Callable[[], Any]
 """Returns an actor that is ready; ``RayUnavailable`` or ``ActorDied``."""
 
 
-def _connected(workers: int, patience_s: float, proposal: str, seed: int, packing: str) -> _Hire:
+def _connected(
+    workers: int, patience_s: float, proposal: str, seed: int, packing: str
+) -> _StartWorker:
     """Join the cluster, or start one; a failure is what every attempt to hire then raises."""
     address = os.environ.get(ADDRESS, "")
     place = f"the Ray cluster at {address}" if address else "a Ray cluster of this machine"
     end = time.monotonic() + patience_s
     while True:
         try:
-            return _hiring(_join(address, workers), place, proposal, seed, packing)
+            return _worker_starter(_join(address, workers), place, proposal, seed, packing)
         except Exception as error:
             if time.monotonic() >= end:
                 failure = RayUnavailable(f"cannot use {place}: {_in_short(error)}")
@@ -142,11 +144,11 @@ def _check_port(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _PORT_S).close()
 
 
-def _hiring(ray: Any, place: str, proposal: str, seed: int, packing: str) -> _Hire:
+def _worker_starter(ray: Any, place: str, proposal: str, seed: int, packing: str) -> _StartWorker:
     remote = ray.remote(PlanningActor).options(num_cpus=1, max_restarts=0, max_task_retries=0)
     text = ray.put(proposal)
 
-    def hire() -> Any:
+    def start_worker() -> Any:
         actor = remote.remote(text, seed, packing)
         try:
             version = ray.get(actor.version.remote(), timeout=_ACTOR_S)
@@ -167,10 +169,10 @@ def _hiring(ray: Any, place: str, proposal: str, seed: int, packing: str) -> _Hi
             raise RayUnavailable(f"{place} has seqplan {version}, not {VERSION}")
         return actor
 
-    return hire
+    return start_worker
 
 
-def _relay(pipe: Connection, hire: _Hire) -> None:
+def _relay(pipe: Connection, start_worker: _StartWorker) -> None:
     """One worker of the agent: steps from the pipe to an actor, answers back."""
     actor: Any = None
     while True:
@@ -181,7 +183,7 @@ def _relay(pipe: Connection, hire: _Hire) -> None:
         answer: Planned | Exception | None
         try:
             if actor is None:
-                actor = hire()
+                actor = start_worker()
             answer = None if batch is None else _planned(actor, batch)
         except ConnectionError:
             os._exit(1)  # the cluster is gone, for all: a new agent tries to reach it again

@@ -59,11 +59,11 @@ class _Agent:
 
     def __init__(self, workers: int, patience_s: float, *arguments: str | int) -> None:
         pairs = [multiprocessing.Pipe() for _ in range(workers)]
-        self.free = [ours for ours, _ in pairs]
+        self.free = [own_end for own_end, _ in pairs]
         self.lost = False
-        theirs = [theirs for _, theirs in pairs]
-        self.process = start_process(drive, theirs, patience_s, arguments)
-        for pipe in theirs:
+        child_ends = [child_end for _, child_end in pairs]
+        self.process = start_process(drive, child_ends, patience_s, arguments)
+        for pipe in child_ends:
             pipe.close()
 
     def alive(self) -> bool:

@@ -53,8 +53,8 @@ class PlanReader(FieldReader):
         if len(ids) != len(lengths):
             self.fail(".sequences", f"{len(ids)} ids but {len(lengths)} lengths")
         groups = tuple(
-            self.integer_list(group, f".groups[{at}]")
-            for at, group in enumerate(self.items(raw, "groups", ""))
+            self.integer_list(group, f".groups[{number}]")
+            for number, group in enumerate(self.items(raw, "groups", ""))
         )
         return Plan(
             step=self.integer(raw, "step", ""),
@@ -72,8 +72,8 @@ class PlanReader(FieldReader):
             tokens=self.integer(raw, "tokens", ""),
             loss_tokens=self.integer(raw, "loss_tokens", ""),
             pipelines=tuple(
-                self.pipeline(entry, f".pipelines[{at}]")
-                for at, entry in enumerate(self.items(raw, "pipelines", ""))
+                self.pipeline(entry, f".pipelines[{number}]")
+                for number, entry in enumerate(self.items(raw, "pipelines", ""))
             ),
             idle_ranks=self.integers(raw, "idle_ranks", ""),
             groups=groups,
@@ -81,8 +81,8 @@ class PlanReader(FieldReader):
             lower_bound_ms=self.number(raw, "lower_bound_ms", ""),
             gap=self.number(raw, "gap", ""),
             selection=tuple(
-                self.considered(entry, f".selection[{at}]")
-                for at, entry in enumerate(self.items(raw, "selection", ""))
+                self.considered(entry, f".selection[{number}]")
+                for number, entry in enumerate(self.items(raw, "selection", ""))
             ),
         )
 
@@ -92,8 +92,8 @@ class PlanReader(FieldReader):
             scheme=self.scheme(raw["scheme"], f"{place}.scheme", _SCHEME),
             ranks=self.integers(raw, "ranks", place),
             micro_batches=tuple(
-                self.micro_batch(entry, f"{place}.micro_batches[{at}]")
-                for at, entry in enumerate(self.items(raw, "micro_batches", place))
+                self.micro_batch(entry, f"{place}.micro_batches[{number}]")
+                for number, entry in enumerate(self.items(raw, "micro_batches", place))
             ),
             predicted_ms=self.number(raw, "predicted_ms", place),
             round=self.integer(raw, "round", place) if "round" in raw else None,
@@ -111,10 +111,10 @@ class PlanReader(FieldReader):
     def considered(self, raw: Any, place: str) -> Considered:
         self.fields(raw, place, _CONSIDERED)
         counts = []
-        for at, entry in enumerate(self.items(raw, "strategy", place)):
-            here = f"{place}.strategy[{at}]"
-            scheme = self.scheme(entry, here, _COUNTED)
-            counts.append((scheme, self.integer(entry, "count", here, 1)))
+        for number, entry in enumerate(self.items(raw, "strategy", place)):
+            scheme_place = f"{place}.strategy[{number}]"
+            scheme = self.scheme(entry, scheme_place, _COUNTED)
+            counts.append((scheme, self.integer(entry, "count", scheme_place, 1)))
         try:
             strategy = Strategy(tuple(counts))
         except ValueError as error:

@@ -92,12 +92,12 @@ class FieldReader:
         if value and (
             set(map(type, value)) != {int} or min(value) < least or max(value) > MAX_INTEGER
         ):
-            at, wrong = next(
-                (at, entry)
-                for at, entry in enumerate(value)
+            number, wrong = next(
+                (number, entry)
+                for number, entry in enumerate(value)
                 if type(entry) is not int or not least <= entry <= MAX_INTEGER
             )
-            self.fail(f"{place}[{at}]", f"wants an integer ≥ {least}, not {shown(wrong)}")
+            self.fail(f"{place}[{number}]", f"wants an integer ≥ {least}, not {shown(wrong)}")
         return tuple(value)
 
     def number(self, raw: dict[str, Any], name: str, place: str, most: float = math.inf) -> float:

@@ -19,7 +19,7 @@ def read_plans(path: str | os.PathLike[str], *, strict: bool = True) -> Iterator
     does not ascend or another world size; ``OSError`` when the file cannot be read, at the first
     plan asked for. ``strict`` as for ``from_json``.
     """
-    last: Plan | None = None
+    previous: Plan | None = None
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             origin = f"{Path(path)}:{number}"
@@ -28,8 +28,8 @@ def read_plans(path: str | os.PathLike[str], *, strict: bool = True) -> Iterator
             except UnicodeDecodeError as error:
                 raise PlanError(f"{origin}: not UTF-8: {error.reason}") from None
             plan = from_json(text, strict=strict, origin=origin)
-            _check_follows(plan, last, origin)
-            last = plan
+            _check_follows(plan, previous, origin)
+            previous = plan
             yield plan
 
 
@@ -40,26 +40,27 @@ def write_plans(path: str | os.PathLike[str]) -> Iterator[Callable[[Plan], None]
     ``PlanError`` for a plan that ``read_plans`` would refuse after the one before; nothing is
     left behind then.
     """
-    last: Plan | None = None
+    previous: Plan | None = None
     with atomic_write(path, "wb") as file:
 
         def write(plan: Plan) -> None:
-            nonlocal last
-            _check_follows(plan, last, f"{Path(path)}")
+            nonlocal previous
+            _check_follows(plan, previous, f"{Path(path)}")
             file.write(to_json(plan).encode() + b"\n")
-            last = plan
+            previous = plan
 
         yield write
 
 
-def _check_follows(plan: Plan, last: Plan | None, origin: str) -> None:
-    if last is None:
+def _check_follows(plan: Plan, previous: Plan | None, origin: str) -> None:
+    if previous is None:
         return
-    if plan.step <= last.step:
-        raise PlanError(f"{origin}: step: {plan.step} does not follow step {last.step}")
-    if plan.world_size != last.world_size:
+    if plan.step <= previous.step:
+        raise PlanError(f"{origin}: step: {plan.step} does not follow step {previous.step}")
+    if plan.world_size != previous.world_size:
         raise PlanError(
-            f"{origin}: world_size: {plan.world_size}, but {last.world_size} at step {last.step}"
+            f"{origin}: world_size: {plan.world_size}, "
+            f"but {previous.world_size} at step {previous.step}"
         )
 
 
@@ -70,5 +71,5 @@ def find_step(path: Path, step: int) -> Plan:
         if plan.step == step:
             return plan
         seen.append(plan.step)
-    there = f"it has steps {seen[0]} to {seen[-1]}" if seen else "it has none"
-    raise ValueError(f"{path}: no step {step}; {there}")
+    steps_there = f"it has steps {seen[0]} to {seen[-1]}" if seen else "it has none"
+    raise ValueError(f"{path}: no step {step}; {steps_there}")

@@ -71,7 +71,7 @@ def _pipeline_events(view: PipelineView) -> list[Event]:
 
     order = stage_order(view.scheme.pp, view.at.pp, len(view.micro_batches))
     received_early = None  # the forward pass whose activations came before the last gradients
-    for at, (kind, micro_batch) in enumerate(order):
+    for number, (kind, micro_batch) in enumerate(order):
         if kind == "F":
             if micro_batch != received_early:
                 transfer("activations", micro_batch, before)
@@ -80,8 +80,8 @@ def _pipeline_events(view: PipelineView) -> list[Event]:
         else:
             transfer("gradients", micro_batch, after)
             events += [Event(view.index, micro_batch, "backward", group) for group in shared]
-            if at + 1 < len(order) and order[at + 1][0] == "F":
-                received_early = order[at + 1][1]
+            if number + 1 < len(order) and order[number + 1][0] == "F":
+                received_early = order[number + 1][1]
                 transfer("activations", received_early, before)
             transfer("gradients", micro_batch, before)
     return events

@@ -53,8 +53,8 @@ class _ViewReader(PlanReader):
             rounds=self.integer_or_null(raw, "rounds", ""),
             digest=None if raw["digest"] is None else self.text(raw, "digest", ""),
             pipelines=tuple(
-                self.pipeline_view(item, f".pipelines[{at}]", rank, world_size)
-                for at, item in enumerate(pipelines)
+                self.pipeline_view(entry, f".pipelines[{number}]", rank, world_size)
+                for number, entry in enumerate(pipelines)
             ),
         )
 
@@ -63,7 +63,7 @@ class _ViewReader(PlanReader):
         scheme = self.scheme(raw["scheme"], f"{place}.scheme", _AXES)
         degrees = {**scheme.as_dict(), "sp": scheme.sp}
         at = self.coordinates(raw["at"], f"{place}.at", degrees)
-        where = {
+        index_on = {
             "tp": at.tp,
             "pp": at.pp,
             "ulysses": at.ulysses,
@@ -73,21 +73,21 @@ class _ViewReader(PlanReader):
         self.fields(raw["groups"], f"{place}.groups", _GROUPS)
         groups: dict[str, Group] = {}
         for name, degree in degrees.items():
-            here = f"{place}.groups.{name}"
+            group_place = f"{place}.groups.{name}"
             group = groups[name] = self.integers(raw["groups"], name, f"{place}.groups")
             if len(group) != degree:
-                self.fail(here, f"has {len(group)} ranks, {scheme} wants {degree}")
+                self.fail(group_place, f"has {len(group)} ranks, {scheme} wants {degree}")
             if len(set(group)) != degree or max(group) >= world_size:
-                self.fail(here, f"wants distinct ranks below world_size {world_size}")
-            if group[where[name]] != rank:
-                self.fail(here, f"has rank {group[where[name]]} where rank {rank} stands")
+                self.fail(group_place, f"wants distinct ranks below world_size {world_size}")
+            if group[index_on[name]] != rank:
+                self.fail(group_place, f"has rank {group[index_on[name]]} where rank {rank} stands")
         neighbours = raw["neighbours"]
         self.fields(neighbours, f"{place}.neighbours", _NEIGHBOURS)
         expected = _neighbours(groups["ring"], at.ring, groups["pp"], at.pp)
         for name, neighbour in expected.items():
-            found = self.integer_or_null(neighbours, name, f"{place}.neighbours")
-            if found != neighbour:
-                self.fail(f"{place}.neighbours.{name}", f"is {found}, the groups give {neighbour}")
+            stated = self.integer_or_null(neighbours, name, f"{place}.neighbours")
+            if stated != neighbour:
+                self.fail(f"{place}.neighbours.{name}", f"is {stated}, the groups give {neighbour}")
         return PipelineView(
             index=self.integer(raw, "index", place),
             scheme=scheme,
@@ -101,24 +101,24 @@ class _ViewReader(PlanReader):
             pp_group=groups["pp"],
             **expected,
             micro_batches=tuple(
-                self.micro_batch_view(item, f"{place}.micro_batches[{number}]")
-                for number, item in enumerate(self.items(raw, "micro_batches", place))
+                self.micro_batch_view(entry, f"{place}.micro_batches[{number}]")
+                for number, entry in enumerate(self.items(raw, "micro_batches", place))
             ),
         )
 
     def coordinates(self, raw: Any, place: str, degrees: dict[str, int]) -> Coordinates:
         self.fields(raw, place, _AXES)
-        found = {name: self.integer(raw, name, place) for name in sorted(_AXES)}
-        for name, index in found.items():
+        indexes = {name: self.integer(raw, name, place) for name in sorted(_AXES)}
+        for name, index in indexes.items():
             if index >= degrees[name]:
                 self.fail(f"{place}.{name}", f"{index} is outside 0 … {degrees[name] - 1}")
-        return Coordinates(**found)
+        return Coordinates(**indexes)
 
     def micro_batch_view(self, raw: Any, place: str) -> MicroBatchView:
         self.fields(raw, place, _MICRO_BATCH)
         sequences = tuple(
-            self.share(item, f"{place}.sequences[{at}]")
-            for at, item in enumerate(self.items(raw, "sequences", place))
+            self.share(entry, f"{place}.sequences[{number}]")
+            for number, entry in enumerate(self.items(raw, "sequences", place))
         )
         lengths = tuple(share.length for share in sequences)
         if self.lengths(raw, "cu_seqlens", place, len(lengths)) != lengths:
@@ -145,16 +145,16 @@ class _ViewReader(PlanReader):
         self.fields(raw, place, _SEQUENCE)
         length = self.integer(raw, "length", place, 1)
         ranges: list[Range] = []
-        after = 0
-        for at, item in enumerate(self.items(raw, "ranges", place)):
-            held = self.integer_list(item, f"{place}.ranges[{at}]")
-            if len(held) != 2 or not after <= held[0] < held[1] <= length:
+        least_start = 0
+        for number, entry in enumerate(self.items(raw, "ranges", place)):
+            held = self.integer_list(entry, f"{place}.ranges[{number}]")
+            if len(held) != 2 or not least_start <= held[0] < held[1] <= length:
                 self.fail(
-                    f"{place}.ranges[{at}]",
-                    f"wants [start, stop) within {after} … {length}, not {list(held)}",
+                    f"{place}.ranges[{number}]",
+                    f"wants [start, stop) within {least_start} … {length}, not {list(held)}",
                 )
             ranges.append((held[0], held[1]))
-            after = held[1]
+            least_start = held[1]
         if len(ranges) > 2:
             self.fail(f"{place}.ranges", f"has {len(ranges)} ranges, at most two")
         return SequenceShare(

@@ -162,12 +162,12 @@ def rank_view(plan: Plan, rank: int, *, digest: str | None = None) -> RankView:
 
 def rank_views(plan: Plan, *, digest: str | None = None) -> list[RankView]:
     """``rank_view`` of every rank in order; ranks that hold the same tokens share the objects."""
-    found: list[list[PipelineView]] = [[] for _ in range(plan.world_size)]
+    pipelines_of: list[list[PipelineView]] = [[] for _ in range(plan.world_size)]
     for index, pipeline in enumerate(plan.pipelines):
         shared: _Shared = {}
         for place, rank in enumerate(pipeline.ranks):
-            found[rank].append(_pipeline_view(plan, index, pipeline, place, shared))
-    return [_view(plan, rank, digest, pipelines) for rank, pipelines in enumerate(found)]
+            pipelines_of[rank].append(_pipeline_view(plan, index, pipeline, place, shared))
+    return [_view(plan, rank, digest, pipelines) for rank, pipelines in enumerate(pipelines_of)]
 
 
 def views_json(plan: Plan, *, digest: str | None = None) -> list[bytes]:

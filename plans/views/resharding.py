@@ -118,8 +118,8 @@ def shards_of(pipelines: Iterable[PlannedPipeline]) -> dict[int, Shard]:
     for index, pipeline in enumerate(pipelines):
         scheme = pipeline.scheme
         for place, rank in enumerate(pipeline.ranks):
-            at = Coordinates.of(scheme, place)
-            shard = Shard(scheme.tp, scheme.pp, at.tp, at.pp)
+            coordinates = Coordinates.of(scheme, place)
+            shard = Shard(scheme.tp, scheme.pp, coordinates.tp, coordinates.pp)
             if shards.setdefault(rank, shard) != shard:
                 raise ValueError(
                     f"rank {rank}: pipeline {index} wants {shard}, an earlier one {shards[rank]}"
@@ -162,7 +162,7 @@ def pull(
     in the same order, so that the two ends of every pair of ranks agree on theirs; time linear in
     ranks for each parameter, where the whole list may have ``world_size``² transfers for each.
     """
-    found: list[Transfer] = []
+    transfers: list[Transfer] = []
     for index, parameter in enumerate(parameters):
         moves = [
             Transfer(index, start, stop, owner, holder)
@@ -171,8 +171,8 @@ def pull(
                 parameter, held(parameter, shard, layers), world_size, rank, holder
             )
         ]
-        found += sorted(moves, key=lambda move: (move.start, move.destination))
-    return found
+        transfers += sorted(moves, key=lambda move: (move.start, move.destination))
+    return transfers
 
 
 def push(
@@ -187,7 +187,7 @@ def push(
     Arguments as for ``pull``. Ordered by parameter, start, source. The sum over all transfers of
     an element is its gradient.
     """
-    found: list[Transfer] = []
+    transfers: list[Transfer] = []
     for index, parameter in enumerate(parameters):
         moves = [
             Transfer(index, start, stop, holder, owner)
@@ -196,8 +196,8 @@ def push(
                 parameter, contributed(parameter, shard, layers), world_size, rank, holder
             )
         ]
-        found += sorted(moves, key=lambda move: (move.start, move.source))
-    return found
+        transfers += sorted(moves, key=lambda move: (move.start, move.source))
+    return transfers
 
 
 def is_collective(shards: Mapping[int, Shard], world_size: int) -> bool:

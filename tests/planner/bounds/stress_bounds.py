@@ -15,7 +15,7 @@ from instances import random_case
 from oracles.exhaustive import any_strategy_optimum, step_optimum
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.relaxation import Relaxation, relax
+from seqplan.planner.bounds.relaxation import Mixes, Relaxation, relax
 from seqplan.planner.bounds.step_bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
 from seqplan.planner.placement.fleet import Floats, PipelineClass
 
@@ -43,9 +43,9 @@ def usual_ratio(classes: tuple[PipelineClass, ...], batch: Batch) -> float:
     """The bound that a planned step gets, over the optimum."""
     optimum = step_optimum(classes, batch)
     low = max(single_bound_ms(classes, batch), area_bound_ms(classes, batch))
-    found = relax(classes, batch, optimum * 0.999)
-    if found is not None:
-        low = max(low, relaxed_bound_ms(classes, batch, found, low, optimum))
+    relaxed = relax(classes, batch, optimum * 0.999)
+    if relaxed is not None:
+        low = max(low, relaxed_bound_ms(classes, batch, relaxed, low, optimum))
     return low / optimum
 
 
@@ -66,8 +66,8 @@ def worst_ratio(
         worst = max(worst, single_bound_ms(classes, batch) / optimum)
         factors = (0.7, 1.0, 1.0 + 1e-6, 1.02, rng.uniform(0.8, 2.0), rng.uniform(1, 6))
         for factor in rng.choice(factors, 2):
-            found = relax(classes, batch, optimum * factor, within)
-            for relaxation in perturbed(found, classes, batch, rng):
+            relaxed = relax(classes, batch, optimum * factor, within)
+            for relaxation in perturbed(relaxed, classes, batch, rng):
                 for stretch in (1e-6, rng.uniform(0, 1)):
                     high, low = optimum * (1 + stretch), optimum * rng.choice([0.0, 0.9])
                     bound = relaxed_bound_ms(classes, batch, relaxation, low, high, within)
@@ -76,7 +76,7 @@ def worst_ratio(
 
 
 def perturbed(
-    found: Relaxation | None,
+    relaxation: Relaxation | None,
     classes: tuple[PipelineClass, ...],
     batch: Batch,
     rng: np.random.Generator,
@@ -85,23 +85,27 @@ def perturbed(
     n = len(batch.distinct)
     count = int(rng.integers(1, 5))
     levels = np.unique([0, *rng.integers(1, batch.longest + 2, count).tolist()])
+    values = rng.uniform(0, 1, n) ** rng.choice([1, 4]) * batch.distinct ** rng.choice([0, 1, 2])
+    even = [rng.dirichlet([0.3] * 4, size=int(rng.integers(1, 8))) for _ in classes]
+    peaked = [rng.dirichlet([0.3] * 4, size=len(levels) if pc.pp > 1 else 0) for pc in classes]
     noise = Relaxation(
-        1.0,
-        np.ones(len(classes)),
-        rng.uniform(0, 1, n) ** rng.choice([1, 4]) * batch.distinct ** rng.choice([0, 1, 2]),
-        tuple(rng.dirichlet([0.3] * 4, size=int(rng.integers(1, 8))) for _ in classes),
-        tuple(rng.dirichlet([0.3] * 4, size=len(levels) if item.pp > 1 else 0) for item in classes),
-        levels,
+        scale=1.0,
+        pipelines=np.ones(len(classes)),
+        values=values,
+        mixes=tuple(Mixes(*rows) for rows in zip(even, peaked, strict=True)),
+        levels=levels,
     )
-    if found is None:
+    if relaxation is None:
         return [noise]
+    values = relaxation.values * rng.uniform(0.7, 1.3, n)
+    even = [_blurred(mixes.even, rng) for mixes in relaxation.mixes]
+    peaked = [_blurred(mixes.peaked, rng) for mixes in relaxation.mixes]
     disturbed = replace(
-        found,
-        values=found.values * rng.uniform(0.7, 1.3, n),
-        mixes=tuple(_blurred(mix, rng) for mix in found.mixes),
-        peak_mixes=tuple(_blurred(mix, rng) for mix in found.peak_mixes),
+        relaxation,
+        values=values,
+        mixes=tuple(Mixes(*rows) for rows in zip(even, peaked, strict=True)),
     )
-    return [found, disturbed, noise]
+    return [relaxation, disturbed, noise]
 
 
 def _blurred(mixes: Floats, rng: np.random.Generator) -> Floats:

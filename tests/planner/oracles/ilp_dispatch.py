@@ -47,7 +47,7 @@ def ilp_dispatch(
         problem += pulp.lpSum(able) == 1
     answer = minimise(problem, time_limit_s)
     found = [greedy]
-    if answer.found:
+    if answer.has_solution:
         found.append([[i for i, x in take.items() if x.value() > 0.5] for take in takes])
     objective, pipelines = min((_slowest(each, batch, some), some) for some in found)
     trivial = min(

@@ -11,7 +11,7 @@ from oracles.exhaustive import partitions
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.rounds.assemble_rounds import assemble_rounds
+from seqplan.planner.rounds.assemble import assemble_rounds
 from seqplan.planner.rounds.plan_rounds import plan_rounds, rounds_bound_ms
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Planner

@@ -14,20 +14,36 @@ def assemble_rounds(batch: Batch, rounds: Rounds, planner: Planner, world_size: 
     """The plan of a step in rounds. Groups take consecutive ranks, the largest first."""
     pools = [iter(positions) for positions in batch.positions]
     pipelines: list[PlannedPipeline] = []
-    for number, one in enumerate(rounds.rounds):
+    for number, round_ in enumerate(rounds.rounds):
         first = 0
-        for k, micro in one.groups:
+        for k, micro in round_.groups:
             scheme: Scheme = rounds.schemes[k]
-            item: PipelineClass = rounds.classes[k]
+            pipeline_class: PipelineClass = rounds.classes[k]
             positions = [next(pools[i]) for i, n in micro for _ in range(n)]
             ranks = tuple(range(first, first + scheme.gpus))
             first += scheme.gpus
             pipelines.append(
-                planned_pipeline(scheme, item, ranks, [positions], batch, 1 / 3, number)
+                planned_pipeline(
+                    scheme,
+                    pipeline_class,
+                    ranks,
+                    [positions],
+                    batch,
+                    forward_fraction=1 / 3,
+                    round_=number,
+                )
             )
     slowest: dict[int | None, float] = {}
     for pipeline in pipelines:
         slowest[pipeline.round] = max(slowest.get(pipeline.round, 0.0), pipeline.predicted_ms)
     predicted = round(sum(slowest.values()), 3)
     bound = min(floor_us(rounds.lower_bound_ms), predicted)
-    return plan_of(batch, planner, world_size, pipelines, predicted, bound, ())
+    return plan_of(
+        batch,
+        planner,
+        world_size,
+        pipelines,
+        predicted_ms=predicted,
+        bound_ms=bound,
+        selection=(),
+    )

@@ -31,12 +31,12 @@ class Round:
 
 
 class RoundFiller:
-    """Fills rounds of one batch to given targets, with the ``kept`` largest of the classes."""
+    """Fills rounds of one batch to given targets, with the ``largest`` first of the classes."""
 
     def __init__(
-        self, classes: Sequence[PipelineClass], batch: Batch, gpus: int, kept: int
+        self, classes: Sequence[PipelineClass], batch: Batch, gpus: int, largest: int
     ) -> None:
-        self.classes = classes[:kept]
+        self.classes = classes[:largest]
         self.gpus = gpus
         self._lengths: list[int] = batch.distinct.tolist()
         self._counts: list[int] = batch.multiplicity.tolist()
@@ -55,7 +55,7 @@ class RoundFiller:
             if not pool.left:
                 break
             rounds.append(self.fill_round(pool, target))
-        return None if pool.left else tuple(item for item in rounds if item.groups)
+        return None if pool.left else tuple(round_ for round_ in rounds if round_.groups)
 
     def fill_round(self, pool: SequencePool, target_ms: float) -> Round:
         """One round: from the largest groups down, each opened for a sequence that needs it.
@@ -67,19 +67,24 @@ class RoundFiller:
         left = self.gpus
         groups: list[tuple[int, Bin]] = []
         slowest = 0.0
-        reach = [min(item.capacity, longest_alone(item, target_ms)) for item in classes]
-        for k, item in enumerate(classes):
+        reach = [
+            min(pipeline_class.capacity, longest_alone(pipeline_class, target_ms))
+            for pipeline_class in classes
+        ]
+        for k, pipeline_class in enumerate(classes):
             below = max(reach[k + 1 :], default=0)
-            while left >= item.gpus and pool.left:
+            while left >= pipeline_class.gpus and pool.left:
                 first = pool.longest(reach[k])
                 if first is None or pool.lengths[first] <= below:
                     break
                 micro: Bin = []
-                work, _ = pool.top_up(item, micro, target_ms - item.c, item.capacity, 0)
+                work, _ = pool.top_up(
+                    pipeline_class, micro, target_ms - pipeline_class.c, pipeline_class.capacity, 0
+                )
                 if not micro:
                     break
                 groups.append((k, micro))
-                left -= item.gpus
+                left -= pipeline_class.gpus
                 slowest = max(slowest, target_ms - work)
         return Round(tuple(groups), slowest)
 
@@ -91,15 +96,15 @@ def even_rounds(
 
     Groups are dealt to rounds by their time, the slowest together. None where no group has room.
     """
-    item = classes[k]
-    side_by_side = gpus // item.gpus
+    pipeline_class = classes[k]
+    side_by_side = gpus // pipeline_class.gpus
     loads = [(0.0, place) for place in range(rounds * side_by_side)]
-    room = [item.capacity] * len(loads)
+    room = [pipeline_class.capacity] * len(loads)
     groups: list[dict[int, int]] = [{} for _ in loads]
     heapify(loads)
     lengths, counts = batch.distinct.tolist(), batch.multiplicity.tolist()
     for i, (length, n) in enumerate(zip(lengths, counts, strict=True)):
-        padded = item.pad(length)
+        padded = pipeline_class.pad(length)
         for _ in range(n):
             full = []
             while loads and room[loads[0][1]] < padded:
@@ -107,16 +112,18 @@ def even_rounds(
             if not loads:
                 return None
             load, place = loads[0]
-            heapreplace(loads, (load + length * (item.a * length + item.b), place))
+            heapreplace(
+                loads, (load + length * (pipeline_class.a * length + pipeline_class.b), place)
+            )
             room[place] -= padded
             groups[place][i] = groups[place].get(i, 0) + 1
-            for entry in full:
-                heappush(loads, entry)
+            for skipped in full:
+                heappush(loads, skipped)
     ordered = [(load, place) for load, place in sorted(loads, reverse=True) if groups[place]]
     return tuple(
         Round(
             tuple((k, list(groups[place].items())) for _, place in part),
-            part[0][0] + item.c,
+            part[0][0] + pipeline_class.c,
         )
         for first in range(0, len(ordered), side_by_side)
         for part in [ordered[first : first + side_by_side]]
@@ -139,11 +146,11 @@ def common_target(filler: RoundFiller, rounds: int, lower_ms: float) -> tuple[Ro
     high = target
     while high - low > TOLERANCE * high:
         middle = (low + high) / 2
-        found = filler.fill([middle] * rounds)
-        if found is None:
+        filled = filler.fill([middle] * rounds)
+        if filled is None:
             low = middle
         else:
-            best, high = found, middle
+            best, high = filled, middle
     return best
 
 
@@ -160,16 +167,16 @@ def improve_rounds(filler: RoundFiller, start: tuple[Round, ...]) -> tuple[Round
         for r in range(len(best) - 1):
             if r >= len(best) - 1:
                 break  # a round has become empty
-            targets = [item.time_ms for item in best]
+            targets = [round_.time_ms for round_ in best]
             pool = filler.pool()
             first = tuple(filler.fill_round(pool, target) for target in targets[:r])
             low, high = targets[r] * 0.7, targets[r] * 1.35
             for step in range(steps):
-                tried = low + (high - low) * (step + 0.5) / steps
-                after = [tried, *targets[r + 1 : -1]]
-                found = _least_last(filler, pool.copy(), first, after, best_ms)
-                if found is not None and total_ms(found) < best_ms * (1 - 1e-6):
-                    best, best_ms = found, total_ms(found)
+                target = low + (high - low) * (step + 0.5) / steps
+                after = [target, *targets[r + 1 : -1]]
+                rounds = _least_last(filler, pool.copy(), first, after, best_ms)
+                if rounds is not None and total_ms(rounds) < best_ms * (1 - 1e-6):
+                    best, best_ms = rounds, total_ms(rounds)
         if best_ms >= before_ms * (1 - 1e-4):
             break
     return best
@@ -186,7 +193,7 @@ def _least_last(
     rounds = [*first, *(filler.fill_round(pool, target) for target in targets)]
     spent = total_ms(rounds)
     if not pool.left:
-        return tuple(item for item in rounds if item.groups)
+        return tuple(round_ for round_ in rounds if round_.groups)
     high = below_ms - spent
     if high <= 0:
         return None
@@ -196,20 +203,20 @@ def _least_last(
     low, high = 0.0, min(high, last.time_ms)
     while high - low > TOLERANCE * below_ms:
         middle = (low + high) / 2
-        found = _whole_round(filler, pool, middle)
-        if found is None:
+        round_ = _whole_round(filler, pool, middle)
+        if round_ is None:
             low = middle
         else:
-            last, high = found, min(middle, found.time_ms)
-    return tuple(item for item in [*rounds, last] if item.groups)
+            last, high = round_, min(middle, round_.time_ms)
+    return tuple(round_ for round_ in [*rounds, last] if round_.groups)
 
 
 def _whole_round(filler: RoundFiller, pool: SequencePool, target: float) -> Round | None:
     """One round that takes all of the pool, which is left as it was; None if it cannot."""
     trial = pool.copy()
-    found = filler.fill_round(trial, target)
-    return None if trial.left else found
+    round_ = filler.fill_round(trial, target)
+    return None if trial.left else round_
 
 
 def total_ms(rounds: Sequence[Round]) -> float:
-    return sum(item.time_ms for item in rounds)
+    return sum(round_.time_ms for round_ in rounds)

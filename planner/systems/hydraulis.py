@@ -6,6 +6,7 @@ bound of Eq. 2–3; the best is packed pipeline by pipeline (Eq. 1, with the pru
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,14 +55,18 @@ def hydraulis(
             f"fast: {FAST_TRIALS} trials of Alg. 1, longest first, on the {FAST_STRATEGIES} "
             "strategies of least bound; our packing in place of CBC"
         )
+    published: Trainer | LeftOut = Trainer(
+        "hydraulis",
+        f"{NAME}, fast" if fast else f"{NAME}, as published",
+        f"Eq. 4's {len(pool)} strategies; {how}",
+        False,
+        lambda batch: published_step(setting, pool, batch, fast=fast, cbc_s=cbc_s),
+    )
+    if not fast and importlib.util.find_spec("pulp") is None:
+        why = "its packing by CBC needs the pulp package: pip install 'seqplan[reference]'"
+        published = LeftOut("hydraulis", f"{NAME}, as published", why)
     return [
-        Trainer(
-            "hydraulis",
-            f"{NAME}, fast" if fast else f"{NAME}, as published",
-            f"Eq. 4's {len(pool)} strategies; {how}",
-            False,
-            lambda batch: published_step(setting, pool, batch, fast=fast, cbc_s=cbc_s),
-        ),
+        published,
         Trainer(
             "hydraulis-balanced",
             f"{NAME}'s strategies, balanced",

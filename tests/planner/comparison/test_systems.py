@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -144,3 +145,16 @@ def test_windows(lengths: list[int], window: int, unit: int) -> None:
     assert all(sum(pair) > window for pair in pairwise(padded))
     dealt = round_robin(windows, 3)
     assert sorted(map(len, dealt))[-1] - sorted(map(len, dealt))[0] <= 1
+
+
+def test_without_pulp_the_published_packing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs no CBC is compared all the same."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *_: None if name == "pulp" else find(name)
+    )
+    published, balanced = BY_NAME["hydraulis"](dense())
+    assert isinstance(published, LeftOut)
+    assert published.why.endswith("needs the pulp package: pip install 'seqplan[reference]'")
+    assert isinstance(balanced, Trainer)
+    assert all(isinstance(system, Trainer) for system in BY_NAME["hydraulis-fast"](dense()))

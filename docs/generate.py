@@ -92,6 +92,8 @@ def names() -> str:
 
 
 def _about(package: ModuleType, name: str) -> str:
+    if not hasattr(package, name):  # a face that lists modules does not import them
+        importlib.import_module(f"{package.__name__}.{name}")
     value = getattr(package, name)
     if inspect.ismodule(value) or inspect.isclass(value) or inspect.isroutine(value):
         return _sentence(inspect.getdoc(value) or "")

@@ -1,1 +1,1 @@
-"""Measurements behind the figures in the README: ``./run bench``."""
+"""Measurements behind docs/figures.md: ``./run bench``."""

@@ -34,7 +34,7 @@ def main() -> None:
     config = runtime.ModelConfig(vocab=256)
     model = runtime.Llama(config).to(device)
     states = runtime.ShardedStates(model, groups.states)
-    optimizer = torch.optim.AdamW([each for _, each in states.master_parameters()], lr=1e-3)
+    optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=1e-3)
 
     cursor = runtime.restore(arguments.checkpoints, states, optimizer, groups.control)
     start_step = arguments.start_step if cursor is None else cursor.next_step

@@ -79,7 +79,7 @@ def trained(rank: int, world_size: int) -> list[tuple[float, float]]:
     torch.manual_seed(0)
     model = Model(page["Attention"]).double()
     states = runtime.ShardedStates(model, groups.states)
-    optimizer = torch.optim.AdamW([each for _, each in states.master_parameters()], lr=0.1)
+    optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=0.1)
     prepare = runtime.preparation(
         runtime.SeededTokens(VOCAB, 0),
         runtime.Peers(groups.attention),

@@ -1,4 +1,4 @@
-"""How well the analytic model ranks what was published; the README states these figures."""
+"""How well the analytic model ranks what was published; docs/analytic-model.md states these figures."""
 
 from __future__ import annotations
 

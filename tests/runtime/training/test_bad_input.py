@@ -101,7 +101,7 @@ def _trained(
     torch.manual_seed(0)
     model = Llama(config)
     states = ShardedStates(model, groups.states)
-    optimizer = torch.optim.AdamW([each for _, each in states.master_parameters()])
+    optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()])
     prepare = preparation(
         IndexedTokens(scenario.get("data", samples())),
         Peers(groups.attention),

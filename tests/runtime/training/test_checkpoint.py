@@ -23,7 +23,7 @@ def made(
     torch.manual_seed(seed)
     model = Llama(ModelConfig(hidden=24, layers=layers, heads=3, kv_heads=1, ffn=20, vocab=17))
     states = ShardedStates(model, groups.states)
-    return states, torch.optim.AdamW([each for _, each in states.master_parameters()], lr=0.1)
+    return states, torch.optim.AdamW([master for _, master in states.master_parameters()], lr=0.1)
 
 
 def updates(states: ShardedStates, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:

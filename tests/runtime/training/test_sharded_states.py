@@ -104,7 +104,7 @@ def odd_model(rank: int, world_size: int) -> float:
     assert sum(unit.elements for unit in states.units) == sum(
         each.numel() for each in alone.parameters() if each.requires_grad
     )
-    optimizer = torch.optim.AdamW([each for _, each in states.master_parameters()], lr=0.01)
+    optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=0.01)
     single = torch.optim.AdamW([each for each in alone.parameters() if each.requires_grad], lr=0.01)
     data = torch.randn(3, world_size, 4, 6, dtype=torch.float64)
     dist.broadcast(data, 0)

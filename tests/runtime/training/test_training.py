@@ -47,7 +47,7 @@ def train(rank: int, world_size: int, dtype: torch.dtype, steps: int) -> Outcome
     groups = Communicators.create()
     trained = model(dtype, seed=rank)  # rank 0's values must win
     states = ShardedStates(trained, groups.states)
-    optimizer = torch.optim.AdamW([each for _, each in states.master_parameters()], lr=RATE)
+    optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=RATE)
     prepare = preparation(
         SeededTokens(CONFIG.vocab, 5),
         Peers(groups.attention),
@@ -111,7 +111,7 @@ def many_steps(rank: int, world_size: int, steps: int) -> list[tuple[int, int, i
     groups = Communicators.create()
     trained = model(torch.float32)
     states = ShardedStates(trained, groups.states)
-    optimizer = torch.optim.AdamW([each for _, each in states.master_parameters()], lr=RATE)
+    optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=RATE)
     prepare = preparation(
         SeededTokens(CONFIG.vocab, 5),
         Peers(groups.attention),

@@ -103,13 +103,6 @@ def _without_sequences(fields: dict[str, Any], schemes: dict[tuple[int, ...], Sc
 
     Checking and keeping those is most of what reading a plan takes.
     """
-
-    def scheme(degrees: dict[str, int]) -> Scheme:
-        key = tuple(degrees[axis] for axis in ("tp", "pp", "ulysses", "ring"))
-        if key not in schemes:
-            schemes[key] = Scheme(*key)
-        return schemes[key]
-
     maker = fields["planner"]
     return Plan(
         step=fields["step"],
@@ -119,25 +112,30 @@ def _without_sequences(fields: dict[str, Any], schemes: dict[tuple[int, ...], Sc
         lengths=(),
         tokens=fields["tokens"],
         loss_tokens=fields["loss_tokens"],
-        pipelines=tuple(
-            PlannedPipeline(
-                scheme(pipeline["scheme"]),
-                tuple(pipeline["ranks"]),
-                tuple(
-                    MicroBatch((), batch["tokens"], batch["padded_tokens"], batch["cost_ms"])
-                    for batch in pipeline["micro_batches"]
-                ),
-                pipeline["predicted_ms"],
-                pipeline.get("round"),
-            )
-            for pipeline in fields["pipelines"]
-        ),
+        pipelines=tuple(_pipeline(pipeline, schemes) for pipeline in fields["pipelines"]),
         idle_ranks=(),
         groups=(),
         predicted_ms=fields["predicted_ms"],
         lower_bound_ms=fields["lower_bound_ms"],
         gap=fields["gap"],
         selection=(),
+    )
+
+
+def _pipeline(fields: dict[str, Any], schemes: dict[tuple[int, ...], Scheme]) -> PlannedPipeline:
+    degrees = tuple(fields["scheme"][axis] for axis in ("tp", "pp", "ulysses", "ring"))
+    if degrees not in schemes:
+        schemes[degrees] = Scheme(*degrees)
+    micro_batches = tuple(
+        MicroBatch((), batch["tokens"], batch["padded_tokens"], batch["cost_ms"])
+        for batch in fields["micro_batches"]
+    )
+    return PlannedPipeline(
+        schemes[degrees],
+        tuple(fields["ranks"]),
+        micro_batches,
+        fields["predicted_ms"],
+        fields.get("round"),
     )
 
 

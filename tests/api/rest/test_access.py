@@ -33,6 +33,8 @@ def test_tokens(tmp_path: Path) -> None:
         served.headers["Authorization"] = f"Bearer {made['read']}"
         assert served.ok("GET", "/v1/jobs")["items"] == []
         assert served.problem("POST", "/v1/jobs", {"proposal": "x"}, 403)
+        metrics = served.ask("GET", "/metrics").body.decode()
+        assert 'seqplan_requests_total{status="401"} 2.0' in metrics  # refused, and counted
         served.headers["Authorization"] = f"Bearer {made['write']}"
         assert served.problem("POST", "/v1/jobs", {"proposal": "x"}, 422)
 

@@ -1,0 +1,85 @@
+"""What scrapers are told: names, labels and help, as dashboards rely on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from seqplan.api.rest.live.metrics import Metrics
+from seqplan.api.service.drift_watch import DriftWatch
+from seqplan.api.service.plan_summary import PlanSummaries
+from seqplan.api.service.service import Service
+from seqplan.api.store.jobs import add_job
+from seqplan.api.store.rows import JobRow
+from seqplan.api.store.store import Store
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.fit.drift import Drift
+
+DRIFT = Drift(
+    scheme=Scheme(tp=2, pp=1, ulysses=1, ring=1),
+    pipelines=12,
+    median=0.25,
+    p90=0.5,
+    recent=0.125,
+    bias=-0.125,
+    stated=None,
+    limit=0.05,
+    warning="is slower",
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A store with a job that is being planned."""
+    opened = Store(str(tmp_path / "s.db"))
+    with opened.writing() as connection:
+        row = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=2)
+        add_job(connection, row)
+    yield opened
+    opened.close()
+
+
+def test_drift_by_job_and_scheme(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = DriftWatch(store, PlanSummaries())
+    lines = Metrics(Service(store), watch).text().splitlines()
+    help_and_type = [line for line in lines if "seqplan_drift_" in line]
+    assert help_and_type == [
+        "# HELP seqplan_drift_error Median of |measured - predicted| / predicted, latest.",
+        "# TYPE seqplan_drift_error gauge",
+        "# HELP seqplan_drift_bias Median of measured / predicted - 1, latest.",
+        "# TYPE seqplan_drift_bias gauge",
+        "# HELP seqplan_drift_limit What the error may be by the profile.",
+        "# TYPE seqplan_drift_limit gauge",
+        "# HELP seqplan_drift_warning 1 where the error has left its limit.",
+        "# TYPE seqplan_drift_warning gauge",
+    ]
+    monkeypatch.setattr(watch, "latest", lambda: [("j", DRIFT)])
+    lines = Metrics(Service(store), watch).text().splitlines()
+    labels = f'{{job="j",scheme="{DRIFT.scheme}"}}'
+    assert [line for line in lines if line.startswith("seqplan_drift_")] == [
+        f"seqplan_drift_error{labels} 0.125",
+        f"seqplan_drift_bias{labels} -0.125",
+        f"seqplan_drift_limit{labels} 0.05",
+        f"seqplan_drift_warning{labels} 1.0",
+    ]
+
+
+def test_figures_of_the_store_and_of_the_service(store: Store) -> None:
+    service = Service(store)
+    metrics = Metrics(service, DriftWatch(store, PlanSummaries()))
+    service.counts["status 401"] += 3
+    metrics.answered("/v1/jobs/j/plans/0", 0.002)
+    lines = metrics.text().splitlines()
+    for line in (
+        'seqplan_jobs{state="planning"} 1.0',
+        "seqplan_planning_seconds_count 0.0",
+        'seqplan_look_ahead_steps{job="j"} 0.0',
+        "seqplan_acknowledgements_total 0.0",
+        "seqplan_publications_total 0.0",
+        'seqplan_requests_total{status="401"} 3.0',
+        'seqplan_request_seconds_count{kind="plan"} 1.0',
+        'seqplan_request_seconds_count{kind="other"} 0.0',
+    ):
+        assert line in lines

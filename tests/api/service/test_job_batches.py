@@ -1,0 +1,54 @@
+"""What is due of a job whose batches are pushed, as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from seqplan.api.service.job_batches import Due, End, JobRemoved, NotYet, due_batches
+from seqplan.api.store.batches import add_batches
+from seqplan.api.store.jobs import add_job, remove_job, settle_job
+from seqplan.api.store.rows import JobRow
+from seqplan.api.store.store import Store
+from seqplan.planner.batches.batch import Batch
+
+JOB = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=2)
+BATCHES = [Batch(step, (step,), (10,)) for step in (1, 2, 5)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A store with a job to which nothing was pushed."""
+    opened = Store(str(tmp_path / "s.db"))
+    with opened.writing() as connection:
+        add_job(connection, JOB)
+    yield opened
+    opened.close()
+
+
+def test_pushed_batches_come_in_order_and_then_the_end(store: Store) -> None:
+    coming = due_batches(store, JOB, -1, 100)
+    assert isinstance(next(coming), NotYet)
+    with store.writing() as connection:
+        add_batches(connection, "j", BATCHES)
+    assert [next(coming) for _ in BATCHES] == [Due(batch, None) for batch in BATCHES]
+    assert isinstance(next(coming), NotYet)
+    with store.writing() as connection:
+        settle_job(connection, "j", last_step=5)
+    assert [next(coming) for _ in range(2)] == [End(5)] * 2
+
+
+def test_what_is_planned_is_not_due(store: Store) -> None:
+    with store.writing() as connection:
+        add_batches(connection, "j", BATCHES)
+    assert next(due_batches(store, JOB, 2, 100)) == Due(BATCHES[2], None)
+
+
+def test_nothing_of_a_removed_job_is_due(store: Store) -> None:
+    coming = due_batches(store, JOB, -1, 100)
+    with store.writing() as connection:
+        assert remove_job(connection, "j")
+    with pytest.raises(JobRemoved):
+        next(coming)

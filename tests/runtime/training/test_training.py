@@ -47,7 +47,7 @@ def train(rank: int, world_size: int, dtype: torch.dtype, steps: int) -> Outcome
     groups = Communicators.create()
     trained = model(dtype, seed=rank)  # rank 0's values must win
     states = ShardedStates(trained, groups.states)
-    optimizer = torch.optim.AdamW([each for _, each in states.master_parameters()], lr=RATE)
+    optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=RATE)
     prepare = preparation(
         SeededTokens(CONFIG.vocab, 5),
         Peers(groups.attention),
@@ -77,7 +77,7 @@ def reference(world_size: int, dtype: torch.dtype, steps: int) -> Outcome:
     return (
         list(losses),
         list(norms),
-        {name: each.detach() for name, each in trained.named_parameters()},
+        {name: parameter.detach() for name, parameter in trained.named_parameters()},
     )
 
 
@@ -111,25 +111,25 @@ def many_steps(rank: int, world_size: int, steps: int) -> list[tuple[int, int, i
     groups = Communicators.create()
     trained = model(torch.float32)
     states = ShardedStates(trained, groups.states)
-    optimizer = torch.optim.AdamW([each for _, each in states.master_parameters()], lr=RATE)
+    optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=RATE)
     prepare = preparation(
         SeededTokens(CONFIG.vocab, 5),
         Peers(groups.attention),
         heads=CONFIG.heads,
         kv_heads=CONFIG.kv_heads,
     )
-    found = []
+    usages = []
     for plan in plans(world_size, steps, longest=60, sequences=6):
         view = rank_view(plan, rank)
         run_step(view, prepare(view), trained, states, optimizer)
         if plan.step % 50 == 49:
-            found.append(usage())
-    return found
+            usages.append(usage())
+    return usages
 
 
 def test_nothing_grows_over_250_changes_of_strategy() -> None:
-    for found in run_ranks(many_steps, 4, 250, timeout_s=180):
-        threads, descriptors, resident = zip(*found, strict=True)
+    for usages in run_ranks(many_steps, 4, 250, timeout_s=180):
+        threads, descriptors, resident = zip(*usages, strict=True)
         assert threads[-1] <= threads[0]
         assert descriptors[-1] <= descriptors[0]
         assert resident[-1] - resident[1] < 4096  # 200 changes; the first fill torch's caches

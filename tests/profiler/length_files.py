@@ -29,7 +29,7 @@ def complaint(*sources: Path, **options: Any) -> str:
     return message.replace(f"{sources[0].parent}{os.sep}", "") if sources else message
 
 
-def made(path: Path, content: bytes | str) -> Path:
+def file_of(path: Path, content: bytes | str) -> Path:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 

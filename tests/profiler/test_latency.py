@@ -30,8 +30,8 @@ def util_len_by_search(latency: Latency, threshold: float) -> int:
 @pytest.mark.parametrize("threshold", [0.5, 0.85, 0.95])
 def test_util_len_is_its_definition(name: str, threshold: float) -> None:
     for entry in shipped(name).schemes:
-        found = entry.latency.util_len(threshold)
-        assert found == util_len_by_search(entry.latency, threshold), entry.scheme
+        util_len = entry.latency.util_len(threshold)
+        assert util_len == util_len_by_search(entry.latency, threshold), entry.scheme
 
 
 @given(st.floats(1e-8, 1e-2), st.floats(0, 1), st.floats(2, 100), st.sampled_from([0.6, 0.85, 0.9]))

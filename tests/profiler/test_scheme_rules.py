@@ -25,10 +25,10 @@ def test_consistent_coefficients_are_not_doubted() -> None:
 
 
 def test_coefficients_far_from_the_others_are() -> None:
-    found = doubts(with_quadratic({1: 8e-6, 2: 4e-6, 4: 2e-6, 8: 3e-6, 16: 0.1e-6}))
-    assert list(found) == [Scheme(tp=8), Scheme(tp=16)]
-    assert found[Scheme(tp=8)].startswith("a·gpus is 3 times the median")
-    assert found[Scheme(tp=16)].startswith("a·gpus is 0.2 times the median")
+    doubtful = doubts(with_quadratic({1: 8e-6, 2: 4e-6, 4: 2e-6, 8: 3e-6, 16: 0.1e-6}))
+    assert list(doubtful) == [Scheme(tp=8), Scheme(tp=16)]
+    assert doubtful[Scheme(tp=8)].startswith("a·gpus is 3 times the median")
+    assert doubtful[Scheme(tp=16)].startswith("a·gpus is 0.2 times the median")
 
 
 def test_flagged_schemes_neither_count_nor_are_named() -> None:
@@ -40,7 +40,7 @@ def test_two_schemes_say_nothing_of_each_other() -> None:
 
 
 def test_doubts_about_what_ships() -> None:
-    found = {name: [str(scheme) for scheme in doubts(shipped(name))] for name in shipped_names()}
-    assert {name: schemes for name, schemes in found.items() if schemes} == {
+    doubtful = {name: [str(scheme) for scheme in doubts(shipped(name))] for name in shipped_names()}
+    assert {name: schemes for name, schemes in doubtful.items() if schemes} == {
         "llama-32b-a800-80gb": ["pp4", "tp2"]
     }

@@ -89,8 +89,8 @@ def plan_of(
         gap=0.0,
         selection=(),
     )
-    found = lint(plan, None)
-    assert not found, found
+    faults = lint(plan, None)
+    assert not faults, faults
     return plan
 
 

@@ -59,8 +59,8 @@ def test_max_len_is_where_the_estimate_stops_to_fit(zero: int, scheme: Scheme) -
     dp = 16 // scheme.gpus
 
     def fits(share: float) -> bool:
-        found = peak_bytes(deployment, scheme, dp, tokens * share)
-        return sum(found.values()) <= usable_bytes(DEVICES["a800-80gb"].memory_bytes)
+        peak = peak_bytes(deployment, scheme, dp, tokens * share)
+        return sum(peak.values()) <= usable_bytes(DEVICES["a800-80gb"].memory_bytes)
 
     if tokens == 0:
         assert not fits(1.0)
@@ -98,19 +98,19 @@ def measured(slower: float) -> Profile:
 def test_completing_keeps_what_was_measured_and_adds_the_rest() -> None:
     profile = measured(1.0)
     document = complete(profile, DEPLOYMENT.cluster, SCHEMES)
-    found = profile_of(document)
-    assert found.by_scheme[Scheme()] == profile.by_scheme[Scheme()]
-    assert sorted(found.by_scheme) == sorted(SCHEMES)
-    assert {entry.origin for entry in found.schemes if entry.scheme != Scheme()} == {"derived"}
+    completed = profile_of(document)
+    assert completed.by_scheme[Scheme()] == profile.by_scheme[Scheme()]
+    assert sorted(completed.by_scheme) == sorted(SCHEMES)
+    assert {entry.origin for entry in completed.schemes if entry.scheme != Scheme()} == {"derived"}
     assert any("Schemes marked derived" in note for note in document["notes"])
     # On a device as fast as the model says, they are those of a derived profile.
     derived = profile_of(derive_profile(DEPLOYMENT, SCHEMES, name="x"))
     for scheme in SCHEMES:
         for length in (2048, 32768):
-            assert found.by_scheme[scheme].latency.micro_batch_ms([length]) == pytest.approx(
+            assert completed.by_scheme[scheme].latency.micro_batch_ms([length]) == pytest.approx(
                 derived.by_scheme[scheme].latency.micro_batch_ms([length]), rel=0.06
             )
-    assert found.memory.activation_bytes_per_token == derived.memory.activation_bytes_per_token
+    assert completed.memory.activation_bytes_per_token == derived.memory.activation_bytes_per_token
 
 
 def test_a_slower_device_computes_slower_but_sends_as_fast() -> None:
@@ -137,8 +137,8 @@ def test_what_is_shared_shrinks_also_where_the_model_sees_launches_only() -> Non
     document = derive_profile(deployment, [Scheme()], name="measured", longest=4096)
     document["schemes"][0].update(a=4e-5, b=0.05, c=10.0, origin="measured")
     four = Scheme(ulysses=4)
-    found = profile_of(complete(profile_of(document), deployment.cluster, [four], longest=4096))
-    alone, shared = (found.by_scheme[scheme].latency for scheme in (Scheme(), four))
+    completed = profile_of(complete(profile_of(document), deployment.cluster, [four], longest=4096))
+    alone, shared = (completed.by_scheme[scheme].latency for scheme in (Scheme(), four))
     assert shared.micro_batch_ms([4096]) < 0.5 * alone.micro_batch_ms([4096])
     # What is paid once a micro-batch is not shared.
     assert shared.micro_batch_ms([128]) > 0.5 * alone.micro_batch_ms([128])

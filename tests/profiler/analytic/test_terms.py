@@ -103,10 +103,10 @@ def test_lengths_are_vectorised() -> None:
 
 def test_tp_moves_four_gathers_and_four_scatters_a_layer() -> None:
     deployment = replace(ONE_NODE, cluster=ClusterHardware(QUIET, 1, 8))
-    found = stage_terms(deployment, Scheme(tp=4), [16384])["tp communication"]
-    assert found == pytest.approx(32 * 8 * (16384 * 4096 * 2) * 3 / 4 / 160e9 * 1e3)
+    once = stage_terms(deployment, Scheme(tp=4), [16384])["tp communication"]
+    assert once == pytest.approx(32 * 8 * (16384 * 4096 * 2) * 3 / 4 / 160e9 * 1e3)
     again = stage_terms(replace(deployment, checkpointing="full"), Scheme(tp=4), [16384])
-    assert again["tp communication"] == pytest.approx(float(found) * 12 / 8)
+    assert again["tp communication"] == pytest.approx(float(once) * 12 / 8)
 
 
 def test_ring_transfers_hide_behind_long_kernels_only() -> None:
@@ -121,13 +121,13 @@ def test_ring_transfers_hide_behind_long_kernels_only() -> None:
 def test_checkpointing_trades_time_for_memory() -> None:
     times, sizes = [], []
     for mode in ("none", "mlp", "full"):
-        found = estimate(
+        iteration = estimate(
             replace(ONE_NODE, checkpointing=mode),
             Scheme(tp=2, ulysses=4),
             Load(seq_len=32768, batch=1),
         )
-        times.append(found.iteration_ms)
-        sizes.append(found.memory_bytes["activations"])
+        times.append(iteration.iteration_ms)
+        sizes.append(iteration.memory_bytes["activations"])
     assert times == sorted(times)
     assert sizes == sorted(sizes, reverse=True)
     assert times[2] > 1.2 * times[0]
@@ -135,31 +135,31 @@ def test_checkpointing_trades_time_for_memory() -> None:
 
 
 def test_zero_stages_shard_more_and_send_more() -> None:
-    found = {
+    by_zero = {
         zero: estimate(replace(ONE_NODE, zero=zero), Scheme(), Load(seq_len=2048, batch=16))
         for zero in (1, 2, 3)
     }
-    assert found[1].peak_bytes > found[2].peak_bytes > found[3].peak_bytes
-    assert found[2].terms_ms["parameter exchange"] > found[1].terms_ms["parameter exchange"]
+    assert by_zero[1].peak_bytes > by_zero[2].peak_bytes > by_zero[3].peak_bytes
+    assert by_zero[2].terms_ms["parameter exchange"] > by_zero[1].terms_ms["parameter exchange"]
     # Gathering hides behind 2,048 tokens of a layer within a node, not behind 64.
-    assert "parameter gathering" not in found[3].terms_ms
+    assert "parameter gathering" not in by_zero[3].terms_ms
     short = estimate(replace(ONE_NODE, zero=3), Scheme(), Load(seq_len=64, batch=8))
     assert short.terms_ms["parameter gathering"] > 0.3 * short.iteration_ms
     # Each rank holds 1/8 of 18 bytes per parameter under ZeRO 3.
-    assert found[3].memory_bytes["optimizer and sharded states"] == 18 * LLAMA.parameters / 8
-    assert found[3].memory_bytes["parameters and gradients"] == 0
+    assert by_zero[3].memory_bytes["optimizer and sharded states"] == 18 * LLAMA.parameters / 8
+    assert by_zero[3].memory_bytes["parameters and gradients"] == 0
 
 
 def test_terms_and_bytes_add_up_and_the_bubble_is_1f1b() -> None:
-    found = estimate(ONE_NODE, Scheme(tp=2, pp=4), Load(seq_len=4096, batch=6))
-    assert found.micro_batches == 6
-    assert sum(found.terms_ms.values()) == pytest.approx(found.iteration_ms)
-    assert sum(found.memory_bytes.values()) == found.peak_bytes
+    iteration = estimate(ONE_NODE, Scheme(tp=2, pp=4), Load(seq_len=4096, batch=6))
+    assert iteration.micro_batches == 6
+    assert sum(iteration.terms_ms.values()) == pytest.approx(iteration.iteration_ms)
+    assert sum(iteration.memory_bytes.values()) == iteration.peak_bytes
     stage = total(ONE_NODE, "tp2.pp4", [4096])
-    assert found.terms_ms["pipeline bubble"] == pytest.approx(3 * stage)
+    assert iteration.terms_ms["pipeline bubble"] == pytest.approx(3 * stage)
     flops = 6 * model_flops(LLAMA, 4096)
-    assert found.tflops_per_gpu * 8e12 * found.iteration_ms / 1e3 == pytest.approx(flops)
-    assert found.mfu == pytest.approx(found.tflops_per_gpu / 312)
+    assert iteration.tflops_per_gpu * 8e12 * iteration.iteration_ms / 1e3 == pytest.approx(flops)
+    assert iteration.mfu == pytest.approx(iteration.tflops_per_gpu / 312)
 
 
 def test_model_flops_by_hand() -> None:
@@ -187,20 +187,20 @@ def test_model_flops_by_hand() -> None:
 def test_what_cannot_run_says_why(
     deployment: Deployment, scheme: str, load: Load, reason: str | None
 ) -> None:
-    found = problem(deployment, Scheme.parse(scheme), load)
+    refusal = problem(deployment, Scheme.parse(scheme), load)
     if reason is None:
-        assert found is None
+        assert refusal is None
         return
-    assert found is not None
-    assert reason in found
+    assert refusal is not None
+    assert reason in refusal
     with pytest.raises(ValueError, match=scheme):
         estimate(deployment, Scheme.parse(scheme), load)
 
 
 def test_large_clusters_and_loads_are_estimated_at_once() -> None:
     large = replace(ONE_NODE, cluster=ClusterHardware(DEVICES["l20-48gb"], 1_000_000, 1024))
-    found = estimate(
+    iteration = estimate(
         large, Scheme(tp=8, ulysses=4), Load(seq_len=10**9, batch=32_000_000, micro_batch=1)
     )
-    assert np.isfinite(found.iteration_ms)
-    assert found.micro_batches == 1
+    assert np.isfinite(iteration.iteration_ms)
+    assert iteration.micro_batches == 1

@@ -80,13 +80,13 @@ def test_6_ring_goes_on_where_heads_end() -> None:
 def test_7_tensor_parallelism_suffers_most_from_slow_links_then_ulysses_then_ring() -> None:
     """Two GPUs with only a network card between them: the axis that loses most belongs inside."""
     apart = replace(NODE, cluster=ClusterHardware(DEVICES["a800-80gb"], 2, 1))
-    beside = replace(NODE, cluster=ClusterHardware(DEVICES["a800-80gb"], 1, 2))
+    together = replace(NODE, cluster=ClusterHardware(DEVICES["a800-80gb"], 1, 2))
 
     def loss(scheme: str) -> float:
         parsed = Scheme.parse(scheme)
         return sum(
             float(stage_terms(apart, parsed, [65536])[name])
-            - float(stage_terms(beside, parsed, [65536])[name])
+            - float(stage_terms(together, parsed, [65536])[name])
             for name in ("tp communication", "ulysses", "ring transfer")
         )
 

@@ -1,4 +1,4 @@
-"""How well the analytic model ranks what was published; docs/analytic-model.md states these figures."""
+"""How well the analytic model ranks what was published, as docs/analytic-model.md states."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from seqplan.profiler.analytic.validate_tables import checks
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Check]:
+def by_name() -> dict[str, Check]:
     return {check.name: check for check in checks()}
 
 
@@ -29,37 +29,37 @@ def found() -> dict[str, Check]:
     ],
 )
 def test_ranks_and_sizes(
-    found: dict[str, Check], name: str, figures: int, correlation: float, error: float
+    by_name: dict[str, Check], name: str, figures: int, correlation: float, error: float
 ) -> None:
-    check = found[name]
+    check = by_name[name]
     assert len(check.rows) == figures
     assert check.rank_correlation >= correlation
     assert check.median_error <= error
 
 
 def test_the_predicted_best_is_the_published_best_or_within_3_percent(
-    found: dict[str, Check],
+    by_name: dict[str, Check],
 ) -> None:
     lost = {
         (check.name, group): loss
-        for check in found.values()
+        for check in by_name.values()
         for group, (_, _, loss) in check.winners().items()
         if loss > 0.03
     }
     assert not lost
 
 
-def test_what_fits_is_agreed_on_by_every_scheme(found: dict[str, Check]) -> None:
+def test_what_fits_is_agreed_on_by_every_scheme(by_name: dict[str, Check]) -> None:
     for name, schemes in (("llama-7b", 13), ("llama-13b", 12), ("llama-32b", 15)):
-        said = found[f"{name}-a800-80gb: MaxLen"].missing
+        said = by_name[f"{name}-a800-80gb: MaxLen"].missing
         assert said.startswith(f"On {schemes} of {schemes} schemes both agree")
 
 
-def test_every_table_that_misses_names_an_effect(found: dict[str, Check]) -> None:
-    assert all(check.missing for check in found.values())
+def test_every_table_that_misses_names_an_effect(by_name: dict[str, Check]) -> None:
+    assert all(check.missing for check in by_name.values())
 
 
-def test_table_5_needs_no_scale(found: dict[str, Check]) -> None:
+def test_table_5_needs_no_scale(by_name: dict[str, Check]) -> None:
     """Absolute TFLOP/s, not only their order."""
-    for row in found["USP table 5"].rows:
+    for row in by_name["USP table 5"].rows:
         assert row.predicted == pytest.approx(row.published, rel=0.07)

@@ -25,14 +25,14 @@ TIMES = st.lists(st.floats(0.1, 1e6), min_size=LEAST_MEASURED, max_size=60)
 
 @given(TIMES, st.floats(0.2, 5.0))
 def test_a_common_factor_is_the_bias(predicted: list[float], factor: float) -> None:
-    found = drift(Scheme(), predicted, [factor * each for each in predicted], None)
-    assert found.bias == pytest.approx(factor - 1, abs=1e-9)
-    assert found.median == pytest.approx(abs(factor - 1), abs=1e-9)
-    assert found.p90 == pytest.approx(abs(factor - 1), abs=1e-9)
+    running = drift(Scheme(), predicted, [factor * ms for ms in predicted], None)
+    assert running.bias == pytest.approx(factor - 1, abs=1e-9)
+    assert running.median == pytest.approx(abs(factor - 1), abs=1e-9)
+    assert running.p90 == pytest.approx(abs(factor - 1), abs=1e-9)
     if abs(abs(factor - 1) - ASSUMED_LIMIT) > 1e-6:
-        assert (found.warning is not None) == (abs(factor - 1) > ASSUMED_LIMIT)
-    if found.warning:
-        assert ("slower" in found.warning) == (factor > 1)
+        assert (running.warning is not None) == (abs(factor - 1) > ASSUMED_LIMIT)
+    if running.warning:
+        assert ("slower" in running.warning) == (factor > 1)
 
 
 @given(TIMES, st.data())
@@ -47,9 +47,9 @@ def test_fewer_than_half_disturbed_is_no_drift(predicted: list[float], data: st.
 def test_a_change_is_told_by_the_latest_whatever_went_before(before: int) -> None:
     predicted = np.full(before + RECENT, 100.0)
     slower = predicted * np.where(np.arange(len(predicted)) < before, 1.0, 1.2)
-    found = drift(Scheme(), predicted, slower, None)
-    assert (found.recent, found.bias) == (pytest.approx(0.2), pytest.approx(0.2))
-    assert found.warning is not None
+    running = drift(Scheme(), predicted, slower, None)
+    assert (running.recent, running.bias) == (pytest.approx(0.2), pytest.approx(0.2))
+    assert running.warning is not None
     back = drift(
         Scheme(), predicted, np.roll(slower, -before) if before > RECENT else predicted, None
     )
@@ -58,8 +58,8 @@ def test_a_change_is_told_by_the_latest_whatever_went_before(before: int) -> Non
 
 @given(st.lists(st.floats(0.1, 1e6), max_size=LEAST_MEASURED - 1))
 def test_too_few_are_not_judged(predicted: list[float]) -> None:
-    found = drift(Scheme(), predicted, [2 * each for each in predicted], None)
-    assert (found.pipelines, found.warning) == (len(predicted), None)
+    running = drift(Scheme(), predicted, [2 * ms for ms in predicted], None)
+    assert (running.pipelines, running.warning) == (len(predicted), None)
 
 
 @pytest.mark.parametrize(("p90", "limit"), [(0.2, 0.2), (0.03, 0.03), (1e-9, LEAST_LIMIT)])

@@ -78,7 +78,7 @@ def test_what_is_not_quadratic_is_suspect() -> None:
 
 def test_a_shared_device_is_told_by_the_spread() -> None:
     latency = Latency(1e-6, 0.05, 3.0)
-    samples = [Observed((each,), latency.micro_batch_ms([each]), 0.3) for each in LENGTHS]
+    samples = [Observed((length,), latency.micro_batch_ms([length]), 0.3) for length in LENGTHS]
     fit = fit_latency(samples, samples, samples)
     assert fit.reasons == (
         "repetitions spread by 30%: the device is shared or throttles, measure again",
@@ -87,7 +87,7 @@ def test_a_shared_device_is_told_by_the_spread() -> None:
 
 def test_without_samples_to_judge_by_a_fit_is_suspect() -> None:
     latency = Latency(1e-6, 0.05, 3.0)
-    samples = [Observed((each,), latency.micro_batch_ms([each])) for each in LENGTHS]
+    samples = [Observed((length,), latency.micro_batch_ms([length])) for length in LENGTHS]
     fit = fit_latency(samples, [], samples)
     assert fit.held_out == Errors(0, None, None, None)
     assert fit.reasons == ("no held-out samples to judge it by",)
@@ -95,6 +95,6 @@ def test_without_samples_to_judge_by_a_fit_is_suspect() -> None:
 
 def test_bad_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 4 samples, there are 3"):
-        fit_latency([Observed((each,), 1.0) for each in (1, 2, 3)], [], [])
+        fit_latency([Observed((length,), 1.0) for length in (1, 2, 3)], [], [])
     with pytest.raises(ValueError, match=r"lengths \(2,\): 0\.0 ms is not a positive time"):
-        fit_latency([Observed((each,), float(each - 2)) for each in (3, 2, 5, 4)], [], [])
+        fit_latency([Observed((length,), float(length - 2)) for length in (3, 2, 5, 4)], [], [])

@@ -17,31 +17,29 @@ from seqplan.profiler.fit.pooling import device_spread, merged, pooled, response
 from seqplan.profiler.fit.samples import Sample, SampleFile
 
 
-def slowed(each: Sample, by: float, yardstick_ms: float = 0.4) -> Sample:
+def slowed(one: Sample, by: float, yardstick_ms: float = 0.4) -> Sample:
     """All that was timed, ``by`` times as long."""
     times = {
-        name: tuple(by * ms for ms in getattr(each, name))
+        name: tuple(by * ms for ms in getattr(one, name))
         for name in ("layers_ms", "forward_ms", "ends_ms")
     }
-    read = (by * yardstick_ms,) * len(each.layers_ms)
-    return replace(each, **times, layers_yardstick_ms=read, ends_yardstick_ms=read)
+    read = (by * yardstick_ms,) * len(one.layers_ms)
+    return replace(one, **times, layers_yardstick_ms=read, ends_yardstick_ms=read)
 
 
 def test_what_disturbs_the_device_for_a_while_does_not_bend_the_curve() -> None:
     """Every round's repetitions count together; one that was slow throughout shows as spread."""
     calm = samples(Scheme())
-    slow = [
-        replace(each, turn=1, layers_ms=tuple(1.6 * ms for ms in each.layers_ms)) for each in calm
+    slow = [replace(one, turn=1, layers_ms=tuple(1.6 * ms for ms in one.layers_ms)) for one in calm]
+    together = pooled([*calm, *slow, *(replace(one, turn=2) for one in calm)])
+    assert [(one.role, one.lengths, one.turn) for one in together] == [
+        (one.role, one.lengths, 0) for one in calm
     ]
-    found = pooled([*calm, *slow, *(replace(each, turn=2) for each in calm)])
-    assert [(each.role, each.lengths, each.turn) for each in found] == [
-        (each.role, each.lengths, 0) for each in calm
-    ]
-    for each, alone in zip(found, calm, strict=True):
-        assert len(each.layers_ms) == len(each.ends_ms) == len(each.forward_ms) == 9
-        assert each.whole_ms(8) == pytest.approx(alone.whole_ms(8), rel=0.011)
-        assert each.spread > 0.1
-        assert each.saved_bytes == alone.saved_bytes
+    for one, alone in zip(together, calm, strict=True):
+        assert len(one.layers_ms) == len(one.ends_ms) == len(one.forward_ms) == 9
+        assert one.whole_ms(8) == pytest.approx(alone.whole_ms(8), rel=0.011)
+        assert one.spread > 0.1
+        assert one.saved_bytes == alone.saved_bytes
     assert pooled(calm) == calm
 
 
@@ -54,8 +52,8 @@ def test_out_of_memory_in_one_round_is_out_of_memory() -> None:
 
 def test_peaks_of_all_rounds_are_kept_where_they_are_read() -> None:
     one = replace(sample(Scheme(), "fit", (64,)), layers_peak_bytes=5, ends_peak_bytes=9)
-    (found,) = pooled([one, replace(one, turn=1, layers_peak_bytes=7, ends_peak_bytes=3)])
-    assert (found.layers_peak_bytes, found.ends_peak_bytes) == (7, 9)
+    (together,) = pooled([one, replace(one, turn=1, layers_peak_bytes=7, ends_peak_bytes=3)])
+    assert (together.layers_peak_bytes, together.ends_peak_bytes) == (7, 9)
 
 
 @given(st.lists(st.floats(0.5, 4.0), min_size=1, max_size=30))
@@ -63,12 +61,12 @@ def test_times_are_as_at_one_speed(speeds: list[float]) -> None:
     """Whatever the speeds were, ratios of times are those of an equally fast device."""
     one = sample(Scheme(), "fit", (64,))
     one = replace(one, layers_ms=one.layers_ms[:1] * 3)
-    found = steadied([slowed(one, by) for by in speeds])
-    usual = [np.divide(each.layers_ms, one.layers_ms) for each in found]
+    steady = steadied([slowed(one, by) for by in speeds])
+    usual = [np.divide(sample.layers_ms, one.layers_ms) for sample in steady]
     np.testing.assert_allclose(usual, usual[0][0])
     assert min(speeds) * 0.999 <= usual[0][0] <= max(speeds) * 1.001
-    np.testing.assert_allclose(np.divide(found[0].forward_ms, one.forward_ms), usual[0][0])
-    np.testing.assert_allclose(np.divide(found[0].ends_ms, one.ends_ms), usual[0][0])
+    np.testing.assert_allclose(np.divide(steady[0].forward_ms, one.forward_ms), usual[0][0])
+    np.testing.assert_allclose(np.divide(steady[0].ends_ms, one.ends_ms), usual[0][0])
 
 
 def test_readings_count_by_what_they_tell() -> None:
@@ -77,35 +75,36 @@ def test_readings_count_by_what_they_tell() -> None:
 
     def run(exponent: float) -> list[Sample]:
         base = sample(Scheme(), "fit", (64,))
-        found = []
+        slower = []
         for by in np.exp(rng.normal(0, 0.2, 200)):
             read = (0.4 * by,) * 3
-            each = slowed(base, by**exponent)
-            found.append(replace(each, layers_yardstick_ms=read, ends_yardstick_ms=read))
-        return found
+            one = slowed(base, by**exponent)
+            slower.append(replace(one, layers_yardstick_ms=read, ends_yardstick_ms=read))
+        return slower
 
     assert response(run(1.0)) == pytest.approx(1.0, abs=0.02)
     assert response(run(0.5)) == pytest.approx(0.5, abs=0.02)
     assert response(run(0.0)) == pytest.approx(0.0, abs=0.02)
     assert response(run(-1.0)) == 0.0
     noise = run(0.0)
-    for each, found in zip(noise, steadied(noise), strict=True):
-        assert found.layers_ms == pytest.approx(each.layers_ms, rel=0.02)
+    for noisy, steady in zip(noise, steadied(noise), strict=True):
+        assert steady.layers_ms == pytest.approx(noisy.layers_ms, rel=0.02)
 
 
 def test_a_device_slowed_at_random_gives_the_curve_of_a_steady_one() -> None:
     rng = np.random.default_rng(0)
-    calm = [slowed(each, 1.0) for each in samples(Scheme())]
-    noisy = [slowed(each, float(rng.choice([1.0, 1.6]))) for each in 2 * calm]
-    truth, raw, found = (
-        fit_schemes(MEASURED_ON, pooled(each))[Scheme()] for each in (calm, noisy, steadied(noisy))
+    calm = [slowed(one, 1.0) for one in samples(Scheme())]
+    noisy = [slowed(one, float(rng.choice([1.0, 1.6]))) for one in 2 * calm]
+    truth, raw, fit = (
+        fit_schemes(MEASURED_ON, pooled(several))[Scheme()]
+        for several in (calm, noisy, steadied(noisy))
     )
     assert raw.verdict == "suspect"
-    assert found.verdict == "usable"
-    assert found.held_out.largest == pytest.approx(0.0, abs=1e-4)
-    assert found.latency.a / found.latency.b == pytest.approx(truth.latency.a / truth.latency.b)
+    assert fit.verdict == "usable"
+    assert fit.held_out.largest == pytest.approx(0.0, abs=1e-4)
+    assert fit.latency.a / fit.latency.b == pytest.approx(truth.latency.a / truth.latency.b)
     assert truth.notes == ()
-    (note,) = found.notes
+    (note,) = fit.notes
     assert note.startswith("the device's speed varied by ")
 
 

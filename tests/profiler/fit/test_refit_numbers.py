@@ -29,17 +29,17 @@ BELIEVED = Latency(1e-6, 0.05, 3.0)
 
 def samples(truth: Latency, count: int, noise: float = 0.0) -> list[Observed]:
     rng = np.random.default_rng(0)
-    found = []
+    pipelines = []
     for _ in range(count):
         batches = [
             rng.integers(50, 20_000, int(rng.integers(1, 5))).tolist()
             for _ in range(int(rng.integers(1, 4)))
         ]
-        time = sum(truth.micro_batch_ms(each) for each in batches)
-        lengths = tuple(length for each in batches for length in each)
+        time = sum(truth.micro_batch_ms(batch) for batch in batches)
+        lengths = tuple(length for batch in batches for length in batch)
         factor = 1 + noise * rng.normal()
-        found.append(Observed(lengths, time * factor, micro_batches=len(batches)))
-    return found
+        pipelines.append(Observed(lengths, time * factor, micro_batches=len(batches)))
+    return pipelines
 
 
 def test_a_slower_device_is_scaled_by_few_measurements() -> None:

@@ -32,8 +32,8 @@ from seqplan.profiler.profile import Profile
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     file = SampleFile(path, MEASURED_ON)
-    for each in samples(Scheme()):
-        file.add(each)
+    for one in samples(Scheme()):
+        file.add(one)
     assert read_samples(path) == (MEASURED_ON, file.samples)
     again = SampleFile(path, MEASURED_ON)
     assert again.samples == file.samples
@@ -114,11 +114,11 @@ def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
     two = Scheme(1, 1, 2, 1)
     for name, scheme in (("a", Scheme()), ("b", two)):
         file = SampleFile(tmp_path / name, MEASURED_ON)
-        for each in samples(scheme):
-            file.add(each)
-    measured_on, found = merged([tmp_path / "a", tmp_path / "b"])
+        for one in samples(scheme):
+            file.add(one)
+    measured_on, together = merged([tmp_path / "a", tmp_path / "b"])
     document = profile_document(
-        fit_all(measured_on, found),
+        fit_all(measured_on, together),
         ProfiledDevices("a device", 8, 10_000_000.0),
         name="p",
         source="a test",
@@ -141,13 +141,13 @@ def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
 
 
 def test_out_of_memory_is_data() -> None:
-    found = samples(Scheme())
+    several = samples(Scheme())
     empty: tuple[float, ...] = ()
-    found.append(Sample(Scheme(), "fit", (9999,), 2, empty, empty, empty, 0, 0, oom=True))
-    memory = fit_memory(MEASURED_ON, found)
-    assert memory.errors.samples == len(found) - 1
+    several.append(Sample(Scheme(), "fit", (9999,), 2, empty, empty, empty, 0, 0, oom=True))
+    memory = fit_memory(MEASURED_ON, several)
+    assert memory.errors.samples == len(several) - 1
     with pytest.raises(SampleError, match="no sample fits into memory"):
-        fit_memory(MEASURED_ON, found[-1:])
+        fit_memory(MEASURED_ON, several[-1:])
 
 
 def test_a_stage_has_its_share_of_the_layers_and_activations_of_all() -> None:
@@ -161,10 +161,10 @@ def test_a_stage_has_its_share_of_the_layers_and_activations_of_all() -> None:
 
 
 def test_the_allocators_peak_counts_where_it_was_read() -> None:
-    kept = sample(Scheme(), "fit", (100,))
-    assert kept.layers_saved_bytes == 25_000
-    layers_more = replace(kept, layers_peak_bytes=27_000, ends_peak_bytes=1_500)
-    ends_more = replace(kept, layers_peak_bytes=26_000, ends_peak_bytes=1_500)
+    one = sample(Scheme(), "fit", (100,))
+    assert one.layers_saved_bytes == 25_000
+    layers_more = replace(one, layers_peak_bytes=27_000, ends_peak_bytes=1_500)
+    ends_more = replace(one, layers_peak_bytes=26_000, ends_peak_bytes=1_500)
     assert layers_more.whole_bytes(8) == 100_000 + 2_000
     assert ends_more.whole_bytes(8) == 100_000 + 1_500
     fit = fit_memory(MEASURED_ON, [layers_more])
@@ -176,15 +176,15 @@ def test_memory_is_fitted_for_each_tp() -> None:
     two = Scheme(tp=2)
     # A rank of tp 2 keeps three quarters of what one rank would.
     more = [
-        replace(each, layers_saved_bytes=each.tokens * 375 // 2, saved_bytes=each.tokens * 375 // 2)
-        for each in samples(two, Scheme(tp=2, pp=2), Scheme(tp=2, ulysses=2))
-        if each.scheme.sp == 1
+        replace(one, layers_saved_bytes=one.tokens * 375 // 2, saved_bytes=one.tokens * 375 // 2)
+        for one in samples(two, Scheme(tp=2, pp=2), Scheme(tp=2, ulysses=2))
+        if one.scheme.sp == 1
     ]
     fit = fit_memory(MEASURED_ON, [*samples(Scheme(), Scheme(ulysses=2)), *more])
     assert fit.bytes_per_token == pytest.approx({1: 1000, 2: 1500}, rel=2e-3)
-    found = [*samples(Scheme()), *more]
+    several = [*samples(Scheme()), *more]
     document = profile_document(
-        fit_all(MEASURED_ON, found), ProfiledDevices("d", 8, 1e9), name="p", source="a test"
+        fit_all(MEASURED_ON, several), ProfiledDevices("d", 8, 1e9), name="p", source="a test"
     )
     memory = Profile.from_document(document, "p").memory
     assert memory.bytes_per_token(Scheme(tp=2, pp=2)) == pytest.approx(750, rel=2e-3)
@@ -210,10 +210,10 @@ def test_a_scheme_that_does_not_fit_is_left_out() -> None:
         Sample(two, "fit", (length,), 2, none, none, none, 0, 0, oom=True)
         for length in (64, 128, 256, 512)
     ]
-    found = [*samples(Scheme()), *full]
-    assert unfitted(found) == {two: "tp2: 0 of its lengths fit into memory, 4 are needed"}
+    several = [*samples(Scheme()), *full]
+    assert unfitted(several) == {two: "tp2: 0 of its lengths fit into memory, 4 are needed"}
     document = profile_document(
-        fit_all(MEASURED_ON, found), ProfiledDevices("d", 8, 1e9), name="p", source="a test"
+        fit_all(MEASURED_ON, several), ProfiledDevices("d", 8, 1e9), name="p", source="a test"
     )
     profile = Profile.from_document(document, "p")
     assert [entry.scheme for entry in profile.schemes] == [Scheme()]

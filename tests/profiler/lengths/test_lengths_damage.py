@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from length_files import complaint, made, write_idx, write_jsonl
+from length_files import complaint, file_of, write_idx, write_jsonl
 
 from seqplan.profiler.lengths import LengthsError, SourceOptions, read_lengths
 
@@ -38,7 +38,7 @@ def whole_file(path: Path) -> bytes:
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path, name: str) -> None:
     whole = whole_file(tmp_path / name)
     for size in range(len(whole)):
-        complaint(made(tmp_path / name, whole[:size]))
+        complaint(file_of(tmp_path / name, whole[:size]))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, name: str) -> None:
 def test_damage_is_an_error_or_harmless(tmp_path: Path, name: str, data: st.DataObject) -> None:
     content = bytearray(whole_file(tmp_path / name))
     content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    path = made(tmp_path / name, bytes(content))
+    path = file_of(tmp_path / name, bytes(content))
     try:
         read_lengths([path], SourceOptions(bytes_per_token=1))
     except LengthsError:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from length_files import LARGE, SMALL, complaint, made, write_jsonl, write_tokenizer
+from length_files import LARGE, SMALL, complaint, file_of, write_jsonl, write_tokenizer
 
 from seqplan.profiler.lengths import (
     LengthsError,
@@ -49,21 +49,21 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "missing": (lambda d: d / "a.npy", "a.npy: no such file or folder"),
     "no match": (lambda d: d / "*.idx", "*.idx: matches no file"),
     "suffix": (
-        lambda d: made(d / "a.csv", "1"),
+        lambda d: file_of(d / "a.csv", "1"),
         f"a.csv: .csv is not a source of lengths {UNDERSTOOD}",
     ),
     "no suffix": (
-        lambda d: made(d / "a", "1"),
+        lambda d: file_of(d / "a", "1"),
         f"a: a name without suffix is not a source of lengths {UNDERSTOOD}",
     ),
     "bin": (
-        lambda d: made(d / "a.bin", "1"),
+        lambda d: file_of(d / "a.bin", "1"),
         f"a.bin: .bin is not a source of lengths; give the .idx beside it {UNDERSTOOD}",
     ),
-    "empty": (lambda d: made(d / "a.txt", ""), "a.txt: is empty"),
+    "empty": (lambda d: file_of(d / "a.txt", ""), "a.txt: is empty"),
     # .npy
     "npy foreign": (
-        lambda d: made(d / "a.npy", "PK\3\4"),
+        lambda d: file_of(d / "a.npy", "PK\3\4"),
         "a.npy: is not a .npy file; write one with numpy.save",
     ),
     "npy float": (
@@ -97,25 +97,25 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
         f"a.npy: index 0: length 9223372036854775808 {LARGE}",
     ),
     # .txt
-    "txt none": (lambda d: made(d / "a.txt", "# none\n\n"), "a.txt: holds no sequences"),
-    "txt word": (lambda d: made(d / "a.txt", "1\n\nx\n"), f"a.txt: line 3: 'x' {ONE_A_LINE}"),
-    "txt float": (lambda d: made(d / "a.txt", "1\n2.0\n"), f"a.txt: line 2: '2.0' {ONE_A_LINE}"),
-    "txt nan": (lambda d: made(d / "a.txt", "nan"), f"a.txt: line 1: 'nan' {ONE_A_LINE}"),
-    "txt two": (lambda d: made(d / "a.txt", "1 2\n"), f"a.txt: line 1: '1 2' {ONE_A_LINE}"),
+    "txt none": (lambda d: file_of(d / "a.txt", "# none\n\n"), "a.txt: holds no sequences"),
+    "txt word": (lambda d: file_of(d / "a.txt", "1\n\nx\n"), f"a.txt: line 3: 'x' {ONE_A_LINE}"),
+    "txt float": (lambda d: file_of(d / "a.txt", "1\n2.0\n"), f"a.txt: line 2: '2.0' {ONE_A_LINE}"),
+    "txt nan": (lambda d: file_of(d / "a.txt", "nan"), f"a.txt: line 1: 'nan' {ONE_A_LINE}"),
+    "txt two": (lambda d: file_of(d / "a.txt", "1 2\n"), f"a.txt: line 1: '1 2' {ONE_A_LINE}"),
     "txt grouped": (
-        lambda d: made(d / "a.txt", "1_000\n"),
+        lambda d: file_of(d / "a.txt", "1_000\n"),
         f"a.txt: line 1: '1_000' {ONE_A_LINE}",
     ),
-    "txt zero": (lambda d: made(d / "a.txt", "# h\n0\n"), f"a.txt: line 2: length 0 {SMALL}"),
+    "txt zero": (lambda d: file_of(d / "a.txt", "# h\n0\n"), f"a.txt: line 2: length 0 {SMALL}"),
     "txt huge": (
-        lambda d: made(d / "a.txt", "1\n" + 30 * "9"),
+        lambda d: file_of(d / "a.txt", "1\n" + 30 * "9"),
         f"a.txt: line 2: length {30 * '9'} {LARGE}",
     ),
-    "txt bytes": (lambda d: made(d / "a.txt", b"1\n\xff\n"), f"a.txt: line 2: '�' {ONE_A_LINE}"),
+    "txt bytes": (lambda d: file_of(d / "a.txt", b"1\n\xff\n"), f"a.txt: line 2: '�' {ONE_A_LINE}"),
     # .jsonl
-    "jsonl none": (lambda d: made(d / "a.jsonl", "\n\n"), "a.jsonl: holds no sequences"),
+    "jsonl none": (lambda d: file_of(d / "a.jsonl", "\n\n"), "a.jsonl: holds no sequences"),
     "jsonl malformed": (
-        lambda d: made(d / "a.jsonl", '{"length": 3}\n{"length": \n'),
+        lambda d: file_of(d / "a.jsonl", '{"length": 3}\n{"length": \n'),
         (
             "a.jsonl: line 2: is not JSON: Expecting value at column 11; "
             "a .jsonl source has one object a line"
@@ -126,7 +126,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
         "a.jsonl: line 1: holds [1, 2]; a .jsonl source has one object a line",
     ),
     "jsonl utf-8": (
-        lambda d: made(d / "a.jsonl", b'{"length": 3}\n{"x": "\xff"}\n'),
+        lambda d: file_of(d / "a.jsonl", b'{"length": 3}\n{"x": "\xff"}\n'),
         "a.jsonl: line 2: is not UTF-8 (byte 8: invalid start byte); convert the file",
     ),
     "jsonl no field": (
@@ -170,16 +170,16 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "jsonl text": (records({"text": "x"}), f"a.jsonl: field 'text' {TEXT}"),
     # .jsonl.gz
     "gz foreign": (
-        lambda d: made(d / "a.jsonl.gz", "{}"),
+        lambda d: file_of(d / "a.jsonl.gz", "{}"),
         "a.jsonl.gz: is not a whole gzip file: Not a gzipped file (b'{}'), after line 0",
     ),
     "gz truncated": (
-        lambda d: made(d / "a.jsonl.gz", gzip.compress(b'{"length": 3}\n')[:-9]),
+        lambda d: file_of(d / "a.jsonl.gz", gzip.compress(b'{"length": 3}\n')[:-9]),
         "a.jsonl.gz: is a truncated gzip file, it ends after line 1; copy it again",
     ),
     # .parquet
     "parquet foreign": (
-        lambda d: made(d / "a.parquet", 20 * "x"),
+        lambda d: file_of(d / "a.parquet", 20 * "x"),
         (
             "a.parquet: is not a whole .parquet file: Parquet magic bytes not found in footer. "
             "Either the file is corrupted or this is not a parquet file"
@@ -242,7 +242,7 @@ def test_what_is_wrong(tmp_path: Path, case: str) -> None:
 
 
 def test_options_are_checked(tmp_path: Path) -> None:
-    path = made(tmp_path / "a.txt", "1")
+    path = file_of(tmp_path / "a.txt", "1")
     assert complaint() == "no source of lengths was given"
     assert complaint(path, field="x") == "--field x: no source has fields"
     assert complaint(path, glob="*.md") == "--glob *.md: no source is a folder"
@@ -263,18 +263,18 @@ def test_texts_in_folders(tmp_path: Path) -> None:
     folder.mkdir()
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     assert complaint(folder, bytes_per_token=4) == "texts: holds no text files"
-    made(folder / "a.md", b"ok \xff")
+    file_of(folder / "a.md", b"ok \xff")
     assert complaint(folder, tokenizer=tokenizer) == (
         "texts/a.md: is not UTF-8 text (byte 4: invalid start byte); "
         "convert it, or choose the texts with --glob"
     )
     said = complaint(folder, tokenizer=tokenizer, glob="*.txt")
     assert said == "texts: holds no text files like *.txt"
-    made(folder / "a.md", "")
+    file_of(folder / "a.md", "")
     for options in ({"tokenizer": tokenizer}, {"bytes_per_token": 4}):
         assert complaint(folder, **options) == f"texts/a.md: length 0 {SMALL}"
-    made(folder / "a.md", "ok")
-    made(folder / "b.parquet", "ok")
+    file_of(folder / "a.md", "ok")
+    file_of(folder / "b.parquet", "ok")
     assert complaint(folder, bytes_per_token=4).startswith("texts/b.parquet: is a data file")
 
 
@@ -282,7 +282,7 @@ def test_tokenizers(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "x"}])
     said = complaint(path, tokenizer=tmp_path / "none.json")
     assert said == "none.json: no such tokenizer file; give a Hugging Face tokenizer.json"
-    said = complaint(path, tokenizer=made(tmp_path / "bad.json", "{}"))
+    said = complaint(path, tokenizer=file_of(tmp_path / "bad.json", "{}"))
     assert said.startswith("bad.json: is not a Hugging Face tokenizer.json: ")
 
 
@@ -308,7 +308,7 @@ def test_missing_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module:
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = made(tmp_path / "a.txt", "1")
+    path = file_of(tmp_path / "a.txt", "1")
 
     def refuse(self: Path, *_: Any) -> Any:
         raise PermissionError(13, "Permission denied", str(self))

@@ -33,24 +33,24 @@ def one_bucket(draw: st.DrawFn) -> Bucket:
 @settings(deadline=None)
 @given(one_bucket())
 def test_lengths_fit_their_bucket(bucket: Bucket) -> None:
-    found = representative([bucket])
-    assert (found.dtype, found.shape) == (np.dtype(np.int64), (bucket.sequences,))
-    assert int(found.sum()) == bucket.tokens
-    assert bucket.over < found.min()
-    assert found.max() <= bucket.up_to
-    assert (np.diff(found) >= 0).all()
+    lengths = representative([bucket])
+    assert (lengths.dtype, lengths.shape) == (np.dtype(np.int64), (bucket.sequences,))
+    assert int(lengths.sum()) == bucket.tokens
+    assert bucket.over < lengths.min()
+    assert lengths.max() <= bucket.up_to
+    assert (np.diff(lengths) >= 0).all()
 
 
 def test_lengths_spread_over_a_bucket() -> None:
-    found = representative(parse_histogram(b"[[10, 20, 10]]", "body"))
-    assert found.tolist() == [*range(11, 16), *range(16, 21)]
+    lengths = representative(parse_histogram(b"[[10, 20, 10]]", "body"))
+    assert lengths.tolist() == [*range(11, 16), *range(16, 21)]
     assert representative([Bucket(0, 8, 4, 8)]).tolist() == [1, 1, 3, 3]
     assert representative([Bucket(0, 8, 4, 28)]).tolist() == [6, 6, 8, 8]
 
 
 def test_the_histogram_of_a_data_set_comes_back() -> None:
     buckets = summarise(np.load(DATA)).buckets
-    rows = [[each.over, each.up_to, each.sequences, each.tokens] for each in buckets]
+    rows = [[bucket.over, bucket.up_to, bucket.sequences, bucket.tokens] for bucket in buckets]
     parsed = parse_histogram(json.dumps(rows).encode(), "body")
     assert parsed == buckets
     assert summarise(representative(parsed)).buckets == buckets
@@ -81,6 +81,6 @@ def test_many_sequences_of_any_length_stay_within_64_bits() -> None:
     ],
 )
 def test_what_is_no_histogram(text: str, said: str) -> None:
-    with pytest.raises(LengthsError) as told:
+    with pytest.raises(LengthsError) as refused:
         parse_histogram(text.encode("latin-1"), "body")
-    assert str(told.value).startswith(said)
+    assert str(refused.value).startswith(said)

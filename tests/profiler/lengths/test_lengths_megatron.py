@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from length_files import LARGE, SMALL, complaint, made, write_idx
+from length_files import LARGE, SMALL, complaint, file_of, write_idx
 
 from seqplan.profiler.lengths import read_lengths
 from seqplan.profiler.lengths.sources import megatron as megatron_source
@@ -49,23 +49,23 @@ def idx(path: Path, sequences: list[int], starts: list[int]) -> Path:
 MAGIC = b"MMIDIDX\0\0"
 IDX_CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "foreign": (
-        lambda p: made(p, 100 * "x"),
+        lambda p: file_of(p, 100 * "x"),
         (
             "is not a Megatron index (it does not begin with MMIDIDX); "
             "give the .idx that was written beside the .bin"
         ),
     ),
     "version": (
-        lambda p: made(p, MAGIC + struct.pack("<QBQQ", 2, 4, 0, 1)),
+        lambda p: file_of(p, MAGIC + struct.pack("<QBQQ", 2, 4, 0, 1)),
         "is a Megatron index of version 2; 1 is understood",
     ),
     "dtype": (
-        lambda p: made(p, MAGIC + struct.pack("<QBQQ", 1, 9, 0, 1)),
+        lambda p: file_of(p, MAGIC + struct.pack("<QBQQ", 1, 9, 0, 1)),
         "has dtype code 9; Megatron writes 1 to 8",
     ),
     "none": (lambda p: idx(p, [], [0]), "holds no sequences"),
     "promises": (
-        lambda p: made(p, MAGIC + struct.pack("<QBQQ", 1, 4, 2**63, 2**62)),
+        lambda p: file_of(p, MAGIC + struct.pack("<QBQQ", 1, 4, 2**63, 2**62)),
         (
             "is truncated: 34 bytes, but its header (9223372036854775808 sequences, "
             "4611686018427387903 documents) wants 147573952589676412962 or, with modes, "
@@ -73,7 +73,7 @@ IDX_CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
         ),
     ),
     "longer": (
-        lambda p: made(p, idx(p, [5], [0, 1]).read_bytes() + b"12"),
+        lambda p: file_of(p, idx(p, [5], [0, 1]).read_bytes() + b"12"),
         (
             "is damaged: 64 bytes, but its header (1 sequences, 1 documents) wants 62 "
             "or, with modes, 63"
@@ -122,5 +122,5 @@ def test_what_is_wrong_with_a_megatron_index(tmp_path: Path, case: str) -> None:
 def test_a_megatron_index_cut_anywhere_is_refused(tmp_path: Path) -> None:
     whole = idx(tmp_path / "whole.idx", [5, 6, 7], [0, 1, 3]).read_bytes()
     for size in range(1, len(whole)):
-        said = complaint(made(tmp_path / "a.idx", whole[:size]))
+        said = complaint(file_of(tmp_path / "a.idx", whole[:size]))
         assert said.startswith(f"a.idx: is truncated: {size} bytes")

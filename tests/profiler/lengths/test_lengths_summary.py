@@ -117,8 +117,8 @@ def test_many_sources_are_not_listed(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_the_command_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "abcd"}\n')
     assert run(str(tmp_path / "a.jsonl"), "--bytes-per-token", "2", "--json") == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert told == {
+    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert printed == {
         "sequences": 1,
         "tokens": 2,
         "mean": 2.0,

@@ -50,7 +50,7 @@ def measured(rank: int, world_size: int, folder: Path, lacking: int) -> list[int
         folder.joinpath("said").write_text(text)
 
     _, samples = measure(TASK, folder / "s.jsonl", rank, world_size, None, complain)
-    return [each.tokens for each in samples if not each.oom]
+    return [sample.tokens for sample in samples if not sample.oom]
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
@@ -62,10 +62,10 @@ def test_ranks_that_wait_in_vain_end_and_the_next_run_goes_on(tmp_path: Path, la
         "memory: start again to go on with the rest"
     )
     _, samples = read_samples(tmp_path / "s.jsonl")
-    assert [each.tokens for each in samples] == [16, 32, 64]
-    assert [each.oom for each in samples] == [False, False, True]
-    assert {(each.scheme, each.turn) for each in samples} == {(SCHEME, 0)}
+    assert [sample.tokens for sample in samples] == [16, 32, 64]
+    assert [sample.oom for sample in samples] == [False, False, True]
+    assert {(sample.scheme, sample.turn) for sample in samples} == {(SCHEME, 0)}
     # Neither this micro-batch nor a longer one is tried again, in no round.
     assert run_ranks(measured, 2, tmp_path, lacking) == [[16, 32], []]
     _, samples = read_samples(tmp_path / "s.jsonl")
-    assert [(each.tokens, each.turn) for each in samples[3:]] == [(16, 1), (32, 1)]
+    assert [(sample.tokens, sample.turn) for sample in samples[3:]] == [(16, 1), (32, 1)]

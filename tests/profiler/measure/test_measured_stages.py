@@ -74,24 +74,24 @@ def samples(rank: int, world_size: int) -> list[tuple[str, int, int]]:
         world_size=world_size,
         attention_group=dist.group.WORLD,
         control_group=dist.group.WORLD,
-        tensor_ranks={degree: found for degree, found in groups.items() if found is not None},
+        tensor_ranks={degree: group for degree, group in groups.items() if group is not None},
     )
     measurer = Measurer(bench)
-    found = []
+    by_scheme = []
     for scheme in (Scheme(), Scheme(pp=3), Scheme(tp=2, pp=2), Scheme(pp=2, ring=2)):
         sample = measurer.measure(scheme, Point("packed", (40, 3, 21)))
         assert not sample.oom
         assert min(sample.layers_ms) > 0
         assert min(sample.ends_ms) > 0
-        kept = sample.layers_saved_bytes
-        found.append((str(scheme), kept, sample.saved_bytes - kept))
-    return found
+        layers_bytes = sample.layers_saved_bytes
+        by_scheme.append((str(scheme), layers_bytes, sample.saved_bytes - layers_bytes))
+    return by_scheme
 
 
 def test_every_rank_reports_the_slowest_stage() -> None:
     first, *others = run_ranks(samples, 4, timeout_s=120)
     assert all(other == first for other in others)
-    by_scheme = {scheme: (kept, more) for scheme, kept, more in first}
+    by_scheme = {scheme: (layers_bytes, more) for scheme, layers_bytes, more in first}
     layers, ends = by_scheme["tp1"]
     # A stage's layers keep as much; its last stage has the head and the loss, not the embedding.
     stage_layers, stage_ends = by_scheme["pp3"]

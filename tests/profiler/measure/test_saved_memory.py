@@ -30,7 +30,9 @@ TOKENS = 192
 CPU = torch.device("cpu")
 
 
-def kept(checkpointing: str, layers: int, *, fake: bool, dtype: torch.dtype) -> tuple[float, float]:
+def bytes_kept(
+    checkpointing: str, layers: int, *, fake: bool, dtype: torch.dtype
+) -> tuple[float, float]:
     """Bytes per token kept by the layers and by the ends of the model."""
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
         config = ModelConfig(**SIZES, checkpointing=checkpointing)
@@ -52,8 +54,8 @@ def kept(checkpointing: str, layers: int, *, fake: bool, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING)
 def test_fake_tensors_keep_what_real_ones_keep(checkpointing: str, dtype: torch.dtype) -> None:
-    real = kept(checkpointing, 2, fake=False, dtype=dtype)
-    assert kept(checkpointing, 2, fake=True, dtype=dtype) == real
+    real = bytes_kept(checkpointing, 2, fake=False, dtype=dtype)
+    assert bytes_kept(checkpointing, 2, fake=True, dtype=dtype) == real
 
 
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING)
@@ -66,7 +68,7 @@ def test_the_analytic_model_counts_what_layers_keep(checkpointing: str) -> None:
     """
     sizes = ModelSizes.of(SIZES)
     many, few = (
-        kept(checkpointing, layers, fake=True, dtype=torch.float32)[0] for layers in (6, 2)
+        bytes_kept(checkpointing, layers, fake=True, dtype=torch.float32)[0] for layers in (6, 2)
     )
     counted = (many - few) / 4 / 4  # elements of one layer
     unfused = sizes.hidden + sizes.hidden + sizes.kv_width  # of attention
@@ -80,7 +82,7 @@ def test_the_analytic_model_counts_what_layers_keep(checkpointing: str) -> None:
 
 def test_a_layer_that_is_computed_again_counts_once() -> None:
     """Full checkpointing keeps inputs, and while backward runs, all of one layer."""
-    whole, ends = kept("none", 1, fake=True, dtype=torch.float32)
+    whole, ends = bytes_kept("none", 1, fake=True, dtype=torch.float32)
     config = ModelConfig(**SIZES, checkpointing="full")
     measurer, point = Measurer(Bench(config, 3, CPU, torch.float32, 0, 1)), Point("fit", (TOKENS,))
     sample = measurer.measure(Scheme(), point, repeats=3)

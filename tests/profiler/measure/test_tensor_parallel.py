@@ -88,13 +88,13 @@ def layer_errors(rank: int, world_size: int, kv_heads: int, checkpointing: str) 
     return errors
 
 
-def summed_copies(gradient: Tensor, layer: DecoderLayer, each: int, ranks: TensorRanks) -> Tensor:
+def summed_copies(gradient: Tensor, layer: DecoderLayer, width: int, ranks: TensorRanks) -> Tensor:
     """The gradient of a key and a value head that ``each`` neighbouring ranks have a copy of."""
     rows = layer.heads * layer.width
     gathered = [torch.empty_like(gradient) for _ in range(ranks.degree)]
     dist.all_gather(gathered, gradient, group=ranks.group)
-    first = ranks.index // each * each
-    shared = torch.stack([other[rows:] for other in gathered[first : first + each]]).sum(0)
+    first = ranks.index // width * width
+    shared = torch.stack([other[rows:] for other in gathered[first : first + width]]).sum(0)
     return torch.cat((gradient[:rows], shared))
 
 
@@ -162,21 +162,21 @@ def vocabulary_errors(rank: int, world_size: int) -> dict[str, float]:
     column = ColumnParallel(words.flip(0)[rows], ranks)
     mine = vocabulary_loss(column(embedding(tokens)), tokens, VOCAB, ranks)
     mine.backward()
-    found = {"loss": (loss - mine).abs().item()}
+    errors = {"loss": (loss - mine).abs().item()}
     for name, right, part in (("table", table, embedding), ("head", head, column)):
         assert right.grad is not None
         assert part.weight.grad is not None
-        found[name] = (right.grad[rows] - part.weight.grad).abs().max().item()
-    return found
+        errors[name] = (right.grad[rows] - part.weight.grad).abs().max().item()
+    return errors
 
 
 def all_errors(rank: int, world_size: int) -> dict[str, float]:
-    found = {
+    errors = {
         f"{name}, {kv_heads} KV heads": error
         for kv_heads, checkpointing in ((4, "none"), (2, "mlp"), (1, "full"))
         for name, error in layer_errors(rank, world_size, kv_heads, checkpointing).items()
     }
-    return found | vocabulary_errors(rank, world_size)
+    return errors | vocabulary_errors(rank, world_size)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -238,9 +238,9 @@ def test_megatron_files_that_are_damaged(tmp_path: Path) -> None:
     stem, idx, bin = tmp_path / "d", tmp_path / "d.idx", tmp_path / "d.bin"
 
     def refused(message: str) -> None:
-        with pytest.raises(DataError, match=message) as found:
+        with pytest.raises(DataError, match=message) as refused:
             MegatronTokens(stem).tokens(3, 0, 2)
-        assert "\n" not in str(found.value)
+        assert "\n" not in str(refused.value)
 
     refused(r"d\.idx: No such file")
     write_megatron(stem, DOCUMENTS)

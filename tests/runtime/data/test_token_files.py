@@ -36,8 +36,8 @@ def megatron(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("made", [jsonl, npy, megatron])
-def test_the_same_samples_from_every_kind(tmp_path: Path, made: object) -> None:
-    data = token_file(made(tmp_path))  # type: ignore[operator]
+def test_the_same_samples_from_every_kind(tmp_path: Path, make_file: object) -> None:
+    data = token_file(make_file(tmp_path))  # type: ignore[operator]
     for id, row in enumerate(ROWS):
         assert data.length(id) == 4
         assert data.tokens(id, 1, 4).tolist() == row[1:]
@@ -72,9 +72,9 @@ def test_folding_leaves_small_ids() -> None:
 def test_what_is_no_token_file(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(DataError, match=message) as told:
+    with pytest.raises(DataError, match=message) as refused:
         token_file(path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("array", [np.arange(9), np.zeros((2, 3))])

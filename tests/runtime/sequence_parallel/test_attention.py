@@ -84,14 +84,14 @@ Errors = dict[tuple[torch.dtype, str], Error]
 """By dtype and tensor: out, dq, dk, dv."""
 
 
-def add(found: Errors, more: Errors) -> None:
+def add(worst: Errors, more: Errors) -> None:
     for key, error in more.items():
-        found[key] = found.get(key, Error(0.0, 0.0)).worse(error)
+        worst[key] = worst.get(key, Error(0.0, 0.0)).worse(error)
 
 
-def check(found: Errors) -> None:
+def check(worst: Errors) -> None:
     """Hold errors to the gates; bf16 is allowed twice the error of one process."""
-    for (dtype, name), error in found.items():
+    for (dtype, name), error in worst.items():
         assert error.ranks <= GATES.get(dtype, 2 * error.single), (dtype, name, error)
 
 
@@ -109,7 +109,7 @@ def local_rows(view: MicroBatchView) -> Tensor:
 def attend(plan: Plan, rank: int, case: Case, kernel: Kernel | None = None) -> Errors:
     """The errors of a rank's part of a plan."""
     peers = Peers(dist.group.WORLD)
-    found: Errors = {}
+    worst: Errors = {}
     for pipeline in rank_view(plan, rank).pipelines:
         for micro_batch in pipeline.micro_batches:
             lengths = [share.length for share in micro_batch.sequences]
@@ -141,40 +141,40 @@ def attend(plan: Plan, rank: int, case: Case, kernel: Kernel | None = None) -> E
                         (mine.double() - right[rows]).abs().max().item(),
                         (one.double() - right).abs().max().item(),
                     )
-                    add(found, {(case.dtype, name): error})
-    return found
+                    add(worst, {(case.dtype, name): error})
+    return worst
 
 
 def random_cases(rank: int, world_size: int, count: int) -> Errors:
-    found: Errors = {}
+    worst: Errors = {}
     for case in cases(world_size, count):
         rng = np.random.default_rng(case.seed)
         plan = random_plan(rng, world_size, heads=case.heads, longest=150, sequences=10)
-        add(found, attend(plan, rank, case))
-    return found
+        add(worst, attend(plan, rank, case))
+    return worst
 
 
 def every_split(rank: int, world_size: int) -> Errors:
     """Every split of the world into Ulysses and ring, with documents shorter than 2·ring."""
-    found: Errors = {}
+    worst: Errors = {}
     for ulysses in (degree for degree in range(1, 7) if world_size % degree == 0):
         scheme = Scheme(1, 1, ulysses, world_size // ulysses)
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             rng = np.random.default_rng(ulysses)
             lengths = [1, 7, 5, 2 * world_size, *random_lengths(rng, 6, 200)]
             plan = one_pipeline_plan(scheme, lengths)
-            add(found, attend(plan, rank, Case(0, 6, 2, dtype, 0)))
-    return found
+            add(worst, attend(plan, rank, Case(0, 6, 2, dtype, 0)))
+    return worst
 
 
 def dense_kernel(rank: int, world_size: int) -> Errors:
     """The kernel of matrix products in the place of the fused one."""
-    found: Errors = {}
+    worst: Errors = {}
     rng = np.random.default_rng(3)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         plan = random_plan(rng, world_size, heads=4, longest=60)
-        add(found, attend(plan, rank, Case(0, 4, 2, dtype, 0), DenseKernel()))
-    return found
+        add(worst, attend(plan, rank, Case(0, 4, 2, dtype, 0), DenseKernel()))
+    return worst
 
 
 def comparisons(rank: int, world_size: int, count: int) -> tuple[Errors, Errors, Errors]:
@@ -190,11 +190,11 @@ def comparisons(rank: int, world_size: int, count: int) -> tuple[Errors, Errors,
 )
 def test_random_packings_and_every_split(world_size: int, count: int) -> None:
     for part in zip(*run_ranks(comparisons, world_size, count, timeout_s=120), strict=True):
-        found: Errors = {}
+        worst: Errors = {}
         for errors in part:
-            add(found, errors)
-        assert found
-        check(found)
+            add(worst, errors)
+        assert worst
+        check(worst)
 
 
 def repeated(rank: int, world_size: int) -> bool:

@@ -63,13 +63,13 @@ def steps_until_failure(rank: int, world_size: int, scenario: str, where: Any) -
         control_group=group,
         timeout_s=timeout_s,
     ) as steps:
-        with pytest.raises(PlanError) as told:
+        with pytest.raises(PlanError) as refused:
             run_out(steps)
         with pytest.raises(PlanError, match="after a failure no step follows"):
             next(steps)
     # Only who does not listen can keep its thread, which dies with the process.
     assert len(threads()) == (rank == 1 and scenario == "hang for ever")
-    return str(told.value)
+    return str(refused.value)
 
 
 def run_out(steps: PlanConsumer[Any]) -> None:
@@ -130,9 +130,9 @@ def lost_rank(rank: int, world_size: int, path: Path) -> str:
         next(steps)
         if rank == 1:
             return ""
-        with pytest.raises(PlanError, match="step 1: the ranks could not agree: ") as told:
+        with pytest.raises(PlanError, match="step 1: the ranks could not agree: ") as refused:
             next(steps)
-        return str(told.value)
+        return str(refused.value)
 
 
 # The tests
@@ -161,11 +161,11 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             "service": [one.url, other.url, one.url],
             **dict.fromkeys(["data", "bug", "hang", "acks", "hang for ever"], good),
         }
-        told = run_ranks(failing_scenarios, 3, scenarios, timeout_s=120)
-    assert told[0] == told[1] == told[2]
-    found: dict[str, str] = told[0]
-    assert not any("\n" in text for text in found.values())
-    return found
+        by_rank = run_ranks(failing_scenarios, 3, scenarios, timeout_s=120)
+    assert by_rank[0] == by_rank[1] == by_rank[2]
+    messages: dict[str, str] = by_rank[0]
+    assert not any("\n" in text for text in messages.values())
+    return messages
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_a_digest_that_differs_on_one_rank(failures: dict[str, str]) -> None:
 
 def test_a_rank_that_stops_asking(tmp_path: Path) -> None:
     path = written(tmp_path / "plans.jsonl", small_plans(4, 2))
-    told = run_ranks(lost_rank, 2, path)
-    assert "\n" not in told[0]
+    messages = run_ranks(lost_rank, 2, path)
+    assert "\n" not in messages[0]
 
 
 def test_records_are_cut_between_characters() -> None:

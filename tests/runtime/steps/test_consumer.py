@@ -103,8 +103,8 @@ def test_every_rank_runs_every_step(tmp_path: Path, kind: str) -> None:
         where = service.url if kind == "http" else written(tmp_path / "plans.jsonl", plans)
         results = run_ranks(every_step, 2, kind, where)
     for rank, (seen, left) in enumerate(results):
-        assert [item[:2] for item in seen] == [(plan.step, digest(plan)) for plan in plans]
-        assert [item[2] for item in seen] == [prepare_tokens(view_of(p, rank)) for p in plans]
+        assert [step[:2] for step in seen] == [(plan.step, digest(plan)) for plan in plans]
+        assert [step[2] for step in seen] == [prepare_tokens(view_of(p, rank)) for p in plans]
         assert left == 0
     assert len(service.acks) == (12 if kind == "http" else 0)
 

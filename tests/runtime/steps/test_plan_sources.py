@@ -72,14 +72,14 @@ class Ranks:
 
     def refusals(self, step: int, timeout_s: float = SOON_S) -> list[Exception]:
         """What each rank is told at ``step``."""
-        found: list[Exception] = []
+        errors: list[Exception] = []
         for rank, source in enumerate(self.sources):
             with pytest.raises((PlanError, EndOfPlans)) as refused:
                 source.view(step, rank, timeout_s)
             assert "\n" not in str(refused.value)
             assert str(refused.value)
-            found.append(refused.value)
-        return found
+            errors.append(refused.value)
+        return errors
 
 
 @pytest.fixture(params=["file", "http", "fan out of file", "fan out of http"])
@@ -152,15 +152,15 @@ def test_closing_ends_a_view_that_waits(waiting_ranks: Ranks) -> None:
     ranks = waiting_ranks.over([], ends=False)
     # Rank 0 last: a source that it closes while it asks for all has failed for all.
     for rank, source in reversed(list(enumerate(ranks.sources))):
-        told: list[Exception] = []
+        errors: list[Exception] = []
 
         def ask(
-            source: PlanSource = source, rank: int = rank, told: list[Exception] = told
+            source: PlanSource = source, rank: int = rank, errors: list[Exception] = errors
         ) -> None:
             try:
                 source.view(0, rank, 600.0)
             except PlanError as error:
-                told.append(error)
+                errors.append(error)
 
         thread = threading.Thread(target=ask)
         thread.start()
@@ -169,7 +169,7 @@ def test_closing_ends_a_view_that_waits(waiting_ranks: Ranks) -> None:
         source.close()
         thread.join(SOON_S)
         assert not thread.is_alive()
-        assert "closed" in str(told[0])
+        assert "closed" in str(errors[0])
 
 
 def test_acknowledgements_reach_the_service_once_for_each_rank(waiting_ranks: Ranks) -> None:
@@ -253,8 +253,8 @@ def test_files_that_do_not_fit_the_job(tmp_path: Path) -> None:
 
 @pytest.fixture
 def service() -> Iterator[PlanService]:
-    with serving(PlanService(small_plans(40, WORLD), token="let me in")) as found:
-        yield found
+    with serving(PlanService(small_plans(40, WORLD), token="let me in")) as service:
+        yield service
 
 
 @pytest.fixture
@@ -311,11 +311,11 @@ def test_a_service_that_does_not_wait_is_not_asked_in_a_loop(
 def test_answers_that_are_refused(service: PlanService, client: HttpSource) -> None:
     def refused(message: str, step: int = 0) -> None:
         before = service.requests
-        with pytest.raises(PlanError, match=message) as found:
+        with pytest.raises(PlanError, match=message) as refused:
             client.view(step, 1, SOON_S)
-        assert type(found.value) is PlanError
-        assert "let me in" not in str(found.value)
-        assert "\n" not in str(found.value)
+        assert type(refused.value) is PlanError
+        assert "let me in" not in str(refused.value)
+        assert "\n" not in str(refused.value)
         assert service.requests == before + 1
 
     service.etag = '"sha256:other"'

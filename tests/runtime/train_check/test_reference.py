@@ -11,12 +11,12 @@ from seqplan.runtime.train_check.reference import dense_attention, document_cont
 def test_dense_attention_is_softmax_of_all_scores() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(33, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
-    keys, values = (each.repeat_interleave(2, 1) for each in (k, v))
+    keys, values = (tensor.repeat_interleave(2, 1) for tensor in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, keys) / 8**0.5
     scores = scores.masked_fill(torch.ones(33, 33).triu(1).bool(), -torch.inf)
     expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
-    found = dense_attention(q, k, v, document_context(33))
-    assert (found - expected).abs().max().item() < 1e-13
+    out = dense_attention(q, k, v, document_context(33))
+    assert (out - expected).abs().max().item() < 1e-13
 
 
 def test_dense_attention_works_in_blocks() -> None:

@@ -128,7 +128,7 @@ def _trained(
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, list[int]]]:
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, list[int]]]:
     folder = tmp_path_factory.mktemp("plans")
     for name, scenario in scenarios().items():
         for rank in range(RANKS):
@@ -136,8 +136,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, list[
             (folder / f"{name}-{rank}.jsonl").write_text("".join(f"{line}\n" for line in lines))
     results = run_ranks(refusals, RANKS, folder, timeout_s=90)  # leaves no process behind
     assert results[0] == results[1]
-    found: dict[str, tuple[str, list[int]]] = results[0]
-    return found
+    by_scenario: dict[str, tuple[str, list[int]]] = results[0]
+    return by_scenario
 
 
 @pytest.mark.parametrize(
@@ -165,18 +165,18 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, list[
     ],
 )
 def test_every_rank_is_told_the_same(
-    told: dict[str, tuple[str, list[int]]], scenario: str, message: str, steps: list[int]
+    failures: dict[str, tuple[str, list[int]]], scenario: str, message: str, steps: list[int]
 ) -> None:
-    text, done = told[scenario]
+    text, done = failures[scenario]
     assert re.match(message, text)
     assert "\n" not in text
     assert done == steps
 
 
 def test_a_plan_that_differs_stops_the_step_before_it_begins(
-    told: dict[str, tuple[str, list[int]]],
+    failures: dict[str, tuple[str, list[int]]],
 ) -> None:
-    text, done = told["digest"]
+    text, done = failures["digest"]
     other, ours = digest(other_plan()), digest(small_plan(2, RANKS))
     assert text == f"step 2: rank 1 has the plan {other}, rank 0 {ours}"
     assert done == [0, 1]

@@ -17,7 +17,7 @@ from seqplan.runtime.training.sharded_states import ShardedStates
 CONFIG = ModelConfig(hidden=24, layers=2, heads=3, kv_heads=1, ffn=20, vocab=17)
 
 
-def made(
+def states_and_optimizer(
     groups: Communicators, seed: int, layers: int = 2
 ) -> tuple[ShardedStates, torch.optim.Optimizer]:
     torch.manual_seed(seed)
@@ -41,7 +41,7 @@ def run(
 ) -> dict[str, torch.Tensor]:
     """Restore what there is, go on to ``last``, saving at ``save_at``."""
     groups = Communicators.create()
-    states, optimizer = made(groups, seed=save_at)
+    states, optimizer = states_and_optimizer(groups, seed=save_at)
     cursor = restore(folder, states, optimizer, groups.control)
     at = 0 if cursor is None else cursor.next_step
     if at < save_at:
@@ -63,8 +63,8 @@ def test_a_restored_job_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> No
 
 def saves(rank: int, world_size: int, folder: Path) -> list[Cursor | None]:
     groups = Communicators.create()
-    states, optimizer = made(groups, 0)
-    found = [restore(folder, states, optimizer, groups.control)]
+    states, optimizer = states_and_optimizer(groups, 0)
+    cursors = [restore(folder, states, optimizer, groups.control)]
     for step in (1, 2, 3, 3):
         updates(states, optimizer, step, step + 1)
         save(folder, Cursor(step, None), states, optimizer, groups.control, keep=2)
@@ -73,8 +73,8 @@ def saves(rank: int, world_size: int, folder: Path) -> list[Cursor | None]:
         shutil.copytree(folder / "step-00000003", folder / "step-00000009.partial")
         (folder / "step-00000008").mkdir()
     torch.distributed.barrier()
-    found.append(restore(folder, states, optimizer, groups.control))
-    return found
+    cursors.append(restore(folder, states, optimizer, groups.control))
+    return cursors
 
 
 def test_only_whole_checkpoints_are_found_and_old_ones_go(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_only_whole_checkpoints_are_found_and_old_ones_go(tmp_path: Path) -> Non
 
 def other_model(rank: int, world_size: int, folder: Path) -> None:
     groups = Communicators.create()
-    states, optimizer = made(groups, 0)
+    states, optimizer = states_and_optimizer(groups, 0)
     save(folder, Cursor(1, None), states, optimizer, groups.control)
-    states, optimizer = made(groups, 0, layers=3)
+    states, optimizer = states_and_optimizer(groups, 0, layers=3)
     restore(folder, states, optimizer, groups.control)
 
 
@@ -107,20 +107,20 @@ def test_an_optimizer_that_lacks_a_slice_is_refused(tmp_path: Path) -> None:
 
 def foreign_optimizer(rank: int, world_size: int, folder: Path) -> None:
     groups = Communicators.create()
-    states, _ = made(groups, 0)
+    states, _ = states_and_optimizer(groups, 0)
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(3))])
     save(folder, Cursor(1, None), states, optimizer, groups.control)
 
 
 @pytest.mark.parametrize("text", ["{}", '{"format": 2}'])
 def test_a_newer_format_is_refused(tmp_path: Path, text: str) -> None:
-    (found,) = run_ranks_expecting_failure(newer_format, 1, tmp_path, text)
-    assert "this version reads 1" in found
+    (refusal,) = run_ranks_expecting_failure(newer_format, 1, tmp_path, text)
+    assert "this version reads 1" in refusal
 
 
 def newer_format(rank: int, world_size: int, folder: Path, text: str) -> None:
     groups = Communicators.create()
-    states, optimizer = made(groups, 0)
+    states, optimizer = states_and_optimizer(groups, 0)
     path = save(folder, Cursor(1, None), states, optimizer, groups.control)
     (path / "cursor.json").write_text(text)
     restore(folder, states, optimizer, groups.control)

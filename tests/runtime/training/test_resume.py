@@ -50,12 +50,12 @@ def losses(
 ) -> list[tuple[int, float]]:
     """(step, loss) as rank 0 prints them, until the end or until ``kill`` = (rank, after step)."""
     ranks = started(plans, checkpoints)
-    found = []
+    losses = []
     try:
         assert ranks[0].stdout is not None
         for line in ranks[0].stdout:
             record = json.loads(line)
-            found.append((record["step"], record["loss"]))
+            losses.append((record["step"], record["loss"]))
             if kill is not None and record["step"] == kill[1]:
                 ranks[kill[0]].send_signal(signal.SIGKILL)
         codes = [rank.wait(timeout=30) for rank in ranks]
@@ -66,14 +66,14 @@ def losses(
             rank.wait()
             if rank.stdout is not None:
                 rank.stdout.close()
-    return found
+    return losses
 
 
 def test_any_rank_may_be_killed_at_any_step(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    made = [random_plan(rng, RANKS, step=step, heads=4, longest=80) for step in range(STEPS)]
+    step_plans = [random_plan(rng, RANKS, step=step, heads=4, longest=80) for step in range(STEPS)]
     plans = tmp_path / "plans.jsonl"
-    plans.write_text("".join(f"{to_json(plan)}\n" for plan in made))
+    plans.write_text("".join(f"{to_json(plan)}\n" for plan in step_plans))
     straight = dict(losses(plans, tmp_path / "straight"))
     assert sorted(straight) == list(range(STEPS))
     again = losses(plans, tmp_path / "killed", kill=(1, 4))

@@ -41,7 +41,7 @@ def by_transfer_list(rank: int, world_size: int) -> list[bool]:
     torch.manual_seed(0)
     model = Llama(ModelConfig(hidden=24, layers=2, heads=3, kv_heads=1, ffn=20, vocab=17))
     states = ShardedStates(model, groups.states)
-    shards = {each: Shard(1, 1, 0, 0) for each in range(world_size)}
+    shards = {rank: Shard(1, 1, 0, 0) for rank in range(world_size)}
     assert is_collective(shards, world_size)
     parameters = [Parameter(unit.name, unit.elements, (0,), False) for unit in states.units]
     lists = [build(parameters, 1, shards, world_size, rank) for build in (pull, push)]
@@ -54,7 +54,7 @@ def by_transfer_list(rank: int, world_size: int) -> list[bool]:
     states.push()
     same = []
     for index, unit in enumerate(states.units):
-        pulls, pushes = ([each for each in moves if each.parameter == index] for moves in lists)
+        pulls, pushes = ([move for move in moves if move.parameter == index] for moves in lists)
         whole = torch.full((unit.elements,), torch.nan)
         for transfer, values in moved(pulls, rank, unit.master, unit.start, peers):
             whole[transfer.start : transfer.stop] = values
@@ -102,10 +102,12 @@ def odd_model(rank: int, world_size: int) -> float:
     model.load_state_dict(alone.state_dict())
     states = ShardedStates(model, groups.states)
     assert sum(unit.elements for unit in states.units) == sum(
-        each.numel() for each in alone.parameters() if each.requires_grad
+        parameter.numel() for parameter in alone.parameters() if parameter.requires_grad
     )
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=0.01)
-    single = torch.optim.AdamW([each for each in alone.parameters() if each.requires_grad], lr=0.01)
+    single = torch.optim.AdamW(
+        [parameter for parameter in alone.parameters() if parameter.requires_grad], lr=0.01
+    )
     data = torch.randn(3, world_size, 4, 6, dtype=torch.float64)
     dist.broadcast(data, 0)
     for batch in data:

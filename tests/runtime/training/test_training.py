@@ -77,7 +77,7 @@ def reference(world_size: int, dtype: torch.dtype, steps: int) -> Outcome:
     return (
         list(losses),
         list(norms),
-        {name: each.detach() for name, each in trained.named_parameters()},
+        {name: parameter.detach() for name, parameter in trained.named_parameters()},
     )
 
 
@@ -118,18 +118,18 @@ def many_steps(rank: int, world_size: int, steps: int) -> list[tuple[int, int, i
         heads=CONFIG.heads,
         kv_heads=CONFIG.kv_heads,
     )
-    found = []
+    usages = []
     for plan in plans(world_size, steps, longest=60, sequences=6):
         view = rank_view(plan, rank)
         run_step(view, prepare(view), trained, states, optimizer)
         if plan.step % 50 == 49:
-            found.append(usage())
-    return found
+            usages.append(usage())
+    return usages
 
 
 def test_nothing_grows_over_250_changes_of_strategy() -> None:
-    for found in run_ranks(many_steps, 4, 250, timeout_s=180):
-        threads, descriptors, resident = zip(*found, strict=True)
+    for usages in run_ranks(many_steps, 4, 250, timeout_s=180):
+        threads, descriptors, resident = zip(*usages, strict=True)
         assert threads[-1] <= threads[0]
         assert descriptors[-1] <= descriptors[0]
         assert resident[-1] - resident[1] < 4096  # 200 changes; the first fill torch's caches

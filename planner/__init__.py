@@ -1,0 +1,67 @@
+"""Plans for steps: which strategies to train with, and where each sequence of a batch runs.
+
+The names that a caller needs, loaded on first use, so that importing the package imports no numpy.
+In order of use: ``proposal`` makes candidate strategies for a data set from ``strategies`` and
+``bounds``; ``step`` (``rounds`` under ZeRO-3) plans each of the ``batches`` by ``placement``;
+``workers`` do so ahead of the training; ``comparison`` runs ``systems``, some of them ``published``
+methods, against it by ``simulation``. ``cluster``, ``exchange`` and ``errors`` serve all of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seqplan.planner.batches.batch import Batch
+    from seqplan.planner.batches.batches_file import read_batches
+    from seqplan.planner.batches.sampler import Sampler, SamplerState
+    from seqplan.planner.cluster import Cluster
+    from seqplan.planner.comparison.compare import compare
+    from seqplan.planner.comparison.results import Comparison
+    from seqplan.planner.errors import Infeasible
+    from seqplan.planner.exchange import Exchange
+    from seqplan.planner.proposal.document import ProposalDocument, ProposalError
+    from seqplan.planner.proposal.make_proposal import make_proposal
+    from seqplan.planner.step.step_planner import StepPlanner
+    from seqplan.planner.workers.produce import produce
+
+_HOMES = {
+    "batches.batch": ("Batch",),
+    "batches.batches_file": ("read_batches",),
+    "batches.sampler": ("Sampler", "SamplerState"),
+    "cluster": ("Cluster",),
+    "comparison.compare": ("compare",),
+    "comparison.results": ("Comparison",),
+    "errors": ("Infeasible",),
+    "exchange": ("Exchange",),
+    "proposal.document": ("ProposalDocument", "ProposalError"),
+    "proposal.make_proposal": ("make_proposal",),
+    "step.step_planner": ("StepPlanner",),
+    "workers.produce": ("produce",),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Batch",
+    "Cluster",
+    "Comparison",
+    "Exchange",
+    "Infeasible",
+    "ProposalDocument",
+    "ProposalError",
+    "Sampler",
+    "SamplerState",
+    "StepPlanner",
+    "compare",
+    "make_proposal",
+    "produce",
+    "read_batches",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name's module when the name is first asked for (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

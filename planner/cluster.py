@@ -37,7 +37,7 @@ class Cluster:
             )
 
     def models(self, profile: Profile) -> dict[Scheme, SchemeModel]:
-        """The schemes of the profile that fit this cluster, in scheme order."""
+        """Return the models of the profile's schemes that fit this cluster, in scheme order."""
         usable = profile.usable(
             self.gpus,
             self.max_len,

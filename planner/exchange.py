@@ -48,16 +48,16 @@ class Exchange:
             raise ValueError(f"overlap must be a share from 0 to 1, not {self.overlap}")
 
     def exposed_ms(self, heterogeneous: bool) -> float:
-        """Pull and push that propagation does not hide."""
+        """Return what propagation does not hide of pull and push."""
         whole = self.heterogeneous_ms if heterogeneous else self.homogeneous_ms
         return whole * (1 - self.overlap)
 
     def of_strategy_ms(self, strategy: Strategy) -> float:
-        """What an iteration of a strategy takes beside propagation and optimizer."""
+        """Return what an iteration of a strategy takes beside propagation and optimizer."""
         return self.exposed_ms(replicas_differ(scheme for scheme, _ in strategy.counts))
 
     def extra_ms(self, strategy: Strategy, than: Strategy) -> float:
-        """How much more one strategy's exchange takes than another's; may be negative."""
+        """Return how much more one strategy's exchange takes than another's; may be negative."""
         return self.of_strategy_ms(strategy) - self.of_strategy_ms(than)
 
     @property
@@ -83,7 +83,7 @@ def exchange_of(
     overlap: float = 0.0,
     optimizer_ms: float = OPTIMIZER_MS,
 ) -> Exchange:
-    """The exchange on ``gpus`` GPUs: given (equal replicas, different ones), or as published.
+    """Make the exchange on ``gpus`` GPUs: given (equal replicas, different ones), or as published.
 
     Under ZeRO-3 there is none: the gathers of every layer are part of the profile's latency.
     """
@@ -115,7 +115,7 @@ def proposed_with(
     overlap: float,
     spelled: tuple[str, str] = ("--exchange-ms", "--overlap"),
 ) -> Exchange | None:
-    """The exchange to choose strategies with; None where ``exchange_ms`` was not given.
+    """Make the exchange to choose strategies with; None where ``exchange_ms`` was not given.
 
     ``exchange_ms``: as ``published_or_times`` reads it; ``spelled``: how the caller writes the two.
     ``ValueError`` for an overlap of nothing, one beyond 1, and under ZeRO-3.

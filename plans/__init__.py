@@ -1,0 +1,65 @@
+"""The execution plan of a step: what it is, its text, its invariants, and what each rank does.
+
+The names that a reader or writer of plans needs, loaded on first use, so that importing the package
+imports no numpy. Read ``scheme`` and ``plan`` first, then ``groups``, ``schedule`` and
+``one_f_one_b`` (what follows from a plan), ``format`` (plans as JSON) and ``views`` (what one rank
+does). ``lint`` (its invariants) and ``explain`` (told to a person) are modules with a function of
+the same name, ``lint.lint`` and ``explain.explain``; ``ranges`` and ``version`` serve all.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seqplan.plans.format.codec import PlanError, digest, from_json, to_json
+    from seqplan.plans.format.plan_file import find_step, read_plans, write_plans
+    from seqplan.plans.format.schema import plan_json_schema
+    from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Planner
+    from seqplan.plans.scheme import Scheme, Strategy
+    from seqplan.plans.views.collectives import collectives
+    from seqplan.plans.views.decode_view import decode_view
+    from seqplan.plans.views.rank_view import RankView, rank_view, rank_views
+
+_HOMES = {
+    "format.codec": ("PlanError", "digest", "from_json", "to_json"),
+    "format.plan_file": ("find_step", "read_plans", "write_plans"),
+    "format.schema": ("plan_json_schema",),
+    "plan": ("Considered", "MicroBatch", "Plan", "PlannedPipeline", "Planner"),
+    "scheme": ("Scheme", "Strategy"),
+    "views.collectives": ("collectives",),
+    "views.decode_view": ("decode_view",),
+    "views.rank_view": ("RankView", "rank_view", "rank_views"),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Considered",
+    "MicroBatch",
+    "Plan",
+    "PlanError",
+    "PlannedPipeline",
+    "Planner",
+    "RankView",
+    "Scheme",
+    "Strategy",
+    "collectives",
+    "decode_view",
+    "digest",
+    "find_step",
+    "from_json",
+    "plan_json_schema",
+    "rank_view",
+    "rank_views",
+    "read_plans",
+    "to_json",
+    "write_plans",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name's module when the name is first asked for (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -22,7 +22,7 @@ BINDING_MS = 0.001
 
 
 def explain(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None = None) -> str:
-    """What the plan runs where, what bounds the step and which strategies were considered.
+    """Tell what the plan runs where, what bounds the step and which strategies were considered.
 
     ``costs`` adds how full the fullest micro-batch is and tells the binding sequence by its time
     rather than by its tokens. Works on a plan that ``lint`` refuses, as far as its positions are
@@ -98,7 +98,7 @@ def _pipelines(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) 
 def _load(
     plan: Plan, pipelines: Sequence[PlannedPipeline], costs: Mapping[Scheme, SchemeCost]
 ) -> list[str]:
-    """Micro-batches, sequences, longest, tokens and, with costs, fill of these pipelines."""
+    """List micro-batches, sequences, longest, tokens and, with costs, fill of these pipelines."""
     batches = [batch for pipeline in pipelines for batch in pipeline.micro_batches]
     lengths = [plan.lengths[position] for batch in batches for position in batch.sequences]
     cells = [
@@ -155,7 +155,7 @@ def _reason(plan: Plan, pipeline: PlannedPipeline, cost: SchemeCost | None) -> s
 
 
 def _verdict(entry: Considered, best_ms: float | None) -> str:
-    """Why a candidate was not chosen.
+    """Say why a candidate was not chosen.
 
     One that is faster than the best was left for the exchange of parameters and gradients between
     its replicas, which no time here holds.
@@ -185,7 +185,7 @@ def _candidates(plan: Plan) -> Iterable[str]:
 
 
 def _table(rows: list[list[str]], left: tuple[int, ...]) -> Iterable[str]:
-    """Rows with aligned columns; those in ``left`` are aligned to the left."""
+    """Align the columns of rows; those in ``left`` to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
@@ -196,7 +196,7 @@ def _table(rows: list[list[str]], left: tuple[int, ...]) -> Iterable[str]:
 
 
 def _ranks(ranks: Iterable[int], room: int) -> str:
-    """Ranks as ``0–3, 8``, cut to ``room`` characters."""
+    """Write ranks as ``0–3, 8``, cut to ``room`` characters."""
     return _cut(ranges_text(ranks), room)
 
 

@@ -32,20 +32,20 @@ class Coordinates:
 
     @classmethod
     def of(cls, scheme: Scheme, index: int) -> Coordinates:
-        """The coordinates of the rank at ``index`` of a pipeline's ranks."""
+        """Return the coordinates of the rank at ``index`` of a pipeline's ranks."""
         rest, tp = divmod(index, scheme.tp)
         rest, ulysses = divmod(rest, scheme.ulysses)
         pp, ring = divmod(rest, scheme.ring)
         return cls(tp=tp, pp=pp, ulysses=ulysses, ring=ring)
 
     def index(self, scheme: Scheme) -> int:
-        """The inverse of ``of``."""
+        """Return the index that has these coordinates: the inverse of ``of``."""
         block = (self.pp * scheme.ring + self.ring) * scheme.ulysses + self.ulysses
         return block * scheme.tp + self.tp
 
 
 def pipeline_groups(pipeline: PlannedPipeline) -> list[Group]:
-    """Every process group of one pipeline in creation order, groups of one rank left out.
+    """List every process group of one pipeline in creation order, groups of one rank left out.
 
     First all tp groups, then ulysses, ring, sp (only where both its axes are longer than 1) and
     pp groups; within a kind by the index of the first member.
@@ -62,7 +62,7 @@ def pipeline_groups(pipeline: PlannedPipeline) -> list[Group]:
 
 
 def process_groups(pipelines: Iterable[PlannedPipeline]) -> tuple[Group, ...]:
-    """The groups of a step: those of its pipelines in list order, each kept where it first occurs.
+    """List the groups of a step: its pipelines' in list order, each where it first occurs.
 
     Every rank derives the same list, so that groups are created in one order everywhere. The same
     ranks in another order are another group.
@@ -73,7 +73,7 @@ def process_groups(pipelines: Iterable[PlannedPipeline]) -> tuple[Group, ...]:
 
 
 def _along(ranks: Group, stride: int, size: int) -> list[Group]:
-    """Groups of ``size`` ranks whose indexes lie ``stride`` apart."""
+    """Cut ranks into groups of ``size`` whose indexes lie ``stride`` apart."""
     if size == 1:
         return []
     span = stride * size

@@ -36,7 +36,7 @@ class SchemeCost(Protocol):
 
 
 def lint(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None) -> list[str]:
-    """One line for each violated invariant of the plan format, none for a sound plan.
+    """Return one line for each violated invariant of the plan format, none for a sound plan.
 
     Checks that need the profile, recomputed costs and MaxLen, are left out where ``costs`` is
     None; a scheme that ``costs`` lacks is a violation. Never raises on an unsound plan. Time
@@ -86,7 +86,7 @@ def _batches_in_place(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _lengths(plan: Plan, sequences: tuple[int, ...]) -> list[int] | None:
-    """The lengths at these positions, None when one is outside (reported elsewhere)."""
+    """Return the lengths at these positions, None when one is outside (reported elsewhere)."""
     if sequences and not 0 <= min(sequences) <= max(sequences) < len(plan.lengths):
         return None
     return [plan.lengths[position] for position in sequences]
@@ -244,7 +244,7 @@ def _pipeline_times(plan: Plan) -> Iterator[str]:
 
 
 def _filled_and_drained(pipeline: PlannedPipeline) -> float:
-    """Form S of a pipeline's time: Σ cost + (pp − 1) · max cost, ms; 0 when empty."""
+    """Compute form S of a pipeline's time: Σ cost + (pp − 1) · max cost, ms; 0 when empty."""
     times = [batch.cost_ms for batch in pipeline.micro_batches]
     return sum(times) + (pipeline.scheme.pp - 1) * max(times, default=0.0)
 

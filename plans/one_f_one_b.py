@@ -8,7 +8,7 @@ Pass = tuple[Literal["F", "B"], int]
 
 
 def stage_order(pp: int, stage: int, micro_batches: int) -> list[Pass]:
-    """What stage ``stage`` of ``pp`` runs, in order: (``"F"`` or ``"B"``, micro-batch index).
+    """List what stage ``stage`` of ``pp`` runs, in order: (``"F"`` or ``"B"``, micro-batch index).
 
     Warm-up of ``min(pp − 1 − stage, micro_batches)`` forward passes, then one forward and one
     backward in turn, then the remaining backward passes (PipeDream-flush, as in Megatron-LM).

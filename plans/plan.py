@@ -79,12 +79,12 @@ class Plan:
 
     @property
     def strategy(self) -> Strategy:
-        """The schemes of all pipelines, each with the number of its pipelines."""
+        """Count the pipelines of each scheme, over all rounds."""
         return Strategy.of(Counter(pipeline.scheme for pipeline in self.pipelines))
 
     @property
     def strategy_text(self) -> str:
-        """What runs, for people: ``1×tp16 + 12×tp4``, rounds parted by ``|``."""
+        """Write what runs, for people: ``1×tp16 + 12×tp4``, rounds parted by ``|``."""
         by_round: dict[int | None, Counter[str]] = {}
         for pipeline in self.pipelines:
             by_round.setdefault(pipeline.round, Counter())[str(pipeline.scheme)] += 1

@@ -25,7 +25,7 @@ class Schedule:
 def schedule(
     pipelines: Sequence[PlannedPipeline], durations_ms: Sequence[float] | None = None
 ) -> Schedule:
-    """The schedule in which each rank runs its pipelines in list order.
+    """Find when each pipeline runs if every rank runs its pipelines in list order.
 
     A pipeline starts when its last rank is free and lasts its ``predicted_ms``, or its entry of
     ``durations_ms``. Where pipelines carry rounds, a round starts when the one before it has ended
@@ -56,12 +56,12 @@ def schedule(
 
 
 def makespan_ms(plan: Plan) -> float:
-    """The end of the step in the list-order schedule of the plan's pipelines."""
+    """Return the end of the step in the list-order schedule of the plan's pipelines."""
     return schedule(plan.pipelines).makespan_ms
 
 
 def _rounds(pipelines: Sequence[PlannedPipeline]) -> list[list[int]]:
-    """Indexes of pipelines by round, ascending; those without a round first, as one."""
+    """List indexes of pipelines by round, ascending; those without a round first, as one."""
     by_round: dict[int, list[int]] = {}
     for index, pipeline in enumerate(pipelines):
         by_round.setdefault(-1 if pipeline.round is None else pipeline.round, []).append(index)

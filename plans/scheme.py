@@ -31,21 +31,21 @@ class Scheme:
 
     @cached_property
     def gpus(self) -> int:
-        """GPUs of one pipeline of this scheme."""
+        """Return the GPUs of one pipeline of this scheme."""
         return self.tp * self.pp * self.ulysses * self.ring
 
     @property
     def sp(self) -> int:
-        """Sequence-parallel degree, ulysses · ring."""
+        """Return the sequence-parallel degree, ulysses · ring."""
         return self.ulysses * self.ring
 
     @property
     def stage_gpus(self) -> int:
-        """GPUs of one pipeline stage, tp · ulysses · ring."""
+        """Return the GPUs of one pipeline stage, tp · ulysses · ring."""
         return self.tp * self.ulysses * self.ring
 
     def __str__(self) -> str:
-        """Short text form, degrees of one left out: ``tp4.pp2``, ``u8.r2``, ``tp1``."""
+        """Write the short text form, degrees of one left out: ``tp4.pp2``, ``u8.r2``, ``tp1``."""
         parts = [
             f"{short}{getattr(self, name)}"
             for short, name in _NAMES.items()
@@ -67,23 +67,23 @@ class Scheme:
         return cls(**degrees)
 
     def as_dict(self) -> dict[str, int]:
-        """The plan format's object for this scheme."""
+        """Return the plan format's object for this scheme."""
         return {"tp": self.tp, "pp": self.pp, "ulysses": self.ulysses, "ring": self.ring}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, int]) -> Scheme:
-        """The scheme of a plan format's object; ``ValueError`` on a missing or foreign field."""
+        """Read a plan format's object; ``ValueError`` on a missing or foreign field."""
         if not isinstance(fields, Mapping) or set(fields) != {"tp", "pp", "ulysses", "ring"}:
             raise ValueError(f"scheme: wants tp, pp, ulysses and ring, got {fields!r}")
         return cls(**fields)
 
     @property
     def unit(self) -> int:
-        """Tokens to a multiple of which each sequence is padded: 2·ring, or 1 without a ring."""
+        """Return the tokens to whose multiples sequences are padded: 2·ring, 1 without a ring."""
         return 1 if self.ring == 1 else 2 * self.ring
 
     def padded_length(self, length: int) -> int:
-        """Tokens a sequence may occupy, counted over the whole stage.
+        """Compute the tokens that a sequence may occupy, counted over the whole stage.
 
         Zigzag cuts a sequence at ``c·length // (2·ring)``; a chunk has at most
         ``ceil(length / (2·ring))`` tokens, so the fullest ring rank holds at most
@@ -92,7 +92,7 @@ class Scheme:
         return -(-length // self.unit) * self.unit
 
     def padded_tokens(self, lengths: Iterable[int]) -> int:
-        """Tokens a micro-batch occupies in memory, counted over the whole stage.
+        """Compute the tokens that a micro-batch occupies in memory, counted over the whole stage.
 
         The sum of the padded lengths, rounded up so that every rank of the stage holds the same
         whole number of tokens (Ulysses all-to-all and tensor-parallel activations split evenly).
@@ -102,7 +102,7 @@ class Scheme:
         return -(-total // unit) * unit
 
     def usable_capacity(self, max_len: int) -> int:
-        """The largest Σ padded lengths whose padded micro-batch still fits ``max_len`` tokens."""
+        """Return the largest Σ padded lengths whose padded micro-batch fits ``max_len`` tokens."""
         return max_len - max_len % self.stage_gpus
 
 
@@ -122,7 +122,7 @@ class Strategy:
 
     @classmethod
     def of(cls, counts: Mapping[Scheme, int]) -> Strategy:
-        """A strategy from scheme → number of pipelines; zero counts are dropped."""
+        """Make a strategy from scheme → number of pipelines; zero counts are dropped."""
         positive = ((scheme, int(count)) for scheme, count in counts.items() if count)
         return cls(tuple(sorted(positive, key=_order)))
 
@@ -140,12 +140,12 @@ class Strategy:
 
     @cached_property
     def gpus(self) -> int:
-        """GPUs in use, Σ count · gpus(scheme)."""
+        """Return the GPUs in use, Σ count · gpus(scheme)."""
         return sum(scheme.gpus * count for scheme, count in self.counts)
 
     @property
     def pipelines(self) -> int:
-        """Number of pipelines."""
+        """Return the number of pipelines."""
         return sum(count for _, count in self.counts)
 
     @property
@@ -154,7 +154,7 @@ class Strategy:
         return len(self.counts) == 1
 
     def __iter__(self) -> Iterator[Scheme]:
-        """Every pipeline's scheme, in placement order."""
+        """Yield every pipeline's scheme, in placement order."""
         for scheme, count in self.counts:
             for _ in range(count):
                 yield scheme
@@ -163,12 +163,12 @@ class Strategy:
         return " + ".join(f"{count}×{scheme}" for scheme, count in self.counts)
 
     def as_list(self) -> list[dict[str, int]]:
-        """The plan format's list: each scheme's degrees with its ``count``."""
+        """Return the plan format's list: each scheme's degrees with its ``count``."""
         return [{**scheme.as_dict(), "count": count} for scheme, count in self.counts]
 
     @classmethod
     def from_list(cls, entries: Iterable[Mapping[str, int]]) -> Strategy:
-        """The strategy of a plan format's list; ``ValueError`` on a bad item."""
+        """Read a plan format's list; ``ValueError`` on a bad entry."""
         counts: dict[Scheme, int] = {}
         for entry in entries:
             if not isinstance(entry, Mapping) or "count" not in entry:
@@ -183,6 +183,6 @@ class Strategy:
 
 
 def _order(entry: tuple[Scheme, int]) -> tuple[int, int, int, int, int]:
-    """Placement order: large stages first, so that stages of powers of two stay aligned."""
+    """Order schemes for placement: large stages first, so that powers of two stay aligned."""
     scheme = entry[0]
     return (-scheme.stage_gpus, -scheme.gpus, -scheme.tp, -scheme.ulysses, -scheme.pp)

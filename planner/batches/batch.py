@@ -39,12 +39,12 @@ class Batch:
 
     @classmethod
     def of_lengths(cls, lengths: Sequence[int], step: int = 0) -> Batch:
-        """A batch whose ids are the positions."""
+        """Make a batch whose ids are the positions."""
         return cls(step, tuple(range(len(lengths))), tuple(int(length) for length in lengths))
 
     @cached_property
     def tokens(self) -> int:
-        """Σ lengths."""
+        """Return Σ lengths."""
         return sum(self.lengths)
 
     @cached_property
@@ -54,22 +54,22 @@ class Batch:
 
     @property
     def distinct(self) -> npt.NDArray[np.int64]:
-        """Distinct lengths, descending; int64."""
+        """Return the distinct lengths, descending; int64."""
         return self._distinct[0]
 
     @property
     def multiplicity(self) -> npt.NDArray[np.int64]:
-        """How often each distinct length occurs; int64, as ``distinct``."""
+        """Count how often each length of ``distinct`` occurs; int64, in the same order."""
         return self._distinct[1]
 
     @property
     def longest(self) -> int:
-        """The longest sequence (tokens)."""
+        """Return the length of the longest sequence (tokens)."""
         return int(self.distinct[0])
 
     @cached_property
     def positions(self) -> tuple[tuple[int, ...], ...]:
-        """For each distinct length, the positions that have it, ascending."""
+        """List, for each distinct length, the positions that have it, ascending."""
         order = np.argsort(-np.asarray(self.lengths, dtype=np.int64), kind="stable")
         cuts = np.cumsum(self.multiplicity)[:-1]
         return tuple(tuple(part.tolist()) for part in np.split(order, cuts))

@@ -11,7 +11,7 @@ from seqplan.plans.format.fields import MAX_INTEGER
 
 
 def read_batches(path: Path, max_len: int) -> Iterator[Batch]:
-    """The batches of ``{"step":0,"ids":[…],"lengths":[…]}`` lines, optionally "loss_tokens".
+    """Read batches from ``{"step":0,"ids":[…],"lengths":[…]}`` lines, optionally "loss_tokens".
 
     ``ids`` may be left out (positions then count on through the file). Raises ``ValueError`` with
     file and line for what is malformed, steps that do not ascend and lengths above ``max_len``.
@@ -36,7 +36,7 @@ def read_batches(path: Path, max_len: int) -> Iterator[Batch]:
 
 
 def batch_to_json(batch: Batch) -> str:
-    """One line of such a file, without its end."""
+    """Write a batch as one line of a batches file, without its end."""
     fields: dict[str, object] = {
         "step": batch.step,
         "ids": list(batch.ids),
@@ -48,7 +48,7 @@ def batch_to_json(batch: Batch) -> str:
 
 
 def batch_from_json(line: str, where: str, last: int = -1) -> Batch:
-    """The batch of one such line; ``ValueError`` that begins with ``where``."""
+    """Read one line of a batches file; ``ValueError`` that begins with ``where``."""
     return _batch(line.encode(errors="replace"), where, last, 0)
 
 

@@ -63,12 +63,12 @@ class Sampler:
         self._latest: _Epoch | None = None
 
     def batches(self, steps: int | None = None) -> Iterator[Batch]:
-        """The first ``steps`` steps, endless when None."""
+        """Draw the first ``steps`` steps, or steps without end when None."""
         drawn = (batch for _, batch in self.resume(START))
         return drawn if steps is None else islice(drawn, steps)
 
     def resume(self, state: SamplerState) -> Iterator[tuple[SamplerState, Batch]]:
-        """All steps from a state on, each with the state before it, as if all had been drawn.
+        """Draw all steps from a state on, each with the state before it, as a whole run would.
 
         Takes one permutation to begin, whatever the step. ``ValueError`` for a state that no run
         over these lengths has.
@@ -85,7 +85,7 @@ class Sampler:
             state = following
 
     def state_before(self, step: int, known: SamplerState = START) -> SamplerState:
-        """The state before ``step``, from an earlier one through the steps between the two.
+        """Find the state before ``step`` from an earlier one, through the steps between the two.
 
         ``ValueError`` where ``known`` is later.
         """
@@ -96,7 +96,7 @@ class Sampler:
         return known
 
     def _step(self, state: SamplerState) -> tuple[list[npt.NDArray[np.int64]], SamplerState]:
-        """A step's ids, a piece for each epoch that it has part in, and the state after it."""
+        """Draw a step's ids, a piece for each of its epochs, and the state after it."""
         number, cursor, room = state.epoch, state.cursor, self._tokens
         pieces: list[npt.NDArray[np.int64]] = []
         while True:

@@ -60,13 +60,13 @@ class AllStrategies:
             self._active.update(better)
 
     def _worth(self, batch: Batch, whole: Relaxation, k: int, time_ms: float) -> float:
-        """Value per GPU of a class, less the share that is let pass."""
+        """Compute the value per GPU of a class, less the share that is let pass."""
         pipeline_class = self.classes[k]
         value = most_value(pipeline_class, batch, whole, k, extra=FIXED_MIXES, time_ms=time_ms)
         return value / pipeline_class.gpus / (1 + PRICED_OUT)
 
     def _embed(self, part: Relaxation, active: Sequence[int]) -> Relaxation:
-        """The solution for all classes; those left out get no pipelines and are priced by work."""
+        """Extend a solution to all classes; the others get no pipelines and are priced by work."""
         only_work = np.eye(RESOURCES)[:1]
         pipelines = np.zeros(len(self.classes))
         mixes = []
@@ -85,7 +85,7 @@ SECANT_STEPS, STRETCHED_STEPS, STRETCH = 12, 40, 1.5
 def fitting_time(
     all_strategies: AllStrategies, batch: Batch, guess_ms: float | None = None
 ) -> tuple[Relaxation, float]:
-    """The relaxation at (about) the least time at which it fits the GPUs, and that time (ms).
+    """Find (about) the least time (ms) at which the relaxation fits the GPUs; return both.
 
     The scale falls about as fast as the time rises, so a few secant steps from ``guess_ms`` do; it
     falls more slowly where little but launch overhead is left, and then the time is stretched.
@@ -124,7 +124,7 @@ def fitting_time(
 def all_strategies_bound_ms(
     all_strategies: AllStrategies, batch: Batch, reached_ms: float
 ) -> float:
-    """A proven lower bound (ms) over all strategies, sought below a time that was reached."""
+    """Prove a lower bound (ms) over all strategies, sought below a time that was reached."""
     classes, gpus = all_strategies.classes, all_strategies.gpus
     low = single_bound_ms(classes, batch)
     time = reached_ms / (1 + FITS)

@@ -14,12 +14,12 @@ CERTIFY_GAP = 2e-3
 
 
 def cheap_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
-    """The larger of the two bounds that take microseconds: one sequence alone, and area."""
+    """Return the larger of the bounds that take microseconds: one sequence alone, and area."""
     return max(single_bound_ms(classes, batch), area_bound_ms(classes, batch))
 
 
 def certify(fleet: Fleet, batch: Batch, objective_ms: float) -> float:
-    """A proven lower bound (ms) on the step's time with this fleet, by priced relaxation."""
+    """Prove a lower bound (ms) on the step's time with this fleet, by priced relaxation."""
     low = single_bound_ms(fleet.classes, batch)
     time = objective_ms / (1 + CERTIFY_GAP)
     if low >= time:

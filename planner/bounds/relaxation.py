@@ -162,7 +162,7 @@ class _Program:
 
     @property
     def pipelines(self) -> slice:
-        """The columns of pipelines, one a state."""
+        """Return the columns of pipelines, one a state."""
         return slice(self.parts, self.parts + self.states)
 
     @property
@@ -174,7 +174,7 @@ class _Program:
         return self.states * RESOURCES
 
     def resource_limits(self, share: Floats, weights: Floats) -> list[_Block]:
-        """Σ part·weight·share − pipelines ≤ 0, for each resource of each state."""
+        """Demand Σ part·weight·share − pipelines ≤ 0, for each resource of each state."""
         taken = share[self.part_state, :, self.part_group] * weights[self.part_group, None]
         rows = np.arange(self.resource_rows)
         of_part = self.part_state[:, None] * RESOURCES + np.arange(RESOURCES)
@@ -184,7 +184,7 @@ class _Program:
         ]
 
     def pipeline_limits(self, sizes: Floats, limit_of: Ints, available: Floats) -> list[_Block]:
-        """Σ pipelines·size − available·scale ≤ 0, for each limit; ``limit_of`` is a state's."""
+        """Demand Σ pipelines·size − available·scale ≤ 0 for each limit; ``limit_of``: a state's."""
         first = self.resource_rows
         limits = np.arange(len(available))
         return [
@@ -262,14 +262,14 @@ def _interpolated(ladder: Ints, duals: Floats) -> Floats:
 
 
 def _normalised(weights: Floats) -> Floats:
-    """Rows scaled to a sum of 1; all weight on work where a row has none."""
+    """Scale rows to a sum of 1; all weight is on work where a row has none."""
     total = weights.sum(axis=1, keepdims=True)
     only_work = np.eye(RESOURCES)[0]
     return np.where(total > 0, weights / np.where(total > 0, total, 1.0), only_work)
 
 
 def _group(batch: Batch, groups: int, singles: int) -> tuple[Ints, Floats]:
-    """Representative lengths, descending, and how many sequences each stands for."""
+    """Choose representative lengths, descending, and count how many sequences each stands for."""
     lengths, counts = batch.distinct, batch.multiplicity
     if len(lengths) <= groups + singles:
         return lengths, counts.astype(np.float64)

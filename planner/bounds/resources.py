@@ -53,7 +53,7 @@ class Resources:
 def resources(
     pipeline_class: PipelineClass, micro_batches: Ints, levels: Ints, lengths: Ints, time_ms: float
 ) -> Resources:
-    """All states of one class at τ = ``time_ms``: the even ones and, at pp > 1, the peaked ones.
+    """Describe the states of one class at τ = ``time_ms``: even ones and, at pp > 1, peaked ones.
 
     Even states for each V in ``micro_batches``, ascending; the last stands for all that are at
     least as large and must be no less than ``most_micro_batches``, beyond which a larger V offers
@@ -139,7 +139,7 @@ def _peaked(
 
 
 def peak_levels(lengths: Ints, singles: int = 6, others: int = 4) -> Ints:
-    """Levels for the peaked states: the longest distinct ``lengths`` (descending), then fewer.
+    """Choose levels for the peaked states: the longest of ``lengths`` (descending), then fewer.
 
     A peak is a sequence alone or nearly so; further levels fall by a quarter each.
     """

@@ -26,7 +26,7 @@ FIXED_MIXES = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0
 
 
 def single_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
-    """The longest sequence on the scheme that runs it fastest alone; inf if none can hold it.
+    """Time the longest sequence alone on the scheme fastest for it (ms); inf if none can hold it.
 
     pp·(a·l² + b·l + c) rises with l and eligibility falls, so only the longest matters.
     """
@@ -41,7 +41,7 @@ def single_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
 
 
 def area_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
-    """A lower bound (ms) from all work at weighted speeds; takes microseconds.
+    """Compute a lower bound (ms) from all work at weighted speeds; takes microseconds.
 
     With a weight y_k per pipeline of class k and Σ count_k·y_k = 1, the slowest pipeline is at
     least the weighted mean of all, so at least Σ_sequences min_k y_k·work_k. Weights inverse to
@@ -66,7 +66,7 @@ def relaxed_bound_ms(
     gpus: int | None = None,
     guess_ms: float | None = None,
 ) -> float:
-    """The largest time in [``low_ms``, ``high_ms``] that the relaxation's values refute.
+    """Find the largest time in [``low_ms``, ``high_ms``] that the relaxation's values refute.
 
     ``low_ms`` is returned when nothing above it is refuted: it must be a bound already. With
     ``gpus``, the bound is over all strategies of these classes on that many GPUs. ``guess_ms``:
@@ -115,7 +115,7 @@ def most_value(
     extra: Floats,
     time_ms: float,
 ) -> float:
-    """The most value one pipeline of class ``k`` can hold by ``time_ms``, over its states.
+    """Compute the most value that one pipeline of class ``k`` can hold by ``time_ms``.
 
     The last row of the class's mixes stands for all larger V. In each state the ratio of the best
     mix counts; a sequence that takes nothing of a mix makes that mix useless. At least 0.

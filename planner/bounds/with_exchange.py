@@ -30,7 +30,7 @@ class Families:
 def exchange_bound_ms(
     families: Families, batch: Batch, bound_ms: float, exchange: Exchange
 ) -> float:
-    """A proven lower bound (ms) on step and exchange together, over all strategies.
+    """Prove a lower bound (ms) on step and exchange together, over all strategies.
 
     ``bound_ms`` bounds the step of any strategy. Strategies of different replicas add the dearer
     exchange to it; those of equal replicas add the cheaper one to the bound of their own family.
@@ -48,7 +48,7 @@ def exchange_bound_ms(
 
 
 def _area_ms(classes: Sequence[PipelineClass], batch: Batch, families: Families) -> float:
-    """All work on the cheapest class for each length in GPU-time, evenly over all GPUs."""
+    """Spread all work, each length on its cheapest class in GPU-time, over all GPUs (ms)."""
     costs = np.stack(
         [
             np.where(

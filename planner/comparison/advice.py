@@ -14,7 +14,7 @@ from seqplan.profiler.profile import Profile
 def assumptions(
     profile: Profile, exchange: Exchange, truncated: int, cluster: Cluster
 ) -> tuple[str, ...]:
-    """What the judge takes for granted, a sentence each."""
+    """List what the simulation takes for granted, a sentence each."""
     sentences = [
         f"Simulated on profile {profile.name}, not measured; its fit error: {profile.residuals}.",
         (
@@ -74,7 +74,7 @@ def advice(profile: Profile, systems: Sequence[System]) -> str:
 
 
 def fit_error(profile: Profile) -> float | None:
-    """The fit error that the profile states, as a share; None where it states none."""
+    """Read the fit error that the profile states, as a share; None where it states none."""
     stated = re.search(r"([0-9]+(?:\.[0-9]+)?)\s*%", profile.residuals)
     return float(stated[1]) / 100 if stated else None
 
@@ -84,7 +84,7 @@ ABLATION = ("megatron", "megatron-balanced", "one-strategy", "ours")
 
 
 def ablation(systems: Sequence[System]) -> list[tuple[System, float]]:
-    """Systems of the ablation, each with the first one's mean iteration over its own.
+    """Pair each system of the ablation with the first one's mean iteration over its own.
 
     Empty where one of them was not run.
 

@@ -137,7 +137,7 @@ def compare(
 
 
 def histogram(lengths: npt.NDArray[np.int64]) -> tuple[tuple[int, int, int], ...]:
-    """(up to length, sequences, tokens) per power of two, from the first that is used."""
+    """Count (up to length, sequences, tokens) per power of two, from the first that is used."""
     power = np.ceil(np.log2(lengths)).astype(np.int64)
     return tuple(
         (2**k, int((power == k).sum()), int(lengths[power == k].sum()))
@@ -146,7 +146,7 @@ def histogram(lengths: npt.NDArray[np.int64]) -> tuple[tuple[int, int, int], ...
 
 
 def _run(trainer: Trainer, setting: Setting, exchange: Exchange, report: Progress) -> System:
-    """Every step of one system. Planning is timed for ours alone."""
+    """Simulate every step of one system. Planning is timed for ours alone."""
     iterations: list[Iteration] = []
     for done, batch in enumerate(setting.batches):
         report(trainer.name, done, len(setting.batches))

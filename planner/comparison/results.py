@@ -24,12 +24,12 @@ class System:
 
     @property
     def mean_ms(self) -> float:
-        """Mean iteration."""
+        """Return the mean time of an iteration."""
         return mean(iteration.total_ms for iteration in self.iterations)
 
     @property
     def tokens_per_s(self) -> float:
-        """All tokens over all time."""
+        """Return all tokens over all time."""
         tokens = sum(iteration.tokens for iteration in self.iterations)
         return tokens / sum(iteration.total_ms for iteration in self.iterations) * 1000
 
@@ -62,15 +62,15 @@ class Comparison:
 
     @property
     def ours(self) -> System:
-        """The planner's plans."""
+        """Return the system of the planner's plans."""
         return self.systems[0]
 
     def speedups(self, system: System) -> list[float]:
-        """Per step, the system's iteration over ours."""
+        """Divide, step by step, the system's iteration by ours."""
         pairs = zip(system.iterations, self.ours.iterations, strict=True)
         return [theirs.total_ms / ours.total_ms for theirs, ours in pairs]
 
 
 def mean_propagation_ms(system: System) -> float:
-    """Mean over the steps, without exchange and optimizer."""
+    """Return the mean over the steps, without exchange and optimizer."""
     return sum(iteration.propagation_ms for iteration in system.iterations) / len(system.iterations)

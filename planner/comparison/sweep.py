@@ -46,11 +46,11 @@ class Sweep:
     points: tuple[Point, ...]
 
     def names(self) -> dict[str, str]:
-        """Key → name of every system at some point, in order of appearance."""
+        """Map the key of every system at some point to its name, in order of appearance."""
         return {system.key: system.name for point in self.points for system in point.systems}
 
     def notes(self) -> list[str]:
-        """What is missing at which values and why, a sentence each."""
+        """Say what is missing at which values and why, a sentence each."""
         notes = [f"{p.value:,}: not possible: {p.why}" for p in self.points if p.why]
         possible = [point for point in self.points if not point.why]
         missing: dict[tuple[str, str], list[int]] = {}
@@ -66,7 +66,7 @@ class Sweep:
 
 
 def sweep(axis: str, values: Sequence[int], run: Callable[[int], Comparison]) -> Sweep:
-    """The comparison that ``run`` makes of each value; one that is impossible says why.
+    """Collect the comparison that ``run`` makes of each value; an impossible one says why.
 
     Raises ``ValueError`` for an unknown axis.
     """
@@ -82,7 +82,7 @@ def sweep(axis: str, values: Sequence[int], run: Callable[[int], Comparison]) ->
 
 
 def point_of(value: int, comparison: Comparison) -> Point:
-    """What a sweep keeps of a comparison: the means."""
+    """Keep of a comparison what a sweep shows: the means."""
     ours = comparison.ours
 
     def swept(system: System) -> SweptSystem:

@@ -22,7 +22,7 @@ def plan_of(
     bound_ms: float,
     selection: tuple[Considered, ...],
 ) -> Plan:
-    """The plan of these pipelines; ranks in none of them are idle."""
+    """Make the plan of these pipelines; ranks in none of them are idle."""
     used = {rank for pipeline in pipelines for rank in pipeline.ranks}
     return Plan(
         step=batch.step,
@@ -51,7 +51,7 @@ def planned_pipeline(
     forward_fraction: float,
     round_: int | None = None,
 ) -> PlannedPipeline:
-    """One pipeline with costs from the model; its predicted time is form S of the stated costs."""
+    """Make one pipeline at the model's costs; its predicted time is form S of the stated costs."""
     planned_batches = []
     for positions in micro_batches:
         lengths = [batch.lengths[i] for i in positions]
@@ -73,7 +73,7 @@ def planned_pipeline(
 
 
 def loss_tokens(batch: Batch) -> int:
-    """Labels in the step's loss: the caller's count, or one less than the tokens per sequence."""
+    """Count the labels in the step's loss: the caller's count, or tokens less one per sequence."""
     return batch.tokens - len(batch.lengths) if batch.loss_tokens is None else batch.loss_tokens
 
 
@@ -83,5 +83,5 @@ def floor_us(time_ms: float) -> float:
 
 
 def gap(predicted_ms: float, bound_ms: float) -> float:
-    """predicted / bound − 1, to six decimals."""
+    """Return predicted / bound − 1, to six decimals; 0 where the bound is 0."""
     return round(predicted_ms / bound_ms - 1, 6) if bound_ms > 0 else 0.0

@@ -27,7 +27,7 @@ _GAIN = 1e-6
 
 
 def balance(fleet: Fleet, batch: Batch, filling: Filling, lower_ms: float) -> Filling:
-    """The same strategy with a slowest pipeline that is no slower; ends at ``lower_ms``."""
+    """Make the slowest pipeline no slower, on the same strategy; ends at ``lower_ms``."""
     if len(batch.lengths) > MOST_SEQUENCES:
         return filling
     state = _State.of(fleet, batch, filling)
@@ -112,7 +112,7 @@ class _State:
         )
 
     def _best_move(self, top: int, loads: _Loads) -> list[_Option]:
-        """The best of all moves of its sequences (rows) to other pipelines (columns)."""
+        """Find the best of all moves of its sequences (rows) to other pipelines (columns)."""
         own = np.array(self.members[top])
         others = np.nonzero(loads.single & (np.arange(len(self.pipeline_classes)) != top))[0]
         top_after = loads.time_ms(
@@ -128,7 +128,7 @@ class _State:
         return [_Option(float(slowest_after[j, q]), int(others[q]), int(own[j]), None)]
 
     def _best_swap(self, top: int, loads: _Loads) -> list[_Option]:
-        """The best of all swaps of its sequences (rows) for those of others (columns)."""
+        """Find the best of all swaps of its sequences (rows) for those of others (columns)."""
         own = np.array(self.members[top])
         theirs = np.nonzero(loads.single[self.owner] & (self.owner != top))[0]
         p = self.owner[theirs]
@@ -150,7 +150,7 @@ class _State:
         return [_Option(float(slowest_after[j, k]), int(p[k]), int(own[j]), int(theirs[k]))]
 
     def _apply(self, top: int, other: int, give: int, take: int | None) -> bool:
-        """Make a change if packing into micro-batches bears it out."""
+        """Make a change if packing into micro-batches bears it out; return whether it was made."""
         own = [j for j in self.members[top] if j != give] + ([] if take is None else [take])
         theirs = [j for j in self.members[other] if j != take] + [give]
         packed = [self._pack(top, own), self._pack(other, theirs)]
@@ -166,7 +166,7 @@ class _State:
         return True
 
     def _pack(self, p: int, members: list[int]) -> tuple[Bin, ...]:
-        """Fewest micro-batches by best-fit decreasing."""
+        """Pack sequences into the fewest micro-batches that best-fit decreasing finds."""
         room: list[float] = []
         micro: list[list[int]] = []
         for j in sorted(members, key=lambda j: (-self.length[j], j)):
@@ -183,7 +183,7 @@ class _State:
         return tuple(list(Counter(indices).items()) for indices in micro)
 
     def filling(self, fleet: Fleet) -> Filling:
-        """The placement as it now stands."""
+        """Return the placement as it now stands."""
         bins, times, first = [], [], 0
         for pipeline_class in fleet.classes:
             last = first + pipeline_class.count

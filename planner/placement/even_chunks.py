@@ -32,7 +32,7 @@ def chunk(lengths: Sequence[int], micro_batches: int) -> list[list[int]]:
 
 
 def least_chunks(lengths: Sequence[int], capacity: int) -> int:
-    """The least number of chunks with at most ``capacity`` tokens each.
+    """Count the fewest chunks with at most ``capacity`` tokens each.
 
     ``ValueError`` when one sequence alone exceeds the capacity.
     """

@@ -35,7 +35,7 @@ class Filling:
 
     @property
     def objective_ms(self) -> float:
-        """The slowest pipeline."""
+        """Return the time of the slowest pipeline."""
         return max(max(times) for times in self.pipeline_ms)
 
 
@@ -55,12 +55,12 @@ class Placement:
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy that the batch is placed on."""
+        """Return the strategy that the batch is placed on."""
         return self.fleet.strategy
 
     @property
     def objective_ms(self) -> float:
-        """The slowest pipeline."""
+        """Return the time of the slowest pipeline."""
         return self.filling.objective_ms
 
 
@@ -138,7 +138,7 @@ class Filler:
         return Filling(tuple(bins), times)
 
     def _missing_ms(self, pool: SequencePool, pipeline_class: PipelineClass) -> float:
-        """The work of all that is unassigned on pipelines of a class (ms).
+        """Add up the work of all that is unassigned, on pipelines of a class (ms).
 
         At pp = 1 tokens also cost their share of the micro-batches' overhead.
         """
@@ -204,7 +204,7 @@ class _Pipeline:
 
 
 def _open(pipeline_class: PipelineClass, longest: int, target: float, ceiling: float) -> _Pipeline:
-    """An empty pipeline whose first sequence will have ``longest`` tokens.
+    """Open an empty pipeline whose first sequence will have ``longest`` tokens.
 
     Several stages: either V even micro-batches, V with the most capacity that leaves each of them
     the work of that sequence; or, where that holds more, a first micro-batch of that sequence alone

@@ -54,7 +54,7 @@ class PipelineClass:
 
     @classmethod
     def of(cls, model: SchemeModel, count: int) -> PipelineClass:
-        """The class of ``count`` pipelines of a scheme."""
+        """Make the class of ``count`` pipelines of a scheme."""
         scheme = model.scheme
         latency = model.latency
         return cls(
@@ -69,7 +69,7 @@ class PipelineClass:
         )
 
     def work_ms(self, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """a·l² + b·l per length (tokens)."""
+        """Compute a·l² + b·l for each length (tokens)."""
         tokens = lengths.astype(np.float64)
         return tokens * (self.a * tokens + self.b)
 
@@ -90,7 +90,7 @@ class PipelineClass:
         return self.work_ms(lengths) + self.padded(lengths) * (self.c / self.capacity)
 
     def most_micro_batches(self, target_ms: float) -> int:
-        """The number of micro-batches V beyond which a larger V is of no more use by a target.
+        """Return the number of micro-batches V beyond which a larger V is of no use by a target.
 
         Work capacity V·(target/(V + pp − 1) − c) rises up to V = √(target·(pp − 1)/c) − (pp − 1);
         token capacity V·MaxLen matters up to the tokens that the target's work allows. At most
@@ -121,19 +121,19 @@ class Fleet:
 
     @property
     def pipelines(self) -> list[PipelineClass]:
-        """The class of every pipeline, in the strategy's order."""
+        """List the class of every pipeline, in the strategy's order."""
         return [
             pipeline_class for pipeline_class in self.classes for _ in range(pipeline_class.count)
         ]
 
     @cached_property
     def max_sequence(self) -> int:
-        """The longest sequence (tokens) that some pipeline can hold."""
+        """Return the longest sequence (tokens) that some pipeline can hold."""
         return max(pipeline_class.capacity for pipeline_class in self.classes)
 
 
 def form_s(pipeline_class: PipelineClass, lengths: list[int], pipeline: PipelineBins) -> float:
-    """Σ(m_j + c) + (pp − 1)·(max m_j + c) of a pipeline's micro-batches, 0 when empty."""
+    """Compute Σ(m_j + c) + (pp − 1)·(max m_j + c) of a pipeline's micro-batches, 0 when empty."""
     a, b, c = pipeline_class.a, pipeline_class.b, pipeline_class.c
     costs = [
         c + sum(n * (lengths[i] * (a * lengths[i] + b)) for i, n in micro) for micro in pipeline
@@ -142,7 +142,7 @@ def form_s(pipeline_class: PipelineClass, lengths: list[int], pipeline: Pipeline
 
 
 def longest_alone(pipeline_class: PipelineClass, target_ms: float) -> int:
-    """The longest sequence (tokens) that alone ends by the target."""
+    """Return the longest sequence (tokens) that alone ends by the target."""
     work = target_ms * _ROUND / pipeline_class.pp - pipeline_class.c
     if work <= 0:
         return 0

@@ -10,7 +10,7 @@ from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, simulate_ms
 def order_micro_batches(
     costs_ms: Sequence[float], pp: int, forward_fraction: float = FORWARD_FRACTION
 ) -> list[int]:
-    """Indices in the order of least simulated time among three: as given, descending, hill.
+    """Return indices in the order of least simulated time among three: given, descending, hill.
 
     The hill has small micro-batches at both ends, where the pipeline fills and drains, and large
     ones in the middle. With one stage the order does not matter and is kept. In an order that rises

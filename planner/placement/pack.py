@@ -29,7 +29,7 @@ class Packing:
 def packing_bound_ms(
     pipeline_class: PipelineClass, work: Sequence[float], padded: Sequence[int]
 ) -> tuple[int, float]:
-    """(least V, lower bound on form S) for sequences of these works (ms) and padded lengths.
+    """Return (least V, lower bound on form S) for sequences of these works (ms), padded lengths.
 
     For a fixed V, S ≥ Σm + V·c + (pp − 1)·(max(longest, mean, pigeonhole) + c). The mean falls and
     V·c rises with V, so the least over V is found by walking up from the capacity bound.
@@ -88,7 +88,7 @@ def _bound_at(pipeline_class: PipelineClass, v: int, work: Sequence[float]) -> f
 
 
 def _floor_beyond(pipeline_class: PipelineClass, v: int, work: Sequence[float]) -> float:
-    """A bound for every number of micro-batches above ``v``."""
+    """Compute a bound for every number of micro-batches above ``v``."""
     return (
         sum(work)
         + (v + 1) * pipeline_class.c
@@ -97,7 +97,7 @@ def _floor_beyond(pipeline_class: PipelineClass, v: int, work: Sequence[float]) 
 
 
 def _least_micro_batches(pipeline_class: PipelineClass, padded: Sequence[int]) -> int:
-    """Capacity bound on V: tokens over MaxLen, and Martello and Toth's L2 on lengths."""
+    """Bound V by capacity: tokens over MaxLen, and Martello and Toth's L2 on lengths."""
     capacity = pipeline_class.capacity
     ranked = sorted(padded, reverse=True)
     best = -(-sum(ranked) // capacity)
@@ -118,7 +118,7 @@ def _form_s(pipeline_class: PipelineClass, packed: list[list[int]], work: Sequen
 def _largest_first(
     pipeline_class: PipelineClass, v: int, work: Sequence[float], padded: Sequence[int]
 ) -> list[list[int]] | None:
-    """Each sequence, longest first, to the least loaded micro-batch with room.
+    """Give each sequence, longest first, to the least loaded micro-batch with room.
 
     Where capacity is tight that can fail, and the fullest micro-batch with room is tried
     (best-fit decreasing on lengths); None if that fails too.

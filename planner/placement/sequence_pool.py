@@ -23,13 +23,13 @@ class SequencePool:
         self.left = n
 
     def copy(self) -> SequencePool:
-        """The same sequences unassigned."""
+        """Return a pool with the same sequences unassigned."""
         pool = SequencePool(self.lengths, self.counts, self.left, self.negated)
         pool.next = self.next.copy()
         return pool
 
     def longest(self, limit: float) -> int | None:
-        """Index of the longest unassigned length ≤ ``limit``."""
+        """Return the index of the longest unassigned length ≤ ``limit``; None without one."""
         links = self.next
         i = bisect_left(self.negated, -limit)
         while links[i] != i:

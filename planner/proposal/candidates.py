@@ -1,13 +1,8 @@
 """Our proposal: candidate strategies for a data set, from sampled batches.
 
-1. Batch by batch: the strategies found so far are judged by real placement against a lower bound
-   over all strategies; where the best is not close to it, a strategy is searched for the batch: the
-   relaxation's fractional pipeline counts rounded, and swaps judged by placement.
-2. What was found is judged on all batches.
-3. Those are kept that together leave the least mean time of the best kept strategy per batch.
-
-Where parameters and gradients take longer to exchange between different replicas than between equal
-ones, that counts in a strategy's time, and every homogeneous strategy is among those found.
+Strategies are judged by real placement of whole batches, and against a lower bound over all
+strategies. Where parameters and gradients take longer to exchange between different replicas than
+between equal ones, that counts in a strategy's time.
 """
 
 from __future__ import annotations
@@ -95,6 +90,16 @@ def propose(
     progress: Progress | None = None,
 ) -> Proposal:
     """Propose strategies for data like ``batches``, of which ``effort.judged`` are looked at.
+
+    1. Where the exchange can decide, every homogeneous strategy is among those to judge.
+    2. Batch by batch, the strategies found so far are tried. Where the best of them is not close to
+       the bound over all strategies, and for at most ``effort.searched`` batches, strategies are
+       searched for the batch (``search``: the relaxation's fractional pipeline counts rounded, and
+       swaps judged by placement) and join those found.
+    3. When none found holds ``max_len`` tokens, one is searched for a batch that has such a
+       sequence; where the exchange can decide, so it is when none of different replicas does.
+    4. All strategies are timed on all batches, and the ``effort.kept`` are kept that together leave
+       the least mean time of the best per batch (``conclude``).
 
     At least one kept candidate holds ``max_len`` tokens. Raises ``ValueError`` when no scheme does.
     """
@@ -187,7 +192,7 @@ class _BatchTimes:
 
     @property
     def bound_ms(self) -> float:
-        """Proven over all strategies, without the exchange.
+        """Return what is proven over all strategies, without the exchange.
 
         Sought below the best time known when it is first needed.
         """
@@ -200,7 +205,7 @@ class _BatchTimes:
 
     @property
     def whole_bound_ms(self) -> float:
-        """Proven over all strategies, each with its exchange."""
+        """Return what is proven over all strategies, each with its exchange."""
         bound = exchange_bound_ms(self._families, self.batch, self.bound_ms, self._exchange)
         return min(bound, self.best_ms)
 
@@ -215,7 +220,7 @@ class _BatchTimes:
         return bool(np.isfinite(propagation_ms)) and propagation_ms <= self.bound_ms * (1 + CLOSE)
 
     def best_known(self) -> list[Strategy]:
-        """The strategies tried, the fastest first, those that cannot run the batch left out."""
+        """List the fastest strategies tried, those that cannot run the batch left out."""
         runnable = [s for s in self.times if np.isfinite(self.times[s])]
         return sorted(runnable, key=lambda s: self.times[s])[:3]
 
@@ -276,7 +281,7 @@ def conclude(
 
 
 def _strategy_time(filler: Filler, lower_ms: float, best_ms: float) -> Filling | None:
-    """A strategy's time on a batch: exact where it comes close to the best, rough beyond."""
+    """Place a batch on a strategy: in its least time if that is close to the best, else roughly."""
     if not np.isfinite(best_ms):
         return dispatch(filler, lower_ms)
     for rung in RUNGS:
@@ -289,9 +294,10 @@ def _strategy_time(filler: Filler, lower_ms: float, best_ms: float) -> Filling |
 
 
 def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], kept: int) -> list[int]:
-    """Greedy k-median: strategies whose best per batch has the least mean; one holds max_len.
+    """Choose by greedy k-median the strategies whose best per batch has the least mean.
 
-    Stops early when a further strategy gains less than 0.01 %.
+    One of them holds max_len, where any does. Stops early when a further strategy gains less than
+    0.01 %.
     """
     chosen: list[int] = []
     best = np.full(times.shape[1], np.inf)
@@ -317,7 +323,7 @@ def _best_of_each(
     strategies: Sequence[Strategy],
     chosen: Sequence[int],
 ) -> list[int]:
-    """The best holding strategy of equal replicas and of different ones, unless it is chosen."""
+    """Find the best holding strategy of equal and of different replicas, unless it is chosen."""
     added = []
     for differ in (False, True):
         of_kind = [

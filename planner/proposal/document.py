@@ -65,14 +65,14 @@ class ProposalDocument:
     exchange: Exchange | None = None
 
     def to_json(self) -> str:
-        """The document with its digest, indented for people."""
+        """Write the document with its digest, indented for people."""
         fields = self._fields()
         fields["digest"] = digest_of(canonical_json(fields))
         return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
 
     @property
     def digest(self) -> str:
-        """sha256 of the canonical JSON without the digest."""
+        """Return the sha256 of the canonical JSON without the digest."""
         return digest_of(canonical_json(self._fields()))
 
     def _fields(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class _ProposalReader(FieldReader):
             self.fail("", str(error))
 
     def lengths(self, raw: Any) -> dict[str, Any]:
-        """What the proposal says of the data set: plain values by name."""
+        """Read what the proposal says of the data set: plain values by name."""
         if type(raw) is not dict:
             self.fail(".lengths", f"wants an object, not {shown(raw)}")
         return dict(raw)

@@ -114,7 +114,7 @@ def make_proposal(
 
 
 def check_method(profile: Profile, method: str, exchange: Exchange | None) -> None:
-    """``ValueError`` for an unknown method, and one for another kind of profile or choice."""
+    """Raise ``ValueError`` for an unknown method or one that the profile or exchange rules out."""
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
     if profile.rounds and method == "eq4":
@@ -161,7 +161,7 @@ def _published(
     effort: Effort,
     progress: Progress | None,
 ) -> Proposal:
-    """Eq. 4's strategies, judged like ours."""
+    """Propose Eq. 4's strategies, judged like ours."""
     values, counts = np.unique(sampler.lengths, return_counts=True)
     ordered = list(models.values())
     continuous = continuous_proposal(ordered, values, counts.astype(np.float64))
@@ -181,7 +181,7 @@ def _published(
 def _static_groups(
     batches: Sequence[Batch], models: Models, cluster: Cluster, progress: Progress | None
 ) -> Proposal:
-    """Under ZeRO-3 steps choose their own groups; the candidates tell what static ones would take.
+    """Propose, under ZeRO-3, what tells how static groups would do: steps choose their own.
 
     A candidate is one sequence-parallel degree throughout; the proposal's expected time is that of
     the rounds planned freely.
@@ -223,7 +223,7 @@ def _static_groups(
 
 
 def _effort(gpus: int) -> Effort:
-    """Large clusters see fewer batches: each is larger, and so less unlike the others."""
+    """Choose fewer batches for large clusters: each is larger, and so less unlike the others."""
     if gpus <= 128:
         return Effort()
     if gpus <= 512:

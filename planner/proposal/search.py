@@ -26,7 +26,7 @@ def search(
     guess_ms: float | None = None,
     known: Iterable[Strategy] = (),
 ) -> list[Strategy]:
-    """The best strategy found for one batch, first, and the start it came from.
+    """Find the best strategy for one batch; it is first, and the start it came from follows.
 
     ``guess_ms``: about the time at which the relaxation fits; ``known``: strategies found before,
     tried as further starts by a single fill each.
@@ -57,7 +57,7 @@ def search(
 
 
 def _useful(batch: Batch, models: Models) -> list[Scheme]:
-    """Schemes that are the cheapest in GPU-time for some length of the batch, or its fastest."""
+    """Return the schemes that are the cheapest in GPU-time for some length of the batch."""
     lengths = batch.distinct
     rows, schemes = [], sorted(models)
     for scheme in schemes:

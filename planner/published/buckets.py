@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 def buckets_of(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """At most ``most`` buckets of positions, longest first, each a range of the sorted lengths.
+    """Cut positions into at most ``most`` buckets, longest first, each a range of sorted lengths.
 
     A bucket counts every sequence as its longest; the sum of what that adds is least. Exact by
     dynamic programming over the distinct lengths, O(most · distinct²). ``ValueError`` for fewer
@@ -27,7 +27,7 @@ def buckets_of(lengths: Sequence[int], most: int) -> list[list[int]]:
 
 
 def _cuts(values: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], most: int) -> list[int]:
-    """First distinct length of each of ``most`` buckets, and the number of lengths."""
+    """Find the first distinct length of each of ``most`` buckets, and the number of lengths."""
     n = len(values)
     number = np.concatenate([[0], np.cumsum(counts)])
     tokens = np.concatenate([[0], np.cumsum(values * counts)])

@@ -69,7 +69,7 @@ def continuous_proposal(
 def integer_strategies(
     proposal: ContinuousProposal, models: Sequence[SchemeModel], gpus: int
 ) -> dict[Strategy, int]:
-    """Round the relaxation at every L; strategy → the longest L (tokens) it came from.
+    """Round the relaxation at every L; map each strategy to the longest L (tokens) it came from.
 
     GPUs are split in proportion to GPUs·time; from the scheme of the longest sequences down each
     gets the nearest number of pipelines that is left, at least one where it is used; left-over GPUs
@@ -104,7 +104,7 @@ def _rounded(
     gpus: int,
     more: int,
 ) -> dict[Scheme, int]:
-    """Whole pipelines near the GPUs' ``share``, ``more`` of the first scheme of ``order``."""
+    """Choose whole pipelines near the GPUs' ``share``, with ``more`` of the first of ``order``."""
     counts: dict[Scheme, int] = {}
     left = gpus
     for k in order:
@@ -122,7 +122,7 @@ def _rounded(
 
 
 def _breakpoints(proposal: ContinuousProposal, gpus: int) -> list[int]:
-    """Indices of the lengths at which the proportions differ by a fraction of a GPU.
+    """Find the lengths (as indices) at which the proportions differ by a fraction of a GPU.
 
     Between them every L rounds alike but for ties, so rounding every single L adds nothing.
     """

@@ -83,7 +83,7 @@ def flexsp(
 def _schemes(
     models: Mapping[Scheme, SchemeModel], gpus: int, degrees: Sequence[int] | None
 ) -> list[SchemeModel]:
-    """The usable models, smallest degree first."""
+    """List the usable models, smallest degree first."""
     known = {scheme.sp: model for scheme, model in models.items() if scheme.gpus == scheme.sp}
     wanted = sorted(set(known) - {1}) if degrees is None else sorted(set(degrees))
     if missing := [degree for degree in wanted if degree not in known]:
@@ -102,7 +102,7 @@ def _rounds(
     buckets: int,
     limit_s: float,
 ) -> FlexSp | None:
-    """Every round solved, or None when one of them is found infeasible."""
+    """Solve every round; None when one of them is found infeasible."""
     rounds: list[tuple[Group, ...]] = []
     total = 0.0
     for positions in chunks:
@@ -122,7 +122,7 @@ def _rounds(
 def _round_ms(
     lengths: Sequence[int], groups: Sequence[Group], allowed: Sequence[SchemeModel]
 ) -> float:
-    """The slowest group's time with the sequences' own lengths; inf without any group."""
+    """Time the slowest group with the sequences' own lengths; inf without any group."""
     latency = {model.scheme: model.latency for model in allowed}
     times = [latency[scheme].micro_batch_ms([lengths[i] for i in part]) for scheme, part in groups]
     return max(times, default=inf)
@@ -131,7 +131,12 @@ def _round_ms(
 def _even(
     lengths: Sequence[int], positions: Sequence[int], model: SchemeModel, gpus: int
 ) -> list[Group]:
-    """Equal groups, each sequence (longest first) to the least loaded with room; [] if it fails."""
+    """Fill equal groups, each sequence to the least loaded with room; [] if that fails.
+
+    Longest sequences first.
+
+    Longest sequences first.
+    """
     count = gpus // model.scheme.gpus
     parts: list[list[int]] = [[] for _ in range(count)]
     work, room = [0.0] * count, [model.capacity] * count
@@ -155,7 +160,7 @@ def _mixed(
     buckets: int,
     limit_s: float,
 ) -> list[Group]:
-    """Groups of any degrees by mixed-integer programming; [] when none is found in time."""
+    """Form groups of any degrees by mixed-integer programming; [] when none is found in time."""
     parts = buckets_of([lengths[i] for i in positions], buckets)
     group_models = [model for model in allowed for _ in range(gpus // model.scheme.gpus)]
     taken = _program(
@@ -183,7 +188,7 @@ def _program(
     gpus: int,
     limit_s: float,
 ) -> npt.NDArray[np.int64] | None:
-    """Sequences of each bucket on each possible group (buckets, groups); None if none is found.
+    """Count the sequences of each bucket on each group (buckets, groups); None if unsolved.
 
     Minimises the slowest group over integers A (bucket, group) and binaries m (group is in use):
     Σ_p A = size; Σ_k boundary·A ≤ MaxLen·m; Σ_k time·A + c·m ≤ slowest; Σ_p gpus·m ≤ all GPUs. The

@@ -29,7 +29,7 @@ def greedy_dispatch(
     order: Literal["random", "descending"] = "random",
     count_overhead: bool = False,
 ) -> list[list[int]]:
-    """Positions per pipeline, class by class, of the best of ``trials`` greedy assignments.
+    """Find the best of ``trials`` greedy assignments: positions per pipeline, class by class.
 
     Each trial takes the sequences in a random order, or longest first with ties in random order,
     and gives each to the pipeline that can hold it and is estimated to end first; on a tie to the
@@ -63,7 +63,7 @@ def greedy_dispatch(
 def dispatch_bound_ms(
     pipeline_class: PipelineClass, lengths: Sequence[int], *, count_overhead: bool = True
 ) -> float:
-    """The bound of Eq. 2–3 (ms) on a pipeline with these sequences, 0 without any."""
+    """Compute the bound of Eq. 2–3 (ms) on a pipeline with these sequences, 0 without any."""
     if not lengths:
         return 0.0
     work = [length * (pipeline_class.a * length + pipeline_class.b) for length in lengths]
@@ -97,7 +97,7 @@ class _Estimate:
         self._all_trials = np.arange(trials)
 
     def give(self, lengths: Ints) -> Ints:
-        """Give each trial a sequence of these ``lengths`` (trials,); the pipelines chosen."""
+        """Give each trial a sequence of these ``lengths`` (trials,); return whose it became."""
         tokens_each = lengths[:, None].astype(np.float64)
         added = tokens_each * (self.a * tokens_each + self.b)
         longest = np.maximum(self.longest, added)
@@ -120,7 +120,7 @@ class _Estimate:
 
 
 def _orders(lengths: Ints, trials: int, seed: int, order: Literal["random", "descending"]) -> Ints:
-    """The order of the sequences in each trial (trials, sequences)."""
+    """Choose the order of the sequences in each trial (trials, sequences)."""
     rng = np.random.default_rng(seed)
     shuffled = rng.permuted(np.tile(np.arange(len(lengths)), (trials, 1)), axis=1)
     if order == "random":

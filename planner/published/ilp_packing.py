@@ -87,7 +87,7 @@ def ilp_packing(
 
 
 def closed_form_ms(pipeline_class: PipelineClass, works_ms: Sequence[float]) -> float:
-    """C = (max m_j + c)·(pp − 1 + V) of micro-batches with these works."""
+    """Compute C = (max m_j + c)·(pp − 1 + V) of micro-batches with these works."""
     return (
         (max(works_ms) + pipeline_class.c) * (pipeline_class.pp - 1 + len(works_ms))
         if works_ms
@@ -103,7 +103,7 @@ def _search(
     solver: Solver,
     time_limit_s: float,
 ) -> tuple[_Packed | None, float]:
-    """The best packing over the V in ``bounds``; raises the bounds of the V it solved."""
+    """Find the best packing over the V in ``bounds``; raises the bounds of the V it solved."""
     solve = _with_cbc if solver == "cbc" else _with_highs
     best, best_ms = None, inf
     for v in sorted(bounds, key=lambda v: (bounds[v], v)):
@@ -122,7 +122,7 @@ def _search(
 
 
 def _bound_at(pipeline_class: PipelineClass, v: int, work: Sequence[float]) -> float:
-    """C with the largest micro-batch at least the mean, the longest, and two of V + 1 sequences."""
+    """Bound C: a micro-batch has at least the mean, the longest, two of V + 1 sequences."""
     ranked = sorted(work, reverse=True)
     pigeonhole = ranked[v - 1] + ranked[v] if len(ranked) > v else 0.0
     return (max(sum(work) / v, ranked[0], pigeonhole) + pipeline_class.c) * (
@@ -131,7 +131,7 @@ def _bound_at(pipeline_class: PipelineClass, v: int, work: Sequence[float]) -> f
 
 
 def _pairs(v: int, padded: Sequence[int]) -> list[tuple[int, int]]:
-    """(sequence, micro-batch) pairs: the k-th longest is in one of the first k, as any may be."""
+    """List (sequence, micro-batch) pairs that suffice: the k-th longest in one of the first k."""
     rank = sorted(range(len(padded)), key=lambda i: (-padded[i], i))
     return [(i, j) for k, i in enumerate(rank) for j in range(min(v, k + 1))]
 
@@ -139,7 +139,7 @@ def _pairs(v: int, padded: Sequence[int]) -> list[tuple[int, int]]:
 def _read(
     v: int, chosen: Sequence[tuple[int, int]], work: Sequence[float], bound: float
 ) -> _Packed:
-    """The packing of the chosen pairs, without micro-batches that stay empty."""
+    """Read the packing of the chosen pairs, without micro-batches that stay empty."""
     packed: list[list[int]] = [[] for _ in range(v)]
     for i, j in chosen:
         packed[j].append(i)

@@ -11,7 +11,7 @@ from seqplan.plans.scheme import Scheme
 
 
 def assemble_rounds(batch: Batch, rounds: Rounds, planner: Planner, world_size: int) -> Plan:
-    """The plan of a step in rounds. Groups take consecutive ranks, the largest first."""
+    """Make the plan of a step in rounds. Groups take consecutive ranks, the largest first."""
     pools = [iter(positions) for positions in batch.positions]
     pipelines: list[PlannedPipeline] = []
     for number, round_ in enumerate(rounds.rounds):

@@ -44,11 +44,11 @@ class RoundFiller:
         self.longest_ms = single_bound_ms(self.classes, batch)
 
     def pool(self) -> SequencePool:
-        """All sequences, unassigned."""
+        """Return a pool of all sequences, unassigned."""
         return SequencePool(self._lengths, self._counts, self._left)
 
     def fill(self, targets_ms: Sequence[float]) -> tuple[Round, ...] | None:
-        """Rounds with these targets that take every sequence, or None."""
+        """Fill rounds with these targets that take every sequence; None where they cannot."""
         pool = self.pool()
         rounds = []
         for target in targets_ms:
@@ -58,7 +58,7 @@ class RoundFiller:
         return None if pool.left else tuple(round_ for round_ in rounds if round_.groups)
 
     def fill_round(self, pool: SequencePool, target_ms: float) -> Round:
-        """One round: from the largest groups down, each opened for a sequence that needs it.
+        """Fill one round: from the largest groups down, each opened for a sequence that needs it.
 
         A sequence needs a degree when the next smaller one cannot hold it or not end by the target;
         the micro-batch is then topped up, longest first, with what fits tokens and target.
@@ -92,9 +92,10 @@ class RoundFiller:
 def even_rounds(
     classes: Sequence[PipelineClass], k: int, batch: Batch, gpus: int, rounds: int
 ) -> tuple[Round, ...] | None:
-    """One degree throughout: each sequence, longest first, to the least loaded group with room.
+    """Use one degree throughout: each sequence goes to the least loaded group with room.
 
-    Groups are dealt to rounds by their time, the slowest together. None where no group has room.
+    Longest sequences first. Groups are dealt to rounds by their time, the slowest together. None
+    where no group has room.
     """
     pipeline_class = classes[k]
     side_by_side = gpus // pipeline_class.gpus
@@ -131,7 +132,7 @@ def even_rounds(
 
 
 def common_target(filler: RoundFiller, rounds: int, lower_ms: float) -> tuple[Round, ...] | None:
-    """The rounds with the least common target that take every sequence."""
+    """Find the rounds with the least common target that take every sequence; None without any."""
     low = max(lower_ms / rounds * 0.999, filler.longest_ms / 8)
     target, best = low, None
     for _ in range(40):
@@ -189,7 +190,7 @@ def _least_last(
     targets: Sequence[float],
     below_ms: float,
 ) -> tuple[Round, ...] | None:
-    """After the rounds ``first``: rounds with these targets, and a last one as short as works."""
+    """Fill rounds behind ``first`` with these targets, and a last one as short as works."""
     rounds = [*first, *(filler.fill_round(pool, target) for target in targets)]
     spent = total_ms(rounds)
     if not pool.left:
@@ -212,7 +213,7 @@ def _least_last(
 
 
 def _whole_round(filler: RoundFiller, pool: SequencePool, target: float) -> Round | None:
-    """One round that takes all of the pool, which is left as it was; None if it cannot."""
+    """Fill one round with all of the pool, which is left as it was; None if it cannot."""
     trial = pool.copy()
     round_ = filler.fill_round(trial, target)
     return None if trial.left else round_

@@ -46,12 +46,12 @@ class Rounds:
 
     @property
     def objective_ms(self) -> float:
-        """Σ rounds."""
+        """Return Σ rounds."""
         return sum(round_.time_ms for round_ in self.rounds)
 
 
 def plan_rounds(batch: Batch, models: Sequence[SchemeModel], gpus: int) -> Rounds | None:
-    """The best rounds found for a batch; None when its longest sequence fits no group.
+    """Find good rounds for a batch; None when its longest sequence fits no group.
 
     For each number of rounds from the fewest that memory allows and each smallest degree: all
     rounds with one common target, the least that works; then, from the best of these, targets are
@@ -89,7 +89,7 @@ def plan_rounds(batch: Batch, models: Sequence[SchemeModel], gpus: int) -> Round
 def rounds_bound_ms(
     classes: Sequence[PipelineClass], batch: Batch, gpus: int, rounds: int
 ) -> float:
-    """A lower bound (ms) on every plan of at least ``rounds`` rounds.
+    """Compute a lower bound (ms) on every plan of at least ``rounds`` rounds.
 
     If a plan takes at most U, the round of a sequence takes at most U less an overhead for each
     other round, which excludes groups that would need longer. On those that remain, GPU-time
@@ -123,7 +123,7 @@ def rounds_bound_ms(
 
 
 def _fewest_rounds(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> int:
-    """Rounds that all tokens need at the best tokens per GPU, and that long sequences need."""
+    """Count the rounds that all tokens need at the best tokens per GPU, and that long ones need."""
     per_gpu = max(pipeline_class.capacity / pipeline_class.gpus for pipeline_class in classes)
     by_tokens = ceil(batch.tokens / (per_gpu * gpus) - 1e-9)
     lengths, counts = batch.distinct, batch.multiplicity
@@ -140,7 +140,7 @@ def _fewest_rounds(classes: Sequence[PipelineClass], batch: Batch, gpus: int) ->
 
 
 def _smallest(classes: Sequence[PipelineClass], batch: Batch) -> list[int]:
-    """Numbers of classes, from all of them down, that leave the smallest degrees out."""
+    """List numbers of classes, from all of them down, that leave the smallest degrees out."""
     holding = [
         k for k, pipeline_class in enumerate(classes) if pipeline_class.capacity >= batch.longest
     ]

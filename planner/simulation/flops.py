@@ -11,12 +11,12 @@ PEAK_FLOPS = {"A100": 312e12, "A800": 312e12, "H100": 989e12, "H800": 989e12, "H
 
 
 def peak_flops(hardware: str) -> float | None:
-    """Peak bf16 FLOP/s of one GPU; None where it is not known."""
+    """Look up the peak bf16 FLOP/s of one GPU; None where it is not known."""
     return next((peak for name, peak in PEAK_FLOPS.items() if name in hardware), None)
 
 
 def model_flops(shape: ModelShape, lengths: Sequence[int]) -> float | None:
-    """Forward and backward FLOPs that sequences of these lengths need; None if sizes are unknown.
+    """Count forward and backward FLOPs that sequences of these lengths need; None without sizes.
 
     6 per parameter and token, and 12·layers·hidden·Σl²/2 for causal attention within each sequence:
     what packing or recomputation adds is not counted.

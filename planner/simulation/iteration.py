@@ -69,12 +69,12 @@ class Iteration:
 
     @property
     def total_ms(self) -> float:
-        """The whole iteration."""
+        """Return the time of the whole iteration."""
         return self.propagation_ms + self.exchange_ms + self.optimizer_ms
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of the step per second of the iteration."""
+        """Return the tokens of the step per second of the iteration."""
         return self.tokens / self.total_ms * 1000
 
 
@@ -92,12 +92,12 @@ class Execution:
 
     @classmethod
     def of_plan(cls, plan: Plan, planning_ms: float | None = None) -> Execution:
-        """A plan is one phase."""
+        """Make the execution of a plan, which is one phase."""
         return cls((plan.pipelines,), gap=plan.gap, planning_ms=planning_ms)
 
     @property
     def pipelines(self) -> Iterator[PlannedPipeline]:
-        """All pipelines, phase after phase."""
+        """Yield all pipelines, phase after phase."""
         for phase in self.phases:
             yield from phase
 
@@ -107,7 +107,7 @@ class Execution:
         return any(replicas_differ(p.scheme for p in phase) for phase in self.phases)
 
     def __str__(self) -> str:
-        """The strategy: phases by ``→``, rounds by ``|``; equal rounds and groups are counted."""
+        """Write the strategy: phases by ``→``, rounds by ``|``; equal ones are counted."""
         return " → ".join(_phase_text(phase) for phase in self.phases)
 
 

@@ -26,7 +26,7 @@ class Event:
 def simulate_ms(
     costs_ms: Sequence[float], pp: int, forward_fraction: float = FORWARD_FRACTION
 ) -> float:
-    """End of the last backward of a pipeline (ms); micro-batches run in the order given.
+    """Simulate a pipeline; return the end of its last backward (ms). Order is as given.
 
     ``costs_ms``: forward + backward of each micro-batch on one stage. Every stage s runs
     min(pp − 1 − s, V) forwards, then alternates one forward and one backward, then drains; an
@@ -57,7 +57,7 @@ def durations_ms(
 def timeline(
     costs_ms: Sequence[float], pp: int, forward_fraction: float = FORWARD_FRACTION
 ) -> list[Event]:
-    """Every operation of the simulation, by stage and then by start."""
+    """List every operation of the simulation, by stage and then by start."""
     n = len(costs_ms)
     events = []
     for stage, (order, ends) in enumerate(_run(costs_ms, pp, forward_fraction) if n else []):
@@ -70,7 +70,7 @@ def timeline(
 def _run(
     costs: Sequence[float], pp: int, forward_fraction: float
 ) -> list[tuple[list[Pass], list[float]]]:
-    """Per stage its order and the end of each operation, by repeated sweeps until all have run."""
+    """Compute each stage's order and the end of each operation, by sweeps until all have run."""
     n = len(costs)
     forward = [cost * forward_fraction for cost in costs]
     backward = [cost - f for cost, f in zip(costs, forward, strict=True)]

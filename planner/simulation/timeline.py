@@ -30,7 +30,7 @@ class PlanTimeline:
 
 
 def plan_timeline(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> PlanTimeline:
-    """Every pass of a sound plan.
+    """Time every pass of a sound plan.
 
     Every pipeline takes its 1F1B simulation; pipelines that share ranks follow one another and
     rounds wait for each other, as in the plan.
@@ -61,7 +61,7 @@ def plan_timeline(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> Pla
 
 
 def simulate_plan_ms(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> float:
-    """End of the step (ms) when every pipeline takes its 1F1B simulation instead of its form S.
+    """Return the end of the step (ms) when every pipeline takes its 1F1B simulation, not form S.
 
     Pipelines that share ranks follow one another and rounds wait for each other, as in the plan.
     """

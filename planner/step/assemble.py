@@ -25,7 +25,7 @@ def assemble(
     forward_fraction: float,
     packing: str = PACKINGS[0],
 ) -> Plan:
-    """The plan of a selected placement; pipelines take consecutive ranks in placement order.
+    """Make the plan of a selected placement; pipelines take consecutive ranks in placement order.
 
     ``packing`` "even": at pp = 1, where only the number of micro-batches costs time, the same
     number of consecutive chunks of the sorted sequences with the least largest (FlexSP Eq. 23–24),
@@ -78,7 +78,7 @@ def assemble(
 def considered(
     candidates: Sequence[Considered], chosen: Strategy, predicted_ms: float, bound_ms: float
 ) -> tuple[Considered, ...]:
-    """The step's candidates for the plan; the chosen one with the plan's own figures."""
+    """List the step's candidates for the plan; the chosen one with the plan's own figures."""
     rows = []
     for candidate in candidates:
         if candidate.strategy == chosen:
@@ -91,7 +91,7 @@ def considered(
 
 
 def _deal(batch: Batch, selected: Selected) -> list[list[list[int]]]:
-    """Per pipeline and micro-batch the positions in the batch: bins only count lengths."""
+    """Deal positions in the batch to pipelines and micro-batches, as bins only count lengths."""
     pools = [iter(positions) for positions in batch.positions]
 
     def micro(bin_: Bin) -> list[int]:
@@ -107,7 +107,7 @@ def _deal(batch: Batch, selected: Selected) -> list[list[list[int]]]:
 def _repacked(
     pipeline_class: PipelineClass, micro_batches: list[list[int]], lengths: Sequence[int]
 ) -> list[list[int]]:
-    """The same sequences in better micro-batches, where packing them anew finds any."""
+    """Pack the same sequences into better micro-batches, where packing them anew finds any."""
     positions = [i for micro in micro_batches for i in micro]
     packing = pack(pipeline_class, [lengths[i] for i in positions])
     costs = [
@@ -123,7 +123,7 @@ def _repacked(
 def _evened(
     pipeline_class: PipelineClass, micro_batches: list[list[int]], lengths: Sequence[int]
 ) -> list[list[int]]:
-    """The same sequences in as many consecutive chunks; as they were where those do not fit."""
+    """Cut the same sequences into as many consecutive chunks; unchanged where those do not fit."""
     positions = [i for micro in micro_batches for i in micro]
     padded = [pipeline_class.pad(lengths[i]) for i in positions]
     chunks = chunk(padded, len(micro_batches))

@@ -97,7 +97,7 @@ def _best_candidate(
     bounds: Mapping[Strategy, float],
     times: dict[Strategy, float],
 ) -> Placement | None:
-    """The best of the candidates that can hold the batch; ``times`` gains those not pruned (ms)."""
+    """Place the batch on the best candidate; ``times`` gains those not pruned (ms)."""
     best: Placement | None = None
     for filler, first in _by_first_fill(search, fleets, bounds):
         strategy = filler.fleet.strategy
@@ -119,7 +119,7 @@ def _best_candidate(
 def _by_first_fill(
     search: Search, fleets: Sequence[Fleet], bounds: Mapping[Strategy, float]
 ) -> list[tuple[Filler, Filling | None]]:
-    """Candidates in the order in which they promise most, by one fill each at a common time.
+    """Order candidates by what they promise, by one fill each at a common time.
 
     First those that succeed, by their time with the exchange; then by how much was missing.
     """
@@ -139,7 +139,7 @@ def _by_first_fill(
 
 
 def _tailored(search: Search, best: Placement, candidates: Sequence[Strategy]) -> Placement:
-    """A strategy made for this batch from the candidates' schemes, where it beats the best."""
+    """Make a strategy for this batch from the candidates' schemes; the best if none beats it."""
     batch, models, gpus, exchange = search.batch, search.models, search.gpus, search.exchange
     schemes = sorted({scheme for strategy in candidates for scheme, _ in strategy.counts})
     classes = [PipelineClass.of(models[scheme], 1) for scheme in schemes]
@@ -168,7 +168,7 @@ def _tailored(search: Search, best: Placement, candidates: Sequence[Strategy]) -
 
 
 def _polished(batch: Batch, best: Placement, proven_ms: float) -> Filling:
-    """The placement brought to the proven bound or balanced, and its other pipelines levelled."""
+    """Bring the placement to the proven bound or balance it, and level its other pipelines."""
     fleet, filling = best.fleet, best.filling
     # The search ends within its tolerance; often the proven bound itself can be met.
     met = None

@@ -37,7 +37,7 @@ class StepPlanner:
 
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
-        """The models of the schemes that fit the proposal's GPUs."""
+        """Return the models of the schemes that fit the proposal's GPUs."""
         return self.proposal.cluster.models(self.proposal.profile)
 
     @cached_property
@@ -45,7 +45,7 @@ class StepPlanner:
         return Planner(VERSION, self.seed, self.proposal.profile.digest, self.proposal.digest)
 
     def plan(self, batch: Batch) -> Plan:
-        """The step's plan; ``Infeasible`` when a sequence fits no candidate."""
+        """Make the step's plan; ``Infeasible`` when a sequence fits no candidate."""
         proposal = self.proposal
         if proposal.profile.rounds:
             return self._plan_rounds(batch)
@@ -64,7 +64,7 @@ class StepPlanner:
         )
 
     def _plan_rounds(self, batch: Batch) -> Plan:
-        """Under ZeRO-3 the step's own rounds of groups; candidates do not restrict them."""
+        """Plan, under ZeRO-3, the step's own rounds of groups; candidates do not restrict them."""
         cluster = self.proposal.cluster
         rounds = plan_rounds(batch, list(self.models.values()), cluster.gpus)
         if rounds is None:

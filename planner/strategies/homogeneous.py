@@ -13,7 +13,7 @@ from seqplan.plans.scheme import Strategy
 
 
 def homogeneous_strategies(models: Models, gpus: int, longest: int) -> list[Strategy]:
-    """For each scheme that holds ``longest`` tokens, as many pipelines of it as fit ``gpus``."""
+    """Make, for each scheme that holds ``longest`` tokens, as many pipelines as fit ``gpus``."""
     return [
         Strategy.of({scheme: gpus // scheme.gpus})
         for scheme, model in sorted(models.items())
@@ -22,7 +22,7 @@ def homogeneous_strategies(models: Models, gpus: int, longest: int) -> list[Stra
 
 
 def strategy_ms(strategy: Strategy, batch: Batch, models: Models) -> float | None:
-    """The time (form S, ms) that our dispatch and packing reach; None if a sequence is too long."""
+    """Return the time (form S, ms) of our dispatch and packing; None if a sequence is too long."""
     fleet = Fleet.of(strategy, models)
     if fleet.max_sequence < batch.longest:
         return None
@@ -34,7 +34,7 @@ def strategy_ms(strategy: Strategy, batch: Batch, models: Models) -> float | Non
 def best_homogeneous(
     batches: Sequence[Batch], models: Models, gpus: int
 ) -> tuple[Strategy, list[float]] | None:
-    """The one static strategy with the least mean time over ``batches``, and its times (ms)."""
+    """Find the static strategy with the least mean time over ``batches``, and its times (ms)."""
     longest = max(batch.longest for batch in batches)
     best: tuple[Strategy, list[float]] | None = None
     for strategy in homogeneous_strategies(models, gpus, longest):

@@ -30,7 +30,7 @@ class Search:
     exchange: Exchange = NO_EXCHANGE
 
     def limit_ms(self, best: Placement, strategy: Strategy) -> float:
-        """What a strategy must stay below (ms) to beat the best, each with its exchange."""
+        """Return what a strategy must stay below (ms) to beat the best, each with its exchange."""
         return best.objective_ms - self.exchange.extra_ms(strategy, best.strategy)
 
     def improve(
@@ -57,7 +57,7 @@ class Search:
     def _follow_first(
         self, start: Placement, schemes: Sequence[Scheme], lower_ms: float, visited: set[Strategy]
     ) -> Placement | None:
-        """The first direction that shortens the step, followed while it does; None without one."""
+        """Follow the first direction that shortens the step while it does; None without one."""
         for outgoing, _ in start.strategy.counts:
             for incoming in schemes:
                 if outgoing == incoming:
@@ -78,7 +78,7 @@ class Search:
     def _placed(
         self, strategy: Strategy | None, best: Placement, lower_ms: float, visited: set[Strategy]
     ) -> Placement | None:
-        """A strategy not tried before, placed better than the best; None where it is not."""
+        """Place the batch on a strategy not visited yet; None where that does not beat the best."""
         if strategy is None or strategy in visited:
             return None
         visited.add(strategy)

@@ -15,7 +15,7 @@ _WHOLE = 1e-6
 def rounded_strategies(
     schemes: Sequence[Scheme], pipelines: Floats, models: Models, gpus: int, longest: int
 ) -> list[Strategy]:
-    """Integer strategies near fractional pipeline counts, each able to hold ``longest`` tokens.
+    """Round pipeline counts to integer strategies, each able to hold ``longest`` tokens.
 
     The whole parts are kept; what GPUs remain go, in turn, to the largest fractional parts, to the
     scheme with most use of its kind, or to the largest scheme that fits. Left-over GPUs are filled.
@@ -43,7 +43,7 @@ def rounded_strategies(
 def _hold(
     counts: dict[Scheme, int], models: Models, gpus: int, longest: int
 ) -> dict[Scheme, int] | None:
-    """``counts`` with a scheme that holds the longest sequence, others given up for it."""
+    """Give up schemes of ``counts`` for one that holds the longest sequence; None without one."""
     if any(n and models[s].max_sequence >= longest for s, n in counts.items()):
         return counts
     holding = [s for s, m in models.items() if m.max_sequence >= longest]

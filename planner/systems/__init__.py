@@ -1,0 +1,17 @@
+"""The systems that ours is compared with, one file each.
+
+Read ``setting`` first (what a system is made of). ``megatron``, ``hotspa``, ``hydraulis``,
+``deepspeed``, ``flexsp``, ``megatron_dcp`` and ``static_best`` each offer trainers or say why there
+are none; ``static_table`` (published configurations) and ``windows`` serve them.
+"""
+
+__all__ = [
+    "deepspeed",
+    "flexsp",
+    "hotspa",
+    "hydraulis",
+    "megatron",
+    "megatron_dcp",
+    "setting",
+    "static_best",
+]

@@ -21,7 +21,7 @@ NAME = "DeepSpeed-like"
 
 
 def deepspeed(setting: Setting) -> list[Trainer | LeftOut]:
-    """The best degree with windows dealt round-robin, and the best degree in our even rounds."""
+    """Set up the best degree, with windows dealt round-robin and in our even rounds."""
     if not setting.profile.rounds:
         why = f"profile {setting.profile.name} has no sequence-parallel schemes under ZeRO-3"
         return [LeftOut("deepspeed", NAME, why)]
@@ -57,7 +57,7 @@ def deepspeed(setting: Setting) -> list[Trainer | LeftOut]:
 
 
 def _rounds(setting: Setting, batch: Batch, strategy: Strategy) -> tuple[PlannedPipeline, ...]:
-    """A window per group and round, in the order of the windows."""
+    """Deal a window to each group and round, in the order of the windows."""
     scheme, count = strategy.counts[0]
     pipeline_class = PipelineClass.of(setting.models[scheme], 1)
     windows = first_fit_decreasing(batch.lengths, pipeline_class.capacity, pipeline_class.unit)
@@ -69,7 +69,7 @@ def _rounds(setting: Setting, batch: Batch, strategy: Strategy) -> tuple[Planned
 
 
 def _even(setting: Setting, batch: Batch, strategy: Strategy) -> Execution:
-    """Our rounds of one degree throughout. ``ValueError`` when a sequence fits no group."""
+    """Plan rounds of one degree throughout. ``ValueError`` when a sequence fits no group."""
     model = setting.models[strategy.counts[0][0]]
     rounds = plan_rounds(batch, [model], setting.cluster.gpus)
     if rounds is None:

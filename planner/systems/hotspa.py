@@ -33,7 +33,7 @@ class Interval:
 
 
 def hotspa(setting: Setting, *, switch_ms: float = SWITCH_MS) -> list[Trainer | LeftOut]:
-    """The system with windows and round-robin, and with our dispatch and packing in each phase.
+    """Set up the system with windows and round-robin, and with our dispatch and packing.
 
     ``switch_ms``: the switches of an iteration together. Strategies are Table 3's where it lists
     ones that the profile can run, else those with the least mean propagation on the batches.
@@ -70,7 +70,7 @@ def hotspa(setting: Setting, *, switch_ms: float = SWITCH_MS) -> list[Trainer | 
 
 
 def _intervals(setting: Setting) -> tuple[list[Interval], str]:
-    """Intervals from the longest lengths down with their strategies, and where those are from."""
+    """List intervals, longest lengths first, with their strategies; say where those are from."""
     longest, cluster = setting.longest, setting.cluster
     ends = [bound for bound in BOUNDS if bound < longest] + [longest]
     ranges = list(zip([0, *ends], ends, strict=False))[::-1]
@@ -93,7 +93,7 @@ def _intervals(setting: Setting) -> tuple[list[Interval], str]:
 
 
 def _search(setting: Setting, above: int, to: int) -> Strategy | None:
-    """The homogeneous strategy with the least mean time for the batches' sequences of a range."""
+    """Find the homogeneous strategy with the least mean time for sequences of a range."""
     options = homogeneous_strategies(setting.models, setting.cluster.gpus, to)
     if not options:
         return None
@@ -118,7 +118,7 @@ def _inside(batch: Batch, interval: Interval) -> list[int]:
 def _windows(
     setting: Setting, batch: Batch, interval: Interval, inside: Sequence[int]
 ) -> tuple[PlannedPipeline, ...]:
-    """Windows of the interval's context, one to a micro-batch."""
+    """Fill windows of the interval's context, one to a micro-batch."""
     return windowed(setting, batch, interval.strategy, interval.to, inside)
 
 
@@ -145,7 +145,7 @@ def _run(
 def _balanced(
     setting: Setting, batch: Batch, interval: Interval, inside: Sequence[int]
 ) -> tuple[PlannedPipeline, ...]:
-    """Our dispatch and packing of the interval's sequences, as positions of the whole batch."""
+    """Dispatch and pack the interval's sequences our way, as positions of the whole batch."""
     part = Batch(
         batch.step, tuple(batch.ids[i] for i in inside), tuple(batch.lengths[i] for i in inside)
     )

@@ -37,7 +37,7 @@ def hydraulis(
     fast: bool = False,
     cbc_s: float = CBC_S,
 ) -> list[Trainer | LeftOut]:
-    """The published method on a data set's ``lengths`` (truncated), and our planning on its pool.
+    """Set up the published method on a data set's ``lengths`` (truncated), and ours on its pool.
 
     ``fast``: for large clusters and only so labelled: few trials, longest sequences first as few
     random orders would be unfair, on the strategies of least lower bound, and our packing in place
@@ -78,7 +78,7 @@ def hydraulis(
 
 
 def eq4_pool(setting: Setting, lengths: npt.NDArray[np.int64]) -> list[Strategy]:
-    """All integer strategies of Eq. 4, those for the longest sequences first."""
+    """List all integer strategies of Eq. 4, those for the longest sequences first."""
     values, counts = np.unique(lengths, return_counts=True)
     ordered = list(setting.models.values())
     proposal = continuous_proposal(ordered, values, counts.astype(np.float64))
@@ -89,7 +89,7 @@ def eq4_pool(setting: Setting, lengths: npt.NDArray[np.int64]) -> list[Strategy]
 def published_step(
     setting: Setting, pool: Sequence[Strategy], batch: Batch, *, fast: bool, cbc_s: float
 ) -> Execution:
-    """One step as published. ``ValueError`` when no strategy of the pool holds the batch."""
+    """Run one step as published. ``ValueError`` when no strategy of the pool holds the batch."""
     fleets = [Fleet.of(strategy, setting.models) for strategy in pool]
     holding = [fleet for fleet in fleets if fleet.max_sequence >= batch.longest]
     if not holding:

@@ -21,7 +21,7 @@ NAME = "Megatron-like"
 
 
 def megatron(setting: Setting, *, search: bool = False) -> list[Trainer | LeftOut]:
-    """Varlen attention, dense attention, and our dispatch and packing on the same strategy.
+    """Set up varlen attention, dense attention, and our dispatch and packing, on one strategy.
 
     The configuration is Table 3's where it lists one that the profile can run, else (or with
     ``search``) the one with the least mean propagation on the batches.
@@ -63,7 +63,7 @@ def megatron(setting: Setting, *, search: bool = False) -> list[Trainer | LeftOu
 
 
 def static_strategy(setting: Setting, *, search: bool) -> tuple[Strategy, str] | None:
-    """The static strategy and where it is from; None when no scheme holds the longest sequence."""
+    """Choose the static strategy and say where it is from; None if none holds the longest."""
     cluster = setting.cluster
     reach = {scheme: model.max_sequence for scheme, model in setting.models.items()}
     why = "searched"
@@ -97,7 +97,7 @@ def windowed(
     window: int,
     positions: Sequence[int] | None = None,
 ) -> tuple[PlannedPipeline, ...]:
-    """One micro-batch for each window, dealt to the pipelines of a homogeneous strategy.
+    """Deal windows, one a micro-batch, to the pipelines of a homogeneous strategy.
 
     ``positions``: the sequences of the batch to run, by default all.
     """
@@ -113,7 +113,7 @@ def windowed(
 def dense(
     setting: Setting, batch: Batch, pipelines: Sequence[PlannedPipeline]
 ) -> tuple[PlannedPipeline, ...]:
-    """The same micro-batches with attention over all their tokens: a·W² + b·W + c."""
+    """Cost the same micro-batches with attention over all their tokens: a·W² + b·W + c."""
     pipelines_made = []
     for pipeline in pipelines:
         latency = setting.models[pipeline.scheme].latency

@@ -23,7 +23,7 @@ SLACK = 0.05
 
 
 def megatron_dcp(setting: Setting) -> list[Trainer | LeftOut]:
-    """The system on the smallest tensor-parallel degree whose rings hold the longest sequence."""
+    """Set up the system on the smallest tp degree whose rings hold the longest sequence."""
     ladders: dict[int, dict[int, SchemeModel]] = {}
     for scheme, model in sorted(setting.models.items()):
         power = scheme.ring & (scheme.ring - 1) == 0
@@ -91,7 +91,7 @@ def _rounds(
 
 
 def _model(ladder: dict[int, SchemeModel], length: int, limit: int) -> SchemeModel:
-    """A sequence's ring: the next power of two, or the next that there is and that holds it."""
+    """Choose a sequence's ring: the next power of two, or the next there is that holds it."""
     wanted = 2 ** ceil(log2(max(1.0, length / limit)))
     holding = [ring for ring in sorted(ladder) if ladder[ring].max_sequence >= length]
     return ladder[next((ring for ring in holding if ring >= wanted), holding[-1])]

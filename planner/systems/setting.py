@@ -37,11 +37,11 @@ class Setting:
 
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
-        """The models of the schemes that fit the cluster."""
+        """Return the models of the schemes that fit the cluster."""
         return self.cluster.models(self.profile)
 
     def balanced(self, batch: Batch, strategies: Sequence[Strategy]) -> Execution:
-        """Our dispatch and packing on the best of given strategies."""
+        """Run our dispatch and packing on the best of given strategies."""
         selected = select(
             batch,
             strategies,
@@ -60,7 +60,7 @@ class Setting:
         work: Sequence[tuple[Scheme, Sequence[Sequence[int]]]],
         round_: int | None = None,
     ) -> tuple[PlannedPipeline, ...]:
-        """Pipelines on consecutive ranks from their micro-batches (positions in the batch)."""
+        """Make pipelines on consecutive ranks from their micro-batches (positions in the batch)."""
         pipelines = []
         first = 0
         for scheme, micro_batches in work:

@@ -20,7 +20,7 @@ JUDGED_WITHIN = 1.15
 
 
 def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Trainer | LeftOut]:
-    """The best homogeneous strategy, and the best of ``candidates`` kept throughout."""
+    """Set up the best homogeneous strategy, and the best of ``candidates``, kept throughout."""
     if setting.profile.rounds:
         return []  # one degree throughout is the DeepSpeed-like system
     trainers: list[Trainer | LeftOut] = []
@@ -65,7 +65,7 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Traine
 
 
 def best_degree(setting: Setting) -> Strategy | None:
-    """Under ZeRO-3: the one sequence-parallel degree with the least mean time in even rounds."""
+    """Find, under ZeRO-3, the sequence-parallel degree with the least mean time in even rounds."""
     times: dict[Strategy, float] = {}
     for strategy in homogeneous_strategies(setting.models, setting.cluster.gpus, setting.longest):
         model = setting.models[strategy.counts[0][0]]
@@ -77,7 +77,7 @@ def best_degree(setting: Setting) -> Strategy | None:
 
 
 def _best(setting: Setting, strategies: Sequence[Strategy]) -> Strategy | None:
-    """The least mean propagation over the batches with our dispatch and packing."""
+    """Find the strategy of least mean propagation with our dispatch and packing."""
     rough: dict[Strategy, float] = {}
     for strategy in strategies:
         times = [strategy_ms(strategy, batch, setting.models) for batch in setting.batches]

@@ -36,7 +36,7 @@ HOTSPA: Mapping[tuple[str, int], tuple[str, str]] = {
 def published_strategies(
     table: Mapping[tuple[str, int], tuple[str, str]], profile: str, gpus: int, max_len: int
 ) -> list[Strategy]:
-    """The table's strategies for a profile, GPUs and context; empty where it has none.
+    """Look up the strategies for a profile, GPUs and context; empty where the table has none.
 
     A profile belongs to a model when its name begins with the model's.
     """
@@ -49,14 +49,14 @@ def published_strategies(
 
 
 def parse(text: str) -> Strategy:
-    """The strategy of ``DP4TP8PP2``; degrees of one are left out."""
+    """Read the strategy of ``DP4TP8PP2``; degrees of one are left out."""
     degrees = {name: int(number) for name, number in _DEGREE.findall(text)}
     scheme = Scheme(tp=degrees.get("TP", 1), pp=degrees.get("PP", 1))
     return Strategy.of({scheme: degrees.get("DP", 1)})
 
 
 def problem_of(strategy: Strategy, gpus: int, longest: int, reach: Mapping[Scheme, int]) -> str:
-    """Why a cluster cannot run a strategy, empty when it can; ``reach``: longest per scheme."""
+    """Say why a cluster cannot run a strategy, "" when it can; ``reach``: longest per scheme."""
     if strategy.gpus > gpus:
         return f"{strategy} takes {strategy.gpus} GPUs"
     for scheme, _ in strategy.counts:

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def first_fit_decreasing(lengths: Sequence[int], window: int, unit: int = 1) -> list[list[int]]:
-    """Positions per window of at most ``window`` tokens, lengths padded to a multiple of ``unit``.
+    """Fill windows of at most ``window`` tokens with positions; lengths are padded to ``unit``s.
 
     Longest first, each into the first window with room. ``ValueError`` when a sequence exceeds the
     window.
@@ -31,5 +31,5 @@ def first_fit_decreasing(lengths: Sequence[int], window: int, unit: int = 1) -> 
 
 
 def round_robin(windows: Sequence[T], pipelines: int) -> list[list[T]]:
-    """Deal items to pipelines in turn."""
+    """Deal windows to pipelines in turn."""
     return [list(windows[k::pipelines]) for k in range(pipelines)]

@@ -25,7 +25,7 @@ class Executor(Protocol):
 
 
 def check_executor(name: str) -> None:
-    """``ValueError`` for an executor that is unknown or not installed."""
+    """Raise ``ValueError`` for an executor that is unknown or not installed."""
     if name not in EXECUTORS:
         raise ValueError(f"unknown executor {name!r}; choose one of {', '.join(EXECUTORS)}")
     if name == "ray":
@@ -33,7 +33,7 @@ def check_executor(name: str) -> None:
 
 
 def open_executor(name: str, proposal: str, seed: int, packing: str, workers: int) -> Executor:
-    """``workers`` planners of one proposal (its JSON text); ``ValueError`` as ``check_executor``.
+    """Open ``workers`` planners of one proposal (JSON text); ``ValueError`` as ``check_executor``.
 
     Nothing is started before the first step is submitted.
     """

@@ -38,10 +38,10 @@ class Worker(Protocol):
         cannot be had."""
 
     def alive(self) -> bool:
-        """False once it is known to have died."""
+        """Whether it may still live: False once it is known to have died."""
 
     def ask(self, batch: Batch) -> Planned | Exception:
-        """The planned step, or what its planning raised; ``EOFError``, ``OSError``: it died."""
+        """Return the planned step or what planning raised; ``EOFError``, ``OSError``: it died."""
 
     def end(self) -> None:
         """End it now, if it is alive. A thread that awaits its answer sees it die."""
@@ -51,7 +51,7 @@ class Workforce(Protocol):
     """Where workers come from."""
 
     def start(self) -> Worker:
-        """A new worker, perhaps not ready yet; called under the pool's lock, so not for long."""
+        """Start a worker, perhaps not ready yet; called under the pool's lock, so not for long."""
 
     def close(self) -> None:
         """End what its workers shared; all of them have been told to end."""
@@ -119,7 +119,7 @@ class WorkerPool:
                 thread.join()
 
     def _worker_loop(self) -> None:
-        """A thread's life: keep one worker, and replace it when it dies."""
+        """Keep one worker, and replace it when it dies: what each thread does all its life."""
         try:
             while (worker := self._new_worker()) is not None:
                 self._keep_busy(worker)
@@ -127,7 +127,7 @@ class WorkerPool:
             self._on_no_worker(error)
 
     def _new_worker(self) -> Worker | None:
-        """A worker that is ready, None when the pool ends.
+        """Return a worker that is ready, None when the pool ends.
 
         It is ready before it gets a step, so that steps never wait for it while others are free.
         """
@@ -151,7 +151,7 @@ class WorkerPool:
         raise WorkerDied(f"a planning worker ended {times} times while it started")
 
     def _on_no_worker(self, error: Exception) -> None:
-        """A worker cannot be had: others go on, and without any the waiting steps fail.
+        """Leave the steps to other workers where one cannot be had; without any, they fail.
 
         Steps that come later try again.
         """
@@ -185,7 +185,7 @@ class WorkerPool:
             return None if self._stopped else self._waiting.popleft()
 
     def _requeue(self, task: _Task) -> None:
-        """A step whose worker died: planned before all others, unless that was the last time."""
+        """Plan a step whose worker died before all others, unless that was the last time."""
         with self._lock:
             stopped = self._stopped
             if not stopped and task.deaths < DEATHS:

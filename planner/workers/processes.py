@@ -27,11 +27,11 @@ class ProcessWorkforce:
         self._arguments = (proposal, seed, packing)
 
     def start(self) -> ProcessWorker:
-        """A new process."""
+        """Start a process."""
         return ProcessWorker(*self._arguments)
 
     def close(self) -> None:
-        """Nothing is shared."""
+        """Do nothing: processes share nothing."""
 
 
 class ProcessWorker:
@@ -43,7 +43,7 @@ class ProcessWorker:
             self.process = start_process(_serve, child_end, proposal, seed, packing)
 
     def wait_until_ready(self) -> None:
-        """Until it has read the proposal; ``EOFError`` or ``OSError`` when it died of that."""
+        """Wait until it has read the proposal; ``EOFError`` or ``OSError`` when it died of that."""
         self._pipe.recv()
 
     def alive(self) -> bool:
@@ -51,7 +51,7 @@ class ProcessWorker:
         return self.process.is_alive()
 
     def ask(self, batch: Batch) -> Planned | Exception:
-        """The worker's answer; ``EOFError`` or ``OSError`` when it died."""
+        """Return the worker's answer; ``EOFError`` or ``OSError`` when it died."""
         self._pipe.send(batch)
         answer: Planned | Exception = self._pipe.recv()
         return answer
@@ -87,7 +87,7 @@ def _interrupts_left_to_the_parent() -> Iterator[None]:
 
 
 def _serve(pipe: Connection, proposal: str, seed: int, packing: str) -> None:
-    """A worker's life: plan what comes through the pipe until it is closed."""
+    """Plan what comes through the pipe until it is closed, all the life of the process."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     planner = StepPlanner(ProposalDocument.from_json(proposal, "proposal"), seed, packing)
     try:
@@ -99,7 +99,7 @@ def _serve(pipe: Connection, proposal: str, seed: int, packing: str) -> None:
 
 
 def answer_of(planner: StepPlanner, batch: Batch) -> Planned | Exception:
-    """The planned step, or what its planning raised, fit to travel between processes."""
+    """Plan a step; return it, or what its planning raised, fit to travel between processes."""
     try:
         return plan_one(planner, batch)
     except Exception as error:
@@ -108,7 +108,7 @@ def answer_of(planner: StepPlanner, batch: Batch) -> Planned | Exception:
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed cannot end its workers: they watch for it."""
+    """End this process with its parent, which cannot end its workers when it is killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

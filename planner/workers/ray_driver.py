@@ -47,7 +47,7 @@ class ActorDied(Exception):
 
 
 def drive(pipes: list[Connection], patience_s: float, arguments: tuple[str, int, str]) -> None:
-    """The life of the process: until its parent ends it, or has ended.
+    """Pass steps from pipes to actors until the parent process ends this one, or has ended.
 
     A cluster that cannot be joined is tried again for ``patience_s``. ``arguments``: of a planner.
     """
@@ -69,7 +69,7 @@ def drive(pipes: list[Connection], patience_s: float, arguments: tuple[str, int,
 
 
 def _silence_ray() -> None:
-    """Nothing of Ray's on the terminal, nor to its makers; its logs are where it keeps them."""
+    """Keep Ray off the terminal, and from telling its makers; its logs are where it keeps them."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -138,7 +138,7 @@ def _join(address: str, workers: int) -> Any:
 
 
 def _check_port(address: str) -> None:
-    """``OSError`` where nothing listens; Ray would try for minutes."""
+    """Raise ``OSError`` where nothing listens; Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), _PORT_S).close()
@@ -173,7 +173,7 @@ def _worker_starter(ray: Any, place: str, proposal: str, seed: int, packing: str
 
 
 def _relay(pipe: Connection, start_worker: _StartWorker) -> None:
-    """One worker of the agent: steps from the pipe to an actor, answers back."""
+    """Serve one worker of the agent: pass steps from the pipe to an actor, answers back."""
     actor: Any = None
     while True:
         try:
@@ -210,6 +210,6 @@ def _planned(actor: Any, batch: Batch) -> Planned | Exception:
 
 
 def _in_short(error: Exception) -> str:
-    """The first line of Ray's long messages, with the last where the first only announces it."""
+    """Cut Ray's long messages to the first line, and the last if the first only announces it."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return f"{lines[0]} {lines[-1].strip()}" if lines[0].rstrip().endswith(":") else lines[0]

@@ -24,7 +24,7 @@ _END_S = 15.0
 
 
 def check_ray() -> None:
-    """``ValueError`` where Ray is not installed."""
+    """Raise ``ValueError`` where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise ValueError("--executor ray needs the ray package: pip install 'seqplan[ray]'")
 
@@ -39,7 +39,7 @@ class RayWorkforce:
         self._agent: _Agent | None = None
 
     def start(self) -> RayWorker:
-        """A new worker, with a new agent when there is none or it has ended."""
+        """Start a worker, with a new agent when there is none or it has ended."""
         if self._agent is None or not self._agent.alive():
             patience_s = 0.0
             if self._agent is not None:
@@ -84,7 +84,7 @@ class RayWorker:
         self._pipe = agent.free.pop()
 
     def wait_until_ready(self) -> None:
-        """Until the actor is up. ``RayUnavailable`` when that cannot be."""
+        """Wait until the actor is up. ``RayUnavailable`` when that cannot be."""
         answer = self._ask(None)
         if isinstance(answer, Exception):
             raise answer
@@ -94,7 +94,7 @@ class RayWorker:
         return self._agent.alive()
 
     def ask(self, batch: Batch) -> Planned | Exception:
-        """The actor's answer; ``EOFError`` or ``OSError`` when it died."""
+        """Return the actor's answer; ``EOFError`` or ``OSError`` when it died."""
         answer = self._ask(batch)
         assert answer is not None
         return answer

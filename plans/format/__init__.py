@@ -1,0 +1,7 @@
+"""Plans as text: canonical JSON out, checked fields in, files that are whole or absent.
+
+Read ``codec`` (plan to JSON and back) and ``plan_file`` (JSON Lines), then what they stand on:
+``canonical``, ``fields``, ``decode``, ``atomic_file``; ``schema`` describes the format to others.
+"""
+
+__all__ = ["atomic_file", "canonical", "codec", "decode", "fields", "plan_file", "schema"]

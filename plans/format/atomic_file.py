@@ -26,7 +26,7 @@ def atomic_write(
 def atomic_write(
     path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w"
 ) -> AbstractContextManager[IO[Any]]:
-    """A file to write in, which becomes ``path`` when the block ends without an exception.
+    """Open a file that becomes ``path`` when the block ends without an exception.
 
     The content goes to a temporary file in the same folder and is flushed to the device before
     it replaces ``path``; on an exception the temporary file is removed and ``path`` is as it was.
@@ -86,7 +86,7 @@ class _NotRegularError(Exception):
 
 
 def _regular_mode(path: Path) -> int | None:
-    """The permission bits of an existing regular file, None when there is no file yet."""
+    """Return the permission bits of an existing regular file, None when there is no file yet."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

@@ -13,7 +13,7 @@ __all__ = ["PlanError", "digest", "from_json", "to_json"]
 
 
 def to_json(plan: Plan) -> str:
-    """The plan as one line of canonical JSON, digest included, without a line end.
+    """Write the plan as one line of canonical JSON, digest included, without a line end.
 
     Canonical: UTF-8, keys sorted, no spaces, floats as Python's shortest repr, millisecond
     fields always floats. Raises ``PlanError`` for a value JSON cannot hold (NaN, infinity, numpy
@@ -25,12 +25,12 @@ def to_json(plan: Plan) -> str:
 
 
 def digest(plan: Plan) -> str:
-    """``sha256:`` and the hex SHA-256 of the canonical JSON without its ``digest`` field."""
+    """Return ``sha256:`` and the hex SHA-256 of the canonical JSON without its ``digest`` field."""
     return _sealed(_to_fields(plan), f"plan of step {plan.step}")[1]
 
 
 def from_json(text: str, *, strict: bool = True, origin: str = "plan") -> Plan:
-    """The plan written in ``text``.
+    """Read the plan written in ``text``.
 
     Checks field names, types, ranges of integers and the digest, not the invariants between
     fields (that is ``lint``). ``strict`` refuses unknown fields, otherwise they are ignored, yet
@@ -49,7 +49,7 @@ def from_json(text: str, *, strict: bool = True, origin: str = "plan") -> Plan:
 
 
 def _sealed(fields: Mapping[str, Any], origin: str) -> tuple[str, str]:
-    """The canonical JSON of ``fields`` and its digest."""
+    """Write ``fields`` as canonical JSON; return it and its digest."""
     try:
         body = canonical_json(fields)
     except ValueError as error:

@@ -13,7 +13,7 @@ from seqplan.plans.plan import Plan
 
 
 def read_plans(path: str | os.PathLike[str], *, strict: bool = True) -> Iterator[Plan]:
-    """The plans of a file, one line at a time: memory holds one plan.
+    """Read the plans of a file, one line at a time: memory holds one plan.
 
     ``PlanError`` names file and line of what is not a plan, a line that was cut off, a step that
     does not ascend or another world size; ``OSError`` when the file cannot be read, at the first
@@ -35,7 +35,7 @@ def read_plans(path: str | os.PathLike[str], *, strict: bool = True) -> Iterator
 
 @contextmanager
 def write_plans(path: str | os.PathLike[str]) -> Iterator[Callable[[Plan], None]]:
-    """A function that appends a plan; the file appears when the block ends without an exception.
+    """Give a function that appends a plan; the file appears when the block ends without an error.
 
     ``PlanError`` for a plan that ``read_plans`` would refuse after the one before; nothing is
     left behind then.
@@ -65,7 +65,7 @@ def _check_follows(plan: Plan, previous: Plan | None, origin: str) -> None:
 
 
 def find_step(path: Path, step: int) -> Plan:
-    """The plan of one step; ``ValueError`` with the steps that there are when it is missing."""
+    """Read the plan of one step; ``ValueError`` with the steps there are when it is missing."""
     seen: list[int] = []
     for plan in read_plans(path):
         if plan.step == step:

@@ -11,7 +11,7 @@ _Node = dict[str, Any]
 
 
 def plan_json_schema() -> _Node:
-    """JSON Schema (draft 2020-12) of one plan, plan format schema 1.
+    """Return the JSON Schema (draft 2020-12) of one plan, plan format schema 1.
 
     It says what ``from_json`` checks except the digest, the equal number of ids and lengths and
     the order of a strategy's schemes; invariants between fields are those of ``lint``. A fresh
@@ -136,7 +136,7 @@ def _degrees() -> _Node:
 
 
 def _object(properties: _Node) -> _Node:
-    """An object with exactly these properties."""
+    """Describe an object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,

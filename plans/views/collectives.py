@@ -42,7 +42,7 @@ class Event(NamedTuple):
 
 
 def collectives(view: RankView) -> tuple[Event, ...]:
-    """Every event of the rank, in order."""
+    """List every event of the rank, in order."""
     if view.rounds is None:
         return tuple(event for pipeline in view.pipelines for event in _pipeline_events(pipeline))
     world = tuple(range(view.world_size))

@@ -27,7 +27,7 @@ _SEQUENCE = frozenset({"position", "id", "length", "ranges"})
 
 
 def decode_view(document: Any, *, strict: bool = True, origin: str = "view") -> RankView:
-    """The view written in ``document``, JSON values as ``RankView.to_dict`` gives them.
+    """Read the view written in ``document``, JSON values as ``RankView.to_dict`` gives them.
 
     Checks field names, types, ranges of integers, and that token counts, offsets and groups fit
     together. ``strict`` refuses unknown fields, otherwise they are ignored. Raises ``PlanError``
@@ -165,7 +165,7 @@ class _ViewReader(PlanReader):
         )
 
     def lengths(self, raw: dict[str, Any], name: str, place: str, count: int) -> tuple[int, ...]:
-        """The lengths whose offsets are written: ``count`` of them, none negative."""
+        """Return the lengths whose offsets are written: ``count`` of them, none negative."""
         offsets = self.integers(raw, name, place)
         if len(offsets) != count + 1 or offsets[0] != 0:
             self.fail(f"{place}.{name}", f"wants 0 and then {count} offsets")
@@ -176,7 +176,7 @@ class _ViewReader(PlanReader):
 
 
 def _neighbours(ring: Group, at_ring: int, pp: Group, at_pp: int) -> dict[str, int | None]:
-    """The neighbours that follow from the groups, as ``rank_view`` derives them."""
+    """Derive the neighbours from the groups, as ``rank_view`` does."""
     return {
         "ring_previous": ring[at_ring - 1] if len(ring) > 1 else None,
         "ring_next": ring[(at_ring + 1) % len(ring)] if len(ring) > 1 else None,

@@ -53,22 +53,22 @@ class MicroBatchView:
     cost_ms: float
 
     def cu_seqlens(self) -> npt.NDArray[np.int32]:
-        """Offsets of the whole sequences in packed order: int32, shape (sequences + 1,)."""
+        """Return the offsets of whole sequences in packed order: int32, shape (sequences + 1,)."""
         return _offsets([share.length for share in self.sequences])
 
     def ring_cu_seqlens(self) -> npt.NDArray[np.int32]:
-        """Offsets of the sequences in this ring rank's buffer: int32, shape (sequences + 1,)."""
+        """Return the offsets in this ring rank's buffer: int32, shape (sequences + 1,)."""
         return _offsets(self.ring_lengths)
 
     def padded_cu_seqlens(self) -> npt.NDArray[np.int32]:
-        """Offsets of the whole sequences where each is padded: int32, shape (sequences + 1,).
+        """Return the offsets of whole sequences, each padded: int32, shape (sequences + 1,).
 
         For kernels that want multiples of 2·ring; the sharding here needs no padding.
         """
         return _offsets(self.padded_lengths)
 
     def positions(self) -> npt.NDArray[np.int64]:
-        """Each held token's position in its own sequence: int64, shape (local_tokens,)."""
+        """Return each held token's position in its own sequence: int64, shape (local_tokens,)."""
         ranges = [held for share in self.sequences for held in share.ranges]
         if not ranges:
             return np.empty(0, dtype=np.int64)
@@ -121,7 +121,7 @@ class RankView:
     pipelines: tuple[PipelineView, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The view as JSON values; all cu_seqlens are written out."""
+        """Return the view as JSON values; all cu_seqlens are written out."""
         return {
             "step": self.step,
             "rank": self.rank,
@@ -141,7 +141,7 @@ class RankView:
 
 
 def rank_view(plan: Plan, rank: int, *, digest: str | None = None) -> RankView:
-    """The part of a sound plan (see ``lint``) that ``rank`` needs.
+    """Return the part of a sound plan (see ``lint``) that ``rank`` needs.
 
     An idle rank has no pipelines. ``digest`` is passed through, as computing it costs more than
     the view. ``ValueError`` for a rank outside the world.
@@ -161,7 +161,7 @@ def rank_view(plan: Plan, rank: int, *, digest: str | None = None) -> RankView:
 
 
 def rank_views(plan: Plan, *, digest: str | None = None) -> list[RankView]:
-    """``rank_view`` of every rank in order; ranks that hold the same tokens share the objects."""
+    """Return every rank's view in order; ranks that hold the same tokens share the objects."""
     pipelines_of: list[list[PipelineView]] = [[] for _ in range(plan.world_size)]
     for index, pipeline in enumerate(plan.pipelines):
         shared: _Shared = {}
@@ -171,7 +171,7 @@ def rank_views(plan: Plan, *, digest: str | None = None) -> list[RankView]:
 
 
 def views_json(plan: Plan, *, digest: str | None = None) -> list[bytes]:
-    """Compact JSON of every rank's ``RankView.to_dict``, in order of rank; written once for all.
+    """Write every rank's ``RankView.to_dict`` as compact JSON, in order of rank, once for all.
 
     The ranks of a tp group, and those of all stages, run the same micro-batches, which are nearly
     all of a view.

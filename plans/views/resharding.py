@@ -80,14 +80,14 @@ class Transfer(NamedTuple):
     destination: int
 
     def kind(self, rank: int) -> Kind | None:
-        """What ``rank`` does for the transfer, None where it takes no part."""
+        """Say what ``rank`` does for the transfer, None where it takes no part."""
         if rank == self.source:
             return "local" if rank == self.destination else "send"
         return "receive" if rank == self.destination else None
 
 
 def chunk(numel: int, parts: int, index: int, unit: int = 1) -> Range:
-    """Part ``index`` of ``numel`` elements as ``torch.chunk`` cuts: each ⌈numel / parts⌉ long.
+    """Return part ``index`` of ``numel`` elements cut as by ``torch.chunk``, ⌈numel / parts⌉ each.
 
     Only whole ``unit``s; the last parts are shorter or empty.
     """
@@ -96,7 +96,7 @@ def chunk(numel: int, parts: int, index: int, unit: int = 1) -> Range:
 
 
 def stage_of(layer: int, layers: int, pp: int) -> int:
-    """The stage of a layer: ``layers`` consecutive layers cut into ``pp`` parts at s·layers // pp.
+    """Find the stage of a layer: ``layers`` layers are cut into ``pp`` parts at s·layers // pp.
 
     −1 is on the first stage and ``layers`` on the last. ``ValueError`` for any other layer.
     """
@@ -110,7 +110,7 @@ def stage_of(layer: int, layers: int, pp: int) -> int:
 
 
 def shards_of(pipelines: Iterable[PlannedPipeline]) -> dict[int, Shard]:
-    """The shard that each rank of the pipelines holds for the step; idle ranks have none.
+    """Find the shard that each rank of the pipelines holds for the step; idle ranks have none.
 
     ``ValueError`` where a rank's pipelines want different shards, which a sound plan never has.
     """
@@ -128,7 +128,7 @@ def shards_of(pipelines: Iterable[PlannedPipeline]) -> dict[int, Shard]:
 
 
 def held(parameter: Parameter, shard: Shard, layers: int) -> Range | None:
-    """The elements of ``parameter`` that a rank with ``shard`` holds, None for none.
+    """Return the elements of ``parameter`` that a rank with ``shard`` holds, None for none.
 
     ``layers``: of the model.
     """
@@ -140,7 +140,7 @@ def held(parameter: Parameter, shard: Shard, layers: int) -> Range | None:
 
 
 def contributed(parameter: Parameter, shard: Shard, layers: int) -> Range | None:
-    """The elements whose gradient a rank with ``shard`` contributes, None for none."""
+    """Return the elements whose gradient a rank with ``shard`` contributes, None for none."""
     if parameter.tp_split:
         return held(parameter, shard, layers)
     if held(parameter, shard, layers) is None:
@@ -155,7 +155,7 @@ def pull(
     world_size: int,
     rank: int | None = None,
 ) -> list[Transfer]:
-    """Every slice of the parameters from its owner to each rank that holds it.
+    """List every slice of the parameters from its owner to each rank that holds it.
 
     Rank r of ``world_size`` owns ``chunk(numel, world_size, r)`` of each parameter; ``shards`` from
     ``shards_of``. Ordered by parameter, start, destination. With ``rank`` only its own transfers,
@@ -182,7 +182,7 @@ def push(
     world_size: int,
     rank: int | None = None,
 ) -> list[Transfer]:
-    """Every slice of the gradients from each rank that contributes to it to its owner.
+    """List every slice of the gradients from each rank that contributes to it to its owner.
 
     Arguments as for ``pull``. Ordered by parameter, start, source. The sum over all transfers of
     an element is its gradient.
@@ -214,7 +214,7 @@ def is_collective(shards: Mapping[int, Shard], world_size: int) -> bool:
 def _owners(
     parameter: Parameter, wanted: Range | None, world_size: int, rank: int | None, holder: int
 ) -> Iterator[tuple[int, int, int]]:
-    """(owner, start, stop) of each slice of ``wanted``; of ``rank``'s transfers where given."""
+    """Yield (owner, start, stop) of each slice of ``wanted``; only ``rank``'s where it is given."""
     if wanted is None:
         return
     size = -(-parameter.numel // world_size)

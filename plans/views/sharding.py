@@ -18,7 +18,7 @@ Range = tuple[int, int]
 
 
 def ring_chunks(length: int, ring: int, rank: int) -> tuple[Range, Range]:
-    """The low and the high chunk of a sequence of ``length`` tokens on ring rank ``rank``.
+    """Return the low and the high chunk of a sequence of ``length`` tokens on ring rank ``rank``.
 
     Either may be empty where the sequence has fewer than 2·ring tokens.
     """
@@ -31,20 +31,20 @@ def ring_chunks(length: int, ring: int, rank: int) -> tuple[Range, Range]:
 
 
 def ring_tokens(length: int, ring: int, rank: int) -> int:
-    """Tokens of a sequence of ``length`` tokens in the ring buffer of ring rank ``rank``."""
+    """Count the tokens of a ``length``-token sequence in the ring buffer of ring rank ``rank``."""
     (low_start, low_stop), (high_start, high_stop) = ring_chunks(length, ring, rank)
     return low_stop - low_start + high_stop - high_start
 
 
 def ulysses_piece(tokens: int, ulysses: int, rank: int) -> Range:
-    """The piece of a ring buffer of ``tokens`` tokens that ulysses rank ``rank`` holds."""
+    """Return the piece of a ring buffer of ``tokens`` tokens that ulysses rank ``rank`` holds."""
     return rank * tokens // ulysses, (rank + 1) * tokens // ulysses
 
 
 def held_ranges(
     lengths: Sequence[int], ring: int, ring_rank: int, piece: Range
 ) -> list[tuple[Range, ...]]:
-    """For each sequence, the ranges of its tokens in ``piece`` of a ring rank's buffer.
+    """List, for each sequence, the ranges of its tokens in ``piece`` of a ring rank's buffer.
 
     No range is empty; two are given apart only where tokens between them are elsewhere. A
     sequence with no token in the piece has none.

@@ -5,13 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.fleet import Fleet, PipelineClass
+from seqplan.planner.placement.fill import Filling
+from seqplan.planner.placement.fleet import Fleet, PipelineClass, form_s
 from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.profiler.latency import Latency
+from seqplan.profiler.scheme_model import SchemeModel
+from seqplan.profiler.shipped.catalogue import shipped
 
 Case = tuple[tuple[PipelineClass, ...], Batch]
+ClusterCase = tuple[dict[Scheme, SchemeModel], Batch, int]
+"""Models by scheme, a batch and a number of GPUs."""
+
+LLAMA_32B = {model.scheme: model for model in shipped("llama-32b-a800-80gb").usable(64, 32768)}
+"""The schemes of a shipped profile that fit 64 GPUs."""
 
 _QUADRATIC = st.sampled_from([0.0, 0.001, 0.01, 0.05, 0.3])
 _LINEAR = st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.5])
@@ -115,3 +125,59 @@ def random_class(
         count=count,
         gpus=int(rng.integers(1, 4)),
     )
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> ClusterCase:
+    """Schemes of up to 3 · 2 GPUs, most of which hold the batch, and a few GPUs."""
+    lengths = draw(st.lists(st.integers(1, 24), min_size=1, max_size=5))
+    models = {}
+    for tp, pp in draw(
+        st.lists(
+            st.tuples(st.integers(1, 3), st.integers(1, 2)), min_size=1, max_size=3, unique=True
+        )
+    ):
+        latency = Latency(
+            draw(st.sampled_from([0.0, 0.01, 0.1])) / tp,
+            draw(st.sampled_from([0.2, 1.0])) / tp,
+            draw(st.sampled_from([0.0, 1.0, 9.0])),
+        )
+        scheme = Scheme(tp=tp, pp=pp)
+        models[scheme] = SchemeModel(scheme, latency, max(lengths) * draw(st.integers(1, 4)) + tp)
+    least = min(scheme.gpus for scheme in models)
+    return models, Batch.of_lengths(lengths), draw(st.integers(least, least + 3))
+
+
+def batch_of(seed: int, sequences: int = 120) -> Batch:
+    """Long-tailed lengths up to 32,768."""
+    drawn = np.exp(np.random.default_rng(seed).normal(6.5, 1.4, sequences))
+    return Batch.of_lengths(np.clip(drawn, 1, 32768).astype(int).tolist())
+
+
+def placed(batch: Batch, filling: Filling) -> list[int]:
+    """How many sequences of each distinct length a placement holds."""
+    counts = [0] * len(batch.distinct)
+    for pipelines in filling.bins:
+        for pipeline in pipelines:
+            for micro in pipeline:
+                for i, n in micro:
+                    counts[i] += n
+    return counts
+
+
+def assert_sound(some: Fleet, batch: Batch, filling: Filling) -> None:
+    """Complete, within MaxLen, and with the times that its micro-batches have."""
+    assert placed(batch, filling) == batch.multiplicity.tolist()
+    lengths = batch.distinct.tolist()
+    for pipeline_class, pipelines, times in zip(
+        some.classes, filling.bins, filling.pipeline_ms, strict=True
+    ):
+        assert len(pipelines) == pipeline_class.count
+        for pipeline, time in zip(pipelines, times, strict=True):
+            assert time == pytest.approx(form_s(pipeline_class, lengths, pipeline))
+            for micro in pipeline:
+                padded = sum(
+                    -(-lengths[i] // pipeline_class.unit) * pipeline_class.unit * n
+                    for i, n in micro
+                )
+                assert padded <= pipeline_class.capacity

@@ -230,11 +230,13 @@ def conclude(
     judged: Sequence[_BatchTimes],
     models: Models,
     max_len: int,
-    kept: int,
+    most_kept: int,
     report: Progress,
     exchange: Exchange = NO_EXCHANGE,
 ) -> Proposal:
-    """Complete the times of all strategies on all batches and keep the best few together.
+    """Time all strategies on all batches, and keep those that serve best together.
+
+    At most ``most_kept`` of them by their times alone.
 
     Where the exchange can decide, the best of equal and the best of different replicas are among
     them, so that a step unlike the judged ones has both to choose from.
@@ -253,7 +255,7 @@ def conclude(
     )
     bounds = np.array([batch_times.whole_bound_ms for batch_times in judged])
     holds = [fleet.max_sequence >= max_len for fleet in fleets]
-    chosen = _keep(times, holds, kept)
+    chosen = _keep(times, holds, most_kept)
     if exchange.decides:
         chosen += _best_of_each(times, holds, strategies, chosen)
     of_chosen = times[chosen]
@@ -293,7 +295,7 @@ def _strategy_time(filler: Filler, lower_ms: float, best_ms: float) -> Filling |
     return dispatch(filler, best_ms * RUNGS[-1])
 
 
-def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], kept: int) -> list[int]:
+def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], most_kept: int) -> list[int]:
     """Choose by greedy k-median the strategies whose best per batch has the least mean.
 
     One of them holds max_len, where any does. Stops early when a further strategy gains less than
@@ -303,7 +305,7 @@ def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], kept: int) -> l
     best = np.full(times.shape[1], np.inf)
     penalty = 10 * float(times[np.isfinite(times)].max()) if np.isfinite(times).any() else 1.0
     capped = np.minimum(times, penalty)
-    while len(chosen) < min(kept, len(times)):
+    while len(chosen) < min(most_kept, len(times)):
         means = np.minimum(best, capped).mean(axis=1)
         best_next = int(means.argmin())
         if chosen and means[best_next] > best.mean() * (1 - 1e-4):
@@ -313,7 +315,7 @@ def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], kept: int) -> l
     if not any(holds[i] for i in chosen):
         holding = [i for i in range(len(times)) if holds[i]]
         if holding:
-            chosen = [*chosen[: kept - 1], min(holding, key=lambda i: float(capped[i].mean()))]
+            chosen = [*chosen[: most_kept - 1], min(holding, key=lambda i: float(capped[i].mean()))]
     return chosen
 
 

@@ -220,4 +220,5 @@ def _whole_round(filler: RoundFiller, pool: SequencePool, target: float) -> Roun
 
 
 def total_ms(rounds: Sequence[Round]) -> float:
+    """Return Σ rounds (ms): they run one after another."""
     return sum(round_.time_ms for round_ in rounds)

@@ -104,7 +104,9 @@ def test_what_was_measured_on_ranks_completes_itself(
     """From its tp1 alone, the schemes that were measured too; what was measured stays."""
     measured = json.loads(four_ranks[0].read_text())
     document = json.loads(four_ranks[0].read_text())
-    document["schemes"] = [each for each in document["schemes"] if len(each.keys() - FIELDS) == 0]
+    document["schemes"] = [
+        entry for entry in document["schemes"] if len(entry.keys() - FIELDS) == 0
+    ]
     document["memory"]["activation_bytes_per_token"].pop("2")
     single, output = tmp_path / "single.json", tmp_path / "p.json"
     single.write_text(json.dumps(document))
@@ -114,7 +116,7 @@ def test_what_was_measured_on_ranks_completes_itself(
     )
     assert done.returncode == 0, done.stderr
     profile = Profile.load(output)
-    assert {str(each.scheme): each.origin for each in profile.schemes} == {
+    assert {str(entry.scheme): entry.origin for entry in profile.schemes} == {
         "tp1": "measured",
         **dict.fromkeys(("u2", "pp2", "tp2", "tp2.u2"), "derived"),
     }

@@ -46,16 +46,16 @@ def doubts(profile: Profile) -> dict[Scheme, str]:
     efficiency and bubbles apart (b is not compared: communication makes it differ). Flagged schemes
     are left out; they have been explained already.
     """
-    kept = [entry for entry in profile.schemes if not entry.flag]
-    work = {entry.scheme: entry.latency.a * entry.scheme.gpus for entry in kept}
+    unflagged = [entry for entry in profile.schemes if not entry.flag]
+    work = {entry.scheme: entry.latency.a * entry.scheme.gpus for entry in unflagged}
     if len(work) < 3:
         return {}
     middle = median(work.values())
-    found = {}
+    doubtful = {}
     for scheme, value in work.items():
         if value > SPREAD * middle or value * SPREAD < middle:
-            found[scheme] = (
+            doubtful[scheme] = (
                 f"a·gpus is {value / middle:.2g} times the median of the profile's schemes; "
                 "attention's work should hardly depend on the scheme. Used as published"
             )
-    return found
+    return doubtful

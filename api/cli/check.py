@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"steps": steps, "broken": broken}))
     else:
-        for item in broken:
-            print(f"step {item['step']}: {item['rule']}")
+        for breach in broken:
+            print(f"step {breach['step']}: {breach['rule']}")
         against = " without a profile: costs and capacities not checked" if models is None else ""
         print(f"{steps} plans, {len(broken) or 'no'} broken rules{against}")
     return 1 if broken else 0

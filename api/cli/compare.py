@@ -151,12 +151,14 @@ def run(args: argparse.Namespace) -> int:
         with atomic_write(args.output, "w") as file:
             file.write(page)
     if args.json:
-        fields = comparison_fields(comparison) | {"sweeps": [sweep_fields(item) for item in sweeps]}
+        fields = comparison_fields(comparison) | {
+            "sweeps": [sweep_fields(sweep) for sweep in sweeps]
+        }
         print(json.dumps(fields, ensure_ascii=False))
     else:
         lines = comparison_lines(comparison)
-        for item in sweeps:
-            lines += ["", *sweep_lines(item)]
+        for sweep in sweeps:
+            lines += ["", *sweep_lines(sweep)]
         print("\n".join(lines))
         if args.output is not None:
             print(f"written: {args.output}")
@@ -238,14 +240,14 @@ def _systems(text: str) -> tuple[str, ...]:
 
 def _sweeps(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """An argparse type: axes with their values, ``gpus=16,32 tokens=100000,200000``."""
-    found: dict[str, tuple[int, ...]] = {}
+    axes: dict[str, tuple[int, ...]] = {}
     for part in text.split():
         axis, sign, values = part.partition("=")
         if axis not in AXES or not sign:
             raise argparse.ArgumentTypeError(
                 f"wants AXIS=V,V,… of the axes {', '.join(AXES)}, not {part!r}"
             )
-        if axis in found:
+        if axis in axes:
             raise argparse.ArgumentTypeError(f"has {axis} twice")
-        found[axis] = tuple(dict.fromkeys(positive(value) for value in values.split(",")))
-    return tuple(found.items())
+        axes[axis] = tuple(dict.fromkeys(positive(value) for value in values.split(",")))
+    return tuple(axes.items())

@@ -18,7 +18,7 @@ def sweep_lines(sweep: Sweep) -> list[str]:
     for key, name in sweep.names().items():
         row = [name]
         for point in sweep.points:
-            system = next((item for item in point.systems if item.key == key), None)
+            system = next((system for system in point.systems if system.key == key), None)
             row.append("—" if system is None else _cell(system))
         rows.append(row)
     header = [f"tokens/s by {sweep.axis}", *(f"{point.value:,}" for point in sweep.points)]
@@ -86,7 +86,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
 
 def _row(comparison: Comparison, system: System) -> tuple[str, ...]:
     speedups = comparison.speedups(system)
-    known = [item.mfu for item in system.iterations if item.mfu is not None]
+    known = [iteration.mfu for iteration in system.iterations if iteration.mfu is not None]
     ours = system is comparison.ours
     alone = mean_propagation_ms(system) / mean_propagation_ms(comparison.ours)
     whole = system.mean_ms / comparison.ours.mean_ms
@@ -96,8 +96,8 @@ def _row(comparison: Comparison, system: System) -> tuple[str, ...]:
         f"{system.tokens_per_s:,.0f}",
         "—" if ours else f"{whole:.2f}× ({min(speedups):.2f}–{max(speedups):.2f})",
         "—" if ours else f"{alone:.2f}×",
-        f"{mean(item.imbalance for item in system.iterations):.2f}",
-        percent(mean(item.bubble_ratio for item in system.iterations)),
+        f"{mean(iteration.imbalance for iteration in system.iterations):.2f}",
+        percent(mean(iteration.bubble_ratio for iteration in system.iterations)),
         percent(mean(known)) if known else "—",
     )
 
@@ -123,7 +123,7 @@ def comparison_fields(comparison: Comparison) -> dict[str, Any]:
                 "mean_propagation_ms": round(mean_propagation_ms(system), 3),
                 "tokens_per_s": round(system.tokens_per_s, 1),
                 "speedups": [round(ratio, 4) for ratio in comparison.speedups(system)],
-                "iterations": [_iteration_fields(item) for item in system.iterations],
+                "iterations": [_iteration_fields(iteration) for iteration in system.iterations],
             }
             for system in comparison.systems
         ],
@@ -137,24 +137,24 @@ def comparison_fields(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _iteration_fields(item: Iteration) -> dict[str, Any]:
+def _iteration_fields(iteration: Iteration) -> dict[str, Any]:
     return {
-        "step": item.step,
-        "strategy": item.strategy,
-        "schemes": [{**scheme.as_dict(), "count": count} for scheme, count in item.schemes],
-        "tokens": item.tokens,
-        "sequences": item.sequences,
-        "longest": item.longest,
-        "total_ms": round(item.total_ms, 3),
-        "propagation_ms": round(item.propagation_ms, 3),
-        "exchange_ms": round(item.exchange_ms, 3),
-        "optimizer_ms": round(item.optimizer_ms, 3),
-        "tokens_per_s": round(item.tokens_per_s, 1),
-        "rank_busy_ms": [round(time, 3) for time in item.rank_busy_ms],
-        "rank_end_ms": [round(time, 3) for time in item.rank_end_ms],
-        "bubble_ratio": round(item.bubble_ratio, 6),
-        "imbalance": round(item.imbalance, 6),
-        "mfu": None if item.mfu is None else round(item.mfu, 6),
-        "gap": item.gap,
-        "planning_ms": None if item.planning_ms is None else round(item.planning_ms, 2),
+        "step": iteration.step,
+        "strategy": iteration.strategy,
+        "schemes": [{**scheme.as_dict(), "count": count} for scheme, count in iteration.schemes],
+        "tokens": iteration.tokens,
+        "sequences": iteration.sequences,
+        "longest": iteration.longest,
+        "total_ms": round(iteration.total_ms, 3),
+        "propagation_ms": round(iteration.propagation_ms, 3),
+        "exchange_ms": round(iteration.exchange_ms, 3),
+        "optimizer_ms": round(iteration.optimizer_ms, 3),
+        "tokens_per_s": round(iteration.tokens_per_s, 1),
+        "rank_busy_ms": [round(time, 3) for time in iteration.rank_busy_ms],
+        "rank_end_ms": [round(time, 3) for time in iteration.rank_end_ms],
+        "bubble_ratio": round(iteration.bubble_ratio, 6),
+        "imbalance": round(iteration.imbalance, 6),
+        "mfu": None if iteration.mfu is None else round(iteration.mfu, 6),
+        "gap": iteration.gap,
+        "planning_ms": None if iteration.planning_ms is None else round(iteration.planning_ms, 2),
     }

@@ -74,27 +74,36 @@ def run(args: argparse.Namespace) -> int:
         checkpointing=args.checkpointing,
     )
     load = Load(seq_len=args.seq_len, batch=args.batch, micro_batch=args.micro_batch)
-    found, refused = [], {}
+    estimates, refused = [], {}
     for degrees in itertools.product(args.tp, args.pp, args.ulysses, args.ring):
         scheme = Scheme(*degrees)
         if reason := problem(deployment, scheme, load):
             refused[str(scheme)] = reason
         else:
-            found.append(estimate(deployment, scheme, load))
-    if not found:
+            estimates.append(estimate(deployment, scheme, load))
+    if not estimates:
         reasons = "; ".join(f"{scheme}: {reason}" for scheme, reason in refused.items())
         raise ValueError(f"no scheme can run: {reasons}")
-    found.sort(key=lambda each: (not each.fits, each.iteration_ms, each.scheme))
+    estimates.sort(
+        key=lambda estimated: (
+            not estimated.fits,
+            estimated.iteration_ms,
+            estimated.scheme,
+        )
+    )
     if args.json:
-        document = {"estimates": [as_json(each) for each in found], "refused": refused}
+        document = {
+            "estimates": [as_json(estimated) for estimated in estimates],
+            "refused": refused,
+        }
         print(json.dumps(document, ensure_ascii=False))
     else:
-        lines = _described(deployment, found[0]) if len(found) == 1 else _ranked(found)
+        lines = _described(deployment, estimates[0]) if len(estimates) == 1 else _ranked(estimates)
         lines += _left_out(refused)
         print("\n".join(lines))
-    if any(each.fits for each in found):
+    if any(estimated.fits for estimated in estimates):
         return 0
-    least = min(found, key=lambda each: each.peak_bytes)
+    least = min(estimates, key=lambda estimated: estimated.peak_bytes)
     print(
         f"seqplan: does not fit: {least.scheme} needs least, {least.peak_bytes / GIB:.1f} of "
         f"{least.usable_bytes / GIB:.1f} GiB; try more GPUs, --checkpointing or a higher --zero",
@@ -103,40 +112,40 @@ def run(args: argparse.Namespace) -> int:
     return NONE_FITS
 
 
-def as_json(each: Estimate) -> dict[str, Any]:
+def as_json(estimated: Estimate) -> dict[str, Any]:
     """An estimate as JSON, bytes as whole numbers."""
     return {
-        "scheme": each.scheme.as_dict(),
-        "dp": each.dp,
-        "micro_batches": each.micro_batches,
-        "iteration_ms": each.iteration_ms,
-        "tokens_per_s": each.tokens_per_s,
-        "tflops_per_gpu": each.tflops_per_gpu,
-        "mfu": each.mfu,
-        "terms_ms": dict(each.terms_ms),
-        "memory_bytes": {name: round(size) for name, size in each.memory_bytes.items()},
-        "peak_bytes": round(each.peak_bytes),
-        "usable_bytes": round(each.usable_bytes),
-        "fits": each.fits,
+        "scheme": estimated.scheme.as_dict(),
+        "dp": estimated.dp,
+        "micro_batches": estimated.micro_batches,
+        "iteration_ms": estimated.iteration_ms,
+        "tokens_per_s": estimated.tokens_per_s,
+        "tflops_per_gpu": estimated.tflops_per_gpu,
+        "mfu": estimated.mfu,
+        "terms_ms": dict(estimated.terms_ms),
+        "memory_bytes": {name: round(size) for name, size in estimated.memory_bytes.items()},
+        "peak_bytes": round(estimated.peak_bytes),
+        "usable_bytes": round(estimated.usable_bytes),
+        "fits": estimated.fits,
     }
 
 
-def _ranked(found: list[Estimate]) -> list[str]:
+def _ranked(estimates: list[Estimate]) -> list[str]:
     return table(
         ("scheme", "dp", "iteration", "tokens/s", "TFLOP/s", "MFU", "peak", "fits", "most time in"),
         [
             (
-                str(each.scheme),
-                str(each.dp),
-                _time(each.iteration_ms),
-                f"{each.tokens_per_s:,.0f}",
-                f"{each.tflops_per_gpu:.1f}",
-                percent(each.mfu),
-                f"{each.peak_bytes / GIB:.1f} GiB",
-                "yes" if each.fits else "no",
-                _largest(each),
+                str(estimated.scheme),
+                str(estimated.dp),
+                _time(estimated.iteration_ms),
+                f"{estimated.tokens_per_s:,.0f}",
+                f"{estimated.tflops_per_gpu:.1f}",
+                percent(estimated.mfu),
+                f"{estimated.peak_bytes / GIB:.1f} GiB",
+                "yes" if estimated.fits else "no",
+                _largest(estimated),
             )
-            for each in found
+            for estimated in estimates
         ],
     )
 
@@ -145,44 +154,44 @@ def _left_out(refused: dict[str, str]) -> list[str]:
     """The schemes that cannot run, by reason."""
     lines = []
     for reason in dict.fromkeys(refused.values()):
-        names = [scheme for scheme, each in refused.items() if each == reason]
+        names = [scheme for scheme, why in refused.items() if why == reason]
         lines += textwrap.wrap(f"left out ({reason}): {', '.join(names)}", 98)
     return lines
 
 
-def _largest(each: Estimate) -> str:
+def _largest(estimated: Estimate) -> str:
     """The two largest terms with their shares."""
-    terms = sorted(each.terms_ms.items(), key=lambda item: -item[1])[:2]
-    return ", ".join(f"{name} {percent(ms / each.iteration_ms, 0)}" for name, ms in terms)
+    terms = sorted(estimated.terms_ms.items(), key=lambda item: -item[1])[:2]
+    return ", ".join(f"{name} {percent(ms / estimated.iteration_ms, 0)}" for name, ms in terms)
 
 
-def _described(deployment: Deployment, each: Estimate) -> list[str]:
+def _described(deployment: Deployment, estimated: Estimate) -> list[str]:
     cluster = deployment.cluster
     setup = (
-        f"{each.scheme} × dp {each.dp} on {cluster.nodes} × {cluster.gpus_per_node} "
-        f"{cluster.hardware.name}, {each.micro_batches} micro-batches a replica"
+        f"{estimated.scheme} × dp {estimated.dp} on {cluster.nodes} × {cluster.gpus_per_node} "
+        f"{cluster.hardware.name}, {estimated.micro_batches} micro-batches a replica"
     )
     result = (
-        f"{_time(each.iteration_ms)} an iteration, {each.tokens_per_s:,.0f} tokens/s, "
-        f"{each.tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {percent(each.mfu)} "
+        f"{_time(estimated.iteration_ms)} an iteration, {estimated.tokens_per_s:,.0f} tokens/s, "
+        f"{estimated.tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {percent(estimated.mfu)} "
         "(causal attention, no recomputation)"
     )
     lines = [setup, result, ""]
     lines += table(
         ("term", "time", "share"),
         [
-            (name, _time(ms), percent(ms / each.iteration_ms))
-            for name, ms in sorted(each.terms_ms.items(), key=lambda item: -item[1])
+            (name, _time(ms), percent(ms / estimated.iteration_ms))
+            for name, ms in sorted(estimated.terms_ms.items(), key=lambda item: -item[1])
         ],
     )
     lines.append("")
     lines += table(
         ("memory of the fullest GPU", "GiB"),
-        [(name, f"{size / GIB:.2f}") for name, size in each.memory_bytes.items() if size],
+        [(name, f"{size / GIB:.2f}") for name, size in estimated.memory_bytes.items() if size],
     )
-    verdict = "fits" if each.fits else "does not fit"
+    verdict = "fits" if estimated.fits else "does not fit"
     lines.append(
-        f"{each.peak_bytes / GIB:.1f} of {each.usable_bytes / GIB:.1f} GiB usable: {verdict}"
+        f"{estimated.peak_bytes / GIB:.1f} of {estimated.usable_bytes / GIB:.1f} GiB usable: {verdict}"
     )
     lines += ["", *textwrap.wrap(f"hardware: {cluster.hardware.source}", 98)]
     return lines

@@ -70,11 +70,11 @@ def read_job_file(path: Path) -> JobFile:
 
 def _resolved(raw: dict[str, Any], folder: Path) -> dict[str, str]:
     """The paths of the file as seen from here; names of profiles and URLs stay."""
-    found = {"lengths": str(folder / raw["lengths"])}
+    places = {"lengths": str(folder / raw["lengths"])}
     store = raw.get("store", "seqplan.db")
-    found["store"] = store if "://" in store else str(folder / store)
+    places["store"] = store if "://" in store else str(folder / store)
     if "files" in raw:
-        found["files"] = str(folder / raw["files"])
+        places["files"] = str(folder / raw["files"])
     if (folder / raw["profile"]).is_file():
-        found["profile"] = str(folder / raw["profile"])
-    return found
+        places["profile"] = str(folder / raw["profile"])
+    return places

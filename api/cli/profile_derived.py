@@ -78,13 +78,13 @@ def _schemes(
     if args.schemes is not None:
         return [Scheme.parse(text) for text in args.schemes.split(",")]
     powers = [2**power for power in range(cluster.gpus.bit_length())]
-    found = [Scheme(1, 1, ulysses, ring) for ulysses, ring in product(powers, powers)]
+    schemes = [Scheme(1, 1, ulysses, ring) for ulysses, ring in product(powers, powers)]
     if zero < 3:
-        found += [Scheme(tp, pp) for tp, pp in product(powers, powers)]
+        schemes += [Scheme(tp, pp) for tp, pp in product(powers, powers)]
     return sorted(
         {
             scheme
-            for scheme in found
+            for scheme in schemes
             if scheme.gpus <= cluster.gpus
             and scheme_problem(scheme, shape, gpus_per_node=cluster.gpus_per_node) is None
         }

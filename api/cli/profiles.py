@@ -99,7 +99,7 @@ def scheme_rows(
 
 def scheme_table(rows: list[dict[str, Any]], gpus: int) -> list[str]:
     """The schemes that fit, and after them the names of those that do not, with the reason."""
-    kept = [row for row in rows if row["max_len"] > 0]
+    runnable = [row for row in rows if row["max_len"] > 0]
     lines = table(
         ("scheme", "GPUs", "MaxLen", "UtilLen", "a ms/token²", "b ms/token", "c ms"),
         [
@@ -112,7 +112,7 @@ def scheme_table(rows: list[dict[str, Any]], gpus: int) -> list[str]:
                 f"{row['b']:.4f}",
                 f"{row['c']:.1f}",
             )
-            for row in kept
+            for row in runnable
         ],
     )
     if large := [row["scheme"] for row in rows if row["gpus"] > gpus]:

@@ -111,14 +111,14 @@ def proposal_lines(proposal: ProposalDocument) -> list[str]:
     """A proposal for people: its candidates and what they are worth."""
     rows = [
         (
-            str(item.strategy),
-            str(item.strategy.gpus),
-            f"{item.max_sequence:,}",
-            seconds(item.expected_ms),
-            percent(item.runs, 0),
-            percent(item.wins, 0),
+            str(candidate.strategy),
+            str(candidate.strategy.gpus),
+            f"{candidate.max_sequence:,}",
+            seconds(candidate.expected_ms),
+            percent(candidate.runs, 0),
+            percent(candidate.wins, 0),
         )
-        for item in proposal.candidates
+        for candidate in proposal.candidates
     ]
     lines = table(("strategy", "GPUs", "longest", "expected", "can run", "best on"), rows)
     bound = proposal.lower_bound_ms

@@ -92,22 +92,22 @@ def run(args: argparse.Namespace) -> int:
         if args.job is None:
             raise ValueError("--server: say which job of it with --job")
         with ServiceClient(args.server, args.token) as client:
-            found = _of_job(client, args)
-            by_scheme = observed(found.plans, found.measurements)
+            material = _of_job(client, args)
+            by_scheme = observed(material.plans, material.measurements)
     else:
-        found = _of_files(args)
-        by_scheme = observed(found.plans, found.measurements)
-    profile, measurements = found.profile, found.measurements
+        material = _of_files(args)
+        by_scheme = observed(material.plans, material.measurements)
+    profile, measurements = material.profile, material.measurements
     results = []
     for scheme, samples in sorted(by_scheme.items()):
         entry = profile.by_scheme.get(scheme)
         if entry is None:
-            raise ValueError(f"{found.where}: has scheme {scheme}, which {profile.name} lacks")
+            raise ValueError(f"{material.where}: has scheme {scheme}, which {profile.name} lacks")
         results.append(refit(entry.latency, scheme, samples))
     if not results:
         raise ValueError(
-            f"{args.measurements or found.where}: no step of {found.where} has a pipeline of one "
-            "stage that was measured on all of its ranks and had them to itself"
+            f"{args.measurements or material.where}: no step of {material.where} has a pipeline "
+            "of one stage that was measured on all of its ranks and had them to itself"
         )
     if args.output is not None:
         source = f"refitted to {len(measurements):,} measured rank times of training"

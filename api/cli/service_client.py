@@ -29,10 +29,10 @@ class ServiceClient:
             raise ValueError(f"--server: wants http://HOST:PORT, not {url!r}")
         if token is not None and not (token.isascii() and token.isprintable()):
             raise ValueError("--token: has characters that no header can hold")
-        made = (
+        connection = (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
-        self._http = made(parts.hostname, port, timeout=_TIMEOUT_S)
+        self._http = connection(parts.hostname, port, timeout=_TIMEOUT_S)
         self._prefix = parts.path.rstrip("/")
         self._where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -54,8 +54,8 @@ class ServiceClient:
                 status, reason, body = answer.status, answer.reason, answer.read()
         except (OSError, http.client.HTTPException) as error:
             self._http.close()
-            told = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise ValueError(f"{what}: no answer: {told}") from None
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise ValueError(f"{what}: no answer: {reason}") from None
         if status != 200:
             detail = reason
             with suppress(ValueError, RecursionError, TypeError, KeyError):

@@ -104,9 +104,9 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
     asked |= {"steps": job.steps, "look_ahead": job.look_ahead}
     with store.reading() as connection:
         known = get(connection, JobRow, job.job)
-        made = None if known is None else get(connection, ProposalRow, known.proposal)
+        earlier = None if known is None else get(connection, ProposalRow, known.proposal)
     if known is not None:
-        if made is None or json.loads(made.request) != asked:
+        if earlier is None or json.loads(earlier.request) != asked:
             raise ValueError(
                 f"{origin}: the store {job.store} has a job {job.job!r} of other settings; name "
                 "another job or store"

@@ -90,14 +90,14 @@ def run(args: argparse.Namespace) -> int:
 
 def warnings(plans: Sequence[Plan]) -> list[str]:
     """What may take long on this machine."""
-    found = []
+    cautions = []
     largest = max(plan.tokens for plan in plans)
     if largest >= LARGE_STEP:
-        found.append(f"steps of up to {largest:,} tokens may take minutes each on a CPU")
+        cautions.append(f"steps of up to {largest:,} tokens may take minutes each on a CPU")
     ranks, cores = plans[0].world_size, os.cpu_count() or 1
     if ranks > 8 * cores:
-        found.append(f"{ranks} ranks on {cores} cores: starting them takes long, and memory")
-    return found
+        cautions.append(f"{ranks} ranks on {cores} cores: starting them takes long, and memory")
+    return cautions
 
 
 def check_lines(check: Check, data: str | None, profile: Profile | None = None) -> list[str]:
@@ -168,8 +168,8 @@ def tokens_of(check: Check, data: str | None) -> str:
 def predicted_by(plan: Plan, profile: Profile | None) -> str:
     """For which model and hardware a plan's times are, as far as its profile is known here."""
     if profile is None:
-        profiles = (shipped(name) for name in shipped_names())
-        profile = next((each for each in profiles if each.digest == plan.planner.profile), None)
+        of_plan = (p for p in map(shipped, shipped_names()) if p.digest == plan.planner.profile)
+        profile = next(of_plan, None)
     if profile is None:
         return "by the plan's profile, for its model and hardware"
     return f"by profile {profile.name}, for its model on {profile.hardware}"

@@ -45,13 +45,13 @@ def run(args: argparse.Namespace) -> int:
     """The verb."""
     from seqplan.profiler.analytic.validate_tables import checks  # scipy.stats is slow to import
 
-    found = checks()
+    tables = checks()
     if args.json:
-        print(json.dumps([as_json(check) for check in found], ensure_ascii=False))
+        print(json.dumps([as_json(check) for check in tables], ensure_ascii=False))
         return 0
-    lines = summary(found)
+    lines = summary(tables)
     said: set[str] = set()
-    for check in found:
+    for check in tables:
         lines += ["", *textwrap.wrap(f"{check.name}: {check.what}", 98)]
         if args.rows:
             lines += _rows(check)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def summary(found: list[Check]) -> list[str]:
+def summary(tables: list[Check]) -> list[str]:
     """One line a table: rank correlation, ratio, error, and how the predicted best fares."""
     lines = table(
         ("table", "figures", "rank correlation", "ratio", "error", "best chosen", "loses"),
@@ -76,7 +76,7 @@ def summary(found: list[Check]) -> list[str]:
                 f"{sum(ours == best for ours, best, _ in winners)} of {len(winners)}",
                 percent(max((loss for _, _, loss in winners), default=0.0)),
             )
-            for check in found
+            for check in tables
             for winners in [list(check.winners().values())]
         ],
     )

@@ -70,13 +70,13 @@ def render_fits(
 def _points(scheme: Scheme, fit: Fit, layers: int, samples: Sequence[Sample]) -> list[_Point]:
     return [
         _Point(
-            each,
-            each.tokens,
-            each.whole_ms(layers),
-            fit.latency.micro_batch_ms(each.lengths),
+            sample,
+            sample.tokens,
+            sample.whole_ms(layers),
+            fit.latency.micro_batch_ms(sample.lengths),
         )
-        for each in samples
-        if each.scheme == scheme and not each.oom
+        for sample in samples
+        if sample.scheme == scheme and not sample.oom
     ]
 
 
@@ -110,9 +110,9 @@ def _scheme_section(scheme: Scheme, fit: Fit, points: list[_Point]) -> str:
             "Coefficients",
             ("Coefficient", "Value", "95 % interval from", "to"),
             [
-                [each, coefficient(getattr(fit.latency, each))]
-                + [coefficient(edge) for edge in fit.intervals[each]]
-                for each in "abc"
+                [name, coefficient(getattr(fit.latency, name))]
+                + [coefficient(edge) for edge in fit.intervals[name]]
+                for name in "abc"
             ],
         ),
         table(
@@ -167,7 +167,7 @@ def _curve(fit: Fit, points: list[_Point], width: float) -> Drawing:
     first, last = single[0].tokens, single[-1].tokens
     lengths = [first * (last / first) ** (at / (CURVE_POINTS - 1)) for at in range(CURVE_POINTS)]
     latency = fit.latency
-    curve = [(x(each), y(latency.micro_batch_ms([each]))) for each in lengths]
+    curve = [(x(length), y(latency.micro_batch_ms([length]))) for length in lengths]
     shapes.append(path(polyline(curve), "curve k0"))
     shapes += [_mark(point, x(point.tokens), y(point.measured)) for point in single]
     return Drawing(height, tuple(shapes))

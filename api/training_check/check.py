@@ -108,11 +108,11 @@ def checked_sizes(plans: Sequence[Plan]) -> ModelSizes:
     )
 
 
-def relative(found: float, expected: float) -> float:
+def relative(measured: float, expected: float) -> float:
     """|found − expected| / |expected|; 0 where both are 0."""
-    if found == expected:
+    if measured == expected:
         return 0.0
-    return abs(found - expected) / abs(expected) if expected else math.inf
+    return abs(measured - expected) / abs(expected) if expected else math.inf
 
 
 def first_plans(path: Path, ranks: int, steps: int) -> list[Plan]:
@@ -166,7 +166,7 @@ def check_training(
     """
     sizes = checked_sizes(plans)
     ranks = range(plans[0].world_size)
-    told: dict[int, list[tuple[float, float, float]]] = {plan.step: [] for plan in plans}
+    reported: dict[int, list[tuple[float, float, float]]] = {plan.step: [] for plan in plans}
     expected: dict[int, tuple[float, float]] = {}
     parameter, parameter_difference = "", math.nan
     with started() as processes:
@@ -181,7 +181,7 @@ def check_training(
                 for other in ranks[1:]:
                     processes.tell(other, str(message["port"]))
                 continue
-            step = told[message["step"]]
+            step = reported[message["step"]]
             step.append((message["loss"], message["gradient_norm"], message["ms"]))
             if len(step) == len(ranks):
                 progress("steps on ranks", message["step"] + 1 - plans[0].step, len(plans))
@@ -193,14 +193,14 @@ def check_training(
             else:
                 parameter = message["parameter"]
                 parameter_difference = message["parameter_difference"]
-    steps = tuple(_compared(plan, told[plan.step], *expected[plan.step]) for plan in plans)
+    steps = tuple(_compared(plan, reported[plan.step], *expected[plan.step]) for plan in plans)
     return Check(dtype, sizes, steps, parameter, parameter_difference)
 
 
 def _compared(
-    plan: Plan, told: Sequence[tuple[float, float, float]], loss: float, norm: float
+    plan: Plan, reported: Sequence[tuple[float, float, float]], loss: float, norm: float
 ) -> CheckedStep:
-    losses, norms, times = zip(*told, strict=True)
+    losses, norms, times = zip(*reported, strict=True)
     return CheckedStep(
         plan=plan,
         loss=_furthest(losses, loss),
@@ -211,10 +211,10 @@ def _compared(
     )
 
 
-def _furthest(found: Sequence[float], expected: float) -> float:
-    if any(math.isnan(each) for each in found):
+def _furthest(values: Sequence[float], expected: float) -> float:
+    if any(math.isnan(value) for value in values):
         return math.nan
-    return max(found, key=lambda each: relative(each, expected))
+    return max(values, key=lambda value: relative(value, expected))
 
 
 def _arguments(

@@ -104,21 +104,21 @@ class RankProcesses:
 
     def _failure(self, number: int, message: Message | None) -> Exception:
         """The error that explains the others: a death first, then bad input, then the rest."""
-        found = [(number, message)]
+        messages = [(number, message)]
         deadline = time.monotonic() + GRACE_S
-        while (left := deadline - time.monotonic()) > 0 and len(found) < len(self._processes):
+        while (left := deadline - time.monotonic()) > 0 and len(messages) < len(self._processes):
             try:
-                found.append(self._said.get(timeout=left))
+                messages.append(self._said.get(timeout=left))
             except queue.Empty:
                 break
-        told = {who for who, each in found if each is not None and "error" in each}
-        for who, each in found:
-            if each is None and who not in told:
+        failed = {who for who, said in messages if said is not None and "error" in said}
+        for who, said in messages:
+            if said is None and who not in failed:
                 return RuntimeError(f"rank {who} {self._death(who)}")
-        errors = [each for _, each in found if each is not None and "error" in each]
-        for each in errors:
-            if each["input"]:
-                return ValueError(each["error"])
+        errors = [said for _, said in messages if said is not None and "error" in said]
+        for said in errors:
+            if said["input"]:
+                return ValueError(said["error"])
         return RuntimeError(f"rank {number}: {errors[0]['error']}")
 
     def _death(self, number: int) -> str:

@@ -51,9 +51,9 @@ def section(ident: str, heading: str, sentence: str, *parts: str) -> str:
     )
 
 
-def listing(items: Iterable[str]) -> str:
+def listing(entries: Iterable[str]) -> str:
     """An unordered list of texts."""
-    return element("ul", *(element("li", text(item)) for item in items))
+    return element("ul", *(element("li", text(entry)) for entry in entries))
 
 
 def table(

@@ -132,10 +132,10 @@ def _log_ticks(low: float, high: float, count: float) -> list[float]:
     """Powers of ten with their 2 and 5 as far as there is room; powers of two are for lengths."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        found = [f * 10.0**d for d in decades for f in factors if low <= f * 10.0**d <= high]
-        if len(found) <= count:
-            return found
-    return found[:: math.ceil(len(found) / count)]
+        ticks = [f * 10.0**d for d in decades for f in factors if low <= f * 10.0**d <= high]
+        if len(ticks) <= count:
+            return ticks
+    return ticks[:: math.ceil(len(ticks) / count)]
 
 
 def figure(

@@ -56,9 +56,11 @@ def gantt(comparison: Comparison) -> str:
         # Enough height for the rows of either, and the same height for a GPU in both.
         rows = [rows_of(system.iterations[at]) for system in systems]
         height = min(620.0, max(120.0, 34.0 * max(map(len, rows))))
-        for system, found in zip(systems, rows, strict=True):
-            scale = Extent(end, height / found[-1].high)
-            parts.append(_chart(comparison, system, system.iterations[at], word, found, scale))
+        for system, system_rows in zip(systems, rows, strict=True):
+            scale = Extent(end, height / system_rows[-1].high)
+            parts.append(
+                _chart(comparison, system, system.iterations[at], word, system_rows, scale)
+            )
     against = "" if best is None else f" and {best.name} on the same batches"
     return section(
         "gantt",
@@ -115,7 +117,7 @@ def _draw(rows: Sequence[Row], total_ms: float, extent: Extent, width: float) ->
     paths: dict[str, list[str]] = {kind: [] for kind in KINDS}
     numbers: list[str] = []
     last_label = -100.0
-    for row, found in zip(rows, pieces, strict=True):
+    for row, row_blocks in zip(rows, pieces, strict=True):
         y, height = top + row.low * gpu, (row.high - row.low) * gpu
         inset = min(1.0, height / 6)
         if y + height / 2 - last_label >= 13:
@@ -123,14 +125,14 @@ def _draw(rows: Sequence[Row], total_ms: float, extent: Extent, width: float) ->
                 label(left - 6, y + min(height / 2 + 4, 13), f"{row.low:,}", anchor="end")
             )
             last_label = y + height / 2
-        for block in found:
+        for block in row_blocks:
             begin, end = x(block.start_ms), x(block.end_ms)
             size = max(end - begin - (0.6 if end - begin > 3 else 0), 0.3)
             across = f"h{number(size)}v{number(height - inset)}h-{number(size)}z"
             paths.setdefault(block.kind, []).append(f"M{number(begin)} {number(y)}{across}")
             if height >= 11 and len(numbers) < NUMBERED:
                 numbers += _numbered(block, begin, size, y + height / 2)
-    shapes += [path("".join(found), kind) for kind, found in paths.items() if found]
+    shapes += [path("".join(parts), kind) for kind, parts in paths.items() if parts]
     shapes += numbers
     shapes.append(line(x(total_ms), top - 4, x(total_ms), bottom + 4, "mark"))
     for tick in x.ticks(text_width(milliseconds(end_ms)) + 30):
@@ -147,9 +149,9 @@ def _pieces(rows: Sequence[Row], end_ms: float, width: float) -> list[list[Block
     """What to draw of each row, the pieces as small as the whole chart's number allows."""
     shortest = end_ms / width
     while True:
-        found = [blocks(row.spans, shortest) for row in rows]
-        if sum(map(len, found)) <= max(PIECES * width, 2 * len(rows)) or shortest > end_ms:
-            return found
+        pieces = [blocks(row.spans, shortest) for row in rows]
+        if sum(map(len, pieces)) <= max(PIECES * width, 2 * len(rows)) or shortest > end_ms:
+            return pieces
         shortest *= 1.5
 
 

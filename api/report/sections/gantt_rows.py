@@ -91,12 +91,12 @@ def blocks(spans: Iterable[Span], shortest_ms: float) -> list[Block]:
     A joined piece has the kind that takes most of it, so that no piece is too small to see and a
     chart has a bounded number of them.
     """
-    found: list[Block] = []
+    joined: list[Block] = []
     open_spans: list[Span] = []
 
     def close() -> None:
         if open_spans:
-            found.append(_joined(open_spans))
+            joined.append(_joined(open_spans))
             open_spans.clear()
 
     for span in spans:
@@ -106,7 +106,7 @@ def blocks(spans: Iterable[Span], shortest_ms: float) -> list[Block]:
                 close()
         open_spans.append(span)
     close()
-    return found
+    return joined
 
 
 def _joined(spans: Sequence[Span]) -> Block:

@@ -103,9 +103,9 @@ def _means(system: System) -> list[float]:
     """Mean propagation, exchange and optimizer, ms."""
     count = len(system.iterations)
     return [
-        sum(item.propagation_ms for item in system.iterations) / count,
-        sum(item.exchange_ms for item in system.iterations) / count,
-        sum(item.optimizer_ms for item in system.iterations) / count,
+        sum(iteration.propagation_ms for iteration in system.iterations) / count,
+        sum(iteration.exchange_ms for iteration in system.iterations) / count,
+        sum(iteration.optimizer_ms for iteration in system.iterations) / count,
     ]
 
 
@@ -136,7 +136,7 @@ def _tables(comparison: Comparison) -> str:
     rows, makings = [], []
     for system in comparison.systems:
         values = comparison.speedups(system)
-        items = system.iterations
+        iterations = system.iterations
         rows.append(
             [
                 system.name,
@@ -151,9 +151,9 @@ def _tables(comparison: Comparison) -> str:
             [
                 system.name,
                 *(milliseconds(part) for part in _means(system)),
-                percent(mean(item.bubble_ratio for item in items)),
-                ratio(mean(item.imbalance for item in items)),
-                percent(mean(item.mfu for item in items)),
+                percent(mean(iteration.bubble_ratio for iteration in iterations)),
+                ratio(mean(iteration.imbalance for iteration in iterations)),
+                percent(mean(iteration.mfu for iteration in iterations)),
             ]
         )
     made_of = ["System", "Propagation (ms)", "Exchange (ms)", "Optimizer (ms)"]

@@ -20,8 +20,8 @@ from seqplan.planner.comparison.results import Comparison
 
 def lengths(comparison: Comparison) -> str:
     """Histogram of the data set and the longest sequence per step."""
-    steps = [item.step for item in comparison.ours.iterations]
-    longest = [float(item.longest) for item in comparison.ours.iterations]
+    steps = [iteration.step for iteration in comparison.ours.iterations]
+    longest = [float(iteration.longest) for iteration in comparison.ours.iterations]
     total = sum(count for _, count, _ in comparison.histogram)
     tokens = sum(tokens for _, _, tokens in comparison.histogram)
     return section(
@@ -62,8 +62,13 @@ def lengths(comparison: Comparison) -> str:
             "Batches",
             ["Step", "Sequences", "Tokens", "Longest (tokens)"],
             [
-                [whole(item.step), whole(item.sequences), whole(item.tokens), whole(item.longest)]
-                for item in comparison.ours.iterations
+                [
+                    whole(iteration.step),
+                    whole(iteration.sequences),
+                    whole(iteration.tokens),
+                    whole(iteration.longest),
+                ]
+                for iteration in comparison.ours.iterations
             ],
             left=0,
         ),

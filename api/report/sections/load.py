@@ -29,36 +29,38 @@ def load(comparison: Comparison) -> str:
     at = slowest(comparison.ours)
     best = best_baseline(comparison)
     systems = [comparison.ours] if best is None else [comparison.ours, best]
-    items = [(system, system.iterations[at]) for system in systems]
-    highest = max(max((*item.rank_busy_ms, item.propagation_ms)) for _, item in items)
+    iterations = [(system, system.iterations[at]) for system in systems]
+    highest = max(
+        max((*iteration.rank_busy_ms, iteration.propagation_ms)) for _, iteration in iterations
+    )
     step = comparison.ours.iterations[at].step
-    figures = [_figure(comparison, system, item, highest) for system, item in items]
+    figures = [_figure(comparison, system, iteration, highest) for system, iteration in iterations]
     return section(
         "load",
         "Load of the ranks",
         f"How long each rank computes at our slowest step ({step:,}); what is missing to the end "
         "of propagation is waiting.",
         *figures,
-        _summary(items),
-        _ranks(items),
+        _summary(iterations),
+        _ranks(iterations),
     )
 
 
-def _figure(comparison: Comparison, system: System, item: Iteration, highest: float) -> str:
+def _figure(comparison: Comparison, system: System, iteration: Iteration, highest: float) -> str:
     ours = system is comparison.ours
     return figure(
         f"load-{'ours' if ours else 'other'}",
-        f"Step {item.step:,}: {system.name}",
+        f"Step {iteration.step:,}: {system.name}",
         f"One bar for each rank: its forward and backward time; mean "
-        f"{milliseconds(fmean(item.rank_busy_ms or (0.0,)))} ms, propagation ends at "
-        f"{milliseconds(item.propagation_ms)} ms.",
+        f"{milliseconds(fmean(iteration.rank_busy_ms or (0.0,)))} ms, propagation ends at "
+        f"{milliseconds(iteration.propagation_ms)} ms.",
         f"{simulated_on(comparison)} Dashed: mean of the ranks. Thick line: end of propagation. "
-        f"Imbalance {ratio(item.imbalance)}, bubble {percent(item.bubble_ratio)}.",
-        lambda width: _bars(item, highest, width, ours),
+        f"Imbalance {ratio(iteration.imbalance)}, bubble {percent(iteration.bubble_ratio)}.",
+        lambda width: _bars(iteration, highest, width, ours),
     )
 
 
-def _bars(item: Iteration, highest: float, width: float, ours: bool) -> Drawing:
+def _bars(iteration: Iteration, highest: float, width: float, ours: bool) -> Drawing:
     top, bottom = 22.0, 170.0
     y = Scale(0, highest * 1.04 or 1.0, bottom, top)
     ticks = y.ticks(34)
@@ -67,7 +69,7 @@ def _bars(item: Iteration, highest: float, width: float, ours: bool) -> Drawing:
     for tick in ticks:
         shapes.append(line(left, y(tick), width, y(tick), "grid"))
         shapes.append(label(left - 6, y(tick) + 4, whole(tick), anchor="end"))
-    busy = item.rank_busy_ms
+    busy = iteration.rank_busy_ms
     pitch = (width - left) / max(len(busy), 1)
     gap = min(2.0, pitch / 4) if pitch > 4 else 0.0
     bars = []
@@ -80,7 +82,7 @@ def _bars(item: Iteration, highest: float, width: float, ours: bool) -> Drawing:
     # A dark dash would not show on a dark bar: a band of the page's colour lies under it.
     shapes.append(line(left, average, width, average, "band"))
     shapes.append(line(left, average, width, average, "dashed"))
-    end = y(item.propagation_ms)
+    end = y(iteration.propagation_ms)
     shapes.append(line(left, end, width, end, "mark"))
     shapes.append(line(left, bottom, width, bottom, "axis"))
     every = max(1, -int(-(text_width(f"{len(busy):,}") + 14) // pitch))
@@ -99,45 +101,49 @@ def _each(values: Sequence[float]) -> list[tuple[int, int, float]]:
 
 def _runs(values: Sequence[float]) -> list[tuple[int, int, float]]:
     """Ranks [first, after) of equal load."""
-    found: list[tuple[int, int, float]] = []
+    runs: list[tuple[int, int, float]] = []
     for rank, value in enumerate(values):
-        if found and found[-1][2] == value:
-            found[-1] = (found[-1][0], rank + 1, value)
+        if runs and runs[-1][2] == value:
+            runs[-1] = (runs[-1][0], rank + 1, value)
         else:
-            found.append((rank, rank + 1, value))
-    return found
+            runs.append((rank, rank + 1, value))
+    return runs
 
 
-def _summary(items: Sequence[tuple[System, Iteration]]) -> str:
+def _summary(iterations: Sequence[tuple[System, Iteration]]) -> str:
     header = ["System", "Least loaded (ms)", "Mean (ms)", "Most loaded (ms)"]
     header += ["Propagation (ms)", "Imbalance", "Bubble"]
     rows = [
         [
             system.name,
-            milliseconds(min(item.rank_busy_ms, default=None)),
-            milliseconds(fmean(item.rank_busy_ms or (0.0,))),
-            milliseconds(max(item.rank_busy_ms, default=None)),
-            milliseconds(item.propagation_ms),
-            ratio(item.imbalance),
-            percent(item.bubble_ratio),
+            milliseconds(min(iteration.rank_busy_ms, default=None)),
+            milliseconds(fmean(iteration.rank_busy_ms or (0.0,))),
+            milliseconds(max(iteration.rank_busy_ms, default=None)),
+            milliseconds(iteration.propagation_ms),
+            ratio(iteration.imbalance),
+            percent(iteration.bubble_ratio),
         ]
-        for system, item in items
+        for system, iteration in iterations
     ]
     return table("Load in figures", header, rows)
 
 
-def _ranks(items: Sequence[tuple[System, Iteration]]) -> str:
+def _ranks(iterations: Sequence[tuple[System, Iteration]]) -> str:
     """Every rank's load and end, ranks in a row together where all of these agree."""
     header = ["Ranks"]
-    for system, _ in items:
+    for system, _ in iterations:
         header += [f"{system.name}: busy (ms)", f"{system.name}: done at (ms)"]
-    columns = [column for _, item in items for column in (item.rank_busy_ms, item.rank_end_ms)]
-    found: list[tuple[int, int, list[str]]] = []
+    columns = [
+        column
+        for _, iteration in iterations
+        for column in (iteration.rank_busy_ms, iteration.rank_end_ms)
+    ]
+    runs: list[tuple[int, int, list[str]]] = []
     for rank, values in enumerate(zip_longest(*columns)):
         cells = [milliseconds(value) for value in values]
-        if found and found[-1][2] == cells:
-            found[-1] = (found[-1][0], rank + 1, cells)
+        if runs and runs[-1][2] == cells:
+            runs[-1] = (runs[-1][0], rank + 1, cells)
         else:
-            found.append((rank, rank + 1, cells))
-    rows = [[ranges_text(range(first, after), ","), *cells] for first, after, cells in found]
+            runs.append((rank, rank + 1, cells))
+    rows = [[ranges_text(range(first, after), ","), *cells] for first, after, cells in runs]
     return table("Every rank", header, rows)

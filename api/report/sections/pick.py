@@ -35,7 +35,7 @@ def simulated_on(comparison: Comparison) -> str:
 
 def strategy_counts(iterations: tuple[Iteration, ...]) -> list[tuple[str, list[int]]]:
     """Strategies with the indexes of their iterations, most frequent first."""
-    found: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
     for at, iteration in enumerate(iterations):
-        found.setdefault(iteration.strategy, []).append(at)
-    return sorted(found.items(), key=lambda item: (-len(item[1]), item[1][0]))
+        places.setdefault(iteration.strategy, []).append(at)
+    return sorted(places.items(), key=lambda item: (-len(item[1]), item[1][0]))

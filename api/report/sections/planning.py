@@ -13,10 +13,10 @@ from seqplan.planner.comparison.results import Comparison
 
 def planning(comparison: Comparison) -> str:
     """Gap and planning time of each step."""
-    items = comparison.ours.iterations
-    steps = [item.step for item in items]
-    gaps = [item.gap for item in items]
-    times = [item.planning_ms for item in items]
+    iterations = comparison.ours.iterations
+    steps = [iteration.step for iteration in iterations]
+    gaps = [iteration.gap for iteration in iterations]
+    times = [iteration.planning_ms for iteration in iterations]
     parts = []
     if any(gap is not None for gap in gaps):
         known = [gap for gap in gaps if gap is not None]
@@ -46,7 +46,8 @@ def planning(comparison: Comparison) -> str:
     if not parts:
         parts.append(element("p", "Neither was recorded."))
     rows = [
-        [whole(item.step), percent(item.gap, 3), milliseconds(item.planning_ms)] for item in items
+        [whole(iteration.step), percent(iteration.gap, 3), milliseconds(iteration.planning_ms)]
+        for iteration in iterations
     ]
     return section(
         "planning",

@@ -16,10 +16,10 @@ ROWS = 12
 
 def strategies(comparison: Comparison) -> str:
     """Choices over the steps and their frequencies."""
-    items = comparison.ours.iterations
-    counted = strategy_counts(items)
+    iterations = comparison.ours.iterations
+    counted = strategy_counts(iterations)
     many = "" if len(counted) <= ROWS + 1 else f" The last row holds {len(counted) - ROWS:,} more."
-    mean = sum(item.total_ms for item in items) / len(items)
+    mean = sum(iteration.total_ms for iteration in iterations) / len(iterations)
     return section(
         "strategies",
         "Strategies chosen",
@@ -39,8 +39,8 @@ def strategies(comparison: Comparison) -> str:
             ["Strategy", "Steps", "of all", "Which"],
             [
                 [
-                    *(name, whole(len(at)), percent(len(at) / len(items))),
-                    ranges_text((items[index].step for index in at), ","),
+                    *(name, whole(len(at)), percent(len(at) / len(iterations))),
+                    ranges_text((iterations[index].step for index in at), ","),
                 ]
                 for name, at in counted
             ],
@@ -49,8 +49,13 @@ def strategies(comparison: Comparison) -> str:
             "Step by step",
             ["Step", "Strategy", "Longest (tokens)", "Iteration (ms)"],
             [
-                [whole(item.step), item.strategy, whole(item.longest), milliseconds(item.total_ms)]
-                for item in items
+                [
+                    whole(iteration.step),
+                    iteration.strategy,
+                    whole(iteration.longest),
+                    milliseconds(iteration.total_ms),
+                ]
+                for iteration in iterations
             ],
             left=2,
         ),
@@ -58,22 +63,22 @@ def strategies(comparison: Comparison) -> str:
 
 
 def _grid(comparison: Comparison, counted: list[tuple[str, list[int]]], width: float) -> Drawing:
-    items = comparison.ours.iterations
+    iterations = comparison.ours.iterations
     rows = counted if len(counted) <= ROWS + 1 else counted[:ROWS]
     if rest := counted[len(rows) :]:
         rows = [*rows, (f"{len(rest):,} others", [index for _, at in rest for index in at])]
-    pitch = (width - 2) / len(items)
+    pitch = (width - 2) / len(iterations)
     cell = max(pitch - 2, pitch * 0.8)
     shapes = []
     for place, (name, at) in enumerate(rows):
         y = place * 38
-        share = f"{len(at):,} of {len(items):,} · "
+        share = f"{len(at):,} of {len(iterations):,} · "
         shapes.append(label(0, y + 12, fit(share + name, width)))
         chosen = set(at)
-        for index in range(len(items)):
+        for index in range(len(iterations)):
             class_ = "ours" if index in chosen else "stage"
             shapes.append(rect(1 + index * pitch, y + 17, cell, 12, class_))
     bottom = 38.0 * len(rows)
-    shapes += step_ticks([item.step for item in items], 0, pitch, bottom + 10)
+    shapes += step_ticks([iteration.step for iteration in iterations], 0, pitch, bottom + 10)
     shapes.append(label(width / 2, bottom + 26, "step", anchor="middle", class_="soft"))
     return Drawing(bottom + 30, tuple(shapes))

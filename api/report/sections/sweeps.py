@@ -31,15 +31,15 @@ NAMES = 0.42
 """Share of a figure's width that the names of the lines may take."""
 
 
-def sweeps(found: Sequence[Sweep], profile: str) -> str:
+def sweeps(swept: Sequence[Sweep], profile: str) -> str:
     """A figure and a table for each swept setting; empty where nothing was swept."""
-    if not found:
+    if not swept:
         return ""
     return section(
         "sweeps",
         "What if",
         "The same comparison with one setting changed: what the other settings are is said above.",
-        *(_one(sweep, profile) for sweep in found),
+        *(_one(sweep, profile) for sweep in swept),
     )
 
 

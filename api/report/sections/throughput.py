@@ -27,7 +27,9 @@ DOTS = 200
 def throughput(comparison: Comparison) -> str:
     """Two dot plots and every iteration in a table."""
     names = [system.name for system in comparison.systems]
-    rates = [[item.tokens_per_s for item in system.iterations] for system in comparison.systems]
+    rates = [
+        [iteration.tokens_per_s for iteration in system.iterations] for system in comparison.systems
+    ]
     gains = [comparison.speedups(system) for system in comparison.systems]
     caption = (
         f"{simulated_on(comparison)} Dots: steps. Line: smallest to largest. Box: middle half. "
@@ -148,18 +150,18 @@ def _iterations(comparison: Comparison) -> str:
     rows = [
         [
             system.name,
-            whole(item.step),
-            milliseconds(item.total_ms),
-            milliseconds(item.propagation_ms),
-            milliseconds(item.exchange_ms),
-            milliseconds(item.optimizer_ms),
-            whole(item.tokens_per_s),
+            whole(iteration.step),
+            milliseconds(iteration.total_ms),
+            milliseconds(iteration.propagation_ms),
+            milliseconds(iteration.exchange_ms),
+            milliseconds(iteration.optimizer_ms),
+            whole(iteration.tokens_per_s),
             factor(gain),
-            percent(item.bubble_ratio),
-            ratio(item.imbalance),
-            percent(item.mfu),
+            percent(iteration.bubble_ratio),
+            ratio(iteration.imbalance),
+            percent(iteration.mfu),
         ]
         for system in comparison.systems
-        for item, gain in zip(system.iterations, comparison.speedups(system), strict=True)
+        for iteration, gain in zip(system.iterations, comparison.speedups(system), strict=True)
     ]
     return table("Every iteration of every system", header, rows)

@@ -191,7 +191,8 @@ def _described(deployment: Deployment, estimated: Estimate) -> list[str]:
     )
     verdict = "fits" if estimated.fits else "does not fit"
     lines.append(
-        f"{estimated.peak_bytes / GIB:.1f} of {estimated.usable_bytes / GIB:.1f} GiB usable: {verdict}"
+        f"{estimated.peak_bytes / GIB:.1f} of {estimated.usable_bytes / GIB:.1f} GiB usable: "
+        f"{verdict}"
     )
     lines += ["", *textwrap.wrap(f"hardware: {cluster.hardware.source}", 98)]
     return lines

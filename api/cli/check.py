@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.verb import add_verb
+from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, simulate_ms
 from seqplan.plans.format.plan_file import read_plans

@@ -18,7 +18,7 @@ from seqplan.api.cli.compare_output import (
     sweep_fields,
     sweep_lines,
 )
-from seqplan.api.cli.options import (
+from seqplan.api.cli.frame.options import (
     add_overlap,
     add_planning_input,
     add_usable_schemes,
@@ -27,9 +27,9 @@ from seqplan.api.cli.options import (
     number,
     positive,
 )
-from seqplan.api.cli.output_file import check_output
-from seqplan.api.cli.terminal import ProgressBar
-from seqplan.api.cli.verb import add_verb
+from seqplan.api.cli.frame.output_file import check_output
+from seqplan.api.cli.frame.terminal import ProgressBar
+from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.comparison.compare import SYSTEMS, Options, compare
 from seqplan.planner.comparison.results import Comparison

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from seqplan.api.cli.terminal import percent, seconds, table
+from seqplan.api.cli.frame.terminal import percent, seconds, table
 from seqplan.planner.comparison.advice import ablation
 from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
 from seqplan.planner.comparison.sweep import Sweep, SweptSystem

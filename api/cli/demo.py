@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.api.cli.extras import RUNTIME, lacks_torch
+from seqplan.api.cli.frame.extras import RUNTIME, lacks_torch
+from seqplan.api.cli.frame.terminal import ProgressBar, percent, seconds, table
+from seqplan.api.cli.frame.verb import add_verb
 from seqplan.api.cli.plan import StepRow, planned_rows, summary_lines
 from seqplan.api.cli.profiles import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.cli.propose import proposal_lines
-from seqplan.api.cli.terminal import ProgressBar, percent, seconds, table
 from seqplan.api.cli.train_check import check_lines
-from seqplan.api.cli.verb import add_verb
 from seqplan.api.training_check.check import check_training, first_plans
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster

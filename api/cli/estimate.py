@@ -9,9 +9,9 @@ import sys
 import textwrap
 from typing import Any
 
-from seqplan.api.cli.options import add_cluster, add_model, cluster_of, positive, sizes_of
-from seqplan.api.cli.terminal import percent, table
-from seqplan.api.cli.verb import add_verb
+from seqplan.api.cli.frame.options import add_cluster, add_model, cluster_of, positive, sizes_of
+from seqplan.api.cli.frame.terminal import percent, table
+from seqplan.api.cli.frame.verb import add_verb
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.profiler.analytic.hardware import GIB

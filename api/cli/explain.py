@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.options import natural
-from seqplan.api.cli.verb import add_verb
+from seqplan.api.cli.frame.options import natural
+from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.explain import explain
 from seqplan.plans.format.codec import digest, to_json

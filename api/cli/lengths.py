@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from seqplan.api.cli.terminal import percent
-from seqplan.api.cli.verb import add_verb
+from seqplan.api.cli.frame.terminal import percent
+from seqplan.api.cli.frame.verb import add_verb
 from seqplan.profiler.lengths import (
     BLOCKS,
     Lengths,

@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
-from seqplan.api.cli.options import add_executor, natural, positive
-from seqplan.api.cli.output_file import check_output
-from seqplan.api.cli.terminal import ProgressBar, percent, seconds
-from seqplan.api.cli.verb import add_verb
+from seqplan.api.cli.frame.options import add_executor, natural, positive
+from seqplan.api.cli.frame.output_file import check_output
+from seqplan.api.cli.frame.terminal import ProgressBar, percent, seconds
+from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.batches_file import read_batches
 from seqplan.planner.batches.sampler import Sampler

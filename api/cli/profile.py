@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.options import add_cluster, add_model, positive
-from seqplan.api.cli.output_file import check_output
+from seqplan.api.cli.frame.options import add_cluster, add_model, positive
+from seqplan.api.cli.frame.output_file import check_output
 from seqplan.api.cli.profile_derived import completed, estimated, write_derived
 from seqplan.api.cli.profile_measured import measure_and_write, write_measured
 from seqplan.profiler.fit.pooling import merged

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.options import cluster_of, sizes_of
+from seqplan.api.cli.frame.options import cluster_of, sizes_of
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.hardware import ClusterHardware

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from seqplan.api.cli.extras import need_torch
-from seqplan.api.cli.options import sizes_of
-from seqplan.api.cli.terminal import ProgressBar, percent, table
+from seqplan.api.cli.frame.extras import need_torch
+from seqplan.api.cli.frame.options import sizes_of
+from seqplan.api.cli.frame.terminal import ProgressBar, percent, table
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.latency_fit import Errors

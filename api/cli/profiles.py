@@ -7,9 +7,9 @@ import json
 import textwrap
 from typing import Any
 
-from seqplan.api.cli.options import positive
-from seqplan.api.cli.terminal import table
-from seqplan.api.cli.verb import add_verb
+from seqplan.api.cli.frame.options import positive
+from seqplan.api.cli.frame.terminal import table
+from seqplan.api.cli.frame.verb import add_verb
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.scheme_rules import doubts
 from seqplan.profiler.shipped.catalogue import find_profile, shipped, shipped_names

@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.options import (
+from seqplan.api.cli.frame.options import (
     add_overlap,
     add_planning_input,
     add_usable_schemes,
     natural,
     published_or_times,
 )
-from seqplan.api.cli.output_file import check_output
-from seqplan.api.cli.terminal import ProgressBar, percent, seconds, table
-from seqplan.api.cli.verb import add_verb
+from seqplan.api.cli.frame.output_file import check_output
+from seqplan.api.cli.frame.terminal import ProgressBar, percent, seconds, table
+from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.exchange import proposed_with
 from seqplan.planner.proposal.document import ProposalDocument

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.output_file import check_output
-from seqplan.api.cli.terminal import percent, table
-from seqplan.api.cli.verb import add_verb
+from seqplan.api.cli.frame.output_file import check_output
+from seqplan.api.cli.frame.terminal import percent, table
+from seqplan.api.cli.frame.verb import add_verb
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.format.plan_file import read_plans
@@ -20,7 +20,7 @@ from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import find_profile
 
 if TYPE_CHECKING:
-    from seqplan.api.cli.service_client import ServiceClient
+    from seqplan.api.cli.frame.service_client import ServiceClient
     from seqplan.profiler.fit.latency_fit import Errors
     from seqplan.profiler.fit.refit import Measurement, Refitted
 
@@ -84,7 +84,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` for files, or a job, that do not fit together."""
-    from seqplan.api.cli.service_client import ServiceClient
+    from seqplan.api.cli.frame.service_client import ServiceClient
     from seqplan.profiler.fit.refit import observed, refit, refitted_document
 
     check_output(args.output, args.profile, args.plans, args.measurements)

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.options import add_executor, check_port, natural, positive
-from seqplan.api.cli.verb import add_verb
+from seqplan.api.cli.frame.options import add_executor, check_port, natural, positive
+from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.workers.executor import check_executor
 
 _DESCRIPTION = """\

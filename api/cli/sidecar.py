@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.job_file import JobFile, read_job_file
-from seqplan.api.cli.options import check_port
-from seqplan.api.cli.terminal import ProgressBar
-from seqplan.api.cli.verb import add_verb
+from seqplan.api.cli.frame.job_file import JobFile, read_job_file
+from seqplan.api.cli.frame.options import check_port
+from seqplan.api.cli.frame.terminal import ProgressBar
+from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.workers.executor import check_executor

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.options import natural
-from seqplan.api.cli.output_file import check_output
-from seqplan.api.cli.verb import add_verb
-from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, Event
+from seqplan.api.cli.frame.options import natural
+from seqplan.api.cli.frame.output_file import check_output
+from seqplan.api.cli.frame.verb import add_verb
+from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, TimedPass
 from seqplan.planner.simulation.timeline import PipelineTimeline, PlanTimeline, plan_timeline
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.plan_file import find_step
@@ -168,7 +168,7 @@ def _passes(plan: Plan, index: int, times: PipelineTimeline) -> Iterator[dict[st
         }
 
 
-def _about(plan: Plan, pipeline: PlannedPipeline, event: Event) -> dict[str, Any]:
+def _about(plan: Plan, pipeline: PlannedPipeline, event: TimedPass) -> dict[str, Any]:
     micro = pipeline.micro_batches[event.micro_batch]
     return {
         "micro_batch": event.micro_batch,

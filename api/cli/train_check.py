@@ -12,10 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.extras import need_torch
-from seqplan.api.cli.options import natural, positive
-from seqplan.api.cli.terminal import ProgressBar, table
-from seqplan.api.cli.verb import add_verb
+from seqplan.api.cli.frame.extras import need_torch
+from seqplan.api.cli.frame.options import natural, positive
+from seqplan.api.cli.frame.terminal import ProgressBar, table
+from seqplan.api.cli.frame.verb import add_verb
 from seqplan.api.training_check.check import GATES, Check, check_training, first_plans
 from seqplan.plans.format.codec import digest
 from seqplan.plans.plan import Plan

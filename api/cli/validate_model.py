@@ -7,11 +7,11 @@ import json
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.terminal import percent, table
-from seqplan.api.cli.verb import add_verb
+from seqplan.api.cli.frame.terminal import percent, table
+from seqplan.api.cli.frame.verb import add_verb
 
 if TYPE_CHECKING:
-    from seqplan.profiler.analytic.validate import Check
+    from seqplan.profiler.analytic.validate import TableCheck
 
 _DESCRIPTION = """\
 Predict what was published, with the model of seqplan estimate: attention and training throughput
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def summary(tables: list[Check]) -> list[str]:
+def summary(tables: list[TableCheck]) -> list[str]:
     """One line a table: rank correlation, ratio, error, and how the predicted best fares."""
     lines = table(
         ("table", "figures", "rank correlation", "ratio", "error", "best chosen", "loses"),
@@ -86,7 +86,7 @@ def summary(tables: list[Check]) -> list[str]:
     return lines
 
 
-def as_json(check: Check) -> dict[str, Any]:
+def as_json(check: TableCheck) -> dict[str, Any]:
     """A table with every figure."""
     return {
         "name": check.name,
@@ -112,7 +112,7 @@ def as_json(check: Check) -> dict[str, Any]:
     }
 
 
-def _rows(check: Check) -> list[str]:
+def _rows(check: TableCheck) -> list[str]:
     return table(
         (check.unit, "", "predicted", "published", "ratio"),
         [

@@ -25,7 +25,7 @@ class SweptSystem:
 
 
 @dataclass(frozen=True)
-class Point:
+class SweptPoint:
     """One value: its systems, ours first, and (name, why) of those left out.
 
     ``why``: what makes the value impossible for all; there are no systems then.
@@ -43,7 +43,7 @@ class Sweep:
     """The points of an axis (one of ``AXES``), in the order in which they were asked for."""
 
     axis: str
-    points: tuple[Point, ...]
+    points: tuple[SweptPoint, ...]
 
     def names(self) -> dict[str, str]:
         """Map the key of every system at some point to its name, in order of appearance."""
@@ -77,11 +77,11 @@ def sweep(axis: str, values: Sequence[int], run: Callable[[int], Comparison]) ->
         try:
             points.append(point_of(value, run(value)))
         except (Infeasible, ValueError) as error:
-            points.append(Point(value, 0, (), (), str(error)))
+            points.append(SweptPoint(value, 0, (), (), str(error)))
     return Sweep(axis, tuple(points))
 
 
-def point_of(value: int, comparison: Comparison) -> Point:
+def point_of(value: int, comparison: Comparison) -> SweptPoint:
     """Keep of a comparison what a sweep shows: the means."""
     ours = comparison.ours
 
@@ -96,4 +96,4 @@ def point_of(value: int, comparison: Comparison) -> Point:
         )
 
     systems = tuple(swept(system) for system in comparison.systems)
-    return Point(value, comparison.tokens, systems, comparison.left_out)
+    return SweptPoint(value, comparison.tokens, systems, comparison.left_out)

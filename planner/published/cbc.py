@@ -19,7 +19,7 @@ _BOUND = re.compile(r"^Lower bound:\s*(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Answer:
+class CbcAnswer:
     """Whether the variables hold a solution, and a proven optimum; none is below ``bound``."""
 
     has_solution: bool
@@ -27,7 +27,7 @@ class Answer:
     bound: float
 
 
-def minimise(problem: pulp.LpProblem, time_limit_s: float) -> Answer:
+def minimise(problem: pulp.LpProblem, time_limit_s: float) -> CbcAnswer:
     """Solve a minimisation; ``bound`` is −inf where CBC stated none, +inf if it is infeasible."""
     with tempfile.TemporaryDirectory(prefix="seqplan-cbc-") as folder:
         log = Path(folder) / "cbc.log"
@@ -41,8 +41,8 @@ def minimise(problem: pulp.LpProblem, time_limit_s: float) -> Answer:
         problem.solve(solver)
         stated = _BOUND.search(log.read_text(encoding="utf-8", errors="replace"))
     if problem.sol_status == pulp.LpSolutionOptimal:
-        return Answer(True, True, float(pulp.value(problem.objective)))
+        return CbcAnswer(True, True, float(pulp.value(problem.objective)))
     if problem.sol_status == pulp.LpSolutionInfeasible and problem.status == -1:
-        return Answer(False, True, inf)
+        return CbcAnswer(False, True, inf)
     has_solution = problem.sol_status == pulp.LpSolutionIntegerFeasible
-    return Answer(has_solution, False, float(stated[1]) if stated else -inf)
+    return CbcAnswer(has_solution, False, float(stated[1]) if stated else -inf)

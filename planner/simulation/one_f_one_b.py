@@ -13,7 +13,7 @@ FORWARD_FRACTION = 1 / 3
 
 
 @dataclass(frozen=True)
-class Event:
+class TimedPass:
     """One forward ("F") or backward ("B") of a micro-batch on a stage; times in ms."""
 
     stage: int
@@ -56,14 +56,14 @@ def durations_ms(
 
 def timeline(
     costs_ms: Sequence[float], pp: int, forward_fraction: float = FORWARD_FRACTION
-) -> list[Event]:
+) -> list[TimedPass]:
     """List every operation of the simulation, by stage and then by start."""
     n = len(costs_ms)
     events = []
     for stage, (order, ends) in enumerate(_run(costs_ms, pp, forward_fraction) if n else []):
         for (phase, j), end in zip(order, ends, strict=True):
             share = forward_fraction if phase == "F" else 1 - forward_fraction
-            events.append(Event(stage, phase, j, end - costs_ms[j] * share, end))
+            events.append(TimedPass(stage, phase, j, end - costs_ms[j] * share, end))
     return events
 
 

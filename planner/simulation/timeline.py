@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, Event, durations_ms, timeline
+from seqplan.planner.simulation.one_f_one_b import (
+    FORWARD_FRACTION,
+    TimedPass,
+    durations_ms,
+    timeline,
+)
 from seqplan.plans.plan import Plan
 from seqplan.plans.schedule import schedule
 
@@ -18,7 +23,7 @@ class PipelineTimeline:
 
     start_ms: float
     end_ms: float
-    events: tuple[Event, ...]
+    events: tuple[TimedPass, ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ def plan_timeline(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> Pla
                 begin,
                 end,
                 tuple(
-                    Event(
+                    TimedPass(
                         event.stage,
                         event.phase,
                         event.micro_batch,

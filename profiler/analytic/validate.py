@@ -10,7 +10,7 @@ from scipy import stats
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ValidatedRow:
     """One published figure; rows of one ``group`` compete, as they do the same work."""
 
     group: str
@@ -20,14 +20,14 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class TableCheck:
     """A table of figures; ``missing``: which effects explain the misses, a line each."""
 
     name: str
     what: str
     unit: str
     larger_is_better: bool
-    rows: tuple[Row, ...]
+    rows: tuple[ValidatedRow, ...]
     missing: str = ""
 
     @property

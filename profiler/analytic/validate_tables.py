@@ -19,7 +19,7 @@ from seqplan.profiler.analytic.kernels import memory_ms
 from seqplan.profiler.analytic.links import Group, all_to_all_ms
 from seqplan.profiler.analytic.memory import activation_bytes_per_token, state_bytes
 from seqplan.profiler.analytic.terms import Deployment, stage_terms
-from seqplan.profiler.analytic.validate import Check, Row
+from seqplan.profiler.analytic.validate import TableCheck, ValidatedRow
 from seqplan.profiler.memory import Memory
 from seqplan.profiler.model_sizes import MODELS, ModelSizes
 from seqplan.profiler.profile import Profile
@@ -31,7 +31,7 @@ A800_GPUS = 64
 FLEXSP_TOKENS = 65536
 
 
-def checks() -> list[Check]:
+def checks() -> list[TableCheck]:
     """Return all tables, in the order of this module."""
     usp = _published("usp.json")
     return [
@@ -87,7 +87,7 @@ def _published(name: str) -> Any:
     return json.loads(folder.joinpath("figures", name).read_text("utf-8"))
 
 
-def _attention_table(usp: Any, table: str, hardware: str) -> Check:
+def _attention_table(usp: Any, table: str, hardware: str) -> TableCheck:
     """Predict tables 3 and 4: attention alone on 8 GPUs, 32 heads of 128, 8 key/value heads."""
     cluster = ClusterHardware(DEVICES[hardware], 1, 8)
     sizes = ModelSizes(hidden=4096, layers=1, heads=32, kv_heads=8, ffn=1, vocab=1)
@@ -110,8 +110,8 @@ def _attention_table(usp: Any, table: str, hardware: str) -> Check:
                 for backward in passes
             )
             group = f"{row['seqlen']} {'balanced' if balanced else 'basic'}"
-            rows.append(Row(group, str(scheme), 1000 / ms, row[kind]))
-    return Check(
+            rows.append(ValidatedRow(group, str(scheme), 1000 / ms, row[kind]))
+    return TableCheck(
         name=f"USP {table.replace('table', 'table ')}",
         what=usp[table]["what"],
         unit="iterations/s",
@@ -121,7 +121,7 @@ def _attention_table(usp: Any, table: str, hardware: str) -> Check:
     )
 
 
-def _training_table(usp: Any) -> Check:
+def _training_table(usp: Any) -> TableCheck:
     """Predict table 5: LLaMA2-7B on 8 A800; FLOPs count attention whole, as its MFU implies."""
     cluster = ClusterHardware(DEVICES["a800-80gb"], 1, 8)
     sizes = ModelSizes.of(MODELS["llama-7b"])
@@ -134,8 +134,8 @@ def _training_table(usp: Any) -> Check:
         iteration_s = estimate(deployment, scheme, load).iteration_ms / 1e3
         flops = model_flops(sizes, length, causal=False) * row["global_batch"]
         rate = flops / iteration_s / cluster.gpus / 1e12
-        rows.append(Row(row["seqlen"], str(scheme), rate, row["tflops_per_gpu"]))
-    return Check(
+        rows.append(ValidatedRow(row["seqlen"], str(scheme), rate, row["tflops_per_gpu"]))
+    return TableCheck(
         name="USP table 5",
         what=usp["table5"]["what"],
         unit="TFLOP/s per GPU",
@@ -145,7 +145,7 @@ def _training_table(usp: Any) -> Check:
     )
 
 
-def _latency_check(name: str) -> Check:
+def _latency_check(name: str) -> TableCheck:
     """Predict T(l) of each unflagged scheme, times its GPUs: the GPU time that a sequence costs."""
     profile, deployment = _a800(name)
     rows = []
@@ -158,8 +158,10 @@ def _latency_check(name: str) -> Check:
                 ms = sum(float(value) for value in terms.values())
                 published = entry.latency.micro_batch_ms([length])
                 gpus = entry.scheme.gpus
-                rows.append(Row(f"{length:,}", str(entry.scheme), ms * gpus, published * gpus))
-    return Check(
+                rows.append(
+                    ValidatedRow(f"{length:,}", str(entry.scheme), ms * gpus, published * gpus)
+                )
+    return TableCheck(
         name=f"{profile.name}: latency",
         what="T(l)·GPUs of every scheme at three lengths, coefficients by Hydraulis's authors",
         unit="ms·GPU",
@@ -169,7 +171,7 @@ def _latency_check(name: str) -> Check:
     )
 
 
-def _max_len_check(name: str) -> Check:
+def _max_len_check(name: str) -> TableCheck:
     """Predict MaxLen with the published context and margin, our states and activations, 64 GPUs."""
     profile, deployment = _a800(name)
     sharded, layers, embeddings = state_bytes(deployment)
@@ -192,8 +194,8 @@ def _max_len_check(name: str) -> Check:
         stated = published.max_len(entry.scheme, A800_GPUS, 0)
         agreed += (predicted > 0) == (stated > 0)
         if stated:
-            rows.append(Row("MaxLen", str(entry.scheme), float(predicted), float(stated)))
-    return Check(
+            rows.append(ValidatedRow("MaxLen", str(entry.scheme), float(predicted), float(stated)))
+    return TableCheck(
         name=f"{profile.name}: MaxLen",
         what=f"tokens of a micro-batch on {A800_GPUS} GPUs, memory model by Hydraulis's authors",
         unit="tokens",
@@ -211,7 +213,7 @@ def _a800(name: str) -> tuple[Profile, Deployment]:
     return profile, Deployment(cluster=cluster, sizes=sizes, gradient_bytes=2)
 
 
-def _all_to_all_check() -> Check:
+def _all_to_all_check() -> TableCheck:
     """Predict eight all-to-alls a layer; a node's 8 GPUs share 400 Gb/s, as FlexSP states."""
     profile = shipped("gpt-7b-a100-40gb")
     hardware = replace(DEVICES["a100-40gb"], inter_gb_s=400 / 8 / 8)
@@ -223,8 +225,8 @@ def _all_to_all_check() -> Check:
         once += memory_ms(hardware, PERMUTE_PASSES * payload)
         count = 8 * profile.shape.layers
         published = count * payload / 2**20 / bandwidth
-        rows.append(Row("all-to-all", f"u{degree}", float(count * once), published))
-    return Check(
+        rows.append(ValidatedRow("all-to-all", f"u{degree}", float(count * once), published))
+    return TableCheck(
         name="FlexSP: all-to-all",
         what=f"time of a {FLEXSP_TOKENS:,}-token micro-batch's all-to-alls, GPT-7B on 64 A100-40GB",
         unit="ms",

@@ -12,14 +12,16 @@ FIT_POINTS, PACKED_FIT_POINTS, PACKED_POINTS = 10, 5, 6
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class DesignPoint:
     """A micro-batch of sequences of ``lengths`` tokens, and what its time is for."""
 
     role: Role
     lengths: tuple[int, ...]
 
 
-def design(shortest: int, longest: int, *, points: int = FIT_POINTS, seed: int = 0) -> list[Point]:
+def design(
+    shortest: int, longest: int, *, points: int = FIT_POINTS, seed: int = 0
+) -> list[DesignPoint]:
     """Choose micro-batches from ``shortest`` to ``longest`` tokens.
 
     Lengths to fit are a geometric series, and those held out lie between them. Packed micro-batches
@@ -36,10 +38,10 @@ def design(shortest: int, longest: int, *, points: int = FIT_POINTS, seed: int =
         raise ValueError(f"three coefficients need at least 4 lengths, not {points}")
     series = np.unique(np.geomspace(shortest, longest, points).round().astype(int))
     between = np.sqrt(series[:-1] * series[1:]).round().astype(int)
-    fitted = [Point("fit", (int(length),)) for length in series]
+    fitted = [DesignPoint("fit", (int(length),)) for length in series]
     seen = set(series.tolist())
     held = [
-        Point("held-out", (int(length),))
+        DesignPoint("held-out", (int(length),))
         for length in np.unique(between)
         if int(length) not in seen
     ]
@@ -52,7 +54,7 @@ def design(shortest: int, longest: int, *, points: int = FIT_POINTS, seed: int =
 
 def _packed(
     role: Role, count: int, shortest: int, longest: int, rng: np.random.Generator
-) -> list[Point]:
+) -> list[DesignPoint]:
     """Draw long-tailed mixtures that fill a growing part of the longest micro-batch."""
     points = []
     for part in np.linspace(0.25, 1.0, count):
@@ -63,5 +65,5 @@ def _packed(
             lengths.append(max(shortest, min(drawn, room)))
             room -= lengths[-1]
         if len(lengths) > 1:
-            points.append(Point(role, tuple(lengths)))
+            points.append(DesignPoint(role, tuple(lengths)))
     return points

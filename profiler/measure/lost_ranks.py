@@ -19,7 +19,7 @@ HEAD_START_S = 10.0
 _POLL_S = 0.5
 
 
-class Store(Protocol):
+class KeyValueStore(Protocol):
     """What all ranks read and write; torch's are."""
 
     def set(self, key: str, value: str) -> None: ...
@@ -36,7 +36,9 @@ class Alarm:
     micro-batch again.
     """
 
-    def __init__(self, store: Store, rank: int, give_up: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, store: KeyValueStore, rank: int, give_up: Callable[[int, int], None]
+    ) -> None:
         """``give_up(index, rank)``: called on rank 0 with the micro-batch and who has no memory."""
         self._store, self._rank, self._give_up = store, rank, give_up
         self._changed = threading.Condition()

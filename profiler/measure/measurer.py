@@ -11,7 +11,7 @@ import torch
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.samples import Sample
 from seqplan.profiler.measure.bench import Bench, RankWork
-from seqplan.profiler.measure.design import Point
+from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.saved_memory import MicroBatchMemory
 from seqplan.profiler.measure.stage import StageWork
 from seqplan.profiler.measure.timing import MOST_REPEATS, Timer
@@ -30,7 +30,7 @@ class Measurer:
         self._timer = Timer(bench, self._rank_work.forget_gradients)
 
     def measure(
-        self, scheme: Scheme, point: Point, *, turn: int = 0, repeats: int = MOST_REPEATS
+        self, scheme: Scheme, point: DesignPoint, *, turn: int = 0, repeats: int = MOST_REPEATS
     ) -> Sample:
         """Measure one sample, ``repeats`` times at most; out of memory on any rank is one too.
 
@@ -50,7 +50,7 @@ class Measurer:
         return sample
 
     def _fitted(
-        self, scheme: Scheme, point: Point, turn: int
+        self, scheme: Scheme, point: DesignPoint, turn: int
     ) -> tuple[StageWork | None, MicroBatchMemory | None]:
         """Prepare the micro-batch; its memory is None where this rank has no room for it."""
         bench = self._bench
@@ -68,7 +68,7 @@ class Measurer:
         work: StageWork | None,
         memory: MicroBatchMemory,
         scheme: Scheme,
-        point: Point,
+        point: DesignPoint,
         turn: int,
         repeats: int,
     ) -> Sample | None:
@@ -102,7 +102,7 @@ class Measurer:
         """Whether any rank lacks memory; all ranks call it."""
         return bool(self._timer.largest(float(lacking)))
 
-    def _oom(self, scheme: Scheme, point: Point, turn: int) -> Sample:
+    def _oom(self, scheme: Scheme, point: DesignPoint, turn: int) -> Sample:
         if self._bench.device.type == "cuda":
             torch.cuda.empty_cache()
         return Sample.out_of_memory(scheme, point.role, point.lengths, self._bench.layers, turn)

@@ -16,7 +16,7 @@ from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.pooling import pooled, steadied
 from seqplan.profiler.fit.samples import MeasuredOn, Sample, SampleFile
 from seqplan.profiler.measure.bench import Bench
-from seqplan.profiler.measure.design import Point
+from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.device import device_name
 from seqplan.profiler.measure.lost_ranks import Alarm
 from seqplan.profiler.measure.measurer import Measurer
@@ -39,7 +39,7 @@ class Task:
     device: str
     dtype: str
     schemes: tuple[Scheme, ...]
-    points: tuple[Point, ...]
+    points: tuple[DesignPoint, ...]
     repeats: int
 
 
@@ -91,7 +91,7 @@ class _Wanted:
 
     turn: int
     scheme: Scheme
-    point: Point
+    point: DesignPoint
     repeats: int
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from seqplan.api.cli import build_parser
-from seqplan.api.cli.job_file import read_job_file
+from seqplan.api.cli.frame.job_file import read_job_file
 from seqplan.profiler.lengths import read_lengths
 from seqplan.profiler.shipped.catalogue import find_profile
 

@@ -19,7 +19,7 @@ from seqplan.api.report.drawing.svg import (
     rect,
     text_width,
 )
-from seqplan.api.report.sections.gantt_rows import Block, Row, blocks, rows_of
+from seqplan.api.report.sections.gantt_rows import Block, GanttRow, blocks, rows_of
 from seqplan.api.report.sections.pick import best_baseline, fastest, simulated_on, slowest
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration
@@ -76,7 +76,7 @@ def _chart(
     system: System,
     iteration: Iteration,
     word: str,
-    rows: Sequence[Row],
+    rows: Sequence[GanttRow],
     extent: Extent,
 ) -> str:
     ident = f"gantt-{word}-{'ours' if system is comparison.ours else 'other'}"
@@ -101,7 +101,7 @@ def _chart(
     ) + _table(title, rows, iteration.total_ms)
 
 
-def _draw(rows: Sequence[Row], total_ms: float, extent: Extent, width: float) -> Drawing:
+def _draw(rows: Sequence[GanttRow], total_ms: float, extent: Extent, width: float) -> Drawing:
     present = {span.kind for row in rows for span in row.spans}
     entries = [(kind, kind) for kind in KINDS if kind in present]
     shapes, top = legend([*entries, ("stage", "idle")], width, 0)
@@ -145,7 +145,7 @@ def _draw(rows: Sequence[Row], total_ms: float, extent: Extent, width: float) ->
     return Drawing(bottom + 36, tuple(shapes))
 
 
-def _pieces(rows: Sequence[Row], end_ms: float, width: float) -> list[list[Block]]:
+def _pieces(rows: Sequence[GanttRow], end_ms: float, width: float) -> list[list[Block]]:
     """What to draw of each row, the pieces as small as the whole chart's number allows."""
     shortest = end_ms / width
     while True:
@@ -165,7 +165,7 @@ def _numbered(block: Block, begin: float, size: float, middle: float) -> list[st
     return [label(begin + size / 2, middle + 3, name, anchor="middle", class_=f"on-{block.kind}")]
 
 
-def _table(title: str, rows: Sequence[Row], total_ms: float) -> str:
+def _table(title: str, rows: Sequence[GanttRow], total_ms: float) -> str:
     """The times of every row; columns that say nothing here are left out."""
     kinds = [kind for kind in KINDS if any(row.spent_ms(kind) > 0 for row in rows)]
     shared = any(row.stages > 1 for row in rows)

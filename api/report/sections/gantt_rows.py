@@ -13,7 +13,7 @@ ROWS = 200
 
 
 @dataclass(frozen=True)
-class Row:
+class GanttRow:
     """Consecutive ranks [low, high) of ``stages`` stages; the spans are those of the busiest.
 
     A stage here is a range of ranks that do the same throughout the iteration; ``shown`` is the
@@ -50,7 +50,7 @@ class Block:
     end_ms: float
 
 
-def rows_of(iteration: Iteration, limit: int = ROWS) -> list[Row]:
+def rows_of(iteration: Iteration, limit: int = ROWS) -> list[GanttRow]:
     """The rows from rank 0 up, every rank in one of them, spans by start."""
     world = len(iteration.rank_busy_ms)
     edges = {0, world}
@@ -75,14 +75,14 @@ def rows_of(iteration: Iteration, limit: int = ROWS) -> list[Row]:
 
 def _row(
     low: int, high: int, gathered: Sequence[int], cuts: Sequence[int], stages: list[list[Span]]
-) -> Row:
+) -> GanttRow:
     def work_ms(at: int) -> float:
         return sum(s.end_ms - s.start_ms for s in stages[at] if s.kind in ("forward", "backward"))
 
     busiest = max(gathered, key=work_ms)
     spans = sorted(stages[busiest], key=lambda span: (span.start_ms, span.end_ms, span.kind))
     shown = (cuts[busiest], cuts[busiest + 1])
-    return Row(low, high, len(gathered), shown, tuple(spans))
+    return GanttRow(low, high, len(gathered), shown, tuple(spans))
 
 
 def blocks(spans: Iterable[Span], shortest_ms: float) -> list[Block]:

@@ -19,7 +19,7 @@ from seqplan.api.report.drawing.svg import (
     polyline,
     text_width,
 )
-from seqplan.planner.comparison.sweep import Point, Sweep
+from seqplan.planner.comparison.sweep import Sweep, SweptPoint
 
 MEANING = {
     "gpus": "number of GPUs",
@@ -65,7 +65,7 @@ def _one(sweep: Sweep, profile: str) -> str:
     return "".join(parts)
 
 
-def _chart(sweep: Sweep, points: Sequence[Point], meaning: str, width: float) -> Drawing:
+def _chart(sweep: Sweep, points: Sequence[SweptPoint], meaning: str, width: float) -> Drawing:
     names = {key: name for key, name in sweep.names().items() if key != "ours"}
     height = max(300.0, 15.0 * len(names) + 90)
     top, bottom = 24.0, height - 38

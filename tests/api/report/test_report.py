@@ -12,7 +12,7 @@ from comparisons import ODD, Page, comparison_of, in_rounds, iteration, pipeline
 from seqplan.api.report import render
 from seqplan.api.report.drawing.style import CSS
 from seqplan.planner.comparison.results import Comparison, System
-from seqplan.planner.comparison.sweep import Point, Sweep, SweptSystem
+from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.shipped.catalogue import shipped
 
@@ -181,9 +181,9 @@ def test_a_sweep_has_a_figure_and_every_number_in_a_table() -> None:
 
     systems = [swept("ours", 1000.0), swept("a", 1525.4), swept("b", 913.6)]
     points = (
-        Point(16, 50_000, tuple(systems), ()),
-        Point(32, 100_000, (systems[0], systems[2]), (("A & co", "no room"),)),
-        Point(64, 0, (), (), "too few <GPUs>"),
+        SweptPoint(16, 50_000, tuple(systems), ()),
+        SweptPoint(32, 100_000, (systems[0], systems[2]), (("A & co", "no room"),)),
+        SweptPoint(64, 0, (), (), "too few <GPUs>"),
     )
     document = render(pipelined(), PROFILE, [Sweep("gpus", points), Sweep("tokens", points[2:])])
     page = Page.of(document)

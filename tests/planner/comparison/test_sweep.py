@@ -16,7 +16,7 @@ from seqplan.api.cli.compare_output import sweep_lines
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison
-from seqplan.planner.comparison.sweep import Point, Sweep, SweptSystem, point_of, sweep
+from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem, point_of, sweep
 from seqplan.planner.exchange import exchange_of
 from seqplan.profiler.shipped.catalogue import shipped
 
@@ -58,9 +58,9 @@ def made() -> Sweep:
     return Sweep(
         "tokens",
         (
-            Point(1000, 1000, (swept("ours", 1.0), swept("other", 1.25)), (everywhere,)),
-            Point(2000, 2000, (swept("ours", 1.0),), (("Other", "too long"), everywhere)),
-            Point(3000, 0, (), (), "no data"),
+            SweptPoint(1000, 1000, (swept("ours", 1.0), swept("other", 1.25)), (everywhere,)),
+            SweptPoint(2000, 2000, (swept("ours", 1.0),), (("Other", "too long"), everywhere)),
+            SweptPoint(3000, 0, (), (), "no data"),
         ),
     )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from seqplan.profiler.analytic.validate import Check
+from seqplan.profiler.analytic.validate import TableCheck
 from seqplan.profiler.analytic.validate_tables import checks
 
 
 @pytest.fixture(scope="module")
-def by_name() -> dict[str, Check]:
+def by_name() -> dict[str, TableCheck]:
     return {check.name: check for check in checks()}
 
 
@@ -29,7 +29,7 @@ def by_name() -> dict[str, Check]:
     ],
 )
 def test_ranks_and_sizes(
-    by_name: dict[str, Check], name: str, figures: int, correlation: float, error: float
+    by_name: dict[str, TableCheck], name: str, figures: int, correlation: float, error: float
 ) -> None:
     check = by_name[name]
     assert len(check.rows) == figures
@@ -38,7 +38,7 @@ def test_ranks_and_sizes(
 
 
 def test_the_predicted_best_is_the_published_best_or_within_3_percent(
-    by_name: dict[str, Check],
+    by_name: dict[str, TableCheck],
 ) -> None:
     lost = {
         (check.name, group): loss
@@ -49,17 +49,17 @@ def test_the_predicted_best_is_the_published_best_or_within_3_percent(
     assert not lost
 
 
-def test_what_fits_is_agreed_on_by_every_scheme(by_name: dict[str, Check]) -> None:
+def test_what_fits_is_agreed_on_by_every_scheme(by_name: dict[str, TableCheck]) -> None:
     for name, schemes in (("llama-7b", 13), ("llama-13b", 12), ("llama-32b", 15)):
         said = by_name[f"{name}-a800-80gb: MaxLen"].missing
         assert said.startswith(f"On {schemes} of {schemes} schemes both agree")
 
 
-def test_every_table_that_misses_names_an_effect(by_name: dict[str, Check]) -> None:
+def test_every_table_that_misses_names_an_effect(by_name: dict[str, TableCheck]) -> None:
     assert all(check.missing for check in by_name.values())
 
 
-def test_table_5_needs_no_scale(by_name: dict[str, Check]) -> None:
+def test_table_5_needs_no_scale(by_name: dict[str, TableCheck]) -> None:
     """Absolute TFLOP/s, not only their order."""
     for row in by_name["USP table 5"].rows:
         assert row.predicted == pytest.approx(row.published, rel=0.07)

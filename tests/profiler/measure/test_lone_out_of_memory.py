@@ -11,7 +11,7 @@ from ranks import run_ranks
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.samples import read_samples
 from seqplan.profiler.measure import lost_ranks as alarm
-from seqplan.profiler.measure.design import Point
+from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.run import Task, measure
 from seqplan.profiler.measure.stage import Call, Stage
 from seqplan.runtime.sequence_parallel.unified import AttentionContext
@@ -24,7 +24,7 @@ TASK = Task(
     device="cpu",
     dtype="float32",
     schemes=(SCHEME,),
-    points=tuple(Point("fit", (length,)) for length in (16, 32, 64, 128)),
+    points=tuple(DesignPoint("fit", (length,)) for length in (16, 32, 64, 128)),
     repeats=2,
 )
 

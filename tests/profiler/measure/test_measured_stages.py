@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.bench import Bench
-from seqplan.profiler.measure.design import Point
+from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.stage import Call, Neighbours, with_transfers
 from seqplan.profiler.measure.tensor_parallel import tensor_ranks
@@ -79,7 +79,7 @@ def samples(rank: int, world_size: int) -> list[tuple[str, int, int]]:
     measurer = Measurer(bench)
     by_scheme = []
     for scheme in (Scheme(), Scheme(pp=3), Scheme(tp=2, pp=2), Scheme(pp=2, ring=2)):
-        sample = measurer.measure(scheme, Point("packed", (40, 3, 21)))
+        sample = measurer.measure(scheme, DesignPoint("packed", (40, 3, 21)))
         assert not sample.oom
         assert min(sample.layers_ms) > 0
         assert min(sample.ends_ms) > 0

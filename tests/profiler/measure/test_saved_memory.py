@@ -13,7 +13,7 @@ from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.memory import UNSPLIT_BYTES, layer_activation_bytes
 from seqplan.profiler.fit.pooling import pooled
 from seqplan.profiler.measure.bench import Bench
-from seqplan.profiler.measure.design import Point
+from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import SavedBytes, peak_bytes, saved_bytes
 from seqplan.profiler.measure.stage import Call, Neighbours, Stage
@@ -84,7 +84,10 @@ def test_a_layer_that_is_computed_again_counts_once() -> None:
     """Full checkpointing keeps inputs, and while backward runs, all of one layer."""
     whole, ends = bytes_kept("none", 1, fake=True, dtype=torch.float32)
     config = ModelConfig(**SIZES, checkpointing="full")
-    measurer, point = Measurer(Bench(config, 3, CPU, torch.float32, 0, 1)), Point("fit", (TOKENS,))
+    measurer, point = (
+        Measurer(Bench(config, 3, CPU, torch.float32, 0, 1)),
+        DesignPoint("fit", (TOKENS,)),
+    )
     sample = measurer.measure(Scheme(), point, repeats=3)
     inputs = 4 * SIZES["hidden"]
     assert sample.layers_saved_bytes / TOKENS == pytest.approx(3 * inputs, rel=0.01)
@@ -157,7 +160,7 @@ def test_peaks_are_read_where_there_is_an_allocator() -> None:
     allocator.reset_peak = lambda: reset_at.append(1)  # type: ignore[method-assign]
     allocator.most = 1700
     bench = Bench(config, 2, CPU, torch.float32, 0, 1, allocator=allocator)
-    sample = Measurer(bench).measure(Scheme(), Point("fit", (TOKENS,)))
+    sample = Measurer(bench).measure(Scheme(), DesignPoint("fit", (TOKENS,)))
     assert len(reset_at) == 2
     assert (sample.layers_peak_bytes, sample.ends_peak_bytes) == (700, 700)
     assert sample.saved_bytes > sample.layers_saved_bytes > 0

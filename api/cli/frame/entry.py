@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from seqplan.api.cli.environment import apply_environment
+from seqplan.api.cli.frame.environment import apply_environment
 from seqplan.plans.version import VERSION
 
 VERBS = (

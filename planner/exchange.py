@@ -19,8 +19,6 @@ from seqplan.profiler.profile import Profile
 
 PUBLISHED_PARAMETERS = 32.3e9
 HOMOGENEOUS_MS, HETEROGENEOUS_MS, OPTIMIZER_MS = 1110.0, 1710.0, 20.0
-PUBLISHED_OVERLAP = (1710 - 1180) / 1710
-"""Share of the exchange that overlapping hid for different replicas."""
 
 NODE_SPEED_UP = 400 / 25
 """NVLink's 400 GB/s over a GPU's share of InfiniBand: replicas of one node exchange inside it."""

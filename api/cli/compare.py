@@ -152,13 +152,13 @@ def run(args: argparse.Namespace) -> int:
             file.write(page)
     if args.json:
         fields = comparison_fields(comparison) | {
-            "sweeps": [sweep_fields(sweep) for sweep in sweeps]
+            "sweeps": [sweep_fields(swept) for swept in sweeps]
         }
         print(json.dumps(fields, ensure_ascii=False))
     else:
         lines = comparison_lines(comparison)
-        for sweep in sweeps:
-            lines += ["", *sweep_lines(sweep)]
+        for swept in sweeps:
+            lines += ["", *sweep_lines(swept)]
         print("\n".join(lines))
         if args.output is not None:
             print(f"written: {args.output}")

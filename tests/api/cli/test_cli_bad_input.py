@@ -205,9 +205,9 @@ def test_an_unknown_profile(lengths: Path, output: Path, dense: Made) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.update(a=-1e-6), "schemes[2].a (u4): wants a number from 0 to 1e+18, not -1e"),
-        (lambda s: s.pop("b"), "schemes[2]: lacks b"),
-        (lambda s: s.update(c=float("nan")), "schemes[2].c (u4): wants a number from 0 to 1e+18"),
+        (lambda s: s.update(a=-1e-6), "schemes[2] (u4).a: wants a number from 0 to 1e+18, not -1e"),
+        (lambda s: s.pop("b"), "schemes[2].b: is missing"),
+        (lambda s: s.update(c=float("nan")), "schemes[2] (u4).c: wants a number from 0 to 1e+18"),
         (lambda s: s.update(tp=2), "under ZeRO-3 every scheme must have tp = pp = 1"),
     ],
 )

@@ -35,7 +35,7 @@ def megatron(path: Path) -> Path:
     return path / "tokens.idx"
 
 
-@pytest.mark.parametrize("made", [jsonl, npy, megatron])
+@pytest.mark.parametrize("make_file", [jsonl, npy, megatron])
 def test_the_same_samples_from_every_kind(tmp_path: Path, make_file: object) -> None:
     data = token_file(make_file(tmp_path))  # type: ignore[operator]
     for id, row in enumerate(ROWS):

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import re
+import tomllib
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -170,3 +171,11 @@ def test_every_benchmark_that_makes_a_figure_is_there_and_told() -> None:
     figures = of(DOCS / "figures.md")
     names = re.findall(r'"(\w+)"', known[1])
     assert [name for name in names if f"`./run bench {name}`" not in figures] == []
+
+
+def test_every_extra_is_explained() -> None:
+    project = tomllib.loads(of(ROOT / "pyproject.toml"))["project"]
+    table = of(DOCS / "command-line.md").partition("## Installing")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(
+        project["optional-dependencies"]
+    )

@@ -89,11 +89,11 @@ def _pipeline(
     batches: list[tuple[int, ...]],
     lengths: tuple[int, ...],
 ) -> PlannedPipeline:
-    made = []
+    planned = []
     for batch in batches:
         held = [lengths[position] for position in batch]
-        made.append(MicroBatch(batch, sum(held), scheme.padded_tokens(held), 1.0))
-    return PlannedPipeline(scheme, ranks, tuple(made), float(len(made)))
+        planned.append(MicroBatch(batch, sum(held), scheme.padded_tokens(held), 1.0))
+    return PlannedPipeline(scheme, ranks, tuple(planned), float(len(planned)))
 
 
 def _measured(kind: str, path: Path, ranks: int) -> list[float]:

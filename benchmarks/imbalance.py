@@ -32,16 +32,16 @@ def run(data: Sequence[Data]) -> None:
     for item in data:
         for context in CONTEXTS:
             where = cluster(GPUS, context)
-            found = compare(
+            comparison = compare(
                 profile, where, item.lengths, STEPS, NO_EXCHANGE, seed=SEED, options=OPTIONS
             )
             classes = [PipelineClass.of(model, 1) for model in where.models(profile).values()]
             bound, others = [], []
-            for step in found.ours.iterations:
+            for step in comparison.ours.iterations:
                 least = single_bound_ms(classes, Batch.of_lengths([step.longest]))
                 part = bound if least >= ALONE * step.propagation_ms else others
                 part.append(step.imbalance)
-            theirs = [step.imbalance for step in found.systems[1].iterations]
+            theirs = [step.imbalance for step in comparison.systems[1].iterations]
             rows.append(
                 [
                     item.name,

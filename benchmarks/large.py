@@ -22,23 +22,25 @@ def run(data: Sequence[Data]) -> None:
     profile = shipped(PROFILE)
     where = cluster(GPUS)
     exchange = exchange_of(profile, GPUS)
-    for item in data:
+    for lengths in data:
         start = time.perf_counter()
-        found = compare(profile, where, item.lengths, STEPS, exchange, seed=SEED, options=OPTIONS)
+        comparison = compare(
+            profile, where, lengths.lengths, STEPS, exchange, seed=SEED, options=OPTIONS
+        )
         took = time.perf_counter() - start
-        planning = median(step.planning_ms or 0.0 for step in found.ours.iterations)
+        planning = median(step.planning_ms or 0.0 for step in comparison.ours.iterations)
         print(
-            f"### {item.name}: {GPUS:,} GPUs, {STEPS} steps of {where.tokens:,} tokens: compared "
+            f"### {lengths.name}: {GPUS:,} GPUs, {STEPS} steps of {where.tokens:,} tokens: compared "
             f"in {took:.0f} s, our planning {planning:.0f} ms a step\n"
         )
         rows = [
             [
                 system.name,
                 f"{mean_propagation_ms(system):,.0f}",
-                f"{mean_propagation_ms(system) / mean_propagation_ms(found.ours):.2f}",
-                f"{system.mean_ms / found.ours.mean_ms:.2f}",
+                f"{mean_propagation_ms(system) / mean_propagation_ms(comparison.ours):.2f}",
+                f"{system.mean_ms / comparison.ours.mean_ms:.2f}",
             ]
-            for system in found.systems
+            for system in comparison.systems
         ]
         print(markdown(["system", "propagation (ms)", "over ours", "iteration, over ours"], rows))
         print()

@@ -56,8 +56,8 @@ def main(argv: list[str] | None = None) -> int:
 def _in_a_process(path: Path) -> tuple[float, int]:
     command = [sys.executable, "-m", "benchmarks.lengths_ingest", "--read", str(path)]
     root = Path(__file__).parent.parent
-    told = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=root).stdout)
-    return told["seconds"], told["peak_bytes"]
+    measured = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=root).stdout)
+    return measured["seconds"], measured["peak_bytes"]
 
 
 def _measured(path: Path) -> dict[str, float]:

@@ -95,8 +95,8 @@ async def _woken(
     ]
     await asyncio.sleep(1.0)  # all of them wait
     published = asyncio.create_task(asyncio.to_thread(_published, store, job, batch.step))
-    item = {"step": batch.step, "ids": batch.ids, "lengths": batch.lengths}
-    await _ok(one, f"/v1/jobs/{job}/batches", {"batches": [item]})
+    line = {"step": batch.step, "ids": batch.ids, "lengths": batch.lengths}
+    await _ok(one, f"/v1/jobs/{job}/batches", {"batches": [line]})
     at = await published
     answers = await asyncio.gather(*waiting)
     assert all(answer.status == 200 for answer in answers)
@@ -143,7 +143,7 @@ def _since(began: float, answers: Sequence[Answered]) -> Times:
 
 
 def _joined(found: Sequence[Times]) -> tuple[list[float], int]:
-    times = [item for part in found for item in part]
+    times = [time for part in found for time in part]
     return [took for took, _ in times], sum(status != 200 for _, status in times)
 
 

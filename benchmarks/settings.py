@@ -30,12 +30,12 @@ class Data:
 
 def data_sets(wikipedia: Path | None) -> list[Data]:
     """The code lengths that ship, and the Wikipedia lengths where a file of them is given."""
-    found = [Data("code", read_lengths([CODE]).values)]
+    sets = [Data("code", read_lengths([CODE]).values)]
     if wikipedia is None:
         print("Wikipedia lengths: not given (--wikipedia FILE), left out\n")
     else:
-        found.insert(0, Data("Wikipedia", read_lengths([wikipedia]).values))
-    return found
+        sets.insert(0, Data("Wikipedia", read_lengths([wikipedia]).values))
+    return sets
 
 
 def cluster(gpus: int, context: int = 32768) -> Cluster:

@@ -77,13 +77,13 @@ async def _train(served: Served) -> tuple[list[float], list[int]]:
         due = max(due + STEP_S, time.perf_counter())
         await asyncio.sleep(due - time.perf_counter())
         bodies = (json.dumps({"step": step, "rank": r, "digest": None}) for r in range(GPUS))
-        told = await asyncio.gather(
+        answers = await asyncio.gather(
             *(
                 client.ask("POST", "/v1/jobs/job/acks", body.encode())
                 for client, body in zip(ranks, bodies, strict=True)
             )
         )
-        assert all(answer.status == 200 for answer in told)
+        assert all(answer.status == 200 for answer in answers)
     for client in (one, *ranks):
         client.close()
     return waits, ahead

@@ -103,8 +103,8 @@ def _about(package: ModuleType, name: str) -> str:
 def _sentence(text: str) -> str:
     """The first sentence of a docstring, as it fits a table."""
     first = " ".join(text.strip().split("\n\n")[0].replace("``", "`").split())
-    found = re.match(r".*?[.](?= [A-Z]|$)", first)
-    return (found[0] if found else first).replace("|", r"\|")
+    sentence = re.match(r".*?[.](?= [A-Z]|$)", first)
+    return (sentence[0] if sentence else first).replace("|", r"\|")
 
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
@@ -118,9 +118,9 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
 def written(part: str, text: str) -> str:
     """The page ``text`` with this part as it should be."""
     begin, end = f"<!-- generated: {part} -->\n", f"\n<!-- end of {part} -->"
-    before, found, rest = text.partition(begin)
+    before, opened, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
-    if not found or not closed:
+    if not opened or not closed:
         raise ValueError(f"{PARTS[part][0]} has no place for {part}: wants {begin!r} and {end!r}")
     return f"{before}{begin}{PARTS[part][1]()}{end}{after}"
 

@@ -30,8 +30,8 @@ def run(data: Sequence[Data]) -> None:
         took = time.perf_counter() - start
         planning = median(step.planning_ms or 0.0 for step in comparison.ours.iterations)
         print(
-            f"### {lengths.name}: {GPUS:,} GPUs, {STEPS} steps of {where.tokens:,} tokens: compared "
-            f"in {took:.0f} s, our planning {planning:.0f} ms a step\n"
+            f"### {lengths.name}: {GPUS:,} GPUs, {STEPS} steps of {where.tokens:,} tokens: "
+            f"compared in {took:.0f} s, our planning {planning:.0f} ms a step\n"
         )
         rows = [
             [

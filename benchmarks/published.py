@@ -43,7 +43,7 @@ def run(data: Sequence[Data]) -> None:
             ratios.append(simulated / simulate_plan_ms(plan))
             balanced = select(batch, pool, ours.models, GPUS, tailor=False)
             form_s = max(pipeline.predicted_ms for pipeline in theirs)
-            same.append(form_s / balanced.filling.objective_ms)
+            same.append(form_s / balanced.placement.objective_ms)
         rows.append(
             [
                 item.name,

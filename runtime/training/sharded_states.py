@@ -22,6 +22,10 @@ from torch import Tensor, nn
 
 from seqplan.runtime.dtypes import accumulation_dtype
 
+# Named so from torch 2.13 on, which warns of the names before.
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 class Unit:
     """Parameters that travel together, flattened one after the other.
@@ -153,7 +157,7 @@ class ShardedStates:
         for unit in self.units:
             unit.gradient.zero_()
             unit.awaited = len(unit.parameters)
-            unit.pulling = dist.all_gather_single(
+            unit.pulling = _ALL_GATHER(
                 unit.flat, unit.master.to(unit.flat.dtype), group=self._group, async_op=True
             )
 
@@ -197,7 +201,7 @@ class ShardedStates:
         by_name = {}
         for unit in self.units:
             whole = unit.gradient.new_empty(unit.gradient.shape)
-            dist.all_gather_single(whole, unit.master, group=self._group)
+            _ALL_GATHER(whole, unit.master, group=self._group)
             for name, parameter, at in zip(unit.names, unit.parameters, unit.offsets, strict=True):
                 by_name[name] = whole[at : at + parameter.numel()].view(parameter.shape).clone()
         return by_name
@@ -219,7 +223,7 @@ class ShardedStates:
 
     def _push_next(self) -> None:
         unit = self._next_to_push
-        unit.pushing = dist.reduce_scatter_single(
+        unit.pushing = _REDUCE_SCATTER(
             unit.reduced, unit.gradient, group=self._group, async_op=True
         )
         self._pushed += 1

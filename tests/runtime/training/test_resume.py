@@ -54,6 +54,8 @@ def losses(
     try:
         assert ranks[0].stdout is not None
         for line in ranks[0].stdout:
+            if not line.startswith("{"):
+                continue  # gloo of some releases writes there that it is connected
             record = json.loads(line)
             losses.append((record["step"], record["loss"]))
             if kill is not None and record["step"] == kill[1]:

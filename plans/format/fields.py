@@ -110,7 +110,7 @@ class FieldReader:
         if type(value) is int and abs(value) <= MAX_INTEGER:
             raw[name] = value = float(value)
         if type(value) is not float or not math.isfinite(value) or not 0 <= value <= most:
-            limit = "a finite number ≥ 0" if most == math.inf else f"a number from 0 to {most:.0e}"
+            limit = "a finite number ≥ 0" if most == math.inf else f"a number from 0 to {most:g}"
             self.fail(f"{place}.{name}", f"wants {limit}, not {shown(value)}")
         return value
 

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any, Literal
 
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.model_sizes import SIZES
 
 FORMAT = 1
 
@@ -203,6 +204,8 @@ def _measured_on_fields(measured_on: MeasuredOn) -> dict[str, Any]:
 def _measured_on(fields: Mapping[str, Any]) -> MeasuredOn:
     if fields["format"] != FORMAT:
         raise ValueError(f"format {fields['format']}, this version reads {FORMAT}")
+    if lacking := [name for name in SIZES if name not in fields["model"]]:
+        raise ValueError(f"model lacks {', '.join(lacking)}")
     return MeasuredOn(
         fields["device"],
         fields["dtype"],

@@ -99,7 +99,7 @@ def test_a_run_that_measured_nothing_makes_no_profile(tmp_path: Path) -> None:
     [
         ({"device": "another"}, "device another, not a device"),
         ({"dtype": "bfloat16"}, "dtype bfloat16, not float32"),
-        ({"model": (("hidden", 3),)}, "model hidden 3, not hidden 64"),
+        ({"model": tuple({**SIZES, "hidden": 3}.items())}, "model hidden 3, .*, not hidden 64"),
         ({"checkpointing": "full"}, "checkpointing full, not none"),
     ],
 )
@@ -108,6 +108,13 @@ def test_settings_are_not_mixed(tmp_path: Path, change: dict[str, object], named
     SampleFile(tmp_path / "b", replace(MEASURED_ON, **change))  # type: ignore[arg-type]
     with pytest.raises(SampleError, match=named):
         merged([tmp_path / "a", tmp_path / "b"])
+
+
+def test_a_model_that_lacks_a_size_is_named(tmp_path: Path) -> None:
+    some = tuple((name, size) for name, size in SIZES.items() if name != "layers")
+    SampleFile(tmp_path / "s.jsonl", replace(MEASURED_ON, model=some))
+    with pytest.raises(SampleError, match=r"s\.jsonl, line 1: .*model lacks layers"):
+        merged([tmp_path / "s.jsonl"])
 
 
 def test_merged_runs_make_one_profile(tmp_path: Path) -> None:

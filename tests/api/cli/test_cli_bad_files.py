@@ -8,11 +8,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import call, complaint, nothing_left, process
 from made_files import Made, propose
 
+from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.format.plan_file import read_plans
 
@@ -24,9 +26,31 @@ def changed_gpus(text: str) -> str:
     return text.replace('"gpus": 4,', '"gpus": 8,', 1)
 
 
+def resealed(change: Callable[[Any], object]) -> Callable[[str], str]:
+    """A change to the document whose digest is then that of what was written."""
+
+    def text_of(text: str) -> str:
+        document = json.loads(text)
+        del document["digest"]
+        change(document)
+        return json.dumps({**document, "digest": digest_of(canonical_json(document))})
+
+    return text_of
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (
+            resealed(lambda d: d["candidates"][0].update(runs="x")),
+            'candidates[0].runs: wants a number from 0 to 1, not "x"',
+        ),
+        (
+            resealed(lambda d: d.update(seed=1.5)),
+            "seed: wants an integer ≥ 0, not 1.5",
+        ),
+        (resealed(lambda d: d.update(zeal=1)), "zeal: is not a field of a proposal"),
+        (resealed(lambda d: d.update(candidates=[])), "no candidates"),
         (changed_gpus, "the digest does not match; the file was changed"),
         (lambda text: text[: len(text) // 2], "not a whole JSON document"),
         (lambda text: "", "not a whole JSON document"),

@@ -7,12 +7,15 @@ from typing import Any
 
 from seqplan.plans.format.decode import PlanReader
 from seqplan.plans.groups import Coordinates, Group
+from seqplan.plans.views.placement import PlacedPipeline, Placement, ranks_of_runs
 from seqplan.plans.views.rank_view import MicroBatchView, PipelineView, RankView, SequenceShare
 from seqplan.plans.views.sharding import Range
 
 _VIEW = frozenset(
-    {"step", "rank", "world_size", "tokens", "loss_tokens", "rounds", "digest", "pipelines"}
+    {"step", "rank", "world_size", "tokens", "loss_tokens", "rounds", "digest"}
+    | {"placement", "pipelines"}
 )
+_PLACED = frozenset({"scheme", "ranks"})
 _PIPELINE = frozenset(
     {"index", "scheme", "round", "predicted_ms", "at", "groups", "neighbours", "micro_batches"}
 )
@@ -43,7 +46,17 @@ class _ViewReader(PlanReader):
         rank = self.integer(raw, "rank", "")
         if rank >= world_size:
             self.fail(".rank", f"{rank} is outside 0 … {world_size - 1}")
-        pipelines = self.items(raw, "pipelines", "")
+        placement = self.placement(raw, world_size)
+        pipelines = tuple(
+            self.pipeline_view(entry, f".pipelines[{number}]", rank, world_size)
+            for number, entry in enumerate(self.items(raw, "pipelines", ""))
+        )
+        run_here = [index for index, placed in enumerate(placement) if rank in placed.ranks]
+        if [pipeline.index for pipeline in pipelines] != run_here:
+            self.fail(".pipelines", f"are not those that the placement gives rank {rank}")
+        for pipeline in pipelines:
+            if placement[pipeline.index].scheme != pipeline.scheme:
+                self.fail(f".placement[{pipeline.index}].scheme", f"is not {pipeline.scheme}")
         return RankView(
             step=self.integer(raw, "step", ""),
             rank=rank,
@@ -52,11 +65,29 @@ class _ViewReader(PlanReader):
             loss_tokens=self.integer(raw, "loss_tokens", ""),
             rounds=self.integer_or_null(raw, "rounds", ""),
             digest=None if raw["digest"] is None else self.text(raw, "digest", ""),
-            pipelines=tuple(
-                self.pipeline_view(entry, f".pipelines[{number}]", rank, world_size)
-                for number, entry in enumerate(pipelines)
-            ),
+            placement=placement,
+            pipelines=pipelines,
         )
+
+    def placement(self, raw: Any, world_size: int) -> Placement:
+        placed = []
+        for number, entry in enumerate(self.items(raw, "placement", "")):
+            place = f".placement[{number}]"
+            self.fields(entry, place, _PLACED)
+            scheme = self.scheme(entry["scheme"], f"{place}.scheme", _AXES)
+            runs = [
+                self.integer_list(run, f"{place}.ranks[{at}]")
+                for at, run in enumerate(self.items(entry, "ranks", place))
+            ]
+            for at, run in enumerate(runs):
+                if len(run) != 2 or not run[0] < run[1] <= world_size:
+                    self.fail(f"{place}.ranks[{at}]", f"wants [first, stop] up to {world_size}")
+            ranks, size = ranks_of_runs(runs), scheme.gpus
+            alike = [ranks[at : at + size] for at in range(0, len(ranks), size)]
+            if not ranks or any(len(set(pipeline)) != size for pipeline in alike):
+                self.fail(f"{place}.ranks", f"wants {size} distinct ranks for each {scheme}")
+            placed += [PlacedPipeline(scheme, pipeline) for pipeline in alike]
+        return tuple(placed)
 
     def pipeline_view(self, raw: Any, place: str, rank: int, world_size: int) -> PipelineView:
         self.fields(raw, place, _PIPELINE)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from seqplan.plans.groups import Coordinates, Group
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
 from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.placement import Placement, placement_of, rank_runs
 from seqplan.plans.views.sharding import Range, held_ranges, ring_tokens, ulysses_piece
 
 
@@ -108,7 +110,8 @@ class RankView:
 
     ``loss_tokens``: of the whole step, what every loss is divided by; ``rounds``: how many rounds
     all ranks go through, None without ZeRO-3; ``digest``: the plan's, where the caller gave it,
-    so that ranks can tell whether they follow the same plan.
+    so that ranks can tell whether they follow the same plan; ``placement``: where all pipelines
+    of the step run, the same for every rank.
     """
 
     step: int
@@ -118,6 +121,7 @@ class RankView:
     loss_tokens: int
     rounds: int | None
     digest: str | None
+    placement: Placement
     pipelines: tuple[PipelineView, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,6 +134,7 @@ class RankView:
             "loss_tokens": self.loss_tokens,
             "rounds": self.rounds,
             "digest": self.digest,
+            "placement": _placement_list(self.placement),
             "pipelines": [
                 {
                     **_pipeline_dict(pipeline),
@@ -152,6 +157,7 @@ def rank_view(plan: Plan, rank: int, *, digest: str | None = None) -> RankView:
         plan,
         rank,
         digest,
+        placement_of(plan.pipelines),
         [
             _pipeline_view(plan, index, pipeline, pipeline.ranks.index(rank), {})
             for index, pipeline in enumerate(plan.pipelines)
@@ -167,7 +173,11 @@ def rank_views(plan: Plan, *, digest: str | None = None) -> list[RankView]:
         shared: _Shared = {}
         for place, rank in enumerate(pipeline.ranks):
             pipelines_of[rank].append(_pipeline_view(plan, index, pipeline, place, shared))
-    return [_view(plan, rank, digest, pipelines) for rank, pipelines in enumerate(pipelines_of)]
+    placement = placement_of(plan.pipelines)
+    return [
+        _view(plan, rank, digest, placement, pipelines)
+        for rank, pipelines in enumerate(pipelines_of)
+    ]
 
 
 def views_json(plan: Plan, *, digest: str | None = None) -> list[bytes]:
@@ -186,13 +196,15 @@ def views_json(plan: Plan, *, digest: str | None = None) -> list[bytes]:
         return texts[key]
 
     written = []
+    placement = _compact(_placement_list(placement_of(plan.pipelines)))
     for view in rank_views(plan, digest=digest):
         pipelines = ",".join(
             f'{_compact(_pipeline_dict(pipeline))[:-1]},"micro_batches":{micro_batches(pipeline)}}}'
             for pipeline in view.pipelines
         )
-        head = _compact(replace(view, pipelines=()).to_dict())
-        written.append(f"{head.removesuffix(']}')}{pipelines}]}}".encode())
+        head = _compact(replace(view, placement=(), pipelines=()).to_dict())
+        head = head.removesuffix('[],"pipelines":[]}')
+        written.append(f'{head}{placement},"pipelines":[{pipelines}]}}'.encode())
     return written
 
 
@@ -200,7 +212,13 @@ def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _view(plan: Plan, rank: int, digest: str | None, pipelines: Iterable[PipelineView]) -> RankView:
+def _view(
+    plan: Plan,
+    rank: int,
+    digest: str | None,
+    placement: Placement,
+    pipelines: Iterable[PipelineView],
+) -> RankView:
     rounds = [pipeline.round for pipeline in plan.pipelines if pipeline.round is not None]
     return RankView(
         step=plan.step,
@@ -210,6 +228,7 @@ def _view(plan: Plan, rank: int, digest: str | None, pipelines: Iterable[Pipelin
         loss_tokens=plan.loss_tokens,
         rounds=max(rounds) + 1 if rounds else None,
         digest=digest,
+        placement=placement,
         pipelines=tuple(pipelines),
     )
 
@@ -279,6 +298,17 @@ def _micro_batch_view(
 
 def _offsets(lengths: list[int] | tuple[int, ...]) -> npt.NDArray[np.int32]:
     return np.fromiter(accumulate(lengths, initial=0), dtype=np.int32, count=len(lengths) + 1)
+
+
+def _placement_list(placement: Placement) -> list[dict[str, Any]]:
+    """Write consecutive pipelines of one scheme as one entry, whose ranks follow each other."""
+    return [
+        {
+            "scheme": scheme.as_dict(),
+            "ranks": rank_runs([rank for placed in alike for rank in placed.ranks]),
+        }
+        for scheme, alike in groupby(placement, key=attrgetter("scheme"))
+    ]
 
 
 def _pipeline_dict(view: PipelineView) -> dict[str, Any]:

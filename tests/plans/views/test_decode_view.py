@@ -48,6 +48,21 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     ("digest", lambda d: d.update(digest=5), "digest: wants a string"),
     ("place", lambda d: d["pipelines"][0]["at"].update(pp=3), "at.pp: 3 is outside 0 … 2"),
     (
+        "placed ranks",
+        lambda d: d["placement"][0].update(ranks=[[0, 2], [1, 2]]),
+        "placement[0].ranks: wants",
+    ),
+    (
+        "placed outside",
+        lambda d: d["placement"][0].update(ranks=[[4, 9]]),
+        "placement[0].ranks[0]: wants [first, stop] up to 8",
+    ),
+    (
+        "placed elsewhere",
+        lambda d: d["placement"].pop(),
+        "pipelines: are not those that the placement gives rank 5",
+    ),
+    (
         "group size",
         lambda d: d["pipelines"][0]["groups"].update(pp=[4, 5]),
         "groups.pp: has 2 ranks, pp3 wants 3",

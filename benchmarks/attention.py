@@ -35,9 +35,10 @@ from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.profiler.profile import Profile
+from seqplan.runtime.sequence_parallel.context import attention_context
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.ring_layout import GATHER_BELOW
-from seqplan.runtime.sequence_parallel.unified import attention, attention_context
+from seqplan.runtime.sequence_parallel.unified import attention
 
 RANKS, HEADS, KV_HEADS, HEAD_DIM = 4, 8, 4, 64
 REPEATS, WARM_UP = 3, 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -22,11 +23,15 @@ from seqplan import runtime
 def main() -> None:
     """Parse the arguments and train until the plans end."""
     arguments = parsed()
-    dist.init_process_group("gloo" if arguments.device == "cpu" else "nccl")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    device = torch.device(arguments.device, int(os.environ.get("LOCAL_RANK", "0")))
-    if device.type == "cpu":
+    if arguments.device == "cuda":
+        # First of all: whatever is made later lies on this rank's own device.
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
         device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     groups = runtime.Communicators.create()
 
     # The model is any module that hands its context on to seqplan's attention.
@@ -75,6 +80,10 @@ def main() -> None:
             if done % arguments.checkpoint_every == 0:
                 cursor = runtime.Cursor(done, step.view.digest)
                 runtime.save(arguments.checkpoints, cursor, states, optimizer, groups.control)
+    # Until here the model holds the parameters that the last step computed with.
+    states.materialize()
+    if arguments.export is not None and rank == 0:
+        torch.save(model.state_dict(), arguments.export)
     dist.destroy_process_group()
 
 
@@ -103,10 +112,16 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--start-step", type=int, default=0, help="first step without checkpoint")
     parser.add_argument("--checkpoints", required=True, help="folder that all ranks share")
     parser.add_argument("--checkpoint-every", type=int, default=5, help="steps between checkpoints")
+    parser.add_argument("--export", help="write the trained model's state_dict here at the end")
     parser.add_argument("--times", help="append step times here, for seqplan refit")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except runtime.RankLost as loss:
+        # Groups that have lost a rank cannot be ended in order.
+        print(f"rank {os.environ.get('RANK', '0')}: {loss}", file=sys.stderr, flush=True)
+        os._exit(1)

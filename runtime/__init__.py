@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from seqplan.runtime.communicators import Communicators
     from seqplan.runtime.data.megatron import MegatronTokens
     from seqplan.runtime.data.tokens import IndexedTokens, SeededTokens, TokenData
-    from seqplan.runtime.errors import DataError, EndOfPlans, PlanError, PlanTimeout
-    from seqplan.runtime.sequence_parallel.peers import Peers
-    from seqplan.runtime.sequence_parallel.unified import (
+    from seqplan.runtime.errors import DataError, EndOfPlans, PlanError, PlanTimeout, RankLost
+    from seqplan.runtime.sequence_parallel.context import (
         AttentionContext,
-        attention,
         attention_context,
+        local_context,
     )
+    from seqplan.runtime.sequence_parallel.peers import Peers
+    from seqplan.runtime.sequence_parallel.unified import attention
     from seqplan.runtime.steps.consumer import PlanConsumer, Step
     from seqplan.runtime.steps.fan_out import FanOutSource
     from seqplan.runtime.steps.http_source import HttpSource
@@ -35,11 +36,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "sequence_parallel.peers": ("Peers",),
-    "sequence_parallel.unified": ("AttentionContext", "attention", "attention_context"),
+    "sequence_parallel.context": ("AttentionContext", "attention_context", "local_context"),
+    "sequence_parallel.unified": ("attention",),
     "communicators": ("Communicators",),
     "data.megatron": ("MegatronTokens",),
     "data.tokens": ("IndexedTokens", "SeededTokens", "TokenData"),
-    "errors": ("DataError", "EndOfPlans", "PlanError", "PlanTimeout"),
+    "errors": ("DataError", "EndOfPlans", "PlanError", "PlanTimeout", "RankLost"),
     "steps.consumer": ("PlanConsumer", "Step"),
     "steps.fan_out": ("FanOutSource",),
     "steps.http_source": ("HttpSource",),
@@ -71,6 +73,7 @@ __all__ = [
     "PlanError",
     "PlanSource",
     "PlanTimeout",
+    "RankLost",
     "SeededTokens",
     "ShardedStates",
     "Step",
@@ -78,6 +81,7 @@ __all__ = [
     "TokenData",
     "attention",
     "attention_context",
+    "local_context",
     "preparation",
     "restore",
     "run_step",

@@ -1,10 +1,14 @@
-"""What can go wrong on a rank's input side, as exceptions of one line each."""
+"""What can go wrong on a rank, as exceptions of one line each."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from seqplan.plans.format.decode import PlanError
 
-__all__ = ["DataError", "EndOfPlans", "PlanError", "PlanTimeout"]
+__all__ = ["DataError", "EndOfPlans", "PlanError", "PlanTimeout", "RankLost", "communicating"]
 
 
 class PlanTimeout(PlanError):
@@ -17,3 +21,52 @@ class EndOfPlans(Exception):
 
 class DataError(ValueError):
     """The data set does not hold what the plan says it holds."""
+
+
+class RankLost(Exception):
+    """Another rank has died or does not answer: this one cannot go on.
+
+    ``doing``: what this rank was at, ``peer``: the global rank that it waited for, where it waited
+    for one; ``step``: the step, where one had begun. The rank that ended first need not be
+    ``peer``, which may have ended for the same reason as this one.
+    """
+
+    def __init__(
+        self, doing: str, reason: str, *, peer: int | None = None, step: int | None = None
+    ) -> None:
+        self.doing, self.reason, self.peer, self.step = doing, reason, peer, step
+        when = "" if step is None else f"step {step}: "
+        whom = "" if peer is None else f" with rank {peer}"
+        super().__init__(
+            f"{when}a rank is lost: {reason} while {doing}{whom}; "
+            "the log of the rank that ended first says why"
+        )
+
+    def in_step(self, step: int) -> RankLost:
+        """Return the same loss with the step named."""
+        return RankLost(self.doing, self.reason, peer=self.peer, step=step)
+
+
+@contextmanager
+def communicating(doing: str, peer: int | None = None) -> Iterator[None]:
+    """Turn what a torch backend raises, in a block that only communicates, into ``RankLost``.
+
+    Out of memory stays what it is.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
+        raise RankLost(doing, _reason(str(error)), peer=peer) from None
+
+
+def _reason(text: str) -> str:
+    """Say in a few words what a backend says in many."""
+    lowered = text.lower()
+    if "timed out" in lowered or "timeout" in lowered:
+        return "no answer within the group's time-out"
+    if "connection" in lowered or "socket" in lowered or "broken pipe" in lowered:
+        return "the connection closed"
+    first = text.strip().splitlines()[0] if text.strip() else "the backend failed"
+    return re.sub(r"^\[[^\]]*\]\s*", "", first)[:200]

@@ -16,6 +16,10 @@ _VIEW = frozenset(
     | {"placement", "pipelines"}
 )
 _PLACED = frozenset({"scheme", "ranks"})
+
+MAX_PLACED = 1 << 20
+"""Ranks of one entry of a placement, at most: a few bytes could name any number of them."""
+
 _PIPELINE = frozenset(
     {"index", "scheme", "round", "predicted_ms", "at", "groups", "neighbours", "micro_batches"}
 )
@@ -82,6 +86,8 @@ class _ViewReader(PlanReader):
             for at, run in enumerate(runs):
                 if len(run) != 2 or not run[0] < run[1] <= world_size:
                     self.fail(f"{place}.ranks[{at}]", f"wants [first, stop] up to {world_size}")
+            if sum(stop - first for first, stop in runs) > MAX_PLACED:
+                self.fail(f"{place}.ranks", f"are more than {MAX_PLACED:,}")
             ranks, size = ranks_of_runs(runs), scheme.gpus
             alike = [ranks[at : at + size] for at in range(0, len(ranks), size)]
             if not ranks or any(len(set(pipeline)) != size for pipeline in alike):

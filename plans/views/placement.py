@@ -40,9 +40,7 @@ def pushes_overlap(placement: Placement) -> bool:
     the first. Where a device runs one communication kernel at a time that never ends.
     """
     ranks = [rank for pipeline in placement for rank in pipeline.ranks]
-    return len(set(ranks)) == len(ranks) and all(
-        pipeline.scheme.pp == 1 for pipeline in placement
-    )
+    return len(set(ranks)) == len(ranks) and all(pipeline.scheme.pp == 1 for pipeline in placement)
 
 
 def rank_runs(ranks: Sequence[int]) -> list[list[int]]:

@@ -22,8 +22,8 @@ from seqplan.plans.views.rank_view import rank_view
 from seqplan.profiler.measure.saved_memory import Allocator
 from seqplan.profiler.measure.stage import Neighbours, Stage, StageWork
 from seqplan.profiler.measure.tensor_parallel import TensorRanks
+from seqplan.runtime.sequence_parallel.context import attention_context
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.sequence_parallel.unified import attention_context
 from seqplan.runtime.training.model import ModelConfig
 
 

@@ -16,8 +16,9 @@ from seqplan.profiler.measure.tensor_parallel import (
     split_layer,
     vocabulary_loss,
 )
+from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.sequence_parallel.unified import AttentionContext, attention
+from seqplan.runtime.sequence_parallel.unified import attention
 from seqplan.runtime.training.model import DecoderLayer, ModelConfig, rotations
 
 

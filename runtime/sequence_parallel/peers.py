@@ -13,6 +13,10 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
+from seqplan.runtime.errors import communicating
+
+_DOING = "exchanging a micro-batch's tensors"
+
 Peer = tuple[Tensor, int]
 """A contiguous tensor and the global rank that it goes to or comes from."""
 
@@ -20,16 +24,21 @@ Peer = tuple[Tensor, int]
 class Transfer:
     """Sends and receives under way; the tensors must not be touched before ``wait``."""
 
-    def __init__(self, works: Sequence[dist.Work], tensors: Sequence[Tensor]) -> None:
+    def __init__(self, works: Sequence[dist.Work], operations: Sequence[dist.P2POp]) -> None:
         self._works = works
-        self._tensors = tensors  # alive until the transfer has ended
+        self._operations = operations  # their tensors live until the transfer has ended
 
     def wait(self) -> None:
-        """Wait until the received tensors are complete and the sent ones may be reused."""
-        for work in self._works:
-            work.wait()
+        """Wait until the received tensors are complete and the sent ones may be reused.
+
+        ``RankLost`` where a peer is gone.
+        """
+        single = len(self._works) == len(self._operations)
+        for work, operation in zip(self._works, self._operations, strict=False):
+            with communicating(_DOING, operation.peer if single else None):
+                work.wait()
         self._works = ()
-        self._tensors = ()
+        self._operations = ()
 
 
 class Peers:
@@ -50,5 +59,8 @@ class Peers:
             for tensor, rank in peers
             if tensor.numel()
         ]
-        works = dist.batch_isend_irecv(operations) if operations else []
-        return Transfer(works, [operation.tensor for operation in operations])
+        works: Sequence[dist.Work] = ()
+        if operations:
+            with communicating(_DOING):
+                works = dist.batch_isend_irecv(operations)
+        return Transfer(works, operations)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from seqplan.runtime.dtypes import accumulation_dtype
+from seqplan.runtime.sequence_parallel.context import DeviceIndices
 from seqplan.runtime.sequence_parallel.kernels import (
     Attended,
     Kernel,
@@ -33,6 +34,7 @@ class Ring:
     ranks: tuple[int, ...]
     peers: Peers
     kernel: Kernel
+    indices: DeviceIndices
 
     @property
     def next(self) -> int:
@@ -125,7 +127,7 @@ class _Passing:
         self._layout = layout
         self.own_rows: Rows = slice(None)
         if layout.rows is not None:
-            self.own_rows = torch.from_numpy(layout.rows).to(k.device)
+            self.own_rows = ring.indices.tensor("passed rows", layout.rows, k.device)
         self._kv = torch.cat((k[self.own_rows], v[self.own_rows]), dim=1)
         self._next = self._start(1)
 
@@ -156,8 +158,8 @@ class _Gathering:
     def __init__(self, k: Tensor, v: Tensor, ring: Ring, layout: Gathered) -> None:
         self._ring = ring
         self.layout = layout
-        self._rows = torch.from_numpy(layout.rows).to(k.device)
-        self._order = torch.from_numpy(layout.order).to(k.device)
+        self._rows = ring.indices.tensor("gathered rows", layout.rows, k.device)
+        self._order = ring.indices.tensor("gathered order", layout.order, k.device)
         self._heads = k.shape[1]
         mine = torch.cat((k[self._rows], v[self._rows]), dim=1)
         self._all = mine.new_empty(sum(layout.counts), *mine.shape[1:])

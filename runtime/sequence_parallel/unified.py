@@ -7,71 +7,22 @@ degrees of one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from seqplan.plans.views.rank_view import MicroBatchView, PipelineView
-from seqplan.runtime.sequence_parallel.kernels import Attended, Kernel, kernel_for
-from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.sequence_parallel.context import AttentionContext
+from seqplan.runtime.sequence_parallel.kernels import Attended, kernel_for
 from seqplan.runtime.sequence_parallel.ring import Ring, ring_backward, ring_forward
-from seqplan.runtime.sequence_parallel.ring_layout import GATHER_BELOW, RingLayout, ring_layout
 from seqplan.runtime.sequence_parallel.ulysses import (
     HeadSplit,
-    UlyssesLayout,
     gather_heads,
     gather_input_gradients,
     scatter_heads,
     scatter_output_gradient,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionContext:
-    """Everything that attention needs to know of a micro-batch on this rank.
-
-    ``positions``: int64 (local tokens,), each token's position in its own document, for RoPE;
-    ``kernel``: chosen by the tensors' device and dtype where None.
-    """
-
-    positions: Tensor
-    ulysses: UlyssesLayout
-    ring: RingLayout
-    ring_ranks: tuple[int, ...]
-    peers: Peers
-    kernel: Kernel | None = None
-
-
-def attention_context(
-    pipeline: PipelineView,
-    micro_batch: MicroBatchView,
-    peers: Peers,
-    *,
-    device: torch.device | str = "cpu",
-    kernel: Kernel | None = None,
-    gather_below: int = GATHER_BELOW,
-) -> AttentionContext:
-    """Prepare the context of one of a rank view's micro-batches, without communication.
-
-    ``gather_below``: see ``ring_layout``.
-    """
-    scheme, at = pipeline.scheme, pipeline.at
-    layout = ring_layout(
-        [share.length for share in micro_batch.sequences],
-        scheme.ring,
-        at.ring,
-        gather_below=gather_below,
-    )
-    return AttentionContext(
-        positions=torch.from_numpy(micro_batch.positions()).to(device),
-        ulysses=UlyssesLayout.of(layout.tokens, pipeline.ulysses_group, at.ulysses),
-        ring=layout,
-        ring_ranks=pipeline.ring_group,
-        peers=peers,
-        kernel=kernel,
-    )
 
 
 def attention(
@@ -89,19 +40,24 @@ def attention(
 
     q: (local tokens, heads, d); k and v: (local tokens, kv heads, d), heads a multiple of kv
     heads; the result is shaped like q. All ranks of the pipeline call it together, also those
-    with no local token. ``scale`` is 1/√d where None. ``ValueError`` where the heads cannot be
-    split over the Ulysses degree or the rows are not the micro-batch's;
-    ``NotImplementedError`` for dropout, sliding windows and soft-capped scores.
+    with no local token. ``scale`` is 1/√d where None; ``window``: how many keys back a query sees,
+    its own included. It computes in v's dtype and gives its result in it: autocast leaves rotated q
+    and k in fp32. ``ValueError`` where the heads cannot be split over the Ulysses degree or the
+    rows are not the micro-batch's; ``NotImplementedError`` for dropout, soft-capped scores, and a
+    window that hides keys of the micro-batch's longest document.
     """
+    longest = max(context.lengths, default=0)
     for name, asked in (
         ("dropout", dropout != 0.0),
-        ("a sliding window", window is not None),
+        (
+            f"a window of {window} tokens over a document of {longest}",
+            window is not None and window < longest,
+        ),
         ("softcap", softcap is not None),
     ):
         if asked:
             raise NotImplementedError(f"attention with {name} is not supported: turn it off")
-    if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype}, {v.dtype}")
+    q, k = q.to(v.dtype), k.to(v.dtype)
     tokens = context.positions.shape[0]
     if not q.shape[0] == k.shape[0] == v.shape[0] == tokens:
         raise ValueError(
@@ -109,6 +65,7 @@ def attention(
             f"this rank holds {tokens} tokens of the micro-batch"
         )
     split = HeadSplit.of(q.shape[1], k.shape[1], len(context.ulysses.ranks))
+    context.count_call()
     if scale is None:
         scale = q.shape[2] ** -0.5
     result: Tensor = _Attention.apply(q, k, v, context, split, scale)  # type: ignore[no-untyped-call]
@@ -135,7 +92,7 @@ class _Attention(torch.autograd.Function):
         else:
             q, k, v = (_unit_stride(tensor) for tensor in (q, k, v))
         ring = _ring(context, q)
-        out, lse = ring_forward(q, *_expanded(k, v, split, layout.rank), ring, scale)
+        out, lse = ring_forward(q, *_expanded(k, v, split, context), ring, scale)
         ctx.save_for_backward(q, k, v, out, lse)
         if len(layout.ranks) > 1:
             return gather_heads(out, layout, split, context.peers)
@@ -153,10 +110,10 @@ class _Attention(torch.autograd.Function):
         else:
             dout = _unit_stride(dout)
         ring = _ring(context, q)
-        keys, values = _expanded(k, v, split, layout.rank)
+        keys, values = _expanded(k, v, split, context)
         attended = Attended(q, keys, values, out, lse)
         dq, dk, dv = ring_backward(dout, attended, ring, ctx.scale)
-        dk, dv = (_reduced(gradient, k.shape[1], split, layout.rank) for gradient in (dk, dv))
+        dk, dv = (_reduced(gradient, k.shape[1], split, context) for gradient in (dk, dv))
         if len(layout.ranks) > 1:
             dq, dk, dv = gather_input_gradients(
                 dq, dk, dv, ctx.kv_heads, layout, split, context.peers
@@ -166,7 +123,7 @@ class _Attention(torch.autograd.Function):
 
 def _ring(context: AttentionContext, q: Tensor) -> Ring:
     kernel = kernel_for(q) if context.kernel is None else context.kernel
-    return Ring(context.ring, context.ring_ranks, context.peers, kernel)
+    return Ring(context.ring, context.ring_ranks, context.peers, kernel, context.indices)
 
 
 def _unit_stride(tensor: Tensor) -> Tensor:
@@ -174,19 +131,33 @@ def _unit_stride(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _expanded(k: Tensor, v: Tensor, split: HeadSplit, rank: int) -> tuple[Tensor, Tensor]:
+def _expanded(
+    k: Tensor, v: Tensor, split: HeadSplit, context: AttentionContext
+) -> tuple[Tensor, Tensor]:
     """Give every query head a key head where the rank's heads share them unevenly."""
-    index = split.key_of_query(rank)
+    index = _key_of_query(split, context, k.device)
     return (k, v) if index is None else (k[:, index], v[:, index])
 
 
-def _reduced(gradient: Tensor, kv_heads: int, split: HeadSplit, rank: int) -> Tensor:
+def _reduced(
+    gradient: Tensor, kv_heads: int, split: HeadSplit, context: AttentionContext
+) -> Tensor:
     """Compute the backward of ``_expanded``."""
-    index = split.key_of_query(rank)
+    index = _key_of_query(split, context, gradient.device)
     if index is None:
         return gradient
     total = gradient.new_zeros(gradient.shape[0], kv_heads, gradient.shape[2])
-    return total.index_add_(1, torch.tensor(index, device=gradient.device), gradient)
+    return total.index_add_(1, index, gradient)
+
+
+def _key_of_query(
+    split: HeadSplit, context: AttentionContext, device: torch.device
+) -> Tensor | None:
+    rank = context.ulysses.rank
+    index = split.key_of_query(rank)
+    if index is None:
+        return None
+    return context.indices.tensor(("key of query", *index), np.array(index), device)
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, AttentionContext], Tensor]

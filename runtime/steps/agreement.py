@@ -10,7 +10,7 @@ from enum import IntEnum
 import torch
 import torch.distributed as dist
 
-from seqplan.runtime.errors import PlanError
+from seqplan.runtime.errors import RankLost, communicating
 
 _RECORD = struct.Struct("<Bq80s400s")
 """State, step, digest and message, UTF-8, cut to their fields: the same size on every rank."""
@@ -55,7 +55,7 @@ class Record:
 def all_gather_records(record: Record, group: dist.ProcessGroup | None) -> list[Record]:
     """Return the record of every rank of ``group`` (gloo), in its order; this one alone for None.
 
-    ``PlanError`` when a rank is lost or does not come within the group's time-out.
+    ``RankLost`` when a rank is gone or does not come within the group's time-out.
     """
     if group is None:
         return [record]
@@ -63,10 +63,10 @@ def all_gather_records(record: Record, group: dist.ProcessGroup | None) -> list[
     mine = torch.frombuffer(bytearray(record.to_bytes()), dtype=torch.uint8)
     everyone = torch.empty((size, RECORD_BYTES), dtype=torch.uint8)
     try:
-        dist.all_gather(list(everyone.unbind()), mine, group=group)
-    except RuntimeError as error:
-        line = (str(error) or type(error).__name__).splitlines()[0]
-        raise PlanError(f"step {record.step}: the ranks could not agree: {line}") from error
+        with communicating("agreeing on the plan"):
+            dist.all_gather(list(everyone.unbind()), mine, group=group)
+    except RankLost as loss:
+        raise loss.in_step(record.step) from None
     return [Record.from_bytes(row.numpy().tobytes()) for row in everyone]
 
 

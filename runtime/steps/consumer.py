@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import torch.distributed as dist
 
 from seqplan.plans.views.rank_view import RankView
-from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
+from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout, RankLost
 from seqplan.runtime.steps.agreement import Record, State, all_gather_records, disagreement
 from seqplan.runtime.steps.source import PlanSource
 
@@ -47,7 +47,8 @@ class PlanConsumer(Generic[Prepared]):
     on each: to check limits, to load tokens. Before a step is handed out all ranks of
     ``control_group`` exchange what they have. If one has failed (its source, its ``prepare``, no
     step within ``timeout_s`` of asking) or they differ (step, end, digest), **every** rank raises
-    ``PlanError`` with the first failing rank's number and message; none is left waiting.
+    ``PlanError`` with the first failing rank's number and message; none is left waiting. A rank
+    that is gone is ``RankLost``.
 
     ``control_group``: gloo, over all ranks in order, used by nothing else while a step is asked
     for; its own time-out must exceed ``timeout_s`` and the difference between the ranks' steps.
@@ -111,8 +112,8 @@ class PlanConsumer(Generic[Prepared]):
         fetched = self._await(number)
         try:
             fault = disagreement(all_gather_records(self._record(fetched), self._group))
-        except PlanError as error:
-            self._over = error
+        except RankLost as loss:
+            self._over = loss
             raise
         if fault is not None:
             self._over = PlanError(fault)

@@ -111,9 +111,8 @@ def _rank(args: argparse.Namespace, rank: int, world_size: int, send: _MessageWr
                 gradient_norm=result.gradient_norm,
                 ms=1000 * result.step_s,
             )
-    parameters = states.full_parameters()
+    values: dict[str, Any] = {name: parameter.numpy() for name, parameter in states.export()}
     if rank == 0:
-        values: dict[str, Any] = {name: parameter.numpy() for name, parameter in parameters.items()}
         np.savez(args.parameters, **values)
     # All ranks leave together: the store is rank 0's.
     dist.barrier(group=groups.control)

@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 from seqplan.plans.plan import Plan
 from seqplan.runtime.data.tokens import NO_LABEL, TokenData
-from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.sequence_parallel.ring_layout import ring_layout
-from seqplan.runtime.sequence_parallel.ulysses import UlyssesLayout
-from seqplan.runtime.sequence_parallel.unified import AttentionContext
+from seqplan.runtime.sequence_parallel.context import AttentionContext, local_context
 from seqplan.runtime.training.model import token_loss
 
 
@@ -29,17 +26,6 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) 
         is_causal=True,
     )
     return out[0].transpose(0, 1)
-
-
-def document_context(tokens: int) -> AttentionContext:
-    """Return the context of one document alone on one rank."""
-    return AttentionContext(
-        positions=torch.arange(tokens),
-        ulysses=UlyssesLayout.of(tokens, (0,), 0),
-        ring=ring_layout([tokens], 1, 0),
-        ring_ranks=(0,),
-        peers=Peers(None),
-    )
 
 
 def reference_step(
@@ -59,7 +45,7 @@ def reference_step(
     for sample, length in zip(plan.ids, plan.lengths, strict=True):
         tokens = torch.from_numpy(data.tokens(sample, 0, length))
         labels = torch.cat((tokens[1:], torch.full((1,), NO_LABEL)))
-        logits = model(tokens, document_context(length))
+        logits = model(tokens, local_context([length]))
         loss = token_loss(logits, labels) / max(plan.loss_tokens, 1)
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()

@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from seqplan.runtime.errors import communicating
 from seqplan.runtime.training.sharded_states import ShardedStates
 
 FORMAT = 1
 MASTER = "master"
 _CURSOR = "cursor.json"
+_SAVING, _RESTORING = "saving a checkpoint", "restoring a checkpoint"
 _NAME = re.compile(r"step-(\d{8})")
 _SLICE = re.compile(r"(?P<kind>[^/]+)/(?P<name>.+)\[(?P<start>\d+):(?P<stop>\d+)\]")
 
@@ -60,9 +62,10 @@ def save(
     if first:
         root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
-    dist.barrier(group=group)
-    slices = dict(_slices(states, optimizer))
-    state_dict_saver.save(slices, checkpoint_id=partial, process_group=group)
+    with communicating(_SAVING):
+        dist.barrier(group=group)
+        slices = dict(_slices(states, optimizer))
+        state_dict_saver.save(slices, checkpoint_id=partial, process_group=group)
     if first:
         document = {"format": FORMAT, **asdict(cursor)}
         with (partial / _CURSOR).open("w", encoding="utf-8") as file:
@@ -73,7 +76,8 @@ def save(
         partial.rename(final)
         for _, older in _complete(root)[:-keep]:
             shutil.rmtree(older, ignore_errors=True)
-    dist.barrier(group=group)
+    with communicating(_SAVING):
+        dist.barrier(group=group)
     return final
 
 
@@ -93,7 +97,8 @@ def restore(
     if dist.get_rank(group) == 0:
         complete = _complete(Path(folder))
         newest = [complete[-1] if complete else None]
-    dist.broadcast_object_list(newest, dist.get_global_rank(group, 0), group=group)
+    with communicating(_RESTORING):
+        dist.broadcast_object_list(newest, dist.get_global_rank(group, 0), group=group)
     if newest[0] is None:
         return None
     path = newest[0][1]
@@ -110,7 +115,8 @@ def restore(
     except ValueError as error:
         refusal = str(error)
     _raise_together(refusal, group)
-    state_dict_loader.load(buffers, checkpoint_id=path, process_group=group)
+    with communicating(_RESTORING):
+        state_dict_loader.load(buffers, checkpoint_id=path, process_group=group)
     for name, start, parameter in wanted:
         _fill(parameter, name, start, optimizer, stored, buffers)
     return cursor
@@ -126,7 +132,8 @@ def _read_cursor(path: Path) -> Cursor:
 def _raise_together(refusal: str | None, group: dist.ProcessGroup) -> None:
     """Raise ``ValueError`` on every rank where any refuses, so that none waits for another."""
     refusals: list[str | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(refusals, refusal, group=group)
+    with communicating(_RESTORING):
+        dist.all_gather_object(refusals, refusal, group=group)
     for text in refusals:
         if text is not None:
             raise ValueError(text)

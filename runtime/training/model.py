@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from seqplan.runtime.sequence_parallel.unified import Attend, AttentionContext, attention
+from seqplan.runtime.sequence_parallel.context import AttentionContext
+from seqplan.runtime.sequence_parallel.unified import Attend, attention
 
 CHECKPOINTING = ("none", "mlp", "full")
 """What backward computes again instead of keeping: nothing, the feed-forward, the whole layer."""

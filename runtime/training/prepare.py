@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seqplan.plans.views.placement import pushes_overlap
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.tokens import TokenData, load_share
 from seqplan.runtime.errors import PlanError
+from seqplan.runtime.sequence_parallel.context import AttentionContext, attention_context
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.ulysses import HeadSplit
-from seqplan.runtime.sequence_parallel.unified import AttentionContext, attention_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class MicroBatchWork:
     """One micro-batch on this rank.
 
     ``tokens`` and ``labels``: int64 (local tokens,), labels shifted within each document and −100
-    at its end; ``last``: the rank's last of the step, after which no gradient changes.
+    at its end; ``last``: the rank's last of the step, after which no gradient changes, where
+    gradients may then leave during its backward (``pushes_overlap``), else never.
     """
 
     tokens: Tensor
@@ -70,6 +72,7 @@ def preparation(
             for pipeline in view.pipelines
             for micro_batch in pipeline.micro_batches
         ]
+        overlap = pushes_overlap(view.placement)
         work = []
         for index, (pipeline, micro_batch) in enumerate(batches, start=1):
             share = load_share(data, micro_batch, step=view.step)
@@ -78,7 +81,7 @@ def preparation(
                     tokens=torch.from_numpy(share.tokens).to(device),
                     labels=torch.from_numpy(share.labels).to(device),
                     context=attention_context(pipeline, micro_batch, peers, device=device),
-                    last=index == len(batches),
+                    last=overlap and index == len(batches),
                 )
             )
         return tuple(work)

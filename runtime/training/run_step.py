@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.errors import RankLost
 from seqplan.runtime.training.model import token_loss
 from seqplan.runtime.training.prepare import MicroBatchWork
 from seqplan.runtime.training.sharded_states import ShardedStates
+from seqplan.runtime.training.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class StepResult:
     """A step's outcome, the same on every rank but for ``compute_s``.
 
     ``loss``: mean over the loss tokens of the global batch; ``gradient_norm``: of the whole
-    gradient, before clipping; ``compute_s``: seconds this rank spent on its micro-batches,
+    gradient, before clipping; ``compute_s``: seconds this rank's device spent on its micro-batches,
     waiting for peers within them included; ``step_s``: seconds of the whole step here.
     """
 
@@ -48,18 +50,36 @@ def run_step(
 
     Called by every rank, also by those without work. ``model(tokens, context)`` gives logits and
     ``loss_of(logits, labels)`` a sum over tokens, which is divided once, by the loss tokens of the
-    global batch. ``clip_norm`` bounds the norm of the whole gradient.
+    global batch. ``clip_norm`` bounds the norm of the whole gradient. ``RankLost`` where another
+    rank died; ``ValueError`` where the model does not call seqplan's attention.
     """
+    try:
+        return _run_step(view, work, model, states, optimizer, clip_norm, loss_of)
+    except RankLost as loss:
+        raise loss.in_step(view.step) from None
+
+
+def _run_step(
+    view: RankView,
+    work: Sequence[MicroBatchWork],
+    model: nn.Module,
+    states: ShardedStates,
+    optimizer: torch.optim.Optimizer,
+    clip_norm: float | None,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+) -> StepResult:
     started = time.perf_counter()
     states.pull()
-    total = torch.zeros((), dtype=torch.float64)
-    computing = time.perf_counter()
+    total: Tensor | float = 0.0
+    computing = Stopwatch(states.device)
+    calls: int | None = None
     for micro_batch in work:
         logits = model(micro_batch.tokens, micro_batch.context)
+        calls = micro_batch.context.attention_calls(calls)
         loss = loss_of(logits, micro_batch.labels) / max(view.loss_tokens, 1)
         states.backward(loss, last=micro_batch.last)
         total = total + loss.detach().double()
-    compute_s = time.perf_counter() - computing
+    computing.stop()
     states.push()
     norm, mean_loss = states.gradient_norm_and_sum(total)
     if clip_norm is not None and norm > clip_norm:
@@ -69,6 +89,6 @@ def run_step(
         step=view.step,
         loss=mean_loss,
         gradient_norm=norm,
-        compute_s=compute_s,
+        compute_s=computing.seconds(),
         step_s=time.perf_counter() - started,
     )

@@ -6,91 +6,27 @@ its pipelines compute with; after it every rank pushes its gradients to their ow
 With tp = pp = 1 every rank computes with all parameters, so that the pull is an all-gather and the
 push a reduce-scatter (``resharding`` has the general transfer list).
 
-Parameters are pulled and pushed in *units*, a layer each, so that a layer computes as soon as its
-own parameters are there, and its gradients leave while earlier layers are still in backward.
-All ranks start these collectives in one order, whatever work a rank has: also with none.
+Parameters are pulled and pushed in *units*, a layer's parameters of one dtype each, so that a layer
+computes as soon as its own parameters are there, and its gradients leave while earlier layers are
+still in backward. All ranks start these collectives in one order, whatever work a rank has: also
+with none.
+
+A rank holds, in bytes for each parameter of the model: its dtype's 2 or 4 in ``flat``, 4 of
+gradients in ``gradient``, and (4 master + 4 summed gradient + the optimizer's) / ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from seqplan.runtime.dtypes import accumulation_dtype
-
-# Named so from torch 2.13 on, which warns of the names before.
-_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-class Unit:
-    """Parameters that travel together, flattened one after the other.
-
-    Rank r owns elements ``[r·s, (r+1)·s)`` of them, s = ⌈elements / ranks⌉; the last owners may
-    have fewer or none. ``master`` and ``reduced`` are the owned slice and its gradient, in fp32
-    (fp64 for an fp64 model).
-    """
-
-    def __init__(
-        self,
-        name: str,
-        parameters: Sequence[tuple[str, nn.Parameter]],
-        group: dist.ProcessGroup,
-    ) -> None:
-        self.name = name
-        self.names = [key for key, _ in parameters]
-        self.parameters = [parameter for _, parameter in parameters]
-        first = self.parameters[0]
-        if len({parameter.dtype for parameter in self.parameters}) > 1:
-            raise ValueError(
-                f"unit {name or 'of the model itself'!r} mixes dtypes "
-                f"{sorted({str(parameter.dtype) for parameter in self.parameters})}: "
-                "convert the model to one dtype first"
-            )
-        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.elements = sum(parameter.numel() for parameter in self.parameters)
-        self.shard_elements = -(-self.elements // ranks)
-        padded = self.shard_elements * ranks
-        self.start = min(rank * self.shard_elements, self.elements)
-        self.stop = min(self.start + self.shard_elements, self.elements)
-        exact = accumulation_dtype(first.dtype)
-        self.flat = torch.zeros(padded, dtype=first.dtype, device=first.device)
-        self.gradient = torch.zeros(padded, dtype=exact, device=first.device)
-        self.master = torch.zeros(self.shard_elements, dtype=exact, device=first.device)
-        self.reduced = torch.zeros_like(self.master)
-        self.offsets: list[int] = []
-        at = 0
-        for parameter in self.parameters:
-            self.offsets.append(at)
-            end = at + parameter.numel()
-            self.flat[at:end] = parameter.detach().reshape(-1)
-            parameter.data = self.flat[at:end].view(parameter.shape)
-            at = end
-        self.master[: self.stop - self.start] = self.flat[self.start : self.stop]
-        self.awaited = len(self.parameters)
-        self.pulling: dist.Work | None = None
-        self.pushing: dist.Work | None = None
-
-    def accumulate(self, index: int) -> None:
-        """Move a parameter's gradient to the step's sum."""
-        parameter = self.parameters[index]
-        if parameter.grad is not None:
-            at = self.offsets[index]
-            self.gradient[at : at + parameter.numel()] += parameter.grad.reshape(-1)
-            parameter.grad = None
-
-    def owned(self) -> Iterator[tuple[str, int, Tensor, Tensor]]:
-        """Yield what is owned here: parameter name, first element, master slice and gradient."""
-        for name, parameter, at in zip(self.names, self.parameters, self.offsets, strict=True):
-            start = max(at, self.start)
-            stop = min(at + parameter.numel(), self.stop)
-            if start < stop:
-                part = slice(start - self.start, stop - self.start)
-                yield name, start - at, self.master[part], self.reduced[part]
+from seqplan.runtime.errors import communicating
+from seqplan.runtime.training.replicas import refuse_differing_models
+from seqplan.runtime.training.unit import Unit
 
 
 class ShardedStates:
@@ -98,10 +34,15 @@ class ShardedStates:
 
     Takes over the model: its parameters become views of flat buffers, in their own dtype; the
     master copies are fp32, or fp64 for fp64 parameters. The values of the group's first rank are
-    taken. Frozen parameters are left alone. ``ValueError`` for a unit of several dtypes.
+    taken. Frozen parameters and buffers are left alone; ``ValueError`` where they, or shapes or
+    dtypes, differ between ranks.
+
+    After a step the model holds the parameters that the step computed with; ``materialize``
+    brings it up to date.
     """
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
+        refuse_differing_models(model, group)
         self._group = group
         self.units: list[Unit] = []
         owner: dict[int, Unit] = {}
@@ -111,11 +52,11 @@ class ShardedStates:
                 for key, parameter in module.named_parameters()
                 if parameter.requires_grad and id(parameter) not in owner
             ]
-            if not owned:
-                continue
-            unit = Unit(name, owned, group)
-            self.units.append(unit)
-            owner.update((id(parameter), unit) for _, parameter in owned)
+            for dtype in dict.fromkeys(parameter.dtype for _, parameter in owned):
+                alike = [entry for entry in owned if entry[1].dtype == dtype]
+                unit = Unit(name, alike, group)
+                self.units.append(unit)
+                owner.update((id(parameter), unit) for _, parameter in alike)
         for name, module in _unit_modules(model):
             # Shared parameters belong to an earlier unit; the root waits for what only it has.
             parameters = module.parameters() if name else module.parameters(recurse=False)
@@ -127,13 +68,19 @@ class ShardedStates:
             if needed:
                 module.register_forward_pre_hook(_waits_for(list(needed.values())))
         for unit in self.units:
-            dist.broadcast(unit.flat, dist.get_global_rank(group, 0), group=group)
+            with communicating("taking over the first rank's parameters"):
+                dist.broadcast(unit.flat, dist.get_global_rank(group, 0), group=group)
             unit.master[: unit.stop - unit.start] = unit.flat[unit.start : unit.stop]
             for index, parameter in enumerate(unit.parameters):
                 hook = self._hook(unit, index)
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._pushed = 0
         self._last = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes; the CPU for a model without trained parameters."""
+        return self.units[0].flat.device if self.units else torch.device("cpu")
 
     def master_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the owned slices by parameter name, for an element-wise optimizer such as AdamW.
@@ -155,14 +102,23 @@ class ShardedStates:
         """
         self._pushed = 0
         for unit in self.units:
-            unit.gradient.zero_()
-            unit.awaited = len(unit.parameters)
-            unit.pulling = _ALL_GATHER(
-                unit.flat, unit.master.to(unit.flat.dtype), group=self._group, async_op=True
-            )
+            unit.clear_gradients()
+            unit.start_pull(self._group)
+
+    def materialize(self) -> None:
+        """Bring the model's own parameters up to date, to evaluate, generate or save with it.
+
+        Collective, between steps. A step pulls for itself, whether this was called or not.
+        """
+        self.pull()
+        for unit in self.units:
+            unit.finish_pull()
 
     def backward(self, loss: Tensor, *, last: bool = False) -> None:
-        """Run a micro-batch's backward; in the rank's ``last`` one, finished units are pushed."""
+        """Run a micro-batch's backward; in the ``last`` one, finished units are pushed meanwhile.
+
+        ``last`` only where the plan allows it (``MicroBatchWork.last``); never setting it is safe.
+        """
         self._last = last
         try:
             loss.backward()  # type: ignore[no-untyped-call]
@@ -177,17 +133,17 @@ class ShardedStates:
         while self._pushed < len(self.units):
             self._push_next()
         for unit in self.units:
-            _finish(unit.pulling)
-            _finish(unit.pushing)
-            unit.pulling = unit.pushing = None
+            unit.finish_pull()
+            unit.finish_push()
 
     def gradient_norm_and_sum(self, value: Tensor | float = 0.0) -> tuple[float, float]:
         """Return the norm of the whole gradient, and ``value`` summed over all ranks, together."""
-        sums = torch.zeros(2, dtype=torch.float64, device=self.units[0].flat.device)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for unit in self.units:
             sums[0] += unit.reduced.double().square().sum()
         sums[1] += value
-        dist.all_reduce(sums, group=self._group)
+        with communicating("summing the gradient's norm and the loss"):
+            dist.all_reduce(sums, group=self._group)
         squares, total = sums.tolist()
         return squares**0.5, total
 
@@ -196,15 +152,28 @@ class ShardedStates:
         for unit in self.units:
             unit.reduced.mul_(factor)
 
-    def full_parameters(self) -> dict[str, Tensor]:
-        """Gather every parameter from the master copies, whole, on every rank."""
-        by_name = {}
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every trained parameter by name, on the group's first rank; nothing on the others.
+
+        From the master copies, in their dtype, on CPU. Collective: every rank goes through it,
+        between steps. One unit at a time is whole, on the first rank only.
+        """
+        first = dist.get_rank(self._group) == 0
         for unit in self.units:
-            whole = unit.gradient.new_empty(unit.gradient.shape)
-            _ALL_GATHER(whole, unit.master, group=self._group)
-            for name, parameter, at in zip(unit.names, unit.parameters, unit.offsets, strict=True):
-                by_name[name] = whole[at : at + parameter.numel()].view(parameter.shape).clone()
-        return by_name
+            parts = [torch.empty_like(unit.master) for _ in range(self._group.size() * first)]
+            with communicating(f"exporting the parameters of {unit.name}"):
+                dist.gather(
+                    unit.master,
+                    parts if first else None,
+                    dst=dist.get_global_rank(self._group, 0),
+                    group=self._group,
+                )
+            if first:
+                whole = torch.cat([part.cpu() for part in parts])
+                for name, parameter, at in zip(
+                    unit.names, unit.parameters, unit.offsets, strict=True
+                ):
+                    yield name, whole[at : at + parameter.numel()].view(parameter.shape).clone()
 
     def _hook(self, unit: Unit, index: int) -> Any:
         def accumulated(_: Tensor) -> None:
@@ -222,10 +191,7 @@ class ShardedStates:
         return self.units[-1 - self._pushed]
 
     def _push_next(self) -> None:
-        unit = self._next_to_push
-        unit.pushing = _REDUCE_SCATTER(
-            unit.reduced, unit.gradient, group=self._group, async_op=True
-        )
+        self._next_to_push.start_push(self._group)
         self._pushed += 1
 
 
@@ -254,12 +220,6 @@ def _unit_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def _waits_for(units: list[Unit]) -> Any:
     def wait(module: nn.Module, arguments: Any) -> None:
         for unit in units:
-            _finish(unit.pulling)
-            unit.pulling = None
+            unit.finish_pull()
 
     return wait
-
-
-def _finish(work: dist.Work | None) -> None:
-    if work is not None:
-        work.wait()

@@ -42,7 +42,7 @@ def rotary(heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def code_of_the_page() -> dict[str, Any]:
-    """Its names: ``train_step`` and ``Attention``."""
+    """Its names: ``train_step``, ``Attention`` and ``evaluate``."""
     names: dict[str, Any] = {"runtime": runtime, "torch": torch, "rotary": rotary}
     for block in blocks()[1:]:
         exec(block, names)
@@ -74,6 +74,7 @@ def plans(world_size: int) -> list[Plan]:
 
 
 def trained(rank: int, world_size: int) -> list[tuple[float, float]]:
+    """Losses and gradient norms, then two figures of what the trained model says."""
     page = code_of_the_page()
     groups = runtime.Communicators.create()
     torch.manual_seed(0)
@@ -87,7 +88,9 @@ def trained(rank: int, world_size: int) -> list[tuple[float, float]]:
         kv_heads=HEADS,
     )
     views = [rank_view(plan, rank) for plan in plans(world_size)]
-    return [page["train_step"](view, prepare(view), model, states, optimizer) for view in views]
+    steps = [page["train_step"](view, prepare(view), model, states, optimizer) for view in views]
+    logits = page["evaluate"](model, states, [torch.arange(7), torch.arange(5)])
+    return [*steps, (logits.abs().sum().item(), logits[-1, -1].item())]
 
 
 def test_the_code_of_the_page_trains() -> None:

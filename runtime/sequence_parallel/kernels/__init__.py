@@ -38,9 +38,19 @@ __all__ = [
 
 
 def kernel_for(tensor: Tensor) -> Kernel:
-    """Return the kernel for the device and dtype of ``tensor``."""
+    """Return the kernel for the device, dtype and head dimension of queries ``tensor``.
+
+    Flash attention on CUDA takes 16-bit heads of a multiple of 8 elements up to 256, from compute
+    capability 8.0 on; the rest is computed by plain products.
+    """
     if tensor.device.type == "cpu":
         return CpuKernel()
-    if tensor.device.type == "cuda" and tensor.dtype in (torch.bfloat16, torch.float16):
+    if (
+        tensor.device.type == "cuda"
+        and tensor.dtype in (torch.bfloat16, torch.float16)
+        and tensor.shape[-1] % 8 == 0
+        and tensor.shape[-1] <= 256
+        and torch.cuda.get_device_capability(tensor.device) >= (8, 0)
+    ):
         return CudaFlashKernel()
     return DenseKernel()

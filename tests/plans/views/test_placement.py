@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +20,7 @@ from seqplan.plans.views.placement import (
 def test_runs_keep_the_order_of_ranks(ranks: list[int]) -> None:
     runs = rank_runs(ranks)
     assert ranks_of_runs(runs) == tuple(ranks)
-    assert all(before[1] != after[0] for before, after in zip(runs, runs[1:], strict=False))
+    assert all(before[1] != after[0] for before, after in pairwise(runs))
 
 
 def test_pushes_overlap_in_stages_of_one_and_ranks_of_one_pipeline_only() -> None:

@@ -142,9 +142,7 @@ def test_a_view_in_full() -> None:
         "loss_tokens": 11,
         "rounds": None,
         "digest": "sha256:d",
-        "placement": [
-            {"scheme": {"tp": 2, "pp": 2, "ulysses": 2, "ring": 2}, "ranks": [[0, 16]]}
-        ],
+        "placement": [{"scheme": {"tp": 2, "pp": 2, "ulysses": 2, "ring": 2}, "ranks": [[0, 16]]}],
         "pipelines": [
             {
                 "index": 0,

@@ -14,7 +14,7 @@ from seqplan.profiler.measure import lost_ranks as alarm
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.run import Task, measure
 from seqplan.profiler.measure.stage import Call, Stage
-from seqplan.runtime.sequence_parallel.unified import AttentionContext
+from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.training.model import ModelConfig
 
 SCHEME = Scheme(ulysses=2)

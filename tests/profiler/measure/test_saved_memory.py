@@ -19,10 +19,7 @@ from seqplan.profiler.measure.saved_memory import SavedBytes, peak_bytes, saved_
 from seqplan.profiler.measure.stage import Call, Neighbours, Stage
 from seqplan.profiler.measure.tensor_parallel import TensorRanks
 from seqplan.profiler.model_sizes import ModelSizes
-from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.sequence_parallel.ring_layout import ring_layout
-from seqplan.runtime.sequence_parallel.ulysses import UlyssesLayout
-from seqplan.runtime.sequence_parallel.unified import AttentionContext
+from seqplan.runtime.sequence_parallel.context import local_context
 from seqplan.runtime.training.model import CHECKPOINTING, ModelConfig
 
 SIZES = {"hidden": 256, "layers": 4, "heads": 8, "kv_heads": 4, "ffn": 704, "vocab": 500}
@@ -37,13 +34,7 @@ def bytes_kept(
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
         config = ModelConfig(**SIZES, checkpointing=checkpointing)
         stage = Stage(config, layers, TensorRanks(), CPU, dtype)
-        context = AttentionContext(
-            positions=torch.arange(TOKENS),
-            ulysses=UlyssesLayout.of(TOKENS, (0,), 0),
-            ring=ring_layout([TOKENS], 1, 0),
-            ring_ranks=(0,),
-            peers=Peers(None),
-        )
+        context = local_context([TOKENS])
         ends = stage.ends_call(context, Neighbours(None, None))
         return (
             saved_bytes(stage.layers_call(context), stage.parameters()) / TOKENS,

@@ -19,10 +19,13 @@ from seqplan.profiler.measure.tensor_parallel import (
     tensor_ranks,
     vocabulary_loss,
 )
+from seqplan.runtime.sequence_parallel.context import (
+    AttentionContext,
+    attention_context,
+    local_context,
+)
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.sequence_parallel.ring_layout import ring_layout
-from seqplan.runtime.sequence_parallel.ulysses import UlyssesLayout
-from seqplan.runtime.sequence_parallel.unified import AttentionContext, attention, attention_context
+from seqplan.runtime.sequence_parallel.unified import attention
 from seqplan.runtime.training.model import DecoderLayer, ModelConfig, rotations, token_loss
 
 GATE = 1e-10
@@ -32,14 +35,7 @@ VOCAB = 37
 
 def context() -> AttentionContext:
     """Three documents, all on this rank."""
-    tokens = sum(LENGTHS)
-    return AttentionContext(
-        positions=torch.cat([torch.arange(length) for length in LENGTHS]),
-        ulysses=UlyssesLayout.of(tokens, (0,), 0),
-        ring=ring_layout(LENGTHS, 1, 0),
-        ring_ranks=(0,),
-        peers=Peers(None),
-    )
+    return local_context(LENGTHS)
 
 
 def layer_of(config: ModelConfig) -> DecoderLayer:

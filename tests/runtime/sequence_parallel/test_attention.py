@@ -15,9 +15,14 @@ from torch import Tensor
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import MicroBatchView, rank_view
+from seqplan.runtime.sequence_parallel.context import (
+    AttentionContext,
+    attention_context,
+    local_context,
+)
 from seqplan.runtime.sequence_parallel.kernels import DenseKernel, Kernel
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.sequence_parallel.unified import AttentionContext, attention, attention_context
+from seqplan.runtime.sequence_parallel.unified import attention
 
 GATES = {torch.float64: 1e-12, torch.float32: 2e-5}
 HEAD_DIM = 16
@@ -237,6 +242,57 @@ def test_what_does_not_exist_is_refused_by_name(option: dict[str, float], name: 
         attention(q, q, q, one_rank_context(), **option)  # type: ignore[arg-type]
 
 
+def test_a_window_that_hides_nothing_is_none() -> None:
+    q, k, v = torch.randn(3, 12, 2, 4)
+    context = local_context([7, 5])
+    whole = attention(q, k, v, context)
+    assert torch.equal(attention(q, k, v, context, window=7), whole)
+    with pytest.raises(NotImplementedError, match="a window of 6 tokens over a document of 7"):
+        attention(q, k, v, context, window=6)
+
+
+def windowed(rank: int, world_size: int) -> str:
+    """Documents of 9 and 3 tokens on two ranks: also a rank that holds 5 of the 9 refuses."""
+    (pipeline,) = rank_view(one_pipeline_plan(Scheme(ring=2), [9, 3]), rank).pipelines
+    context = attention_context(pipeline, pipeline.micro_batches[0], Peers(dist.group.WORLD))
+    q = torch.randn(len(context.positions), 2, 4)
+    attention(q, q, q, context, window=9)
+    with pytest.raises(NotImplementedError) as refused:
+        attention(q, q, q, context, window=8)
+    return str(refused.value)
+
+
+def test_a_window_is_judged_by_the_plan_alike_on_all_ranks() -> None:
+    first, other = run_ranks(windowed, 2)
+    assert first == other
+    assert "a window of 8 tokens over a document of 9" in first
+
+
+def test_rotated_queries_of_autocast_are_computed_in_the_values_dtype() -> None:
+    q, k, v = torch.randn(3, 12, 2, 8)
+    q.requires_grad_()
+    context = local_context([7, 5])
+    out = attention(q, k, v.bfloat16(), context)
+    assert out.dtype == torch.bfloat16
+    expected = attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), context)
+    assert torch.equal(out, expected)
+    out.float().sum().backward()
+    assert q.grad is not None
+    assert q.grad.dtype == torch.float32
+
+
+def test_calls_are_counted_and_missing_ones_refused() -> None:
+    q = torch.randn(12, 2, 4)
+    context = local_context([7, 5])
+    with pytest.raises(ValueError, match=r"did not call seqplan.runtime.attention .* 2 documents"):
+        context.attention_calls()
+    assert local_context([12]).attention_calls() == 0  # any causal attention is right there
+    attention(q, q, q, context)
+    assert context.attention_calls() == 1
+    with pytest.raises(ValueError, match=r"1 times for a micro-batch and 2 times for the one"):
+        context.attention_calls(2)
+
+
 def test_wrong_rows_and_heads_are_refused() -> None:
     q = torch.randn(7, 2, 4)
     with pytest.raises(ValueError, match="holds 8 tokens"):
@@ -244,8 +300,6 @@ def test_wrong_rows_and_heads_are_refused() -> None:
     q, k = torch.randn(8, 3, 4), torch.randn(8, 2, 4)
     with pytest.raises(ValueError, match="3 query heads cannot share 2"):
         attention(q, k, k, one_rank_context())
-    with pytest.raises(ValueError, match="one dtype"):
-        attention(q, q.double(), q, one_rank_context())
 
 
 def too_many_ulysses(rank: int, world_size: int) -> None:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
+from seqplan.runtime.sequence_parallel.context import attention_context
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.sequence_parallel.unified import attention, attention_context
+from seqplan.runtime.sequence_parallel.unified import attention
 
 template = pytest.importorskip(
     "torch.distributed.tensor.experimental._context_parallel._attention",

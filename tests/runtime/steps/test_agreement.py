@@ -17,7 +17,7 @@ from small_plans import small_plan, small_plans
 
 from seqplan.plans.format.codec import digest
 from seqplan.plans.views.rank_view import RankView
-from seqplan.runtime.errors import DataError, PlanError
+from seqplan.runtime.errors import DataError, PlanError, RankLost
 from seqplan.runtime.steps.agreement import RECORD_BYTES, Record, State, disagreement
 from seqplan.runtime.steps.consumer import PlanConsumer
 from seqplan.runtime.steps.http_source import HttpSource
@@ -130,7 +130,7 @@ def lost_rank(rank: int, world_size: int, path: Path) -> str:
         next(steps)
         if rank == 1:
             return ""
-        with pytest.raises(PlanError, match="step 1: the ranks could not agree: ") as refused:
+        with pytest.raises(RankLost, match="step 1: a rank is lost: ") as refused:
             next(steps)
         return str(refused.value)
 

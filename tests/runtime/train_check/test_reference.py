@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from seqplan.runtime.train_check.reference import dense_attention, document_context
+from seqplan.runtime.sequence_parallel.context import local_context
+from seqplan.runtime.train_check.reference import dense_attention
 
 
 def test_dense_attention_is_softmax_of_all_scores() -> None:
@@ -15,7 +16,7 @@ def test_dense_attention_is_softmax_of_all_scores() -> None:
     scores = torch.einsum("qhd,khd->hqk", q, keys) / 8**0.5
     scores = scores.masked_fill(torch.ones(33, 33).triu(1).bool(), -torch.inf)
     expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
-    out = dense_attention(q, k, v, document_context(33))
+    out = dense_attention(q, k, v, local_context([33]))
     assert (out - expected).abs().max().item() < 1e-13
 
 
@@ -23,4 +24,4 @@ def test_dense_attention_works_in_blocks() -> None:
     """By the kernel whose memory is linear in the tokens: torch refuses where it cannot be used."""
     q = torch.randn(64, 2, 8)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        assert dense_attention(q, q, q, document_context(64)).shape == q.shape
+        assert dense_attention(q, q, q, local_context([64])).shape == q.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 from random_plans import random_plan
 
 from seqplan.plans.format.codec import to_json
@@ -25,9 +27,11 @@ def started(plans: Path, checkpoints: Path) -> list[subprocess.Popen[str]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, str(TRAINER), "--plans", str(plans), "--checkpoint-every", "2"]
-    return [
+    command += ["--checkpoints", str(checkpoints), "--export", str(export_of(checkpoints))]
+    logs = [log_of(checkpoints, rank).open("w", encoding="utf-8") for rank in range(RANKS)]
+    ranks = [
         subprocess.Popen(
-            [*command, "--checkpoints", str(checkpoints)],
+            command,
             env={
                 **os.environ,
                 "RANK": str(rank),
@@ -38,11 +42,22 @@ def started(plans: Path, checkpoints: Path) -> list[subprocess.Popen[str]]:
                 "GLOO_SOCKET_IFNAME": "lo",
             },
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=logs[rank],
             text=True,
         )
         for rank in range(RANKS)
     ]
+    for log in logs:
+        log.close()
+    return ranks
+
+
+def export_of(checkpoints: Path) -> Path:
+    return checkpoints.with_suffix(".pt")
+
+
+def log_of(checkpoints: Path, rank: int) -> Path:
+    return checkpoints.with_suffix(f".{rank}.log")
 
 
 def losses(
@@ -71,6 +86,12 @@ def losses(
     return losses
 
 
+def assert_one_sentence(log: Path) -> None:
+    """What a rank says that has lost the other: no trace of a backend's stack."""
+    (line,) = log.read_text(encoding="utf-8").splitlines()
+    assert re.match(r"rank [01]: (step \d+: )?a rank is lost: the connection closed while ", line)
+
+
 def test_any_rank_may_be_killed_at_any_step(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     step_plans = [random_plan(rng, RANKS, step=step, heads=4, longest=80) for step in range(STEPS)]
@@ -78,9 +99,15 @@ def test_any_rank_may_be_killed_at_any_step(tmp_path: Path) -> None:
     plans.write_text("".join(f"{to_json(plan)}\n" for plan in step_plans))
     straight = dict(losses(plans, tmp_path / "straight"))
     assert sorted(straight) == list(range(STEPS))
-    again = losses(plans, tmp_path / "killed", kill=(1, 4))
-    again += losses(plans, tmp_path / "killed", kill=(0, 7))
-    again += losses(plans, tmp_path / "killed")
+    killed = tmp_path / "killed"
+    again = losses(plans, killed, kill=(1, 4))
+    assert_one_sentence(log_of(killed, 0))
+    again += losses(plans, killed, kill=(0, 7))
+    assert_one_sentence(log_of(killed, 1))
+    again += losses(plans, killed)
+    exported = [torch.load(export_of(folder)) for folder in (tmp_path / "straight", killed)]
+    assert exported[0].keys() == exported[1].keys()
+    assert all(torch.equal(exported[0][name], exported[1][name]) for name in exported[0])
     assert {step for step, _ in again} == set(straight)
     assert again[-1][0] == STEPS - 1
     for step, loss in again:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import run_ranks, run_ranks_expecting_failure
 from torch import Tensor, nn
 
 from seqplan.plans.views.resharding import Parameter, Shard, Transfer, is_collective, pull, push
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.training.model import Llama, ModelConfig
+from seqplan.runtime.training.replicas import checksum
 from seqplan.runtime.training.sharded_states import ShardedStates
 
 
@@ -125,9 +128,15 @@ def odd_model(rank: int, world_size: int) -> float:
                 states.backward(model(part).square().sum(), last=last)
         states.push()
         optimizer.step()
-    whole = states.full_parameters()
+    whole = dict(states.export())
+    assert bool(whole) == (rank == 0)
+    states.materialize()
+    current = dict(model.named_parameters())
+    trained = [name for name, parameter in alone.named_parameters() if parameter.requires_grad]
+    assert not whole or whole.keys() == set(trained)
+    assert all(torch.equal(whole[name], current[name]) for name in whole)
     return max(
-        (whole[name] - parameter).abs().max().item()
+        (current[name] - parameter).abs().max().item()
         for name, parameter in alone.named_parameters()
         if parameter.requires_grad
     )
@@ -137,14 +146,98 @@ def test_tied_frozen_and_unused_parameters() -> None:
     assert max(run_ranks(odd_model, 3)) < 1e-12
 
 
-def mixed(rank: int, world_size: int) -> str:
+class MixedLayer(nn.Module):
+    """A bf16 product after a norm in fp32, as models keep them that are loaded in bf16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(6)
+        self.product = nn.Linear(6, 6).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.product(self.norm(x.float()).bfloat16())
+        return result
+
+
+def mixed_model(rank: int, world_size: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Each parameter's gradient summed over ranks, and that of one process."""
     groups = Communicators.create()
-    layer = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-    with pytest.raises(ValueError, match="mixes dtypes") as caught:
-        ShardedStates(nn.ModuleDict({"layers": nn.ModuleList([layer])}), groups.states)
-    return str(caught.value)
+    torch.manual_seed(1)
+    alone = nn.Sequential(nn.ModuleList([MixedLayer(), MixedLayer()]))
+    model = copy.deepcopy(alone)
+    states = ShardedStates(model, groups.states)
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    assert dtypes == {torch.float32, torch.bfloat16}
+    assert all(master.dtype == torch.float32 for _, master in states.master_parameters())
+    data = torch.randn(world_size, 4, 6).bfloat16()
+
+    def loss(layers: nn.Module, batch: Tensor) -> Tensor:
+        for layer in layers[0]:  # type: ignore[index]
+            batch = layer(batch)
+        return batch.float().square().sum()
+
+    loss(alone, data.flatten(0, 1)).backward()  # type: ignore[no-untyped-call]
+    states.pull()
+    states.backward(loss(model, data[rank]), last=True)
+    states.push()
+    for unit in states.units:
+        unit.master.copy_(unit.reduced)
+    states.materialize()
+    return {
+        name: (mine.detach().float(), other.grad.float())
+        for (name, mine), other in zip(model.named_parameters(), alone.parameters(), strict=True)
+        if other.grad is not None
+    }
 
 
-def test_a_unit_of_two_dtypes_is_refused() -> None:
-    (text,) = run_ranks(mixed, 1)
-    assert text.startswith("unit 'layers.0' mixes dtypes ['torch.float32', 'torch.float64']")
+def test_a_layer_of_two_dtypes() -> None:
+    for gradients in run_ranks(mixed_model, 2):
+        assert len(gradients) == 8
+        for name, (mine, other) in gradients.items():
+            assert torch.allclose(mine, other, rtol=0.02, atol=0.02), name
+
+
+def differing(rank: int, world_size: int, what: str) -> None:
+    groups = Communicators.create()
+    torch.manual_seed(1)
+    model = Odd()
+    model.register_buffer("correction", torch.arange(5.0))
+    if rank == 1 and what == "frozen":
+        model.frozen.weight.data[2, 3] += 1e-6
+    if rank == 1 and what == "buffer":
+        model.correction = model.correction.flip(0)
+    if rank == 1 and what == "shape":
+        model.scale = nn.Parameter(torch.ones(7))
+    if rank == 1 and what == "count":
+        model.more = nn.Linear(1, 1)
+    ShardedStates(model, groups.states)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("frozen", "frozen.weight of rank 1 is not trained and has other values"),
+        ("buffer", "correction of rank 1 is not trained and has other values"),
+        ("shape", "scale of rank 1 differs in shape, dtype or in being trained"),
+        ("count", "the model of rank 1 has 13 parameters and buffers, 3 of them not trained"),
+    ],
+)
+def test_models_that_differ_between_ranks_are_refused(what: str, text: str) -> None:
+    for message in run_ranks_expecting_failure(differing, 2, what):
+        assert message.startswith(f"ValueError: {text}")
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.arange(10.0), torch.arange(7, dtype=torch.uint8), torch.ones(5).bfloat16()],
+)
+def test_a_checksum_sees_values_and_their_order(tensor: Tensor) -> None:
+    same = checksum(tensor.clone())
+    assert checksum(tensor) == same
+    for at in range(len(tensor)):
+        other = tensor.clone()
+        other[at] += 1
+        assert checksum(other) != same
+    if len(set(tensor.tolist())) > 1:
+        assert checksum(tensor.flip(0)) != same
+    assert checksum(torch.zeros(0)) == 0

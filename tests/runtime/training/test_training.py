@@ -58,10 +58,11 @@ def train(rank: int, world_size: int, dtype: torch.dtype, steps: int) -> Outcome
     for plan in plans(world_size, steps):
         view = rank_view(plan, rank)
         results.append(run_step(view, prepare(view), trained, states, optimizer, clip_norm=CLIP))
+    states.materialize()
     return (
         [result.loss for result in results],
         [result.gradient_norm for result in results],
-        states.full_parameters(),
+        {name: parameter.detach() for name, parameter in trained.named_parameters()},
     )
 
 

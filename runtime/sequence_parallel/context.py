@@ -1,0 +1,130 @@
+"""What attention needs to know of a micro-batch on a rank, made ahead of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from seqplan.plans.views.rank_view import MicroBatchView, PipelineView
+from seqplan.runtime.sequence_parallel.kernels import Kernel
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.sequence_parallel.ring_layout import GATHER_BELOW, RingLayout, ring_layout
+from seqplan.runtime.sequence_parallel.ulysses import UlyssesLayout
+
+
+class DeviceIndices:
+    """Indices of a micro-batch's rows and heads on the device, copied there once for all layers."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[Hashable, torch.device], Tensor] = {}
+
+    def tensor(self, name: Hashable, index: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+        """Return ``index``, which ``name`` stands for, as an int64 tensor on ``device``."""
+        key = (name, device)
+        if key not in self._tensors:
+            tensor = torch.from_numpy(index)
+            if device.type == "cuda":
+                tensor = tensor.pin_memory()
+            self._tensors[key] = tensor.to(device, non_blocking=True)
+        return self._tensors[key]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionContext:
+    """Everything that attention needs to know of a micro-batch on this rank.
+
+    ``positions``: int64 (local tokens,), each token's position in its own document, for RoPE;
+    ``lengths``: tokens of the micro-batch's whole documents, in packed order, the same on all ranks
+    of the pipeline; ``kernel``: chosen by the tensors' device, dtype and head dimension where None.
+    """
+
+    positions: Tensor
+    lengths: tuple[int, ...]
+    ulysses: UlyssesLayout
+    ring: RingLayout
+    ring_ranks: tuple[int, ...]
+    peers: Peers
+    kernel: Kernel | None = None
+    indices: DeviceIndices = field(default_factory=DeviceIndices, compare=False, repr=False)
+    _calls: list[int] = field(default_factory=lambda: [0], compare=False, repr=False)
+
+    def count_call(self) -> None:
+        """Note that attention was called with this context."""
+        self._calls[0] += 1
+
+    def attention_calls(self, before: int | None = None) -> int:
+        """Return how often attention was called with this context: layers, after a forward.
+
+        ``before``: the count of another micro-batch. ``ValueError`` where there were none though
+        documents or ranks share the micro-batch, or another number than before: the model attends
+        by other means than ``seqplan.runtime.attention``, and its numbers are wrong.
+        """
+        calls = self._calls[0]
+        ranks = len(self.ulysses.ranks) * self.ring.ring
+        if not calls and (len(self.lengths) > 1 or ranks > 1):
+            raise ValueError(
+                "the model did not call seqplan.runtime.attention with the context of a "
+                f"micro-batch of {len(self.lengths)} documents on {ranks} ranks: its tokens "
+                "would attend across documents and not across ranks"
+            )
+        if before is not None and calls and before and calls != before:
+            raise ValueError(
+                f"the model called seqplan.runtime.attention {calls} times for a micro-batch and "
+                f"{before} times for the one before: every layer must call it for each"
+            )
+        return calls
+
+
+def local_context(
+    lengths: Sequence[int], *, device: torch.device | str = "cpu"
+) -> AttentionContext:
+    """Return the context of whole documents packed on this rank alone, for evaluation.
+
+    ``lengths``: tokens of each, in packed order.
+    """
+    tokens = sum(lengths)
+    positions = [torch.arange(length) for length in lengths]
+    return AttentionContext(
+        positions=torch.cat(positions or [torch.arange(0)]).to(device),
+        lengths=tuple(lengths),
+        ulysses=UlyssesLayout.of(tokens, (0,), 0),
+        ring=ring_layout(lengths, 1, 0),
+        ring_ranks=(0,),
+        peers=Peers(None),
+    )
+
+
+def attention_context(
+    pipeline: PipelineView,
+    micro_batch: MicroBatchView,
+    peers: Peers,
+    *,
+    device: torch.device | str = "cpu",
+    kernel: Kernel | None = None,
+    gather_below: int = GATHER_BELOW,
+) -> AttentionContext:
+    """Prepare the context of one of a rank view's micro-batches, without communication.
+
+    ``gather_below``: see ``ring_layout``.
+    """
+    scheme, at = pipeline.scheme, pipeline.at
+    layout = ring_layout(
+        [share.length for share in micro_batch.sequences],
+        scheme.ring,
+        at.ring,
+        gather_below=gather_below,
+    )
+    return AttentionContext(
+        positions=torch.from_numpy(micro_batch.positions()).to(device),
+        lengths=tuple(share.length for share in micro_batch.sequences),
+        ulysses=UlyssesLayout.of(layout.tokens, pipeline.ulysses_group, at.ulysses),
+        ring=layout,
+        ring_ranks=pipeline.ring_group,
+        peers=peers,
+        kernel=kernel,
+    )

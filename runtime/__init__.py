@@ -1,8 +1,9 @@
 """What each rank runs: plans in, exact training steps out.
 
 Read ``steps`` first (a rank's views of the plans), then ``data`` (their tokens),
-``sequence_parallel`` (attention over ranks) and ``training`` (the step itself); ``train_check``
-holds all of it against plain torch. ``communicators``, ``dtypes`` and ``errors`` are shared.
+``sequence_parallel`` (attention over ranks), ``states`` (parameters, gradients and optimizer
+states) and ``training`` (the step itself); ``train_check`` holds all of it against plain torch.
+``communicators``, ``dtypes`` and ``errors`` are shared.
 
 The names a trainer needs, loaded on first use, so that importing the package does not import torch.
 """
@@ -24,15 +25,15 @@ if TYPE_CHECKING:
     )
     from seqplan.runtime.sequence_parallel.peers import Peers
     from seqplan.runtime.sequence_parallel.unified import attention
+    from seqplan.runtime.states.checkpoint import Cursor, restore, save
+    from seqplan.runtime.states.sharded_states import ShardedStates
     from seqplan.runtime.steps.consumer import PlanConsumer, Step
     from seqplan.runtime.steps.fan_out import FanOutSource
     from seqplan.runtime.steps.http_source import HttpSource
     from seqplan.runtime.steps.source import FileSource, PlanSource
-    from seqplan.runtime.training.checkpoint import Cursor, restore, save
     from seqplan.runtime.training.model import Llama, ModelConfig, token_loss
     from seqplan.runtime.training.prepare import MicroBatchWork, preparation
     from seqplan.runtime.training.run_step import StepResult, run_step
-    from seqplan.runtime.training.sharded_states import ShardedStates
 
 _HOMES = {
     "sequence_parallel.peers": ("Peers",),
@@ -46,11 +47,11 @@ _HOMES = {
     "steps.fan_out": ("FanOutSource",),
     "steps.http_source": ("HttpSource",),
     "steps.source": ("FileSource", "PlanSource"),
-    "training.checkpoint": ("Cursor", "restore", "save"),
+    "states.checkpoint": ("Cursor", "restore", "save"),
     "training.model": ("Llama", "ModelConfig", "token_loss"),
     "training.prepare": ("MicroBatchWork", "preparation"),
     "training.run_step": ("StepResult", "run_step"),
-    "training.sharded_states": ("ShardedStates",),
+    "states.sharded_states": ("ShardedStates",),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 

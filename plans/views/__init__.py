@@ -1,8 +1,17 @@
 """What a plan means for one rank, or for a pair of them.
 
 Read ``rank_view`` (a rank's part of a plan), ``sharding`` (which tokens it holds) and ``placement``
-(where all pipelines run), then ``collectives`` (in which order a rank communicates), ``resharding``
-(which parameters and gradients move) and ``decode_view`` (a view out of JSON).
+(where all pipelines run), then ``collectives`` (in which order a rank communicates),
+``parameter_layout`` (what a rank holds of a parameter), ``resharding`` (which parameters and
+gradients move) and ``decode_view`` (a view out of JSON).
 """
 
-__all__ = ["collectives", "decode_view", "placement", "rank_view", "resharding", "sharding"]
+__all__ = [
+    "collectives",
+    "decode_view",
+    "parameter_layout",
+    "placement",
+    "rank_view",
+    "resharding",
+    "sharding",
+]

@@ -1,121 +1,181 @@
 """Moving parameters and gradients between optimizer shards and the layouts of pipelines.
 
-The optimizer's master copy of every parameter is sharded evenly over all ranks; the pipelines of a
-step hold parameters by their own tp and pp. Both cut a parameter, seen as an interval of elements,
-into intervals, so the *mutual slices* are the common refinement of the two (Hydraulis §5.2: the
-least common multiple of the degrees where both cut evenly; uneven cuts work as well). Each slice
-is sent whole.
+Parameters travel in *units*, such as a layer: one flat interval of elements. The optimizer's master
+copy of every unit is cut evenly over all ranks; the pipelines of a step hold parts of it by their
+own tp and pp. The *mutual slices* of the two cuts (Hydraulis §5.2) go in one message for each unit
+and pair of ranks:
 
-- **pull**: each slice of the updated parameters, from the rank that owns it to every rank that
-  holds it in the step.
-- **push**: each slice of the gradients, from every rank that contributes to it to the owner, which
-  sums what comes, in transfer order.
+- **pull**: what a rank owns, to every rank that holds it in the step;
+- **push**: the gradient of what a rank holds, to the owners, who sum what comes in rank order.
 
 Who contributes: every pipeline replica, and in it every sequence-parallel rank, since each has seen
-its own tokens only, and every stage that uses the parameter (tied embeddings are on two). The
-ranks of a tp group have seen the same tokens: of a parameter split over tp each contributes its
-own part; of a replicated one, whose gradients are equal on all of them, tp rank t contributes the
-t-th part, so that each element is counted once and the load is even.
+its own tokens only, and every stage that uses the parameter (tied embeddings are on two). The ranks
+of a tp group contribute by the parameter's ``Gradient``.
 
-All ranges are half-open and count elements. No torch: lists of numbers in, lists of transfers out.
+All ranges are half-open and count elements. No torch: numbers in, lists of messages out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from seqplan.plans.groups import Coordinates
-from seqplan.plans.plan import PlannedPipeline
+from seqplan.plans.views.parameter_layout import ParameterLayout, Shard
+from seqplan.plans.views.placement import PlacedPipeline
 from seqplan.plans.views.sharding import Range
 
-Kind = Literal["send", "receive", "local"]
+
+class Piece(NamedTuple):
+    """Elements ``[start, stop)`` of a unit; a holder keeps them from ``local`` of its buffer on."""
+
+    start: int
+    stop: int
+    local: int
+
+
+Pieces = tuple[Piece, ...]
+
+
+class Message(NamedTuple):
+    """The pieces, in the order in which they are packed, that go to or come from each rank."""
+
+    ranks: tuple[int, ...]
+    pieces: Pieces
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter as the layouts see it.
+class UnitMoves:
+    """One rank's part of a unit's exchange, itself among the ranks where it keeps what it owns.
 
-    - ``numel``: elements, stored so that the axis tp cuts is the outermost.
-    - ``layers``: where it is used: 0 … layers − 1, −1 for what comes before the first layer, and
-      ``layers`` for what comes after the last; two entries for tied embeddings.
-    - ``tp_split``: cut over tp, otherwise every tp rank holds all of it.
-    - ``unit``: elements that tp must not separate (a row, a head); divides ``numel``.
-
-    ``ValueError`` where these do not fit together.
+    ``pull_to`` and ``push_from``: what this rank owns, ``local`` counting in the others' buffers;
+    ``pull_from`` and ``push_to``: what it holds, by owner.
     """
 
-    name: str
-    numel: int
-    layers: tuple[int, ...]
-    tp_split: bool
-    unit: int = 1
+    pull_to: tuple[Message, ...] = ()
+    pull_from: tuple[Message, ...] = ()
+    push_to: tuple[Message, ...] = ()
+    push_from: tuple[Message, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.numel < 0 or self.unit < 1 or self.numel % self.unit:
-            raise ValueError(
-                f"parameter {self.name}: numel {self.numel} is not a multiple of unit {self.unit}"
+
+@dataclass(frozen=True, slots=True)
+class HeldParameter:
+    """A parameter's part in a holder's buffer: from element ``local`` on, ``rows`` rows of it."""
+
+    layout: ParameterLayout
+    local: int
+    rows: int
+
+    @property
+    def numel(self) -> int:
+        """Elements of the part."""
+        return self.rows * self.layout.columns
+
+
+class UnitLayout:
+    """Parameters that travel together, one after the other, over ``ranks`` ranks.
+
+    Rank r owns elements ``[r·s, (r+1)·s)``, s = ⌈elements / ranks⌉; the last owners may have fewer
+    or none. ``layers``: of the whole model.
+    """
+
+    def __init__(
+        self, name: str, parameters: Sequence[ParameterLayout], layers: int, ranks: int
+    ) -> None:
+        self.name, self.parameters = name, tuple(parameters)
+        self.layers, self.ranks = layers, ranks
+        self.offsets: list[int] = []
+        self.elements = 0
+        for parameter in self.parameters:
+            self.offsets.append(self.elements)
+            self.elements += parameter.numel
+        self.shard_elements = -(-self.elements // ranks)
+
+    def owned(self, rank: int) -> Range:
+        """Return the elements that a rank owns."""
+        start = min(rank * self.shard_elements, self.elements)
+        return start, min(start + self.shard_elements, self.elements)
+
+    def held(self, shard: Shard) -> tuple[HeldParameter, ...]:
+        """List what a holder keeps, in the order of its buffer; parameters of no row left out."""
+        parts = []
+        local = 0
+        for parameter in self.parameters:
+            if shard.stage in parameter.stages(self.layers, shard.pp):
+                ranges = parameter.held(shard.tp, shard.tp_rank)
+                elements = sum(stop - start for start, stop in ranges)
+                if elements:
+                    parts.append(HeldParameter(parameter, local, elements // parameter.columns))
+                local += elements
+        return tuple(parts)
+
+    def pieces(self, shard: Shard, *, gradients: bool) -> Pieces:
+        """List what a holder pulls or, of ``gradients``, pushes; neighbours are one piece."""
+        pieces: list[Piece] = []
+        local = 0
+        for parameter, offset in zip(self.parameters, self.offsets, strict=True):
+            if shard.stage not in parameter.stages(self.layers, shard.pp):
+                continue
+            moved = (
+                parameter.contributed(shard.tp, shard.tp_rank)
+                if gradients
+                else parameter.held(shard.tp, shard.tp_rank)
             )
-        if not self.layers:
-            raise ValueError(f"parameter {self.name}: is used in no layer")
+            for first, last in parameter.held(shard.tp, shard.tp_rank):
+                for low, high in moved:
+                    start, stop = max(first, low), min(last, high)
+                    if start < stop:
+                        _append(pieces, offset + start, offset + stop, local + start - first)
+                local += last - first
+        return tuple(pieces)
+
+    def by_owner(self, pieces: Pieces) -> dict[int, Pieces]:
+        """Cut pieces at the owners' borders: what goes to or comes from each owner."""
+        owners: dict[int, list[Piece]] = defaultdict(list)
+        for start, stop, local in pieces:
+            at = start
+            while at < stop:
+                owner = at // self.shard_elements
+                end = min(stop, (owner + 1) * self.shard_elements)
+                owners[owner].append(Piece(at, end, local + at - start))
+                at = end
+        return {owner: tuple(parts) for owner, parts in owners.items()}
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What units share whose pieces are the same on any stage that uses them.
+
+        The last entry is None where all of the unit's parameters are used on the same stages.
+        """
+        together = len({parameter.layers for parameter in self.parameters}) == 1
+        return (
+            self.ranks,
+            tuple(
+                (parameter.blocks, parameter.columns, parameter.gradient)
+                for parameter in self.parameters
+            ),
+            None if together else (self.name, self.layers),
+        )
 
 
-class Shard(NamedTuple):
-    """What a rank holds of the model: tp rank ``tp_rank`` of ``tp``, stage ``stage`` of ``pp``."""
-
-    tp: int
-    pp: int
-    tp_rank: int
-    stage: int
-
-
-class Transfer(NamedTuple):
-    """Elements ``[start, stop)`` of parameter number ``parameter``, from one rank to another."""
-
-    parameter: int
-    start: int
-    stop: int
-    source: int
-    destination: int
-
-    def kind(self, rank: int) -> Kind | None:
-        """Say what ``rank`` does for the transfer, None where it takes no part."""
-        if rank == self.source:
-            return "local" if rank == self.destination else "send"
-        return "receive" if rank == self.destination else None
+def _append(pieces: list[Piece], start: int, stop: int, local: int) -> None:
+    if pieces:
+        last = pieces[-1]
+        if last.stop == start and last.local + last.stop - last.start == local:
+            pieces[-1] = Piece(last.start, stop, last.local)
+            return
+    pieces.append(Piece(start, stop, local))
 
 
-def chunk(numel: int, parts: int, index: int, unit: int = 1) -> Range:
-    """Return part ``index`` of ``numel`` elements cut as by ``torch.chunk``, ⌈numel / parts⌉ each.
-
-    Only whole ``unit``s; the last parts are shorter or empty.
-    """
-    size = -(-numel // (parts * unit)) * unit
-    return min(numel, index * size), min(numel, (index + 1) * size)
-
-
-def stage_of(layer: int, layers: int, pp: int) -> int:
-    """Find the stage of a layer: ``layers`` layers are cut into ``pp`` parts at s·layers // pp.
-
-    −1 is on the first stage and ``layers`` on the last. ``ValueError`` for any other layer.
-    """
-    if not -1 <= layer <= layers:
-        raise ValueError(f"layer {layer} is outside −1 … {layers}")
-    if layer == -1:
-        return 0
-    if layer == layers:
-        return pp - 1
-    return (pp * (layer + 1) - 1) // layers
-
-
-def shards_of(pipelines: Iterable[PlannedPipeline]) -> dict[int, Shard]:
+def shards_of(placement: Iterable[PlacedPipeline]) -> dict[int, Shard]:
     """Find the shard that each rank of the pipelines holds for the step; idle ranks have none.
 
     ``ValueError`` where a rank's pipelines want different shards, which a sound plan never has.
     """
     shards: dict[int, Shard] = {}
-    for index, pipeline in enumerate(pipelines):
+    for index, pipeline in enumerate(placement):
         scheme = pipeline.scheme
         for place, rank in enumerate(pipeline.ranks):
             coordinates = Coordinates.of(scheme, place)
@@ -127,104 +187,57 @@ def shards_of(pipelines: Iterable[PlannedPipeline]) -> dict[int, Shard]:
     return shards
 
 
-def held(parameter: Parameter, shard: Shard, layers: int) -> Range | None:
-    """Return the elements of ``parameter`` that a rank with ``shard`` holds, None for none.
+def all_whole(shards: Mapping[int, Shard]) -> bool:
+    """Whether every rank in use holds whole parameters: tp = pp = 1 everywhere.
 
-    ``layers``: of the model.
+    Pull is then an all-gather over the world and push a reduce-scatter, idle ranks included.
     """
-    if all(stage_of(layer, layers, shard.pp) != shard.stage for layer in parameter.layers):
-        return None
-    if not parameter.tp_split:
-        return _some(0, parameter.numel)
-    return _some(*chunk(parameter.numel, shard.tp, shard.tp_rank, parameter.unit))
+    return all(shard.tp == 1 and shard.pp == 1 for shard in shards.values())
 
 
-def contributed(parameter: Parameter, shard: Shard, layers: int) -> Range | None:
-    """Return the elements whose gradient a rank with ``shard`` contributes, None for none."""
-    if parameter.tp_split:
-        return held(parameter, shard, layers)
-    if held(parameter, shard, layers) is None:
-        return None
-    return _some(*chunk(parameter.numel, shard.tp, shard.tp_rank))
+def unit_moves(
+    units: Sequence[UnitLayout], shards: Mapping[int, Shard], rank: int
+) -> list[UnitMoves]:
+    """List one rank's messages of every unit in a step whose ranks hold ``shards``.
 
-
-def pull(
-    parameters: Sequence[Parameter],
-    layers: int,
-    shards: Mapping[int, Shard],
-    world_size: int,
-    rank: int | None = None,
-) -> list[Transfer]:
-    """List every slice of the parameters from its owner to each rank that holds it.
-
-    Rank r of ``world_size`` owns ``chunk(numel, world_size, r)`` of each parameter; ``shards`` from
-    ``shards_of``. Ordered by parameter, start, destination. With ``rank`` only its own transfers,
-    in the same order, so that the two ends of every pair of ranks agree on theirs; time linear in
-    ranks for each parameter, where the whole list may have ``world_size``² transfers for each.
+    Ranks in a message ascend; messages are ordered by their first rank. Time grows with ranks and
+    units, not with their product with each other's parameters: units of one kind share their lists.
     """
-    transfers: list[Transfer] = []
-    for index, parameter in enumerate(parameters):
-        moves = [
-            Transfer(index, start, stop, owner, holder)
-            for holder, shard in shards.items()
-            for owner, start, stop in _owners(
-                parameter, held(parameter, shard, layers), world_size, rank, holder
-            )
-        ]
-        transfers += sorted(moves, key=lambda move: (move.start, move.destination))
-    return transfers
+    holders: dict[Shard, list[int]] = defaultdict(list)
+    for holder in sorted(shards):
+        holders[shards[holder]].append(holder)
+    cut: dict[object, tuple[dict[int, Pieces], dict[int, Pieces]]] = {}
+    moves = []
+    for unit in units:
+        pull_to, push_from = [], []
+        pull_from: tuple[Message, ...] = ()
+        push_to: tuple[Message, ...] = ()
+        kind, split = unit.kind, unit.kind[-1] is None
+        used: dict[int, frozenset[int]] = {}
+        for shard, ranks in holders.items():
+            if shard.pp not in used:
+                used[shard.pp] = frozenset().union(
+                    *(parameter.stages(unit.layers, shard.pp) for parameter in unit.parameters)
+                )
+            if shard.stage not in used[shard.pp]:
+                continue
+            key = (kind, shard.tp, shard.tp_rank, None if split else (shard.pp, shard.stage))
+            if key not in cut:
+                cut[key] = (
+                    unit.by_owner(unit.pieces(shard, gradients=False)),
+                    unit.by_owner(unit.pieces(shard, gradients=True)),
+                )
+            pulled, pushed = cut[key]
+            if rank in pulled:
+                pull_to.append(Message(tuple(ranks), pulled[rank]))
+            if rank in pushed:
+                push_from.append(Message(tuple(ranks), pushed[rank]))
+            if shards.get(rank) == shard:
+                pull_from = _messages(pulled)
+                push_to = _messages(pushed)
+        moves.append(UnitMoves(tuple(pull_to), pull_from, push_to, tuple(push_from)))
+    return moves
 
 
-def push(
-    parameters: Sequence[Parameter],
-    layers: int,
-    shards: Mapping[int, Shard],
-    world_size: int,
-    rank: int | None = None,
-) -> list[Transfer]:
-    """List every slice of the gradients from each rank that contributes to it to its owner.
-
-    Arguments as for ``pull``. Ordered by parameter, start, source. The sum over all transfers of
-    an element is its gradient.
-    """
-    transfers: list[Transfer] = []
-    for index, parameter in enumerate(parameters):
-        moves = [
-            Transfer(index, start, stop, holder, owner)
-            for holder, shard in shards.items()
-            for owner, start, stop in _owners(
-                parameter, contributed(parameter, shard, layers), world_size, rank, holder
-            )
-        ]
-        transfers += sorted(moves, key=lambda move: (move.start, move.source))
-    return transfers
-
-
-def is_collective(shards: Mapping[int, Shard], world_size: int) -> bool:
-    """Whether pull is exactly an all-gather over the world and push a reduce-scatter.
-
-    So it is where every rank holds whole parameters: tp = pp = 1 everywhere and no rank idle. The
-    runtime then needs no list of transfers; parts are ``chunk``s, the last one padded.
-    """
-    return len(shards) == world_size and all(
-        shard.tp == 1 and shard.pp == 1 for shard in shards.values()
-    )
-
-
-def _owners(
-    parameter: Parameter, wanted: Range | None, world_size: int, rank: int | None, holder: int
-) -> Iterator[tuple[int, int, int]]:
-    """Yield (owner, start, stop) of each slice of ``wanted``; only ``rank``'s where it is given."""
-    if wanted is None:
-        return
-    size = -(-parameter.numel // world_size)
-    owners = range(wanted[0] // size, (wanted[1] - 1) // size + 1)
-    if rank is not None and rank != holder:
-        owners = range(rank, rank + 1) if rank in owners else range(0)
-    for owner in owners:
-        first, last = chunk(parameter.numel, world_size, owner)
-        yield owner, max(first, wanted[0]), min(last, wanted[1])
-
-
-def _some(start: int, stop: int) -> Range | None:
-    return (start, stop) if start < stop else None
+def _messages(by_owner: Mapping[int, Pieces]) -> tuple[Message, ...]:
+    return tuple(Message((owner,), by_owner[owner]) for owner in sorted(by_owner))

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from seqplan.runtime.errors import communicating
 
-_DOING = "exchanging a micro-batch's tensors"
-
 Peer = tuple[Tensor, int]
 """A contiguous tensor and the global rank that it goes to or comes from."""
 
@@ -24,7 +22,10 @@ Peer = tuple[Tensor, int]
 class Transfer:
     """Sends and receives under way; the tensors must not be touched before ``wait``."""
 
-    def __init__(self, works: Sequence[dist.Work], operations: Sequence[dist.P2POp]) -> None:
+    def __init__(
+        self, works: Sequence[dist.Work], operations: Sequence[dist.P2POp], doing: str
+    ) -> None:
+        self._doing = doing
         self._works = works
         self._operations = operations  # their tensors live until the transfer has ended
 
@@ -35,7 +36,7 @@ class Transfer:
         """
         single = len(self._works) == len(self._operations)
         for work, operation in zip(self._works, self._operations, strict=False):
-            with communicating(_DOING, operation.peer if single else None):
+            with communicating(self._doing, operation.peer if single else None):
                 work.wait()
         self._works = ()
         self._operations = ()
@@ -45,11 +46,17 @@ class Peers:
     """The ranks of ``group``, which spans the whole job and carries nothing else.
 
     A communicator of its own keeps these transfers from standing in line behind the exchange of
-    parameters and gradients. None where there is one rank and nothing to transfer.
+    parameters and gradients. None where there is one rank and nothing to transfer. ``doing``: what
+    a rank is at that waits for another, for the message where that is gone.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        doing: str = "exchanging a micro-batch's tensors",
+    ) -> None:
         self.group = group
+        self._doing = doing
 
     def transfer(self, sends: Sequence[Peer], receives: Sequence[Peer]) -> Transfer:
         """Start all transfers of a batch; empty tensors are left out on both sides."""
@@ -61,6 +68,6 @@ class Peers:
         ]
         works: Sequence[dist.Work] = ()
         if operations:
-            with communicating(_DOING):
+            with communicating(self._doing):
                 works = dist.batch_isend_irecv(operations)
-        return Transfer(works, operations)
+        return Transfer(works, operations, self._doing)

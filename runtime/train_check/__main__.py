@@ -30,13 +30,13 @@ from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.files import FoldedTokens, token_file
 from seqplan.runtime.data.tokens import SeededTokens, TokenData
 from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.steps.consumer import PlanConsumer
 from seqplan.runtime.steps.source import FileSource
 from seqplan.runtime.train_check.reference import dense_attention, reference_step
 from seqplan.runtime.training.model import Llama, ModelConfig
 from seqplan.runtime.training.prepare import preparation
 from seqplan.runtime.training.run_step import run_step
-from seqplan.runtime.training.sharded_states import ShardedStates
 
 LOCALHOST = "127.0.0.1"
 WAIT_S = 1800.0

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import RankLost
+from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.model import token_loss
 from seqplan.runtime.training.prepare import MicroBatchWork
-from seqplan.runtime.training.sharded_states import ShardedStates
 from seqplan.runtime.training.stopwatch import Stopwatch
 
 

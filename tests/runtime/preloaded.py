@@ -7,7 +7,7 @@ import torch
 for name in (
     "torch._dynamo",  # an optimizer imports it when it is made, which takes seconds
     "torch.distributed.checkpoint",
-    "seqplan.runtime.training.checkpoint",
+    "seqplan.runtime.states.checkpoint",
     "seqplan.runtime.steps.consumer",
     "seqplan.runtime.training.run_step",
 ):

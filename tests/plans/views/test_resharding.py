@@ -3,313 +3,240 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqplan.plans.plan import PlannedPipeline
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.resharding import (
-    Parameter,
+from seqplan.plans.views.parameter_layout import (
+    Block,
+    Gradient,
+    ParameterLayout,
     Shard,
-    chunk,
-    contributed,
-    held,
-    is_collective,
-    pull,
-    push,
-    shards_of,
     stage_of,
 )
+from seqplan.plans.views.placement import PlacedPipeline, Placement
+from seqplan.plans.views.resharding import UnitLayout, UnitMoves, all_whole, shards_of, unit_moves
 
 SLOW = settings(deadline=None, max_examples=60)
 """Other work on the machine must not fail a test."""
 
+Elements = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True)
-class Layout:
-    """The pipelines of a step; ranks below ``world_size`` that are in none are idle."""
+class Case:
+    """A step's pipelines, ranks that are in none among ``world_size``, and a model's units."""
 
-    pipelines: list[PlannedPipeline]
+    placement: Placement
     world_size: int
+    units: list[UnitLayout]
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> Layout:
+def placements(draw: st.DrawFn) -> tuple[Placement, int]:
     """Up to three pipelines of any scheme; some of their ranks form others later in the step."""
-    degrees = st.tuples(*[st.integers(1, most) for most in (3, 3, 2, 2)])
+    degrees = st.tuples(*[st.integers(1, most) for most in (4, 3, 2, 2)])
     whole = st.just((1, 1, 1, 1)) | st.just((1, 1, 2, 1))
-    schemes = [
-        Scheme(*found)
-        for found in draw(st.lists(degrees, min_size=1, max_size=3) | st.lists(whole, min_size=1))
-    ]
+    drawn = st.lists(degrees, min_size=1, max_size=3) | st.lists(whole, min_size=1, max_size=3)
+    schemes = [Scheme(*scheme) for scheme in draw(drawn)]
     used = sum(scheme.gpus for scheme in schemes)
     world_size = used + draw(st.sampled_from([0, 0, 1, 3]))
     order = draw(st.permutations(range(world_size)))
-    pipelines = []
+    placed = []
     for scheme in schemes:
         ranks, order = tuple(order[: scheme.gpus]), order[scheme.gpus :]
-        pipelines.append(PlannedPipeline(scheme, ranks, (), 0.0))
+        placed.append(PlacedPipeline(scheme, ranks))
         if scheme.sp > 1 and draw(st.booleans()):
             # The last tp groups of every stage alone: the same tp and pp, no sequence parallelism.
             stage = scheme.stage_gpus
             ends = [ranks[(p + 1) * stage - scheme.tp : (p + 1) * stage] for p in range(scheme.pp)]
-            alone = Scheme(tp=scheme.tp, pp=scheme.pp)
-            pipelines.append(PlannedPipeline(alone, sum(ends, ()), (), 0.0))
-    return Layout(pipelines, world_size)
+            placed.append(PlacedPipeline(Scheme(tp=scheme.tp, pp=scheme.pp), sum(ends, ())))
+    return tuple(placed), world_size
 
 
 @st.composite
-def models(draw: st.DrawFn) -> tuple[list[Parameter], int]:
-    """A few parameters on any layers, even and uneven, empty and tied ones among them."""
-    layers = draw(st.integers(1, 6))
-    parameters = []
-    for number in range(draw(st.integers(1, 5))):
-        unit = draw(st.integers(1, 4))
-        parameters.append(
-            Parameter(
-                f"p{number}",
-                unit * draw(st.integers(0, 40)),
+def cases(draw: st.DrawFn) -> Case:
+    """Units of parameters on any layers: fused, replicated, tied, empty ones; some units alike."""
+    placement, world_size = draw(placements())
+    layers = draw(st.integers(1, 5))
+    gradients: list[Gradient] = ["split", "split", "equal", "partial"]
+    blocks = st.builds(Block, st.integers(0, 9), st.integers(1, 3), st.sampled_from([1, 1, 2, 4]))
+    units = []
+    for number in range(draw(st.integers(1, 3))):
+        parameters = [
+            ParameterLayout(
+                f"u{number}.p{at}",
+                tuple(draw(st.lists(blocks, min_size=1, max_size=3))),
+                draw(st.integers(1, 4)),
                 tuple(draw(st.sets(st.integers(-1, layers), min_size=1, max_size=2))),
-                draw(st.booleans()),
-                unit,
+                draw(st.sampled_from(gradients)),
             )
-        )
-    return parameters, layers
+            for at in range(draw(st.integers(1, 3)))
+        ]
+        units.append(UnitLayout(f"u{number}", parameters, layers, world_size))
+        if draw(st.booleans()):
+            units.append(UnitLayout(f"u{number} again", parameters, layers, world_size))
+    return Case(placement, world_size, units)
 
 
-def stages(parameter: Parameter, layers: int, pp: int) -> set[int]:
-    return {stage_of(layer, layers, pp) for layer in parameter.layers}
+def held_elements(parameter: ParameterLayout, shard: Shard, layers: int) -> list[int]:
+    """By the definition, element by element."""
+    if shard.stage not in {stage_of(layer, layers, shard.pp) for layer in parameter.layers}:
+        return []
+    if parameter.gradient != "split":
+        return list(range(parameter.numel))
+    elements = []
+    row = 0
+    for block in parameter.blocks:
+        needing = block.units * block.shared_by
+        bounds = [t * needing // shard.tp for t in (shard.tp_rank, shard.tp_rank + 1)]
+        wanted = sorted({need // block.shared_by for need in range(*bounds)})
+        for unit in wanted:
+            first = (row + unit * block.rows) * parameter.columns
+            elements += range(first, first + block.rows * parameter.columns)
+        row += block.units * block.rows
+    return elements
 
 
-def owned(parameter: Parameter, world_size: int, rank: int) -> tuple[int, int]:
-    """By the definition of ``torch.chunk``, element by element."""
-    size = -(-parameter.numel // world_size)
-    mine = [e for e in range(parameter.numel) if e // size == rank]
-    return (mine[0], mine[-1] + 1) if mine else (0, 0)
-
-
-@SLOW
-@given(layouts(), models())
-def test_pull_brings_every_held_element_once(
-    layout: Layout, model: tuple[list[Parameter], int]
-) -> None:
-    parameters, layers = model
-    shards = shards_of(layout.pipelines)
-    transfers = pull(parameters, layers, shards, layout.world_size)
-    assert transfers == sorted(transfers, key=lambda t: (t.parameter, t.start, t.destination))
-    values = [np.arange(1, p.numel + 1) for p in parameters]
-    for rank in range(layout.world_size):
-        for number, parameter in enumerate(parameters):
-            arrived = np.zeros(parameter.numel, dtype=np.int64)
-            for t in transfers:
-                assert t.start < t.stop
-                if (t.parameter, t.destination) != (number, rank):
-                    continue
-                low, high = owned(parameter, layout.world_size, t.source)
-                assert low <= t.start < t.stop <= high
-                arrived[t.start : t.stop] += values[number][t.start : t.stop]
-            expected = np.zeros_like(arrived)
-            if rank in shards:
-                shard = shards[rank]
-                if shard.stage in stages(parameter, layers, shard.pp):
-                    rows = parameter.numel // parameter.unit
-                    size = -(-rows // shard.tp) * parameter.unit
-                    span = slice(shard.tp_rank * size, (shard.tp_rank + 1) * size)
-                    span = span if parameter.tp_split else slice(None)
-                    expected[span] = values[number][span]
-            np.testing.assert_array_equal(arrived, expected)
+def moves_of(case: Case) -> list[list[UnitMoves]]:
+    """Of every rank, of every unit."""
+    shards = shards_of(case.placement)
+    return [unit_moves(case.units, shards, rank) for rank in range(case.world_size)]
 
 
 @SLOW
-@given(layouts(), models())
-def test_push_sums_every_contribution_once(
-    layout: Layout, model: tuple[list[Parameter], int]
-) -> None:
-    """A gradient is one term for each (stage, sequence-parallel place) that uses the parameter."""
-    parameters, layers = model
-    shards = shards_of(layout.pipelines)
+@given(cases())
+def test_pull_brings_every_held_element_once(case: Case) -> None:
+    shards, moves = shards_of(case.placement), moves_of(case)
+    for number, unit in enumerate(case.units):
+        values = np.arange(1, unit.elements + 1)
+        sent: dict[tuple[int, int], Elements] = {}
+        for owner in range(case.world_size):
+            start, stop = unit.owned(owner)
+            for message in moves[owner][number].pull_to:
+                assert all(start <= p.start < p.stop <= stop for p in message.pieces)
+                packed = np.concatenate([values[p.start : p.stop] for p in message.pieces])
+                sent.update({(owner, holder): packed for holder in message.ranks})
+        for holder, shard in shards.items():
+            expected = []
+            for parameter, offset in zip(unit.parameters, unit.offsets, strict=True):
+                expected += [offset + e + 1 for e in held_elements(parameter, shard, unit.layers)]
+            buffer = np.zeros(len(expected), dtype=np.int64)
+            for message in moves[holder][number].pull_from:
+                (owner,) = message.ranks
+                packed, at = sent.pop((owner, holder)), 0
+                for start, stop, local in message.pieces:
+                    assert not buffer[local : local + stop - start].any()
+                    buffer[local : local + stop - start] = packed[at : at + stop - start]
+                    at += stop - start
+                assert at == len(packed)
+            assert buffer.tolist() == expected
+            held = unit.held(shard)
+            assert sum(part.numel for part in held) == len(expected)
+        assert not sent
+
+
+@SLOW
+@given(cases())
+def test_push_sums_every_contribution_once(case: Case) -> None:
+    """Of each gradient class what it says, over replicas, sequence parallel ranks and stages."""
+    shards, moves = shards_of(case.placement), moves_of(case)
     random = np.random.default_rng(0)
-    # Ranks of a tp group see the same tokens: they share a term. Who shares one is taken from the
-    # first pipeline of a rank; in the others the same tp group stands together.
-    terms: dict[int, int] = {}
-    for pipeline in layout.pipelines:
-        for place, rank in enumerate(pipeline.ranks):
-            terms.setdefault(rank, pipeline.ranks[place - place % pipeline.scheme.tp])
-    transfers = push(parameters, layers, shards, layout.world_size)
-    assert transfers == sorted(transfers, key=lambda t: (t.parameter, t.start, t.source))
-    for number, parameter in enumerate(parameters):
-        term = random.integers(1, 1000, (layout.world_size, parameter.numel))
-        expected = np.zeros(parameter.numel, dtype=np.int64)
-        for group in set(terms.values()):
-            shard = shards[group]
-            if shard.stage in stages(parameter, layers, shard.pp):
-                expected += term[group]
-        master = np.zeros(parameter.numel, dtype=np.int64)
-        for t in transfers:
-            if t.parameter != number:
-                continue
-            low, high = owned(parameter, layout.world_size, t.destination)
-            assert low <= t.start < t.stop <= high
-            have = held(parameter, shards[t.source], layers)
-            assert have is not None
-            assert have[0] <= t.start < t.stop <= have[1]
-            master[t.start : t.stop] += term[terms[t.source]][t.start : t.stop]
-        np.testing.assert_array_equal(master, expected)
+    for number, unit in enumerate(case.units):
+        # Who shares a term: the ranks of a tp group have the same ``equal`` gradient.
+        equal = {
+            rank: pipeline.ranks[place - place % pipeline.scheme.tp]
+            for pipeline in reversed(case.placement)
+            for place, rank in enumerate(pipeline.ranks)
+        }
+        terms = random.integers(1, 1000, (case.world_size, unit.elements))
+        expected = np.zeros(unit.elements, dtype=np.int64)
+        sent: dict[tuple[int, int], Elements] = {}
+        for rank, shard in shards.items():
+            buffers = []
+            for parameter, offset in zip(unit.parameters, unit.offsets, strict=True):
+                elements = [offset + e for e in held_elements(parameter, shard, unit.layers)]
+                source = equal[rank] if parameter.gradient == "equal" else rank
+                buffers.append(terms[source][elements])
+                if parameter.gradient != "equal" or rank == equal[rank]:
+                    expected[elements] += terms[source][elements]
+            gradient = np.concatenate(buffers)
+            for message in moves[rank][number].push_to:
+                (owner,) = message.ranks
+                sent[rank, owner] = np.concatenate(
+                    [gradient[p.local : p.local + p.stop - p.start] for p in message.pieces]
+                )
+        summed = np.zeros(unit.elements, dtype=np.int64)
+        for owner in range(case.world_size):
+            start, stop = unit.owned(owner)
+            for message in moves[owner][number].push_from:
+                for source in message.ranks:
+                    packed, at = sent.pop((source, owner)), 0
+                    for piece in message.pieces:
+                        assert start <= piece.start < piece.stop <= stop
+                        size = piece.stop - piece.start
+                        summed[piece.start : piece.stop] += packed[at : at + size]
+                        at += size
+                    assert at == len(packed)
+        assert not sent
+        np.testing.assert_array_equal(summed, expected)
 
 
 @SLOW
-@given(layouts(), models())
-def test_a_rank_derives_its_part_of_the_whole_list(
-    layout: Layout, model: tuple[list[Parameter], int]
-) -> None:
-    parameters, layers = model
-    shards = shards_of(layout.pipelines)
-    for move in (pull, push):
-        everything = move(parameters, layers, shards, layout.world_size)
-        for rank in range(layout.world_size):
-            mine = move(parameters, layers, shards, layout.world_size, rank)
-            assert mine == [t for t in everything if t.kind(rank) is not None]
-            for t in mine:
-                ends = (t.source == rank, t.destination == rank)
-                expected = {(True, True): "local", (True, False): "send", (False, True): "receive"}
-                assert t.kind(rank) == expected[ends]
+@given(cases())
+def test_units_are_laid_out_together_as_they_are_alone(case: Case) -> None:
+    shards = shards_of(case.placement)
+    for rank in range(case.world_size):
+        together = unit_moves(case.units, shards, rank)
+        assert together == [unit_moves([unit], shards, rank)[0] for unit in case.units]
 
 
-@SLOW
-@given(layouts(), models())
-def test_all_gather_is_recognised_exactly(
-    layout: Layout, model: tuple[list[Parameter], int]
-) -> None:
-    parameters, layers = model
-    shards = shards_of(layout.pipelines)
-    world = range(layout.world_size)
-    whole = [
-        (number, *owned(parameter, layout.world_size, owner), owner, holder)
-        for number, parameter in enumerate(parameters)
-        for owner in world
-        for holder in world
-        if owned(parameter, layout.world_size, owner) != (0, 0)
+def test_cuts_of_a_model() -> None:
+    """Fused query, key and value of 8 heads of width 2 on 2 key heads; gate and up of 5."""
+    qkv = ParameterLayout("qkv", (Block(8, 2), Block(2, 2, 4), Block(2, 2, 4)), 1, (0,))
+    assert [qkv.held(4, t)[1:] for t in range(4)] == [
+        ((16, 18), (20, 22)),
+        ((16, 18), (20, 22)),
+        ((18, 20), (22, 24)),
+        ((18, 20), (22, 24)),
     ]
-    if is_collective(shards, layout.world_size):
-        gathered = [tuple(t) for t in pull(parameters, layers, shards, layout.world_size)]
-        assert gathered == whole
-        scattered = [
-            (n, a, b, owner, holder)
-            for n, a, b, holder, owner in push(parameters, layers, shards, layout.world_size)
-        ]
-        assert scattered == whole
-    elif layout.world_size > 1:
-        # One replicated and one split parameter on every layer tell any other layout apart.
-        every = tuple(range(-1, layout.world_size * 4 + 1))
-        n = 2 * layout.world_size
-        sure = [Parameter("r", n, (0,), False), Parameter("s", n, every, True)]
-        got = {tuple(t) for t in pull(sure, layout.world_size * 4, shards, layout.world_size)}
-        assert got != {(p, 2 * o, 2 * o + 2, o, h) for p in (0, 1) for o in world for h in world}
+    assert [qkv.held(4, t)[0] for t in range(4)] == [(0, 4), (4, 8), (8, 12), (12, 16)]
+    gate_up = ParameterLayout("gate_up", (Block(5), Block(5)), 3, (0,))
+    assert [gate_up.held(2, t) for t in range(2)] == [((0, 6), (15, 21)), ((6, 15), (21, 30))]
+    words = ParameterLayout("words", (Block(2),), 3, (-1,))
+    assert [words.held(3, t) for t in range(3)] == [(), ((0, 3),), ((3, 6),)]
+    norm = ParameterLayout("norm", (Block(7),), 1, (0,), "equal")
+    assert [norm.contributed(3, t) for t in range(3)] == [((0, 2),), ((2, 4),), ((4, 7),)]
+    with pytest.raises(ValueError, match="parameter x: is used in no layer"):
+        ParameterLayout("x", (Block(1),), 1, ())
 
 
-@SLOW
-@given(st.integers(1, 24), st.integers(1, 24))
-def test_even_cuts_refine_to_the_least_common_multiple(tp: int, world_size: int) -> None:
-    slices = tp * world_size // gcd(tp, world_size)
-    parameter = Parameter("w", slices * 3, (0,), True)
-    shards = {rank: Shard(tp, 1, rank, 0) for rank in range(tp)}
-    transfers = pull([parameter], 1, shards, max(world_size, tp))
-    if world_size >= tp:
-        cuts = {t.start for t in transfers}
-        expected = {c * parameter.numel // world_size for c in range(world_size)}
-        expected |= {c * parameter.numel // tp for c in range(tp)}
-        assert cuts == expected
-        assert {t.stop - t.start for t in transfers} <= {3 * k for k in range(1, slices + 1)}
+def test_stages_of_uneven_layers() -> None:
+    assert [stage_of(layer, 7, 3) for layer in range(-1, 8)] == [0, 0, 0, 1, 1, 2, 2, 2, 2]
+    for layers in range(1, 12):
+        for pp in range(1, layers + 1):
+            cuts = [layers * stage // pp for stage in range(pp + 1)]
+            for stage in range(pp):
+                for layer in range(cuts[stage], cuts[stage + 1]):
+                    assert stage_of(layer, layers, pp) == stage
+    with pytest.raises(ValueError, match=r"layer 8 is outside"):
+        stage_of(8, 7, 3)
 
 
-def test_bytes_are_balanced() -> None:
-    """Two replicas, tp 4 and pp 2 · tp 2, on 8 ranks: all do their part."""
-    pipelines = [
-        PlannedPipeline(Scheme(tp=4), (0, 1, 2, 3), (), 0.0),
-        PlannedPipeline(Scheme(tp=2, pp=2), (4, 5, 6, 7), (), 0.0),
-    ]
-    layers = 4
-    parameters = [Parameter(f"w{n}", 1600, (n,), True) for n in range(layers)]
-    parameters += [Parameter(f"norm{n}", 160, (n,), False) for n in range(layers)]
-    shards = shards_of(pipelines)
-    total = sum(parameter.numel for parameter in parameters)
-    for move in (pull, push):
-        transfers = move(parameters, layers, shards, 8)
-        owners = "source" if move is pull else "destination"
-        load = [
-            sum(t.stop - t.start for t in transfers if getattr(t, owners) == r) for r in range(8)
-        ]
-        assert len(set(load)) == 1
-        if move is push:
-            sent = [sum(t.stop - t.start for t in transfers if t.source == r) for r in range(8)]
-            assert sent == [total // 4] * 8
+def test_a_rank_of_two_shards_is_refused() -> None:
+    placement = (
+        PlacedPipeline(Scheme(tp=2), (0, 1)),
+        PlacedPipeline(Scheme(pp=2), (0, 1)),
+    )
+    with pytest.raises(ValueError, match=r"rank 0: pipeline 1 wants .*, an earlier one "):
+        shards_of(placement)
 
 
-def test_a_round_trip_restores_the_parameters() -> None:
-    """Pull into one layout, hand over as gradients of one replica, push back."""
-    pipelines = [PlannedPipeline(Scheme(tp=3, pp=2), (5, 0, 3, 1, 4, 2), (), 0.0)]
-    shards = shards_of(pipelines)
-    parameters = [
-        Parameter("embedding", 70, (-1,), True, 7),
-        Parameter("norm", 11, (0,), False),
-        Parameter("up", 64, (1,), True, 4),
-        Parameter("down", 5, (2,), True),
-        Parameter("head", 1, (3,), False),
-    ]
-    masters = [np.random.default_rng(n).normal(size=p.numel) for n, p in enumerate(parameters)]
-    holding = {(r, n): np.full(p.numel, np.nan) for r in range(7) for n, p in enumerate(parameters)}
-    for t in pull(parameters, 3, shards, 7):
-        part = slice(t.start, t.stop)
-        holding[t.destination, t.parameter][part] = masters[t.parameter][part]
-    back = [np.zeros(p.numel) for p in parameters]
-    for t in push(parameters, 3, shards, 7):
-        part = slice(t.start, t.stop)
-        back[t.parameter][part] += holding[t.source, t.parameter][part]
-    for original, returned in zip(masters, back, strict=True):
-        np.testing.assert_array_equal(original, returned)
-
-
-@SLOW
-@given(st.integers(0, 200), st.integers(1, 30))
-def test_chunks_are_those_of_torch(numel: int, parts: int) -> None:
-    expected = [list(range(numel))[slice(*chunk(numel, parts, index))] for index in range(parts)]
-    cut = [part.tolist() for part in torch.arange(numel).chunk(parts)] if numel else []
-    assert [part for part in expected if part] == cut
-
-
-@SLOW
-@given(st.integers(1, 60), st.integers(1, 12))
-def test_stages_are_consecutive_and_even(layers: int, pp: int) -> None:
-    stages = [stage_of(layer, layers, pp) for layer in range(-1, layers + 1)]
-    assert stages == sorted(stages)
-    assert (stages[0], stages[-1]) == (0, pp - 1)
-    counts = [stages[1:-1].count(stage) for stage in range(pp)]
-    assert counts == [(s + 1) * layers // pp - s * layers // pp for s in range(pp)]
-
-
-def test_a_replicated_parameter_is_contributed_once_over_tp() -> None:
-    norm = Parameter("norm", 10, (0,), False)
-    parts = [contributed(norm, Shard(4, 1, t, 0), 1) for t in range(4)]
-    assert parts == [(0, 3), (3, 6), (6, 9), (9, 10)]
-    assert held(norm, Shard(4, 1, 2, 0), 1) == (0, 10)
-    assert contributed(norm, Shard(4, 2, 0, 1), 2) is None
-
-
-def test_bad_parameters_and_layouts_are_refused() -> None:
-    with pytest.raises(ValueError, match="parameter w: numel 10 is not a multiple of unit 3"):
-        Parameter("w", 10, (0,), True, 3)
-    with pytest.raises(ValueError, match="parameter w: is used in no layer"):
-        Parameter("w", 10, (), True)
-    with pytest.raises(ValueError, match="layer 5 is outside −1 … 4"):
-        stage_of(5, 4, 2)
-    both = [
-        PlannedPipeline(Scheme(tp=2), (0, 1), (), 0.0),
-        PlannedPipeline(Scheme(ulysses=2), (0, 1), (), 0.0),
-    ]
-    with pytest.raises(ValueError, match="rank 0: pipeline 1 wants"):
-        shards_of(both)
+def test_whole_parameters_need_no_messages() -> None:
+    assert all_whole(shards_of((PlacedPipeline(Scheme(ring=2), (0, 1)),)))
+    assert not all_whole(shards_of((PlacedPipeline(Scheme(pp=2), (0, 1)),)))
+    assert not all_whole(shards_of((PlacedPipeline(Scheme(tp=2), (0, 1)),)))

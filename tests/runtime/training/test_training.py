@@ -16,11 +16,11 @@ from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.train_check.reference import dense_attention, reference_step
 from seqplan.runtime.training.model import Llama, ModelConfig
 from seqplan.runtime.training.prepare import preparation
 from seqplan.runtime.training.run_step import run_step
-from seqplan.runtime.training.sharded_states import ShardedStates
 
 CONFIG = ModelConfig(hidden=32, layers=2, heads=4, kv_heads=2, ffn=48, vocab=64)
 CLIP = 0.5

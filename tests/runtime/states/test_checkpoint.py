@@ -10,9 +10,9 @@ import torch
 from ranks import run_ranks, run_ranks_expecting_failure
 
 from seqplan.runtime.communicators import Communicators
-from seqplan.runtime.training.checkpoint import Cursor, restore, save
+from seqplan.runtime.states.checkpoint import Cursor, restore, save
+from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.model import Llama, ModelConfig
-from seqplan.runtime.training.sharded_states import ShardedStates
 
 CONFIG = ModelConfig(hidden=24, layers=2, heads=3, kv_heads=1, ffn=20, vocab=17)
 
@@ -30,9 +30,9 @@ def updates(states: ShardedStates, optimizer: torch.optim.Optimizer, first: int,
     """Update with gradients that depend on the step and the element's place only."""
     for step in range(first, last):
         for unit in states.units:
-            for name, start, master, gradient in unit.owned():
+            for layout, start, master, gradient in unit.owned():
                 places = torch.arange(start, start + master.numel(), dtype=torch.float32)
-                gradient.copy_(torch.sin(places * (step + 1) + len(name)))
+                gradient.copy_(torch.sin(places * (step + 1) + len(layout.name)))
         optimizer.step()
 
 

@@ -10,69 +10,9 @@ import torch.distributed as dist
 from ranks import run_ranks, run_ranks_expecting_failure
 from torch import Tensor, nn
 
-from seqplan.plans.views.resharding import Parameter, Shard, Transfer, is_collective, pull, push
 from seqplan.runtime.communicators import Communicators
-from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.training.model import Llama, ModelConfig
-from seqplan.runtime.training.replicas import checksum
-from seqplan.runtime.training.sharded_states import ShardedStates
-
-
-def moved(
-    transfers: list[Transfer], rank: int, source: Tensor, offset: int, peers: Peers
-) -> list[tuple[Transfer, Tensor]]:
-    """Execute a rank's transfers; what arrives here. ``source`` starts at element ``offset``."""
-    sends, receives, arrived = [], [], []
-    for transfer in transfers:
-        part = slice(transfer.start - offset, transfer.stop - offset)
-        kind = transfer.kind(rank)
-        if kind == "receive":
-            buffer = source.new_empty(transfer.stop - transfer.start)
-            receives.append((buffer, transfer.source))
-            arrived.append((transfer, buffer))
-        elif kind == "local":
-            arrived.append((transfer, source[part].clone()))
-        elif kind == "send":
-            sends.append((source[part].contiguous(), transfer.destination))
-    peers.transfer(sends, receives).wait()
-    return arrived
-
-
-def by_transfer_list(rank: int, world_size: int) -> list[bool]:
-    groups = Communicators.create()
-    peers = Peers(groups.attention)
-    torch.manual_seed(0)
-    model = Llama(ModelConfig(hidden=24, layers=2, heads=3, kv_heads=1, ffn=20, vocab=17))
-    states = ShardedStates(model, groups.states)
-    shards = {rank: Shard(1, 1, 0, 0) for rank in range(world_size)}
-    assert is_collective(shards, world_size)
-    parameters = [Parameter(unit.name, unit.elements, (0,), False) for unit in states.units]
-    lists = [build(parameters, 1, shards, world_size, rank) for build in (pull, push)]
-    # Masters and gradients that differ everywhere, whole numbers so that sums are exact.
-    for unit in states.units:
-        unit.master.copy_(torch.arange(unit.shard_elements) + 1000.0 * rank)
-    states.pull()
-    for unit in states.units:
-        unit.gradient[: unit.elements] = torch.arange(unit.elements) * float(rank + 1)
-    states.push()
-    same = []
-    for index, unit in enumerate(states.units):
-        pulls, pushes = ([move for move in moves if move.parameter == index] for moves in lists)
-        whole = torch.full((unit.elements,), torch.nan)
-        for transfer, values in moved(pulls, rank, unit.master, unit.start, peers):
-            whole[transfer.start : transfer.stop] = values
-        same.append(torch.equal(whole, unit.flat[: unit.elements]))
-        reduced = torch.zeros(unit.stop - unit.start)
-        for transfer, values in moved(pushes, rank, unit.gradient, 0, peers):
-            reduced[transfer.start - unit.start : transfer.stop - unit.start] += values
-        same.append(torch.equal(reduced, unit.reduced[: unit.stop - unit.start]))
-    return same
-
-
-def test_all_gather_and_reduce_scatter_are_the_transfer_list() -> None:
-    for same in run_ranks(by_transfer_list, 3):
-        assert len(same) == 2 * 5
-        assert all(same)
+from seqplan.runtime.states.replicas import checksum
+from seqplan.runtime.states.sharded_states import ShardedStates
 
 
 class Odd(nn.Module):

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint import filesystem, state_dict_loader, state_di
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from seqplan.runtime.errors import communicating
-from seqplan.runtime.training.sharded_states import ShardedStates
+from seqplan.runtime.states.unit_states import UnitStates
 
 FORMAT = 1
 MASTER = "master"
@@ -44,7 +44,7 @@ class Cursor:
 def save(
     folder: str | os.PathLike[str],
     cursor: Cursor,
-    states: ShardedStates,
+    states: UnitStates,
     optimizer: torch.optim.Optimizer,
     group: dist.ProcessGroup,
     *,
@@ -83,7 +83,7 @@ def save(
 
 def restore(
     folder: str | os.PathLike[str],
-    states: ShardedStates,
+    states: UnitStates,
     optimizer: torch.optim.Optimizer,
     group: dist.ProcessGroup,
 ) -> Cursor | None:
@@ -140,7 +140,7 @@ def _raise_together(refusal: str | None, group: dist.ProcessGroup) -> None:
 
 
 def _owned(
-    states: ShardedStates, optimizer: torch.optim.Optimizer
+    states: UnitStates, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, int, nn.Parameter]]:
     """Yield name, first element and master slice of all that this rank owns."""
     known = {
@@ -150,16 +150,14 @@ def _owned(
         if parameter.numel()
     }
     for unit in states.units:
-        for name, start, master, _ in unit.owned():
+        for layout, start, master, _ in unit.owned():
             parameter = known.get(master.data_ptr())
             if parameter is None:
-                raise ValueError(f"the optimizer does not hold this rank's slice of {name}")
-            yield name, start, parameter
+                raise ValueError(f"the optimizer does not hold this rank's slice of {layout.name}")
+            yield layout.name, start, parameter
 
 
-def _slices(
-    states: ShardedStates, optimizer: torch.optim.Optimizer
-) -> Iterator[tuple[str, Tensor]]:
+def _slices(states: UnitStates, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
     for name, start, parameter in _owned(states, optimizer):
         where = f"{name}[{start}:{start + parameter.numel()}]"
         yield f"{MASTER}/{where}", parameter.detach()

@@ -8,7 +8,7 @@ error.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,16 @@ def refuse_differing_models(model: nn.Module, group: dist.ProcessGroup) -> None:
     Collective. ``ValueError`` on every rank, naming the first tensor that differs and the first
     rank where it does. Values are compared by a 64-bit checksum of their bytes.
     """
-    tensors = list(_tensors(model))
+    refuse_differing_tensors(list(_tensors(model)), group)
+
+
+def refuse_differing_tensors(
+    tensors: Sequence[tuple[str, Tensor, bool]], group: dist.ProcessGroup
+) -> None:
+    """Compare tensors over the ranks, each with its name and whether it is trained.
+
+    Collective; errors as of ``refuse_differing_models``.
+    """
     frozen = [(name, tensor) for name, tensor, trained in tensors if not trained]
     shapes = [_shape(*entry) for entry in tensors]
     device = next((tensor.device for _, tensor, _ in tensors), torch.device("cpu"))

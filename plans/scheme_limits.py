@@ -1,0 +1,26 @@
+"""Which schemes a model's sizes allow at all, as the runtime executes them."""
+
+from __future__ import annotations
+
+from seqplan.plans.scheme import Scheme
+
+
+def refusal(scheme: Scheme, *, layers: int, heads: int, kv_heads: int) -> str | None:
+    """Say in one clause why a model of these sizes cannot run ``scheme``, None where it can.
+
+    Query heads are split evenly over tp and as evenly as they go over Ulysses within it; key heads
+    with them or, where there are fewer, as copies. Layers need not be a multiple of pp.
+    """
+    if heads % scheme.tp:
+        return f"tp {scheme.tp} does not divide the model's {heads} attention heads"
+    if kv_heads % scheme.tp and scheme.tp % kv_heads:
+        return f"tp {scheme.tp} neither divides the model's {kv_heads} KV heads nor the other way"
+    if scheme.tp * scheme.ulysses > heads:
+        split = f"tp {scheme.tp} and " if scheme.tp > 1 else ""
+        return (
+            f"{split}Ulysses degree {scheme.ulysses} exceed{'' if split else 's'} the model's "
+            f"{heads} attention heads: plan with a smaller degree, or with ring attention instead"
+        )
+    if scheme.pp > layers:
+        return f"pp {scheme.pp} exceeds the model's {layers} layers"
+    return None

@@ -1,0 +1,18 @@
+"""Parameters and optimizer states that stay where they are while the parallel strategy changes.
+
+Read ``unit_states`` first (owned slices, pull and push), then ``unit`` (one unit of them) with
+``exchange`` (how it travels); ``sharded_states`` (of a module that computes with whole parameters)
+and ``staged_states`` (of pipelines with tensor parallelism and stages); ``replicas`` (what ranks
+must hold alike) and ``checkpoint``. Public are the modules named here; the names that a trainer
+needs are in ``seqplan.runtime``.
+"""
+
+__all__ = [
+    "checkpoint",
+    "exchange",
+    "replicas",
+    "sharded_states",
+    "staged_states",
+    "unit",
+    "unit_states",
+]

@@ -1,0 +1,155 @@
+"""How a unit's parameters come to the ranks that hold it, and its gradients back to their owners.
+
+Where every rank holds all of a unit, an all-gather and a reduce-scatter over the job; else messages
+between the ranks that own and those that hold, one for each pair (``plans.views.resharding``). Both
+are started in one order on all ranks, on a communicator that carries nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from seqplan.plans.views.resharding import Pieces, UnitMoves
+from seqplan.runtime.errors import communicating
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.states.unit import Unit, concatenated
+
+# Named so from torch 2.13 on, which warns of the names before.
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+Finish = Callable[[], None]
+"""Waits for what was started, and puts it where it belongs."""
+
+
+class Exchange(Protocol):
+    """Brings one unit's parameters and gradients where they are needed."""
+
+    def pull(self, unit: Unit) -> Finish:
+        """Start filling ``unit.flat`` from the owners' masters."""
+        ...
+
+    def push(self, unit: Unit) -> Finish:
+        """Start summing all ranks' ``unit.gradient`` into the owners' ``reduced``."""
+        ...
+
+
+class CollectiveExchange:
+    """All of a unit on every rank of ``group``, also on those without work."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def pull(self, unit: Unit) -> Finish:
+        """Start an all-gather of the masters."""
+        doing = f"pulling the parameters of {unit.name}"
+        master = unit.master.to(unit.dtype)
+        with communicating(doing):
+            work = _ALL_GATHER(unit.flat, master, group=self._group, async_op=True)
+        return _waiting(work, doing)
+
+    def push(self, unit: Unit) -> Finish:
+        """Start a reduce-scatter of the gradients."""
+        doing = f"pushing the gradients of {unit.name}"
+        with communicating(doing):
+            work = _REDUCE_SCATTER(unit.reduced, unit.gradient, group=self._group, async_op=True)
+        return _waiting(work, doing)
+
+
+class MessageExchange:
+    """A unit of which ranks hold different parts; sums are in rank order, bit for bit the same."""
+
+    def __init__(self, peers: Peers, rank: int, moves: UnitMoves) -> None:
+        self._peers, self._rank, self._moves = peers, rank, moves
+
+    def pull(self, unit: Unit) -> Finish:
+        """Start sending what is owned here and receiving what is held here."""
+        moves = self._moves
+        sends, receives = [], []
+        unpacking: list[tuple[Tensor, Pieces]] = []
+        if moves.pull_to:
+            owned = unit.master.to(unit.dtype)
+        for message in moves.pull_to:
+            parts = [owned[p.start - unit.start : p.stop - unit.start] for p in message.pieces]
+            packed = concatenated(parts)
+            for holder in message.ranks:
+                if holder == self._rank:
+                    unpacking.append((packed, message.pieces))
+                else:
+                    sends.append((packed, holder))
+        for message in moves.pull_from:
+            (owner,) = message.ranks
+            if owner == self._rank:
+                continue
+            if len(message.pieces) == 1:
+                start, stop, local = message.pieces[0]
+                receives.append((unit.flat[local : local + stop - start], owner))
+            else:
+                buffer = unit.flat.new_empty(_elements(message.pieces))
+                receives.append((buffer, owner))
+                unpacking.append((buffer, message.pieces))
+        transfer = self._peers.transfer(sends, receives)
+
+        def finish() -> None:
+            transfer.wait()
+            with torch.no_grad():
+                for packed, pieces in unpacking:
+                    at = 0
+                    for start, stop, local in pieces:
+                        size = stop - start
+                        unit.flat[local : local + size] = packed[at : at + size]
+                        at += size
+
+        return finish
+
+    def push(self, unit: Unit) -> Finish:
+        """Start sending the gradients of what is held here and receiving those of what is owned."""
+        moves = self._moves
+        sends, receives = [], []
+        contributions: dict[int, tuple[Tensor, Pieces]] = {}
+        for message in moves.push_to:
+            (owner,) = message.ranks
+            parts = [unit.gradient[p.local : p.local + p.stop - p.start] for p in message.pieces]
+            packed = concatenated(parts)
+            if owner == self._rank:
+                contributions[owner] = packed, message.pieces
+            else:
+                sends.append((packed, owner))
+        for message in moves.push_from:
+            for source in message.ranks:
+                if source != self._rank:
+                    buffer = unit.reduced.new_empty(_elements(message.pieces))
+                    receives.append((buffer, source))
+                    contributions[source] = buffer, message.pieces
+        transfer = self._peers.transfer(sends, receives)
+
+        def finish() -> None:
+            transfer.wait()
+            unit.reduced.zero_()
+            for source in sorted(contributions):
+                packed, pieces = contributions[source]
+                at = 0
+                for start, stop, _ in pieces:
+                    size, low = stop - start, start - unit.start
+                    unit.reduced[low : low + size] += packed[at : at + size]
+                    at += size
+            contributions.clear()
+
+        return finish
+
+
+def _elements(pieces: Pieces) -> int:
+    return sum(piece.stop - piece.start for piece in pieces)
+
+
+def _waiting(work: dist.Work, doing: str) -> Finish:
+    def finish() -> None:
+        with communicating(doing):
+            work.wait()
+
+    return finish

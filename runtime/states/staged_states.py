@@ -1,0 +1,119 @@
+"""The states of a model that is cut by tensor and pipeline parallelism, otherwise in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from seqplan.plans.views.parameter_layout import ParameterLayout, Shard
+from seqplan.plans.views.placement import Placement
+from seqplan.plans.views.resharding import (
+    UnitLayout,
+    UnitMoves,
+    all_whole,
+    shards_of,
+    unit_moves,
+)
+from seqplan.runtime.errors import communicating
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.states.exchange import CollectiveExchange, Exchange, MessageExchange
+from seqplan.runtime.states.replicas import refuse_differing_tensors
+from seqplan.runtime.states.unit import Unit, natural, stored_order
+from seqplan.runtime.states.unit_states import UnitStates
+
+WHOLE = Shard(1, 1, 0, 0)
+"""What a rank holds where every rank holds everything."""
+
+PLACEMENTS = 64
+"""Placements whose messages are remembered: steps repeat them."""
+
+
+class StagedStates(UnitStates):
+    """``units`` (name and parameters, in the order of use) of a model of ``layers`` layers.
+
+    Units whose parameters tp does not cut at all, such as norms, are held whole by every rank.
+    ``values``: every parameter as the model has it; the group's first rank's are taken, and
+    ``ValueError`` is raised where names, shapes or dtypes differ. ``group`` carries nothing else.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[tuple[str, Sequence[ParameterLayout]]],
+        layers: int,
+        values: Mapping[str, Tensor],
+        group: dist.ProcessGroup,
+    ) -> None:
+        refuse_differing_tensors([(name, value, True) for name, value in values.items()], group)
+        self._rank = dist.get_rank(group)
+        self._peers = Peers(group, "exchanging parameters or gradients")
+        ranks = dist.get_world_size(group)
+        layouts = [UnitLayout(name, parameters, layers, ranks) for name, parameters in units]
+        dtype = next(iter(values.values())).dtype
+        device = next(iter(values.values())).device
+        super().__init__([Unit(layout, self._rank, dtype, device) for layout in layouts], group)
+        for unit in self.units:
+            parts = [stored_order(layout, values[layout.name]) for layout in unit.layout.parameters]
+            whole = torch.cat(parts)
+            with communicating("taking over the first rank's parameters"):
+                dist.broadcast(whole, dist.get_global_rank(group, 0), group=group)
+            unit.master[: unit.stop - unit.start] = whole[unit.start : unit.stop]
+        self._everywhere = [_replicated(layout) for layout in layouts]
+        self._by_name = {unit.name: at for at, unit in enumerate(self.units)}
+        self._held: dict[str, list[tuple[ParameterLayout, Tensor]]] = {}
+        self._laid_out: Placement | None = None
+        self.moves = lru_cache(maxsize=PLACEMENTS)(self._moves)
+
+    def begin(self, placement: Placement) -> None:
+        """Lay out what this rank holds in a step and start all pulls.
+
+        ``ValueError`` where a rank's pipelines want different shards.
+        """
+        moves = self.moves(placement)
+        shard = WHOLE if moves is None else shards_of(placement).get(self._rank)
+        if self._laid_out != placement:
+            exchanges: list[Exchange] = []
+            for at, unit in enumerate(self.units):
+                if moves is None or self._everywhere[at]:
+                    self._lay_out(unit, WHOLE, unit.padded)
+                    exchanges.append(CollectiveExchange(self._group))
+                else:
+                    held = () if shard is None else unit.layout.held(shard)
+                    self._lay_out(unit, shard, sum(part.numel for part in held))
+                    exchanges.append(MessageExchange(self._peers, self._rank, moves[at]))
+            self.exchanges = exchanges
+            self._laid_out = placement
+        self.pull()
+
+    def parameters(self, unit: str) -> Mapping[str, Tensor]:
+        """Return the parts of a unit's parameters that are held here, when they have come.
+
+        As the model has them, (rows,) or (rows, columns) of this tp rank.
+        """
+        self.finish_pull(self._by_name[unit])
+        return {layout.name: natural(layout, leaf) for layout, leaf in self._held[unit]}
+
+    def _moves(self, placement: Placement) -> list[UnitMoves] | None:
+        """List the messages of a placement, None where all parameters are whole everywhere."""
+        shards = shards_of(placement)
+        if all_whole(shards):
+            return None
+        return unit_moves([unit.layout for unit in self.units], shards, self._rank)
+
+    def _lay_out(self, unit: Unit, shard: Shard | None, elements: int) -> None:
+        unit.reserve(elements)
+        held = self._held[unit.name] = []
+        for index, part in enumerate(() if shard is None else unit.layout.held(shard)):
+            leaf = unit.flat[part.local : part.local + part.numel].detach().requires_grad_()
+            unit.hold(leaf, part.local)
+            hook = self.watch(unit, index)
+            leaf.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            held.append((part.layout, leaf))
+
+
+def _replicated(layout: UnitLayout) -> bool:
+    """Whether tp cuts none of a unit's parameters, and all contribute to them."""
+    return all(parameter.gradient == "partial" for parameter in layout.parameters)

@@ -1,0 +1,117 @@
+"""A unit on a rank: the slice that it owns for ever, and what it holds of it in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from seqplan.plans.views.parameter_layout import ParameterLayout
+from seqplan.plans.views.resharding import UnitLayout
+from seqplan.runtime.dtypes import accumulation_dtype
+
+
+class Unit:
+    """Parameters of one dtype that travel together, see ``UnitLayout``.
+
+    ``master`` and ``reduced``: the owned slice and its summed gradient, in fp32 (fp64 for fp64
+    parameters). ``flat`` and ``gradient``: the buffers of what is held in the step, in the
+    parameters' dtype and in the master's; ``parameters``: the parts of ``flat`` that autograd knows
+    as leaves, whose gradients ``accumulate`` adds to ``gradient``.
+    """
+
+    def __init__(
+        self, layout: UnitLayout, rank: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.layout = layout
+        self.dtype, self.device = dtype, device
+        self.exact = accumulation_dtype(dtype)
+        self.start, self.stop = layout.owned(rank)
+        self.master = torch.zeros(layout.shard_elements, dtype=self.exact, device=device)
+        self.reduced = torch.zeros_like(self.master)
+        self.flat = torch.empty(0, dtype=dtype, device=device)
+        self.gradient = torch.empty(0, dtype=self.exact, device=device)
+        self.parameters: list[Tensor] = []
+        self.gradients: list[Tensor] = []
+        self.awaited = 0
+
+    @property
+    def name(self) -> str:
+        """What the unit is called in messages."""
+        return self.layout.name
+
+    @property
+    def elements(self) -> int:
+        """Elements of the whole unit."""
+        return self.layout.elements
+
+    @property
+    def padded(self) -> int:
+        """Elements of the whole unit with what makes all ranks' slices equally long."""
+        return self.layout.shard_elements * self.layout.ranks
+
+    def reserve(self, elements: int) -> None:
+        """Make room for what the step holds; what was held is gone before."""
+        self.parameters, self.gradients = [], []
+        if self.flat.numel() != elements:
+            self.flat = torch.empty(0, dtype=self.dtype, device=self.device)
+            self.gradient = torch.empty(0, dtype=self.exact, device=self.device)
+            self.flat = torch.zeros(elements, dtype=self.dtype, device=self.device)
+            self.gradient = torch.zeros(elements, dtype=self.exact, device=self.device)
+
+    def hold(self, parameter: Tensor, local: int) -> None:
+        """Let autograd's leaf ``parameter``, a view of ``flat`` from ``local`` on, be held."""
+        self.parameters.append(parameter)
+        end = local + parameter.numel()
+        self.gradients.append(self.gradient[local:end].view(parameter.shape))
+
+    def clear_gradients(self) -> None:
+        """Set the step's sums to zero and let backward add to them, in place where it can."""
+        self.gradient.zero_()
+        self.awaited = len(self.parameters)
+        if self.exact == self.dtype:
+            for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+                parameter.grad = gradient
+
+    def accumulate(self, index: int) -> None:
+        """Move a parameter's gradient to the step's sum, unless backward has added it there."""
+        parameter, total = self.parameters[index], self.gradients[index]
+        if parameter.grad is not None and parameter.grad is not total:
+            total += parameter.grad
+            parameter.grad = total if self.exact == self.dtype else None
+
+    def owned(self) -> Iterator[tuple[ParameterLayout, int, Tensor, Tensor]]:
+        """Yield what is owned here: parameter, first element, master slice and its gradient."""
+        for parameter, at in zip(self.layout.parameters, self.layout.offsets, strict=True):
+            start = max(at, self.start)
+            stop = min(at + parameter.numel, self.stop)
+            if start < stop:
+                part = slice(start - self.start, stop - self.start)
+                yield parameter, start - at, self.master[part], self.reduced[part]
+
+    def of_whole(self, whole: Tensor) -> Iterator[tuple[ParameterLayout, Tensor]]:
+        """Yield each parameter's part of a flat tensor of the whole unit, in storage order."""
+        for parameter, at in zip(self.layout.parameters, self.layout.offsets, strict=True):
+            yield parameter, whole[at : at + parameter.numel]
+
+
+def natural(parameter: ParameterLayout, stored: Tensor) -> Tensor:
+    """View a whole parameter's or part's elements in storage order as the model has them.
+
+    (rows,) or (rows, columns), the latter transposed where it is stored so.
+    """
+    if parameter.vector:
+        return stored
+    matrix = stored.view(-1, parameter.columns)
+    return matrix.t() if parameter.transposed else matrix
+
+
+def stored_order(parameter: ParameterLayout, value: Tensor) -> Tensor:
+    """Flatten a whole parameter as the model has it to storage order."""
+    return (value.t() if parameter.transposed else value).reshape(-1)
+
+
+def concatenated(parts: Sequence[Tensor]) -> Tensor:
+    """Join one-dimensional tensors; one alone is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

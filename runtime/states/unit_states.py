@@ -1,0 +1,168 @@
+"""Optimizer states in units, and a step's exchange of parameters and gradients.
+
+Optimization is apart from propagation (Hydraulis §5.2): fp32 master parameters and optimizer states
+are split evenly over all ranks and never move. Before a step every rank pulls the parameters that
+its pipelines compute with; after it every rank pushes its gradients to their owners, who sum them.
+
+Parameters are pulled and pushed in units, so that a layer computes as soon as its own parameters
+are there, and its gradients leave while earlier layers are still in backward. All ranks start these
+exchanges in one order, whatever work a rank has: also with none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from seqplan.runtime.errors import communicating
+from seqplan.runtime.states.exchange import Exchange, Finish
+from seqplan.runtime.states.unit import Unit, natural
+
+IN_FLIGHT = 2
+"""Units whose pushes are under way after the last backward: their buffers bound the memory."""
+
+
+class UnitStates:
+    """``units`` in the order of their first use; ``group`` carries nothing else.
+
+    ``exchanges``: how each unit travels in the step at hand.
+    """
+
+    def __init__(self, units: Sequence[Unit], group: dist.ProcessGroup) -> None:
+        self.units = list(units)
+        self.exchanges: list[Exchange] = []
+        self._group = group
+        self._pulling: list[Finish | None] = [None] * len(self.units)
+        self._pushing: list[Finish | None] = [None] * len(self.units)
+        self._pushed = 0
+        self._last = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes; the CPU for a model without trained parameters."""
+        return self.units[0].device if self.units else torch.device("cpu")
+
+    def master_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the owned slices by parameter name, for an element-wise optimizer such as AdamW.
+
+        A slice is one-dimensional; names repeat over ranks that share a parameter.
+        """
+        masters = []
+        for unit in self.units:
+            for layout, _, master, gradient in unit.owned():
+                parameter = nn.Parameter(master)
+                parameter.grad = gradient
+                masters.append((layout.name, parameter))
+        return masters
+
+    def pull(self) -> None:
+        """Start bringing every unit's parameters here; forward waits for each as it comes to it.
+
+        Also clears the step's gradients.
+        """
+        self._pushed = 0
+        for at, unit in enumerate(self.units):
+            unit.clear_gradients()
+            self._pulling[at] = self.exchanges[at].pull(unit)
+
+    def finish_pull(self, at: int) -> None:
+        """Wait for a unit's parameters, where a pull is under way."""
+        finish = self._pulling[at]
+        if finish is not None:
+            self._pulling[at] = None
+            finish()
+
+    def backward(
+        self, tensor: Tensor, gradient: Tensor | None = None, *, last: bool = False
+    ) -> None:
+        """Run a micro-batch's backward; in the ``last`` one, finished units are pushed meanwhile.
+
+        ``last`` only where the plan allows it (``MicroBatchWork.last``); never setting it is safe.
+        ``gradient``: of ``tensor``, where that is no scalar.
+        """
+        self._last = last
+        try:
+            if last:
+                self._push_ready()  # what this rank does not hold waits for nothing here
+            torch.autograd.backward(tensor, gradient)
+        finally:
+            self._last = False
+
+    def push(self) -> None:
+        """Sum every unit's gradients at their owners, those that backward has not begun included.
+
+        Called once a step by every rank, also by those without work.
+        """
+        for number in range(len(self.units)):
+            while self._pushed < min(len(self.units), number + IN_FLIGHT):
+                self._push_next()
+            at = len(self.units) - 1 - number
+            finish = self._pushing[at]
+            assert finish is not None
+            self._pushing[at] = None
+            finish()
+
+    def gradient_norm_and_sum(self, value: Tensor | float = 0.0) -> tuple[float, float]:
+        """Return the norm of the whole gradient, and ``value`` summed over all ranks, together."""
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for unit in self.units:
+            sums[0] += unit.reduced.double().square().sum()
+        sums[1] += value
+        with communicating("summing the gradient's norm and the loss"):
+            dist.all_reduce(sums, group=self._group)
+        squares, total = sums.tolist()
+        return squares**0.5, total
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the summed gradients, for clipping by their global norm."""
+        for unit in self.units:
+            unit.reduced.mul_(factor)
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every trained parameter by name, on the group's first rank; nothing on the others.
+
+        From the master copies, in their dtype, on CPU, as the model has them. Collective: every
+        rank goes through it, between steps. One unit at a time is whole, on the first rank only.
+        """
+        first = dist.get_rank(self._group) == 0
+        for unit in self.units:
+            parts = [torch.empty_like(unit.master) for _ in range(self._group.size() * first)]
+            with communicating(f"exporting the parameters of {unit.name}"):
+                dist.gather(
+                    unit.master,
+                    parts if first else None,
+                    dst=dist.get_global_rank(self._group, 0),
+                    group=self._group,
+                )
+            if first:
+                whole = torch.cat([part.cpu() for part in parts])
+                for layout, stored in unit.of_whole(whole):
+                    yield (
+                        layout.name,
+                        natural(layout, stored).clone(memory_format=torch.contiguous_format),
+                    )
+
+    def watch(self, unit: Unit, index: int) -> Callable[[Tensor], None]:
+        """Return the hook that a held parameter calls when backward has added its gradient."""
+
+        def accumulated(_: Tensor) -> None:
+            unit.accumulate(index)
+            if self._last:
+                unit.awaited -= 1
+                self._push_ready()
+
+        return accumulated
+
+    def _push_ready(self) -> None:
+        """Push the units that backward is done with; it comes to the last ones first."""
+        while self._pushed < len(self.units) and not self.units[-1 - self._pushed].awaited:
+            self._push_next()
+
+    def _push_next(self) -> None:
+        at = len(self.units) - 1 - self._pushed
+        self._pushed += 1
+        self.finish_pull(at)  # of a unit that this rank only owns, or has not used
+        self._pushing[at] = self.exchanges[at].push(self.units[at])

@@ -5,11 +5,14 @@ from __future__ import annotations
 from seqplan.plans.scheme import Scheme
 
 
-def refusal(scheme: Scheme, *, layers: int, heads: int, kv_heads: int) -> str | None:
+def refusal(
+    scheme: Scheme, *, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int
+) -> str | None:
     """Say in one clause why a model of these sizes cannot run ``scheme``, None where it can.
 
     Query heads are split evenly over tp and as evenly as they go over Ulysses within it; key heads
-    with them or, where there are fewer, as copies. Layers need not be a multiple of pp.
+    with them or, where there are fewer, as copies. Layers, the feed-forward's rows and words need
+    not be multiples of a degree.
     """
     if heads % scheme.tp:
         return f"tp {scheme.tp} does not divide the model's {heads} attention heads"
@@ -21,6 +24,9 @@ def refusal(scheme: Scheme, *, layers: int, heads: int, kv_heads: int) -> str | 
             f"{split}Ulysses degree {scheme.ulysses} exceed{'' if split else 's'} the model's "
             f"{heads} attention heads: plan with a smaller degree, or with ring attention instead"
         )
+    for size, name in ((ffn, "feed-forward rows"), (vocab, "words")):
+        if scheme.tp > size:
+            return f"tp {scheme.tp} exceeds the model's {size} {name}"
     if scheme.pp > layers:
         return f"pp {scheme.pp} exceeds the model's {layers} layers"
     return None

@@ -10,14 +10,15 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, slots=True)
 class Communicators:
-    """Three groups of all ranks, none of which carries another's traffic.
+    """Four groups of all ranks, none of which carries another's traffic.
 
-    ``attention``: point-to-point transfers within pipelines; ``states``: parameters and
-    gradients, which overlap with them; ``control``: agreement on plans, on CPU (gloo) whatever the
-    backend of the others.
+    ``attention``: point-to-point transfers within pipelines; ``tensor``: those of tensor
+    parallelism by messages; ``states``: parameters and gradients, which overlap with them;
+    ``control``: agreement on plans, on CPU (gloo) whatever the backend of the others.
     """
 
     attention: dist.ProcessGroup
+    tensor: dist.ProcessGroup
     states: dist.ProcessGroup
     control: dist.ProcessGroup
 
@@ -34,9 +35,11 @@ class Communicators:
         timeout = timedelta(seconds=timeout_s)
         groups = cls(
             attention=dist.new_group(timeout=timeout),
+            tensor=dist.new_group(timeout=timeout),
             states=dist.new_group(timeout=timeout),
             control=dist.new_group(timeout=timeout, backend="gloo"),
         )
         # Point-to-point batches of some ranks only work once all ranks have met in the group.
-        dist.barrier(group=groups.attention)
+        for group in (groups.attention, groups.tensor, groups.states):
+            dist.barrier(group=group)
         return groups

@@ -51,14 +51,21 @@ class RankLost(Exception):
 def communicating(doing: str, peer: int | None = None) -> Iterator[None]:
     """Turn what a torch backend raises, in a block that only communicates, into ``RankLost``.
 
-    Out of memory stays what it is.
+    Out of memory and what is wrong with the call itself stay what they are.
     """
     try:
         yield
     except RuntimeError as error:
-        if type(error).__name__ == "OutOfMemoryError":
+        ours = type(error).__name__ == "OutOfMemoryError" or not (
+            type(error).__name__.startswith("Dist") or _BACKEND.search(str(error))
+        )
+        if ours:
             raise
         raise RankLost(doing, _reason(str(error)), peer=peer) from None
+
+
+_BACKEND = re.compile("gloo|nccl|connection|timed out|timeout|socket|broken pipe", re.IGNORECASE)
+"""What the errors of torch's backends say; they have no type of their own throughout."""
 
 
 def _reason(text: str) -> str:

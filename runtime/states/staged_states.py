@@ -52,11 +52,12 @@ class StagedStates(UnitStates):
         self._peers = Peers(group, "exchanging parameters or gradients")
         ranks = dist.get_world_size(group)
         layouts = [UnitLayout(name, parameters, layers, ranks) for name, parameters in units]
-        dtype = next(iter(values.values())).dtype
-        device = next(iter(values.values())).device
+        first = next(iter(values.values()))
+        dtype, device = first.dtype, first.device
+        self.dtype = dtype
         super().__init__([Unit(layout, self._rank, dtype, device) for layout in layouts], group)
         for unit in self.units:
-            parts = [stored_order(layout, values[layout.name]) for layout in unit.layout.parameters]
+            parts = [stored_order(layout, values[layout.name].detach()) for layout in unit.layout.parameters]
             whole = torch.cat(parts)
             with communicating("taking over the first rank's parameters"):
                 dist.broadcast(whole, dist.get_global_rank(group, 0), group=group)

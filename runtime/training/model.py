@@ -7,7 +7,9 @@ no padding.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.sequence_parallel.unified import Attend, attention
+from seqplan.runtime.tensor_parallel.split import TensorSplit
 
 CHECKPOINTING = ("none", "mlp", "full")
 """What backward computes again instead of keeping: nothing, the feed-forward, the whole layer."""
@@ -22,7 +25,10 @@ CHECKPOINTING = ("none", "mlp", "full")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """Sizes of the model; ``ValueError`` where they do not fit together."""
+    """Sizes of the model; ``ValueError`` where they do not fit together.
+
+    ``tied``: the output head's weight is the embedding's.
+    """
 
     hidden: int = 64
     layers: int = 2
@@ -33,6 +39,7 @@ class ModelConfig:
     rope_base: float = 10_000.0
     eps: float = 1e-5
     checkpointing: str = "none"
+    tied: bool = False
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab"):
@@ -56,6 +63,20 @@ class ModelConfig:
         return self.hidden // self.heads
 
 
+class LayerWeights(NamedTuple):
+    """A decoder layer's weights on a rank, (outputs, inputs) each; norms are (hidden,).
+
+    Of ``qkv``, ``output``, ``gate_up`` and ``down`` only what this tp rank holds.
+    """
+
+    attention_norm: Tensor
+    qkv: Tensor
+    output: Tensor
+    ffn_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
 class Llama(nn.Module):
     """Embedding, decoder layers, norm and output head.
 
@@ -72,6 +93,8 @@ class Llama(nn.Module):
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
+        if config.tied:
+            self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor, context: AttentionContext) -> Tensor:
         """Compute logits (local tokens, vocabulary) of int64 tokens (local tokens,)."""
@@ -88,15 +111,11 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, attend: Attend) -> None:
         super().__init__()
-        self._attend = attend
-        self._checkpointing = config.checkpointing
-        self.heads, self.kv_heads = config.heads, config.kv_heads
-        self.width = width = config.head_dim
+        self._config, self._attend = config, attend
+        heads = config.heads + 2 * config.kv_heads
         self.attention_norm = nn.RMSNorm(config.hidden, eps=config.eps)
-        self.qkv = nn.Linear(
-            config.hidden, (config.heads + 2 * config.kv_heads) * width, bias=False
-        )
-        self.output = nn.Linear(config.heads * width, config.hidden, bias=False)
+        self.qkv = nn.Linear(config.hidden, heads * config.head_dim, bias=False)
+        self.output = nn.Linear(config.heads * config.head_dim, config.hidden, bias=False)
         self.ffn_norm = nn.RMSNorm(config.hidden, eps=config.eps)
         self.gate_up = nn.Linear(config.hidden, 2 * config.ffn, bias=False)
         self.down = nn.Linear(config.ffn, config.hidden, bias=False)
@@ -105,29 +124,54 @@ class DecoderLayer(nn.Module):
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], context: AttentionContext
     ) -> Tensor:
         """Compute the layer: (local tokens, hidden) → the same shape."""
-        if self._checkpointing == "full":
-            again: Tensor = checkpoint(self._layer, hidden, rotation, context, use_reentrant=False)
-            return again
-        return self._layer(hidden, rotation, context)
+        weights = LayerWeights(*(getattr(self, name).weight for name in LayerWeights._fields))
+        split = TensorSplit(hidden.shape[0])
+        return decoder_layer(weights, hidden, rotation, context, split, self._config, self._attend)
 
-    def _layer(
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], context: AttentionContext
-    ) -> Tensor:
-        tokens = hidden.shape[0]
-        fused = self.qkv(self.attention_norm(hidden))
-        fused = fused.view(tokens, self.heads + 2 * self.kv_heads, self.width)
-        q, k, v = fused.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
-        attended = self._attend(rotated(q, rotation), rotated(k, rotation), v, context)
-        hidden = hidden + self.output(attended.flatten(1))
-        if self._checkpointing == "mlp":
-            fed: Tensor = checkpoint(self._feed_forward, hidden, use_reentrant=False)
-            return hidden + fed
-        return hidden + self._feed_forward(hidden)
 
-    def _feed_forward(self, hidden: Tensor) -> Tensor:
-        gate, up = self.gate_up(self.ffn_norm(hidden)).chunk(2, dim=-1)
-        result: Tensor = self.down(nn.functional.silu(gate) * up)
-        return result
+def decoder_layer(
+    weights: LayerWeights,
+    hidden: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    context: AttentionContext,
+    split: TensorSplit,
+    config: ModelConfig,
+    attend: Attend = attention,
+) -> Tensor:
+    """Compute one decoder layer of a tp rank: (``split.rows``, hidden) → the same shape."""
+
+    def attended(hidden: Tensor) -> Tensor:
+        width = config.head_dim
+        heads = weights.output.shape[1] // width
+        keys = (weights.qkv.shape[0] // width - heads) // 2
+        normed = nn.functional.rms_norm(
+            hidden, weights.attention_norm.shape, weights.attention_norm, config.eps
+        )
+        fused = split.column(normed, weights.qkv)
+        fused = fused.view(fused.shape[0], heads + 2 * keys, width)
+        q, k, v = fused.split_with_sizes([heads, keys, keys], dim=1)
+        out = attend(rotated(q, rotation), rotated(k, rotation), v, context)
+        return hidden + split.row(out.flatten(1), weights.output)
+
+    def fed(hidden: Tensor) -> Tensor:
+        normed = nn.functional.rms_norm(
+            hidden, weights.ffn_norm.shape, weights.ffn_norm, config.eps
+        )
+        gate, up = split.column(normed, weights.gate_up).chunk(2, dim=-1)
+        return split.row(nn.functional.silu(gate) * up, weights.down)
+
+    def whole(hidden: Tensor) -> Tensor:
+        hidden = attended(hidden)
+        if config.checkpointing == "mlp":
+            return hidden + _recomputed(fed, hidden)
+        return hidden + fed(hidden)
+
+    return _recomputed(whole, hidden) if config.checkpointing == "full" else whole(hidden)
+
+
+def _recomputed(function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    result: Tensor = checkpoint(function, hidden, use_reentrant=False)
+    return result
 
 
 def rotations(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import RankLost
 from seqplan.runtime.states.sharded_states import ShardedStates
+from seqplan.runtime.states.unit_states import UnitStates
 from seqplan.runtime.training.model import token_loss
 from seqplan.runtime.training.prepare import MicroBatchWork
 from seqplan.runtime.training.stopwatch import Stopwatch
@@ -81,10 +82,7 @@ def _run_step(
         total = total + loss.detach().double()
     computing.stop()
     states.push()
-    norm, mean_loss = states.gradient_norm_and_sum(total)
-    if clip_norm is not None and norm > clip_norm:
-        states.scale_gradients(clip_norm / norm)
-    optimizer.step()
+    norm, mean_loss = updated(states, optimizer, total, clip_norm)
     return StepResult(
         step=view.step,
         loss=mean_loss,
@@ -92,3 +90,20 @@ def _run_step(
         compute_s=computing.seconds(),
         step_s=time.perf_counter() - started,
     )
+
+
+def updated(
+    states: UnitStates,
+    optimizer: torch.optim.Optimizer,
+    loss: Tensor | float,
+    clip_norm: float | None,
+) -> tuple[float, float]:
+    """Update the owned parameters with the summed gradients; the gradient's norm, the whole loss.
+
+    ``loss``: this rank's part of it. Collective.
+    """
+    norm, whole_loss = states.gradient_norm_and_sum(loss)
+    if clip_norm is not None and norm > clip_norm:
+        states.scale_gradients(clip_norm / norm)
+    optimizer.step()
+    return norm, whole_loss

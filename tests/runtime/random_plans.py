@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import product
+
 import numpy as np
 
 from seqplan.plans.groups import process_groups
@@ -9,6 +12,7 @@ from seqplan.plans.lint import lint
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme
+from seqplan.plans.scheme_limits import refusal
 
 
 def random_lengths(rng: np.random.Generator, count: int, longest: int) -> list[int]:
@@ -47,6 +51,66 @@ def random_plan(
     if not slots:
         slots.append((Scheme(1, 1, 1, world_size), tuple(range(world_size))))
     contents: list[list[list[int]]] = [[[] for _ in range(int(rng.integers(1, 4)))] for _ in slots]
+    for position in rng.permutation(len(lengths)):
+        micro_batches = contents[int(rng.integers(len(slots)))]
+        micro_batches[int(rng.integers(len(micro_batches)))].append(int(position))
+    pipelines = tuple(
+        _pipeline(scheme, ranks, lengths, [batch for batch in batches if batch])
+        for (scheme, ranks), batches in zip(slots, contents, strict=True)
+    )
+    return plan_of(pipelines, lengths, world_size, step=step)
+
+
+def runnable_schemes(gpus: int, sizes: Mapping[str, int]) -> list[Scheme]:
+    """Every scheme of so many GPUs that a model of ``sizes`` can run."""
+    divisors = [degree for degree in range(1, gpus + 1) if gpus % degree == 0]
+    schemes = [
+        Scheme(tp, pp, ulysses, gpus // (tp * pp * ulysses))
+        for tp, pp, ulysses in product(divisors, repeat=3)
+        if gpus % (tp * pp * ulysses) == 0
+    ]
+    return [scheme for scheme in schemes if refusal(scheme, **sizes) is None]
+
+
+def random_staged_plan(
+    rng: np.random.Generator,
+    world_size: int,
+    sizes: Mapping[str, int],
+    *,
+    step: int = 0,
+    longest: int = 120,
+    sequences: int = 14,
+    most: int = 5,
+) -> Plan:
+    """A plan of any schemes side by side that a model of ``sizes`` can run.
+
+    ``sizes``: as of ``refusal``. Ranks in any order, some idle, some again in a pipeline of their
+    own later in the step; up to ``most`` micro-batches in a pipeline, none in some.
+    """
+    order = [int(rank) for rank in rng.permutation(world_size)]
+    slots: list[tuple[Scheme, tuple[int, ...]]] = []
+    while order:
+        size = int(rng.integers(1, len(order) + 1))
+        schemes = runnable_schemes(size, sizes)
+        if not schemes:
+            continue
+        ranks, order = tuple(order[:size]), order[size:]
+        if rng.random() < 0.12 and slots:
+            continue
+        weights = np.array(
+            [1 + 2 * (s.tp > 1) + 2 * (s.pp > 1) + (s.sp > 1) for s in schemes], dtype=float
+        )
+        scheme = schemes[int(rng.choice(len(schemes), p=weights / weights.sum()))]
+        slots.append((scheme, ranks))
+        if scheme.sp > 1 and rng.random() < 0.3:
+            # The last tp group of every stage goes on alone, with the same tp and pp.
+            stage = scheme.stage_gpus
+            ends = [ranks[(p + 1) * stage - scheme.tp : (p + 1) * stage] for p in range(scheme.pp)]
+            slots.append((Scheme(tp=scheme.tp, pp=scheme.pp), sum(ends, ())))
+    lengths = random_lengths(rng, sequences, longest)
+    contents: list[list[list[int]]] = [
+        [[] for _ in range(int(rng.integers(1, most + 1)))] for _ in slots
+    ]
     for position in rng.permutation(len(lengths)):
         micro_batches = contents[int(rng.integers(len(slots)))]
         micro_batches[int(rng.integers(len(micro_batches)))].append(int(position))
@@ -106,6 +170,6 @@ def _pipeline(
         )
         for batch in batches
     )
-    return PlannedPipeline(
-        scheme, ranks, micro_batches, float(sum(batch.cost_ms for batch in micro_batches))
-    )
+    costs = [batch.cost_ms for batch in micro_batches]
+    bubble = (scheme.pp - 1) * max(costs, default=0.0)
+    return PlannedPipeline(scheme, ranks, micro_batches, float(sum(costs) + bubble))

@@ -1,0 +1,9 @@
+"""Pipelines of stages: what a rank runs of them, in which order, and how it is prepared.
+
+Read ``llama_units`` (the model's parameters as the layouts see them), ``stage`` (a rank's layers of
+them), ``one_f_one_b`` (the passes of a pipeline in order), then ``prepare`` (what is done ahead of
+a step) and ``run_step`` (the step). Public are the modules named here; the names that a trainer
+needs are in ``seqplan.runtime``.
+"""
+
+__all__ = ["llama_units", "one_f_one_b", "prepare", "run_step", "stage"]

@@ -1,0 +1,66 @@
+"""The parameters of ``Llama`` as tensor and pipeline parallelism cut them."""
+
+from __future__ import annotations
+
+from seqplan.plans.views.parameter_layout import Block, ParameterLayout
+from seqplan.runtime.training.model import ModelConfig
+
+NORMS, EMBEDDING, HEAD = "norms", "embedding", "head"
+"""Units beside those of the layers."""
+
+
+def layer_unit(layer: int) -> str:
+    """Name a layer's unit."""
+    return f"layers.{layer}"
+
+
+def llama_units(config: ModelConfig) -> list[tuple[str, list[ParameterLayout]]]:
+    """List the units in the order of their first use: name and parameters.
+
+    All norms are one unit, which every rank holds: apart they are a few elements of each layer that
+    few ranks would own and all would ask them for. Their gradients are partial, as every tp rank
+    has seen other rows.
+    """
+    hidden, width, layers = config.hidden, config.head_dim, config.layers
+    norms = [
+        _norm(f"layers.{layer}.{name}.weight", hidden, layer)
+        for layer in range(layers)
+        for name in ("attention_norm", "ffn_norm")
+    ]
+    queries = Block(config.heads, width)
+    keys = Block(config.kv_heads, width, config.heads // config.kv_heads)
+    rows = Block(config.ffn)
+    words = Block(config.vocab)
+    units = [
+        (NORMS, [*norms, _norm("norm.weight", hidden, layers)]),
+        (
+            EMBEDDING,
+            [
+                ParameterLayout(
+                    "embedding.weight", (words,), hidden, (-1, layers) if config.tied else (-1,)
+                )
+            ],
+        ),
+    ]
+    for layer in range(layers):
+        prefix, at = f"layers.{layer}.", (layer,)
+        units.append(
+            (
+                layer_unit(layer),
+                [
+                    ParameterLayout(f"{prefix}qkv.weight", (queries, keys, keys), hidden, at),
+                    ParameterLayout(
+                        f"{prefix}output.weight", (queries,), hidden, at, transposed=True
+                    ),
+                    ParameterLayout(f"{prefix}gate_up.weight", (rows, rows), hidden, at),
+                    ParameterLayout(f"{prefix}down.weight", (rows,), hidden, at, transposed=True),
+                ],
+            )
+        )
+    if not config.tied:
+        units.append((HEAD, [ParameterLayout("head.weight", (words,), hidden, (layers,))]))
+    return units
+
+
+def _norm(name: str, hidden: int, layer: int) -> ParameterLayout:
+    return ParameterLayout(name, (Block(hidden),), 1, (layer,), "partial", vector=True)

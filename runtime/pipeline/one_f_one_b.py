@@ -1,0 +1,112 @@
+"""A pipeline's passes on one rank, in 1F1B order, with what goes to and comes from its neighbours.
+
+Shapes need no handshake: both sides of a transfer know the rows from their own view, as the same
+place of two stages holds the same tokens. In the steady state activations go out and a gradient
+comes in together, or the other way round, in one batch that meets exactly one batch of the
+neighbour's; in warm-up and cool-down each goes alone. The order is that of
+``plans.views.collectives``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from seqplan.plans.one_f_one_b import stage_order
+from seqplan.plans.views.rank_view import PipelineView
+from seqplan.runtime.pipeline.stage import Stage, StageInput
+from seqplan.runtime.sequence_parallel.peers import Peers
+
+Backward = Callable[[Tensor, Tensor | None, bool], None]
+"""Runs a backward pass: of a tensor, its gradient where it is no scalar, and whether it is the
+pipeline's last pass here."""
+
+
+class PipelinePasses:
+    """One pipeline's micro-batches ``works`` on this rank; ``peers``: over all ranks.
+
+    ``scale``: what losses are multiplied by before backward; ``dtype``: of hidden states.
+    """
+
+    def __init__(
+        self,
+        view: PipelineView,
+        works: Sequence[StageInput],
+        stage: Stage,
+        peers: Peers,
+        *,
+        scale: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._view, self._works, self._stage = view, works, stage
+        self._peers, self._scale = peers, scale
+        self._dtype, self._device = dtype, device
+        self._arrived: dict[int, Tensor] = {}
+        self._gradients: dict[int, Tensor] = {}
+        self._kept: dict[int, tuple[Tensor | None, Tensor]] = {}
+        self.loss: Tensor | float = 0.0
+
+    def run(self, backward: Backward) -> None:
+        """Run all passes; ``loss`` is then what this rank counts of the scaled loss.
+
+        Every tp rank of the last stage has computed it, the first of them counts it.
+        """
+        pp, at = self._view.scheme.pp, self._view.at.pp
+        order = stage_order(pp, at, len(self._works))
+        warm_up = min(pp - 1 - at, len(self._works))
+        for place, (kind, index) in enumerate(order):
+            last = place + 1 == len(order)
+            following = (None, None) if last else order[place + 1]
+            if kind == "F":
+                # Batched with what comes: the next stage is in its steady state then, too.
+                steady = index >= warm_up and following[0] == "B"
+                self._forward(index, following[1] if steady else None)
+            else:
+                after = following[1] if following[0] == "F" else None
+                self._backward(index, after, backward, last)
+
+    def _forward(self, index: int, gradient_of: int | None) -> None:
+        previous, following = self._view.pp_previous, self._view.pp_next
+        hidden = None
+        if previous is not None:
+            if index not in self._arrived:
+                self._arrived[index] = self._empty(index)
+                self._peers.transfer([], [(self._arrived[index], previous)]).wait()
+            hidden = self._arrived.pop(index).requires_grad_()
+        out = self._stage.forward(hidden, self._works[index])
+        if self._stage.last:
+            out = out * self._scale
+            if self._view.at.tp == 0:
+                self.loss = self.loss + out.detach().double()
+        self._kept[index] = hidden, out
+        if following is not None:
+            receives = []
+            if gradient_of is not None:
+                self._gradients[gradient_of] = self._empty(gradient_of)
+                receives.append((self._gradients[gradient_of], following))
+            self._peers.transfer([(out.detach().contiguous(), following)], receives).wait()
+
+    def _backward(
+        self, index: int, activations_of: int | None, backward: Backward, last: bool
+    ) -> None:
+        previous, following = self._view.pp_previous, self._view.pp_next
+        hidden, out = self._kept.pop(index)
+        if following is not None and index not in self._gradients:
+            self._gradients[index] = self._empty(index)
+            self._peers.transfer([], [(self._gradients[index], following)]).wait()
+        backward(out, self._gradients.pop(index, None), last)
+        if previous is not None and hidden is not None:
+            assert hidden.grad is not None
+            receives = []
+            if activations_of is not None:
+                self._arrived[activations_of] = self._empty(activations_of)
+                receives.append((self._arrived[activations_of], previous))
+            self._peers.transfer([(hidden.grad.contiguous(), previous)], receives).wait()
+
+    def _empty(self, index: int) -> Tensor:
+        """Make room for hidden states of a micro-batch, or their gradients."""
+        shape = self._works[index].split.rows, self._stage.config.hidden
+        return torch.empty(shape, dtype=self._dtype, device=self._device)

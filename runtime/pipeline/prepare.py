@@ -1,0 +1,98 @@
+"""A rank's part of a step of any strategies, ready to compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from seqplan.plans.scheme_limits import refusal
+from seqplan.plans.views.placement import pushes_overlap
+from seqplan.plans.views.rank_view import PipelineView, RankView
+from seqplan.plans.views.resharding import shards_of
+from seqplan.runtime.data.tokens import TokenData, load_share
+from seqplan.runtime.errors import PlanError
+from seqplan.runtime.sequence_parallel.context import AttentionContext, attention_context
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.states.staged_states import StagedStates
+from seqplan.runtime.training.model import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedMicroBatch:
+    """A micro-batch's tokens and labels, where this rank's stage needs them, and its context."""
+
+    tokens: torch.Tensor | None
+    labels: torch.Tensor | None
+    context: AttentionContext
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPipeline:
+    """One of the rank's pipelines; ``overlap``: its last backward may run beside pushes."""
+
+    view: PipelineView
+    micro_batches: tuple[PreparedMicroBatch, ...]
+    overlap: bool
+
+
+def refuse_unrunnable(view: RankView, config: ModelConfig) -> None:
+    """Refuse a step that a model of ``config`` cannot run, on every rank alike.
+
+    ``PlanError`` for degrees that its sizes do not allow, and for a rank that would hold several
+    parts of the model at once.
+    """
+    for index, placed in enumerate(view.placement):
+        reason = refusal(
+            placed.scheme,
+            layers=config.layers,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            ffn=config.ffn,
+            vocab=config.vocab,
+        )
+        if reason is not None:
+            raise PlanError(f"step {view.step}, pipeline {index}: {reason}")
+    try:
+        shards_of(view.placement)
+    except ValueError as error:
+        raise PlanError(f"step {view.step}: {error}; a rank holds one part of the model") from None
+
+
+def staged_preparation(
+    data: TokenData,
+    peers: Peers,
+    config: ModelConfig,
+    states: StagedStates,
+    *,
+    device: torch.device | str = "cpu",
+) -> Callable[[RankView], tuple[PreparedPipeline, ...]]:
+    """Return what a consumer does with a view ahead: check it, load its tokens, lay it out.
+
+    The returned function raises ``PlanError`` for a plan that cannot run here and ``DataError``
+    for one that the data set does not match; it communicates with no other rank.
+    """
+
+    def prepare(view: RankView) -> tuple[PreparedPipeline, ...]:
+        refuse_unrunnable(view, config)
+        states.moves(view.placement)  # remembered for the step
+        overlap = pushes_overlap(view.placement)
+        pipelines = []
+        busy = [number for number, pipeline in enumerate(view.pipelines) if pipeline.micro_batches]
+        for number, pipeline in enumerate(view.pipelines):
+            first, last = pipeline.at.pp == 0, pipeline.at.pp == pipeline.scheme.pp - 1
+            prepared = []
+            for micro_batch in pipeline.micro_batches:
+                tokens = labels = None
+                if first or last:
+                    share = load_share(data, micro_batch, step=view.step)
+                    tokens = torch.from_numpy(share.tokens).to(device) if first else None
+                    labels = torch.from_numpy(share.labels).to(device) if last else None
+                context = attention_context(pipeline, micro_batch, peers, device=device)
+                prepared.append(PreparedMicroBatch(tokens, labels, context))
+            final = overlap and busy[-1:] == [number]
+            pipelines.append(PreparedPipeline(pipeline, tuple(prepared), final))
+        return tuple(pipelines)
+
+    return prepare

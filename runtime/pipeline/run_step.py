@@ -1,0 +1,100 @@
+"""One training step of any strategies: pull, pipelines, push, clip, update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from seqplan.plans.views.parameter_layout import Shard
+from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.errors import RankLost
+from seqplan.runtime.pipeline.one_f_one_b import PipelinePasses
+from seqplan.runtime.pipeline.prepare import PreparedPipeline
+from seqplan.runtime.pipeline.stage import Stage, StageInput
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.states.staged_states import StagedStates
+from seqplan.runtime.tensor_parallel.groups import TensorGroups
+from seqplan.runtime.tensor_parallel.split import TensorSplit
+from seqplan.runtime.training.model import ModelConfig
+from seqplan.runtime.training.run_step import StepResult, updated
+from seqplan.runtime.training.stopwatch import Stopwatch
+
+
+def run_staged_step(
+    view: RankView,
+    work: Sequence[PreparedPipeline],
+    config: ModelConfig,
+    states: StagedStates,
+    optimizer: torch.optim.Optimizer,
+    *,
+    peers: Peers,
+    tensor_groups: TensorGroups,
+    clip_norm: float | None = None,
+) -> StepResult:
+    """Run a rank's part of a step of any ⟨tp, pp, ulysses, ring⟩ side by side.
+
+    Called by every rank, also by those without work. ``peers``: for transfers between stages, which
+    attention may share. ``RankLost`` where another rank died.
+    """
+    try:
+        started = time.perf_counter()
+        tensor_groups.extend(view.placement)
+        states.begin(view.placement)
+        computing = Stopwatch(states.device)
+        total: Tensor | float = 0.0
+        for prepared in work:
+            total = total + _run_pipeline(view, prepared, config, states, peers, tensor_groups)
+        computing.stop()
+        states.push()
+        norm, loss = updated(states, optimizer, total, clip_norm)
+    except RankLost as loss_of_rank:
+        raise loss_of_rank.in_step(view.step) from None
+    return StepResult(
+        step=view.step,
+        loss=loss,
+        gradient_norm=norm,
+        compute_s=computing.seconds(),
+        step_s=time.perf_counter() - started,
+    )
+
+
+def _run_pipeline(
+    view: RankView,
+    prepared: PreparedPipeline,
+    config: ModelConfig,
+    states: StagedStates,
+    peers: Peers,
+    tensor_groups: TensorGroups,
+) -> Tensor | float:
+    """Run one pipeline; the part of the loss that this rank counts."""
+    pipeline = prepared.view
+    group = tensor_groups.of(pipeline.tp_group)
+    works = [
+        StageInput(
+            batch.tokens,
+            batch.labels,
+            batch.context,
+            TensorSplit(len(batch.context.positions), group),
+        )
+        for batch in prepared.micro_batches
+    ]
+    scheme, at = pipeline.scheme, pipeline.at
+    stage = Stage(config, Shard(scheme.tp, scheme.pp, at.tp, at.pp), states)
+    passes = PipelinePasses(
+        pipeline,
+        works,
+        stage,
+        peers,
+        scale=1.0 / max(view.loss_tokens, 1),
+        dtype=states.dtype,
+        device=states.device,
+    )
+
+    def backward(tensor: Tensor, gradient: Tensor | None, last: bool) -> None:
+        states.backward(tensor, gradient, last=last and prepared.overlap)
+
+    passes.run(backward)
+    return passes.loss

@@ -1,0 +1,199 @@
+"""The collectives of a tp group: over a process group, or by messages of a parent communicator.
+
+Process groups are made by all ranks together, in one order: at the start for every aligned block of
+the degrees that strategies have, later for what a plan wants beside them. They are never made by
+their members alone, since the name that members give a group depends on how many they have made
+already, and members that have made different numbers wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from seqplan.plans.views.placement import Placement
+from seqplan.runtime.dtypes import accumulation_dtype
+from seqplan.runtime.errors import communicating
+from seqplan.runtime.sequence_parallel.peers import Peers
+
+DIRECT_BYTES = 16_384
+"""Up to here an all-reduce by messages sends everything to everyone, once, rather than parts twice:
+the time of a small message is its latency."""
+
+# Named so from torch 2.13 on, which warns of the names before.
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_DOING = "exchanging tensors of a tp group"
+
+
+class TensorGroup(Protocol):
+    """What tensor parallelism needs of ``degree`` ranks, of which this one is at ``index``.
+
+    Results are the same on all ranks, bit for bit where they are sums.
+    """
+
+    degree: int
+    index: int
+
+    def all_gather(self, mine: Tensor) -> Tensor:
+        """Join all ranks' rows, in rank order: (rows, …) → (degree · rows, …)."""
+        ...
+
+    def reduce_scatter(self, whole: Tensor) -> Tensor:
+        """Sum over ranks and keep this rank's part of the rows: (degree · rows, …) → (rows, …)."""
+        ...
+
+    def all_reduce(self, mine: Tensor, *, maximum: bool = False) -> Tensor:
+        """Sum over ranks, or take the ``maximum``; ``mine`` stays as it is."""
+        ...
+
+
+class PeerTensorGroup:
+    """Collectives as batched messages over a parent communicator: no group is made.
+
+    Sums are in rank order and in the accumulation dtype.
+    """
+
+    def __init__(self, peers: Peers, ranks: Sequence[int], index: int) -> None:
+        self.degree, self.index = len(ranks), index
+        self._peers, self._ranks = peers, tuple(ranks)
+        self._others = [member for member in range(self.degree) if member != index]
+
+    def all_gather(self, mine: Tensor) -> Tensor:
+        """See ``TensorGroup``."""
+        mine = mine.contiguous()
+        whole = mine.new_empty(self.degree * mine.shape[0], *mine.shape[1:])
+        parts = self._parts(whole)
+        parts[self.index].copy_(mine)
+        self._exchange([mine] * self.degree, parts)
+        return whole
+
+    def reduce_scatter(self, whole: Tensor) -> Tensor:
+        """See ``TensorGroup``."""
+        parts = self._parts(whole.contiguous())
+        received = [torch.empty_like(part) for part in parts]
+        received[self.index] = parts[self.index]
+        self._exchange(parts, received)
+        return _summed(received)
+
+    def all_reduce(self, mine: Tensor, *, maximum: bool = False) -> Tensor:
+        """See ``TensorGroup``."""
+        mine = mine.contiguous()
+        rows = mine.shape[0]
+        if maximum or mine.numel() * mine.element_size() <= DIRECT_BYTES or rows < self.degree:
+            received = [torch.empty_like(mine) for _ in range(self.degree)]
+            received[self.index] = mine
+            self._exchange([mine] * self.degree, received)
+            return torch.stack(received).amax(0) if maximum else _summed(received)
+        padded = -(-rows // self.degree) * self.degree
+        if padded != rows:
+            mine = torch.cat((mine, mine.new_zeros(padded - rows, *mine.shape[1:])))
+        return self.all_gather(self.reduce_scatter(mine))[:rows]
+
+    def _parts(self, whole: Tensor) -> list[Tensor]:
+        rows = whole.shape[0] // self.degree
+        return [whole[member * rows : (member + 1) * rows] for member in range(self.degree)]
+
+    def _exchange(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
+        self._peers.transfer(
+            [(sent[member], self._ranks[member]) for member in self._others],
+            [(received[member], self._ranks[member]) for member in self._others],
+        ).wait()
+
+
+class CollectiveTensorGroup:
+    """The same over a process group; sums are in the tensors' dtype, as the backend has them."""
+
+    def __init__(self, group: dist.ProcessGroup, index: int) -> None:
+        self.degree, self.index = group.size(), index
+        self._group = group
+
+    def all_gather(self, mine: Tensor) -> Tensor:
+        """See ``TensorGroup``."""
+        whole = mine.new_empty(self.degree * mine.shape[0], *mine.shape[1:])
+        if mine.numel():
+            with communicating(_DOING):
+                _ALL_GATHER(whole, mine.contiguous(), group=self._group)
+        return whole
+
+    def reduce_scatter(self, whole: Tensor) -> Tensor:
+        """See ``TensorGroup``."""
+        mine = whole.new_empty(whole.shape[0] // self.degree, *whole.shape[1:])
+        if whole.numel():
+            with communicating(_DOING):
+                _REDUCE_SCATTER(mine, whole.contiguous(), group=self._group)
+        return mine
+
+    def all_reduce(self, mine: Tensor, *, maximum: bool = False) -> Tensor:
+        """See ``TensorGroup``."""
+        total = mine.clone(memory_format=torch.contiguous_format)
+        operation = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
+        if total.numel():
+            with communicating(_DOING):
+                dist.all_reduce(total, operation, group=self._group)
+        return total
+
+
+class TensorGroups:
+    """The tp groups of a job; ``parent`` spans all ranks and carries nothing else.
+
+    ``degrees``: those of the strategies that are expected. With ``by_messages`` no group is made,
+    now or later: the only way where ranks cannot meet to make one, and slower on GPUs, where
+    messages have neither trees nor switches that add up.
+    """
+
+    def __init__(
+        self,
+        parent: dist.ProcessGroup,
+        degrees: Iterable[int] = (),
+        *,
+        by_messages: bool = False,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self._peers = Peers(parent, _DOING)
+        self._rank = dist.get_rank(parent)
+        self._by_messages = by_messages
+        self._timeout = timedelta(seconds=timeout_s)
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        world_size = dist.get_world_size(parent)
+        for degree in sorted(set(degrees) - {1}):
+            for first in range(0, world_size - degree + 1, degree):
+                self._make(tuple(range(first, first + degree)))
+
+    def extend(self, placement: Placement) -> None:
+        """Make the groups that a step wants and that are not there yet; all ranks call it."""
+        for pipeline in placement:
+            tp = pipeline.scheme.tp
+            for at in range(0, len(pipeline.ranks), tp) if tp > 1 else ():
+                self._make(pipeline.ranks[at : at + tp])
+
+    def of(self, ranks: tuple[int, ...]) -> TensorGroup | None:
+        """Return the group of ``ranks``, this one among them; None for this one alone.
+
+        ``KeyError`` for a group that was not made.
+        """
+        if len(ranks) == 1:
+            return None
+        index = ranks.index(self._rank)
+        if self._by_messages:
+            return PeerTensorGroup(self._peers, ranks, index)
+        return CollectiveTensorGroup(self._groups[ranks], index)
+
+    def _make(self, ranks: tuple[int, ...]) -> None:
+        if self._by_messages or ranks in self._groups:
+            return
+        with communicating("making the groups of tensor parallelism"):
+            group = dist.new_group(list(ranks), timeout=self._timeout, sort_ranks=False)
+        self._groups[ranks] = group
+
+
+def _summed(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0].to(accumulation_dtype(parts[0].dtype), copy=True)
+    for part in parts[1:]:
+        total += part
+    return total.to(parts[0].dtype)

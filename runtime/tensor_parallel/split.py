@@ -1,0 +1,154 @@
+"""The products, embedding and loss of one tp rank, with sequence parallelism between them.
+
+Between products tp rank t holds rows ``[t·c, (t+1)·c)`` of the hidden states, c = ⌈tokens / tp⌉,
+the last of them padding (Korthikanti et al., arXiv 2205.05198): what is kept for backward is 1/tp
+of all. A column-parallel product gathers its input, and gathers it again in backward instead of
+keeping it; a row-parallel product's sums are scattered. Without tensor parallelism all of it is
+the plain operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seqplan.runtime.tensor_parallel.groups import TensorGroup
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSplit:
+    """A micro-batch's tensor parallelism: ``tokens`` are shared by the ranks of ``group``.
+
+    None where tp is 1.
+    """
+
+    tokens: int
+    group: TensorGroup | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of a hidden state here, padding included."""
+        return self.tokens if self.group is None else -(-self.tokens // self.group.degree)
+
+    def column(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """Multiply hidden states here by this rank's rows of a weight (outputs, inputs).
+
+        (rows, inputs) → (tokens, this rank's outputs).
+        """
+        if self.group is None:
+            return nn.functional.linear(hidden, weight)
+        result: Tensor = _GatheredLinear.apply(hidden, weight, self.group, self.tokens)  # type: ignore[no-untyped-call]
+        return result
+
+    def row(self, features: Tensor, weight: Tensor) -> Tensor:
+        """Multiply all tokens' features here by this rank's columns of a weight, and sum over tp.
+
+        (tokens, this rank's inputs) · (outputs, this rank's inputs) → (rows, outputs).
+        """
+        return self._scattered(nn.functional.linear(features, weight))
+
+    def embedded(self, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
+        """Look up tokens (tokens,) in an embedding of which this rank has rows from ``first`` on.
+
+        → (rows, hidden).
+        """
+        if self.group is None:
+            return nn.functional.embedding(tokens, weight)
+        foreign = (tokens < first) | (tokens >= first + weight.shape[0])
+        local = (tokens - first).masked_fill(foreign, 0)
+        rows = nn.functional.embedding(local, weight).masked_fill(foreign[:, None], 0.0)
+        return self._scattered(rows)
+
+    def loss(self, logits: Tensor, labels: Tensor, first: int) -> Tensor:
+        """Sum the cross-entropy of labelled tokens, of which −100 counts nothing.
+
+        ``logits``: (tokens, this rank's part of the vocabulary, from ``first`` on). The sum is the
+        same on every rank of tp: one of them counts it. Two numbers a token cross the ranks.
+        """
+        result: Tensor = _VocabularyLoss.apply(logits, labels, first, self.group)  # type: ignore[no-untyped-call]
+        return result
+
+    def _scattered(self, partial: Tensor) -> Tensor:
+        if self.group is None:
+            return partial
+        padded = _padded(partial, self.rows * self.group.degree)
+        result: Tensor = _Scattered.apply(padded, self.group)  # type: ignore[no-untyped-call]
+        return result
+
+
+def _padded(tensor: Tensor, rows: int) -> Tensor:
+    more = rows - tensor.shape[0]
+    return nn.functional.pad(tensor, (0, 0, 0, more)) if more else tensor
+
+
+class _GatheredLinear(torch.autograd.Function):
+    """A product of gathered rows; only the rows here are kept, and gathered again in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, group: TensorGroup, tokens: int
+    ) -> Tensor:
+        ctx.group, ctx.tokens = group, tokens
+        ctx.save_for_backward(hidden, weight)
+        return nn.functional.linear(group.all_gather(hidden)[:tokens], weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight = ctx.saved_tensors
+        group: TensorGroup = ctx.group
+        (gradient,) = gradients
+        whole = group.all_gather(hidden)[: ctx.tokens]
+        inner = _padded(gradient @ weight, hidden.shape[0] * group.degree)
+        return group.reduce_scatter(inner), gradient.t() @ whole, None, None
+
+
+class _Scattered(torch.autograd.Function):
+    """Partial sums of all rows → sums of the rows here."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, group: TensorGroup) -> Tensor:
+        ctx.group = group
+        return group.reduce_scatter(partial)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        group: TensorGroup = ctx.group
+        return group.all_gather(gradients[0]), None
+
+
+class _VocabularyLoss(torch.autograd.Function):
+    """One all-reduce of maxima, one of (Σ exp, target's score) together."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, first: int, group: TensorGroup | None
+    ) -> Tensor:
+        exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        scores = logits.to(exact, copy=True)
+        counted = labels >= 0
+        foreign = (labels < first) | (labels >= first + scores.shape[1])
+        local = (labels - first).masked_fill(foreign, 0)
+        largest = scores.amax(-1)
+        if group is not None:
+            largest = group.all_reduce(largest, maximum=True)
+        scores -= largest[:, None]
+        target = scores.gather(1, local[:, None]).squeeze(1).masked_fill(foreign, 0.0)
+        scores.exp_()
+        sums = torch.stack((scores.sum(-1), target), dim=1)
+        if group is not None:
+            sums = group.all_reduce(sums)
+        loss = ((sums[:, 0].log() - sums[:, 1]) * counted).sum()
+        scores /= sums[:, :1]
+        ctx.save_for_backward(scores, local, foreign, counted)
+        ctx.dtype = logits.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        scores, local, foreign, counted = ctx.saved_tensors
+        minus_one = (~foreign).to(scores.dtype)[:, None].neg()
+        result = scores.scatter_add(1, local[:, None], minus_one)
+        return (result * (counted[:, None] * gradients[0])).to(ctx.dtype), None, None, None

@@ -34,11 +34,11 @@ def main() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     groups = runtime.Communicators.create()
 
-    # The model is any module that hands its context on to seqplan's attention.
+    # A Llama runs any strategies; a module of your own those with tp = pp = 1, see ShardedStates.
     torch.manual_seed(0)
     config = runtime.ModelConfig(vocab=256)
-    model = runtime.Llama(config).to(device)
-    states = runtime.ShardedStates(model, groups.states)
+    job = runtime.StagedLlama(runtime.Llama(config).to(device), groups)
+    states = job.states
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=1e-3)
 
     cursor = runtime.restore(arguments.checkpoints, states, optimizer, groups.control)
@@ -46,26 +46,17 @@ def main() -> None:
 
     # Sample ids of the plans are looked up in the data; each rank reads its own token ranges.
     data = runtime.SeededTokens(config.vocab, seed=0)
-    prepare = runtime.preparation(
-        data,
-        runtime.Peers(groups.attention),
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        device=device,
-    )
     consumer = runtime.PlanConsumer(
         source(arguments, rank, world_size),
         rank=rank,
         world_size=world_size,
-        prepare=prepare,
+        prepare=job.preparation(data),
         control_group=groups.control,
         start_step=start_step,
     )
     with consumer:
         for step in consumer:
-            result = runtime.run_step(
-                step.view, step.prepared, model, states, optimizer, clip_norm=1.0
-            )
+            result = job.run_step(step.view, step.prepared, optimizer, clip_norm=1.0)
             # A rank without work has nothing to hold against the prediction.
             measured_ms = 1e3 * result.compute_s if step.prepared else None
             consumer.acknowledge(step.view.step, measured_ms)
@@ -80,10 +71,10 @@ def main() -> None:
             if done % arguments.checkpoint_every == 0:
                 cursor = runtime.Cursor(done, step.view.digest)
                 runtime.save(arguments.checkpoints, cursor, states, optimizer, groups.control)
-    # Until here the model holds the parameters that the last step computed with.
-    states.materialize()
-    if arguments.export is not None and rank == 0:
-        torch.save(model.state_dict(), arguments.export)
+    if arguments.export is not None:
+        parameters = dict(states.export())  # on the first rank, nothing on the others
+        if rank == 0:
+            torch.save(parameters, arguments.export)
     dist.destroy_process_group()
 
 
@@ -112,7 +103,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--start-step", type=int, default=0, help="first step without checkpoint")
     parser.add_argument("--checkpoints", required=True, help="folder that all ranks share")
     parser.add_argument("--checkpoint-every", type=int, default=5, help="steps between checkpoints")
-    parser.add_argument("--export", help="write the trained model's state_dict here at the end")
+    parser.add_argument("--export", help="write the trained parameters here at the end")
     parser.add_argument("--times", help="append step times here, for seqplan refit")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     return parser.parse_args()

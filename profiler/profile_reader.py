@@ -30,7 +30,9 @@ _PROFILE = frozenset(
     {"schema", "name", "source", "residuals", "hardware", "model", "zero_stage"}
     | {"memory", "schemes"}
 )
-_PROFILE_OPTIONAL = frozenset({"forward_fraction", "checkpointing", "published", "notes"})
+_PROFILE_OPTIONAL = frozenset(
+    {"forward_fraction", "checkpointing", "published", "notes", "tensor_parallel"}
+)
 _HARDWARE = frozenset({"gpu", "gpus_per_node"})
 _MODEL = frozenset({"hidden", "layers"})
 _MODEL_OPTIONAL = frozenset({"vocab", "heads", "kv_heads", "ffn"})

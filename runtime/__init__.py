@@ -2,7 +2,8 @@
 
 Read ``steps`` first (a rank's views of the plans), then ``data`` (their tokens),
 ``sequence_parallel`` (attention over ranks), ``states`` (parameters, gradients and optimizer
-states) and ``training`` (the step itself); ``train_check`` holds all of it against plain torch.
+states), ``training`` (a step with whole parameters), ``tensor_parallel`` and ``pipeline`` (steps of
+any strategies); ``train_check`` holds all of it against plain torch.
 ``communicators``, ``dtypes`` and ``errors`` are shared.
 
 The names a trainer needs, loaded on first use, so that importing the package does not import torch.
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from seqplan.runtime.data.megatron import MegatronTokens
     from seqplan.runtime.data.tokens import IndexedTokens, SeededTokens, TokenData
     from seqplan.runtime.errors import DataError, EndOfPlans, PlanError, PlanTimeout, RankLost
+    from seqplan.runtime.pipeline.staged_llama import StagedLlama
     from seqplan.runtime.sequence_parallel.context import (
         AttentionContext,
         attention_context,
@@ -40,6 +42,7 @@ _HOMES = {
     "sequence_parallel.context": ("AttentionContext", "attention_context", "local_context"),
     "sequence_parallel.unified": ("attention",),
     "communicators": ("Communicators",),
+    "pipeline.staged_llama": ("StagedLlama",),
     "data.megatron": ("MegatronTokens",),
     "data.tokens": ("IndexedTokens", "SeededTokens", "TokenData"),
     "errors": ("DataError", "EndOfPlans", "PlanError", "PlanTimeout", "RankLost"),
@@ -77,6 +80,7 @@ __all__ = [
     "RankLost",
     "SeededTokens",
     "ShardedStates",
+    "StagedLlama",
     "Step",
     "StepResult",
     "TokenData",

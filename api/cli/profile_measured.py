@@ -52,7 +52,7 @@ def measure_and_write(args: argparse.Namespace) -> int:
     rank, world_size = start_ranks(args.device)
     runnable = _runnable(args, schemes, rank, world_size)
     task = Task(
-        config=ModelConfig(**sizes, checkpointing=args.checkpointing),
+        config=ModelConfig(**sizes, checkpointing=args.checkpointing, tied=False),
         layers=min(args.measured_layers, sizes["layers"]),
         device=args.device,
         dtype=args.dtype or ("float32" if args.device == "cpu" else "bfloat16"),

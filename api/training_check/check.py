@@ -96,15 +96,24 @@ class Check:
 
 
 def checked_sizes(plans: Sequence[Plan]) -> ModelSizes:
-    """Size a small Llama with a head for every rank of the plans' largest Ulysses group."""
-    widest = max(
-        (pipeline.scheme.ulysses for plan in plans for pipeline in plan.pipelines), default=1
+    """Size a small Llama that all of the plans' schemes can run, with fewer KV heads than heads."""
+    schemes = {pipeline.scheme for plan in plans for pipeline in plan.pipelines}
+    common = math.lcm(*(scheme.tp for scheme in schemes))
+    widest = max((scheme.tp * scheme.ulysses for scheme in schemes), default=1)
+    heads = common * -(-max(4, widest) // common)
+    kv_heads = next(
+        shared
+        for shared in range(max(heads // 2, 1), 0, -1)
+        if heads % shared == 0
+        and all(shared % scheme.tp == 0 or scheme.tp % shared == 0 for scheme in schemes)
     )
-    heads = max(4, widest)
-    hidden = heads * max(8, 64 // heads // 2 * 2)
-    kv_heads = heads // 2 if heads % 2 == 0 else heads
     return ModelSizes(
-        hidden=hidden, layers=2, heads=heads, kv_heads=kv_heads, ffn=2 * hidden, vocab=256
+        hidden=heads * max(8, 64 // heads // 2 * 2),
+        layers=max((2, *(scheme.pp for scheme in schemes))),
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=2 * heads * max(8, 64 // heads // 2 * 2),
+        vocab=256,
     )
 
 
@@ -130,12 +139,6 @@ def first_plans(path: Path, ranks: int, steps: int) -> list[Plan]:
                 f"{path}: is planned for {plan.world_size} ranks, not {ranks}; give "
                 f"--ranks {plan.world_size}, or plan for {ranks} GPUs"
             )
-        for pipeline in plan.pipelines:
-            if pipeline.scheme.tp > 1 or pipeline.scheme.pp > 1:
-                raise ValueError(
-                    f"{where} has a pipeline of {pipeline.scheme}; the runtime executes sequence "
-                    "parallelism only (tp = pp = 1): plan with a profile of such schemes"
-                )
         if broken := lint(plan, None):
             raise ValueError(f"{where} breaks a rule: {broken[0]}")
         plans.append(plan)

@@ -12,7 +12,7 @@ import numpy as np
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.latency_fit import LEAST_LENGTHS, Errors, Fit, Observed, fit_latency
 from seqplan.profiler.fit.pooling import device_spread
-from seqplan.profiler.fit.samples import MeasuredOn, Sample, SampleError
+from seqplan.profiler.fit.samples import PLAIN_TENSOR_PARALLEL, MeasuredOn, Sample, SampleError
 from seqplan.profiler.model_sizes import ModelSizes
 from seqplan.profiler.profile import PROFILE_SCHEMA
 
@@ -182,7 +182,9 @@ def profile_document(
         "schemes": [_scheme(scheme, latency) for scheme, latency in fit.latencies.items()],
     }
     if any(scheme.tp > 1 for scheme in fit.latencies):
-        document["notes"] = [_TP_NOTE]
+        document["tensor_parallel"] = fit.measured_on.tensor_parallel
+        if fit.measured_on.tensor_parallel == PLAIN_TENSOR_PARALLEL:
+            document["notes"] = [_TP_NOTE]
     return document
 
 

@@ -16,6 +16,10 @@ from seqplan.profiler.model_sizes import SIZES
 
 FORMAT = 1
 
+SEQUENCE_PARALLEL, PLAIN_TENSOR_PARALLEL = "sequence-parallel", "plain"
+"""With tp, norms and residuals are split over its ranks, as the runtime has them; or are on every
+rank, as they were in samples that do not say how."""
+
 Role = Literal["fit", "held-out", "packed"]
 """What a sample is for: to fit the curve, or to judge it, by one sequence or by several."""
 
@@ -33,6 +37,8 @@ class MeasuredOn:
     checkpointing: str
     model: tuple[tuple[str, int], ...]
     """Sizes by name: hidden, layers, heads, kv_heads, ffn, vocab."""
+    tensor_parallel: str = PLAIN_TENSOR_PARALLEL
+    """How tp ranks hold what it does not cut."""
 
     def sizes(self) -> dict[str, int]:
         """Return ``model`` as a dictionary."""
@@ -179,7 +185,7 @@ def read_samples(path: Path) -> tuple[MeasuredOn, list[Sample]]:
 
 def require_same(measured_on: MeasuredOn, wanted: MeasuredOn, origin: str) -> None:
     """Raise ``SampleError`` where samples of ``origin`` were measured on something else."""
-    for name in ("device", "dtype", "checkpointing", "model"):
+    for name in ("device", "dtype", "checkpointing", "model", "tensor_parallel"):
         has, wants = getattr(measured_on, name), getattr(wanted, name)
         if has != wants:
             raise SampleError(
@@ -198,6 +204,7 @@ def _measured_on_fields(measured_on: MeasuredOn) -> dict[str, Any]:
         "dtype": measured_on.dtype,
         "checkpointing": measured_on.checkpointing,
         "model": measured_on.sizes(),
+        "tensor_parallel": measured_on.tensor_parallel,
     }
 
 
@@ -211,6 +218,7 @@ def _measured_on(fields: Mapping[str, Any]) -> MeasuredOn:
         fields["dtype"],
         fields["checkpointing"],
         tuple((str(name), int(size)) for name, size in fields["model"].items()),
+        fields.get("tensor_parallel", PLAIN_TENSOR_PARALLEL),
     )
 
 

@@ -9,21 +9,21 @@ themselves, each on the stage that has it, with what a pipeline's stages send to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from seqplan.plans.groups import process_groups
+from seqplan.plans.groups import Group, process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.profiler.measure.saved_memory import Allocator
-from seqplan.profiler.measure.stage import Neighbours, Stage, StageWork
-from seqplan.profiler.measure.tensor_parallel import TensorRanks
+from seqplan.profiler.measure.stage import MeasuredStage, Neighbours, StageWork
 from seqplan.runtime.sequence_parallel.context import attention_context
 from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.training.model import ModelConfig
 
 
@@ -31,8 +31,8 @@ from seqplan.runtime.training.model import ModelConfig
 class Bench:
     """What is measured on: ``layers`` of the model are run; groups are None on a single rank.
 
-    ``tensor_ranks``: this rank's tp group for each degree above 1; ``allocator``: read for the peak
-    of every micro-batch, None where only what autograd keeps is counted; ``out_of_memory``: called
+    ``tensor_groups``: with those of all schemes' tp degrees; ``allocator``: read for the peak of
+    every micro-batch, None where only what autograd keeps is counted; ``out_of_memory``: called
     when this rank is.
     """
 
@@ -44,7 +44,7 @@ class Bench:
     world_size: int
     attention_group: dist.ProcessGroup | None = None
     control_group: dist.ProcessGroup | None = None
-    tensor_ranks: Mapping[int, TensorRanks] = field(default_factory=dict)
+    tensor_groups: TensorGroups | None = None
     allocator: Allocator | None = None
     out_of_memory: Callable[[], None] = lambda: None
 
@@ -55,7 +55,7 @@ class RankWork:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._peers = Peers(bench.attention_group)
-        self._stages: dict[int, Stage] = {}
+        self._stages: dict[int, MeasuredStage] = {}
 
     def of(self, scheme: Scheme, lengths: Sequence[int]) -> StageWork | None:
         """Return what this rank runs of a micro-batch of sequences of ``lengths`` tokens.
@@ -71,18 +71,21 @@ class RankWork:
         context = attention_context(
             pipeline, pipeline.micro_batches[0], self._peers, device=bench.device
         )
-        return self._stage(scheme.tp).work(context, neighbours, self._peers)
+        return self._stage(pipeline.tp_group).work(context, neighbours, self._peers)
 
     def forget_gradients(self) -> None:
         """Free the gradients of every stage."""
         for stage in self._stages.values():
-            stage.zero_grad(set_to_none=True)
+            stage.forget_gradients()
 
-    def _stage(self, tp: int) -> Stage:
+    def _stage(self, tp_group: Group) -> MeasuredStage:
+        tp = len(tp_group)
         if tp not in self._stages:
             bench = self._bench
-            ranks = TensorRanks() if tp == 1 else bench.tensor_ranks[tp]
-            self._stages[tp] = Stage(bench.config, bench.layers, ranks, bench.device, bench.dtype)
+            group = None if bench.tensor_groups is None else bench.tensor_groups.of(tp_group)
+            self._stages[tp] = MeasuredStage(
+                bench.config, bench.layers, group, bench.device, bench.dtype
+            )
         return self._stages[tp]
 
 

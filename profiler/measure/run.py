@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -14,16 +15,16 @@ import torch.distributed as dist
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.pooling import pooled, steadied
-from seqplan.profiler.fit.samples import MeasuredOn, Sample, SampleFile
+from seqplan.profiler.fit.samples import SEQUENCE_PARALLEL, MeasuredOn, Sample, SampleFile
 from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.device import device_name
 from seqplan.profiler.measure.lost_ranks import Alarm
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import CudaAllocator
-from seqplan.profiler.measure.tensor_parallel import TensorRanks, tensor_ranks
 from seqplan.profiler.model_sizes import SIZES
 from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.training.model import ModelConfig
 
 
@@ -54,7 +55,10 @@ def start_ranks(device: str) -> tuple[int, int]:
     """Join the ranks where torchrun has started several; return rank and world size."""
     if not dist.is_torchelastic_launched():
         return 0, 1
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    if device == "cuda":
+        dist.init_process_group("nccl", device_id=_device(device))
+    else:
+        dist.init_process_group("gloo")
     return dist.get_rank(), dist.get_world_size()
 
 
@@ -148,7 +152,7 @@ class _Run:
         complain: Callable[[str], None] | None,
     ) -> _Run:
         """Read what is done and set up the rank; all ranks call it."""
-        device = _device(task.device, rank)
+        device = _device(task.device)
         groups = Communicators.create() if world_size > 1 else None
         measured_on = _measured_on(task, device)
         file = SampleFile(path, measured_on) if rank == 0 else None
@@ -173,7 +177,9 @@ class _Run:
             world_size=world_size,
             attention_group=None if groups is None else groups.attention,
             control_group=None if groups is None else groups.control,
-            tensor_ranks=_tensor_ranks(task.schemes, rank, world_size),
+            tensor_groups=None
+            if groups is None
+            else TensorGroups(groups.tensor, {scheme.tp for scheme in task.schemes}),
             allocator=None if device.type == "cpu" else CudaAllocator(device),
             out_of_memory=(lambda: None) if alarm is None else alarm.sound,
         )
@@ -199,14 +205,16 @@ def _measured_on(task: Task, device: torch.device) -> MeasuredOn:
     """Return what the samples of a task must agree on."""
     config = task.config
     sizes = tuple((name, getattr(config, name)) for name in SIZES)
-    return MeasuredOn(device_name(device), task.dtype, config.checkpointing, sizes)
+    return MeasuredOn(
+        device_name(device), task.dtype, config.checkpointing, sizes, SEQUENCE_PARALLEL
+    )
 
 
-def _device(kind: str, rank: int) -> torch.device:
-    """Return the device of a rank, made the current one: its streams and events are meant."""
+def _device(kind: str) -> torch.device:
+    """Return the device of this rank, made the current one: its streams and events are meant."""
     if kind != "cuda":
         return torch.device("cpu")
-    device = torch.device("cuda", rank % torch.cuda.device_count())
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device
 
@@ -221,16 +229,6 @@ def _lone_out_of_memory(wanted: _Wanted, lacking: int) -> str:
         f"{wanted.scheme}, {wanted.tokens:,} tokens: rank {lacking} is out of memory while "
         "others wait for it; kept as out of memory: start again to go on with the rest"
     )
-
-
-def _tensor_ranks(schemes: Sequence[Scheme], rank: int, world_size: int) -> dict[int, TensorRanks]:
-    """Make the tp groups of every degree, on all ranks in one order."""
-    by_degree = {}
-    for degree in sorted({scheme.tp for scheme in schemes if scheme.tp > 1}):
-        ranks = tensor_ranks(degree, rank, world_size)
-        if ranks is not None:
-            by_degree[degree] = ranks
-    return by_degree
 
 
 def _left(

@@ -123,5 +123,5 @@ class MicroBatchMemory:
             call.backward(call.forward())  # its gradients stay, as between micro-batches
             if allocator is not None:
                 peaks[index] = peak_bytes(call, allocator)
-            stage.zero_grad(set_to_none=True)
+            stage.forget_gradients()
         return cls(layers_saved, ends_saved + max(again, 0.0), *peaks)

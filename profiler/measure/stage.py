@@ -1,25 +1,26 @@
-"""One rank's part of a pipeline stage: a few decoder layers, and what its end of the model adds."""
+"""What is timed of one rank of a pipeline stage: a few layers, and what its end of the model adds.
+
+It is the runtime's own stage, over random parameters of this rank's size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from seqplan.profiler.measure.tensor_parallel import (
-    ColumnParallel,
-    TensorRanks,
-    VocabularyParallelEmbedding,
-    split_layer,
-    vocabulary_loss,
-)
+from seqplan.plans.views.parameter_layout import Shard
+from seqplan.plans.views.resharding import UnitLayout
+from seqplan.runtime.pipeline.llama_units import llama_units
+from seqplan.runtime.pipeline.stage import Stage, StageInput
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.sequence_parallel.unified import attention
-from seqplan.runtime.training.model import DecoderLayer, ModelConfig, rotations
+from seqplan.runtime.states.unit import natural
+from seqplan.runtime.tensor_parallel.groups import TensorGroup
+from seqplan.runtime.tensor_parallel.split import TensorSplit
+from seqplan.runtime.training.model import ModelConfig, rotations
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,43 +46,64 @@ class StageWork:
     ``alone``: the stage's end without the transfers; ``whole``: a layer without checkpointing.
     """
 
-    stage: Stage
+    stage: MeasuredStage
     layers: Call
     whole: Call | None
     alone: Call
     ends: Call
 
 
-class Stage(nn.Module):
-    """``layers`` decoder layers with embedding, norm and head, split over ``ranks``."""
+class RandomParameters:
+    """The parameters of ``shard`` in a model of ``config``, drawn at random on ``device``."""
+
+    def __init__(
+        self, config: ModelConfig, shard: Shard, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.leaves: list[nn.Parameter] = []
+        self._units: dict[str, dict[str, Tensor]] = {}
+        for name, layouts in llama_units(config):
+            held = UnitLayout(name, layouts, config.layers, 1).held(shard)
+            unit = self._units[name] = {}
+            for part in held:
+                stored = torch.randn(part.numel, device=device, dtype=dtype)
+                leaf = nn.Parameter(stored if part.layout.vector else 0.02 * stored)
+                self.leaves.append(leaf)
+                unit[part.layout.name] = natural(part.layout, leaf)
+
+    def parameters(self, unit: str) -> Mapping[str, Tensor]:
+        """See ``ParameterSource``."""
+        return self._units[unit]
+
+
+class MeasuredStage:
+    """``layers`` decoder layers with embedding, norm and head, of one rank of ``group``.
+
+    ``group``: this rank's tp group, None where tp is 1.
+    """
 
     def __init__(
         self,
         config: ModelConfig,
         layers: int,
-        ranks: TensorRanks,
+        group: TensorGroup | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        super().__init__()
-        self.config = config
-        self._ranks, self._device, self._dtype = ranks, device, dtype
-        with device, _default_dtype(dtype):  # never in fp32 first, nor on another device
-            self.layers = nn.ModuleList(
-                split_layer(DecoderLayer(config, attention), ranks) for _ in range(layers)
-            )
-            # What backward holds of a layer while it computes it again.
-            whole = replace(config, checkpointing="none")
-            self.whole_layer = (
-                None
-                if config.checkpointing == "none"
-                else split_layer(DecoderLayer(whole, attention), ranks)
-            )
-            rows = ranks.part(config.vocab)
-            words = torch.randn(rows.stop - rows.start, config.hidden)
-            self.embedding = VocabularyParallelEmbedding(words, config.vocab, ranks)
-            self.norm = nn.RMSNorm(config.hidden, eps=config.eps)
-            self.head = ColumnParallel(0.02 * words, ranks)
+        self.config = replace(config, layers=layers)
+        self._group, self._device, self._dtype = group, device, dtype
+        tp, tp_rank = (1, 0) if group is None else (group.degree, group.index)
+        self._shard = Shard(tp, 1, tp_rank, 0)
+        self._source = RandomParameters(self.config, self._shard, device, dtype)
+        self._stage = Stage(self.config, self._shard, self._source)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return what is trained of the stage on this rank."""
+        return self._source.leaves
+
+    def forget_gradients(self) -> None:
+        """Free the parameters' gradients."""
+        for leaf in self._source.leaves:
+            leaf.grad = None
 
     def work(self, context: AttentionContext, neighbours: Neighbours, peers: Peers) -> StageWork:
         """Prepare the micro-batch of ``context`` on a stage between ``neighbours``."""
@@ -98,20 +120,24 @@ class Stage(nn.Module):
 
     def layers_call(self, context: AttentionContext) -> Call:
         """Prepare forward and backward of the layers on the micro-batch of ``context``."""
-        return self._through(self.layers, context)
+        return self._through(self._stage, self._stage.layers, context)
 
     def whole_layer_call(self, context: AttentionContext) -> Call | None:
         """Prepare one layer that keeps everything, None where all layers do."""
-        return None if self.whole_layer is None else self._through([self.whole_layer], context)
+        if self.config.checkpointing == "none":
+            return None
+        keeping = replace(self.config, checkpointing="none")
+        return self._through(Stage(keeping, self._shard, self._source), [0], context)
 
-    def _through(self, layers: Iterable[nn.Module], context: AttentionContext) -> Call:
+    def _through(self, stage: Stage, layers: Iterable[int], context: AttentionContext) -> Call:
+        work = self._input(context)
         hidden, gradient = self.hidden(context).requires_grad_(), self.hidden(context)
 
         def forward() -> Tensor:
             rotation = rotations(context.positions, self.config, self._dtype)
             out: Tensor = hidden
             for layer in layers:
-                out = layer(out, rotation, context)
+                out = stage.layer(layer, out, rotation, work)
             return out
 
         return Call(forward, lambda out: torch.autograd.backward(out, gradient))
@@ -121,47 +147,41 @@ class Stage(nn.Module):
 
         A single stage adds both, one after the other; a stage in between nothing.
         """
-        tokens = torch.randint(self.config.vocab, context.positions.shape, device=self._device)
+        work, stage = self._input(context), self._stage
         if neighbours.following is None:
             hidden = self.hidden(context).requires_grad_()
 
             def loss() -> Tensor:
-                last_hidden = self.embedding(tokens) if neighbours.previous is None else hidden
-                logits = self.head(self.norm(last_hidden))
-                return vocabulary_loss(logits, tokens, self.config.vocab, self._ranks)
+                last_hidden = stage.embedded(work) if neighbours.previous is None else hidden
+                return stage.loss(last_hidden, work)
 
             return Call(loss, torch.autograd.backward)
         gradient = self.hidden(context)
         if neighbours.previous is None:
             return Call(
-                lambda: self.embedding(tokens),
-                lambda out: torch.autograd.backward(out, gradient),
+                lambda: stage.embedded(work), lambda out: torch.autograd.backward(out, gradient)
             )
         return Call(lambda: gradient, lambda out: None)
 
     def hidden(self, context: AttentionContext) -> Tensor:
-        """Draw random hidden states of this rank's tokens, (local tokens, hidden)."""
-        return torch.randn(
-            context.positions.shape[0], self.config.hidden, device=self._device, dtype=self._dtype
-        )
+        """Draw random hidden states of this rank's rows, (rows, hidden)."""
+        rows = self._split(context).rows
+        return torch.randn(rows, self.config.hidden, device=self._device, dtype=self._dtype)
 
+    def _split(self, context: AttentionContext) -> TensorSplit:
+        return TensorSplit(len(context.positions), self._group)
 
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    def _input(self, context: AttentionContext) -> StageInput:
+        tokens = torch.randint(self.config.vocab, context.positions.shape, device=self._device)
+        return StageInput(tokens, tokens, context, self._split(context))
 
 
 def with_transfers(call: Call, neighbours: Neighbours, like: Tensor, peers: Peers) -> Call:
     """Add to a call what 1F1B moves in a micro-batch after each half.
 
-    After forward every stage sends a tensor shaped ``like`` its hidden states (local tokens,
-    hidden) to the next and receives one from the one before; after backward gradients go the other
-    way. All stages of the pipeline call it together. Every rank of tp sends its own copy.
+    After forward every stage sends a tensor shaped ``like`` its hidden states (rows, hidden) to the
+    next and receives one from the one before; after backward gradients go the other way. All stages
+    of the pipeline call it together. Every rank of tp sends its own rows.
     """
     sent, received = torch.empty_like(like), torch.empty_like(like)
 

@@ -2,8 +2,8 @@
 
 Read ``llama_units`` (the model's parameters as the layouts see them), ``stage`` (a rank's layers of
 them), ``one_f_one_b`` (the passes of a pipeline in order), then ``prepare`` (what is done ahead of
-a step) and ``run_step`` (the step). Public are the modules named here; the names that a trainer
-needs are in ``seqplan.runtime``.
+a step), ``run_step`` (the step) and ``staged_llama``, all of it in one place. Public are the
+modules named here; the names that a trainer needs are in ``seqplan.runtime``.
 """
 
-__all__ = ["llama_units", "one_f_one_b", "prepare", "run_step", "stage"]
+__all__ = ["llama_units", "one_f_one_b", "prepare", "run_step", "stage", "staged_llama"]

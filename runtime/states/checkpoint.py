@@ -22,10 +22,13 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from seqplan.plans.views.parameter_layout import ParameterLayout
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.unit_states import UnitStates
 
-FORMAT = 1
+FORMAT = 2
+"""1 had no list of transposed parameters, as there were none; it is read as such."""
+
 MASTER = "master"
 _CURSOR = "cursor.json"
 _SAVING, _RESTORING = "saving a checkpoint", "restoring a checkpoint"
@@ -67,7 +70,8 @@ def save(
         slices = dict(_slices(states, optimizer))
         state_dict_saver.save(slices, checkpoint_id=partial, process_group=group)
     if first:
-        document = {"format": FORMAT, **asdict(cursor)}
+        transposed = sorted(_transposed(states))
+        document = {"format": FORMAT, "transposed": transposed, **asdict(cursor)}
         with (partial / _CURSOR).open("w", encoding="utf-8") as file:
             json.dump(document, file)
             file.flush()
@@ -105,28 +109,44 @@ def restore(
     wanted = list(_owned(states, optimizer))
     refusal, buffers = None, {}
     try:
-        cursor = _read_cursor(path)
-        stored = _Stored(path)
+        cursor, transposed = _read_cursor(path)
+        stored = _Stored(path, transposed)
         buffers = {
             key: stored.buffer(key)
-            for name, start, parameter in wanted
-            for key in stored.overlapping(name, start, start + parameter.numel())
+            for layout, start, parameter in wanted
+            for key in stored.needed(layout, start, start + parameter.numel())
         }
     except ValueError as error:
         refusal = str(error)
     _raise_together(refusal, group)
     with communicating(_RESTORING):
         state_dict_loader.load(buffers, checkpoint_id=path, process_group=group)
-    for name, start, parameter in wanted:
-        _fill(parameter, name, start, optimizer, stored, buffers)
+    for layout, start, parameter in wanted:
+        if stored.other_order(layout):
+            _fill_reordered(parameter, layout, start, optimizer, stored, buffers)
+        else:
+            _fill(parameter, layout.name, start, optimizer, stored, buffers)
     return cursor
 
 
-def _read_cursor(path: Path) -> Cursor:
+def _read_cursor(path: Path) -> tuple[Cursor, frozenset[str]]:
+    """Read where the job is, and the names of the parameters that are stored transposed."""
     document = json.loads((path / _CURSOR).read_text(encoding="utf-8"))
-    if document.get("format") != FORMAT:
-        raise ValueError(f"{path}: format {document.get('format')}, this version reads {FORMAT}")
-    return Cursor(document["next_step"], document["last_digest"])
+    if document.get("format") not in (1, FORMAT):
+        raise ValueError(
+            f"{path}: format {document.get('format')}, this version reads 1 to {FORMAT}"
+        )
+    cursor = Cursor(document["next_step"], document["last_digest"])
+    return cursor, frozenset(document.get("transposed", ()))
+
+
+def _transposed(states: UnitStates) -> frozenset[str]:
+    return frozenset(
+        layout.name
+        for unit in states.units
+        for layout in unit.layout.parameters
+        if layout.transposed
+    )
 
 
 def _raise_together(refusal: str | None, group: dist.ProcessGroup) -> None:
@@ -141,8 +161,8 @@ def _raise_together(refusal: str | None, group: dist.ProcessGroup) -> None:
 
 def _owned(
     states: UnitStates, optimizer: torch.optim.Optimizer
-) -> Iterator[tuple[str, int, nn.Parameter]]:
-    """Yield name, first element and master slice of all that this rank owns."""
+) -> Iterator[tuple[ParameterLayout, int, nn.Parameter]]:
+    """Yield parameter, first element and master slice of all that this rank owns."""
     known = {
         parameter.data_ptr(): parameter
         for group in optimizer.param_groups
@@ -154,12 +174,12 @@ def _owned(
             parameter = known.get(master.data_ptr())
             if parameter is None:
                 raise ValueError(f"the optimizer does not hold this rank's slice of {layout.name}")
-            yield layout.name, start, parameter
+            yield layout, start, parameter
 
 
 def _slices(states: UnitStates, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    for name, start, parameter in _owned(states, optimizer):
-        where = f"{name}[{start}:{start + parameter.numel()}]"
+    for layout, start, parameter in _owned(states, optimizer):
+        where = f"{layout.name}[{start}:{start + parameter.numel()}]"
         yield f"{MASTER}/{where}", parameter.detach()
         for kind, value in optimizer.state.get(parameter, {}).items():
             yield f"{kind}/{where}", torch.as_tensor(value)
@@ -168,8 +188,8 @@ def _slices(states: UnitStates, optimizer: torch.optim.Optimizer) -> Iterator[tu
 class _Stored:
     """What a checkpoint holds: its keys by parameter, without reading the tensors."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, transposed: frozenset[str]) -> None:
+        self.path, self._transposed = path, transposed
         self.sizes: dict[str, tuple[torch.Size, torch.dtype]] = {}
         self.by_name: dict[str, list[tuple[str, int, int, str]]] = {}
         metadata = filesystem.FileSystemReader(path).read_metadata()
@@ -181,6 +201,16 @@ class _Stored:
             self.by_name.setdefault(match["name"], []).append(
                 (match["kind"], int(match["start"]), int(match["stop"]), key)
             )
+
+    def other_order(self, layout: ParameterLayout) -> bool:
+        """Whether a parameter's elements are stored in another order than they are owned in."""
+        return layout.transposed != (layout.name in self._transposed)
+
+    def needed(self, layout: ParameterLayout, start: int, stop: int) -> list[str]:
+        """Return keys of the slices that elements ``[start, stop)`` of a parameter are made of."""
+        if self.other_order(layout):  # a range of one order lies all over the other
+            return self.overlapping(layout.name, 0, layout.numel)
+        return self.overlapping(layout.name, start, stop)
 
     def overlapping(self, name: str, start: int, stop: int) -> list[str]:
         """Return keys of all stored slices that share elements ``[start, stop)`` of a parameter."""
@@ -227,6 +257,35 @@ def _fill(
             target = state.setdefault(kind, torch.zeros_like(parameter.detach()))
         first, last = max(start, low), min(stop, high)
         target[first - start : last - start] = value[first - low : last - low].to(target.device)
+
+
+def _fill_reordered(
+    parameter: nn.Parameter,
+    layout: ParameterLayout,
+    start: int,
+    optimizer: torch.optim.Optimizer,
+    stored: _Stored,
+    buffers: dict[str, Tensor],
+) -> None:
+    """Copy the part of a parameter that was stored transposed, or is now, from the whole of it."""
+    whole: dict[str, Tensor] = {}
+    state = optimizer.state[parameter]
+    for key in stored.overlapping(layout.name, 0, layout.numel):
+        match = _SLICE.fullmatch(key)
+        assert match is not None
+        kind, value = match["kind"], buffers[key]
+        if value.dim() == 0:
+            state[kind] = value.clone()
+            continue
+        elements = whole.setdefault(kind, value.new_zeros(layout.numel))
+        elements[int(match["start"]) : int(match["stop"])] = value
+    for kind, elements in whole.items():
+        rows = layout.columns if layout.transposed else layout.rows
+        ordered = elements.view(rows, -1).t().reshape(-1)[start : start + parameter.numel()]
+        if kind == MASTER:
+            parameter.detach().copy_(ordered)
+        else:
+            state[kind] = ordered.to(parameter.device, copy=True)
 
 
 def _complete(root: Path) -> list[tuple[int, Path]]:

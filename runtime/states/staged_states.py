@@ -57,7 +57,10 @@ class StagedStates(UnitStates):
         self.dtype = dtype
         super().__init__([Unit(layout, self._rank, dtype, device) for layout in layouts], group)
         for unit in self.units:
-            parts = [stored_order(layout, values[layout.name].detach()) for layout in unit.layout.parameters]
+            parts = [
+                stored_order(layout, values[layout.name].detach())
+                for layout in unit.layout.parameters
+            ]
             whole = torch.cat(parts)
             with communicating("taking over the first rank's parameters"):
                 dist.broadcast(whole, dist.get_global_rank(group, 0), group=group)

@@ -29,14 +29,11 @@ from seqplan.plans.format.plan_file import read_plans
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.files import FoldedTokens, token_file
 from seqplan.runtime.data.tokens import SeededTokens, TokenData
-from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.states.sharded_states import ShardedStates
+from seqplan.runtime.pipeline.staged_llama import StagedLlama
 from seqplan.runtime.steps.consumer import PlanConsumer
 from seqplan.runtime.steps.source import FileSource
 from seqplan.runtime.train_check.reference import dense_attention, reference_step
 from seqplan.runtime.training.model import Llama, ModelConfig
-from seqplan.runtime.training.prepare import preparation
-from seqplan.runtime.training.run_step import run_step
 
 LOCALHOST = "127.0.0.1"
 WAIT_S = 1800.0
@@ -85,25 +82,19 @@ def _rank(args: argparse.Namespace, rank: int, world_size: int, send: _MessageWr
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     groups = Communicators.create(WAIT_S)
     config = _config(args)
-    model = _model(args, config, args.seed + rank)  # rank 0's values must win
-    states = ShardedStates(model, groups.states)
-    optimizer = _optimizer([master for _, master in states.master_parameters()])
-    prepare = preparation(
-        _data(args), Peers(groups.attention), heads=config.heads, kv_heads=config.kv_heads
-    )
+    job = StagedLlama(_model(args, config, args.seed + rank), groups)  # rank 0's values must win
+    optimizer = _optimizer([master for _, master in job.states.master_parameters()])
     with PlanConsumer(
         FileSource(args.plans, world_size=world_size),
         rank=rank,
         world_size=world_size,
-        prepare=prepare,
+        prepare=job.preparation(_data(args)),
         control_group=groups.control,
         start_step=args.first_step,
         timeout_s=PLAN_S,
     ) as consumer:
         for step in islice(consumer, args.steps):
-            result = run_step(
-                step.view, step.prepared, model, states, optimizer, clip_norm=CLIP_NORM
-            )
+            result = job.run_step(step.view, step.prepared, optimizer, clip_norm=CLIP_NORM)
             consumer.acknowledge(result.step)
             send(
                 step=result.step,
@@ -111,7 +102,7 @@ def _rank(args: argparse.Namespace, rank: int, world_size: int, send: _MessageWr
                 gradient_norm=result.gradient_norm,
                 ms=1000 * result.step_s,
             )
-    values: dict[str, Any] = {name: parameter.numpy() for name, parameter in states.export()}
+    values: dict[str, Any] = {name: parameter.numpy() for name, parameter in job.states.export()}
     if rank == 0:
         np.savez(args.parameters, **values)
     # All ranks leave together: the store is rank 0's.

@@ -33,7 +33,7 @@ class MicroBatchWork:
 
 
 def runnable(view: RankView, heads: int, kv_heads: int) -> None:
-    """Refuse what this runtime cannot execute for a model of ``heads`` and ``kv_heads``.
+    """Refuse what a module with whole parameters, of ``heads`` and ``kv_heads``, cannot run.
 
     ``PlanError`` for tp or pp above 1, and for more Ulysses ranks than heads.
     """
@@ -42,8 +42,8 @@ def runnable(view: RankView, heads: int, kv_heads: int) -> None:
         where = f"step {view.step}, pipeline {pipeline.index}"
         if scheme.tp > 1 or scheme.pp > 1:
             raise PlanError(
-                f"{where}: scheme {scheme} has tp {scheme.tp} and pp {scheme.pp}, and this runtime "
-                "executes tp = pp = 1 only: propose with a profile of sequence-parallel schemes"
+                f"{where}: scheme {scheme} cuts the model, and a module that computes with whole "
+                "parameters runs tp = pp = 1 only: plan with sequence-parallel schemes"
             )
         try:
             HeadSplit.of(heads, kv_heads, scheme.ulysses)

@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command_line import COMMAND, call, complaint, process, succeeded
+from random_plans import one_pipeline_plan
 
 from seqplan.api.training_check import check as train_check
 from seqplan.api.training_check.check import Check, CheckedStep, Gates, checked_sizes, relative
@@ -23,6 +24,7 @@ from seqplan.plans.format.codec import from_json, to_json
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
+from seqplan.plans.scheme_limits import refusal
 
 SMALL = Path(__file__).parents[3] / "examples" / "data" / "llama-small-cpu.json"
 RANKS, STEPS = 2, 40
@@ -138,6 +140,23 @@ def test_runs_that_differ(plans: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert float(row[2]) == pytest.approx(float(row[3]), rel=1e-5)
 
 
+def test_tensor_and_pipeline_parallel_plans_agree_too(tmp_path: Path) -> None:
+    """One step each of two ranks of tensor, pipeline, Ulysses and ring parallelism."""
+    path = tmp_path / "plans.jsonl"
+    schemes = [Scheme(tp=2), Scheme(pp=2), Scheme(ulysses=2), Scheme(ring=2)]
+    path.write_text(
+        "".join(
+            f"{to_json(one_pipeline_plan(scheme, [70, 9, 31], step=step, packed=False))}\n"
+            for step, scheme in enumerate(schemes)
+        )
+    )
+    arguments = ("train-check", "--plans", path, "--ranks", 2, "--dtype", "float64", "--json")
+    document = json.loads(succeeded(process(*arguments, timeout=120)))
+    assert document["agrees"] is True
+    assert [step["strategy"] for step in document["steps"]] == ["1×tp2", "1×pp2", "1×u2", "1×r2"]
+    assert document["parameter_difference"] <= 1e-12
+
+
 def test_data_that_does_not_hold_the_plan(plans: Path, tmp_path: Path) -> None:
     data = tmp_path / "tokens.jsonl"
     data.write_text("[1, 2, 3]\n")
@@ -246,15 +265,6 @@ def test_plans_for_another_number_of_ranks(plans: Path) -> None:
     assert said == (f"{plans}: is planned for 2 ranks, not 4; give --ranks 2, or plan for 4 GPUs")
 
 
-@pytest.mark.parametrize("scheme", [Scheme(tp=2), Scheme(pp=2)])
-def test_tensor_and_pipeline_parallel_plans(plans: Path, tmp_path: Path, scheme: Scheme) -> None:
-    wide = next(plan for plan in read_plans(plans) if plan.pipelines[0].scheme.gpus == scheme.gpus)
-    pipeline = replace(wide.pipelines[0], scheme=scheme)
-    path = rewritten(plans, tmp_path, replace(wide, pipelines=(pipeline, *wide.pipelines[1:])))
-    said = complaint(call("train-check", "--plans", path, "--ranks", 2))
-    assert f"has a pipeline of {scheme}; the runtime executes sequence parallelism only" in said
-
-
 def test_other_bad_input(plans: Path, tmp_path: Path) -> None:
     made = list(read_plans(plans))
     gap = rewritten(plans, tmp_path, made[0], made[1], made[3])
@@ -328,7 +338,24 @@ def test_a_model_has_heads_for_every_ulysses_rank(plans: Path, ulysses: int) -> 
     sizes = checked_sizes([plan, replace(plan, pipelines=(pipeline,))])
     assert sizes.heads >= ulysses
     assert sizes.hidden % (2 * sizes.heads) == 0
-    assert sizes.heads % sizes.kv_heads == 0
+
+
+@pytest.mark.parametrize(
+    "schemes",
+    [
+        [Scheme(tp=4, pp=3), Scheme(tp=3, ulysses=2), Scheme(tp=2, ulysses=8)],
+        [Scheme(tp=16), Scheme(tp=6, pp=5)],
+        [Scheme(tp=8, ulysses=4), Scheme(tp=5)],
+    ],
+)
+def test_a_model_that_all_schemes_can_run(plans: Path, schemes: list[Scheme]) -> None:
+    plan = next(read_plans(plans))
+    pipelines = tuple(replace(plan.pipelines[0], scheme=scheme) for scheme in schemes)
+    sizes = asdict(checked_sizes([replace(plan, pipelines=pipelines)]))
+    hidden = sizes.pop("hidden")
+    assert hidden % (2 * sizes["heads"]) == 0
+    assert sizes["heads"] % sizes["kv_heads"] == 0
+    assert [refusal(scheme, **sizes) for scheme in schemes] == [None] * len(schemes)
 
 
 def test_importing_it_leaves_torch_alone() -> None:

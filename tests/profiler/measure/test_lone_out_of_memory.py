@@ -13,7 +13,7 @@ from seqplan.profiler.fit.samples import read_samples
 from seqplan.profiler.measure import lost_ranks as alarm
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.run import Task, measure
-from seqplan.profiler.measure.stage import Call, Stage
+from seqplan.profiler.measure.stage import Call, MeasuredStage
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.training.model import ModelConfig
 
@@ -32,9 +32,9 @@ TASK = Task(
 def measured(rank: int, world_size: int, folder: Path, lacking: int) -> list[int]:
     """Tokens of what fits; rank ``lacking`` has no room for 64 of them, before it is waited for."""
     alarm.PATIENCE_S, alarm.HEAD_START_S = 1.0, 30.0
-    whole = Stage.layers_call
+    whole = MeasuredStage.layers_call
 
-    def layers_call(stage: Stage, context: AttentionContext) -> Call:
+    def layers_call(stage: MeasuredStage, context: AttentionContext) -> Call:
         call = whole(stage, context)
 
         def forward() -> torch.Tensor:
@@ -44,7 +44,7 @@ def measured(rank: int, world_size: int, folder: Path, lacking: int) -> list[int
 
         return Call(forward, call.backward)
 
-    Stage.layers_call = layers_call  # type: ignore[method-assign]
+    MeasuredStage.layers_call = layers_call  # type: ignore[method-assign]
 
     def complain(text: str) -> None:
         folder.joinpath("said").write_text(text)

@@ -6,6 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.distributed as dist
+from ranks import run_ranks
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -16,10 +18,10 @@ from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import SavedBytes, peak_bytes, saved_bytes
-from seqplan.profiler.measure.stage import Call, Neighbours, Stage
-from seqplan.profiler.measure.tensor_parallel import TensorRanks
+from seqplan.profiler.measure.stage import Call, MeasuredStage, Neighbours
 from seqplan.profiler.model_sizes import ModelSizes
 from seqplan.runtime.sequence_parallel.context import local_context
+from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.training.model import CHECKPOINTING, ModelConfig
 
 SIZES = {"hidden": 256, "layers": 4, "heads": 8, "kv_heads": 4, "ffn": 704, "vocab": 500}
@@ -33,7 +35,7 @@ def bytes_kept(
     """Bytes per token kept by the layers and by the ends of the model."""
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
         config = ModelConfig(**SIZES, checkpointing=checkpointing)
-        stage = Stage(config, layers, TensorRanks(), CPU, dtype)
+        stage = MeasuredStage(config, layers, None, CPU, dtype)
         context = local_context([TOKENS])
         ends = stage.ends_call(context, Neighbours(None, None))
         return (
@@ -69,6 +71,26 @@ def test_the_analytic_model_counts_what_layers_keep(checkpointing: str) -> None:
         unfused, unsplit = 0, 0
     analytic = (layer_activation_bytes(sizes, checkpointing, 1) - unsplit) / 2 + unfused
     assert counted == pytest.approx(analytic, rel=0.02)
+
+
+def kept_by_degree(rank: int, world_size: int) -> dict[int, int]:
+    """Bytes that this rank's layers keep of a micro-batch, by tp."""
+    config = ModelConfig(**{**SIZES, "kv_heads": 8}, checkpointing="none", tied=False)
+    groups = TensorGroups(dist.group.WORLD, (2, 4, 8))
+    kept = {}
+    for tp in (1, 2, 4, 8):
+        first = rank // tp * tp
+        group = groups.of(tuple(range(first, first + tp)))
+        stage = MeasuredStage(config, 4, group, CPU, torch.bfloat16)
+        kept[tp] = saved_bytes(stage.layers_call(local_context([TOKENS])), stage.parameters())
+    return kept
+
+
+def test_a_rank_keeps_its_part_of_the_activations() -> None:
+    """1/tp of them, as the memory model has it: also what tp does not cut, norms and residuals."""
+    for kept in run_ranks(kept_by_degree, 8):
+        for tp in (2, 4, 8):
+            assert kept[tp] == pytest.approx(kept[1] / tp, rel=0.05), tp
 
 
 def test_a_layer_that_is_computed_again_counts_once() -> None:

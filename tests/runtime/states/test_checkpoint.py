@@ -112,7 +112,7 @@ def foreign_optimizer(rank: int, world_size: int, folder: Path) -> None:
     save(folder, Cursor(1, None), states, optimizer, groups.control)
 
 
-@pytest.mark.parametrize("text", ["{}", '{"format": 2}'])
+@pytest.mark.parametrize("text", ["{}", '{"format": 3}'])
 def test_a_newer_format_is_refused(tmp_path: Path, text: str) -> None:
     (refusal,) = run_ranks_expecting_failure(newer_format, 1, tmp_path, text)
     assert "this version reads 1" in refusal

@@ -160,8 +160,8 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, l
             "rank 0: step 0, pipeline 0: Ulysses degree 2 exceeds the model's 1 attention heads: p",
             [],
         ),
-        ("tp", "rank 0: step 0, pipeline 0: scheme tp2 has tp 2 and pp 1, and this runtime", []),
-        ("pp", "rank 0: step 0, pipeline 0: scheme pp2 has tp 1 and pp 2, and this runtime", []),
+        ("tp", "rank 0: step 0, pipeline 0: scheme tp2 cuts the model, and a module that", []),
+        ("pp", "rank 0: step 0, pipeline 0: scheme pp2 cuts the model, and a module that", []),
     ],
 )
 def test_every_rank_is_told_the_same(

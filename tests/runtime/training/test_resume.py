@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from random_plans import random_plan
+from random_plans import random_staged_plan
 
 from seqplan.plans.format.codec import to_json
 
@@ -94,7 +94,13 @@ def assert_one_sentence(log: Path) -> None:
 
 def test_any_rank_may_be_killed_at_any_step(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    step_plans = [random_plan(rng, RANKS, step=step, heads=4, longest=80) for step in range(STEPS)]
+    sizes = {"layers": 2, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 256}
+    step_plans = [
+        random_staged_plan(rng, RANKS, sizes, step=step, longest=80) for step in range(STEPS)
+    ]
+    schemes = {pipeline.scheme for plan in step_plans for pipeline in plan.pipelines}
+    assert any(scheme.tp > 1 for scheme in schemes)
+    assert any(scheme.pp > 1 for scheme in schemes)
     plans = tmp_path / "plans.jsonl"
     plans.write_text("".join(f"{to_json(plan)}\n" for plan in step_plans))
     straight = dict(losses(plans, tmp_path / "straight"))

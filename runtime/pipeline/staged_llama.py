@@ -1,0 +1,77 @@
+"""A Llama that trains under plans of any strategies: its states, groups and steps in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.data.tokens import TokenData
+from seqplan.runtime.pipeline.llama_units import llama_units
+from seqplan.runtime.pipeline.prepare import PreparedPipeline, staged_preparation
+from seqplan.runtime.pipeline.run_step import run_staged_step
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.states.staged_states import StagedStates
+from seqplan.runtime.tensor_parallel.groups import TensorGroups
+from seqplan.runtime.training.model import Llama
+from seqplan.runtime.training.run_step import StepResult
+
+
+class StagedLlama:
+    """``model``'s parameters as sharded states, and steps of any ⟨tp, pp, ulysses, ring⟩ on them.
+
+    The values of the first rank's model are taken; the model itself is not used again. All ranks
+    make it together. ``tensor_degrees``: the tp degrees that strategies will have, whose groups are
+    made now, others when a step first wants them; ``by_messages``: no such groups, tensor
+    parallelism by point-to-point messages instead, by default on a CPU.
+
+    ``states`` has the optimizer's parameters, the export and what checkpoints are of.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        groups: Communicators,
+        *,
+        tensor_degrees: Iterable[int] = (),
+        by_messages: bool | None = None,
+    ) -> None:
+        self.config = model.config
+        values = dict(model.named_parameters())
+        self.states = StagedStates(
+            llama_units(model.config), model.config.layers, values, groups.states
+        )
+        self._peers = Peers(groups.attention)
+        self._tensor_groups = TensorGroups(
+            groups.tensor,
+            tensor_degrees,
+            by_messages=self.states.device.type == "cpu" if by_messages is None else by_messages,
+        )
+
+    def preparation(self, data: TokenData) -> Callable[[RankView], tuple[PreparedPipeline, ...]]:
+        """Return what a consumer does ahead of a step, see ``staged_preparation``."""
+        return staged_preparation(
+            data, self._peers, self.config, self.states, device=self.states.device
+        )
+
+    def run_step(
+        self,
+        view: RankView,
+        work: Sequence[PreparedPipeline],
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_norm: float | None = None,
+    ) -> StepResult:
+        """Run this rank's part of a step and update the parameters it owns; all ranks call it."""
+        return run_staged_step(
+            view,
+            work,
+            self.config,
+            self.states,
+            optimizer,
+            peers=self._peers,
+            tensor_groups=self._tensor_groups,
+            clip_norm=clip_norm,
+        )

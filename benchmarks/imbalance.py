@@ -36,7 +36,8 @@ def run(data: Sequence[Data]) -> None:
                 profile, where, item.lengths, STEPS, NO_EXCHANGE, seed=SEED, options=OPTIONS
             )
             classes = [PipelineClass.of(model, 1) for model in where.models(profile).values()]
-            bound, others = [], []
+            bound: list[float] = []
+            others: list[float] = []
             for step in comparison.ours.iterations:
                 least = single_bound_ms(classes, Batch.of_lengths([step.longest]))
                 part = bound if least >= ALONE * step.propagation_ms else others

@@ -86,7 +86,7 @@ def test_an_interrupt(files: tuple[Path, Path], tmp_path: Path, when: str, to: s
     output = tmp_path / "output" / "plans.jsonl"
     with planning(files, output) as running:
         if when == "starting":
-            wait_until("workers start", lambda: len(alive_in(running.pid)) > 2)
+            wait_until("workers start", lambda: len(alive_in(running.pid)) > 3)
         else:
             wait_for_plans(output.parent)
         if to == "group":

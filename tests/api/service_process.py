@@ -98,7 +98,7 @@ class ServedProcess(Served):
 
 
 @contextmanager
-def serving_here(store: str | Path, files: Path | None = None) -> Iterator[Served]:
+def serving_here(store: str | Path, files: Path | None = None, port: int = 0) -> Iterator[Served]:
     """The service of a store in a thread of this process, as ``seqplan serve`` has it, until the
     block ends; then nothing that it logged may be an error."""
     opened = Store(str(store), files)
@@ -108,7 +108,7 @@ def serving_here(store: str | Path, files: Path | None = None) -> Iterator[Serve
     handler.emit = lambda record: errors.append(handler.format(record))  # type: ignore[method-assign]
     logger = logging.getLogger("uvicorn.error")
     logger.addHandler(handler)
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", port))
     thread = threading.Thread(target=server.run, args=([listener],), name="service")
     thread.start()
     try:

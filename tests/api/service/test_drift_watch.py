@@ -11,7 +11,7 @@ from select import select
 import pytest
 from measuring_ranks import measure as report
 from measuring_ranks import plan_of
-from service_process import PATIENCE_S, serving
+from service_process import PATIENCE_S, serving, serving_here
 from stocked_service import stock
 
 from seqplan.api.rest.live.metrics import Metrics
@@ -39,7 +39,7 @@ GOLDEN = [
 def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Plan]]:
     """The store that a service left which planned a job, and the plans."""
     folder = tmp_path_factory.mktemp("left")
-    with serving("--store", folder / "s.db", "--port", 0) as served:
+    with serving_here(folder / "s.db") as served:
         job = stock(served).job("job", STEPS, look_ahead=STEPS)
         plans = [plan_of(served, job, step) for step in range(STEPS)]
     return folder, plans

@@ -34,6 +34,7 @@ set_forkserver_preload(
         "seqplan.planner.workers.processes",
     ]
 )
+FORKED = get_context("forkserver")
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,6 @@ def _run(
     *,
     stop_at_failure: bool,
 ) -> list[_Outcome]:
-    context = get_context("forkserver")
     # The store listens here, on a port that the system chooses: no rank can lose a race for it.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ours: list[Connection] = []
@@ -90,8 +90,8 @@ def _run(
     deadline = time.monotonic() + timeout_s
     try:
         for rank in range(world_size):
-            here, there = context.Pipe()
-            process = context.Process(
+            here, there = FORKED.Pipe()
+            process = FORKED.Process(
                 target=_rank_main,
                 args=(there, function, rank, world_size, store.port, timeout_s, args),
                 daemon=True,

@@ -3,71 +3,40 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 from random_plans import random_plan
+from trainers import start_trainers
 
 from seqplan.plans.format.codec import to_json
 
-TRAINER = Path(__file__).parents[3] / "examples" / "train.py"
 RANKS, STEPS = 2, 12
-
-
-def started(plans: Path, checkpoints: Path) -> list[subprocess.Popen[str]]:
-    """The ranks as torchrun would start them; rank 0's output is read."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, str(TRAINER), "--plans", str(plans), "--checkpoint-every", "2"]
-    return [
-        subprocess.Popen(
-            [*command, "--checkpoints", str(checkpoints)],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(RANKS),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": "1",
-                "GLOO_SOCKET_IFNAME": "lo",
-            },
-            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
+PATIENCE_S = 60
 
 
 def losses(
     plans: Path, checkpoints: Path, kill: tuple[int, int] | None = None
 ) -> list[tuple[int, float]]:
     """(step, loss) as rank 0 prints them, until the end or until ``kill`` = (rank, after step)."""
-    ranks = started(plans, checkpoints)
+    arguments = ["--plans", plans, "--checkpoint-every", "2", "--checkpoints", checkpoints]
+    ranks = start_trainers(RANKS, arguments)
     losses = []
     try:
-        assert ranks[0].stdout is not None
-        for line in ranks[0].stdout:
+        for line in ranks[0].output:
             if not line.startswith("{"):
                 continue  # gloo of some releases writes there that it is connected
             record = json.loads(line)
             losses.append((record["step"], record["loss"]))
             if kill is not None and record["step"] == kill[1]:
-                ranks[kill[0]].send_signal(signal.SIGKILL)
-        codes = [rank.wait(timeout=30) for rank in ranks]
+                ranks[kill[0]].process.kill()
+        for rank in ranks:
+            rank.process.join(PATIENCE_S)
+        codes = [rank.process.exitcode for rank in ranks]
         assert all(codes) if kill is not None else not any(codes), codes
     finally:
         for rank in ranks:
-            rank.kill()
-            rank.wait()
-            if rank.stdout is not None:
-                rank.stdout.close()
+            rank.end()
     return losses
 
 

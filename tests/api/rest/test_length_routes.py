@@ -30,7 +30,7 @@ def test_a_data_set_known_by_its_histogram(tmp_path: Path) -> None:
         ]
         kept = served.ok("GET", f"/v1/lengths/{counts['id']}")
         assert (kept["kind"], kept["histogram"]) == ("histogram", rows)
-        kinds = {item["id"]: item["kind"] for item in served.ok("GET", "/v1/lengths")["items"]}
+        kinds = {row["id"]: row["kind"] for row in served.ok("GET", "/v1/lengths")["items"]}
         assert kinds == {exact["id"]: "sequences", counts["id"]: "histogram"}
         assert served.ok("POST", "/v1/lengths?format=histogram", rows)["id"] == counts["id"]
         # Good for a proposal, which is that of the lengths that represent it.

@@ -48,9 +48,9 @@ def test_a_failed_job_is_planned_again(tmp_path: Path) -> None:
                 view = source.view(step, rank, 30)
                 source.acknowledge(step, rank, view.digest)
                 source.close()
-        found = [served.ask("GET", f"/v1/jobs/{job}/plans/{k}").body for k in range(6)]
-        assert found == expected
-        assert found[1] == before
+        plans = [served.ask("GET", f"/v1/jobs/{job}/plans/{k}").body for k in range(6)]
+        assert plans == expected
+        assert plans[1] == before
         row = served.ok("GET", f"/v1/jobs/{job}")
         assert (row["state"], row["failed_step"], row["error"]) == ("planned", None, None)
         # The same answer to the same question, which is not done twice.
@@ -82,7 +82,7 @@ def test_a_removed_job_is_gone(stocked: Stocked) -> None:
     for below in ("", "/plans/0", "/plans/0/ranks/1", "/progress", "/steps", "/state?step=0"):
         assert served.problem("GET", f"/v1/jobs/{job}{below}", status=404)
     assert served.problem("DELETE", f"/v1/jobs/{job}", status=404)
-    assert job not in {item["id"] for item in served.ok("GET", "/v1/jobs?limit=1000")["items"]}
+    assert job not in {row["id"] for row in served.ok("GET", "/v1/jobs?limit=1000")["items"]}
 
 
 def test_another_job_may_have_the_name(stocked: Stocked) -> None:

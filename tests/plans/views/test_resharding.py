@@ -44,8 +44,8 @@ def layouts(draw: st.DrawFn) -> Layout:
     degrees = st.tuples(*[st.integers(1, most) for most in (3, 3, 2, 2)])
     whole = st.just((1, 1, 1, 1)) | st.just((1, 1, 2, 1))
     schemes = [
-        Scheme(*found)
-        for found in draw(st.lists(degrees, min_size=1, max_size=3) | st.lists(whole, min_size=1))
+        Scheme(*drawn)
+        for drawn in draw(st.lists(degrees, min_size=1, max_size=3) | st.lists(whole, min_size=1))
     ]
     used = sum(scheme.gpus for scheme in schemes)
     world_size = used + draw(st.sampled_from([0, 0, 1, 3]))

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from benchmarks.settings import CODE, Data, markdown
 from seqplan.planner.batches.batch import Batch
@@ -60,17 +61,18 @@ def run(data: Sequence[Data]) -> None:
     ragged = rng.choice(data[0].lengths, 58)
     short = [int(length) for length in rng.integers(16, 257, 96)]
     ours = ("ours", RING, GATHER_BELOW)
-    plans = [("planned", None, GATHER_BELOW), ("ring", RING, 0), ("ulysses", ULYSSES, 0)]
-    rows = []
-    for title, lengths, dtype, ways in (
+    plans: list[Way] = [("planned", None, GATHER_BELOW), ("ring", RING, 0), ("ulysses", ULYSSES, 0)]
+    comparisons: list[tuple[str, list[int], str, list[Way]]] = [
         ("dense", [4096], "float32", [ours, ("torch", RING, 0), ("one process", RING, 0)]),
         ("short", short, "bfloat16", [ours, ("ring", RING, 0), ("gathered", RING, ALL)]),
         ("short", short, "float32", [ours, ("ring", RING, 0), ("gathered", RING, ALL)]),
         *(
-            ("ragged", [int(each) for each in ragged.clip(1, cut)], "float32", plans)
+            ("ragged", [int(length) for length in ragged.clip(1, cut)], "float32", plans)
             for cut in CUTS
         ),
-    ):
+    ]
+    rows = []
+    for title, lengths, dtype, ways in comparisons:
         times = _on_ranks(lengths, dtype, ways)
         first = times[ways[0][0]]
         for name, seconds in times.items():
@@ -84,7 +86,7 @@ def run(data: Sequence[Data]) -> None:
 def _on_ranks(lengths: list[int], dtype: str, ways: list[Way]) -> dict[str, float]:
     """Median CPU-seconds of each way, its repeats taking turns with the others'."""
     context = multiprocessing.get_context("spawn")
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes, processes = [], []
     for rank in range(RANKS):
         here, there = context.Pipe()
@@ -97,18 +99,18 @@ def _on_ranks(lengths: list[int], dtype: str, ways: list[Way]) -> dict[str, floa
     results = [pipe.recv() for pipe in pipes]
     for process in processes:
         process.join()
-    found = {}
+    medians = {}
     for index, (name, _, _) in enumerate(ways):
         sums = [sum(times) for times in zip(*(result[index] for result in results), strict=True)]
-        found[name] = statistics.median(sums[WARM_UP:])
-    return found
+        medians[name] = statistics.median(sums[WARM_UP:])
+    return medians
 
 
 def _rank(
     pipe: Connection, rank: int, port: int, lengths: list[int], dtype_name: str, ways: list[Way]
 ) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    store = TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     dtype: torch.dtype = getattr(torch, dtype_name)
     calls = [_call(name, scheme, below, rank, lengths, dtype) for name, scheme, below in ways]
@@ -149,7 +151,7 @@ def _call(
 
     def call() -> None:
         for (q, k, v, dout), context in work:
-            attention(q, k, v, context).backward(dout)
+            attention(q, k, v, context).backward(dout)  # type: ignore[no-untyped-call]
             q.grad = k.grad = v.grad = None
 
     return call
@@ -181,22 +183,24 @@ def _torch_ring(tokens: int, dtype: torch.dtype) -> Callable[[], Any]:
         for tensor in _tensors(tokens, dtype)
     )
     group = dist.group.WORLD
+    assert group is not None
     template._cp_options.enable_load_balance = True
 
     def forward(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
         return flash(query, key, value, is_causal=options["is_causal"])
 
-    def backward(**tensors: Any) -> Any:
-        return flash_backward(
-            tensors["grad_out"],
-            tensors["query"],
-            tensors["key"],
-            tensors["value"],
-            tensors["out"],
-            tensors["logsumexp"],
+    def backward(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+        gradients: tuple[Tensor, ...] = flash_backward(
+            options["grad_out"],
+            query,
+            key,
+            value,
+            options["out"],
+            options["logsumexp"],
             0.0,
-            tensors["is_causal"],
+            options["is_causal"],
         )
+        return gradients
 
     def call() -> None:
         out, lse, *_ = template._templated_ring_attention(

@@ -25,17 +25,17 @@ def run(data: Sequence[Data]) -> None:
     profile = shipped(PROFILE)
     exchange = exchange_of(profile, GPUS)
     none = replace(exchange, homogeneous_ms=0.0, heterogeneous_ms=0.0)
-    for item in data:
+    for source in data:
         for context in CONTEXTS:
             where = cluster(GPUS, context)
             start = time.perf_counter()
-            whole = compare(profile, where, item.lengths, STEPS, exchange, seed=SEED)
+            whole = compare(profile, where, source.lengths, STEPS, exchange, seed=SEED)
             free = compare(
-                profile, where, item.lengths, STEPS, none, seed=SEED, options=Options(UNAWARE)
+                profile, where, source.lengths, STEPS, none, seed=SEED, options=Options(UNAWARE)
             )
             took = time.perf_counter() - start
             print(
-                f"### {item.name}, context {context:,}: simulated on profile {PROFILE}, {GPUS} "
+                f"### {source.name}, context {context:,}: simulated on profile {PROFILE}, {GPUS} "
                 f"GPUs, {STEPS} steps of {where.tokens:,} tokens ({took:.0f} s)\n"
             )
             head = ["system", "propagation (ms)", "over ours that weigh nothing else"]

@@ -64,7 +64,7 @@ def _plan(step: int, ranks: int, random: np.random.Generator) -> Plan:
         mine = range(1 + rank, SEQUENCES, ranks)
         batches = [tuple(mine[first : first + 8]) for first in range(0, len(mine), 8)]
         pipelines.append(_pipeline(Scheme(), (rank,), batches, lengths))
-    longest = pipelines[0].predicted_ms + max(item.predicted_ms for item in pipelines[1:])
+    longest = pipelines[0].predicted_ms + max(pipeline.predicted_ms for pipeline in pipelines[1:])
     return Plan(
         step=step,
         planner=Planner("benchmark", SEED, "sha256:none", None),

@@ -22,11 +22,11 @@ def run(data: Sequence[Data]) -> None:
     """Print rounds of ours and of the published formulation on the same batches."""
     profile = shipped(PROFILE)
     rows, summary = [], []
-    for item in data:
+    for source in data:
         for context in CONTEXTS:
             models = profile.usable(GPUS, context)
             by_scheme = {model.scheme: model for model in models}
-            drawn = np.random.default_rng(SEED).permutation(np.minimum(item.lengths, context))
+            drawn = np.random.default_rng(SEED).permutation(np.minimum(source.lengths, context))
             ratios, times = [], []
             for step in range(BATCHES):
                 lengths = drawn[step * SEQUENCES : (step + 1) * SEQUENCES].tolist()
@@ -42,7 +42,7 @@ def run(data: Sequence[Data]) -> None:
                 ratios.append(theirs.predicted_ms / rounds.objective_ms)
                 rows.append(
                     [
-                        item.name,
+                        source.name,
                         f"{context:,}",
                         str(step),
                         f"{theirs.predicted_ms:,.0f}",
@@ -53,7 +53,7 @@ def run(data: Sequence[Data]) -> None:
                     ]
                 )
             summary.append(
-                f"{item.name}, {context:,}: ratio {min(ratios):.3f} to {max(ratios):.3f}, "
+                f"{source.name}, {context:,}: ratio {min(ratios):.3f} to {max(ratios):.3f}, "
                 f"planning median {np.median(times):.0f} ms, largest {max(times):.0f} ms"
             )
     print(f"### FlexSP's setting ({PROFILE}, {GPUS} GPUs, {SEQUENCES} sequences; ms)\n")

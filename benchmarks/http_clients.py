@@ -33,8 +33,8 @@ class Client:
         self._writer.write(f"{method} {path} HTTP/1.1\r\nHost: bench\r\n{kind}\r\n".encode() + body)
         head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         status = int(head[9:12])
-        _, found, rest = head.partition(b"\r\ncontent-length:")
-        length = int(rest.partition(b"\r\n")[0]) if found else 0
+        _, named, rest = head.partition(b"\r\ncontent-length:")
+        length = int(rest.partition(b"\r\n")[0]) if named else 0
         answer = await self._reader.readexactly(length)
         return Answered(status, answer, time.perf_counter())
 

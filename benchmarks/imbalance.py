@@ -29,14 +29,15 @@ def run(data: Sequence[Data]) -> None:
     """Print imbalances, ours apart for steps that their longest sequence bounds."""
     profile = shipped(PROFILE)
     rows = []
-    for item in data:
+    for source in data:
         for context in CONTEXTS:
             where = cluster(GPUS, context)
             comparison = compare(
-                profile, where, item.lengths, STEPS, NO_EXCHANGE, seed=SEED, options=OPTIONS
+                profile, where, source.lengths, STEPS, NO_EXCHANGE, seed=SEED, options=OPTIONS
             )
             classes = [PipelineClass.of(model, 1) for model in where.models(profile).values()]
-            bound, others = [], []
+            bound: list[float] = []
+            others: list[float] = []
             for step in comparison.ours.iterations:
                 least = single_bound_ms(classes, Batch.of_lengths([step.longest]))
                 part = bound if least >= ALONE * step.propagation_ms else others
@@ -44,7 +45,7 @@ def run(data: Sequence[Data]) -> None:
             theirs = [step.imbalance for step in comparison.systems[1].iterations]
             rows.append(
                 [
-                    item.name,
+                    source.name,
                     f"{context:,}",
                     _spread([*bound, *others]),
                     f"{len(bound)} of {STEPS}",

@@ -138,7 +138,7 @@ class _Supervised:
 
     def workers(self) -> list[int]:
         """Its planning processes."""
-        found = []
+        numbers = []
         for path in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = path.read_text().rpartition(")")[2].split()
@@ -146,8 +146,8 @@ class _Supervised:
             except OSError:
                 continue
             if int(fields[1]) == self._served.process.pid and b"spawn_main" in line:
-                found.append(int(path.parent.name))
-        return sorted(found)
+                numbers.append(int(path.parent.name))
+        return sorted(numbers)
 
 
 def _kill(process: int) -> None:

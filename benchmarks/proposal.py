@@ -21,8 +21,8 @@ def run(data: Sequence[Data]) -> None:
     """Print the relaxation's time and both methods' proposals."""
     profile = shipped(PROFILE)
     rows = []
-    for item in data:
-        values, counts = np.unique(np.minimum(item.lengths, 32768), return_counts=True)
+    for source in data:
+        values, counts = np.unique(np.minimum(source.lengths, 32768), return_counts=True)
         every = np.arange(1, 32769)
         dense = np.zeros(32768)
         dense[values - 1] = counts
@@ -38,7 +38,7 @@ def run(data: Sequence[Data]) -> None:
                 rounding.append(time.perf_counter() - start)
             rows.append(
                 [
-                    item.name,
+                    source.name,
                     str(gpus),
                     f"{median(times) * 1000:.1f} ms",
                     f"{median(rounding) * 1000:.0f} ms",
@@ -51,16 +51,16 @@ def run(data: Sequence[Data]) -> None:
     print(markdown(head, rows) + "\n")
 
     rows = []
-    for item in data:
+    for source in data:
         for gpus in CLUSTERS:
             for method in ("search", "eq4"):
                 start = time.perf_counter()
-                proposal = make_proposal(profile, cluster(gpus), item.lengths, method=method)
+                proposal = make_proposal(profile, cluster(gpus), source.lengths, method=method)
                 took = time.perf_counter() - start
                 above = proposal.expected_ms / proposal.lower_bound_ms - 1
                 rows.append(
                     [
-                        item.name,
+                        source.name,
                         str(gpus),
                         method,
                         f"{took:.1f} s",

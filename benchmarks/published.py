@@ -26,10 +26,10 @@ def run(data: Sequence[Data]) -> None:
     """Print both pipelines' times, judged alike, and the ratios."""
     profile = shipped(PROFILE)
     rows = []
-    for item in data:
+    for source in data:
         where = cluster(GPUS)
-        ours = StepPlanner(make_proposal(profile, where, item.lengths))
-        sampler = Sampler(item.lengths, where.tokens, where.max_len, SEED)
+        ours = StepPlanner(make_proposal(profile, where, source.lengths))
+        sampler = Sampler(source.lengths, where.tokens, where.max_len, SEED)
         batches = tuple(sampler.batches(STEPS))
         setting = Setting(profile, where, batches, int(sampler.lengths.max()))
         pool = eq4_pool(setting, sampler.lengths)
@@ -46,7 +46,7 @@ def run(data: Sequence[Data]) -> None:
             same.append(form_s / balanced.placement.objective_ms)
         rows.append(
             [
-                item.name,
+                source.name,
                 f"{np.mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
                 f"{np.mean(same):.2f} ({min(same):.2f} to {max(same):.2f})",
                 f"{np.median(took):.1f} s",

@@ -63,15 +63,15 @@ async def _measure(served: Served, store: Path, lengths: Any) -> list[list[str]]
                 plan = f"/v1/jobs/{job}/plans/{{step}}"
                 asked_for = f"{PER_SECOND * CLIENTS}/s"
                 for what, path in (("plan", plan), ("view", plan + "/ranks/{rank}")):
-                    found = await asyncio.gather(
+                    parts = await asyncio.gather(
                         *(_at_a_rate(client, rank, path) for rank, client in enumerate(ranks))
                     )
                     text = f"{what} of {gpus} ranks, {CLIENTS} clients, {asked_for}"
-                    rows.append(_row(text, *_joined(found)))
-                found = [await _at_once(ranks, plan, step % STEPS) for step in range(40)]
-                rows.append(_row(f"plan, {CLIENTS} clients at once", *_joined(found)))
-            found = [await _acknowledged(ranks, job, step) for step in range(STEPS)]
-            rows.append(_row(f"acknowledgement, {gpus:,} ranks at once", *_joined(found)))
+                    rows.append(_row(text, *_joined(parts)))
+                parts = [await _at_once(ranks, plan, step % STEPS) for step in range(40)]
+                rows.append(_row(f"plan, {CLIENTS} clients at once", *_joined(parts)))
+            parts = [await _acknowledged(ranks, job, step) for step in range(STEPS)]
+            rows.append(_row(f"acknowledgement, {gpus:,} ranks at once", *_joined(parts)))
         finally:
             for client in ranks:
                 client.close()
@@ -142,8 +142,8 @@ def _since(began: float, answers: Sequence[Answered]) -> Times:
     return [((answer.at - began) * 1000, answer.status) for answer in answers]
 
 
-def _joined(found: Sequence[Times]) -> tuple[list[float], int]:
-    times = [time for part in found for time in part]
+def _joined(parts: Sequence[Times]) -> tuple[list[float], int]:
+    times = [time for part in parts for time in part]
     return [took for took, _ in times], sum(status != 200 for _, status in times)
 
 

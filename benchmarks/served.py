@@ -19,12 +19,12 @@ class Served:
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         said = ""
-        while not (found := re.search(r"serving on http://(\S+):(\d+)", said)):
+        while not (address := re.search(r"serving on http://(\S+):(\d+)", said)):
             line = self.process.stderr.readline()
             if not line:
                 raise RuntimeError(f"the service did not start: {said}")
             said += line
-        self.host, self.port = found[1], int(found[2])
+        self.host, self.port = address[1], int(address[2])
 
     @property
     def url(self) -> str:

@@ -25,13 +25,13 @@ def run(data: Sequence[Data], contexts: Sequence[int] = (32768, 16384)) -> None:
     """Print planning time and gap over steps that the proposal has not seen."""
     profile = shipped(PROFILE)
     rows = []
-    for item in data:
+    for source in data:
         for context in contexts:
             for gpus in CLUSTERS:
                 where = cluster(gpus, context)
-                proposal = make_proposal(profile, where, item.lengths)
+                proposal = make_proposal(profile, where, source.lengths)
                 planner = StepPlanner(proposal)
-                sampler = Sampler(item.lengths, where.tokens, context, SEED)
+                sampler = Sampler(source.lengths, where.tokens, context, SEED)
                 times, gaps, predicted = [], [], []
                 for batch in sampler.batches(STEPS):
                     start = time.perf_counter()
@@ -41,7 +41,7 @@ def run(data: Sequence[Data], contexts: Sequence[int] = (32768, 16384)) -> None:
                     predicted.append(plan.predicted_ms)
                 rows.append(
                     [
-                        item.name,
+                        source.name,
                         f"{context:,}",
                         f"{gpus:,}",
                         f"{np.mean(predicted):,.0f} ms",

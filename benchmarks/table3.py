@@ -26,7 +26,7 @@ OPTIONS = Options(("static", "megatron", "hotspa"))
 
 def run(data: Sequence[Data]) -> None:
     """Print the ratios of every setting: propagation alone, and whole iterations."""
-    for item in data:
+    for source in data:
         rows, notes = [], []
         for model, gpus in SETTINGS:
             profile = shipped(f"llama-{model}-a800-80gb")
@@ -38,7 +38,7 @@ def run(data: Sequence[Data]) -> None:
                 try:
                     free, whole = (
                         compare(
-                            profile, cluster, item.lengths, STEPS, e, seed=SEED, options=OPTIONS
+                            profile, cluster, source.lengths, STEPS, e, seed=SEED, options=OPTIONS
                         )
                         for e in (none, exchange)
                     )
@@ -51,7 +51,7 @@ def run(data: Sequence[Data]) -> None:
                     for system in whole.systems
                     if system.key in ("static", "megatron", "hotspa")
                 ]
-        print(f"### {item.name}: {STEPS} steps of {TOKENS:,} tokens (Table 3's configurations)\n")
+        print(f"### {source.name}: {STEPS} steps of {TOKENS:,} tokens (Table 3's configurations)\n")
         print("Their time over ours: propagation alone / whole iteration.\n")
         head = ["setting", "Megatron-like, varlen", "dense", "balanced", "HotSPa-like"]
         print(markdown([*head, "best static", "imbalance ours / Megatron-like"], rows) + "\n")
@@ -62,7 +62,8 @@ def _ratios(free: Comparison, whole: Comparison) -> list[str]:
     cells = []
     for key in ("megatron", "megatron-dense", "megatron-balanced", "hotspa", "static"):
         alone, both = (
-            next((s for s in found.systems if s.key == key), None) for found in (free, whole)
+            next((s for s in comparison.systems if s.key == key), None)
+            for comparison in (free, whole)
         )
         if alone is None or both is None:
             cells.append("—")

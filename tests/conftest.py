@@ -1,8 +1,13 @@
 """Settings of all tests."""
 
+import os
 import signal
 
 from hypothesis import settings
+
+# Before torch is imported, here and in processes of tests: a small operation is slower on several
+# threads than on one, and where cores are few threads that wait for others take all their time.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # A busy machine is no failure: no test is judged by its time.
 settings.register_profile("seqplan", deadline=None)

@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """The verb."""
-    from seqplan.profiler.analytic.validate_tables import checks  # scipy.stats is slow to import
+    from seqplan.profiler.analytic.validate_tables import checks
 
     tables = checks()
     if args.json:

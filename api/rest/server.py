@@ -38,6 +38,14 @@ def serve(store: Store, service: Service, host: str, port: int) -> int:
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise ValueError(f"--host {host} --port {port}: {error.strerror or error}") from None
+    shown = f"[{host}]" if ":" in host else host
+    print(f"serving on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
+    make_server(service).run(sockets=[listener])
+    return 0
+
+
+def make_server(service: Service) -> uvicorn.Server:
+    """Make what serves a service on any socket, in any thread, until its ``should_exit``."""
     app = make_app(service)
     config = uvicorn.Config(
         app,
@@ -47,10 +55,7 @@ def serve(store: Store, service: Service, host: str, port: int) -> int:
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    shown = f"[{host}]" if ":" in host else host
-    print(f"serving on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
-    _Server(config, app).run(sockets=[listener])
-    return 0
+    return _Server(config, app)
 
 
 class _Server(uvicorn.Server):

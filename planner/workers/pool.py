@@ -51,7 +51,10 @@ class Workforce(Protocol):
     """Where workers come from."""
 
     def start(self) -> Worker:
-        """Start a worker, perhaps not ready yet; called under the pool's lock, so not for long."""
+        """Start a worker, perhaps not ready yet; called under the pool's lock, so not for long.
+
+        ``EOFError`` or ``ConnectionError`` where asking again may help.
+        """
 
     def close(self) -> None:
         """End what its workers shared; all of them have been told to end."""
@@ -136,7 +139,10 @@ class WorkerPool:
                 self._changed.wait_for(lambda: self._stopped, timeout=pause_s)
                 if self._stopped:
                     return None
-                worker = self._workforce.start()
+                try:
+                    worker = self._workforce.start()
+                except (EOFError, ConnectionError):  # what starts workers died as it was asked
+                    continue
                 self._running.add(worker)
             try:
                 worker.wait_until_ready()

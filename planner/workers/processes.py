@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -40,7 +42,9 @@ class ProcessWorker:
     def __init__(self, proposal: str, seed: int, packing: str) -> None:
         self._pipe, child_end = multiprocessing.Pipe()
         with child_end:
-            self.process = start_process(_serve, child_end, proposal, seed, packing)
+            self.process = start_process(
+                _serve, child_end, proposal, seed, packing, context=_planning_context()
+            )
 
     def wait_until_ready(self) -> None:
         """Wait until it has read the proposal; ``EOFError`` or ``OSError`` when it died of that."""
@@ -62,14 +66,33 @@ class ProcessWorker:
         self.process.join()
 
 
-def start_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """Start a process that leaves Ctrl-C to this one, and ends with it."""
-    context = multiprocessing.get_context("spawn")
+def start_process(
+    target: Callable[..., None],
+    *arguments: Any,
+    context: SpawnContext | ForkServerContext | None = None,
+) -> BaseProcess:
+    """Start a process that leaves Ctrl-C to this one, and ends with it; by default a fresh one."""
+    context = context or multiprocessing.get_context("spawn")
     # A daemon: should this process end without stopping it, it is ended with it.
     process = context.Process(target=target, args=arguments, daemon=True)
     with _interrupts_left_to_the_parent():
         process.start()
     return process
+
+
+def _planning_context() -> SpawnContext | ForkServerContext:
+    """How planners are started: forked from a server that has imported the planner once.
+
+    A job's first plan comes half a second sooner than from a fresh process, and planners share the
+    memory of what is imported. The server is a small process without threads; it ends with this
+    one, and is started again should it die. Elsewhere than on Linux libraries are not safe to fork.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    # What the program itself has set is left: its server serves as well, if more slowly.
+    if getattr(forkserver._forkserver, "_preload_modules", []) == ["__main__"]:
+        forkserver.set_forkserver_preload([__name__])
+    return multiprocessing.get_context("forkserver")
 
 
 @contextmanager
@@ -88,6 +111,7 @@ def _interrupts_left_to_the_parent() -> Iterator[None]:
 
 def _serve(pipe: Connection, proposal: str, seed: int, packing: str) -> None:
     """Plan what comes through the pipe until it is closed, all the life of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a server of the program may not have blocked it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     planner = StepPlanner(ProposalDocument.from_json(proposal, "proposal"), seed, packing)
     try:

@@ -198,9 +198,9 @@ def _intervals(
     freedom = max(len(residuals) - 3, 1)
     variance = float(weights @ residuals**2) / freedom
     covariance = np.linalg.pinv((matrix * weights[:, None]).T @ matrix) * variance
-    from scipy import stats
+    from scipy.special import stdtrit  # not scipy.stats, which takes a second to import
 
-    widths = stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * np.sqrt(np.diag(covariance)) * scale
+    widths = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * np.sqrt(np.diag(covariance)) * scale
     return {
         name: (max(0.0, float(value - width)), float(value + width))
         for name, value, width in zip("abc", coefficients, widths, strict=True)

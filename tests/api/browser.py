@@ -78,10 +78,10 @@ class Page:
     def until(self, script: str, *arguments: Any) -> Any:
         """What the function returns, once that is true."""
         ends = time.monotonic() + PATIENCE_S
-        while not (found := self.run(script, *arguments)):
+        while not (outcome := self.run(script, *arguments)):
             assert time.monotonic() < ends, (script, arguments, self.text("body"), self.log())
             time.sleep(0.05)
-        return found
+        return outcome
 
     def until_text(self, selector: str, pattern: str) -> str:
         """The text of an element once it has the pattern in it."""
@@ -111,8 +111,8 @@ class Page:
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def _find(self, selector: str) -> str:
-        found = self.command("POST", "/element", {"using": "css selector", "value": selector})
-        return str(found[_ELEMENT])
+        element = self.command("POST", "/element", {"using": "css selector", "value": selector})
+        return str(element[_ELEMENT])
 
 
 TAB, RIGHT, LEFT, HOME, END, ENTER = "\ue004", "\ue014", "\ue012", "\ue011", "\ue010", "\ue007"

@@ -166,5 +166,5 @@ class Page(HTMLParser):
 
     def table(self, *header: str) -> list[list[str]]:
         """Rows of the first table whose header begins with these cells."""
-        found = (table for table in self.tables if table[0][: len(header)] == list(header))
-        return next(found)[1:]
+        matching = (table for table in self.tables if table[0][: len(header)] == list(header))
+        return next(matching)[1:]

@@ -11,7 +11,7 @@ import pytest
 from command_line import call, succeeded
 from made_files import MAX_LEN, Made
 from postgresql_server import ABSENT, postgresql, programs
-from service_process import serving
+from service_process import serving_here
 from sqlalchemy import create_engine
 from stocked_service import Stocked, stock
 
@@ -57,7 +57,7 @@ def output(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stocked]:
     folder = tmp_path_factory.mktemp("service")
-    with serving("--store", folder / "store.db", "--port", 0) as served:
+    with serving_here(folder / "store.db") as served:
         yield stock(served)
 
 

@@ -19,8 +19,8 @@ PATIENCE_S = 60.0
 
 def programs() -> Path | None:
     """The folder of ``initdb`` and ``postgres``; None where it is not installed."""
-    if found := shutil.which("initdb"):
-        return Path(found).parent
+    if program := shutil.which("initdb"):
+        return Path(program).parent
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     return versions[-1].parent if versions else None
 

@@ -1,18 +1,29 @@
-"""A real service process on a free port of loopback, and asking it over HTTP."""
+"""A service on a free port of loopback, in this process or in one of its own, and asking it.
+
+Starting a process takes two seconds: it is for tests of what only a process does, signals and ends,
+the command line, two services beside each other.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
+import logging
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from seqplan.api.rest.server import make_server
+from seqplan.api.service.service import Service
+from seqplan.api.store.store import Store
 
 COMMAND = (sys.executable, "-m", "seqplan.api.cli")
 PATIENCE_S = 60.0
@@ -35,7 +46,6 @@ class Reply:
 class Served:
     """A running service; ``headers`` go with every request."""
 
-    process: subprocess.Popen[str]
     url: str
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -50,8 +60,8 @@ class Served:
         try:
             connection.request(method, path, data, {**self.headers, **kind, **(headers or {})})
             answer = connection.getresponse()
-            found = {name.lower(): value for name, value in answer.getheaders()}
-            return Reply(answer.status, found, answer.read())
+            fields = {name.lower(): value for name, value in answer.getheaders()}
+            return Reply(answer.status, fields, answer.read())
         finally:
             connection.close()
 
@@ -73,28 +83,61 @@ class Served:
         """Have a proposal made, and wait for it."""
         key = str(self.ok("POST", "/v1/proposals", body)["id"])
         ends = time.monotonic() + PATIENCE_S
-        while (found := self.ok("GET", f"/v1/proposals/{key}"))["state"] == "running":
-            assert time.monotonic() < ends, found
+        while (row := self.ok("GET", f"/v1/proposals/{key}"))["state"] == "running":
+            assert time.monotonic() < ends, row
             time.sleep(0.05)
-        assert found["state"] == "ready", found
+        assert row["state"] == "ready", row
         return key
 
 
+@dataclass(kw_only=True)
+class ServedProcess(Served):
+    """A service that is a process."""
+
+    process: subprocess.Popen[str]
+
+
 @contextmanager
-def serving(*arguments: str | Path | int, verb: str = "serve") -> Iterator[Served]:
+def serving_here(store: str | Path, files: Path | None = None, port: int = 0) -> Iterator[Served]:
+    """The service of a store in a thread of this process, as ``seqplan serve`` has it, until the
+    block ends; then nothing that it logged may be an error."""
+    opened = Store(str(store), files)
+    server = make_server(Service(opened))
+    errors: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: errors.append(handler.format(record))  # type: ignore[method-assign]
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(handler)
+    listener = socket.create_server(("127.0.0.1", port))
+    thread = threading.Thread(target=server.run, args=([listener],), name="service")
+    thread.start()
+    try:
+        yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+        logger.removeHandler(handler)
+        listener.close()
+        opened.close()
+    assert not thread.is_alive()
+    assert errors == []
+
+
+@contextmanager
+def serving(*arguments: str | Path | int, verb: str = "serve") -> Iterator[ServedProcess]:
     """``seqplan serve`` until the block ends; then it must have ended well or been killed."""
     process = subprocess.Popen(
         [*COMMAND, verb, *map(str, arguments)], stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
     try:
-        said, found = "", None
-        while found is None:  # what it is doing comes before where it serves
+        said, url = "", None
+        while url is None:  # what it is doing comes before where it serves
             line = process.stderr.readline()
             assert line, said
             said += line
-            found = re.fullmatch(r"serving on (http://\S+)\n", line)
-        yield Served(process, found[1])
+            url = re.fullmatch(r"serving on (http://\S+)\n", line)
+        yield ServedProcess(url[1], process=process)
     finally:
         if process.poll() is None:
             process.terminate()

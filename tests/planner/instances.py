@@ -74,15 +74,15 @@ def cases(draw: st.DrawFn, most: int = 7, pipelines: int = 3) -> Case:
     left = pipelines
     while left and (not classes or draw(st.booleans())):
         count = draw(st.integers(1, left))
-        item = draw(pipeline_classes(batch, holds_longest=not classes))
-        classes.append(replace(item, count=count))
+        pipeline = draw(pipeline_classes(batch, holds_longest=not classes))
+        classes.append(replace(pipeline, count=count))
         left -= count
     return tuple(draw(st.permutations(classes))), batch
 
 
 def fleet(classes: tuple[PipelineClass, ...]) -> Fleet:
     """A fleet of these classes; its strategy only names them."""
-    names = Strategy.of({Scheme(tp=k + 1): item.count for k, item in enumerate(classes)})
+    names = Strategy.of({Scheme(tp=k + 1): pipeline.count for k, pipeline in enumerate(classes)})
     return Fleet(names, classes)
 
 

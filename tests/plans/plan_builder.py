@@ -29,7 +29,7 @@ def pipeline(
     scheme: Scheme, ranks: tuple[int, ...], *batches: MicroBatch, round: int | None = None
 ) -> PlannedPipeline:
     """A pipeline predicted by form S, Σ cost + (pp − 1) · max cost."""
-    times = [item.cost_ms for item in batches]
+    times = [micro.cost_ms for micro in batches]
     predicted = round_ms(sum(times) + (scheme.pp - 1) * max(times, default=0.0))
     return PlannedPipeline(scheme, ranks, batches, predicted, round)
 
@@ -38,7 +38,7 @@ def plan_of(
     pipelines: tuple[PlannedPipeline, ...], lengths: tuple[int, ...], predicted: float, **more: Any
 ) -> Plan:
     """A sound plan around these pipelines, its bound half of ``predicted``; ``more`` overrides."""
-    used = {rank for item in pipelines for rank in item.ranks}
+    used = {rank for replica in pipelines for rank in replica.ranks}
     fields: dict[str, Any] = {
         "step": 0,
         "planner": Planner("1", 0, "sha256:p", None),

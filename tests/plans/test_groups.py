@@ -29,7 +29,7 @@ def test_the_order_of_groups() -> None:
 
 
 def test_groups_follow_the_listed_ranks_and_are_kept_once() -> None:
-    found = process_groups(
+    groups = process_groups(
         [
             on(Scheme(tp=2, ring=3), 9, 8, 7, 6, 5, 4),
             on(Scheme(), 3),
@@ -37,7 +37,7 @@ def test_groups_follow_the_listed_ranks_and_are_kept_once() -> None:
             on(Scheme(ulysses=2), 8, 9),
         ]
     )
-    assert found == ((9, 8), (7, 6), (5, 4), (9, 7, 5), (8, 6, 4), (8, 9))
+    assert groups == ((9, 8), (7, 6), (5, 4), (9, 7, 5), (8, 6, 4), (8, 9))
 
 
 @given(degrees, degrees, degrees, degrees)

@@ -27,8 +27,8 @@ def instructions() -> list[tuple[str, str]]:
     """(instruction, its text) in order, continued lines joined, comments left out."""
     lines = (ROOT / "Dockerfile").read_text("utf-8").splitlines()
     text = "\n".join(line for line in lines if not line.startswith("#")).replace("\\\n", " ")
-    found = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
-    return [(name, rest) for name, rest in found]
+    words = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
+    return [(name, rest) for name, rest in words]
 
 
 def texts(name: str) -> list[str]:

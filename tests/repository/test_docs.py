@@ -85,8 +85,8 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_no_page_knows_a_machine(page: Path) -> None:
-    found = re.findall(r"(?<![\w.])/(?:home|root|tmp|work|Users|mnt|opt)/\S*", of(page))
-    assert found == []
+    paths = re.findall(r"(?<![\w.])/(?:home|root|tmp|work|Users|mnt|opt)/\S*", of(page))
+    assert paths == []
 
 
 def test_every_page_is_in_the_readme() -> None:

@@ -25,14 +25,14 @@ MEASURING = "profiler/measure"
 
 
 def test_packages_are_the_folders_on_disk() -> None:
-    found = {"seqplan"}
+    names = {"seqplan"}
     for name, folder in SETUP["package-dir"].items():
         if name == "seqplan":
             continue
         for face in (ROOT / folder).rglob("__init__.py"):
             parts = face.parent.relative_to(ROOT / folder).parts
-            found.add(".".join((name, *parts)))
-    assert sorted(SETUP["packages"]) == sorted(found)
+            names.add(".".join((name, *parts)))
+    assert sorted(SETUP["packages"]) == sorted(names)
 
 
 def test_every_folder_with_code_is_a_package() -> None:
@@ -92,5 +92,5 @@ def test_floors_of_a_sound_tree(tmp_path: Path) -> None:
         "planner/two/__init__.py": "x = 1",
         "planner/two/there.py": "import seqplan.plans.plan",
     }
-    found = floors(folder_graph(made_up(tmp_path, files)))
-    assert found == [["plans"], ["planner/two"], ["planner/one"]]
+    order = floors(folder_graph(made_up(tmp_path, files)))
+    assert order == [["plans"], ["planner/two"], ["planner/one"]]

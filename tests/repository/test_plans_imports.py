@@ -17,5 +17,5 @@ def test_plans_imports_nothing_heavy() -> None:
         module.name for module in pkgutil.walk_packages(seqplan.plans.__path__, "seqplan.plans.")
     ]
     code = f"import sys, {', '.join(names)}; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not (FOREIGN | LATER) & set(found.stdout.split())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not (FOREIGN | LATER) & set(done.stdout.split())

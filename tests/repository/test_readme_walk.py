@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 def block(page: str, language: str, holding: str) -> str:
     text = (ROOT / page).read_text("utf-8")
     blocks = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
-    (found,) = [block for block in blocks if holding in block]
-    return str(found)
+    (shown,) = [block for block in blocks if holding in block]
+    return str(shown)
 
 
 def typed(walk: str, port: str, folder: Path) -> str:

@@ -20,15 +20,15 @@ MODULES = sorted(FILES)
 
 def imported(path: Path) -> set[str]:
     """Modules that a file names in its imports, wherever they stand."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}: imports are absolute"
-            found.add(node.module or "")
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names.add(node.module or "")
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -57,18 +57,18 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 def test_help_does_not_import_torch() -> None:
     code = "from seqplan.api.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit: pass"
-    found = loaded(code)
-    assert "seqplan.api.cli" in found
-    assert not {"torch", "seqplan.runtime"} & found
+    modules = loaded(code)
+    assert "seqplan.api.cli" in modules
+    assert not {"torch", "seqplan.runtime"} & modules
 
 
 def test_everything_imported_needs_plans_alone() -> None:
     """Loading every module loads no solver, no other package of ours, no service."""
     code = "\n".join(f"import seqplan.runtime.{name}" for name in MODULES if "__" not in name)
-    found = loaded(code)
-    assert "torch" in found
-    assert not {"seqplan.planner", "seqplan.profiler", "seqplan.api"} & found
-    assert not {"ortools", "pulp", "fastapi"} & found
+    modules = loaded(code)
+    assert "torch" in modules
+    assert not {"seqplan.planner", "seqplan.profiler", "seqplan.api"} & modules
+    assert not {"ortools", "pulp", "fastapi"} & modules
 
 
 def test_every_public_name_is_there() -> None:

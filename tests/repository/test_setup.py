@@ -82,9 +82,9 @@ def tools_without_python(tmp_path: Path) -> str:
     folder = tmp_path / "tools"
     folder.mkdir()
     for tool in ("readlink", "cat", "sh"):
-        found = shutil.which(tool)
-        assert found is not None
-        (folder / tool).symlink_to(found)
+        program = shutil.which(tool)
+        assert program is not None
+        (folder / tool).symlink_to(program)
     return str(folder)
 
 

@@ -96,8 +96,8 @@ def trained(rank: int, world_size: int) -> list[tuple[float, float]]:
 def test_the_code_of_the_page_trains() -> None:
     alone = run_ranks(trained, 1)[0]
     assert alone[0] != alone[1]
-    for found in run_ranks(trained, 2):
-        for step, expected in zip(found, alone, strict=True):
+    for outcomes in run_ranks(trained, 2):
+        for step, expected in zip(outcomes, alone, strict=True):
             assert step == pytest.approx(expected, rel=1e-12)
 
 
@@ -124,9 +124,9 @@ def test_the_trainer_of_the_readme_trains(tmp_path: Path) -> None:
     with write_plans(tmp_path / "plans.jsonl") as write:
         for plan in plans(2):
             write(plan)
-    found = run_ranks(trained_as_in_the_readme, 2, tmp_path)
-    assert found[0] == found[1]
-    assert found[0][0] == len(LENGTHS) - 1
+    outcomes = run_ranks(trained_as_in_the_readme, 2, tmp_path)
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][0] == len(LENGTHS) - 1
 
 
 def test_the_page_names_what_there_is() -> None:

@@ -13,13 +13,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import forkserver, get_context
+from multiprocessing import get_context, set_forkserver_preload
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Processes are forked from a server that has imported torch and nothing else has happened in: a
+# rank starts in a fraction of the seconds that importing torch takes. One server forks the planners
+# of this process, too, whichever of them is first.
+set_forkserver_preload(
+    [
+        "torch",
+        "torch._dynamo",  # an optimizer imports it when it is made, which takes seconds
+        "torch.distributed.checkpoint",
+        "seqplan.runtime.pipeline.staged_llama",
+        "seqplan.runtime.states.checkpoint",
+        "seqplan.runtime.steps.consumer",
+        "seqplan.runtime.training.run_step",
+        "seqplan.planner.workers.processes",
+    ]
+)
+FORKED = get_context("forkserver")
 
 
 @dataclass(frozen=True)
@@ -73,7 +89,6 @@ def _run(
     stop_at_failure: bool,
     dying: frozenset[int] = frozenset(),
 ) -> list[_Outcome]:
-    context = _forking()
     # The store listens here, on a port that the system chooses: no rank can lose a race for it.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ours: list[Connection] = []
@@ -82,8 +97,8 @@ def _run(
     deadline = time.monotonic() + timeout_s
     try:
         for rank in range(world_size):
-            here, there = context.Pipe()
-            process = context.Process(
+            here, there = FORKED.Pipe()
+            process = FORKED.Process(
                 target=_rank_main,
                 args=(there, function, rank, world_size, store.port, timeout_s, args),
                 daemon=True,
@@ -126,25 +141,6 @@ def _run(
         for connection in ours:
             connection.close()
     return [outcomes[rank] for rank in range(world_size)]
-
-
-def _forking() -> Any:
-    """Processes are forked from a server that has imported torch and nothing else has happened in:
-    a rank starts in a fraction of the seconds that importing torch takes."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["preloaded"])
-    # The server finds it by PYTHONPATH only, and says nothing when it does not.
-    before = os.environ.get("PYTHONPATH")
-    here = str(Path(__file__).parent)
-    os.environ["PYTHONPATH"] = here if before is None else os.pathsep.join((here, before))
-    try:
-        forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-    return context
 
 
 def _received(connection: Connection, rank: int, process: Any) -> _Outcome:

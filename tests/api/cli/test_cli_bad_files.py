@@ -139,7 +139,7 @@ def test_a_plan_that_breaks_a_rule_is_a_failure(dense: Made, tmp_path: Path) -> 
     assert "step 0: tokens: " in done.out
     assert "simulation takes" in done.out
     told = json.loads(call("check", path, "--json").out)
-    assert {item["step"] for item in told["broken"]} == {0}
+    assert {fault["step"] for fault in told["broken"]} == {0}
 
 
 def test_a_plan_against_another_profile_or_proposal(dense: Made, lockstep: Made) -> None:

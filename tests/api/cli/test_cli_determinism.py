@@ -14,8 +14,8 @@ from seqplan.plans.format.plan_file import read_plans
 
 @pytest.fixture(params=["dense", "lockstep"])
 def made(request: pytest.FixtureRequest) -> Made:
-    found: Made = request.getfixturevalue(request.param)
-    return found
+    files: Made = request.getfixturevalue(request.param)
+    return files
 
 
 def plan(made: Made, output: Path, *more: str | int, hash_seed: str) -> bytes:

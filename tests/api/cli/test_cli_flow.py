@@ -20,8 +20,8 @@ from seqplan.profiler.shipped.catalogue import shipped_names
 
 @pytest.fixture(params=["dense", "lockstep"])
 def made(request: pytest.FixtureRequest) -> Made:
-    found: Made = request.getfixturevalue(request.param)
-    return found
+    files: Made = request.getfixturevalue(request.param)
+    return files
 
 
 def as_json(*arguments: str | Path | int) -> Any:
@@ -67,7 +67,7 @@ def test_propose_tells_people_and_machines_the_same(made: Made, tmp_path: Path) 
     assert document["lengths"]["sequences"] == 3000
     assert document["lengths"]["truncated"] == int((np.load(made.lengths) > MAX_LEN).sum())
     assert 0 < document["lower_bound_ms"] <= document["expected_ms"]
-    shares = [item["runs"] for item in document["candidates"]]
+    shares = [candidate["runs"] for candidate in document["candidates"]]
     assert all(0 <= share <= 1 for share in shares)
     assert max(shares) == 1
 
@@ -169,10 +169,10 @@ def test_explain_a_step_and_a_rank(made: Made) -> None:
 def test_profiles_lists_and_describes() -> None:
     listing = succeeded(call("profiles"))
     described = as_json("profiles")
-    assert [item["name"] for item in described] == list(shipped_names())
-    for item in described:
-        assert item["name"] in listing
-        assert item["source"].split(" ")[0] in listing
+    assert [profile["name"] for profile in described] == list(shipped_names())
+    for profile in described:
+        assert profile["name"] in listing
+        assert profile["source"].split(" ")[0] in listing
     one = as_json("profiles", "llama-32b-a800-80gb", "--gpus", 64)
     by_scheme = {row["scheme"]: row for row in one["schemes"]}
     assert by_scheme["tp16"]["max_len"] == 43614

@@ -51,8 +51,8 @@ SURFACE = {
 def parser_of(verb: str) -> argparse.ArgumentParser:
     parser = build_parser({})
     verbs = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    found: argparse.ArgumentParser = verbs.choices[verb]
-    return found
+    parser: argparse.ArgumentParser = verbs.choices[verb]
+    return parser
 
 
 def test_the_verbs() -> None:

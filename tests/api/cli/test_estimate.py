@@ -25,12 +25,12 @@ def test_one_scheme_with_its_terms() -> None:
     for part in ("matrix products", "attention", "ulysses", "GiB usable: fits", "MFU"):
         assert part in told
     document = json.loads(succeeded(call(*arguments, "--json")))
-    (found,) = document["estimates"]
-    assert found["scheme"] == {"tp": 1, "pp": 1, "ulysses": 8, "ring": 1}
-    assert sum(found["terms_ms"].values()) == pytest.approx(found["iteration_ms"])
-    assert abs(sum(found["memory_bytes"].values()) - found["peak_bytes"]) < 10
-    assert found["fits"] is True
-    assert found["tokens_per_s"] == pytest.approx(16 * 30720e3 / found["iteration_ms"])
+    (estimate,) = document["estimates"]
+    assert estimate["scheme"] == {"tp": 1, "pp": 1, "ulysses": 8, "ring": 1}
+    assert sum(estimate["terms_ms"].values()) == pytest.approx(estimate["iteration_ms"])
+    assert abs(sum(estimate["memory_bytes"].values()) - estimate["peak_bytes"]) < 10
+    assert estimate["fits"] is True
+    assert estimate["tokens_per_s"] == pytest.approx(16 * 30720e3 / estimate["iteration_ms"])
 
 
 def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:

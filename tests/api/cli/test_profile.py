@@ -1,14 +1,14 @@
-"""``seqplan profile`` on this machine, as a user runs it."""
+"""``seqplan profile`` on this machine: in this process, and on ranks as a user starts them."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_line import Outcome, call, succeeded
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import design
@@ -18,15 +18,10 @@ TINY = ["--hidden", "32", "--layers", "4", "--heads", "4", "--kv-heads", "2"]
 TINY += ["--ffn", "48", "--vocab", "50"]
 FIELDS = {"a", "b", "c", "origin", "fit"}
 """Of a scheme all of whose degrees are 1."""
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def profiled(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    module = ["-m", "seqplan.api.cli", "profile"]
-    command = [sys.executable, *launcher, *module, *TINY, *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, check=False
-    )
+def profiled(*arguments: str) -> Outcome:
+    return call("profile", *TINY, *arguments)
 
 
 def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> None:
@@ -34,10 +29,9 @@ def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> 
     asked = ("--lengths", "8..256", "--points", "4", "-o", str(output), "--schemes", "u1,u2,pp3")
     asked += ("--repeats", "3")
     done = profiled(*asked)
-    assert done.returncode == 0, done.stderr
-    assert "u2 needs 2 ranks, there are 1: left out" in done.stderr
-    assert "pp3: pp = 3 does not divide the 4 layers: left out" in done.stderr
-    assert "bytes a token" in done.stdout
+    assert "bytes a token" in succeeded(done)
+    assert "u2 needs 2 ranks, there are 1: left out" in done.err
+    assert "pp3: pp = 3 does not divide the 4 layers: left out" in done.err
     profile = Profile.load(output)
     assert [entry.scheme for entry in profile.schemes] == [Scheme()]
     assert profile.schemes[0].origin == "measured"
@@ -50,7 +44,7 @@ def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> 
     samples = output.with_suffix(".samples.jsonl")
     lines = samples.read_text().splitlines(keepends=True)
     samples.write_text("".join(lines[:-2]))
-    assert profiled(*asked).returncode == 0
+    succeeded(profiled(*asked))
     again = samples.read_text().splitlines(keepends=True)
     assert len(again) == len(lines)
     assert again[:-2] == lines[:-2]  # what was there is kept, not measured anew
@@ -60,12 +54,14 @@ def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> 
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A profile of all kinds of schemes, and what was said while it was measured."""
     output = tmp_path_factory.mktemp("ranks") / "p.json"
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     page = output.with_name("fit.html")
     asked = ("--lengths", "64..256", "--points", "4", "-o", str(output), "--plot", str(page))
     asked += ("--repeats", "1")
     schemes = "tp1,u2,r2,tp2,pp2,tp2.u2,tp3,pp3,tp8"
-    done = profiled(*asked, "--schemes", schemes, launcher=launcher)
+    command = [sys.executable, *launcher, "-m", "seqplan.api.cli", "profile", *TINY, *asked]
+    command += ["--schemes", schemes]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return output, done.stderr
 
@@ -114,7 +110,7 @@ def test_what_was_measured_on_ranks_completes_itself(
         *("--complete", str(single), "--hardware", "a100-80gb", "--nodes", "1"),
         *("--gpus-per-node", "4", "--schemes", "u2,tp2,pp2,tp2.u2", "-o", str(output)),
     )
-    assert done.returncode == 0, done.stderr
+    succeeded(done)
     profile = Profile.load(output)
     assert {str(entry.scheme): entry.origin for entry in profile.schemes} == {
         "tp1": "measured",
@@ -145,7 +141,7 @@ def test_bad_input_is_one_line_and_no_file(
 ) -> None:
     output = tmp_path / "p.json"
     done = profiled(*arguments, "-o", str(output))
-    assert done.returncode == 2, done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert "Traceback" not in done.err
     assert not list(tmp_path.iterdir())

@@ -45,8 +45,8 @@ def test_slower_ranks_make_a_slower_profile(tmp_path: Path) -> None:
     times, output = tmp_path / "times.jsonl", tmp_path / "refitted.json"
     times.write_text("\n".join(lines))
     files = ("--profile", str(profile), "--plans", str(plans), "--measurements", str(times))
-    found = json.loads(succeeded(call("refit", *files, "-o", str(output), "--json")))
-    changed = [each for each in found if each["how"] != "kept"]
+    schemes = json.loads(succeeded(call("refit", *files, "-o", str(output), "--json")))
+    changed = [each for each in schemes if each["how"] != "kept"]
     assert changed
     after = Profile.load(output)
     for each in changed:

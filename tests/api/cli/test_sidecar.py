@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from service_process import COMMAND, PATIENCE_S, serving
+from command_line import call, complaint, succeeded
+from service_process import serving
 from stocked_service import DATA
 
 FILE = """
@@ -22,32 +22,24 @@ port = 0
 """
 
 
-def _seqplan(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    line = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-
-
 def test_a_sidecar_plans_what_the_command_line_does(tmp_path: Path) -> None:
     np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
     (tmp_path / "job.toml").write_text(FILE)
     proposal, plans = tmp_path / "proposal.json", tmp_path / "plans.jsonl"
     lengths = ("--lengths", tmp_path / "lengths.npy")
     asked = ("--gpus", "4", "--max-len", "4096", "--tokens", "8000", "-o", proposal)
-    made = _seqplan("propose", "--profile", "llama-7b-a800-80gb", *lengths, *asked)
-    assert made.returncode == 0, made.stderr
-    made = _seqplan("plan", "--proposal", proposal, *lengths, "--steps", "3", "-o", plans)
-    assert made.returncode == 0, made.stderr
+    succeeded(call("propose", "--profile", "llama-7b-a800-80gb", *lengths, *asked))
+    succeeded(call("plan", "--proposal", proposal, *lengths, "--steps", "3", "-o", plans))
     for _ in range(2):  # begun again, it goes on with what it has
         with serving("--job", tmp_path / "job.toml", verb="sidecar") as served:
-            found = [
+            served_plans = [
                 served.ask("GET", f"/v1/jobs/job/plans/{step}?wait=30").body.decode()
                 for step in range(3)
             ]
-        assert found == plans.read_text().splitlines()
+        assert served_plans == plans.read_text().splitlines()
     (tmp_path / "job.toml").write_text(FILE.replace("steps = 3", "steps = 4"))
-    done = _seqplan("sidecar", "--job", tmp_path / "job.toml")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "has a job 'job' of other settings" in done.stderr
+    said = complaint(call("sidecar", "--job", tmp_path / "job.toml"))
+    assert "has a job 'job' of other settings" in said
 
 
 @pytest.mark.parametrize(
@@ -63,6 +55,4 @@ def test_a_sidecar_plans_what_the_command_line_does(tmp_path: Path) -> None:
 )
 def test_bad_job_files(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "job.toml").write_text(text)
-    done = _seqplan("sidecar", "--job", tmp_path / "job.toml")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert said in done.stderr
+    assert said in complaint(call("sidecar", "--job", tmp_path / "job.toml"))

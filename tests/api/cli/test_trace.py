@@ -44,8 +44,8 @@ def pipeline(
 
 
 def plan_of(*pipelines: PlannedPipeline) -> Plan:
-    used = {rank for item in pipelines for rank in item.ranks}
-    count = sum(len(micro.sequences) for item in pipelines for micro in item.micro_batches)
+    used = {rank for pipeline in pipelines for rank in pipeline.ranks}
+    count = sum(len(micro.sequences) for pipeline in pipelines for micro in pipeline.micro_batches)
     predicted = round(schedule(pipelines).makespan_ms, 3)
     return Plan(
         step=7,
@@ -106,9 +106,9 @@ def test_durations_sum_to_the_costs(plan: Plan) -> None:
         spent[key] += event["dur"] / 1000
         phases[key].append(event["cat"])
         assert event["name"] == event["cat"][0].upper() + str(key[2])
-    for index, item in enumerate(plan.pipelines):
-        for stage in range(item.scheme.pp):
-            for number, micro in enumerate(item.micro_batches):
+    for index, pipeline in enumerate(plan.pipelines):
+        for stage in range(pipeline.scheme.pp):
+            for number, micro in enumerate(pipeline.micro_batches):
                 assert spent.pop((index, stage, number)) == pytest.approx(micro.cost_ms, abs=1e-5)
                 assert phases[index, stage, number] == ["forward", "backward"]
     assert not spent
@@ -187,8 +187,8 @@ def test_the_profile_says_what_forward_takes(
         plan = replace(PIPELINED, planner=replace(PIPELINED.planner, profile=digest))
         plans = write(tmp_path / "plans.jsonl", plan)
         assert main(["trace", str(plans), "--step", "7", *more]) == 0
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return found
+        trace: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return trace
 
     assumed = told(own.digest)
     assert assumed["otherData"]["forward_fraction_source"].startswith("assumed")
@@ -199,8 +199,8 @@ def test_the_profile_says_what_forward_takes(
     )
     first = next(event for event in passes(told(own.digest, "--profile", str(path))))
     assert first["dur"] == pytest.approx(0.25 * 10.001 * 1000)
-    found = told(shipped("llama-32b-a800-80gb").digest)["otherData"]
-    assert found["forward_fraction_source"] == "profile llama-32b-a800-80gb"
+    by_name = told(shipped("llama-32b-a800-80gb").digest)["otherData"]
+    assert by_name["forward_fraction_source"] == "profile llama-32b-a800-80gb"
     plans = write(tmp_path / "plans.jsonl", PIPELINED)
     assert main(["trace", str(plans), "--step", "7", "--profile", str(path)]) == 2
     assert "was planned from another profile than" in capsys.readouterr().err

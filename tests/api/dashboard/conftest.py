@@ -12,5 +12,5 @@ from browser import Page, browser, missing
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     if lacking := missing():
         pytest.skip(f"no browser for the dashboard: {lacking}")
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
+    with browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from service_process import COMMAND, Reply, Served, serving
+from command_line import call, succeeded
+from service_process import Reply, Served, serving_here
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A service that wants a token, asked without one."""
     store = tmp_path_factory.mktemp("files") / "store.db"
-    line = [*COMMAND, "serve", "--store", str(store), "--add-token", "reader"]
-    subprocess.run(line, capture_output=True, check=True)
-    with serving("--store", store, "--port", 0) as found:
-        yield found
+    succeeded(call("serve", "--store", store, "--add-token", "reader"))
+    with serving_here(store) as served:
+        yield served
 
 
 def links(page: Reply) -> list[str]:
     return [
-        f"/{found}" for found in re.findall(r'(?:src|href)="(dashboard/[^"]+)"', page.body.decode())
+        f"/{path}" for path in re.findall(r'(?:src|href)="(dashboard/[^"]+)"', page.body.decode())
     ]
 
 

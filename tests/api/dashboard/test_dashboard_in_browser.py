@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any
 
 import pytest
 from browser import END, ENTER, HOME, LEFT, RIGHT, TAB, Page
+from command_line import call, succeeded
 from measuring_ranks import measure, plan_of
-from service_process import COMMAND, serving
+from service_process import serving_here
 from stocked_service import Stocked, stock
 
 from seqplan.api.store import jobs
@@ -42,13 +42,13 @@ return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
 def stocked(tmp_path_factory: pytest.TempPathFactory, page: Page) -> Iterator[Stocked]:
     """Jobs ``live`` and ``slower``, whose ranks took 1.3 times what was predicted."""
     store = tmp_path_factory.mktemp("dashboard") / "store.db"
-    with serving("--store", store, "--port", 0) as served:
-        found = stock(served)
-        found.job("live", 60, look_ahead=STEPS)
-        found.job("slower", STEPS, look_ahead=STEPS)
+    with serving_here(store) as served:
+        stocked = stock(served)
+        stocked.job("live", 60, look_ahead=STEPS)
+        stocked.job("slower", STEPS, look_ahead=STEPS)
         measure(served, "live", range(4), 1.0)
         measure(served, "slower", range(STEPS), 1.3)
-        yield found
+        yield stocked
 
 
 @pytest.fixture(autouse=True)
@@ -99,10 +99,10 @@ def test_jobs_and_one_of_them(page: Page, stocked: Stocked) -> None:
 
 def test_charts_show_what_the_service_says(page: Page, stocked: Stocked) -> None:
     opened(page, stocked, "slower")
-    item = stocked.served.ok("GET", "/v1/jobs/slower/steps")["items"][-1]
+    last = stocked.served.ok("GET", "/v1/jobs/slower/steps")["items"][-1]
     told = page.text("#charts").replace(",", "")
     for name in ("predicted_ms", "measured_ms", "lower_bound_ms"):
-        assert f"{item[name]:.4g}" in told or f"{item[name]:.0f}" in told, (name, told)
+        assert f"{last[name]:.4g}" in told or f"{last[name]:.0f}" in told, (name, told)
     inked = page.run(
         "return [...document.querySelectorAll('#charts canvas')].map(canvas => {"
         " const {width, height} = canvas;"
@@ -231,19 +231,18 @@ def test_what_can_be_operated_has_a_name(page: Page, stocked: Stocked) -> None:
     page.devtools("Accessibility.enable")
     nodes = page.devtools("Accessibility.getFullAXTree")["nodes"]
     wanted = ("button", "slider", "checkbox", "combobox", "link", "img", "image")
-    found = [node for node in nodes if node.get("role", {}).get("value") in wanted]
+    operable = [node for node in nodes if node.get("role", {}).get("value") in wanted]
     assert {"button", "slider", "checkbox", "combobox", "link"} <= {
-        node["role"]["value"] for node in found
+        node["role"]["value"] for node in operable
     }
-    unnamed = [node for node in found if not node.get("name", {}).get("value")]
+    unnamed = [node for node in operable if not node.get("name", {}).get("value")]
     assert unnamed == []
     page.devtools("Accessibility.disable")
 
 
 def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Path) -> None:
     store = tmp_path / "store.db"
-    line = [*COMMAND, "serve", "--store", str(store), "--add-token", "reader"]
-    made = subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+    made = succeeded(call("serve", "--store", store, "--add-token", "reader")).strip()
 
     def refused() -> list[str]:
         """Refusals are what the console tells here, and all that it tells."""
@@ -251,7 +250,7 @@ def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Pat
         assert all("401 (Unauthorized)" in line for line in told), told
         return told
 
-    with serving("--store", store, "--port", 0) as served:
+    with serving_here(store) as served:
         page.open(served.url)
         page.until("return !document.querySelector('#ask-token').hidden")
         assert page.run("return document.activeElement.id") == "token"
@@ -278,30 +277,30 @@ def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Pat
 
 def test_text_of_the_service_is_text(page: Page, stocked: Stocked, tmp_path: Path) -> None:
     said = '<img src=x id=evil onerror=alert(1)> & "<b>"'
-    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+    with serving_here(tmp_path / "s.db") as served:
         stock(served).job("failed", 3)
         plan_of(served, "failed", 2)
     store = Store(str(tmp_path / "s.db"))
     with store.writing() as connection:
         jobs.settle_job(connection, "failed", state="failed", failed_step=2, error=said)
     store.close()
-    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+    with serving_here(tmp_path / "s.db") as served:
         page.open(f"{served.url}/#job=failed")
         assert said in page.until_text("#warnings", "cannot be planned")
         assert page.run("return document.querySelector('#evil')") is None
         page.open(f"{served.url}/?again#job=%3Cb%3Enone")
         page.until_text("#warnings", "there is no job <b>none")
+        page.open("about:blank")  # which asks no more: the log is whole
         assert all("404 (Not Found)" in line for line in page.log())
-        page.open("about:blank")
 
 
 def test_a_service_that_goes_away_and_comes_back(page: Page, tmp_path: Path) -> None:
-    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+    with serving_here(tmp_path / "s.db") as served:
         port = int(served.url.rpartition(":")[2])
         page.open(served.url)
         page.until_text("#link", "Live")
     page.until_text("#link", "No answer since .*cannot be reached")
-    with serving("--store", tmp_path / "s.db", "--port", port):
+    with serving_here(tmp_path / "s.db", port=port):
         page.until_text("#link", "Live")
         page.open("about:blank")
     told: list[Any] = page.log()

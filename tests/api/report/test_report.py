@@ -75,17 +75,17 @@ def test_every_iteration_is_in_a_table(made: Comparison) -> None:
     expected = [
         [
             system.name,
-            f"{item.step}",
-            *(f"{value:,.1f}" for value in (item.total_ms, item.propagation_ms)),
-            *(f"{value:,.1f}" for value in (item.exchange_ms, item.optimizer_ms)),
-            f"{item.tokens_per_s:,.0f}",
+            f"{step.step}",
+            *(f"{value:,.1f}" for value in (step.total_ms, step.propagation_ms)),
+            *(f"{value:,.1f}" for value in (step.exchange_ms, step.optimizer_ms)),
+            f"{step.tokens_per_s:,.0f}",
             f"{gain:,.2f}×",
-            f"{100 * item.bubble_ratio:.1f} %",
-            f"{item.imbalance:,.3f}",
-            "—" if item.mfu is None else "37.1 %",
+            f"{100 * step.bubble_ratio:.1f} %",
+            f"{step.imbalance:,.3f}",
+            "—" if step.mfu is None else "37.1 %",
         ]
         for system in made.systems
-        for item, gain in zip(system.iterations, made.speedups(system), strict=True)
+        for step, gain in zip(system.iterations, made.speedups(system), strict=True)
     ]
     assert rows == expected
 
@@ -94,9 +94,13 @@ def test_every_number_of_the_steps_is_in_a_table() -> None:
     made = pipelined()
     page = Page.of(render(made, PROFILE))
     cells = {cell for table in page.tables for row in table for cell in row}
-    for item in made.ours.iterations:
-        assert {f"{item.tokens:,}", f"{item.longest:,}", f"{item.sequences:,}"} <= cells
-        assert {item.strategy, "1.230 %", f"{item.planning_ms:,.1f}"} <= cells
+    for step in made.ours.iterations:
+        assert {
+            f"{step.tokens:,}",
+            f"{step.longest:,}",
+            f"{step.sequences:,}",
+        } <= cells
+        assert {step.strategy, "1.230 %", f"{step.planning_ms:,.1f}"} <= cells
     for up_to, sequences, tokens in made.histogram:
         assert {f"{up_to:,}", f"{sequences:,}", f"{tokens:,}"} <= cells
     for model in PROFILE.usable(16, 32_768):

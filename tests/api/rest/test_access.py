@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-from service_process import COMMAND, serving
-
-
-def _command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    line = [*COMMAND, "serve", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
+from command_line import call, complaint, succeeded
+from service_process import serving_here
 
 
 def test_tokens(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     made = {
-        scope: _command("--store", store, "--add-token", scope, "--scope", scope).stdout.strip()
+        scope: succeeded(
+            call("serve", "--store", store, "--add-token", scope, "--scope", scope)
+        ).strip()
         for scope in ("read", "write")
     }
-    again = _command("--store", store, "--add-token", "read")
-    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
-    assert "there is a token 'read' already" in again.stderr
+    again = complaint(call("serve", "--store", store, "--add-token", "read"))
+    assert "there is a token 'read' already" in again
     assert not any(token.encode() in store.read_bytes() for token in made.values())
-    with serving("--store", store, "--port", 0) as served:
+    with serving_here(store) as served:
         assert served.ask("GET", "/healthz").status == 200
         reply = served.ask("GET", "/v1/jobs")
         assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
@@ -40,17 +36,14 @@ def test_tokens(tmp_path: Path) -> None:
 
 
 def test_beyond_loopback_only_with_tokens(tmp_path: Path) -> None:
-    done = _command("--store", tmp_path / "s.db", "--host", "0.0.0.0", "--port", "0")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "the store has no tokens" in done.stderr
+    done = call("serve", "--store", tmp_path / "s.db", "--host", "0.0.0.0", "--port", 0)
+    assert "the store has no tokens" in complaint(done)
 
 
 def test_a_store_in_use(tmp_path: Path) -> None:
-    with serving("--store", tmp_path / "s.db", "--port", 0):
-        done = _command("--store", tmp_path / "s.db", "--port", "0")
-    assert done.returncode == 2
-    assert "another service is using this store" in done.stderr
+    with serving_here(tmp_path / "s.db"):
+        done = call("serve", "--store", tmp_path / "s.db", "--port", 0)
+    assert "another service is using this store" in complaint(done)
 
 
 def test_addresses_and_stores_that_cannot_be(tmp_path: Path) -> None:
@@ -62,7 +55,4 @@ def test_addresses_and_stores_that_cannot_be(tmp_path: Path) -> None:
         (("--store", "postgresql+psycopg://host/db"), "name a folder"),
         (("--store", tmp_path / "text.db"), "file is not a database"),
     ]:
-        done = _command(*arguments)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert said in done.stderr
-        assert "Traceback" not in done.stderr
+        assert said in complaint(call("serve", *arguments))

@@ -14,12 +14,12 @@ def test_all_ranks_acknowledge_at_once(stocked: Stocked) -> None:
         assert served.ok("POST", path, said) == {"step": 0, "ranks": [0, 1, 3]}
     assert served.ok("GET", f"/v1/jobs/{job}")["acknowledged"] == [0, 0, -1, 0]
     measured = served.ok("GET", f"/v1/jobs/{job}/measurements")["items"]
-    assert [(item["rank"], item["measured_ms"]) for item in measured] == [(0, 5.0), (3, 7.5)]
+    assert [(row["rank"], row["measured_ms"]) for row in measured] == [(0, 5.0), (3, 7.5)]
     # All of them or none.
-    found = served.problem("POST", path, {"step": 0, "ranks": [2, WORLD], "digest": None})
-    assert found["detail"] == f"rank: {WORLD} is not below {WORLD}"
-    found = served.problem("POST", path, {**said, "measured_ms": [1.0]})
-    assert found["detail"] == "body.measured_ms: has 1 figures for 3 ranks"
+    problem = served.problem("POST", path, {"step": 0, "ranks": [2, WORLD], "digest": None})
+    assert problem["detail"] == f"rank: {WORLD} is not below {WORLD}"
+    problem = served.problem("POST", path, {**said, "measured_ms": [1.0]})
+    assert problem["detail"] == "body.measured_ms: has 1 figures for 3 ranks"
     served.problem("POST", path, {"step": 0, "ranks": [], "digest": None})
     served.problem("POST", path, {"step": 5, "ranks": [2], "digest": None}, 409)
     assert served.ok("GET", f"/v1/jobs/{job}")["acknowledged"] == [0, 0, -1, 0]

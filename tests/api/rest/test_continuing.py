@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_process import Served, serving
+from service_process import Served, serving_here
 
 from seqplan.planner.batches.sampler import Sampler, SamplerState
 from seqplan.plans.format.codec import from_json
@@ -52,7 +52,7 @@ class Small:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
     folder = tmp_path_factory.mktemp("continuing")
-    with serving("--store", folder / "store.db", "--port", 0) as served:
+    with serving_here(folder / "store.db") as served:
         profile = served.ok("POST", "/v1/profiles", PROFILE.read_bytes())["id"]
         file = io.BytesIO()
         np.save(file, LENGTHS)
@@ -105,8 +105,7 @@ def test_more_steps_than_the_job_that_is_continued(small: Small) -> None:
     small.plans("short", range(4))
     more = small.on_two("longer", "short", 4, steps=9)
     assert more["last_step"] == whole["last_step"] == 8
-    found = small.plans("longer", range(4, 9))
-    assert batches(found) == batches(small.plans("long", range(4, 9)))
+    assert batches(small.plans("longer", range(4, 9))) == batches(small.plans("long", range(4, 9)))
 
 
 def test_the_state_before_each_step(small: Small) -> None:
@@ -247,19 +246,19 @@ def test_a_state_survives_the_service(small: Small, tmp_path: Path) -> None:
     document = small.served.ask("GET", f"/v1/proposals/{small.proposals[4, MAX_LEN]}/document").body
     file = io.BytesIO()
     np.save(file, LENGTHS)
-    found = []
+    plans: list[Plan] = []
     for steps in (range(7), range(7, STEPS)):
-        with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+        with serving_here(tmp_path / "s.db") as served:
             proposal = served.ok("POST", "/v1/proposals/documents", document)["id"]
             lengths = served.ok("POST", "/v1/lengths", file.getvalue())["id"]
             again = Small(served, lengths, {(4, MAX_LEN): proposal})
-            if not found:
+            if not plans:
                 again.job("job", lengths=lengths, steps=STEPS, tokens=TOKENS, look_ahead=3)
             for step in steps:
-                found += again.plans("job", range(step, step + 1))
+                plans += again.plans("job", range(step, step + 1))
                 for rank in range(4):
                     ack = {"step": step, "rank": rank, "digest": None}
                     served.ok("POST", "/v1/jobs/job/acks", ack)
     drawn = Sampler(LENGTHS, TOKENS, MAX_LEN, 0).batches(STEPS)
-    assert batches(found) == [(batch.step, batch.ids, batch.lengths) for batch in drawn]
+    assert batches(plans) == [(batch.step, batch.ids, batch.lengths) for batch in drawn]
     assert json.loads(document)["gpus"] == 4

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+from command_line import Outcome, call, complaint, succeeded
 from measuring_ranks import measure, plan_of
-from service_process import COMMAND, serving
+from service_process import serving_here
 from stocked_service import WORLD, Stocked
 
 from seqplan.plans.scheme import Strategy
@@ -21,9 +21,8 @@ PROFILE = "llama-7b-a800-80gb"
 STEPS = 14
 
 
-def _refit(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    line = [*COMMAND, "refit", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
+def _refit(*arguments: str | Path) -> Outcome:
+    return call("refit", *arguments)
 
 
 def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: Path) -> None:
@@ -53,8 +52,7 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
     assert short["steps"] == {"first": STEPS - 1, "last": STEPS - 1, "measured": 1}
 
     output = tmp_path / "refitted.json"
-    done = _refit("--server", served.url, "--job", job, "-o", output)
-    assert done.returncode == 0, done.stderr
+    by_service = succeeded(_refit("--server", served.url, "--job", job, "-o", output))
     before, after = shipped(PROFILE).by_scheme, Profile.load(output).by_scheme
     for each in warned:
         ((scheme, _),) = Strategy.parse(f"1×{each['scheme']}").counts
@@ -75,8 +73,7 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
         cursor = page["next"]
     times.write_text("".join(f"{row}\n" for row in rows).replace("'", '"'))
     by_files = _refit("--profile", PROFILE, "--plans", plans, "--measurements", times)
-    assert by_files.returncode == 0, by_files.stderr
-    assert by_files.stdout == done.stdout
+    assert succeeded(by_files) == by_service
 
 
 def test_a_profile_that_holds_is_not_warned_of(stocked: Stocked) -> None:
@@ -93,7 +90,7 @@ def test_a_refitted_profile_states_its_error(stocked: Stocked, tmp_path: Path) -
     served, job = stocked.served, stocked.job("first", STEPS, look_ahead=STEPS)
     measure(served, job, range(STEPS), 1.3)
     output = tmp_path / "refitted.json"
-    assert _refit("--server", served.url, "--job", job, "-o", output).returncode == 0
+    succeeded(_refit("--server", served.url, "--job", job, "-o", output))
     profile = served.ok("POST", "/v1/profiles", output.read_bytes())["id"]
     asked = {"profile": profile, "lengths": stocked.lengths, "gpus": WORLD, "max_len": 4096}
     proposal = served.proposal({**asked, "tokens": 8000})
@@ -118,17 +115,14 @@ def test_refit_of_what_is_not_there_is_one_line(stocked: Stocked, tmp_path: Path
         (("--server", "http://127.0.0.1:1", "--job", job), "no answer"),
         (("--plans", "p"), "--plans: wants --profile, too"),
     ]:
-        done = _refit(*arguments)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert said in done.stderr
+        assert said in complaint(_refit(*arguments))
 
 
 def test_refit_shows_its_token(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
-    line = [*COMMAND, "serve", "--store", str(store), "--add-token", "reader"]
-    made = subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
-    with serving("--store", store, "--port", 0) as served:
-        done = _refit("--server", served.url, "--job", "j")
-        assert "401: this service wants a bearer token" in done.stderr
-        done = _refit("--server", served.url, "--job", "j", "--token", made)
-        assert "404: there is no job j" in done.stderr
+    token = succeeded(call("serve", "--store", store, "--add-token", "reader")).strip()
+    with serving_here(store) as served:
+        refused = complaint(_refit("--server", served.url, "--job", "j"))
+        assert "401: this service wants a bearer token" in refused
+        known = complaint(_refit("--server", served.url, "--job", "j", "--token", token))
+        assert "404: there is no job j" in known

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_process import serving
+from service_process import serving_here
 from stocked_service import DATA, MAX_LEN, WORLD, Stocked
 
 from seqplan.profiler.lengths import parse_histogram, representative
@@ -18,7 +18,7 @@ LLAMA, GPT = "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
 
 
 def test_a_data_set_known_by_its_histogram(tmp_path: Path) -> None:
-    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+    with serving_here(tmp_path / "s.db") as served:
         exact = served.ok("POST", "/v1/lengths", DATA.read_bytes())
         shown = served.ok("GET", f"/v1/lengths/{exact['id']}")
         rows = shown["histogram"]
@@ -30,7 +30,7 @@ def test_a_data_set_known_by_its_histogram(tmp_path: Path) -> None:
         ]
         kept = served.ok("GET", f"/v1/lengths/{counts['id']}")
         assert (kept["kind"], kept["histogram"]) == ("histogram", rows)
-        kinds = {item["id"]: item["kind"] for item in served.ok("GET", "/v1/lengths")["items"]}
+        kinds = {row["id"]: row["kind"] for row in served.ok("GET", "/v1/lengths")["items"]}
         assert kinds == {exact["id"]: "sequences", counts["id"]: "histogram"}
         assert served.ok("POST", "/v1/lengths?format=histogram", rows)["id"] == counts["id"]
         # Good for a proposal, which is that of the lengths that represent it.

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from service_process import PATIENCE_S, Reply, serving
+from service_process import PATIENCE_S, Reply, serving, serving_here
 from stocked_service import WORLD, Stocked, stock
 
 from seqplan.plans.format.codec import from_json
@@ -52,13 +52,13 @@ def test_planning_keeps_ahead_of_the_slowest_rank_only(stocked: Stocked) -> None
 
 def test_a_step_that_cannot_be_planned_is_told_to_those_who_wait(tmp_path: Path) -> None:
     """A job whose lengths are damaged on the disk: its ranks hear of it, none waits for ever."""
-    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+    with serving_here(tmp_path / "s.db") as served:
         stocked = stock(served)
         job = stocked.job("lost", 6, look_ahead=2)
         before = served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").body
     damaged = tmp_path / "s.db.files" / "lengths" / f"{stocked.lengths}.npy"
     damaged.write_bytes(b"\x93NUMPY broken")
-    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+    with serving_here(tmp_path / "s.db") as served:
         source = HttpSource(served.url, job)
         with pytest.raises(PlanError, match="step 2 of job lost cannot be planned: ValueError"):
             source.view(2, 0, 60)

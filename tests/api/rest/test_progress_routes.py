@@ -20,22 +20,22 @@ def test_steps_page_by_page(stocked: Stocked) -> None:
     plans = [plan_of(served, job, step) for step in range(7)]
     slowest = measure(served, job, range(3), 1.1)
     served.ok("POST", f"/v1/jobs/{job}/acks", {"step": 3, "rank": 2, "digest": None})
-    found, after = [], -1
+    rows, after = [], -1
     while after is not None:
         page = served.ok("GET", f"/v1/jobs/{job}/steps?after={after}&limit=3")
-        found += page["items"]
+        rows += page["items"]
         after = page["next"]
-    assert [item["step"] for item in found] == list(range(7))
-    for item, plan in zip(found, plans, strict=True):
+    assert [row["step"] for row in rows] == list(range(7))
+    for row, plan in zip(rows, plans, strict=True):
         for name in ("predicted_ms", "lower_bound_ms", "gap", "tokens"):
-            assert item[name] == getattr(plan, name)
-        assert item["sequences"] == len(plan.ids)
+            assert row[name] == getattr(plan, name)
+        assert row["sequences"] == len(plan.ids)
         schemes = Counter(pipeline.scheme for pipeline in plan.pipelines)
-        assert Strategy.parse(item["strategy"]) == Strategy.of(schemes)
-        assert item["planning_ms"] > 0
-        assert item["measured_ms"] == slowest.get(plan.step)
-    assert [item["ranks_acknowledged"] for item in found] == [WORLD] * 3 + [1, 0, 0, 0]
-    assert [item["ranks_measured"] > 0 for item in found] == [True] * 3 + [False] * 4
+        assert Strategy.parse(row["strategy"]) == Strategy.of(schemes)
+        assert row["planning_ms"] > 0
+        assert row["measured_ms"] == slowest.get(plan.step)
+    assert [row["ranks_acknowledged"] for row in rows] == [WORLD] * 3 + [1, 0, 0, 0]
+    assert [row["ranks_measured"] > 0 for row in rows] == [True] * 3 + [False] * 4
 
 
 def test_how_far_every_job_is(stocked: Stocked) -> None:
@@ -46,14 +46,14 @@ def test_how_far_every_job_is(stocked: Stocked) -> None:
     measure(served, halfway, range(2), 1.0)
     served.ok("POST", f"/v1/jobs/{halfway}/acks", {"step": 3, "rank": 1, "digest": None})
     plan_of(served, halfway, 5)
-    found, cursor = {}, ""
+    rows, cursor = {}, ""
     while cursor is not None:
         page = served.ok("GET", f"/v1/progress?limit=1&cursor={cursor}")
-        found |= {item["id"]: item for item in page["items"]}
+        rows |= {row["id"]: row for row in page["items"]}
         cursor = page["next"]
     for job, slowest, fastest, last in ((begun, -1, -1, 3), (halfway, 1, 3, 5)):
         told = served.ok("GET", f"/v1/jobs/{job}/progress")
-        assert found[job] == told
+        assert rows[job] == told
         assert (told["slowest"], told["fastest"]) == (slowest, fastest)
         assert (told["last_planned_step"], told["ahead"]) == (last, last - slowest)
         assert (told["state"], told["world_size"], told["look_ahead"]) == ("planning", WORLD, 4)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from service_process import COMMAND, PATIENCE_S
+from command_line import call, succeeded
+from service_process import PATIENCE_S
 from stocked_service import DATA, MAX_LEN, Stocked
 
 LLAMA, GPT = "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
@@ -17,11 +17,11 @@ LLAMA, GPT = "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
 def _settled(stocked: Stocked, asked: dict[str, Any]) -> dict[str, Any]:
     key = stocked.served.ok("POST", "/v1/proposals", asked)["id"]
     ends = time.monotonic() + PATIENCE_S
-    while (found := stocked.served.ok("GET", f"/v1/proposals/{key}"))["state"] == "running":
-        assert time.monotonic() < ends, found
+    while (row := stocked.served.ok("GET", f"/v1/proposals/{key}"))["state"] == "running":
+        assert time.monotonic() < ends, row
         time.sleep(0.05)
-    assert isinstance(found, dict)
-    return found
+    assert isinstance(row, dict)
+    return row
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,9 @@ def test_the_same_document_as_from_the_command_line(
     stocked: Stocked, tmp_path: Path, gpus: int, options: list[str], fields: dict[str, Any]
 ) -> None:
     output = tmp_path / "proposal.json"
-    line = [*COMMAND, "propose", "--profile", LLAMA, "--gpus", str(gpus), "--lengths", str(DATA)]
+    line = ["propose", "--profile", LLAMA, "--gpus", str(gpus), "--lengths", str(DATA)]
     line += ["--max-len", str(MAX_LEN), *options, "-o", str(output)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
+    succeeded(call(*line))
     asked = {"profile": LLAMA, "gpus": gpus, "lengths": stocked.lengths, "max_len": MAX_LEN}
     key = stocked.served.proposal({**asked, **fields})
     reply = stocked.served.ask("GET", f"/v1/proposals/{key}/document")
@@ -80,10 +79,10 @@ def test_options_that_cannot_be(stocked: Stocked, fields: dict[str, Any], detail
 
 def test_a_proposal_that_fails_says_why(stocked: Stocked) -> None:
     asked = {"profile": LLAMA, "gpus": 1, "lengths": stocked.lengths, "max_len": MAX_LEN}
-    found = _settled(stocked, asked)
-    assert (found["state"], found["document"]) == ("failed", None)
-    assert found["error"].startswith(f"1 GPU is too few for {LLAMA}")
-    told = stocked.served.problem("GET", f"/v1/proposals/{found['id']}/document", status=409)
-    assert told["detail"] == f"proposal {found['id']} is failed"
+    row = _settled(stocked, asked)
+    assert (row["state"], row["document"]) == ("failed", None)
+    assert row["error"].startswith(f"1 GPU is too few for {LLAMA}")
+    told = stocked.served.problem("GET", f"/v1/proposals/{row['id']}/document", status=409)
+    assert told["detail"] == f"proposal {row['id']} is failed"
     assert stocked.served.problem("GET", "/v1/proposals/none/document", status=404)
-    assert stocked.served.ask("DELETE", f"/v1/proposals/{found['id']}").status == 204
+    assert stocked.served.ask("DELETE", f"/v1/proposals/{row['id']}").status == 204

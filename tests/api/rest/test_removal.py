@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from service_process import PATIENCE_S, Reply, Served, serving
+from service_process import PATIENCE_S, Reply, Served, serving, serving_here
 from sqlalchemy import create_engine
 from stocked_service import DATA, WORLD, Stocked, stock
 
@@ -19,8 +19,7 @@ from seqplan.runtime.steps.http_source import HttpSource
 
 
 def test_a_failed_job_is_planned_again(tmp_path: Path) -> None:
-    store = ("--store", tmp_path / "s.db", "--port", 0)
-    with serving(*store) as served:
+    with serving_here(tmp_path / "s.db") as served:
         stocked = stock(served)
         job = stocked.job("lost", 6, look_ahead=2)
         whole = stocked.job("whole", 6, look_ahead=6)
@@ -29,7 +28,7 @@ def test_a_failed_job_is_planned_again(tmp_path: Path) -> None:
     damaged = tmp_path / "s.db.files" / "lengths" / f"{stocked.lengths}.npy"
     sound = damaged.read_bytes()
     damaged.write_bytes(b"\x93NUMPY broken")
-    with serving(*store) as served:
+    with serving_here(tmp_path / "s.db") as served:
         assert served.problem("GET", f"/v1/jobs/{job}/plans/2?wait=30", status=424)
         # Nothing has changed: it fails again, at the same step.
         assert served.ok("POST", f"/v1/jobs/{job}/restart") == {
@@ -49,9 +48,9 @@ def test_a_failed_job_is_planned_again(tmp_path: Path) -> None:
                 view = source.view(step, rank, 30)
                 source.acknowledge(step, rank, view.digest)
                 source.close()
-        found = [served.ask("GET", f"/v1/jobs/{job}/plans/{k}").body for k in range(6)]
-        assert found == expected
-        assert found[1] == before
+        plans = [served.ask("GET", f"/v1/jobs/{job}/plans/{k}").body for k in range(6)]
+        assert plans == expected
+        assert plans[1] == before
         row = served.ok("GET", f"/v1/jobs/{job}")
         assert (row["state"], row["failed_step"], row["error"]) == ("planned", None, None)
         # The same answer to the same question, which is not done twice.
@@ -83,7 +82,7 @@ def test_a_removed_job_is_gone(stocked: Stocked) -> None:
     for below in ("", "/plans/0", "/plans/0/ranks/1", "/progress", "/steps", "/state?step=0"):
         assert served.problem("GET", f"/v1/jobs/{job}{below}", status=404)
     assert served.problem("DELETE", f"/v1/jobs/{job}", status=404)
-    assert job not in {item["id"] for item in served.ok("GET", "/v1/jobs?limit=1000")["items"]}
+    assert job not in {row["id"] for row in served.ok("GET", "/v1/jobs?limit=1000")["items"]}
 
 
 def test_another_job_may_have_the_name(stocked: Stocked) -> None:
@@ -104,7 +103,7 @@ def test_another_job_may_have_the_name(stocked: Stocked) -> None:
 
 
 def test_proposals_and_lengths_stay_while_they_are_used(tmp_path: Path) -> None:
-    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+    with serving_here(tmp_path / "s.db") as served:
         stocked = stock(served)
         stocked.job("user", 1)
         for what, key in (("proposals", stocked.proposal), ("lengths", stocked.lengths)):
@@ -167,9 +166,11 @@ def test_services_that_share_a_store_forget_together(postgresql_url: str, tmp_pa
 
 def test_a_removal_that_nobody_was_told_of(postgresql_url: str, tmp_path: Path) -> None:
     """A service that has lost its database for a while finds out what is gone."""
-    shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
     engine = create_engine(postgresql_url)
-    with serving(*shared) as served, ThreadPoolExecutor(1) as threads:
+    with (
+        serving_here(postgresql_url, tmp_path / "files") as served,
+        ThreadPoolExecutor(1) as threads,
+    ):
         stocked = stock(served)
         for job in ("planned", "planning"):
             stocked.job(job, 2 if job == "planned" else 50, look_ahead=2)

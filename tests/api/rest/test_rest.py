@@ -33,20 +33,20 @@ def test_pages(stocked: Stocked) -> None:
     seen: list[str] = []
     cursor = ""
     while cursor is not None:
-        found = served.ok("GET", f"/v1/jobs?limit=2&cursor={cursor}")
-        assert len(found["items"]) <= 2
-        seen += [item["id"] for item in found["items"]]
-        cursor = found["next"]
+        page = served.ok("GET", f"/v1/jobs?limit=2&cursor={cursor}")
+        assert len(page["items"]) <= 2
+        seen += [row["id"] for row in page["items"]]
+        cursor = page["next"]
     assert seen == sorted(set(seen))
     assert names <= set(seen)
-    assert stocked.lengths in {item["id"] for item in served.ok("GET", "/v1/lengths")["items"]}
+    assert stocked.lengths in {row["id"] for row in served.ok("GET", "/v1/lengths")["items"]}
     assert "llama-7b-a800-80gb" in served.ok("GET", "/v1/profiles")["shipped"]
 
 
 def test_lengths_and_profiles(stocked: Stocked) -> None:
     served = stocked.served
-    found = served.ok("GET", f"/v1/lengths/{stocked.lengths}")
-    assert sum(bucket[2] for bucket in found["histogram"]) == found["sequences"] == 32514
+    shown = served.ok("GET", f"/v1/lengths/{stocked.lengths}")
+    assert sum(bucket[2] for bucket in shown["histogram"]) == shown["sequences"] == 32514
     document = served.ok("GET", "/v1/profiles/gpt-7b-a100-40gb")
     kept = served.ok("POST", "/v1/profiles", {**document, "name": "mine"})
     assert served.ok("GET", f"/v1/profiles/{kept['id']}")["name"] == "mine"

@@ -11,7 +11,7 @@ from select import select
 import pytest
 from measuring_ranks import measure as report
 from measuring_ranks import plan_of
-from service_process import PATIENCE_S, serving
+from service_process import PATIENCE_S, serving, serving_here
 from stocked_service import stock
 
 from seqplan.api.rest.live.metrics import Metrics
@@ -39,7 +39,7 @@ GOLDEN = [
 def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Plan]]:
     """The store that a service left which planned a job, and the plans."""
     folder = tmp_path_factory.mktemp("left")
-    with serving("--store", folder / "s.db", "--port", 0) as served:
+    with serving_here(folder / "s.db") as served:
         job = stock(served).job("job", STEPS, look_ahead=STEPS)
         plans = [plan_of(served, job, step) for step in range(STEPS)]
     return folder, plans
@@ -143,17 +143,17 @@ def test_a_judgement_is_kept_until_something_is_measured(planned: tuple[Store, l
 def test_a_summary_is_that_of_the_plan(planned: tuple[Store, list[Plan]]) -> None:
     """Read without its sequences, a plan tells the same of its pipelines."""
     for plan in (*planned[1], *(from_json(line) for line in GOLDEN)):
-        found = PlanSummary.of_line(to_json(plan), {})
-        assert found == PlanSummary.of(plan, len(plan.ids))
-        assert (found.sequences, found.tokens) == (len(plan.ids), plan.tokens)
+        summary = PlanSummary.of_line(to_json(plan), {})
+        assert summary == PlanSummary.of(plan, len(plan.ids))
+        assert (summary.sequences, summary.tokens) == (len(plan.ids), plan.tokens)
         wanted = [
             (e.scheme, list(e.ranks), e.micro_batches, e.predicted_ms) for e in measurable(plan)
         ]
         told = [
-            (e.scheme, list(e.ranks), e.micro_batches, e.predicted_ms) for e in found.measurable
+            (e.scheme, list(e.ranks), e.micro_batches, e.predicted_ms) for e in summary.measurable
         ]
         assert told == wanted
-        assert found.pipelines >= len(wanted)
+        assert summary.pipelines >= len(wanted)
 
 
 def test_looks_by_itself_until_stopped(planned: tuple[Store, list[Plan]]) -> None:
@@ -190,8 +190,8 @@ def test_summaries_are_read_once_and_forgotten_in_order(
             read.append(list(missing))  # type: ignore[call-overload]
             return {step: lines[step][1] for step in read[-1]}
 
-        found = summaries.of({step: lines[step][0] for step in steps}, wanted)
-        return [found[step].predicted_ms for step in steps]
+        read_now = summaries.of({step: lines[step][0] for step in steps}, wanted)
+        return [read_now[step].predicted_ms for step in steps]
 
     assert ask(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
     assert ask(0) == [plans[0].predicted_ms]

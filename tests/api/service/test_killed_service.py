@@ -26,25 +26,25 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
         lines = [served.ask("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
     assert len(set(expected)) == STEPS
 
-    found: list[str] = []
+    digests: list[str] = []
     with serving(*store("killed.db")) as served:
         stock(served).job("job", STEPS)
-        found += deliver(served, served, 0, 5)
+        digests += deliver(served, served, 0, 5)
         served.process.send_signal(signal.SIGKILL)
         served.process.wait()
     with serving(*store("killed.db")) as served:
         job = served.ok("GET", "/v1/jobs/job")
         assert job["acknowledged"] == [4] * WORLD
-        found += deliver(served, served, 5, 6)
+        digests += deliver(served, served, 5, 6)
         served.process.send_signal(signal.SIGKILL)
         served.process.wait()
     with serving(*store("killed.db")) as served:
-        found += deliver(served, served, 6, STEPS)
+        digests += deliver(served, served, 6, STEPS)
         again = [served.ask("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
         source = HttpSource(served.url, "job")
         with pytest.raises(EndOfPlans, match=f"ends with step {STEPS - 1}"):
             source.view(STEPS, 0, 5)
         source.close()
-    assert found == expected
+    assert digests == expected
     assert again == lines
     assert [json.loads(line)["step"] for line in again] == list(range(STEPS))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from service_process import serving
+from service_process import serving_here
 from training_ranks import ROOT, train
 
 STEPS, STOP = 6, 4
@@ -17,7 +17,7 @@ def test_four_ranks_stop_and_two_go_on(tmp_path: Path) -> None:
     file = io.BytesIO()
     np.save(file, np.load(ROOT / "examples" / "data" / "code.npy")[:500])
     document = (ROOT / "examples" / "data" / "llama-small-cpu.json").read_bytes()
-    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+    with serving_here(tmp_path / "s.db") as served:
         profile = served.ok("POST", "/v1/profiles", document)["id"]
         lengths = served.ok("POST", "/v1/lengths", file.getvalue())["id"]
         asked = {"profile": profile, "lengths": lengths, "max_len": 512, "tokens": 1500}

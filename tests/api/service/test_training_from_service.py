@@ -30,7 +30,7 @@ def test_ranks_train_from_a_sidecar_and_report_what_steps_took(tmp_path: Path) -
         job = served.ok("GET", "/v1/jobs/job")
         assert job["acknowledged"] == [STEPS - 1] * WORLD
         steps = served.ok("GET", "/v1/jobs/job/steps")["items"]
-        assert [item["ranks_acknowledged"] for item in steps] == [WORLD] * STEPS
-        assert all(item["measured_ms"] > 0 for item in steps)
+        assert [step["ranks_acknowledged"] for step in steps] == [WORLD] * STEPS
+        assert all(step["measured_ms"] > 0 for step in steps)
         drift = served.ok("GET", "/v1/jobs/job/drift")
         assert drift["pipelines"]["measured"] > 0, drift

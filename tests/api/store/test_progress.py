@@ -69,10 +69,10 @@ def test_progress_is_what_was_kept(store: Store) -> None:
         assert (count, total) == (len(told), pytest.approx(sum(told.values())))
         assert measurements.measurements_state(connection, "none", 0) == (0, 0.0)
         rows, after = [], (0, -1)
-        while found := measurements.measurements_page(connection, "job", after, 7):
-            assert len(found) <= 7
-            rows += found
-            after = found[-1][:2]
+        while page := measurements.measurements_page(connection, "job", after, 7):
+            assert len(page) <= 7
+            rows += page
+            after = page[-1][:2]
         assert rows == [(*key, ms) for key, ms in sorted(measured.items())]
 
 

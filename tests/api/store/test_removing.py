@@ -58,11 +58,11 @@ def test_a_removed_job_leaves_nothing(opened: Opener) -> None:
             fill(connection, job)
         before = rows(connection)
         assert jobs.remove_job(connection, "j_")
-        assert rows(connection) == [[job for job in found if job != "j_"] for found in before]
+        assert rows(connection) == [[job for job in column if job != "j_"] for column in before]
         assert not jobs.remove_job(connection, "j_")
         # What comes late of a removed job is not kept, so that another may have its name.
         say(connection, "j_")
-        assert rows(connection) == [[job for job in found if job != "j_"] for found in before]
+        assert rows(connection) == [[job for job in column if job != "j_"] for column in before]
         other = get(connection, JobRow, "j2")
         assert other is not None
         assert jobs.still_wanted(connection, other)

@@ -20,9 +20,9 @@ STEPS = 12
 
 def _published(served: Served) -> int:
     text = served.ask("GET", "/metrics").body.decode()
-    found = re.search(r"^seqplan_publications_total (\d+)\.0", text, re.MULTILINE)
-    assert found is not None, text
-    return int(found[1])
+    line = re.search(r"^seqplan_publications_total (\d+)\.0", text, re.MULTILINE)
+    assert line is not None, text
+    return int(line[1])
 
 
 def test_two_services_share_a_job(postgresql_url: str, tmp_path: Path) -> None:
@@ -41,18 +41,18 @@ def test_two_services_share_a_job(postgresql_url: str, tmp_path: Path) -> None:
         stocked.job("job", STEPS)
         waiting = threads.submit(other.ask, "GET", "/v1/jobs/job/plans/0?wait=60")
         assert json.loads(waiting.result().body)["step"] == 0
-        found = deliver(other, one, 0, 3) + deliver(one, other, 3, 6)
+        digests = deliver(other, one, 0, 3) + deliver(one, other, 3, 6)
         plans, idle = (one, other) if _published(one) else (other, one)
         assert _published(idle) == 0
         plans.process.send_signal(signal.SIGKILL)
         plans.process.wait()
         # Whoever is left goes on where the other ended.
-        found += deliver(idle, idle, 6, STEPS)
+        digests += deliver(idle, idle, 6, STEPS)
         assert 0 < _published(idle) <= STEPS - 6
         lines = [idle.ask("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
         assert [json.loads(line)["step"] for line in lines] == list(range(STEPS))
         assert idle.ok("GET", "/v1/jobs/job")["state"] == "planned"
-    assert found == expected
+    assert digests == expected
 
 
 def test_proposals_are_made_by_one(postgresql_url: str, tmp_path: Path) -> None:

@@ -56,15 +56,15 @@ def _planned(folder: Path, profile: Path, lengths: Path, *, tokens: int, steps: 
 
 def children(path: Path) -> list[int]:
     """Processes whose arguments name this plan file, but for the command itself."""
-    found = []
+    numbers = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_text().split("\0")
         except OSError:
             continue
         if f"--plans={path}" in words:
-            found.append(int(folder.name))
-    return found
+            numbers.append(int(folder.name))
+    return numbers
 
 
 def have_children(path: Path, count: int) -> bool:
@@ -88,19 +88,19 @@ def test_ranks_agree_with_one_process(plans: Path) -> None:
         *("--dtype", "float64", "--json"),
         timeout=120,
     )
-    found = json.loads(succeeded(told))
-    assert found["agrees"] is True
-    assert found["model"]["heads"] >= 2
-    assert found["parameter_difference"] <= 1e-10
+    report = json.loads(succeeded(told))
+    assert report["agrees"] is True
+    assert report["model"]["heads"] >= 2
+    assert report["parameter_difference"] <= 1e-10
     made = list(read_plans(plans))[:4]
-    assert [step["step"] for step in found["steps"]] == [0, 1, 2, 3]
-    assert len({step["strategy"] for step in found["steps"]}) > 1  # the strategy changes
-    for step, plan in zip(found["steps"], made, strict=True):
+    assert [step["step"] for step in report["steps"]] == [0, 1, 2, 3]
+    assert len({step["strategy"] for step in report["steps"]}) > 1  # the strategy changes
+    for step, plan in zip(report["steps"], made, strict=True):
         assert step["tokens"] == plan.tokens
         assert step["predicted_ms"] == plan.predicted_ms
         assert step["loss"] == pytest.approx(step["reference_loss"], rel=1e-10)
         assert step["tokens_per_s"] == pytest.approx(1000 * plan.tokens / step["measured_ms"])
-    losses = [step["loss"] for step in found["steps"]]
+    losses = [step["loss"] for step in report["steps"]]
     assert losses[0] == pytest.approx(math.log(256), rel=0.02)  # an untrained model's
     assert len(set(losses)) == 4
     assert no_child_left(plans)
@@ -113,9 +113,9 @@ def test_rounds_agree_too(lengths: Path, tmp_path: Path) -> None:
     made = _planned(tmp_path, profile, lengths, tokens=9000, steps=2)
     assert any(len({each.round for each in plan.pipelines}) > 1 for plan in read_plans(made))
     told = process("train-check", "--plans", made, "--ranks", RANKS, "--json", timeout=120)
-    found = json.loads(succeeded(told))
-    assert found["agrees"] is True
-    assert len(found["steps"]) == 2  # all that there are
+    report = json.loads(succeeded(told))
+    assert report["agrees"] is True
+    assert len(report["steps"]) == 2  # all that there are
 
 
 def test_runs_that_differ(plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,9 +43,9 @@ def test_relaxed_bound(case: Case, at: float, high: float, gpus: int | None) -> 
         optimum = any_strategy_optimum(classes, batch, gpus)
     if not np.isfinite(optimum):
         return
-    found = relax(classes, batch, optimum * at, gpus)
-    if found is not None:
-        bound = relaxed_bound_ms(classes, batch, found, 0.0, optimum * high, gpus)
+    relaxation = relax(classes, batch, optimum * at, gpus)
+    if relaxation is not None:
+        bound = relaxed_bound_ms(classes, batch, relaxation, 0.0, optimum * high, gpus)
         assert bound <= optimum * SLACK
 
 
@@ -79,8 +79,8 @@ def test_instances_that_broke_a_bound(
 
 
 def test_the_bound_is_exact_where_nothing_is_lost() -> None:
-    item = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=10, unit=1, count=2, gpus=1)
+    pipeline = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=10, unit=1, count=2, gpus=1)
     batch = Batch.of_lengths([5] * 8)
-    found = relax([item], batch, 19.99)
-    assert found is not None
-    assert relaxed_bound_ms([item], batch, found, 0.0, 20.0) == pytest.approx(20, rel=1e-3)
+    relaxation = relax([pipeline], batch, 19.99)
+    assert relaxation is not None
+    assert relaxed_bound_ms([pipeline], batch, relaxation, 0.0, 20.0) == pytest.approx(20, rel=1e-3)

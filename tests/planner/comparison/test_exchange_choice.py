@@ -124,18 +124,18 @@ def test_the_bound_with_the_exchange_holds_for_every_known_strategy(
 @cache
 def proposed(exchange: Exchange | None) -> ProposalDocument:
     profile = shipped("llama-7b-a800-80gb")
-    return make_proposal(profile, Cluster(16, 16384, 50_000), CODE, exchange=exchange)
+    return make_proposal(profile, Cluster(8, 16384, 50_000), CODE, exchange=exchange)
 
 
 def test_a_proposal_carries_its_exchange_to_planning(tmp_path: Path) -> None:
-    exchange = exchange_of(shipped("llama-7b-a800-80gb"), 16, exchange_ms=(10.0, 900.0))
+    exchange = exchange_of(shipped("llama-7b-a800-80gb"), 8, exchange_ms=(10.0, 900.0))
     with_it = proposed(exchange)
     again = ProposalDocument.from_json(with_it.to_json(), "file")
     assert again == with_it
     assert again.exchange == exchange
     assert '"exchange"' not in proposed(None).to_json()
     assert with_it.lower_bound_ms <= with_it.expected_ms
-    kinds = {replicas_differ(s for s, _ in item.strategy.counts) for item in with_it.candidates}
+    kinds = {replicas_differ(s for s, _ in other.strategy.counts) for other in with_it.candidates}
     assert kinds == {False, True}
     batch = next(Sampler(CODE, 50_000, 16384, 0).batches(1))
     choices = [StepPlanner(document).plan(batch) for document in (with_it, proposed(None))]
@@ -163,13 +163,13 @@ def test_eq4_does_not_weigh_the_exchange() -> None:
 def test_ours_is_no_slower_than_the_best_static_strategy_in_whole_iterations() -> None:
     """At 16K the exchange as published makes equal replicas the better choice on most steps."""
     profile = shipped("llama-32b-a800-80gb")
-    exchange = exchange_of(profile, 64)
-    found = compare(
-        profile, Cluster(64, 16384, 200_000), CODE, 3, exchange, options=Options(("static",))
+    exchange = exchange_of(profile, 32)
+    comparison = compare(
+        profile, Cluster(32, 16384, 100_000), CODE, 3, exchange, options=Options(("static",))
     )
-    static = next(system for system in found.systems if system.key == "static")
-    assert min(found.speedups(static)) >= 0.995
-    assert mean_propagation_ms(found.ours) <= mean_propagation_ms(static) * 1.005
+    static = next(system for system in comparison.systems if system.key == "static")
+    assert min(comparison.speedups(static)) >= 0.995
+    assert mean_propagation_ms(comparison.ours) <= mean_propagation_ms(static) * 1.005
 
 
 def test_replicas_differ_by_how_parameters_are_split() -> None:

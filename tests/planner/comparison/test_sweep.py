@@ -30,17 +30,17 @@ def compared(gpus: int) -> Comparison:
 
 
 def test_each_point_is_the_comparison_of_its_value() -> None:
-    found = sweep("gpus", [8, 1], compared)
-    assert [point.value for point in found.points] == [8, 1]
-    alone = compared(8)
-    assert found.points[0] == point_of(8, alone)
-    ours, *others = found.points[0].systems
+    by_gpus = sweep("gpus", [4, 1], compared)
+    assert [point.value for point in by_gpus.points] == [4, 1]
+    alone = compared(4)
+    assert by_gpus.points[0] == point_of(4, alone)
+    ours, *others = by_gpus.points[0].systems
     assert (ours.key, ours.speedup) == ("ours", 1.0)
     assert ours.mean_ms == alone.ours.mean_ms
     for system, seen in zip(others, alone.systems[1:], strict=True):
         assert system.speedup == pytest.approx(seen.mean_ms / alone.ours.mean_ms)
-    assert not found.points[1].systems
-    assert found.notes()[0].startswith("1: not possible: 1 GPU is too few for llama-7b-a800-80gb")
+    assert not by_gpus.points[1].systems
+    assert by_gpus.notes()[0].startswith("1: not possible: 1 GPU is too few for llama-7b-a800-80gb")
 
 
 def test_an_unknown_axis_is_refused() -> None:
@@ -102,7 +102,7 @@ def test_the_verb_sweeps(lengths: Path, tmp_path: Path) -> None:
     code, told, _ = call(lengths, "--sweep", axes, "--json", "-o", str(report))
     assert code == 0
     fields = json.loads(told)
-    by_axis = {item["axis"]: item["points"] for item in fields["sweeps"]}
+    by_axis = {swept["axis"]: swept["points"] for swept in fields["sweeps"]}
     assert {axis: [p["value"] for p in points] for axis, points in by_axis.items()} == {
         "gpus": [4, 8],
         "max-len": [4096],
@@ -113,7 +113,7 @@ def test_the_verb_sweeps(lengths: Path, tmp_path: Path) -> None:
     assert by_axis["gpus"][0]["systems"][0]["mean_ms"] > here["mean_ms"]
     assert "fewer than a step" in by_axis["tokens"][1]["not_possible"]
     assert "Speed-up of ours by number of GPUs" in report.read_text()
-    assert "\ntokens/s by gpus " in call(lengths, "--sweep", "gpus=8")[1]
+    assert "\ntokens/s by gpus " in call(lengths, "--sweep", "gpus=4")[1]
 
 
 def test_optimizer_shards_and_flagged_coefficients_count(lengths: Path) -> None:

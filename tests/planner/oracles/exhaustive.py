@@ -49,13 +49,13 @@ class Subsets:
         ]
 
 
-def pipeline_optima(item: PipelineClass, sets: Subsets) -> list[float]:
+def pipeline_optima(pipeline: PipelineClass, sets: Subsets) -> list[float]:
     """Least form S of one pipeline for each set; inf where a sequence exceeds MaxLen, 0 for none.
 
     The sum of the work does not depend on the packing, so only the pairs (V, largest micro-batch)
     that no other pair dominates are kept.
     """
-    work, padded = _totals(item, sets)
+    work, padded = _totals(pipeline, sets)
     frontier: list[list[tuple[int, float]]] = [[(0, 0.0)]]
     optima = [0.0]
     for number, vector in enumerate(sets.vectors):
@@ -64,7 +64,7 @@ def pipeline_optima(item: PipelineClass, sets: Subsets) -> list[float]:
         first = next(i for i, n in enumerate(vector) if n)
         pairs = set()
         for part in sets.parts[number]:
-            if not part or not sets.vectors[part][first] or padded[part] > item.capacity:
+            if not part or not sets.vectors[part][first] or padded[part] > pipeline.capacity:
                 continue
             for micro_batches, largest in frontier[number - part]:
                 pairs.add((micro_batches + 1, max(largest, work[part])))
@@ -73,10 +73,13 @@ def pipeline_optima(item: PipelineClass, sets: Subsets) -> list[float]:
             if not kept or pair[1] < kept[-1][1]:
                 kept.append(pair)
         frontier.append(kept)
-        bubbles = item.pp - 1
+        bubbles = pipeline.pp - 1
         optima.append(
             min(
-                (work[number] + v * item.c + bubbles * (largest + item.c) for v, largest in kept),
+                (
+                    work[number] + v * pipeline.c + bubbles * (largest + pipeline.c)
+                    for v, largest in kept
+                ),
                 default=inf,
             )
         )
@@ -87,9 +90,9 @@ def step_optimum(classes: Sequence[PipelineClass], batch: Batch) -> float:
     """Least slowest pipeline (ms) of a strategy; inf when the batch does not fit."""
     sets = Subsets.of(batch)
     best = [0.0] + [inf] * (len(sets.vectors) - 1)
-    for item in classes:
-        alone = pipeline_optima(item, sets)
-        for _ in range(item.count):
+    for pipeline in classes:
+        alone = pipeline_optima(pipeline, sets)
+        for _ in range(pipeline.count):
             best = _add_pipeline(best, alone, sets)
     return best[-1]
 
@@ -97,27 +100,27 @@ def step_optimum(classes: Sequence[PipelineClass], batch: Batch) -> float:
 def any_strategy_optimum(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
     """Least slowest pipeline (ms) over all strategies of these classes on ``gpus`` GPUs."""
     sets = Subsets.of(batch)
-    alone = [pipeline_optima(item, sets) for item in classes]
+    alone = [pipeline_optima(pipeline, sets) for pipeline in classes]
     nothing = [0.0] + [inf] * (len(sets.vectors) - 1)
     best: list[list[float]] = []
     for n in range(gpus + 1):
         at = nothing if n == 0 else best[n - 1]
-        for item, optima in zip(classes, alone, strict=True):
-            if item.gpus <= n:
-                at = list(map(min, at, _add_pipeline(best[n - item.gpus], optima, sets)))
+        for pipeline, optima in zip(classes, alone, strict=True):
+            if pipeline.gpus <= n:
+                at = list(map(min, at, _add_pipeline(best[n - pipeline.gpus], optima, sets)))
         best.append(at)
     return best[gpus][-1]
 
 
 def literal_optimum(classes: Sequence[PipelineClass], batch: Batch) -> float:
     """``step_optimum`` by plain enumeration: every assignment, every set partition."""
-    pipelines = [item for item in classes for _ in range(item.count)]
+    pipelines = [pipeline for pipeline in classes for _ in range(pipeline.count)]
     best = inf
     for choice in itertools.product(range(len(pipelines)), repeat=len(batch.lengths)):
         times = []
-        for p, item in enumerate(pipelines):
+        for p, pipeline in enumerate(pipelines):
             mine = [n for n, q in zip(batch.lengths, choice, strict=True) if p == q]
-            times.append(min(_packing_times(item, mine), default=inf))
+            times.append(min(_packing_times(pipeline, mine), default=inf))
         best = min(best, max(times))
     return best
 
@@ -133,20 +136,23 @@ def partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
             yield [*rest[:i], [items[0], *rest[i]], *rest[i + 1 :]]
 
 
-def _packing_times(item: PipelineClass, lengths: Sequence[int]) -> Iterator[float]:
+def _packing_times(pipeline: PipelineClass, lengths: Sequence[int]) -> Iterator[float]:
     for micro_batches in partitions(lengths):
         if all(
-            sum(-(-n // item.unit) * item.unit for n in micro) <= item.capacity
+            sum(-(-n // pipeline.unit) * pipeline.unit for n in micro) <= pipeline.capacity
             for micro in micro_batches
         ):
-            costs = [sum(item.a * n * n + item.b * n for n in m) + item.c for m in micro_batches]
-            yield sum(costs) + (item.pp - 1) * max(costs, default=0.0)
+            costs = [
+                sum(pipeline.a * n * n + pipeline.b * n for n in m) + pipeline.c
+                for m in micro_batches
+            ]
+            yield sum(costs) + (pipeline.pp - 1) * max(costs, default=0.0)
 
 
-def _totals(item: PipelineClass, sets: Subsets) -> tuple[list[float], list[int]]:
+def _totals(pipeline: PipelineClass, sets: Subsets) -> tuple[list[float], list[int]]:
     """Work (ms) and padded tokens of each set."""
-    work = [n * (item.a * n + item.b) for n in sets.lengths]
-    padded = [-(-n // item.unit) * item.unit for n in sets.lengths]
+    work = [n * (pipeline.a * n + pipeline.b) for n in sets.lengths]
+    padded = [-(-n // pipeline.unit) * pipeline.unit for n in sets.lengths]
     return (
         [sum(map(float.__mul__, work, map(float, vector))) for vector in sets.vectors],
         [sum(map(int.__mul__, padded, vector)) for vector in sets.vectors],

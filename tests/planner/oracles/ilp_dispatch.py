@@ -37,7 +37,7 @@ def ilp_dispatch(
     assignment is returned. ``ValueError`` when a sequence fits no pipeline.
     """
     greedy = greedy_dispatch(classes, batch, trials=16, order="descending", count_overhead=True)
-    each = [item for item in classes for _ in range(item.count)]
+    each = [pipeline for pipeline in classes for _ in range(pipeline.count)]
     problem = pulp.LpProblem("dispatch", pulp.LpMinimize)
     slowest = problem.add_variable("slowest", lowBound=0)
     problem += slowest
@@ -46,12 +46,14 @@ def ilp_dispatch(
         able = [take[i] for take in takes if i in take]
         problem += pulp.lpSum(able) == 1
     answer = minimise(problem, time_limit_s)
-    found = [greedy]
+    solutions = [greedy]
     if answer.has_solution:
-        found.append([[i for i, x in take.items() if x.value() > 0.5] for take in takes])
-    objective, pipelines = min((_slowest(each, batch, some), some) for some in found)
+        solutions.append([[i for i, x in take.items() if x.value() > 0.5] for take in takes])
+    objective, pipelines = min((_slowest(each, batch, some), some) for some in solutions)
     trivial = min(
-        dispatch_bound_ms(item, [batch.longest]) for item in each if batch.longest <= item.capacity
+        dispatch_bound_ms(pipeline, [batch.longest])
+        for pipeline in each
+        if batch.longest <= pipeline.capacity
     )
     bound = min(max(answer.bound, trivial), objective)
     return IlpDispatch(tuple(tuple(part) for part in pipelines), objective, bound)
@@ -65,22 +67,24 @@ def _pipelines(
 ) -> list[dict[int, pulp.LpVariable]]:
     """One pipeline's constraints each; whether it takes a sequence, for those it can hold."""
     takes = []
-    for p, item in enumerate(each):
-        able = [i for i, length in enumerate(batch.lengths) if length <= item.capacity]
+    for p, pipeline in enumerate(each):
+        able = [i for i, length in enumerate(batch.lengths) if length <= pipeline.capacity]
         take = {i: problem.add_variable(f"x_{i}_{p}", cat="Binary") for i in able}
-        work = {i: batch.lengths[i] * (item.a * batch.lengths[i] + item.b) for i in able}
-        padded = {i: -(-batch.lengths[i] // item.unit) * item.unit for i in able}
+        work = {i: batch.lengths[i] * (pipeline.a * batch.lengths[i] + pipeline.b) for i in able}
+        padded = {i: -(-batch.lengths[i] // pipeline.unit) * pipeline.unit for i in able}
         micro_batches = problem.add_variable(f"v_{p}", lowBound=0, cat="Integer")
         longest = problem.add_variable(f"longest_{p}", lowBound=0)  # w(longest) + c, 0 when empty
         problem += (
             pulp.lpSum(work[i] * take[i] for i in able)
-            + item.c * micro_batches
-            + (item.pp - 1) * longest
+            + pipeline.c * micro_batches
+            + (pipeline.pp - 1) * longest
             <= slowest
         )
-        problem += pulp.lpSum(padded[i] * take[i] for i in able) <= item.capacity * micro_batches
+        problem += (
+            pulp.lpSum(padded[i] * take[i] for i in able) <= pipeline.capacity * micro_batches
+        )
         for i in able:
-            problem += (work[i] + item.c) * take[i] <= longest
+            problem += (work[i] + pipeline.c) * take[i] <= longest
         takes.append(take)
     return takes
 
@@ -89,6 +93,6 @@ def _slowest(
     each: Sequence[PipelineClass], batch: Batch, pipelines: Sequence[Sequence[int]]
 ) -> float:
     return max(
-        dispatch_bound_ms(item, [batch.lengths[i] for i in part])
-        for item, part in zip(each, pipelines, strict=True)
+        dispatch_bound_ms(pipeline, [batch.lengths[i] for i in part])
+        for pipeline, part in zip(each, pipelines, strict=True)
     )

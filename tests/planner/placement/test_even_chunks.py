@@ -67,8 +67,8 @@ def test_buckets_add_the_least(lengths: list[int], most: int) -> None:
     def added(split: list[list[int]]) -> int:
         return sum(part[-1] - n for part in split for n in lengths if n in part)
 
-    found = sum(max(lengths[i] for i in b) - lengths[j] for b in buckets for j in b)
-    assert found == min(added(split) for split in splits(distinct, parts))
+    padding = sum(max(lengths[i] for i in b) - lengths[j] for b in buckets for j in b)
+    assert padding == min(added(split) for split in splits(distinct, parts))
 
 
 def test_buckets_of_many_lengths_stay_exact_far_from_zero() -> None:

@@ -23,20 +23,22 @@ def check(classes: tuple[PipelineClass, ...], batch: Batch, filling: Filling) ->
     """Every sequence once, MaxLen kept after padding, and times as form S says."""
     placed = np.zeros(len(batch.distinct), dtype=int)
     lengths = batch.distinct.tolist()
-    for item, pipelines, times in zip(classes, filling.bins, filling.pipeline_ms, strict=True):
-        assert len(pipelines) == len(times) == item.count
+    for pipeline, pipelines, times in zip(classes, filling.bins, filling.pipeline_ms, strict=True):
+        assert len(pipelines) == len(times) == pipeline.count
         for micro_batches, time in zip(pipelines, times, strict=True):
             costs = []
             for micro in micro_batches:
                 assert micro
                 assert all(n >= 1 for _, n in micro)
-                padded = sum(n * -(-lengths[i] // item.unit) * item.unit for i, n in micro)
-                assert padded <= item.capacity
-                work = sum(n * (item.a * lengths[i] ** 2 + item.b * lengths[i]) for i, n in micro)
-                costs.append(work + item.c)
+                padded = sum(n * -(-lengths[i] // pipeline.unit) * pipeline.unit for i, n in micro)
+                assert padded <= pipeline.capacity
+                work = sum(
+                    n * (pipeline.a * lengths[i] ** 2 + pipeline.b * lengths[i]) for i, n in micro
+                )
+                costs.append(work + pipeline.c)
                 for i, n in micro:
                     placed[i] += n
-            whole = sum(costs) + (item.pp - 1) * max(costs, default=0.0)
+            whole = sum(costs) + (pipeline.pp - 1) * max(costs, default=0.0)
             assert time == pytest.approx(whole)
     assert placed.tolist() == batch.multiplicity.tolist()
     assert filling.objective_ms == max(max(times) for times in filling.pipeline_ms)
@@ -77,9 +79,9 @@ def test_dispatch_is_between_its_bounds_and_enough(case: Case) -> None:
     optimum = step_optimum(classes, batch)
     assert optimum <= filling.objective_ms * SLACK
     assert area_bound_ms(classes, batch) <= filling.objective_ms * SLACK
-    found = relax(classes, batch, filling.objective_ms)
-    if found is not None:
-        bound = relaxed_bound_ms(classes, batch, found, lower, filling.objective_ms)
+    relaxation = relax(classes, batch, filling.objective_ms)
+    if relaxation is not None:
+        bound = relaxed_bound_ms(classes, batch, relaxation, lower, filling.objective_ms)
         assert bound <= optimum * SLACK
 
 

@@ -91,8 +91,8 @@ def test_integer_strategies_fit_the_gpus_and_hold_their_length(
     lengths = np.array(sorted(totals))
     counts = np.array([totals[n] for n in sorted(totals)])
     reach = {model.scheme: model.max_sequence for model in models}
-    found = integer_strategies(continuous_proposal(models, lengths, counts), models, gpus)
-    for strategy, longest in found.items():
+    strategies = integer_strategies(continuous_proposal(models, lengths, counts), models, gpus)
+    for strategy, longest in strategies.items():
         assert 0 < strategy.gpus <= gpus
         assert max(reach[scheme] for scheme in strategy) >= longest
         assert longest in totals

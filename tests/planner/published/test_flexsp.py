@@ -23,12 +23,12 @@ Models = dict[Scheme, SchemeModel]
 
 def models_of(per_gpu: int, overhead: float, quadratic: float) -> Models:
     """Degrees 1, 2 and 4; the all-to-all makes large degrees dearer per token."""
-    found = {}
+    models = {}
     for sp in (1, 2, 4):
         latency = Latency(quadratic / sp, (1 + 0.2 * (sp - 1)) / sp, overhead)
         scheme = Scheme(ulysses=sp)
-        found[scheme] = SchemeModel(scheme, latency, per_gpu * sp)
-    return found
+        models[scheme] = SchemeModel(scheme, latency, per_gpu * sp)
+    return models
 
 
 def check(solved: FlexSp, lengths: list[int], models: Models, gpus: int) -> None:

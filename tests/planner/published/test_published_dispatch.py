@@ -22,7 +22,7 @@ PAIR = (
 
 
 def each_of(classes: tuple[PipelineClass, ...]) -> list[PipelineClass]:
-    return [item for item in classes for _ in range(item.count)]
+    return [pipeline for pipeline in classes for _ in range(pipeline.count)]
 
 
 def slowest(
@@ -30,16 +30,16 @@ def slowest(
 ) -> float:
     assert isinstance(pipelines, (list, tuple))
     return max(
-        dispatch_bound_ms(item, [batch.lengths[i] for i in part], count_overhead=overhead)
-        for item, part in zip(each_of(classes), pipelines, strict=True)
+        dispatch_bound_ms(pipeline, [batch.lengths[i] for i in part], count_overhead=overhead)
+        for pipeline, part in zip(each_of(classes), pipelines, strict=True)
     )
 
 
 def check_assignment(classes: tuple[PipelineClass, ...], batch: Batch, pipelines: object) -> None:
     assert isinstance(pipelines, (list, tuple))
     assert sorted(i for part in pipelines for i in part) == list(range(len(batch.lengths)))
-    for item, part in zip(each_of(classes), pipelines, strict=True):
-        assert all(batch.lengths[i] <= item.capacity for i in part)
+    for pipeline, part in zip(each_of(classes), pipelines, strict=True):
+        assert all(batch.lengths[i] <= pipeline.capacity for i in part)
 
 
 def least(classes: tuple[PipelineClass, ...], batch: Batch) -> float:
@@ -59,12 +59,14 @@ def least(classes: tuple[PipelineClass, ...], batch: Batch) -> float:
 @given(cases(most=4))
 def test_the_program_finds_the_least_bound(case: Case) -> None:
     classes, batch = case
-    found = ilp_dispatch(classes, batch)
-    check_assignment(classes, batch, found.pipelines)
-    assert found.objective_ms == pytest.approx(slowest(classes, batch, found.pipelines))
-    assert found.objective_ms == pytest.approx(least(classes, batch), rel=1e-5)
-    assert found.lower_bound_ms <= found.objective_ms
-    assert found.optimal or found.lower_bound_ms == pytest.approx(found.objective_ms, rel=1e-5)
+    solution = ilp_dispatch(classes, batch)
+    check_assignment(classes, batch, solution.pipelines)
+    assert solution.objective_ms == pytest.approx(slowest(classes, batch, solution.pipelines))
+    assert solution.objective_ms == pytest.approx(least(classes, batch), rel=1e-5)
+    assert solution.lower_bound_ms <= solution.objective_ms
+    assert solution.optimal or solution.lower_bound_ms == pytest.approx(
+        solution.objective_ms, rel=1e-5
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,17 +100,19 @@ def test_a_trial_gives_each_sequence_to_the_first_to_end(case: Case, overhead: b
     parts: list[list[int]] = [[] for _ in each]
     for i, length in enumerate(batch.lengths):
         times = []
-        for item, part in zip(each, parts, strict=True):
+        for pipeline, part in zip(each, parts, strict=True):
             after = [*(batch.lengths[j] for j in part), length]
-            time = dispatch_bound_ms(item, after, count_overhead=overhead)
-            times.append(time if length <= item.capacity else np.inf)
+            time = dispatch_bound_ms(pipeline, after, count_overhead=overhead)
+            times.append(time if length <= pipeline.capacity else np.inf)
         least_time = min(times)
         ties = [p for p, time in enumerate(times) if time <= least_time * (1 + 1e-12)]
         if len(ties) > 1:
             return  # rounding may decide
         parts[ties[0]].append(i)
-    found = greedy_dispatch(classes, batch, trials=1, order="descending", count_overhead=overhead)
-    assert found == parts
+    solution = greedy_dispatch(
+        classes, batch, trials=1, order="descending", count_overhead=overhead
+    )
+    assert solution == parts
 
 
 def test_trials_that_leave_a_pipeline_empty_are_rejected_unless_all_do() -> None:
@@ -125,19 +129,19 @@ def test_too_long_a_sequence_and_no_trials_are_refused() -> None:
 
 
 def test_the_bound_of_a_pipeline_by_hand() -> None:
-    item = PipelineClass(pp=3, a=0.1, b=1.0, c=5.0, capacity=16, unit=4, count=1, gpus=3)
+    pipeline = PipelineClass(pp=3, a=0.1, b=1.0, c=5.0, capacity=16, unit=4, count=1, gpus=3)
     # Work 3.0·1.3 … : 3 → 3.9, 10 → 20; padded 4 + 12 = 16, so V = 1.
-    assert dispatch_bound_ms(item, [3, 10], count_overhead=False) == pytest.approx(23.9 + 40)
-    assert dispatch_bound_ms(item, [3, 10]) == pytest.approx(23.9 + 5 + 2 * 25)
-    assert dispatch_bound_ms(item, [3, 10, 1]) == pytest.approx(25.0 + 10 + 2 * 25)
-    assert dispatch_bound_ms(item, []) == 0
+    assert dispatch_bound_ms(pipeline, [3, 10], count_overhead=False) == pytest.approx(23.9 + 40)
+    assert dispatch_bound_ms(pipeline, [3, 10]) == pytest.approx(23.9 + 5 + 2 * 25)
+    assert dispatch_bound_ms(pipeline, [3, 10, 1]) == pytest.approx(25.0 + 10 + 2 * 25)
+    assert dispatch_bound_ms(pipeline, []) == 0
 
 
 def test_running_out_of_time_is_not_called_optimal() -> None:
     rng = np.random.default_rng(0)
     classes = (PipelineClass(2, 1e-4, 1.0, 3.0, 4000, 1, 7, 2), PAIR[0])
     batch = Batch.of_lengths(rng.integers(1, 3000, 150).tolist())
-    found = ilp_dispatch(classes, batch, time_limit_s=1.0)
-    check_assignment(classes, batch, found.pipelines)
-    assert found.lower_bound_ms <= found.objective_ms
-    assert not found.optimal
+    solution = ilp_dispatch(classes, batch, time_limit_s=1.0)
+    check_assignment(classes, batch, solution.pipelines)
+    assert solution.lower_bound_ms <= solution.objective_ms
+    assert not solution.optimal

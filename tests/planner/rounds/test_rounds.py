@@ -33,9 +33,9 @@ def optimum(models: list[SchemeModel], batch: Batch, gpus: int) -> float:
             lengths = [batch.lengths[i] for i in group]
             options.append(
                 [
-                    (item.gpus, sum(n * (item.a * n + item.b) for n in lengths) + item.c)
-                    for item in classes
-                    if sum(-(-n // item.unit) * item.unit for n in lengths) <= item.capacity
+                    (kind.gpus, sum(n * (kind.a * n + kind.b) for n in lengths) + kind.c)
+                    for kind in classes
+                    if sum(-(-n // kind.unit) * kind.unit for n in lengths) <= kind.capacity
                 ]
             )
         for rounds in partitions(range(len(groups))):

@@ -122,9 +122,9 @@ def test_flops_by_hand() -> None:
 
 
 def test_the_published_breakdown_is_the_default() -> None:
-    found = exchange_of(PROFILE, 64, overlap=(1710 - 1180) / 1710)
-    assert found.heterogeneous_ms == pytest.approx(1710, rel=0.001)
-    assert found.exposed_ms(True) == pytest.approx(1180, rel=0.001)
+    exchange = exchange_of(PROFILE, 64, overlap=(1710 - 1180) / 1710)
+    assert exchange.heterogeneous_ms == pytest.approx(1710, rel=0.001)
+    assert exchange.exposed_ms(True) == pytest.approx(1180, rel=0.001)
     assert exchange_of(PROFILE, 64).exposed_ms(False) == pytest.approx(1110, rel=0.001)
     assert exchange_of(shipped("gpt-7b-a100-40gb"), 64).exposed_ms(True) == 0
     assert exchange_of(PROFILE, 64, exchange_ms=(1, 2)).heterogeneous_ms == 2

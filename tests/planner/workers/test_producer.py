@@ -6,9 +6,11 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import producer_cases
 import pytest
@@ -88,6 +90,23 @@ def _kill_when_started() -> None:
     while not (children := multiprocessing.active_children()):
         time.sleep(0.005)
     children[0].kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="planners are fresh processes there")
+def test_a_killed_server_changes_nothing() -> None:
+    """What planners are forked from is killed, and with it one of them."""
+    proposal, batches = dense_proposal(), drawn_batches(16)
+    got = []
+    for planned in produce(proposal, batches, seed=3, workers=2):
+        got.append(planned.line)
+        if planned.step == 4:
+            (child, *_) = multiprocessing.active_children()
+            stat = Path(f"/proc/{child.pid}/stat").read_text()
+            server = int(stat.rpartition(")")[2].split()[1])
+            assert server != os.getpid()
+            os.kill(server, signal.SIGKILL)
+            child.kill()
+    assert got == lines(proposal, batches)
 
 
 @pytest.fixture

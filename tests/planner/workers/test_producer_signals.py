@@ -54,7 +54,7 @@ def planning(files: tuple[Path, Path], output: Path) -> Iterator[subprocess.Pope
 
 def alive_in(group: int) -> list[int]:
     """The processes of a group, without those that are dead and not yet collected."""
-    found = []
+    alive = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -62,8 +62,8 @@ def alive_in(group: int) -> list[int]:
             except OSError:
                 continue  # gone meanwhile
             if int(its_group) == group and state not in "ZX":
-                found.append(int(entry.name))
-    return found
+                alive.append(int(entry.name))
+    return alive
 
 
 def wait_until(what: str, happened: object) -> None:
@@ -86,7 +86,7 @@ def test_an_interrupt(files: tuple[Path, Path], tmp_path: Path, when: str, to: s
     output = tmp_path / "output" / "plans.jsonl"
     with planning(files, output) as running:
         if when == "starting":
-            wait_until("workers start", lambda: len(alive_in(running.pid)) > 2)
+            wait_until("workers start", lambda: len(alive_in(running.pid)) > 3)
         else:
             wait_for_plans(output.parent)
         if to == "group":

@@ -89,7 +89,7 @@ def cases(draw: st.DrawFn, lockstep: bool) -> tuple[ProposalDocument, Batch]:
     if lockstep:
         longest = max(model.max_sequence for model in models.values())
     else:
-        longest = max(item.max_sequence for item in document.candidates)
+        longest = max(candidate.max_sequence for candidate in document.candidates)
     length = st.one_of(st.integers(1, min(longest, 10_000)), st.integers(1, min(longest, 40)))
     lengths = draw(st.lists(length, min_size=1, max_size=24))
     ids = draw(st.lists(st.integers(0, 10**9), min_size=len(lengths), max_size=len(lengths)))

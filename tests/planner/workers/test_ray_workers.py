@@ -59,8 +59,8 @@ def cluster() -> Iterator[dict[str, str]]:
         nodes: list[subprocess.Popen[bytes]] = []
         try:
             _, said = start("--head", "--port=0", "--include-dashboard=false")
-            found = until(lambda: re.search(r"--address='(\S+?)'", said.read_text()))
-            address: str = found[1]  # type: ignore[index]
+            address_line = until(lambda: re.search(r"--address='(\S+?)'", said.read_text()))
+            address: str = address_line[1]  # type: ignore[index]
             start(f"--address={address}")
             yield {"RAY_ADDRESS": address, **token}
         finally:
@@ -73,10 +73,10 @@ def cluster() -> Iterator[dict[str, str]]:
 
 def until(happened: Callable[[], object], seconds: float = PATIENCE_S) -> object:
     end = time.monotonic() + seconds
-    while not (found := happened()):
+    while not (outcome := happened()):
         assert time.monotonic() < end
         time.sleep(0.02)
-    return found
+    return outcome
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def joined(cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def actors() -> list[int]:
     """The processes of this machine that are planning actors, whatever they do."""
-    found = []
+    alive = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -96,8 +96,8 @@ def actors() -> list[int]:
             except OSError:
                 continue  # gone meanwhile
             if title.startswith(b"ray::PlanningActor"):
-                found.append(int(entry.name))
-    return found
+                alive.append(int(entry.name))
+    return alive
 
 
 def lines(batches: list[Batch], workers: int, executor: str = "ray") -> list[str]:
@@ -125,9 +125,9 @@ def test_killed_actors_change_nothing(capfd: pytest.CaptureFixture[str]) -> None
     for planned in produce(dense_proposal(), batches, seed=3, workers=2, executor="ray"):
         got.append(planned.line)
         if planned.step in (4, 13):
-            found = actors()
-            assert found
-            for actor in found if planned.step == 13 else found[:1]:
+            running = actors()
+            assert running
+            for actor in running if planned.step == 13 else running[:1]:
                 os.kill(actor, signal.SIGKILL)
     assert got == expected
     until(lambda: not actors())
@@ -223,7 +223,7 @@ def test_without_an_address_a_cluster_is_started_and_ended(
 
 def in_session(session: int) -> list[str]:
     """The processes of a session, without those that are dead and not yet collected."""
-    found = []
+    paths = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -231,8 +231,8 @@ def in_session(session: int) -> list[str]:
             except OSError:
                 continue  # gone meanwhile
             if int(its) == session and state not in "ZX":
-                found.append(entry.name)
-    return found
+                paths.append(entry.name)
+    return paths
 
 
 @needs_ray

@@ -37,9 +37,9 @@ def test_random_plans_are_valid(plan: Plan) -> None:
 def objects(node: Any) -> list[dict[str, Any]]:
     """Every object inside a JSON value."""
     if isinstance(node, list):
-        return [found for item in node for found in objects(item)]
+        return [inner for child in node for inner in objects(child)]
     if isinstance(node, dict):
-        return [node, *(found for item in node.values() for found in objects(item))]
+        return [node, *(inner for child in node.values() for inner in objects(child))]
     return []
 
 

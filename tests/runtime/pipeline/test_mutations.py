@@ -1,0 +1,138 @@
+"""Faults that others have shipped, put in on purpose: each must be seen by the gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from ranks import run_ranks
+from staged_runs import CONFIG, GATES, Case, Outcome, differences, staged
+
+from seqplan.plans.views.parameter_layout import ParameterLayout
+from seqplan.plans.views.sharding import Range
+from seqplan.runtime.pipeline import staged_llama
+from seqplan.runtime.pipeline.llama_units import llama_units
+from seqplan.runtime.pipeline.one_f_one_b import PipelinePasses
+from seqplan.runtime.states.exchange import Finish, MessageExchange
+from seqplan.runtime.states.unit import Unit
+
+CASE = Case(4, 18, config=replace(CONFIG, heads=4, kv_heads=1, layers=3), steps=3)
+"""One key head, which all tp ranks have a copy of; tp and pp from the first step on."""
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def norms_as_equal() -> Iterator[None]:
+    """As if every tp rank had seen all rows."""
+
+    def units(config: Any) -> Any:
+        return [
+            (name, [replace(p, gradient="equal") if p.vector else p for p in parameters])
+            for name, parameters in llama_units(config)
+        ]
+
+    with patch.object(staged_llama, "llama_units", units):
+        yield
+
+
+@contextmanager
+def one_copy_of_a_key_head() -> Iterator[None]:
+    """As if copies of a key head had seen the same queries."""
+    whole = ParameterLayout.contributed
+
+    def contributed(parameter: ParameterLayout, tp: int, tp_rank: int) -> tuple[Range, ...]:
+        ranges = whole(parameter, tp, tp_rank)
+        return ranges[:1] if "qkv" in parameter.name and tp_rank else ranges
+
+    with patch.object(ParameterLayout, "contributed", contributed):
+        yield
+
+
+@contextmanager
+def loss_on_every_tp_rank() -> Iterator[None]:
+    begin = PipelinePasses.__init__
+
+    def counting(passes: PipelinePasses, view: Any, *rest: Any, **options: Any) -> None:
+        begin(passes, replace(view, at=replace(view.at, tp=0)), *rest, **options)
+
+    with patch.object(PipelinePasses, "__init__", counting):
+        yield
+
+
+@contextmanager
+def a_unit_not_pushed() -> Iterator[None]:
+    push = MessageExchange.push
+
+    def forgetful(exchange: MessageExchange, unit: Unit) -> Finish:
+        if unit.name == "layers.1":
+            unit.gradient.zero_()
+        return push(exchange, unit)
+
+    with patch.object(MessageExchange, "push", forgetful):
+        yield
+
+
+@contextmanager
+def stale_parameters() -> Iterator[None]:
+    """As if a unit kept what it was pulled as in the first step."""
+    pull = MessageExchange.pull
+    first: dict[str, torch.Tensor] = {}
+
+    def stale(exchange: MessageExchange, unit: Unit) -> Finish:
+        if unit.name != "layers.2":
+            return pull(exchange, unit)
+        master = unit.master
+        unit.master = first.setdefault(unit.name, master.clone())
+        finish = pull(exchange, unit)
+        unit.master = master
+        return finish
+
+    with patch.object(MessageExchange, "pull", stale):
+        yield
+
+
+MUTATIONS: dict[str, Callable[[], Any]] = {
+    "none": nothing,
+    "norms pushed as equal": norms_as_equal,
+    "one copy of a key head pushed": one_copy_of_a_key_head,
+    "loss counted on every tp rank": loss_on_every_tp_rank,
+    "a unit not pushed": a_unit_not_pushed,
+    "stale parameters": stale_parameters,
+}
+
+
+def all_mutations(rank: int, world_size: int) -> dict[str, Outcome]:
+    outcomes = {}
+    for name, mutation in MUTATIONS.items():
+        with mutation():
+            outcomes[name] = staged(rank, world_size, CASE)
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[dict[str, Outcome]]:
+    ranks: list[dict[str, Outcome]] = run_ranks(all_mutations, CASE.ranks, timeout_s=150)
+    return ranks
+
+
+def test_the_case_has_what_the_faults_are_about() -> None:
+    first, *_ = CASE.plans()
+    schemes = [pipeline.scheme for pipeline in first.pipelines if pipeline.micro_batches]
+    assert any(scheme.tp > 1 for scheme in schemes)
+    assert any(scheme.pp > 1 for scheme in schemes)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_every_fault_fails_the_gates(outcomes: list[dict[str, Outcome]], mutation: str) -> None:
+    worst = differences(CASE, [outcome[mutation] for outcome in outcomes])
+    within = all(one <= gate for one, gate in zip(worst, GATES[CASE.dtype], strict=True))
+    assert within == (mutation == "none"), worst

@@ -1,0 +1,109 @@
+"""Runs of random strategies on real ranks beside one process that knows no plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from random_plans import random_staged_plan
+
+from seqplan.plans.plan import Plan
+from seqplan.plans.views.rank_view import rank_view
+from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.pipeline.staged_llama import StagedLlama
+from seqplan.runtime.train_check.reference import dense_attention, reference_step
+from seqplan.runtime.training.model import Llama, ModelConfig
+
+CONFIG = ModelConfig(hidden=64, layers=4, heads=8, kv_heads=2, ffn=104, vocab=251)
+GATES = {torch.float64: (1e-13, 1e-13, 1e-12), torch.float32: (1e-6, 3e-6, 5e-5)}
+"""Largest differences of losses and gradient norms, relative, and of parameters, absolute."""
+
+CLIP, RATE, EPSILON = 1.0, 1e-3, 1e-6
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: random strategies from ``seed`` on ``ranks`` ranks."""
+
+    ranks: int
+    seed: int
+    dtype: torch.dtype = torch.float64
+    config: ModelConfig = CONFIG
+    steps: int = 10
+    by_messages: bool = True
+
+    def plans(self) -> list[Plan]:
+        rng = np.random.default_rng(self.seed)
+        return [
+            random_staged_plan(rng, self.ranks, sizes_of(self.config), step=step)
+            for step in range(self.steps)
+        ]
+
+    def model(self, seed: int, **options: object) -> Llama:
+        """Norms that differ from one and large weights: nothing may hide."""
+        torch.manual_seed(seed)
+        model = Llama(self.config, **options)  # type: ignore[arg-type]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter *= 1 + 0.1 * torch.randn_like(parameter) if parameter.dim() == 1 else 3.0
+        return model.to(self.dtype)
+
+
+def sizes_of(config: ModelConfig) -> dict[str, int]:
+    return {name: getattr(config, name) for name in ("layers", "heads", "kv_heads", "ffn", "vocab")}
+
+
+Outcome = tuple[list[float], list[float], dict[str, torch.Tensor]]
+
+
+def staged(rank: int, world_size: int, case: Case) -> Outcome:
+    groups = Communicators.create()
+    model = case.model(case.seed + rank)  # rank 0's values must win
+    job = StagedLlama(model, groups, tensor_degrees=(2,), by_messages=case.by_messages)
+    masters = [master for _, master in job.states.master_parameters()]
+    optimizer = torch.optim.AdamW(masters, lr=RATE, eps=EPSILON)
+    prepare = job.preparation(SeededTokens(case.config.vocab, 5))
+    losses, norms = [], []
+    for plan in case.plans():
+        view = rank_view(plan, rank)
+        result = job.run_step(view, prepare(view), optimizer, clip_norm=CLIP)
+        losses.append(result.loss)
+        norms.append(result.gradient_norm)
+    return losses, norms, dict(job.states.export())
+
+
+def reference(case: Case) -> Outcome:
+    model = case.model(case.seed, attend=dense_attention)
+    if case.dtype == torch.bfloat16:
+        model = model.float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPSILON)
+    data = SeededTokens(case.config.vocab, 5)
+    results = [
+        reference_step(plan, data, model, optimizer, clip_norm=CLIP) for plan in case.plans()
+    ]
+    losses, norms = zip(*results, strict=True)
+    return (
+        list(losses),
+        list(norms),
+        {name: parameter.detach() for name, parameter in model.named_parameters()},
+    )
+
+
+def differences(case: Case, outcomes: list[Outcome]) -> tuple[float, float, float]:
+    """Of losses and norms relative, of parameters absolute, the largest over steps and ranks."""
+    losses, norms, parameters = reference(case)
+    assert {tuple(outcome[0]) for outcome in outcomes} == {tuple(outcomes[0][0])}
+    exported = outcomes[0][2]
+    assert exported.keys() == parameters.keys()
+    assert not any(outcome[2] for outcome in outcomes[1:])
+
+    def relative(mine: list[float], expected: list[float]) -> float:
+        return max(abs(a / b - 1) for a, b in zip(mine, expected, strict=True))
+
+    return (
+        relative(outcomes[0][0], losses),
+        relative(outcomes[0][1], norms),
+        max((exported[name] - parameters[name]).abs().max().item() for name in parameters),
+    )

@@ -1,0 +1,67 @@
+"""Whatever strategies stand side by side, no two ranks wait for each other for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+from nccl_rules import Trace, recorded, replay
+from ranks import run_ranks
+from staged_runs import Case, staged
+
+from seqplan.plans.views.placement import placement_of, pushes_overlap
+from seqplan.runtime.pipeline import prepare
+
+CASES = {
+    "messages": Case(8, 28, steps=4),
+    "groups": Case(8, 12, steps=4, by_messages=False),
+}
+OVERLAPPED = "pushes beside backward, whatever the plan"
+
+
+def traces_of(rank: int, world_size: int) -> dict[str, Trace]:
+    traces = {}
+    for name, case in CASES.items():
+        traces[name] = Trace(rank)
+        with recorded(traces[name]):
+            staged(rank, world_size, case)
+    traces[OVERLAPPED] = Trace(rank)
+    case = replace(CASES["groups"], steps=2)
+    with (
+        recorded(traces[OVERLAPPED]),
+        patch.object(prepare, "pushes_overlap", lambda placement: True),
+    ):
+        staged(rank, world_size, case)
+    return traces
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Trace]]:
+    recorded_traces: list[dict[str, Trace]] = run_ranks(traces_of, 8, timeout_s=150)
+    return recorded_traces
+
+
+def test_the_cases_have_pushes_beside_backward_and_after_it() -> None:
+    for case in CASES.values():
+        placements = [placement_of(plan.pipelines) for plan in case.plans()]
+        assert {pushes_overlap(placement) for placement in placements} == {False, True}
+        schemes = [placed.scheme for placement in placements for placed in placement]
+        assert any(scheme.pp > 1 for scheme in schemes)
+        assert any(scheme.tp > 1 for scheme in schemes)
+
+
+@pytest.mark.parametrize("one_queue", [False, True], ids=["a queue each", "one queue"])
+@pytest.mark.parametrize("name", CASES)
+def test_steps_come_to_their_end(ranks: list[dict[str, Trace]], name: str, one_queue: bool) -> None:
+    traces = [of_rank[name] for of_rank in ranks]
+    assert sum(len(trace.events) for trace in traces) > 1000
+    assert replay(traces, one_queue=one_queue) is None
+
+
+def test_a_step_that_would_hang_is_seen(ranks: list[dict[str, Trace]]) -> None:
+    """Stages that push in backward wait for each other where kernels run one at a time."""
+    traces = [of_rank[OVERLAPPED] for of_rank in ranks]
+    stuck = replay(traces, one_queue=True)
+    assert stuck is not None
+    assert "rank" in stuck

@@ -280,8 +280,8 @@ def _fill_reordered(
         elements = whole.setdefault(kind, value.new_zeros(layout.numel))
         elements[int(match["start"]) : int(match["stop"])] = value
     for kind, elements in whole.items():
-        rows = layout.columns if layout.transposed else layout.rows
-        ordered = elements.view(rows, -1).t().reshape(-1)[start : start + parameter.numel()]
+        other = elements.view(layout.columns, layout.rows)
+        ordered = other.t().reshape(-1)[start : start + parameter.numel()]
         if kind == MASTER:
             parameter.detach().copy_(ordered)
         else:

@@ -91,8 +91,9 @@ class ShardedStates(UnitStates):
 def _unit(name: str, owned: list[tuple[str, nn.Parameter]], group: dist.ProcessGroup) -> Unit:
     """Make a unit that holds whole parameters, as views of its buffer from now on."""
     layouts = [
-        ParameterLayout(key, (Block(parameter.numel()),), 1, (0,), vector=True)
+        ParameterLayout(key, (Block(rows),), parameter.numel() // max(rows, 1), (0,), vector=True)
         for key, parameter in owned
+        for rows in (parameter.shape[0] if parameter.dim() else 1,)
     ]
     first = owned[0][1]
     layout = UnitLayout(name, layouts, 1, dist.get_world_size(group))

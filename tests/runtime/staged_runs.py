@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from random_plans import random_staged_plan
+from random_plans import one_pipeline_plan, random_staged_plan
 
 from seqplan.plans.plan import Plan
+from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
@@ -33,12 +34,21 @@ class Case:
     config: ModelConfig = CONFIG
     steps: int = 10
     by_messages: bool = True
+    whole: bool = False
 
     def plans(self) -> list[Plan]:
+        """``whole``: the same batches on a single pipeline with tp = pp = 1."""
         rng = np.random.default_rng(self.seed)
-        return [
+        plans = [
             random_staged_plan(rng, self.ranks, sizes_of(self.config), step=step)
             for step in range(self.steps)
+        ]
+        if not self.whole:
+            return plans
+        scheme = Scheme(ulysses=2, ring=self.ranks // 2)
+        return [
+            one_pipeline_plan(scheme, list(plan.lengths), step=plan.step, packed=False)
+            for plan in plans
         ]
 
     def model(self, seed: int, **options: object) -> Llama:

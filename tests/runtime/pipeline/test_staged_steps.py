@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 from ranks import run_ranks
-from staged_runs import CONFIG, GATES, Case, differences, staged
+from staged_runs import CONFIG, GATES, Case, Outcome, differences, staged
+
+BFLOAT16 = Case(4, 9, torch.bfloat16, steps=6)
 
 CASES = {
     "8 ranks": Case(8, 1),
@@ -30,3 +32,15 @@ def test_training_is_that_of_one_process(case: Case) -> None:
     outcomes = run_ranks(staged, case.ranks, case, timeout_s=150)
     worst = differences(case, outcomes)
     assert all(one <= gate for one, gate in zip(worst, GATES[case.dtype], strict=True)), worst
+
+
+def in_bfloat16(rank: int, world_size: int) -> list[Outcome]:
+    return [staged(rank, world_size, case) for case in (BFLOAT16, replace(BFLOAT16, whole=True))]
+
+
+def test_bfloat16_errs_as_it_does_with_whole_parameters() -> None:
+    """Against fp32: at most twice the difference of the same batches at tp = pp = 1."""
+    outcomes = run_ranks(in_bfloat16, BFLOAT16.ranks, timeout_s=150)
+    cut = differences(BFLOAT16, [outcome[0] for outcome in outcomes])
+    whole = differences(replace(BFLOAT16, whole=True), [outcome[1] for outcome in outcomes])
+    assert all(one <= 2 * other for one, other in zip(cut, whole, strict=True)), (cut, whole)

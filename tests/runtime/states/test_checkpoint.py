@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from random_plans import one_pipeline_plan
 from ranks import run_ranks, run_ranks_expecting_failure
 
+from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.pipeline.staged_llama import StagedLlama
 from seqplan.runtime.states.checkpoint import Cursor, restore, save
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.model import Llama, ModelConfig
@@ -124,3 +130,74 @@ def newer_format(rank: int, world_size: int, folder: Path, text: str) -> None:
     path = save(folder, Cursor(1, None), states, optimizer, groups.control)
     (path / "cursor.json").write_text(text)
     restore(folder, states, optimizer, groups.control)
+
+
+CONFIG_OF_JOB = ModelConfig(hidden=32, layers=3, heads=4, kv_heads=2, ffn=20, vocab=17)
+BEFORE = [Scheme(tp=2, pp=2), Scheme(ulysses=2, ring=2)]
+AFTER = {4: [Scheme(pp=2, ring=2), Scheme(tp=4)], 2: [Scheme(tp=2), Scheme(pp=2)]}
+
+
+def job_of(groups: Communicators, schemes: list[Scheme], rank: int, folder: Path) -> StagedJob:
+    """A job that is restored, run under ``schemes``, saved; its losses and parameters."""
+    torch.manual_seed(0)
+    job = StagedLlama(Llama(CONFIG_OF_JOB).double(), groups, by_messages=True)
+    optimizer = torch.optim.AdamW([master for _, master in job.states.master_parameters()], lr=0.1)
+    cursor = restore(folder, job.states, optimizer, groups.control)
+    first = 0 if cursor is None else cursor.next_step
+    prepare = job.preparation(SeededTokens(CONFIG_OF_JOB.vocab, 0))
+    losses = []
+    for step, scheme in enumerate(schemes, start=first):
+        view = rank_view(one_pipeline_plan(scheme, [30, 7, 12], step=step, packed=False), rank)
+        losses.append(job.run_step(view, prepare(view), optimizer).loss)
+    save(folder, Cursor(first + len(schemes), None), job.states, optimizer, groups.control)
+    return losses, dict(job.states.export())
+
+
+StagedJob = tuple[list[float], dict[str, torch.Tensor]]
+
+
+def staged_job(rank: int, world_size: int, folder: Path, schemes: list[Scheme]) -> StagedJob:
+    return job_of(Communicators.create(), schemes, rank, folder)
+
+
+def test_a_checkpoint_goes_on_under_other_strategies_and_ranks(tmp_path: Path) -> None:
+    run_ranks(staged_job, 4, tmp_path / "4", BEFORE)
+    shutil.copytree(tmp_path / "4", tmp_path / "2")
+    four = run_ranks(staged_job, 4, tmp_path / "4", AFTER[4])[0]
+    two = run_ranks(staged_job, 2, tmp_path / "2", AFTER[2])[0]
+    assert four[0] == pytest.approx(two[0], rel=1e-12)
+    assert four[1].keys() == two[1].keys() == dict(Llama(CONFIG_OF_JOB).named_parameters()).keys()
+    for name, parameter in four[1].items():
+        assert torch.allclose(parameter, two[1][name], atol=1e-10), name
+        assert parameter.shape == dict(Llama(CONFIG_OF_JOB).named_parameters())[name].shape
+
+
+def read_as_hosted(rank: int, world_size: int, folder: Path) -> dict[str, torch.Tensor]:
+    """The checkpoint of stages, whose row-parallel weights are transposed, in a whole module."""
+    groups = Communicators.create()
+    torch.manual_seed(9)
+    states = ShardedStates(Llama(CONFIG_OF_JOB).double(), groups.states)
+    optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=0.1)
+    assert restore(folder, states, optimizer, groups.control) == Cursor(2, None)
+    moments = {kind for state in optimizer.state.values() for kind in state}
+    assert moments == {"step", "exp_avg", "exp_avg_sq"}
+    save(folder, Cursor(3, None), states, optimizer, groups.control)
+    return dict(states.export())
+
+
+def read_as_staged(rank: int, world_size: int, folder: Path) -> StagedJob:
+    return job_of(Communicators.create(), [], rank, folder)
+
+
+def test_an_order_of_elements_is_turned_into_the_other(tmp_path: Path) -> None:
+    """Also that of checkpoints written before parameters were stored transposed."""
+    _, exported = run_ranks(staged_job, 4, tmp_path / "job", BEFORE)[0]
+    hosted = run_ranks(read_as_hosted, 3, tmp_path / "job")[0]
+    cursor = tmp_path / "job" / "step-00000003" / "cursor.json"
+    document = json.loads(cursor.read_text())
+    assert document.pop("transposed") == []
+    cursor.write_text(json.dumps({**document, "format": 1}))
+    _, again = run_ranks(read_as_staged, 2, tmp_path / "job")[0]
+    for name, parameter in exported.items():
+        assert torch.equal(parameter, hosted[name]), name
+        assert torch.equal(parameter, again[name]), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from seqplan.planner.workers.executor import EXECUTORS
 
 _TICK_S = 1.0
 """How often a shared store is searched for work that another service has left."""
+
+_log = logging.getLogger("seqplan.service")
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,10 @@ class Service:
             self._watch.join()
 
     def plan(self, row: JobRow) -> None:
-        """Begin, or go on, to plan a job that is in the store; once is enough."""
+        """Begin, or go on, to plan a job that is in the store; once is enough.
+
+        A job that cannot be begun is settled as failed.
+        """
         with self._lock:
             known = self._running.get(row.id)
             if self._stopping.is_set() or (known is not None and not known.ended):
@@ -112,7 +118,12 @@ class Service:
                 executor=self._executor,
             )
             self._running[row.id] = planning
-            planning.start()
+            try:
+                planning.start()
+                return
+            except RuntimeError as error:  # no more threads
+                failure = error
+        planning.give_up(failure)
 
     def plan_again(self, row: JobRow) -> None:
         """Plan a job that had failed; its earlier planning may be about to end."""
@@ -158,6 +169,9 @@ class Service:
                         self._catch_up()
                     self._noticed(job)
             except StoreUnavailable:
+                self._stopping.wait(_TICK_S)
+            except Exception:  # what one job is told must not keep the others from theirs
+                _log.exception("a notice of another service could not be followed")
                 self._stopping.wait(_TICK_S)
 
     def _catch_up(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from seqplan.planner.cluster import MOST_GPUS
 from seqplan.planner.workers.executor import EXECUTORS
 
 
@@ -63,6 +64,8 @@ def read_job_file(path: Path) -> JobFile:
         least = _LEAST.get(name, 1)
         if isinstance(value, int) and value < least:
             raise ValueError(f"{path}: {name}: wants {least} or more, not {value}")
+        if name == "gpus" and isinstance(value, int) and value > MOST_GPUS:
+            raise ValueError(f"{path}: gpus must be {MOST_GPUS} or fewer, not {value}")
     if (executor := raw.get("executor", EXECUTORS[0])) not in EXECUTORS:
         raise ValueError(f"{path}: executor: wants {' or '.join(EXECUTORS)}, not {executor!r}")
     return JobFile(**{**raw, **_resolved(raw, path.parent)})

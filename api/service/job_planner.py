@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from seqplan.api.service.job_news import JobNews
 from seqplan.api.service.look_ahead import LookAhead, Published
@@ -33,7 +34,8 @@ class PlanningJob:
 
     ``published`` is called, from the planning thread, whenever a plan is in the store (which it
     gets ready to send) or the job's state has changed (None). ``workers``: planners of this job;
-    ``executor``: where they run, one of ``EXECUTORS``. ``news``: what to tell it.
+    ``executor``: where they run, one of ``EXECUTORS``. ``ended`` is called when planning ends by an
+    error of its own. ``news``: what to tell it.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class PlanningJob:
         row: JobRow,
         published: Published,
         *,
+        ended: Callable[[], None],
         workers: int = 1,
         executor: str = EXECUTORS[0],
     ) -> None:
@@ -52,6 +55,7 @@ class PlanningJob:
 
         self._store = store
         self._published = published
+        self._ended = ended
         self._workers = workers
         self._executor = executor
         self._thread = threading.Thread(target=self._run, name=f"job {self.id}", daemon=True)
@@ -94,6 +98,7 @@ class PlanningJob:
         trace = None if isinstance(error, ValueError) else error  # which say what to mend
         _log.error("job %s: planning ended: %s", self.id, reason, exc_info=trace)
         self.fault = reason
+        self._ended()
         while not self.news.stopped:
             try:
                 with self._store.claimed(f"job {self.id}") as claim:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import queue
 import threading
@@ -23,6 +24,8 @@ from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_p
 from seqplan.profiler.profile import Profile
 
 _RETRY_S = 0.5
+
+_log = logging.getLogger("seqplan.proposals")
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,26 @@ class ProposalMaker:
                     break
                 except StoreUnavailable:
                     self._stopped.wait(_RETRY_S)
+                except Exception as error:  # the next one may be made
+                    _log.exception("proposal %s: making it ended", key)
+                    self._give_up(key, error)
+                    break
             self.progress.pop(key, None)
             self._dropped.discard(key)
+
+    def _give_up(self, key: str, error: Exception) -> None:
+        try:
+            with self._store.writing() as connection:
+                settle_proposal(connection, key, error=f"{type(error).__name__}: {error}")
+        except Exception:
+            _log.exception(
+                "proposal %s: cannot be settled; it is made again at the next start", key
+            )
+
+    @property
+    def ended(self) -> bool:
+        """Whether its thread has ended though nobody told it to."""
+        return not self._thread.is_alive() and not self._stopped.is_set()
 
     def _ending(self, key: str) -> bool:
         return self._stopped.is_set() or key in self._dropped

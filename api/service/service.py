@@ -114,6 +114,7 @@ class Service:
                 self.store,
                 row,
                 self._published,
+                ended=self._count_end,
                 workers=self._workers,
                 executor=self._executor,
             )
@@ -215,6 +216,24 @@ class Service:
         """Return the planning of a job, None for one that has none."""
         with self._lock:
             return self._running.get(key)
+
+    def _count_end(self) -> None:
+        self.counts["planning_ends"] += 1
+
+    def faults(self) -> list[str]:
+        """Say of each thread that has ended before its time what it leaves undone, and the mend."""
+        with self._lock:
+            running = sorted(self._running.items())
+        told = [
+            f"job {job}: planning ended: {planning.fault}; POST /v1/jobs/{job}/restart"
+            for job, planning in running
+            if planning.ended and planning.fault is not None
+        ]
+        if self.proposals.ended:
+            told.append("no proposals are made any more; start the service again")
+        if self._watch is not None and not self._watch.is_alive() and not self._stopping.is_set():
+            told.append("other services are heard no more; start the service again")
+        return told
 
     def _published(self, job: str, ready: ReadyPlan | None) -> None:
         if ready is not None:

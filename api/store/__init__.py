@@ -2,7 +2,8 @@
 
 Read ``schema`` (the tables), ``rows`` (their records), ``store`` (opening one, its transactions),
 then the file of the table in question: each table has one of its name. ``migrations`` bring the
-tables of older stores to this version; ``notices`` tell the other services of a shared store.
+tables of older stores to this version; ``notices`` tell the other services of a shared store;
+``outages`` are told from what is wrong for good.
 """
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "lengths",
     "measurements",
     "notices",
+    "outages",
     "plans",
     "profiles",
     "proposals",

@@ -15,14 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from seqplan.api.store.errors import StoreError, StoreUnavailable
 from seqplan.api.store.migrations import migrate
 from seqplan.api.store.notices import CHANNEL
+from seqplan.api.store.outages import outages
 
 _BUSY_MS = 5000
+
+_UNBOUNDED = -1
+"""Connections beyond those that are kept: planning has one a job, requests one a thread, and a
+thread that had to wait for another's would be kept from planning by whoever reads slowly."""
 
 
 class Store:
@@ -75,7 +80,7 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Begin a transaction that only reads. ``StoreUnavailable``."""
-        with _available(), self._engine.begin() as connection:
+        with outages(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
@@ -83,7 +88,7 @@ class Store:
         """Begin a transaction that may write; on disk when it ends. ``StoreUnavailable``."""
         # SQLite has one writer at a time: better to wait here than to be told that it is locked.
         turn = nullcontext() if self._shared else self._writing
-        with _available(), turn, self._engine.connect() as connection:
+        with outages(), turn, self._engine.connect() as connection:
             connection = connection.execution_options(writes=True)
             with connection.begin():
                 yield connection
@@ -99,7 +104,7 @@ class Store:
             yield Claim(self.writing)  # nobody else uses this store
             return
         key = int.from_bytes(hashlib.sha256(what.encode()).digest()[:8], signed=True)
-        with _available(), self._engine.connect() as connection:
+        with outages(), self._engine.connect() as connection:
             with connection.begin():
                 asked = select(func.pg_try_advisory_lock(key))
                 got = connection.execute(asked).scalar()
@@ -110,7 +115,7 @@ class Store:
             @contextmanager
             def writing() -> Iterator[Connection]:
                 # On the connection that holds the claim: without the claim nothing is written.
-                with _available(), connection.begin():
+                with outages(), connection.begin():
                     yield connection
 
             try:
@@ -128,7 +133,7 @@ class Store:
             while True:
                 time.sleep(every_s)
                 yield None
-        with _available(), self._engine.connect() as connection:
+        with outages(), self._engine.connect() as connection:
             connection = connection.execution_options(isolation_level="AUTOCOMMIT")
             connection.exec_driver_sql(f"LISTEN {CHANNEL}")
             driver: Any = connection.connection.driver_connection
@@ -197,12 +202,15 @@ def _parsed(url: str) -> tuple[str, str | None]:
 def _engine(url: str, database: str | None) -> Engine:
     if database is None:
         try:
-            # A job that is planned keeps a connection; requests come on top.
-            engine = create_engine(url, pool_pre_ping=True, max_overflow=-1)
+            engine = create_engine(url, pool_pre_ping=True, max_overflow=_UNBOUNDED)
             return engine.execution_options(origin=secrets.token_hex(8))
         except NoSuchModuleError as error:
             raise StoreError(f"{_parsed(url)[0]}: {error}") from None
-    engine = create_engine(f"sqlite:///{database}", connect_args={"timeout": _BUSY_MS / 1000})
+    engine = create_engine(
+        f"sqlite:///{database}",
+        connect_args={"timeout": _BUSY_MS / 1000},
+        max_overflow=_UNBOUNDED,
+    )
     event.listen(engine, "connect", _configure)
     event.listen(engine, "begin", _begin)
     return engine
@@ -218,12 +226,3 @@ def _begin(connection: Connection) -> None:
     # A reader that turns writer can be refused at once: writers say so from the start.
     writes = connection.get_execution_options().get("writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-@contextmanager
-def _available() -> Iterator[None]:
-    try:
-        yield
-    except DBAPIError as error:
-        reason = str(error.orig).strip().splitlines()
-        raise StoreUnavailable(reason[0] if reason else type(error.orig).__name__) from error

@@ -95,17 +95,26 @@ def remove(service: ServiceOf, job: str) -> Response:
 
 @routes.post("/{job}/restart", status_code=202)
 def restart(service: ServiceOf, request: Request, job: str) -> Response:
-    """Plan a failed job again, from the step that could not be planned; 409 for any other."""
+    """Plan a failed job again, from the step that could not be planned; 409 for any other.
+
+    Also one whose planning has ended without being noted as failed.
+    """
     restarted: list[JobRow] = []  # stays empty where an earlier answer is given again
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
         row = known(held(connection, JobRow, job), f"job {job}")
-        if row.state != "failed":
+        planning = service.job(job)
+        lost = row.state == "planning" and (planning is None or planning.ended)
+        if row.state != "failed" and not lost:
             raise Problem(409, "not-failed", f"job {job} is {row.state}, it has not failed")
         check_room(service, connection)
         settle_job(connection, job, state="planning", failed_step=None, error=None)
         restarted.append(replace(row, state="planning", failed_step=None, error=None))
-        return 202, {"id": job, "state": "planning", "step": row.failed_step}
+        step = row.failed_step
+        if step is None:
+            last = last_planned(connection, job)
+            step = row.first_step if last is None else last + 1
+        return 202, {"id": job, "state": "planning", "step": step}
 
     answer = once(service, request, "restart", effect)
     for row in restarted:

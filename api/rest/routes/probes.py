@@ -7,7 +7,8 @@ from html import escape
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
-from seqplan.api.rest.live.shared import MetricsOf, ServiceOf
+from seqplan.api.rest.live.shared import MetricsOf, ServiceOf, WatchOf
+from seqplan.api.rest.wire.problems import Problem
 from seqplan.api.store.migrations import stored_version
 
 routes = APIRouter()
@@ -20,10 +21,12 @@ async def healthz() -> str:
 
 
 @routes.get("/readyz", response_class=PlainTextResponse)
-def readyz(service: ServiceOf) -> str:
-    """The store answers, too; 503 otherwise."""
+def readyz(service: ServiceOf, watch: WatchOf) -> str:
+    """The store answers, too, and all planning goes on; 503 otherwise, saying what does not."""
     with service.store.reading() as connection:
         stored_version(connection)
+    if told := service.faults() + watch.faults():
+        raise Problem(503, "planning-ended", "; ".join(told))
     return "ready\n"
 
 

@@ -13,7 +13,7 @@ from seqplan.planner.workers.executor import check_executor
 _DESCRIPTION = """\
 Serve plans over HTTP: trainers' ranks ask for their views, acknowledge steps, and never wait for
 a plan that a killed service had published, as everything is in the store before it is handed out.
-Without tokens in the store it listens on loopback only.
+Without tokens in the store it listens on loopback only, and refuses pages of other sites.
 """
 
 _EXAMPLES = """\
@@ -40,6 +40,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--files", metavar="DIR", type=Path, help="uploaded arrays; default STORE.files"
     )
     parser.add_argument("--host", metavar="HOST", default="127.0.0.1", help="default 127.0.0.1")
+    parser.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a Host, beside loopback, that a service without tokens answers to; may be repeated",
+    )
     parser.add_argument(
         "--port", metavar="PORT", type=natural, default=8400, help="default 8400; 0: a free one"
     )
@@ -72,6 +79,6 @@ def run(args: argparse.Namespace) -> int:
             print(token)
             return 0
         service = Service(store, workers=args.workers, executor=args.executor)
-        return serve(store, service, args.host, args.port)
+        return serve(store, service, args.host, args.port, args.allow_host)
     finally:
         store.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -50,8 +50,11 @@ _RESOURCES = (
 """In the order in which the OpenAPI document lists them."""
 
 
-def make_app(service: Service) -> FastAPI:
-    """Make the REST interface of a service, which starts and stops with it."""
+def make_app(service: Service, hosts: Collection[str] = ()) -> FastAPI:
+    """Make the REST interface of a service, which starts and stops with it.
+
+    ``hosts``: names besides loopback by which a service without tokens may be asked.
+    """
     app = FastAPI(
         title="seqplan", version=VERSION, docs_url=None, redoc_url=None, lifespan=_lifespan
     )
@@ -67,7 +70,7 @@ def make_app(service: Service) -> FastAPI:
     # The one added last is asked first.
     app.add_middleware(PlanAnswers, waiters=lambda: app.state.waiters)
     app.add_middleware(BodyLimit, limits=service.limits)
-    app.add_middleware(Tokens, store=service.store)
+    app.add_middleware(Tokens, store=service.store, hosts=hosts)
     app.add_middleware(Figures, counts=service.counts, answered=app.state.metrics.answered)
     app.add_middleware(Dashboard)
     return app

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import socket
 import sys
+from collections.abc import Collection
 
 import uvicorn
 from fastapi import FastAPI
 
 from seqplan.api.rest.app import make_app
+from seqplan.api.rest.middleware.origins import is_loopback
 from seqplan.api.service.service import Service
 from seqplan.api.store.store import Store
 from seqplan.api.store.tokens import known_tokens
@@ -20,15 +21,17 @@ _KEEP_ALIVE_S = 300
 """A rank asks once a step, and steps may be long."""
 
 
-def serve(store: Store, service: Service, host: str, port: int) -> int:
+def serve(
+    store: Store, service: Service, host: str, port: int, allowed_hosts: Collection[str] = ()
+) -> int:
     """Serve until SIGINT or SIGTERM; port 0 takes a free one. Says where on stderr.
 
-    ``ValueError`` for an address beyond loopback while the store has no tokens; ``OSError`` when
-    the address cannot be had.
+    ``allowed_hosts``: see ``make_app``. ``ValueError`` for an address beyond loopback while the
+    store has no tokens; ``OSError`` when the address cannot be had.
     """
     with store.reading() as connection:
         guarded = bool(known_tokens(connection))
-    if not guarded and not _loopback(host):
+    if not guarded and not is_loopback(host):
         raise ValueError(
             f"--host {host}: others could reach this, and the store has no tokens; make one "
             "with --add-token NAME, or listen on 127.0.0.1"
@@ -38,7 +41,7 @@ def serve(store: Store, service: Service, host: str, port: int) -> int:
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise ValueError(f"--host {host} --port {port}: {error.strerror or error}") from None
-    app = make_app(service)
+    app = make_app(service, allowed_hosts)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -63,10 +66,3 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.waiters.stop()
         await super().shutdown(sockets)
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

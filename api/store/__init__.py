@@ -3,7 +3,7 @@
 Read ``schema`` (the tables), ``rows`` (their records), ``store`` (opening one, its transactions),
 then the file of the table in question: each table has one of its name. ``migrations`` bring the
 tables of older stores to this version; ``notices`` tell the other services of a shared store;
-``outages`` are told from what is wrong for good.
+``outages`` are told from what is wrong for good, ``ownership`` is one service's at a time.
 """
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "measurements",
     "notices",
     "outages",
+    "ownership",
     "plans",
     "profiles",
     "proposals",

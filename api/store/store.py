@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import secrets
 import threading
 import time
@@ -15,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from seqplan.api.store.errors import StoreError, StoreUnavailable
 from seqplan.api.store.migrations import migrate
 from seqplan.api.store.notices import CHANNEL
 from seqplan.api.store.outages import outages
+from seqplan.api.store.ownership import InUseElsewhere, Ownership
 
 _BUSY_MS = 5000
 
@@ -36,11 +35,12 @@ class Store:
     ``files``: the folder of uploaded arrays; by default ``PATH.files`` beside a SQLite file. A
     transaction that ended without error is on disk (WAL with synchronous=FULL: an acknowledged
     write survives a power cut, not only a killed process). One service at a time uses a SQLite
-    file; several may share a PostgreSQL database, and then share ``files`` too. ``StoreError`` when
-    it cannot be opened, or another service holds it.
+    file, however its path is spelled; several may share a PostgreSQL database, and then share
+    ``files`` too. ``beside``: for a look into a store that a service may be using. ``StoreError``
+    when it cannot be opened, or another service holds it.
     """
 
-    def __init__(self, url: str, files: Path | None = None) -> None:
+    def __init__(self, url: str, files: Path | None = None, *, beside: bool = False) -> None:
         self.where, database = _parsed(url)
         if files is None:
             if database is None:
@@ -54,28 +54,39 @@ class Store:
         self._writing = threading.Lock()
         try:
             (files / "lengths").mkdir(parents=True, exist_ok=True)
-            self._lock = None if self._shared else _locked(files / "lock")
-        except BlockingIOError:
-            raise StoreError(
-                f"{self.where}: another service is using this store; stop it, or name another"
-            ) from None
         except OSError as error:
             raise StoreError(f"{files}: cannot be written: {error.strerror}") from None
+        self._ownership = None if database is None else self._owned(Path(database), beside)
         try:
             self._engine = _engine(url, database)
         except BaseException as error:
-            self._unlock()
+            self._give_up()
             if isinstance(error, ImportError):
                 raise StoreError(f"{self.where}: cannot be opened: {error}") from None
             raise
         try:
             with self.writing() as connection:
-                migrate(connection, self.where)
+                migrate(connection, self.where, alone=self._shared or self._ownership is not None)
         except BaseException as error:
             self.close()
             if isinstance(error, StoreUnavailable):
                 raise StoreError(f"{self.where}: cannot be opened: {error}") from None
+            if isinstance(error, DBAPIError | UnicodeDecodeError):
+                reason = str(error.orig) if isinstance(error, DBAPIError) else str(error)
+                raise StoreError(f"{self.where}: is damaged, or no store: {reason}") from None
             raise
+        if self._ownership is not None:
+            self._ownership.has_tables()
+
+    def _owned(self, database: Path, beside: bool) -> Ownership | None:
+        try:
+            return Ownership(database, self.files, self.where)
+        except InUseElsewhere:
+            if beside:
+                return None
+            raise
+        except OSError as error:
+            raise StoreError(f"{error.filename}: cannot be written: {error.strerror}") from None
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -153,14 +164,13 @@ class Store:
         return self._shared
 
     def close(self) -> None:
-        """Let go of the database and of the lock."""
+        """Let go of the database and of the locks."""
         self._engine.dispose()
-        self._unlock()
+        self._give_up()
 
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    def _give_up(self) -> None:
+        if self._ownership is not None:
+            self._ownership.give_up()
 
 
 @dataclass(frozen=True)
@@ -168,17 +178,6 @@ class Claim:
     """``writing``: a transaction that is only possible while the claim holds."""
 
     writing: Callable[[], AbstractContextManager[Connection]]
-
-
-def _locked(path: Path) -> int:
-    """Open a descriptor that holds the lock of a file; ``BlockingIOError`` where another has it."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
 
 
 def _parsed(url: str) -> tuple[str, str | None]:

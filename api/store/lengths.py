@@ -13,6 +13,7 @@ from sqlalchemy import Connection, delete, insert
 
 from seqplan.api.store import schema
 from seqplan.api.store.answers import forget_answers
+from seqplan.api.store.errors import ArrayMissing
 from seqplan.api.store.jobs import check_unused
 from seqplan.api.store.proposals import check_not_made_from
 from seqplan.api.store.rows import LengthsRow, ListedLengths, columns, get, locked
@@ -25,6 +26,26 @@ from seqplan.profiler.lengths.digest import lengths_digest
 def lengths_path(store: Store, key: str) -> Path:
     """Return the ``.npy`` file (int64) of a data set."""
     return store.files / "lengths" / f"{key}.npy"
+
+
+def open_lengths(store: Store, key: str) -> npt.NDArray[np.int64]:
+    """Open the array of a data set, which stays on the disk.
+
+    ``ArrayMissing`` where its file is gone, ``ValueError`` where it is damaged.
+    """
+    try:
+        lengths: npt.NDArray[np.int64] = np.load(lengths_path(store, key), mmap_mode="r")
+    except FileNotFoundError:
+        raise missing(key) from None
+    return lengths
+
+
+def missing(key: str) -> ArrayMissing:
+    """Make the error of a data set whose file is gone."""
+    return ArrayMissing(
+        f"lengths {key}: their file is gone from the service's folder; upload the same data again "
+        "(the id stays the same)"
+    )
 
 
 def write_lengths(store: Store, lengths: npt.NDArray[np.int64]) -> LengthsRow:

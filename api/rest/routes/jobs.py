@@ -7,13 +7,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection
 
 from seqplan.api.rest.live.shared import ServiceOf
-from seqplan.api.rest.routes.new_job import NewJob, answered, check_room, job_row
+from seqplan.api.rest.routes.data_look import look_at_data
+from seqplan.api.rest.routes.job_bodies import NewJob, PushedBatch, PushedBatches
+from seqplan.api.rest.routes.new_job import answered, check_room, job_row
 from seqplan.api.rest.routes.sampler_state import proposal_of, sampler_state
-from seqplan.api.rest.wire.fields import AtStep, Limit, Natural, Positive
+from seqplan.api.rest.wire.fields import AtStep, Limit
 from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
@@ -27,31 +28,14 @@ from seqplan.planner.batches.batch import Batch
 routes = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
-class PushedBatch(BaseModel):
-    """The sequences of one step."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    step: Natural
-    ids: list[Natural]
-    lengths: list[Positive]
-    loss_tokens: Natural | None = None
-
-
-class PushedBatches(BaseModel):
-    """Batches in ascending order of step; ``end``: there are no more."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    batches: list[PushedBatch] = []
-    end: bool = False
-
-
 @routes.post("", status_code=201)
 def create(service: ServiceOf, request: Request, body: NewJob) -> Response:
     """Begin a job; its plans can be asked for at once."""
     begun: list[JobRow] = []  # stays empty where an earlier answer is given again
+    look = look_at_data(service, body)  # which may take seconds, in which others write
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-        row = job_row(service, connection, body)
+        row = job_row(service, connection, body, look)
         add_job(connection, row)
         if body.continues is not None and row.lengths is None:
             copy_batches(connection, body.continues.job, body.continues.step, row.id)
@@ -129,9 +113,7 @@ def state(service: ServiceOf, job: str, step: AtStep) -> dict[str, Any]:
     ``cursor``: sequences of the ``epoch`` used by earlier steps; ``carry_over``: those drawn
     and not yet used, which there never are between steps.
     """
-    with service.store.reading() as connection:
-        row = known(get(connection, JobRow, job), f"job {job}")
-        return sampler_state(service, connection, row, step)
+    return sampler_state(service, job, step)
 
 
 @routes.post("/{job}/batches", status_code=202)

@@ -19,9 +19,10 @@ from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
 from seqplan.api.rest.wire.texts import body_text
 from seqplan.api.service.proposal_maker import requested
+from seqplan.api.store.lengths import lengths_path, missing
 from seqplan.api.store.profiles import profile_ids, put_profile
 from seqplan.api.store.proposals import put_proposal, remove_proposal
-from seqplan.api.store.rows import LengthsRow, ListedProposal, ProfileRow, ProposalRow, get, held
+from seqplan.api.store.rows import ListedLengths, ListedProposal, ProfileRow, ProposalRow, get, held
 from seqplan.planner.cluster import TOKENS_PER_GPU
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.profiler.profile import Profile
@@ -98,8 +99,11 @@ def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Res
     key = secrets.token_hex(8)
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-        if held(connection, LengthsRow, body.lengths) is None:
+        lengths = held(connection, ListedLengths, body.lengths)
+        if lengths is None:
             raise ValueError(f"body.lengths: there are no lengths {body.lengths}")
+        if lengths.kind != "histogram" and not lengths_path(service.store, lengths.id).exists():
+            raise missing(lengths.id)
         asked = body.model_dump()
         asked["tokens"] = body.tokens or TOKENS_PER_GPU * body.gpus
         asked["profile"] = _profile_id(connection, body.profile)

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from seqplan.api.store.errors import InUse, StoreUnavailable
+from seqplan.api.store.errors import ArrayMissing, InUse, StoreUnavailable
 from seqplan.api.store.rows import JobRow
 from seqplan.plans.format.decode import PlanError
 
@@ -73,6 +73,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ValueError, _value)
     app.add_exception_handler(StoreUnavailable, _store)
     app.add_exception_handler(InUse, _in_use)
+    app.add_exception_handler(ArrayMissing, _array_missing)
     app.add_exception_handler(OSError, _disk)
     app.add_exception_handler(Exception, _failure)
 
@@ -116,6 +117,10 @@ async def _store(_: Request, error: Exception) -> JSONResponse:
 
 async def _in_use(_: Request, error: Exception) -> JSONResponse:
     return problem(409, "in-use", str(error))
+
+
+async def _array_missing(_: Request, error: Exception) -> JSONResponse:
+    return problem(409, "file-missing", str(error))
 
 
 async def _disk(_: Request, error: Exception) -> JSONResponse:

@@ -1,0 +1,53 @@
+"""The bodies of requests about jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from seqplan.api.rest.wire.fields import LookAhead, Natural, Positive
+
+
+class Continued(BaseModel):
+    """A job, and the step from which on its batches are planned by another proposal."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    job: str
+    step: Natural
+
+
+class NewJob(BaseModel):
+    """Either ``lengths`` and ``steps``, or neither: then the trainer pushes its batches.
+
+    Or ``continues``: then lengths, tokens and seed are those of the job that is continued, and so
+    are ``steps`` unless given.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")] | None = None
+    proposal: str
+    lengths: str | None = None
+    tokens: Positive | None = None
+    seed: Natural = 0
+    steps: Positive | None = None
+    look_ahead: LookAhead = 8
+    continues: Continued | None = None
+
+
+class PushedBatch(BaseModel):
+    """The sequences of one step."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    step: Natural
+    ids: list[Natural]
+    lengths: list[Positive]
+    loss_tokens: Natural | None = None
+
+
+class PushedBatches(BaseModel):
+    """Batches in ascending order of step; ``end``: there are no more."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    batches: list[PushedBatch] = []
+    end: bool = False

@@ -16,11 +16,12 @@ import numpy as np
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.lengths import lengths_path
 from seqplan.api.store.proposals import settle_proposal
-from seqplan.api.store.rows import ProfileRow, ProposalRow, get
+from seqplan.api.store.rows import LengthsRow, ProfileRow, ProposalRow, get
 from seqplan.api.store.store import Claim, Store
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange import proposed_with
 from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal
+from seqplan.profiler.lengths import parse_histogram, representative
 from seqplan.profiler.profile import Profile
 
 _RETRY_S = 0.5
@@ -109,11 +110,14 @@ class ProposalMaker:
                 return  # removed, or made by another service
             request = json.loads(row.request)
             profile = get(connection, ProfileRow, request["profile"])
+            lengths = get(connection, LengthsRow, request["lengths"])
         assert profile is not None
+        assert lengths is not None  # they stay while a proposal is being made from them
         arguments = (
             profile.document,
             request,
-            str(lengths_path(self._store, request["lengths"])),
+            str(lengths_path(self._store, lengths.id)),
+            lengths.histogram if lengths.kind == "histogram" else None,
         )
         outcome = self._in_process(key, arguments)
         if outcome is not None:
@@ -172,12 +176,22 @@ def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _propose(pipe: Connection, profile_json: str, request: dict[str, Any], lengths: str) -> None:
+def _propose(
+    pipe: Connection,
+    profile_json: str,
+    request: dict[str, Any],
+    path: str,
+    histogram: str | None,
+) -> None:
     try:
         profile = Profile.from_json(profile_json, "profile")
+        if histogram is None:
+            lengths = np.load(path, mmap_mode="r")
+        else:
+            lengths = representative(parse_histogram(histogram.encode(), "histogram"))
         document = make_proposal(
             profile,
-            lengths=np.load(lengths, mmap_mode="r"),
+            lengths=lengths,
             progress=lambda *values: pipe.send(("progress", values)),
             **requested(profile, request),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+import time
 from collections.abc import Collection
 
 import uvicorn
@@ -13,9 +14,11 @@ from fastapi import FastAPI
 from seqplan.api.rest.app import make_app
 from seqplan.api.rest.middleware.origins import is_loopback
 from seqplan.api.service.service import Service
+from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
 from seqplan.api.store.tokens import known_tokens
 
+_RETRY_S = 1.0
 _GRACE_S = 5
 _KEEP_ALIVE_S = 300
 """A rank asks once a step, and steps may be long."""
@@ -29,8 +32,7 @@ def serve(
     ``allowed_hosts``: see ``make_app``. ``ValueError`` for an address beyond loopback while the
     store has no tokens; ``OSError`` when the address cannot be had.
     """
-    with store.reading() as connection:
-        guarded = bool(known_tokens(connection))
+    guarded = _has_tokens(store)
     if not guarded and not is_loopback(host):
         raise ValueError(
             f"--host {host}: others could reach this, and the store has no tokens; make one "
@@ -54,6 +56,17 @@ def serve(
     print(f"serving on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
     _Server(config, app).run(sockets=[listener])
     return 0
+
+
+def _has_tokens(store: Store) -> bool:
+    """Whether there are any; waits while the store, which was opened, cannot be read."""
+    while True:
+        try:
+            with store.reading() as connection:
+                return bool(known_tokens(connection))
+        except StoreUnavailable as error:
+            print(f"waiting for the store: {error}", file=sys.stderr, flush=True)
+            time.sleep(_RETRY_S)
 
 
 class _Server(uvicorn.Server):

@@ -13,6 +13,7 @@ from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.service.proposal_maker import ProposalMaker
 from seqplan.api.store import jobs
 from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.leftovers import remove_leftovers
 from seqplan.api.store.notices import removed
 from seqplan.api.store.proposals import running_proposals
 from seqplan.api.store.rows import JobRow, get
@@ -85,8 +86,17 @@ class Service:
         if listener is not None:
             self._listener = listener
         self.proposals.start()
-        self._take_up()
-        if self.store.shared:
+        try:
+            remove_leftovers(self.store)
+        except (OSError, StoreUnavailable) as error:  # they only take room
+            _log.warning("what an earlier service left is not removed: %s", error)
+        try:
+            self._take_up()
+            late = False
+        except StoreUnavailable as error:
+            _log.warning("the store cannot be read yet, and is tried again: %s", error)
+            late = True
+        if self.store.shared or late:
             self._watch = threading.Thread(target=self._watched, name="notices", daemon=True)
             self._watch.start()
 

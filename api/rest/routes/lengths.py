@@ -20,11 +20,12 @@ from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.leftovers import UPLOAD_PREFIX
 from seqplan.api.store.lengths import (
+    histogram_row,
     lengths_path,
     put_lengths,
     remove_lengths,
-    write_histogram,
     write_lengths,
 )
 from seqplan.api.store.rows import LengthsRow, ListedLengths, columns, get
@@ -62,7 +63,7 @@ async def new_lengths(service: ServiceOf, request: Request, format: str = "npy")
     """
     if format not in _SUFFIXES:
         raise ValueError(f"query.format: {format!r} is none of {', '.join(_SUFFIXES)}")
-    with tempfile.TemporaryDirectory(dir=service.store.files) as folder:
+    with tempfile.TemporaryDirectory(dir=service.store.files, prefix=UPLOAD_PREFIX) as folder:
         path = Path(folder) / f"body{_SUFFIXES[format]}"
         with path.open("wb") as file:
             async for chunk in request.stream():
@@ -72,7 +73,7 @@ async def new_lengths(service: ServiceOf, request: Request, format: str = "npy")
         row = await run_in_threadpool(read, service, path)
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-        if not lengths_path(service.store, row.id).exists():
+        if row.kind != "histogram" and not lengths_path(service.store, row.id).exists():
             raise StoreUnavailable(f"lengths {row.id} were removed while they came in")
         put_lengths(connection, row)
         return 201, {name: getattr(row, name) for name in _ANSWERED}
@@ -106,4 +107,4 @@ def _read_histogram(service: Service, path: Path) -> LengthsRow:
     buckets = parse_histogram(path.read_bytes(), "body")
     if sum(bucket.sequences for bucket in buckets) > service.limits.sequences:
         raise Problem(413, "too-large", f"more than {service.limits.sequences} sequences")
-    return write_histogram(service.store, buckets)
+    return histogram_row(buckets)

@@ -15,6 +15,7 @@ from seqplan.api.rest.middleware.body_limit import BodyLimit
 from seqplan.api.rest.middleware.dashboard import Dashboard
 from seqplan.api.rest.middleware.direct_plans import PlanAnswers
 from seqplan.api.rest.middleware.figures import Figures
+from seqplan.api.rest.middleware.nul import NoNul
 from seqplan.api.rest.middleware.tokens import Tokens
 from seqplan.api.rest.openapi import describe
 from seqplan.api.rest.routes import (
@@ -69,6 +70,7 @@ def make_app(service: Service, hosts: Collection[str] = ()) -> FastAPI:
         app.include_router(resource.routes)
     # The one added last is asked first.
     app.add_middleware(PlanAnswers, waiters=lambda: app.state.waiters)
+    app.add_middleware(NoNul)
     app.add_middleware(BodyLimit, limits=service.limits)
     app.add_middleware(Tokens, store=service.store, hosts=hosts)
     app.add_middleware(Figures, counts=service.counts, answered=app.state.metrics.answered)

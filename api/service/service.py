@@ -30,6 +30,7 @@ _log = logging.getLogger("seqplan.service")
 class Limits:
     """What one request, job or service may be."""
 
+    request_bytes: int = 64 << 10
     body_bytes: int = 64 << 20
     upload_bytes: int = 1 << 30
     sequences: int = 200_000_000

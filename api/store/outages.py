@@ -23,8 +23,11 @@ _PASSING = {
 }
 """What SQLite says of a disk, a lock, a lack of memory; other codes are of the file or the SQL."""
 
-_READ_ONLY = "25006"
-"""PostgreSQL's code for a server that only reads: one that stands by, or is becoming the main."""
+_PASSING_STATES = {
+    "25006",  # a server that only reads: one that stands by, or is becoming the main
+    "23505",  # another service has just written the same row: asked again, it is there
+}
+"""PostgreSQL's codes, beside those of operation, of what may be tried again."""
 
 
 @contextmanager
@@ -48,4 +51,4 @@ def _is_outage(error: DBAPIError) -> bool:
         return code is not None and code & 0xFF in _PASSING
     if error.connection_invalidated or isinstance(error, OperationalError | InterfaceError):
         return True
-    return getattr(error.orig, "sqlstate", None) == _READ_ONLY
+    return getattr(error.orig, "sqlstate", None) in _PASSING_STATES

@@ -2,7 +2,7 @@
 
 ``dashboard`` (the page, which needs no token), ``figures`` (counts and times), ``tokens`` (401,
 403) with ``origins`` (403 for foreign pages, where there are no tokens), ``body_limit`` (413),
-``direct_plans`` (plans and rank views, answered here).
+``nul`` (422), ``direct_plans`` (plans and rank views, answered here).
 """
 
-__all__ = ["body_limit", "dashboard", "direct_plans", "figures", "origins", "tokens"]
+__all__ = ["body_limit", "dashboard", "direct_plans", "figures", "nul", "origins", "tokens"]

@@ -2,9 +2,8 @@
 
 ``profiles``, ``lengths``, ``proposals`` (what jobs need), ``jobs`` with ``job_bodies``,
 ``data_look``, ``new_job`` and ``sampler_state``, ``plans`` and ``acknowledgements`` (what ranks ask
-in each step), ``progress``,
-``drift`` and ``timeline`` (what people look at), ``probes``. A handler's name and docstring are
-part of the OpenAPI document.
+in each step), ``progress``, ``drift`` and ``timeline`` (what people look at), ``probes``. A
+handler's name and docstring are part of the OpenAPI document.
 """
 
 __all__ = [

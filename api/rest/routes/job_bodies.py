@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from seqplan.api.rest.wire.fields import LookAhead, Natural, Positive
+from seqplan.api.rest.wire.fields import LookAhead, Natural, Naturals, Positive, Positives, Text
 
 
 class Continued(BaseModel):
     """A job, and the step from which on its batches are planned by another proposal."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    job: str
+    job: Text
     step: Natural
 
 
@@ -26,8 +26,8 @@ class NewJob(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")] | None = None
-    proposal: str
-    lengths: str | None = None
+    proposal: Text
+    lengths: Text | None = None
     tokens: Positive | None = None
     seed: Natural = 0
     steps: Positive | None = None
@@ -40,8 +40,8 @@ class PushedBatch(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     step: Natural
-    ids: list[Natural]
-    lengths: list[Positive]
+    ids: Naturals
+    lengths: Positives
     loss_tokens: Natural | None = None
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
@@ -16,6 +16,7 @@ from seqplan.api.rest.routes.new_job import answered, check_room, job_row
 from seqplan.api.rest.routes.sampler_state import proposal_of, sampler_state
 from seqplan.api.rest.wire.fields import AtStep, Limit
 from seqplan.api.rest.wire.idempotency import once
+from seqplan.api.rest.wire.large_bodies import described, large_body
 from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
 from seqplan.api.store.acks import last_acknowledged
@@ -116,8 +117,11 @@ def state(service: ServiceOf, job: str, step: AtStep) -> dict[str, Any]:
     return sampler_state(service, job, step)
 
 
-@routes.post("/{job}/batches", status_code=202)
-def push(service: ServiceOf, request: Request, job: str, body: PushedBatches) -> Response:
+Batches = Annotated[PushedBatches, Depends(large_body(PushedBatches))]
+
+
+@routes.post("/{job}/batches", status_code=202, openapi_extra=described(PushedBatches))
+def push(service: ServiceOf, request: Request, job: str, body: Batches) -> Response:
     """Batches for a job without lengths, in ascending order of step."""
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
@@ -156,11 +160,11 @@ def _checked(pushed: list[PushedBatch], last: int, max_len: int) -> list[Batch]:
 def _checked_batch(batch: PushedBatch, where: str, max_len: int) -> Batch:
     if batch.loss_tokens is not None and batch.loss_tokens > sum(batch.lengths):
         raise ValueError(f"{where}.loss_tokens: {batch.loss_tokens} is above the step's tokens")
-    for index, length in enumerate(batch.lengths):
-        if length > max_len:
-            raise ValueError(
-                f"{where}.lengths[{index}]: {length} is above the proposal's {max_len}"
-            )
+    if max(batch.lengths, default=0) > max_len:
+        index = next(index for index, length in enumerate(batch.lengths) if length > max_len)
+        raise ValueError(
+            f"{where}.lengths[{index}]: {batch.lengths[index]} is above the proposal's {max_len}"
+        )
     try:
         return Batch(batch.step, tuple(batch.ids), tuple(batch.lengths), batch.loss_tokens)
     except ValueError as error:

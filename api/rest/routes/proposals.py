@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.live.shared import ServiceOf
-from seqplan.api.rest.wire.fields import ExchangeTimes, Limit, Natural, Positive, Share
+from seqplan.api.rest.wire.fields import ExchangeTimes, Limit, Natural, Positive, Share, Text
 from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
@@ -23,7 +23,7 @@ from seqplan.api.store.lengths import lengths_path, missing
 from seqplan.api.store.profiles import profile_ids, put_profile
 from seqplan.api.store.proposals import put_proposal, remove_proposal
 from seqplan.api.store.rows import ListedLengths, ListedProposal, ProfileRow, ProposalRow, get, held
-from seqplan.planner.cluster import TOKENS_PER_GPU
+from seqplan.planner.cluster import MOST_GPUS, TOKENS_PER_GPU
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped, shipped_names
@@ -39,9 +39,9 @@ class NewProposal(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    profile: str
-    lengths: str
-    gpus: Positive
+    profile: Text
+    lengths: Text
+    gpus: Annotated[Positive, Field(le=MOST_GPUS)]
     max_len: Positive
     tokens: Positive | None = None
     method: Literal["search", "eq4"] = "search"

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
@@ -75,6 +76,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(InUse, _in_use)
     app.add_exception_handler(ArrayMissing, _array_missing)
     app.add_exception_handler(OSError, _disk)
+    app.add_exception_handler(DataError, _data)
     app.add_exception_handler(Exception, _failure)
 
 
@@ -129,6 +131,12 @@ async def _disk(_: Request, error: Exception) -> JSONResponse:
     if error.errno in _DISK:
         return problem(503, "store-unavailable", reason, {"Retry-After": "1"})
     return problem(500, "failure", reason)
+
+
+async def _data(_: Request, error: Exception) -> JSONResponse:
+    """A value that the database cannot hold, such as a text with a NUL in PostgreSQL."""
+    assert isinstance(error, DataError)
+    return problem(422, "invalid-request", " ".join(str(error.orig).split()))
 
 
 async def _failure(_: Request, error: Exception) -> JSONResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import sys
@@ -19,6 +20,9 @@ from seqplan.api.store.store import Store
 from seqplan.api.store.tokens import known_tokens
 
 _RETRY_S = 1.0
+_CANCELLED_S = 0.1
+"""What requests that are cancelled have to say so."""
+
 _GRACE_S = 5
 _KEEP_ALIVE_S = 300
 """A rank asks once a step, and steps may be long."""
@@ -43,7 +47,7 @@ def serve(
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise ValueError(f"--host {host} --port {port}: {error.strerror or error}") from None
-    app = make_app(service, allowed_hosts)
+    app = make_app(service, allowed_hosts, guarded=guarded)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -79,3 +83,9 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.waiters.stop()
         await super().shutdown(sockets)
+        if self.force_exit:  # told twice: no more waiting for requests, but an end of planning
+            for task in self.server_state.tasks:
+                task.cancel()
+            await asyncio.sleep(_CANCELLED_S)
+            await self.lifespan.shutdown()
+            del self._captured_signals[1:]

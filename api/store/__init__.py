@@ -16,6 +16,7 @@ __all__ = [
     "leftovers",
     "lengths",
     "measurements",
+    "names",
     "notices",
     "outages",
     "ownership",

@@ -27,10 +27,14 @@ TOKENS_KEPT_S = 1.0
 class Tokens:
     """ASGI middleware that answers 401 and 403, and 503 where the tokens cannot be read.
 
-    ``hosts``: names besides loopback by which a service without tokens may be asked.
+    ``hosts``: names besides loopback by which a service without tokens may be asked. Once there
+    was a token, or where ``required``, no request goes without: revoking the last opens nothing.
     """
 
-    def __init__(self, app: ASGIApp, store: Store, hosts: Collection[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, store: Store, hosts: Collection[str], *, required: bool
+    ) -> None:
+        self._required = required
         self._app = app
         self._hosts = frozenset(host.lower() for host in hosts)
         self._store = store
@@ -55,7 +59,8 @@ class Tokens:
         if self._stale() and (self._read_at < 0 or not self._reading.locked()):
             await self._refresh()
         headers = Headers(scope=scope)
-        if not self._tokens:  # such a service listens on loopback only
+        self._required = self._required or bool(self._tokens)
+        if not self._required:  # such a service listens on loopback only
             check_host(headers, self._hosts)
             check_origin(scope["method"], headers, self._hosts)
             return

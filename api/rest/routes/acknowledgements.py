@@ -13,6 +13,8 @@ from sqlalchemy import Connection
 
 from seqplan.api.rest.live.ack_writer import Acknowledged, PlannedSteps
 from seqplan.api.rest.live.shared import AcksOf, ServiceOf
+from seqplan.api.rest.wire.answers import Acknowledged as AnsweredAck
+from seqplan.api.rest.wire.answers import AcknowledgedAll, MeasuredRank, answers
 from seqplan.api.rest.wire.fields import Milliseconds, Natural, Naturals, Text
 from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.rest.wire.large_bodies import described, large_body
@@ -60,7 +62,7 @@ class Measurement(BaseModel):
     measured_ms: Milliseconds
 
 
-@routes.post("/acks", status_code=200)
+@routes.post("/acks", status_code=200, **answers(AnsweredAck))
 async def ack(acks: AcksOf, job: str, body: Ack) -> Response:
     """A rank has done a step. Saying it again changes nothing, with or without a key."""
     await acks.put([Acknowledged(job, body.step, body.rank, body.digest, body.measured_ms)])
@@ -70,7 +72,9 @@ async def ack(acks: AcksOf, job: str, body: Ack) -> Response:
 ManyAcks = Annotated[Acks, Depends(large_body(Acks))]
 
 
-@routes.post("/acks/many", status_code=200, openapi_extra=described(Acks))
+@routes.post(
+    "/acks/many", status_code=200, openapi_extra=described(Acks), **answers(AcknowledgedAll)
+)
 async def ack_many(acks: AcksOf, job: str, body: ManyAcks) -> Response:
     """Several ranks have done a step: all of them are kept, or none."""
     times = body.measured_ms or [None] * len(body.ranks)
@@ -85,7 +89,7 @@ async def ack_many(acks: AcksOf, job: str, body: ManyAcks) -> Response:
     return JSONResponse({"step": body.step, "ranks": body.ranks})
 
 
-@routes.post("/measurements", status_code=200)
+@routes.post("/measurements", status_code=200, **answers(MeasuredRank))
 def measurement(service: ServiceOf, request: Request, job: str, body: Measurement) -> Response:
     """What a step took on a rank (ms); a later figure replaces an earlier one."""
     acknowledged = Acknowledged(job, body.step, body.rank, None, body.measured_ms)

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from seqplan.api.rest.wire.fields import LookAhead, Natural, Naturals, Positive, Positives, Text
+from seqplan.api.store.names import JOB_ID
 
 
 class Continued(BaseModel):
@@ -25,7 +26,7 @@ class NewJob(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")] | None = None
+    id: Annotated[str, Field(pattern=JOB_ID)] | None = None
     proposal: Text
     lengths: Text | None = None
     tokens: Positive | None = None

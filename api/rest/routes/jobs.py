@@ -14,6 +14,15 @@ from seqplan.api.rest.routes.data_look import look_at_data
 from seqplan.api.rest.routes.job_bodies import NewJob, PushedBatch, PushedBatches
 from seqplan.api.rest.routes.new_job import answered, check_room, job_row
 from seqplan.api.rest.routes.sampler_state import proposal_of, sampler_state
+from seqplan.api.rest.wire.answers import (
+    Job,
+    JobBegun,
+    JobsPage,
+    Pushed,
+    Restarted,
+    SamplerState,
+    answers,
+)
 from seqplan.api.rest.wire.fields import AtStep, Limit
 from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.rest.wire.large_bodies import described, large_body
@@ -29,7 +38,7 @@ from seqplan.planner.batches.batch import Batch
 routes = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
-@routes.post("", status_code=201)
+@routes.post("", status_code=201, **answers(JobBegun, 201))
 def create(service: ServiceOf, request: Request, body: NewJob) -> Response:
     """Begin a job; its plans can be asked for at once."""
     begun: list[JobRow] = []  # stays empty where an earlier answer is given again
@@ -50,13 +59,13 @@ def create(service: ServiceOf, request: Request, body: NewJob) -> Response:
     return answer
 
 
-@routes.get("")
+@routes.get("", **answers(JobsPage))
 def listed(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Jobs in order of id."""
     return paged(service.store, ListedJob, cursor, limit)
 
 
-@routes.get("/{job}")
+@routes.get("/{job}", **answers(Job))
 def one(service: ServiceOf, job: str) -> Response:
     """A job's state, the last planned step and what each rank has acknowledged."""
     with service.store.reading() as connection:
@@ -78,7 +87,7 @@ def remove(service: ServiceOf, job: str) -> Response:
     return Response(status_code=204)
 
 
-@routes.post("/{job}/restart", status_code=202)
+@routes.post("/{job}/restart", status_code=202, **answers(Restarted, 202))
 def restart(service: ServiceOf, request: Request, job: str) -> Response:
     """Plan a failed job again, from the step that could not be planned; 409 for any other.
 
@@ -107,7 +116,7 @@ def restart(service: ServiceOf, request: Request, job: str) -> Response:
     return answer
 
 
-@routes.get("/{job}/state")
+@routes.get("/{job}/state", **answers(SamplerState))
 def state(service: ServiceOf, job: str, step: AtStep) -> dict[str, Any]:
     """Where a job that draws its batches is before ``step``, planned or the next to be.
 
@@ -120,7 +129,12 @@ def state(service: ServiceOf, job: str, step: AtStep) -> dict[str, Any]:
 Batches = Annotated[PushedBatches, Depends(large_body(PushedBatches))]
 
 
-@routes.post("/{job}/batches", status_code=202, openapi_extra=described(PushedBatches))
+@routes.post(
+    "/{job}/batches",
+    status_code=202,
+    openapi_extra=described(PushedBatches),
+    **answers(Pushed, 202),
+)
 def push(service: ServiceOf, request: Request, job: str, body: Batches) -> Response:
     """Batches for a job without lengths, in ascending order of step."""
 

@@ -6,14 +6,22 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.live.shared import ServiceOf
+from seqplan.api.rest.wire.answers import (
+    UPLOADED,
+    Lengths,
+    LengthsPage,
+    NewLengths,
+    answers,
+    uploaded,
+)
 from seqplan.api.rest.wire.fields import Limit
 from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.rest.wire.pages import paged
@@ -34,16 +42,17 @@ from seqplan.profiler.lengths import LengthsError, parse_histogram, read_lengths
 routes = APIRouter(prefix="/v1/lengths", tags=["lengths"])
 
 _SUFFIXES = {"npy": ".npy", "jsonl": ".jsonl", "txt": ".txt", "histogram": ".json"}
+Format = Annotated[str, Query(json_schema_extra={"enum": list(_SUFFIXES)})]
 _ANSWERED = ("id", "sequences", "tokens", "longest")
 
 
-@routes.get("")
+@routes.get("", **answers(LengthsPage))
 def all_lengths(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Length data sets in order of id."""
     return paged(service.store, ListedLengths, cursor, limit)
 
 
-@routes.get("/{lengths}")
+@routes.get("/{lengths}", **answers(Lengths))
 def one_lengths(service: ServiceOf, lengths: str) -> Response:
     """A data set's figures and histogram: [over, up to, sequences, tokens] a bucket.
 
@@ -54,8 +63,8 @@ def one_lengths(service: ServiceOf, lengths: str) -> Response:
     return JSONResponse({**columns(row), "histogram": json.loads(row.histogram)})
 
 
-@routes.post("", status_code=201)
-async def new_lengths(service: ServiceOf, request: Request, format: str = "npy") -> Response:
+@routes.post("", status_code=201, openapi_extra=uploaded(UPLOADED), **answers(NewLengths, 201))
+async def new_lengths(service: ServiceOf, request: Request, format: Format = "npy") -> Response:
     """Upload lengths, streamed to disk; ``format``: npy, jsonl, txt or histogram.
 
     Same data, same id. A histogram, JSON as [[over, up to, sequences, tokens or nothing], …],

@@ -13,6 +13,14 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.live.shared import ServiceOf
+from seqplan.api.rest.wire.answers import (
+    DOCUMENT,
+    NewProposalId,
+    Proposal,
+    ProposalsPage,
+    answers,
+    uploaded,
+)
 from seqplan.api.rest.wire.fields import ExchangeTimes, Limit, Natural, Positive, Share, Text
 from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.rest.wire.pages import paged
@@ -52,13 +60,13 @@ class NewProposal(BaseModel):
     overlap: Share = 0.0
 
 
-@routes.get("")
+@routes.get("", **answers(ProposalsPage))
 def proposals(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Proposals in order of id."""
     return paged(service.store, ListedProposal, cursor, limit)
 
 
-@routes.get("/{proposal}")
+@routes.get("/{proposal}", **answers(Proposal))
 def one_proposal(service: ServiceOf, proposal: str) -> Response:
     """A proposal: its state, how far it is, and its document when it is ready."""
     with service.store.reading() as connection:
@@ -72,7 +80,7 @@ def one_proposal(service: ServiceOf, proposal: str) -> Response:
     return JSONResponse({**body, "progress": progress, "document": document})
 
 
-@routes.get("/{proposal}/document")
+@routes.get("/{proposal}/document", **answers(dict[str, Any]))
 def document(service: ServiceOf, proposal: str) -> Response:
     """The file that ``seqplan propose -o`` writes; 409 while it is not ready."""
     with service.store.reading() as connection:
@@ -93,7 +101,7 @@ def no_proposal(service: ServiceOf, proposal: str) -> Response:
     return Response(status_code=204)
 
 
-@routes.post("", status_code=202)
+@routes.post("", status_code=202, **answers(NewProposalId, 202))
 def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Response:
     """Make a proposal; the answer's Location tells how far it is."""
     key = secrets.token_hex(8)
@@ -121,7 +129,9 @@ def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Res
     return answer
 
 
-@routes.post("/documents", status_code=201)
+@routes.post(
+    "/documents", status_code=201, openapi_extra=uploaded(DOCUMENT), **answers(NewProposalId, 201)
+)
 async def proposal_document(service: ServiceOf, request: Request) -> Response:
     """Upload a proposal that ``seqplan propose`` made."""
     text = body_text(await request.body())

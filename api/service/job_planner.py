@@ -72,7 +72,8 @@ class PlanningJob:
     def stop(self) -> None:
         """End planning now; what is underway is planned again by the next one."""
         self.news.stop()
-        self._thread.join()
+        if self._thread.ident is not None:  # it could be begun
+            self._thread.join()
 
     def _run(self) -> None:
         while not self.news.stopped:

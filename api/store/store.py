@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import threading
 import time
@@ -48,7 +49,7 @@ class Store:
                     f"{self.where}: name a folder for uploaded arrays with --files (files in a "
                     "job file)"
                 )
-            files = Path(f"{database}.files")
+            files = _beside(database)
         self.files = files
         self._shared = database is None
         self._writing = threading.Lock()
@@ -178,6 +179,14 @@ class Claim:
     """``writing``: a transaction that is only possible while the claim holds."""
 
     writing: Callable[[], AbstractContextManager[Connection]]
+
+
+def _beside(database: str) -> Path:
+    """Return the folder of arrays of a SQLite file: beside it, or beside what a link leads to."""
+    files = Path(f"{database}.files")
+    if Path(database).is_symlink() and not files.exists():
+        return Path(f"{os.path.realpath(database)}.files")
+    return files
 
 
 def _parsed(url: str) -> tuple[str, str | None]:

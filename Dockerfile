@@ -1,5 +1,8 @@
 # The planning service: planning, the store and HTTP. It never imports torch; the ranks of a training
 # run install the package with its extra "runtime".
+# The base is named by a tag, which moves with fixes of Python and Debian. To pin it, take the digest
+# of the image that was pulled and write FROM python:3.11-slim@sha256:… in both places:
+#   docker image inspect --format '{{index .RepoDigests 0}}' python:3.11-slim
 FROM python:3.11-slim AS build
 WORKDIR /src
 COPY . .

@@ -11,6 +11,10 @@ from seqplan.profiler.scheme_model import SchemeModel
 TOKENS_PER_GPU = 3125
 """Tokens of a step per GPU where the caller does not say: 200K on 64 GPUs, as published."""
 
+MOST_GPUS = 65_536
+"""GPUs of a cluster at most: more than a training run has had, and few enough that what is kept of
+each rank (a step it has done, its view of a plan) stays within megabytes."""
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -27,6 +31,8 @@ class Cluster:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be an integer of 1 or more, not {value!r}")
+        if self.gpus > MOST_GPUS:
+            raise ValueError(f"gpus must be {MOST_GPUS} or fewer, not {self.gpus}")
         if type(self.include_flagged) is not bool:
             raise ValueError(f"include_flagged must be true or false, not {self.include_flagged!r}")
         shards = self.optimizer_shards

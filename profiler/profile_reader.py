@@ -100,9 +100,12 @@ class ProfileReader(FieldReader):
             self.fail("", str(error))
 
     def name(self, raw: dict[str, Any], name: str, place: str) -> str:
-        """Return a field that is a text of at least one character."""
-        if not self.text(raw, name, place):
+        """Return a field that is a text of at least one character, and no control characters."""
+        text = self.text(raw, name, place)
+        if not text:
             self.fail(f"{place}.{name}", "wants a text that is not empty")
+        if min(text) < " ":
+            self.fail(f"{place}.{name}", "wants a text without control characters")
         return str(raw[name])
 
     def shape(self, raw: Any) -> ModelShape:

@@ -13,13 +13,14 @@ from seqplan.planner.workers.executor import check_executor
 _DESCRIPTION = """\
 Serve plans over HTTP: trainers' ranks ask for their views, acknowledge steps, and never wait for
 a plan that a killed service had published, as everything is in the store before it is handed out.
-Without tokens in the store it listens on loopback only.
+Without tokens in the store it listens on loopback only, and refuses pages of other sites.
 """
 
 _EXAMPLES = """\
 examples:
   seqplan serve --store seqplan.db --port 8400
   seqplan serve --store seqplan.db --add-token trainer --scope write
+  seqplan serve --store seqplan.db --revoke-token trainer
 """
 
 
@@ -41,6 +42,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", metavar="HOST", default="127.0.0.1", help="default 127.0.0.1")
     parser.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a Host, beside loopback, that a service without tokens answers to; may be repeated",
+    )
+    parser.add_argument(
         "--port", metavar="PORT", type=natural, default=8400, help="default 8400; 0: a free one"
     )
     parser.add_argument(
@@ -49,6 +57,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add_executor(parser)
     parser.add_argument(
         "--add-token", metavar="NAME", help="print a new bearer token, once, and end"
+    )
+    parser.add_argument(
+        "--list-tokens", action="store_true", help="print the names and scopes of tokens, and end"
+    )
+    parser.add_argument(
+        "--revoke-token", metavar="NAME", help="have a token open nothing any more, and end"
     )
     parser.add_argument("--scope", choices=("read", "write"), default="read", help="of that token")
     return parser
@@ -60,18 +74,36 @@ def run(args: argparse.Namespace) -> int:
     from seqplan.api.rest.server import serve
     from seqplan.api.service.service import Service
     from seqplan.api.store.store import Store
-    from seqplan.api.store.tokens import add_token
 
     check_port(args.port)
     check_executor(args.executor)
+    if args.list_tokens or args.add_token is not None or args.revoke_token is not None:
+        return _tokens(args)
     store = Store(args.store, args.files)
     try:
-        if args.add_token is not None:
-            with store.writing() as connection:
-                token = add_token(connection, args.add_token, args.scope)
-            print(token)
-            return 0
         service = Service(store, workers=args.workers, executor=args.executor)
-        return serve(store, service, args.host, args.port)
+        return serve(store, service, args.host, args.port, args.allow_host)
     finally:
         store.close()
+
+
+def _tokens(args: argparse.Namespace) -> int:
+    """Add, revoke or list tokens, in that order; a service may be using the store meanwhile."""
+    from seqplan.api.store.store import Store
+    from seqplan.api.store.tokens import add_token, named_tokens, revoke_token
+
+    store = Store(args.store, args.files, beside=True)
+    try:
+        with store.writing() as connection:
+            if args.add_token is not None:
+                token = add_token(connection, args.add_token, args.scope)
+            if args.revoke_token is not None:
+                revoke_token(connection, args.revoke_token)
+            names = named_tokens(connection) if args.list_tokens else []
+    finally:
+        store.close()
+    if args.add_token is not None:
+        print(token)
+    for name, scope in names:
+        print(f"{scope}\t{name}")
+    return 0

@@ -38,7 +38,8 @@ job.toml:
   gpus = 16
   context = 32768
   steps = 1000
-optional: job, tokens, seed, look_ahead, store, files, host, port, workers, executor
+optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
+  workers, executor
 """
 
 
@@ -70,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         _enter_once(store, job, args.job)
         service = Service(store, workers=job.workers, executor=job.executor)
-        return serve(store, service, job.host, job.port)
+        hosts = [job.allow_host] if job.allow_host else []
+        return serve(store, service, job.host, job.port, hosts)
     finally:
         store.close()
 

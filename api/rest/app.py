@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -14,7 +14,10 @@ from seqplan.api.rest.live.plan_waiters import PlanWaiters
 from seqplan.api.rest.middleware.body_limit import BodyLimit
 from seqplan.api.rest.middleware.dashboard import Dashboard
 from seqplan.api.rest.middleware.direct_plans import PlanAnswers
+from seqplan.api.rest.middleware.ending import Ending
 from seqplan.api.rest.middleware.figures import Figures
+from seqplan.api.rest.middleware.head import Head
+from seqplan.api.rest.middleware.nul import NoNul
 from seqplan.api.rest.middleware.tokens import Tokens
 from seqplan.api.rest.openapi import describe
 from seqplan.api.rest.routes import (
@@ -50,13 +53,24 @@ _RESOURCES = (
 """In the order in which the OpenAPI document lists them."""
 
 
-def make_app(service: Service) -> FastAPI:
-    """Make the REST interface of a service, which starts and stops with it."""
+def make_app(service: Service, hosts: Collection[str] = (), *, guarded: bool = False) -> FastAPI:
+    """Make the REST interface of a service, which starts and stops with it.
+
+    ``hosts``: names besides loopback by which a service without tokens may be asked. ``guarded``:
+    every request needs a token, whether there is any or not.
+    """
     app = FastAPI(
-        title="seqplan", version=VERSION, docs_url=None, redoc_url=None, lifespan=_lifespan
+        title="seqplan",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would name the host that a proxy asks for
+        lifespan=_lifespan,
     )
     # What handlers share; see ``live/shared``.
     app.state.service = service
+    # The framework's own list has the routers, or their routes, as its release likes.
+    app.state.every_route = [route for resource in _RESOURCES for route in resource.routes.routes]
     app.state.summaries = PlanSummaries()
     app.state.watch = DriftWatch(service.store, app.state.summaries)
     app.state.metrics = Metrics(service, app.state.watch)
@@ -66,10 +80,13 @@ def make_app(service: Service) -> FastAPI:
         app.include_router(resource.routes)
     # The one added last is asked first.
     app.add_middleware(PlanAnswers, waiters=lambda: app.state.waiters)
+    app.add_middleware(Head)
+    app.add_middleware(NoNul)
     app.add_middleware(BodyLimit, limits=service.limits)
-    app.add_middleware(Tokens, store=service.store)
+    app.add_middleware(Tokens, store=service.store, hosts=hosts, required=guarded)
     app.add_middleware(Figures, counts=service.counts, answered=app.state.metrics.answered)
     app.add_middleware(Dashboard)
+    app.add_middleware(Ending)
     return app
 
 

@@ -6,6 +6,13 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from seqplan.api.rest.routes.acknowledgements import Acks
+from seqplan.api.rest.routes.job_bodies import PushedBatches
+
+_LARGE: tuple[type[BaseModel], ...] = (Acks, PushedBatches)
+"""Bodies that the framework does not read itself, and so does not describe."""
 
 _PROBLEM = {
     "type": "object",
@@ -34,6 +41,10 @@ def describe(app: FastAPI) -> None:
             schemas.pop("HTTPValidationError", None)
             schemas.pop("ValidationError", None)
             schemas["Problem"] = _PROBLEM
+            for kind in _LARGE:
+                schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+                schemas |= schema.pop("$defs", {})
+                schemas[kind.__name__] = schema
             document["components"]["securitySchemes"] = {
                 "token": {"type": "http", "scheme": "bearer", "description": "made by --add-token"}
             }

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-import ipaddress
+import asyncio
 import logging
 import socket
 import sys
+import time
+from collections.abc import Collection
 
 import uvicorn
 from fastapi import FastAPI
 
 from seqplan.api.rest.app import make_app
+from seqplan.api.rest.middleware.origins import is_loopback
 from seqplan.api.service.service import Service
+from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
 from seqplan.api.store.tokens import known_tokens
+
+_RETRY_S = 1.0
+_CANCELLED_S = 0.1
+"""What requests that are cancelled have to say so."""
 
 _GRACE_S = 5
 _KEEP_ALIVE_S = 300
 """A rank asks once a step, and steps may be long."""
 
 
-def serve(store: Store, service: Service, host: str, port: int) -> int:
+def serve(
+    store: Store, service: Service, host: str, port: int, allowed_hosts: Collection[str] = ()
+) -> int:
     """Serve until SIGINT or SIGTERM; port 0 takes a free one. Says where on stderr.
 
-    ``ValueError`` for an address beyond loopback while the store has no tokens; ``OSError`` when
-    the address cannot be had.
+    ``allowed_hosts``: see ``make_app``. ``ValueError`` for an address beyond loopback while the
+    store has no tokens; ``OSError`` when the address cannot be had.
     """
-    with store.reading() as connection:
-        guarded = bool(known_tokens(connection))
-    if not guarded and not _loopback(host):
+    guarded = _has_tokens(store)
+    if not guarded and not is_loopback(host):
         raise ValueError(
             f"--host {host}: others could reach this, and the store has no tokens; make one "
             "with --add-token NAME, or listen on 127.0.0.1"
@@ -40,13 +49,18 @@ def serve(store: Store, service: Service, host: str, port: int) -> int:
         raise ValueError(f"--host {host} --port {port}: {error.strerror or error}") from None
     shown = f"[{host}]" if ":" in host else host
     print(f"serving on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
-    make_server(service).run(sockets=[listener])
+    make_server(service, allowed_hosts, guarded=guarded).run(sockets=[listener])
     return 0
 
 
-def make_server(service: Service) -> uvicorn.Server:
-    """Make what serves a service on any socket, in any thread, until its ``should_exit``."""
-    app = make_app(service)
+def make_server(
+    service: Service, allowed_hosts: Collection[str] = (), *, guarded: bool = False
+) -> uvicorn.Server:
+    """Make what serves a service on any socket, in any thread, until its ``should_exit``.
+
+    ``allowed_hosts`` and ``guarded``: see ``make_app``.
+    """
+    app = make_app(service, allowed_hosts, guarded=guarded)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -56,6 +70,17 @@ def make_server(service: Service) -> uvicorn.Server:
     )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return _Server(config, app)
+
+
+def _has_tokens(store: Store) -> bool:
+    """Whether there are any; waits while the store, which was opened, cannot be read."""
+    while True:
+        try:
+            with store.reading() as connection:
+                return bool(known_tokens(connection))
+        except StoreUnavailable as error:
+            print(f"waiting for the store: {error}", file=sys.stderr, flush=True)
+            time.sleep(_RETRY_S)
 
 
 class _Server(uvicorn.Server):
@@ -68,10 +93,9 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.waiters.stop()
         await super().shutdown(sockets)
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        if self.force_exit:  # told twice: no more waiting for requests, but an end of planning
+            for task in self.server_state.tasks:
+                task.cancel()
+            await asyncio.sleep(_CANCELLED_S)
+            await self.lifespan.shutdown()
+            del self._captured_signals[1:]

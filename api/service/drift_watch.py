@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Container
-from contextlib import suppress
 
 from sqlalchemy import Connection
 
@@ -56,8 +55,12 @@ class DriftWatch:
 
         def run() -> None:
             while not self._ending.is_set():
-                with suppress(StoreUnavailable):  # the next look may find it again
+                try:
                     self.look()
+                except StoreUnavailable:
+                    pass  # the next look may find it again
+                except Exception:
+                    _log.exception("a look at the drift of the jobs ended")
                 self._ending.wait(every_s)
 
         self._ending.clear()
@@ -69,6 +72,12 @@ class DriftWatch:
         self._ending.set()
         if self._thread is not None:
             self._thread.join()
+
+    def faults(self) -> list[str]:
+        """Say that the thread has ended before its time, where it has."""
+        if self._thread is None or self._thread.is_alive() or self._ending.is_set():
+            return []
+        return ["the drift of jobs is watched no more; start the service again"]
 
     def look(self) -> None:
         """Judge the jobs that were measured since the last look, and tell what has changed.

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-from sqlalchemy import Connection
-
 from seqplan.api.store import batches, plans
-from seqplan.api.store.lengths import lengths_path
+from seqplan.api.store.lengths import open_lengths
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Store
 from seqplan.planner.batches.batch import Batch
@@ -54,22 +51,21 @@ def job_sampler(store: Store, row: JobRow, max_len: int) -> Sampler:
     """Open what the job of ``row`` draws from; ``max_len``: of its proposal.
 
     A job that continues another truncates as that one does. ``ValueError`` for lengths that are
-    damaged on the disk, ``OSError`` where they cannot be read.
+    damaged on the disk, ``ArrayMissing`` and ``OSError`` where they cannot be read.
     """
     assert row.lengths is not None
     assert row.tokens is not None
-    lengths = np.load(lengths_path(store, row.lengths), mmap_mode="r")
-    return Sampler(lengths, row.tokens, row.max_len or max_len, row.seed)
+    return Sampler(open_lengths(store, row.lengths), row.tokens, row.max_len or max_len, row.seed)
 
 
 def state_before(
-    store: Store, connection: Connection, row: JobRow, max_len: int, step: int
+    store: Store, row: JobRow, max_len: int, step: int, known: SamplerState
 ) -> SamplerState:
     """Return where the job's sampler is before ``step``; ``max_len``, errors: see ``job_sampler``.
 
-    From the nearest state that is kept with a plan: the lengths are needed for other steps only.
+    From ``known``, the nearest state that is kept with a plan (``plans.known_state``): the lengths
+    are needed for other steps only. Outside any transaction, as it may take seconds.
     """
-    known = plans.known_state(connection, row, step)
     if known.step == step:
         return known
     return job_sampler(store, row, max_len).state_before(step, known)

@@ -12,9 +12,9 @@ _PUSH_S = 0.2
 class JobNews:
     """Acknowledgements, pushed batches and the end, as they come; may be told from any thread."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._done = [-1] * world_size
+        self._done: list[int] = []
         self._look = False
         self.stopped = False
 
@@ -43,7 +43,10 @@ class JobNews:
             self._changed.notify()
 
     def begin(self, world_size: int) -> None:
-        """Forget what ranks have done: the job may be another of its name."""
+        """Note how many ranks there are, and forget what they have done.
+
+        The job may be another of its name; what its ranks have done is read from the store next.
+        """
         with self._changed:
             self._done = [-1] * world_size
 

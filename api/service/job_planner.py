@@ -10,17 +10,23 @@ the planning itself.
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable
 
 from seqplan.api.service.job_news import JobNews
 from seqplan.api.service.look_ahead import LookAhead, Published
 from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.jobs import settle_failed
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Claim, Store
+from seqplan.planner.cluster import MOST_GPUS
 from seqplan.planner.workers.executor import EXECUTORS
 
 _RETRY_S = 0.5
 _CLAIM_S = 1.0
+
+_log = logging.getLogger("seqplan.planning")
 
 
 class PlanningJob:
@@ -28,7 +34,8 @@ class PlanningJob:
 
     ``published`` is called, from the planning thread, whenever a plan is in the store (which it
     gets ready to send) or the job's state has changed (None). ``workers``: planners of this job;
-    ``executor``: where they run, one of ``EXECUTORS``. ``news``: what to tell it.
+    ``executor``: where they run, one of ``EXECUTORS``. ``ended`` is called when planning ends by an
+    error of its own. ``news``: what to tell it.
     """
 
     def __init__(
@@ -37,13 +44,18 @@ class PlanningJob:
         row: JobRow,
         published: Published,
         *,
+        ended: Callable[[], None],
         workers: int = 1,
         executor: str = EXECUTORS[0],
     ) -> None:
         self.id = row.id
-        self.news = JobNews(row.world_size)
+        self.news = JobNews()
+        self.fault: str | None = None
+        """Why the thread ended while the store still says that the job is planned."""
+
         self._store = store
         self._published = published
+        self._ended = ended
         self._workers = workers
         self._executor = executor
         self._thread = threading.Thread(target=self._run, name=f"job {self.id}", daemon=True)
@@ -60,7 +72,8 @@ class PlanningJob:
     def stop(self) -> None:
         """End planning now; what is underway is planned again by the next one."""
         self.news.stop()
-        self._thread.join()
+        if self._thread.ident is not None:  # it could be begun
+            self._thread.join()
 
     def _run(self) -> None:
         while not self.news.stopped:
@@ -73,12 +86,45 @@ class PlanningJob:
             except StoreUnavailable:
                 # Disk full or database locked: nothing is lost, and it may pass.
                 self.news.wait(_RETRY_S)
+            except Exception as error:
+                self.give_up(error)
+                return
+
+    def give_up(self, error: Exception) -> None:
+        """Log what planning ended by, and settle the job as failed, so that no rank waits for it.
+
+        Where the store refuses that, too, ``fault`` says what there is.
+        """
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        trace = None if isinstance(error, ValueError) else error  # which say what to mend
+        _log.error("job %s: planning ended: %s", self.id, reason, exc_info=trace)
+        self.fault = reason
+        self._ended()
+        while not self.news.stopped:
+            try:
+                with self._store.claimed(f"job {self.id}") as claim:
+                    if claim is not None:  # otherwise another service plans it
+                        with claim.writing() as connection:
+                            settle_failed(connection, self.id, reason)
+                self.fault = None
+                self._published(self.id, None)
+                return
+            except StoreUnavailable:
+                self.news.wait(_RETRY_S)
+            except Exception as refused:
+                _log.error("job %s: cannot be settled: %s", self.id, refused)
+                return
 
     def _plan_claimed(self, claim: Claim) -> None:
         with self._store.reading() as connection:
             row = get(connection, JobRow, self.id)
         if row is None or row.state != "planning":
             return  # another service has brought it to its end, or removed it
+        if row.world_size > MOST_GPUS:
+            raise ValueError(
+                f"{row.world_size} GPUs are more than the {MOST_GPUS} that plans are made for; "
+                "remove the job"
+            )
         # While another service planned it, the job may have been removed and begun anew.
         self.news.begin(row.world_size)
         planning = LookAhead(

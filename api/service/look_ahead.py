@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -26,6 +27,8 @@ from seqplan.plans.scheme import Scheme
 
 Published = Callable[[str, ReadyPlan | None], None]
 """Told of a job's plan that is in the store; of None when the job's state has changed."""
+
+_log = logging.getLogger("seqplan.planning")
 
 _ANSWER_S = 0.2
 """How often waiting for a plan looks whether planning is to stop."""
@@ -69,6 +72,8 @@ class LookAhead:
             self._settle(state="failed", failed_step=failure.step, error=str(failure))
         except Exception as error:  # ranks must never wait for a planner that is gone
             reason = f"{type(error).__name__}: {error}"
+            trace = None if isinstance(error, ValueError | OSError) else error
+            _log.error("job %s: planning failed: %s", self._row.id, reason, exc_info=trace)
             self._settle(state="failed", failed_step=self._next, error=reason)
 
     def _plan(self) -> None:
@@ -111,7 +116,7 @@ class LookAhead:
                 self._next = due.batch.step
                 self._keep(due, self._answer(due.batch.step, future), models)
             elif isinstance(coming, End):
-                self._settle(state="planned", last_step=coming.step)
+                self._settle(state="planned", last_step=coming.step, failed_step=None, error=None)
                 return
             elif isinstance(coming, NotYet):
                 self._news.wait_for_batches()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import queue
 import threading
@@ -15,14 +16,17 @@ import numpy as np
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.lengths import lengths_path
 from seqplan.api.store.proposals import settle_proposal
-from seqplan.api.store.rows import ProfileRow, ProposalRow, get
+from seqplan.api.store.rows import LengthsRow, ProfileRow, ProposalRow, get
 from seqplan.api.store.store import Claim, Store
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange import proposed_with
 from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal
+from seqplan.profiler.lengths import parse_histogram, representative
 from seqplan.profiler.profile import Profile
 
 _RETRY_S = 0.5
+
+_log = logging.getLogger("seqplan.proposals")
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,26 @@ class ProposalMaker:
                     break
                 except StoreUnavailable:
                     self._stopped.wait(_RETRY_S)
+                except Exception as error:  # the next one may be made
+                    _log.exception("proposal %s: making it ended", key)
+                    self._give_up(key, error)
+                    break
             self.progress.pop(key, None)
             self._dropped.discard(key)
+
+    def _give_up(self, key: str, error: Exception) -> None:
+        try:
+            with self._store.writing() as connection:
+                settle_proposal(connection, key, error=f"{type(error).__name__}: {error}")
+        except Exception:
+            _log.exception(
+                "proposal %s: cannot be settled; it is made again at the next start", key
+            )
+
+    @property
+    def ended(self) -> bool:
+        """Whether its thread has ended though nobody told it to."""
+        return not self._thread.is_alive() and not self._stopped.is_set()
 
     def _ending(self, key: str) -> bool:
         return self._stopped.is_set() or key in self._dropped
@@ -88,11 +110,14 @@ class ProposalMaker:
                 return  # removed, or made by another service
             request = json.loads(row.request)
             profile = get(connection, ProfileRow, request["profile"])
+            lengths = get(connection, LengthsRow, request["lengths"])
         assert profile is not None
+        assert lengths is not None  # they stay while a proposal is being made from them
         arguments = (
             profile.document,
             request,
-            str(lengths_path(self._store, request["lengths"])),
+            str(lengths_path(self._store, lengths.id)),
+            lengths.histogram if lengths.kind == "histogram" else None,
         )
         outcome = self._in_process(key, arguments)
         if outcome is not None:
@@ -151,12 +176,22 @@ def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _propose(pipe: Connection, profile_json: str, request: dict[str, Any], lengths: str) -> None:
+def _propose(
+    pipe: Connection,
+    profile_json: str,
+    request: dict[str, Any],
+    path: str,
+    histogram: str | None,
+) -> None:
     try:
         profile = Profile.from_json(profile_json, "profile")
+        if histogram is None:
+            lengths = np.load(path, mmap_mode="r")
+        else:
+            lengths = representative(parse_histogram(histogram.encode(), "histogram"))
         document = make_proposal(
             profile,
-            lengths=np.load(lengths, mmap_mode="r"),
+            lengths=lengths,
             progress=lambda *values: pipe.send(("progress", values)),
             **requested(profile, request),
         )

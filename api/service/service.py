@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.service.proposal_maker import ProposalMaker
 from seqplan.api.store import jobs
 from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.leftovers import remove_leftovers
 from seqplan.api.store.notices import removed
 from seqplan.api.store.proposals import running_proposals
 from seqplan.api.store.rows import JobRow, get
@@ -21,11 +23,14 @@ from seqplan.planner.workers.executor import EXECUTORS
 _TICK_S = 1.0
 """How often a shared store is searched for work that another service has left."""
 
+_log = logging.getLogger("seqplan.service")
+
 
 @dataclass(frozen=True)
 class Limits:
     """What one request, job or service may be."""
 
+    request_bytes: int = 64 << 10
     body_bytes: int = 64 << 20
     upload_bytes: int = 1 << 30
     sequences: int = 200_000_000
@@ -82,8 +87,17 @@ class Service:
         if listener is not None:
             self._listener = listener
         self.proposals.start()
-        self._take_up()
-        if self.store.shared:
+        try:
+            remove_leftovers(self.store)
+        except (OSError, StoreUnavailable) as error:  # they only take room
+            _log.warning("what an earlier service left is not removed: %s", error)
+        try:
+            self._take_up()
+            late = False
+        except StoreUnavailable as error:
+            _log.warning("the store cannot be read yet, and is tried again: %s", error)
+            late = True
+        if self.store.shared or late:
             self._watch = threading.Thread(target=self._watched, name="notices", daemon=True)
             self._watch.start()
 
@@ -99,7 +113,10 @@ class Service:
             self._watch.join()
 
     def plan(self, row: JobRow) -> None:
-        """Begin, or go on, to plan a job that is in the store; once is enough."""
+        """Begin, or go on, to plan a job that is in the store; once is enough.
+
+        A job that cannot be begun is settled as failed.
+        """
         with self._lock:
             known = self._running.get(row.id)
             if self._stopping.is_set() or (known is not None and not known.ended):
@@ -108,11 +125,17 @@ class Service:
                 self.store,
                 row,
                 self._published,
+                ended=self._count_end,
                 workers=self._workers,
                 executor=self._executor,
             )
             self._running[row.id] = planning
-            planning.start()
+            try:
+                planning.start()
+                return
+            except RuntimeError as error:  # no more threads
+                failure = error
+        planning.give_up(failure)
 
     def plan_again(self, row: JobRow) -> None:
         """Plan a job that had failed; its earlier planning may be about to end."""
@@ -159,6 +182,9 @@ class Service:
                     self._noticed(job)
             except StoreUnavailable:
                 self._stopping.wait(_TICK_S)
+            except Exception:  # what one job is told must not keep the others from theirs
+                _log.exception("a notice of another service could not be followed")
+                self._stopping.wait(_TICK_S)
 
     def _catch_up(self) -> None:
         """Forget what was removed while nobody told it."""
@@ -201,6 +227,24 @@ class Service:
         """Return the planning of a job, None for one that has none."""
         with self._lock:
             return self._running.get(key)
+
+    def _count_end(self) -> None:
+        self.counts["planning_ends"] += 1
+
+    def faults(self) -> list[str]:
+        """Say of each thread that has ended before its time what it leaves undone, and the mend."""
+        with self._lock:
+            running = sorted(self._running.items())
+        told = [
+            f"job {job}: planning ended: {planning.fault}; POST /v1/jobs/{job}/restart"
+            for job, planning in running
+            if planning.ended and planning.fault is not None
+        ]
+        if self.proposals.ended:
+            told.append("no proposals are made any more; start the service again")
+        if self._watch is not None and not self._watch.is_alive() and not self._stopping.is_set():
+            told.append("other services are heard no more; start the service again")
+        return told
 
     def _published(self, job: str, ready: ReadyPlan | None) -> None:
         if ready is not None:

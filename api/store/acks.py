@@ -11,6 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from seqplan.api.store import schema
 from seqplan.api.store.jobs import lasting
 from seqplan.api.store.notices import notify
+from seqplan.planner.cluster import MOST_GPUS
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,12 @@ def acknowledge(connection: Connection, acks: Iterable[AckRow]) -> None:
 def last_acknowledged(connection: Connection, job: str, world_size: int) -> list[int]:
     """Return the last step that each rank has acknowledged, −1 where it has said nothing.
 
-    One look into the index for each rank, however many steps it has acknowledged.
+    One look into the index for each rank, however many steps it has acknowledged. Of a job with
+    more than ``MOST_GPUS`` ranks, which an older release took and no release plans, the first ones.
     """
+    ranks = min(world_size, MOST_GPUS)
     every = select(literal(0).label("rank")).cte(recursive=True)
-    every = every.union_all(select(every.c.rank + 1).where(every.c.rank < world_size - 1))
+    every = every.union_all(select(every.c.rank + 1).where(every.c.rank < ranks - 1))
     table = schema.acks
     last = select(func.max(table.c.step)).where(table.c.job == job, table.c.rank == every.c.rank)
     query = select(func.coalesce(last.scalar_subquery(), -1)).select_from(every)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection, delete, func, insert, or_, select
 
 from seqplan.api.store import schema
 
@@ -40,8 +40,10 @@ def keep_answer(connection: Connection, path: str, key: str, answer: Answer) -> 
 def forget_answers(connection: Connection, paths: Sequence[str], key: str) -> None:
     """Forget that making ``key`` was answered: asked for again, it is to be made again."""
     table = schema.answers
-    begins = f'{{"id": {json.dumps(key)},'
-    same = func.substr(table.c.body, 1, len(begins)) == begins
+    quoted = json.dumps(key)
+    # Answers of earlier releases have a blank after each name.
+    beginnings = (f'{{"id":{quoted},', f'{{"id": {quoted},')
+    same = or_(*(func.substr(table.c.body, 1, len(text)) == text for text in beginnings))
     connection.execute(delete(table).where(table.c.path.in_(paths), same))
 
 

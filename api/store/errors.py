@@ -11,5 +11,9 @@ class StoreUnavailable(RuntimeError):
     """The store cannot be read or written now (locked, disk full, server gone); try again."""
 
 
+class ArrayMissing(RuntimeError):
+    """The row of a data set is there, but its file is not; the message says how to mend it."""
+
+
 class InUse(RuntimeError):
     """What cannot be removed, as something else needs it; the message says what."""

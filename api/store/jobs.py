@@ -28,6 +28,18 @@ def settle_job(connection: Connection, job: str, **values: Any) -> None:
     notify(connection, job)
 
 
+def settle_failed(connection: Connection, job: str, error: str) -> None:
+    """Note that a job can be planned no further, whatever its state of planning was."""
+    planned = select(func.max(schema.plans.c.step)).where(schema.plans.c.job == job)
+    following = func.coalesce(planned.scalar_subquery() + 1, schema.jobs.c.first_step)
+    connection.execute(
+        update(schema.jobs)
+        .where(schema.jobs.c.id == job, schema.jobs.c.state == "planning")
+        .values(state="failed", failed_step=following, error=error)
+    )
+    notify(connection, job)
+
+
 def remove_job(connection: Connection, job: str) -> bool:
     """Remove a job with all that is kept of it; False where there is none."""
     # The job first: whoever writes of it holds its row, or finds it gone (see ``held``).

@@ -13,12 +13,13 @@ from sqlalchemy import Connection, delete, insert
 
 from seqplan.api.store import schema
 from seqplan.api.store.answers import forget_answers
+from seqplan.api.store.errors import ArrayMissing
 from seqplan.api.store.jobs import check_unused
 from seqplan.api.store.proposals import check_not_made_from
 from seqplan.api.store.rows import LengthsRow, ListedLengths, columns, get, locked
 from seqplan.api.store.store import Store
 from seqplan.plans.format.atomic_file import atomic_write
-from seqplan.profiler.lengths import Bucket, representative, summarise
+from seqplan.profiler.lengths import Bucket, longest, summarise
 from seqplan.profiler.lengths.digest import lengths_digest
 
 
@@ -27,19 +28,57 @@ def lengths_path(store: Store, key: str) -> Path:
     return store.files / "lengths" / f"{key}.npy"
 
 
+def open_lengths(store: Store, key: str) -> npt.NDArray[np.int64]:
+    """Open the array of a data set, which stays on the disk.
+
+    ``ArrayMissing`` where its file is gone, ``ValueError`` where it is damaged.
+    """
+    try:
+        lengths: npt.NDArray[np.int64] = np.load(lengths_path(store, key), mmap_mode="r")
+    except FileNotFoundError:
+        raise missing(key) from None
+    return lengths
+
+
+def missing(key: str) -> ArrayMissing:
+    """Make the error of a data set whose file is gone."""
+    return ArrayMissing(
+        f"lengths {key}: their file is gone from the service's folder; upload the same data again "
+        "(the id stays the same)"
+    )
+
+
 def write_lengths(store: Store, lengths: npt.NDArray[np.int64]) -> LengthsRow:
     """Put the array on disk; the row that ``put_lengths`` keeps. The same array is one file."""
     key = lengths_digest(lengths).removeprefix("sha256:")
-    return _written(store, key, lengths, summarise(lengths).buckets, "sequences")
+    path = lengths_path(store, key)
+    if not path.exists():
+        with atomic_write(path, "wb") as file:
+            np.save(file, lengths.astype(np.int64))
+    return LengthsRow(
+        id=key,
+        sequences=len(lengths),
+        tokens=int(lengths.sum()),
+        longest=int(lengths.max()),
+        histogram=_as_json(summarise(lengths).buckets),
+        kind="sequences",
+    )
 
 
-def write_histogram(store: Store, buckets: Sequence[Bucket]) -> LengthsRow:
-    """As ``write_lengths``, for a data set of which only the histogram is known.
+def histogram_row(buckets: Sequence[Bucket]) -> LengthsRow:
+    """Make the row of a data set of which only the histogram is known: nothing is on the disk.
 
     Its id is that of the histogram: the array that represents it may be another data set's.
     """
-    key = hashlib.sha256(f"histogram {_as_json(buckets)}".encode()).hexdigest()
-    return _written(store, key, representative(buckets), buckets, "histogram")
+    text = _as_json(buckets)
+    return LengthsRow(
+        id=hashlib.sha256(f"histogram {text}".encode()).hexdigest(),
+        sequences=sum(bucket.sequences for bucket in buckets),
+        tokens=sum(bucket.tokens for bucket in buckets),
+        longest=longest(buckets),
+        histogram=text,
+        kind="histogram",
+    )
 
 
 def put_lengths(connection: Connection, row: LengthsRow) -> None:
@@ -72,27 +111,6 @@ def remove_lengths(store: Store, key: str) -> bool:
         raise
     aside.unlink(missing_ok=True)
     return True
-
-
-def _written(
-    store: Store,
-    key: str,
-    lengths: npt.NDArray[np.int64],
-    buckets: Sequence[Bucket],
-    kind: str,
-) -> LengthsRow:
-    path = lengths_path(store, key)
-    if not path.exists():
-        with atomic_write(path, "wb") as file:
-            np.save(file, lengths.astype(np.int64))
-    return LengthsRow(
-        id=key,
-        sequences=len(lengths),
-        tokens=int(lengths.sum()),
-        longest=int(lengths.max()),
-        histogram=_as_json(buckets),
-        kind=kind,
-    )
 
 
 def _as_json(buckets: Sequence[Bucket]) -> str:

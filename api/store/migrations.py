@@ -47,8 +47,11 @@ def stored_version(connection: Connection) -> int:
     return connection.execute(select(schema.version.c.version)).scalar() or 0
 
 
-def migrate(connection: Connection, where: str) -> None:
-    """Apply what is missing; ``StoreError`` for a store of a newer version."""
+def migrate(connection: Connection, where: str, *, alone: bool = True) -> None:
+    """Apply what is missing; ``StoreError`` for a store of a newer version.
+
+    ``alone``: False where a service is using the tables as they are, which are then left so.
+    """
     if connection.dialect.name == "postgresql":  # one service at a time, to the transaction's end
         connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
     version = 0
@@ -59,6 +62,8 @@ def migrate(connection: Connection, where: str) -> None:
             f"{where}: has schema {version}, this seqplan knows {len(MIGRATIONS)}; use a newer "
             "seqplan, or another store"
         )
+    if version < len(MIGRATIONS) and not alone:
+        raise StoreError(f"{where}: a service of an older seqplan is using it; stop that first")
     for apply in MIGRATIONS[version:]:
         apply(connection)
     if version == 0:

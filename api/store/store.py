@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -21,8 +20,14 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from seqplan.api.store.errors import StoreError, StoreUnavailable
 from seqplan.api.store.migrations import migrate
 from seqplan.api.store.notices import CHANNEL
+from seqplan.api.store.outages import outages
+from seqplan.api.store.ownership import InUseElsewhere, Ownership
 
 _BUSY_MS = 5000
+
+_UNBOUNDED = -1
+"""Connections beyond those that are kept: planning has one a job, requests one a thread, and a
+thread that had to wait for another's would be kept from planning by whoever reads slowly."""
 
 
 class Store:
@@ -31,11 +36,12 @@ class Store:
     ``files``: the folder of uploaded arrays; by default ``PATH.files`` beside a SQLite file. A
     transaction that ended without error is on disk (WAL with synchronous=FULL: an acknowledged
     write survives a power cut, not only a killed process). One service at a time uses a SQLite
-    file; several may share a PostgreSQL database, and then share ``files`` too. ``StoreError`` when
-    it cannot be opened, or another service holds it.
+    file, however its path is spelled; several may share a PostgreSQL database, and then share
+    ``files`` too. ``beside``: for a look into a store that a service may be using. ``StoreError``
+    when it cannot be opened, or another service holds it.
     """
 
-    def __init__(self, url: str, files: Path | None = None) -> None:
+    def __init__(self, url: str, files: Path | None = None, *, beside: bool = False) -> None:
         self.where, database = _parsed(url)
         if files is None:
             if database is None:
@@ -43,39 +49,50 @@ class Store:
                     f"{self.where}: name a folder for uploaded arrays with --files (files in a "
                     "job file)"
                 )
-            files = Path(f"{database}.files")
+            files = _beside(database)
         self.files = files
         self._shared = database is None
         self._writing = threading.Lock()
         try:
             (files / "lengths").mkdir(parents=True, exist_ok=True)
-            self._lock = None if self._shared else _locked(files / "lock")
-        except BlockingIOError:
-            raise StoreError(
-                f"{self.where}: another service is using this store; stop it, or name another"
-            ) from None
         except OSError as error:
             raise StoreError(f"{files}: cannot be written: {error.strerror}") from None
+        self._ownership = None if database is None else self._owned(Path(database), beside)
         try:
             self._engine = _engine(url, database)
         except BaseException as error:
-            self._unlock()
+            self._give_up()
             if isinstance(error, ImportError):
                 raise StoreError(f"{self.where}: cannot be opened: {error}") from None
             raise
         try:
             with self.writing() as connection:
-                migrate(connection, self.where)
+                migrate(connection, self.where, alone=self._shared or self._ownership is not None)
         except BaseException as error:
             self.close()
             if isinstance(error, StoreUnavailable):
                 raise StoreError(f"{self.where}: cannot be opened: {error}") from None
+            if isinstance(error, DBAPIError | UnicodeDecodeError):
+                reason = str(error.orig) if isinstance(error, DBAPIError) else str(error)
+                raise StoreError(f"{self.where}: is damaged, or no store: {reason}") from None
             raise
+        if self._ownership is not None:
+            self._ownership.has_tables()
+
+    def _owned(self, database: Path, beside: bool) -> Ownership | None:
+        try:
+            return Ownership(database, self.files, self.where)
+        except InUseElsewhere:
+            if beside:
+                return None
+            raise
+        except OSError as error:
+            raise StoreError(f"{error.filename}: cannot be written: {error.strerror}") from None
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Begin a transaction that only reads. ``StoreUnavailable``."""
-        with _available(), self._engine.begin() as connection:
+        with outages(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
@@ -83,7 +100,7 @@ class Store:
         """Begin a transaction that may write; on disk when it ends. ``StoreUnavailable``."""
         # SQLite has one writer at a time: better to wait here than to be told that it is locked.
         turn = nullcontext() if self._shared else self._writing
-        with _available(), turn, self._engine.connect() as connection:
+        with outages(), turn, self._engine.connect() as connection:
             connection = connection.execution_options(writes=True)
             with connection.begin():
                 yield connection
@@ -99,7 +116,7 @@ class Store:
             yield Claim(self.writing)  # nobody else uses this store
             return
         key = int.from_bytes(hashlib.sha256(what.encode()).digest()[:8], signed=True)
-        with _available(), self._engine.connect() as connection:
+        with outages(), self._engine.connect() as connection:
             with connection.begin():
                 asked = select(func.pg_try_advisory_lock(key))
                 got = connection.execute(asked).scalar()
@@ -110,7 +127,7 @@ class Store:
             @contextmanager
             def writing() -> Iterator[Connection]:
                 # On the connection that holds the claim: without the claim nothing is written.
-                with _available(), connection.begin():
+                with outages(), connection.begin():
                     yield connection
 
             try:
@@ -128,7 +145,7 @@ class Store:
             while True:
                 time.sleep(every_s)
                 yield None
-        with _available(), self._engine.connect() as connection:
+        with outages(), self._engine.connect() as connection:
             connection = connection.execution_options(isolation_level="AUTOCOMMIT")
             connection.exec_driver_sql(f"LISTEN {CHANNEL}")
             driver: Any = connection.connection.driver_connection
@@ -148,14 +165,13 @@ class Store:
         return self._shared
 
     def close(self) -> None:
-        """Let go of the database and of the lock."""
+        """Let go of the database and of the locks."""
         self._engine.dispose()
-        self._unlock()
+        self._give_up()
 
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    def _give_up(self) -> None:
+        if self._ownership is not None:
+            self._ownership.give_up()
 
 
 @dataclass(frozen=True)
@@ -165,15 +181,12 @@ class Claim:
     writing: Callable[[], AbstractContextManager[Connection]]
 
 
-def _locked(path: Path) -> int:
-    """Open a descriptor that holds the lock of a file; ``BlockingIOError`` where another has it."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
+def _beside(database: str) -> Path:
+    """Return the folder of arrays of a SQLite file: beside it, or beside what a link leads to."""
+    files = Path(f"{database}.files")
+    if Path(database).is_symlink() and not files.exists():
+        return Path(f"{os.path.realpath(database)}.files")
+    return files
 
 
 def _parsed(url: str) -> tuple[str, str | None]:
@@ -197,12 +210,15 @@ def _parsed(url: str) -> tuple[str, str | None]:
 def _engine(url: str, database: str | None) -> Engine:
     if database is None:
         try:
-            # A job that is planned keeps a connection; requests come on top.
-            engine = create_engine(url, pool_pre_ping=True, max_overflow=-1)
+            engine = create_engine(url, pool_pre_ping=True, max_overflow=_UNBOUNDED)
             return engine.execution_options(origin=secrets.token_hex(8))
         except NoSuchModuleError as error:
             raise StoreError(f"{_parsed(url)[0]}: {error}") from None
-    engine = create_engine(f"sqlite:///{database}", connect_args={"timeout": _BUSY_MS / 1000})
+    engine = create_engine(
+        f"sqlite:///{database}",
+        connect_args={"timeout": _BUSY_MS / 1000},
+        max_overflow=_UNBOUNDED,
+    )
     event.listen(engine, "connect", _configure)
     event.listen(engine, "begin", _begin)
     return engine
@@ -218,12 +234,3 @@ def _begin(connection: Connection) -> None:
     # A reader that turns writer can be refused at once: writers say so from the start.
     writes = connection.get_execution_options().get("writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-@contextmanager
-def _available() -> Iterator[None]:
-    try:
-        yield
-    except DBAPIError as error:
-        reason = str(error.orig).strip().splitlines()
-        raise StoreUnavailable(reason[0] if reason else type(error.orig).__name__) from error

@@ -7,10 +7,11 @@ import hmac
 import secrets
 from collections.abc import Iterable
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from seqplan.api.store import schema
 from seqplan.api.store.errors import StoreError
+from seqplan.api.store.names import check_token_name
 
 SCOPES = ("read", "write")
 """What a token allows; write includes read."""
@@ -21,6 +22,10 @@ def add_token(connection: Connection, name: str, scope: str) -> str:
 
     A token has 256 random bits, so that one round of SHA-256 is as good as a slow hash.
     """
+    try:
+        check_token_name(name)
+    except ValueError as error:
+        raise StoreError(str(error)) from None
     if scope not in SCOPES:
         raise StoreError(f"scope {scope!r}: choose one of {', '.join(SCOPES)}")
     if connection.execute(select(schema.tokens).where(schema.tokens.c.name == name)).first():
@@ -28,6 +33,20 @@ def add_token(connection: Connection, name: str, scope: str) -> str:
     token = "seqplan_" + secrets.token_urlsafe(32)
     connection.execute(insert(schema.tokens).values(name=name, hash=_hash(token), scope=scope))
     return token
+
+
+def named_tokens(connection: Connection) -> list[tuple[str, str]]:
+    """Return name and scope of every token, in order of name."""
+    query = select(schema.tokens.c.name, schema.tokens.c.scope).order_by(schema.tokens.c.name)
+    return [(name, scope) for name, scope in connection.execute(query)]
+
+
+def revoke_token(connection: Connection, name: str) -> None:
+    """Remove a token, so that it opens nothing any more; ``StoreError`` where there is none."""
+    gone = connection.execute(delete(schema.tokens).where(schema.tokens.c.name == name))
+    if not gone.rowcount:
+        names = ", ".join(repr(known) for known, _ in named_tokens(connection)) or "none"
+        raise StoreError(f"there is no token {name!r}; there are {names}")
 
 
 def known_tokens(connection: Connection) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ Read ``read`` first (from paths to lengths), then ``sources`` (a reader for each
 ``summary``, ``histogram``, ``save`` and ``digest``. Public are the names below.
 """
 
-from seqplan.profiler.lengths.histogram import parse_histogram, representative
+from seqplan.profiler.lengths.histogram import longest, parse_histogram, representative
 from seqplan.profiler.lengths.read import SUFFIXES, read_lengths
 from seqplan.profiler.lengths.save import check_output, save_lengths
 from seqplan.profiler.lengths.sources.collector import MAX_LENGTH, Lengths, Progress, Source
@@ -33,6 +33,7 @@ __all__ = [
     "Tail",
     "check_output",
     "histogram_lines",
+    "longest",
     "parse_histogram",
     "read_lengths",
     "representative",

@@ -46,20 +46,66 @@ def representative(buckets: Iterable[Bucket]) -> NDArray[np.int64]:
     return np.concatenate([_spread(bucket) for bucket in buckets])
 
 
-def _spread(bucket: Bucket) -> NDArray[np.int64]:
+def longest(buckets: Iterable[Bucket]) -> int:
+    """Return the longest of ``representative``, which is not made for it; 0 without sequences."""
+    last = max((bucket for bucket in buckets if bucket.sequences), default=None, key=_up_to)
+    if last is None:
+        return 0
+    n = last.sequences
+    mirrored, left = _beyond(last)
+    top = 2 * left // n
+    # Σ ⌊top·(2i + 1) / 2n⌋ over the sequences, as the array would sum to.
+    share, some = divmod(left - _floor_sum(n, 2 * n, 2 * top, top), n)
+    if mirrored:
+        return last.up_to - top // (2 * n) - share
+    return last.over + 1 + top * (2 * n - 1) // (2 * n) + share + bool(some)
+
+
+def _up_to(bucket: Bucket) -> int:
+    return bucket.up_to
+
+
+def _beyond(bucket: Bucket) -> tuple[bool, int]:
+    """Return whether to spread downwards from the upper end, and the tokens to spread."""
     n, width = bucket.sequences, bucket.up_to - bucket.over - 1
     above = bucket.tokens - n * (bucket.over + 1)  # tokens beyond the shortest, of all sequences
-    mirrored = 2 * above > n * width  # nearer to the upper end: spread downwards from there
-    left = n * width - above if mirrored else above
+    mirrored = 2 * above > n * width  # nearer to the upper end
+    return mirrored, n * width - above if mirrored else above
+
+
+def _spread(bucket: Bucket) -> NDArray[np.int64]:
+    n = bucket.sequences
+    if not n:
+        return np.empty(0, np.int64)
+    mirrored, left = _beyond(bucket)
     # Evenly over [0, top), top being twice the mean; what rounding down leaves is less than two a
     # sequence, and goes to the longest first. n < 2^28 and top < 2^32: products stay in 64 bits.
-    top = 2 * left // n if n else 0
-    values = top * (2 * np.arange(n, dtype=np.int64) + 1) // (2 * n) if n else np.empty(0, np.int64)
-    if n:
-        share, some = divmod(left - int(values.sum()), n)
-        values += share
-        values[n - some :] += 1
-    return (bucket.up_to - values)[::-1] if mirrored else bucket.over + 1 + values
+    # In one array: there may be hundreds of millions.
+    top = 2 * left // n
+    values = np.arange(1, 2 * n, 2, dtype=np.int64)
+    values *= top
+    values //= 2 * n
+    share, some = divmod(left - int(values.sum()), n)
+    values += share
+    values[n - some :] += 1
+    if mirrored:
+        np.subtract(bucket.up_to, values, out=values)
+        return values[::-1]
+    values += bucket.over + 1
+    return values
+
+
+def _floor_sum(n: int, m: int, a: int, b: int) -> int:
+    """Return Σ ⌊(a·i + b) / m⌋ over 0 ≤ i < n, in as many rounds as Euclid's algorithm has."""
+    total = 0
+    while True:
+        total += (a // m) * (n * (n - 1) // 2) + (b // m) * n
+        a, b = a % m, b % m
+        highest = a * n + b
+        if highest < m:
+            return total
+        n, b = divmod(highest, m)
+        m, a = a, m
 
 
 def _bucket(row: Any, place: str, least: int) -> Bucket:

@@ -1,15 +1,16 @@
 """A rank's steps: its views of the plans, fetched ahead, and agreed on by all ranks.
 
 Read ``source`` first, the contract of all sources and the one of plan files; then ``http_source``
-(a planning service) and ``fan_out`` (one rank asks for all), ``agreement`` and, which puts them
-together, ``consumer``. Public are the modules named here; the names that a trainer needs are in
-``seqplan.runtime``.
+(a planning service, over ``http_connection``) and ``fan_out`` (one rank asks for all),
+``agreement`` and, which puts them together, ``consumer``. Public are the modules named here; the
+names that a trainer needs are in ``seqplan.runtime``.
 """
 
 __all__ = [
     "agreement",
     "consumer",
     "fan_out",
+    "http_connection",
     "http_source",
     "source",
 ]

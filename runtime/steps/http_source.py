@@ -12,26 +12,23 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from seqplan.plans.views.decode_view import decode_view
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
+from seqplan.runtime.steps.http_connection import Answer, Connection, TooLarge
 
 LONGEST_WAIT_S = 20.0
 """What one request asks the service to wait: below what proxies cut off."""
 
 GRACE_S = 2.0
-"""What an answer may take beyond the wait that was asked for."""
-
-CONNECT_S = 5.0
-"""What connecting may take; closing cannot cut it short."""
+"""What a whole answer may take beyond the wait that was asked for."""
 
 _RETRIED = (502, 503)
 _FIRST_PAUSE_S = 0.05
@@ -63,8 +60,8 @@ class HttpSource:
         self._closed = threading.Event()
         secure = parts.scheme == "https"
         # A request for a plan may wait long on its connection: acknowledgements have their own.
-        self._plans = _Connection(parts.hostname, parts.port, secure)
-        self._acks = _Connection(parts.hostname, parts.port, secure)
+        self._plans = Connection(parts.hostname, parts.port, secure)
+        self._acks = Connection(parts.hostname, parts.port, secure)
 
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
         what = f"{self._where}: step {step} of rank {rank}"
@@ -126,7 +123,7 @@ class HttpSource:
 
     def _request(
         self,
-        connection: _Connection,
+        connection: Connection,
         method: str,
         path: str,
         what: str,
@@ -134,7 +131,7 @@ class HttpSource:
         timeout_s: float,
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
-    ) -> _Answer:
+    ) -> Answer:
         """Return the first answer that is no passing trouble; ``PlanTimeout`` when time is up."""
         pause = _FIRST_PAUSE_S
         begun = time.monotonic()
@@ -148,6 +145,8 @@ class HttpSource:
                 if answer.status not in _RETRIED:
                     return answer
                 trouble = f"{answer.status} {answer.reason}"
+            except TooLarge as error:
+                raise PlanError(f"{what}: {error}") from None
             except (OSError, http.client.HTTPException) as error:
                 trouble = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
             if time.monotonic() >= deadline:
@@ -162,72 +161,7 @@ class HttpSource:
             raise PlanError(f"{what}: the source is closed")
 
 
-class _Answer(NamedTuple):
-    status: int
-    reason: str
-    etag: str | None
-    kind: str
-    body: bytes
-
-
-class _Connection:
-    """One connection that is kept open; another thread may close it for good."""
-
-    def __init__(self, host: str, port: int | None, secure: bool) -> None:
-        connection_class = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._http = connection_class(host, port)
-        self._closed = False
-        self._in_use = threading.Lock()
-
-    def request(
-        self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout_s: float
-    ) -> _Answer:
-        with self._in_use:
-            if self._closed:
-                raise ConnectionError("closed")
-            reused = self._http.sock is not None
-            try:
-                return self._request_once(method, path, body, headers, timeout_s)
-            except (ConnectionError, http.client.BadStatusLine):
-                # A service may close an idle connection at any time: that is no trouble of it.
-                if not reused or self._closed:
-                    raise
-            return self._request_once(method, path, body, headers, timeout_s)
-
-    def close(self) -> None:
-        self._closed = True
-        # Shutting down wakes a thread that is reading, which closing alone does not.
-        with suppress(OSError, AttributeError):
-            self._http.sock.shutdown(socket.SHUT_RDWR)
-        with self._in_use:
-            self._http.close()
-
-    def _request_once(
-        self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout_s: float
-    ) -> _Answer:
-        try:
-            if self._http.sock is None:
-                self._http.timeout = CONNECT_S
-                self._http.connect()
-                # Looked at again: close() cannot shut down a socket that is not there yet.
-                if self._closed:
-                    raise ConnectionError("closed")
-            self._http.sock.settimeout(timeout_s)
-            self._http.request(method, path, body, headers)
-            with self._http.getresponse() as response:
-                return _Answer(
-                    response.status,
-                    response.reason,
-                    response.getheader("ETag"),
-                    response.getheader("Content-Type", ""),
-                    response.read(),
-                )
-        except BaseException:
-            self._http.close()  # what comes next on it would be the answer to this request
-            raise
-
-
-def _view(answer: _Answer, what: str) -> RankView:
+def _view(answer: Answer, what: str) -> RankView:
     try:
         document = json.loads(answer.body)
     except (ValueError, RecursionError) as error:
@@ -239,7 +173,7 @@ def _view(answer: _Answer, what: str) -> RankView:
     return view
 
 
-def _refusal(answer: _Answer, what: str) -> Exception:
+def _refusal(answer: Answer, what: str) -> Exception:
     problem: dict[str, Any] = {}
     if answer.kind.partition(";")[0].strip() == "application/problem+json":
         with suppress(ValueError, RecursionError):

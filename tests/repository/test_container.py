@@ -118,9 +118,12 @@ def test_compose_serves_the_same_way() -> None:
     assert service is not None
     entry = [line.strip()[2:] for line in service[1].splitlines()]
     given = build_parser({}).parse_args([*entry, *service[2].split(", ")][1:])
-    assert given.store.startswith("postgresql+psycopg://seqplan:")
+    assert given.store == "postgresql+psycopg://seqplan@postgres/seqplan"
     assert str(given.files).startswith(texts("VOLUME")[0] + "/")
     assert given.host == "0.0.0.0"
+    # No command line shows the password, and no URL has to quote it.
+    assert 'PGPASSWORD: "${POSTGRES_PASSWORD' in text
+    assert "POSTGRES_PASSWORD" not in service[0]
     # The password is the user's to set: nothing starts with one that everybody knows.
     assert set(re.findall(r"\$\{POSTGRES_PASSWORD[^}]*", text)) == {
         "${POSTGRES_PASSWORD:?set a password for the store"

@@ -7,6 +7,8 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from seqplan.api.store.names import check_job_id
+from seqplan.planner.cluster import MOST_GPUS
 from seqplan.planner.workers.executor import EXECUTORS
 
 
@@ -19,7 +21,7 @@ class JobFile:
     the default per GPU); ``look_ahead``: steps planned beyond the slowest rank; ``store``: a path
     or URL; ``files``: folder of uploaded arrays (default: beside a SQLite store; several sidecars
     of a PostgreSQL store share it); ``workers``: planners; ``executor``: where they run, one of
-    ``executor.EXECUTORS``.
+    ``executor.EXECUTORS``; ``allow_host``: see ``serve --allow-host``.
     """
 
     profile: str
@@ -35,6 +37,7 @@ class JobFile:
     files: str = ""
     host: str = "127.0.0.1"
     port: int = 8400
+    allow_host: str = ""
     workers: int = 1
     executor: str = EXECUTORS[0]
 
@@ -63,6 +66,12 @@ def read_job_file(path: Path) -> JobFile:
         least = _LEAST.get(name, 1)
         if isinstance(value, int) and value < least:
             raise ValueError(f"{path}: {name}: wants {least} or more, not {value}")
+        if name == "gpus" and isinstance(value, int) and value > MOST_GPUS:
+            raise ValueError(f"{path}: gpus must be {MOST_GPUS} or fewer, not {value}")
+    try:
+        check_job_id(raw.get("job", "job"))
+    except ValueError as error:
+        raise ValueError(f"{path}: job: {error}") from None
     if (executor := raw.get("executor", EXECUTORS[0])) not in EXECUTORS:
         raise ValueError(f"{path}: executor: wants {' or '.join(EXECUTORS)}, not {executor!r}")
     return JobFile(**{**raw, **_resolved(raw, path.parent)})

@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from sqlalchemy import Connection
-from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.wire.problems import Problem, not_found
 from seqplan.api.service.service import Service
@@ -42,6 +43,8 @@ class AckQueue:
         self._service = service
         self._waiting: list[tuple[list[Acknowledged], asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
+        # Its own, so that it waits for no reader.
+        self._threads = CapacityLimiter(1)
 
     async def put(self, acks: list[Acknowledged]) -> None:
         """Keep acknowledgements; return when they are on disk, together.
@@ -61,7 +64,8 @@ class AckQueue:
                 taken = self._waiting[:MOST_AT_ONCE]
                 del self._waiting[:MOST_AT_ONCE]
                 try:
-                    problems = await run_in_threadpool(self._write, [acks for acks, _ in taken])
+                    asked = [acks for acks, _ in taken]
+                    problems = await run_sync(self._write, asked, limiter=self._threads)
                 except Exception as error:
                     problems = [error] * len(taken)
                 for (_, done), problem in zip(taken, problems, strict=True):

@@ -37,7 +37,7 @@ class Metrics:
 
     def __init__(self, service: Service, watch: DriftWatch) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Figures(service))
+        self._registry.register(_Figures(service, watch))
         seconds = Histogram(
             "seqplan_request_seconds",
             "Time until an answer begins, without requests that waited for a plan.",
@@ -63,8 +63,9 @@ class Metrics:
 
 
 class _Figures(Collector):
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, watch: DriftWatch) -> None:
         self._service = service
+        self._watch = watch
 
     def describe(self) -> Iterable[Metric]:
         return ()  # registering must not look into the store
@@ -103,8 +104,14 @@ class _Figures(Collector):
         for name, about in (
             ("acknowledgements", "Acknowledgements since the start."),
             ("publications", "Plans published by this service since the start."),
+            ("planning_ends", "Jobs whose planning ended by an error of its own since the start."),
         ):
             yield CounterMetricFamily(f"seqplan_{name}", about, value=counts[name])
+        yield GaugeMetricFamily(
+            "seqplan_threads_ended",
+            "Planning and other threads that ended before their time; /readyz names them.",
+            value=len(self._service.faults()) + len(self._watch.faults()),
+        )
         by_status = CounterMetricFamily(
             "seqplan_requests", "Requests answered since the start.", labels=["status"]
         )

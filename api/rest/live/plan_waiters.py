@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from sqlalchemy import Connection
-from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.wire.problems import Problem, before_first_step, not_found
 from seqplan.api.service.lru import Lru
@@ -17,6 +18,9 @@ from seqplan.api.store.rows import JobRow, get
 
 _KEPT_BYTES = 256 << 20
 """Plans and views kept in memory; a 1,024-GPU plan of 3.2M tokens takes about 2 MB."""
+
+_LOADING = 8
+"""Plans read from the store at a time."""
 
 
 class PlanWaiters:
@@ -30,6 +34,8 @@ class PlanWaiters:
         self._removals = 0
         self._loading: dict[tuple[str, int], asyncio.Task[ReadyPlan | None]] = {}
         self._loop = asyncio.get_running_loop()
+        # Their own, so that ranks wait for no page that people look at.
+        self._threads = CapacityLimiter(_LOADING)
         self.stopping = False
 
     def published(self, job: str, ready: ReadyPlan | None) -> None:
@@ -101,7 +107,7 @@ class PlanWaiters:
             return ready
         key, removals = (job, step), self._removals
         if key not in self._loading:
-            task = asyncio.create_task(run_in_threadpool(self._load, job, step))
+            task = asyncio.create_task(self._load_in_thread(job, step))
             self._loading[key] = task
             task.add_done_callback(lambda _: self._loaded(key, task))
         ready = await asyncio.shield(self._loading[key])
@@ -112,6 +118,9 @@ class PlanWaiters:
     def _loaded(self, key: tuple[str, int], task: asyncio.Task[ReadyPlan | None]) -> None:
         if self._loading.get(key) is task:
             del self._loading[key]
+
+    async def _load_in_thread(self, job: str, step: int) -> ReadyPlan | None:
+        return await run_sync(self._load, job, step, limiter=self._threads)
 
     def _load(self, job: str, step: int) -> ReadyPlan | None:
         with self._service.store.reading() as connection:

@@ -1,7 +1,19 @@
 """What a request passes before the framework sees it, the first to be asked first.
 
-``dashboard`` (the page, which needs no token), ``figures`` (counts and times), ``tokens`` (401,
-403), ``body_limit`` (413), ``direct_plans`` (plans and rank views, answered here).
+``ending`` (503 where the service ends), ``dashboard`` (the page, which needs no token), ``figures``
+(counts and times), ``tokens`` (401, 403) with ``origins`` (403 for foreign pages, where there are
+no tokens), ``body_limit`` (413), ``nul`` (422), ``head``, ``direct_plans`` (plans and rank views,
+answered here).
 """
 
-__all__ = ["body_limit", "dashboard", "direct_plans", "figures", "tokens"]
+__all__ = [
+    "body_limit",
+    "dashboard",
+    "direct_plans",
+    "ending",
+    "figures",
+    "head",
+    "nul",
+    "origins",
+    "tokens",
+]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,6 +13,9 @@ from seqplan.api.service.service import Limits
 
 _UPLOADS = ("/v1/lengths",)
 """Paths whose bodies are streamed to the disk, and may be larger for it."""
+
+_DOCUMENTS = re.compile(r"/v1/(?:profiles|proposals/documents|jobs/[^/]+/(?:batches|acks/many))/?")
+"""Paths whose bodies are documents or many numbers; all others are a few fields."""
 
 
 class BodyLimit:
@@ -24,8 +29,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        upload = scope["path"] in _UPLOADS
-        most = self._limits.upload_bytes if upload else self._limits.body_bytes
+        most = self._most(scope["path"])
         if int(Headers(scope=scope).get("content-length", "0")) > most:
             await refusal(Problem(413, "too-large", _too_large(most)))(scope, receive, send)
             return
@@ -42,6 +46,12 @@ class BodyLimit:
             return message
 
         await self._app(scope, limited, send)
+
+    def _most(self, path: str) -> int:
+        if path in _UPLOADS:
+            return self._limits.upload_bytes
+        document = _DOCUMENTS.fullmatch(path)
+        return self._limits.body_bytes if document else self._limits.request_bytes
 
 
 def _too_large(most: int) -> str:

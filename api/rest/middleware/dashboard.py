@@ -27,6 +27,13 @@ POLICY = (
 )
 """Nothing from elsewhere, nothing inline, no text turned into markup, in no one's frame."""
 
+SECURITY_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+"""Of every page."""
+
 _PLACE = b"{{files}}"
 """In the page: the folder of this version's files."""
 
@@ -100,10 +107,8 @@ def _file(name: str, body: bytes, caching: str) -> _File:
         b"content-type": CONTENT_TYPES[_suffix(name)].encode(),
         b"etag": tag,
         b"cache-control": caching.encode(),
-        b"content-security-policy": POLICY.encode(),
-        b"x-content-type-options": b"nosniff",
-        b"referrer-policy": b"no-referrer",
     }
+    headers |= {name.encode(): value.encode() for name, value in SECURITY_HEADERS.items()}
     return _File(body, tuple(headers.items()), tag)
 
 

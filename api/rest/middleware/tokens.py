@@ -1,15 +1,17 @@
-"""Before a request is handled: is its bearer token good for it?"""
+"""Before a request is handled: is its bearer token good for it, or is it none of a foreign page?"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
+from collections.abc import Collection
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from seqplan.api.rest.middleware.origins import check_host, check_origin
 from seqplan.api.rest.wire.problems import Problem, refusal, store_unavailable
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
@@ -23,10 +25,18 @@ TOKENS_KEPT_S = 1.0
 
 
 class Tokens:
-    """ASGI middleware that answers 401 and 403, and 503 where the tokens cannot be read."""
+    """ASGI middleware that answers 401 and 403, and 503 where the tokens cannot be read.
 
-    def __init__(self, app: ASGIApp, store: Store) -> None:
+    ``hosts``: names besides loopback by which a service without tokens may be asked. Once there
+    was a token, or where ``required``, no request goes without: revoking the last opens nothing.
+    """
+
+    def __init__(
+        self, app: ASGIApp, store: Store, hosts: Collection[str], *, required: bool
+    ) -> None:
+        self._required = required
         self._app = app
+        self._hosts = frozenset(host.lower() for host in hosts)
         self._store = store
         self._tokens: list[tuple[str, str]] = []
         self._read_at = -math.inf
@@ -48,9 +58,13 @@ class Tokens:
         # One request reads them again; others go on with those at hand, if there are any.
         if self._stale() and (self._read_at < 0 or not self._reading.locked()):
             await self._refresh()
-        if not self._tokens:
-            return  # such a service listens on loopback only
-        kind, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        headers = Headers(scope=scope)
+        self._required = self._required or bool(self._tokens)
+        if not self._required:  # such a service listens on loopback only
+            check_host(headers, self._hosts)
+            check_origin(scope["method"], headers, self._hosts)
+            return
+        kind, _, token = headers.get("authorization", "").partition(" ")
         allowed = scope_of(self._tokens, token.strip()) if kind.lower() == "bearer" else None
         if allowed is None:
             raise Problem(401, "unauthorized", "this service wants a bearer token that it knows")

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 from sqlalchemy import Connection
 
 from seqplan.api.rest.live.ack_writer import Acknowledged, PlannedSteps
 from seqplan.api.rest.live.shared import AcksOf, ServiceOf
-from seqplan.api.rest.wire.fields import Milliseconds, Natural
+from seqplan.api.rest.wire.answers import Acknowledged as AnsweredAck
+from seqplan.api.rest.wire.answers import AcknowledgedAll, MeasuredRank, answers
+from seqplan.api.rest.wire.fields import Milliseconds, Natural, Naturals, Text
 from seqplan.api.rest.wire.idempotency import once
+from seqplan.api.rest.wire.large_bodies import described, large_body
 from seqplan.api.store.measurements import MeasurementRow, add_measurements
+from seqplan.planner.cluster import MOST_GPUS
 
 routes = APIRouter(prefix="/v1/jobs/{job}", tags=["plans"])
+
+
+def _each_once(ranks: list[int]) -> list[int]:
+    if len(set(ranks)) != len(ranks):
+        again = next(rank for rank, count in Counter(ranks).items() if count > 1)
+        raise PydanticCustomError("rank_twice", "names rank {rank} twice", {"rank": again})
+    return ranks
 
 
 class Ack(BaseModel):
@@ -24,7 +37,7 @@ class Ack(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     step: Natural
     rank: Natural
-    digest: str | None
+    digest: Text | None
     measured_ms: Milliseconds | None = None
 
 
@@ -33,9 +46,11 @@ class Acks(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     step: Natural
-    ranks: Annotated[list[Natural], Field(min_length=1)]
-    digest: str | None
-    measured_ms: list[Milliseconds | None] | None = None
+    ranks: Annotated[
+        Naturals, Field(min_length=1, max_length=MOST_GPUS), AfterValidator(_each_once)
+    ]
+    digest: Text | None
+    measured_ms: list[Milliseconds | None] | None = Field(default=None, max_length=MOST_GPUS)
 
 
 class Measurement(BaseModel):
@@ -47,15 +62,20 @@ class Measurement(BaseModel):
     measured_ms: Milliseconds
 
 
-@routes.post("/acks", status_code=200)
+@routes.post("/acks", status_code=200, **answers(AnsweredAck))
 async def ack(acks: AcksOf, job: str, body: Ack) -> Response:
     """A rank has done a step. Saying it again changes nothing, with or without a key."""
     await acks.put([Acknowledged(job, body.step, body.rank, body.digest, body.measured_ms)])
     return JSONResponse({"step": body.step, "rank": body.rank})
 
 
-@routes.post("/acks/many", status_code=200)
-async def ack_many(acks: AcksOf, job: str, body: Acks) -> Response:
+ManyAcks = Annotated[Acks, Depends(large_body(Acks))]
+
+
+@routes.post(
+    "/acks/many", status_code=200, openapi_extra=described(Acks), **answers(AcknowledgedAll)
+)
+async def ack_many(acks: AcksOf, job: str, body: ManyAcks) -> Response:
     """Several ranks have done a step: all of them are kept, or none."""
     times = body.measured_ms or [None] * len(body.ranks)
     if len(times) != len(body.ranks):
@@ -69,7 +89,7 @@ async def ack_many(acks: AcksOf, job: str, body: Acks) -> Response:
     return JSONResponse({"step": body.step, "ranks": body.ranks})
 
 
-@routes.post("/measurements", status_code=200)
+@routes.post("/measurements", status_code=200, **answers(MeasuredRank))
 def measurement(service: ServiceOf, request: Request, job: str, body: Measurement) -> Response:
     """What a step took on a rank (ms); a later figure replaces an earlier one."""
     acknowledged = Acknowledged(job, body.step, body.rank, None, body.measured_ms)

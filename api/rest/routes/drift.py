@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from seqplan.api.rest.live.shared import ServiceOf, WatchOf
+from seqplan.api.rest.wire.answers import Drift as DriftAnswer
+from seqplan.api.rest.wire.answers import answers
 from seqplan.api.rest.wire.problems import known
 from seqplan.api.service.drift_watch import WINDOW
 from seqplan.api.service.job_drift import MOST_POINTS
@@ -19,7 +21,7 @@ Window = Annotated[int, Query(ge=1, le=1000, description="measured steps to look
 Points = Annotated[int, Query(ge=0, le=MOST_POINTS, description="of each scheme, the latest")]
 
 
-@routes.get("/v1/jobs/{job}/drift")
+@routes.get("/v1/jobs/{job}/drift", **answers(DriftAnswer))
 def drift(
     service: ServiceOf, watch: WatchOf, job: str, steps: Window = WINDOW, points: Points = 0
 ) -> dict[str, Any]:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection
 
 from seqplan.api.rest.live.shared import ServiceOf
-from seqplan.api.rest.routes.new_job import NewJob, answered, check_room, job_row
+from seqplan.api.rest.routes.data_look import look_at_data
+from seqplan.api.rest.routes.job_bodies import NewJob, PushedBatch, PushedBatches
+from seqplan.api.rest.routes.new_job import answered, check_room, job_row
 from seqplan.api.rest.routes.sampler_state import proposal_of, sampler_state
-from seqplan.api.rest.wire.fields import AtStep, Limit, Natural, Positive
+from seqplan.api.rest.wire.answers import (
+    Job,
+    JobBegun,
+    JobsPage,
+    Pushed,
+    Restarted,
+    SamplerState,
+    answers,
+)
+from seqplan.api.rest.wire.fields import AtStep, Limit
 from seqplan.api.rest.wire.idempotency import once
+from seqplan.api.rest.wire.large_bodies import described, large_body
 from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
 from seqplan.api.store.acks import last_acknowledged
@@ -27,31 +38,14 @@ from seqplan.planner.batches.batch import Batch
 routes = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
-class PushedBatch(BaseModel):
-    """The sequences of one step."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    step: Natural
-    ids: list[Natural]
-    lengths: list[Positive]
-    loss_tokens: Natural | None = None
-
-
-class PushedBatches(BaseModel):
-    """Batches in ascending order of step; ``end``: there are no more."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    batches: list[PushedBatch] = []
-    end: bool = False
-
-
-@routes.post("", status_code=201)
+@routes.post("", status_code=201, **answers(JobBegun, 201))
 def create(service: ServiceOf, request: Request, body: NewJob) -> Response:
     """Begin a job; its plans can be asked for at once."""
     begun: list[JobRow] = []  # stays empty where an earlier answer is given again
+    look = look_at_data(service, body)  # which may take seconds, in which others write
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-        row = job_row(service, connection, body)
+        row = job_row(service, connection, body, look)
         add_job(connection, row)
         if body.continues is not None and row.lengths is None:
             copy_batches(connection, body.continues.job, body.continues.step, row.id)
@@ -65,13 +59,13 @@ def create(service: ServiceOf, request: Request, body: NewJob) -> Response:
     return answer
 
 
-@routes.get("")
+@routes.get("", **answers(JobsPage))
 def listed(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Jobs in order of id."""
     return paged(service.store, ListedJob, cursor, limit)
 
 
-@routes.get("/{job}")
+@routes.get("/{job}", **answers(Job))
 def one(service: ServiceOf, job: str) -> Response:
     """A job's state, the last planned step and what each rank has acknowledged."""
     with service.store.reading() as connection:
@@ -93,19 +87,28 @@ def remove(service: ServiceOf, job: str) -> Response:
     return Response(status_code=204)
 
 
-@routes.post("/{job}/restart", status_code=202)
+@routes.post("/{job}/restart", status_code=202, **answers(Restarted, 202))
 def restart(service: ServiceOf, request: Request, job: str) -> Response:
-    """Plan a failed job again, from the step that could not be planned; 409 for any other."""
+    """Plan a failed job again, from the step that could not be planned; 409 for any other.
+
+    Also one whose planning has ended without being noted as failed.
+    """
     restarted: list[JobRow] = []  # stays empty where an earlier answer is given again
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
         row = known(held(connection, JobRow, job), f"job {job}")
-        if row.state != "failed":
+        planning = service.job(job)
+        lost = row.state == "planning" and (planning is None or planning.ended)
+        if row.state != "failed" and not lost:
             raise Problem(409, "not-failed", f"job {job} is {row.state}, it has not failed")
         check_room(service, connection)
         settle_job(connection, job, state="planning", failed_step=None, error=None)
         restarted.append(replace(row, state="planning", failed_step=None, error=None))
-        return 202, {"id": job, "state": "planning", "step": row.failed_step}
+        step = row.failed_step
+        if step is None:
+            last = last_planned(connection, job)
+            step = row.first_step if last is None else last + 1
+        return 202, {"id": job, "state": "planning", "step": step}
 
     answer = once(service, request, "restart", effect)
     for row in restarted:
@@ -113,20 +116,26 @@ def restart(service: ServiceOf, request: Request, job: str) -> Response:
     return answer
 
 
-@routes.get("/{job}/state")
+@routes.get("/{job}/state", **answers(SamplerState))
 def state(service: ServiceOf, job: str, step: AtStep) -> dict[str, Any]:
     """Where a job that draws its batches is before ``step``, planned or the next to be.
 
     ``cursor``: sequences of the ``epoch`` used by earlier steps; ``carry_over``: those drawn
     and not yet used, which there never are between steps.
     """
-    with service.store.reading() as connection:
-        row = known(get(connection, JobRow, job), f"job {job}")
-        return sampler_state(service, connection, row, step)
+    return sampler_state(service, job, step)
 
 
-@routes.post("/{job}/batches", status_code=202)
-def push(service: ServiceOf, request: Request, job: str, body: PushedBatches) -> Response:
+Batches = Annotated[PushedBatches, Depends(large_body(PushedBatches))]
+
+
+@routes.post(
+    "/{job}/batches",
+    status_code=202,
+    openapi_extra=described(PushedBatches),
+    **answers(Pushed, 202),
+)
+def push(service: ServiceOf, request: Request, job: str, body: Batches) -> Response:
     """Batches for a job without lengths, in ascending order of step."""
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
@@ -165,11 +174,11 @@ def _checked(pushed: list[PushedBatch], last: int, max_len: int) -> list[Batch]:
 def _checked_batch(batch: PushedBatch, where: str, max_len: int) -> Batch:
     if batch.loss_tokens is not None and batch.loss_tokens > sum(batch.lengths):
         raise ValueError(f"{where}.loss_tokens: {batch.loss_tokens} is above the step's tokens")
-    for index, length in enumerate(batch.lengths):
-        if length > max_len:
-            raise ValueError(
-                f"{where}.lengths[{index}]: {length} is above the proposal's {max_len}"
-            )
+    if max(batch.lengths, default=0) > max_len:
+        index = next(index for index, length in enumerate(batch.lengths) if length > max_len)
+        raise ValueError(
+            f"{where}.lengths[{index}]: {batch.lengths[index]} is above the proposal's {max_len}"
+        )
     try:
         return Batch(batch.step, tuple(batch.ids), tuple(batch.lengths), batch.loss_tokens)
     except ValueError as error:

@@ -6,25 +6,34 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.live.shared import ServiceOf
+from seqplan.api.rest.wire.answers import (
+    UPLOADED,
+    Lengths,
+    LengthsPage,
+    NewLengths,
+    answers,
+    uploaded,
+)
 from seqplan.api.rest.wire.fields import Limit
 from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.leftovers import UPLOAD_PREFIX
 from seqplan.api.store.lengths import (
+    histogram_row,
     lengths_path,
     put_lengths,
     remove_lengths,
-    write_histogram,
     write_lengths,
 )
 from seqplan.api.store.rows import LengthsRow, ListedLengths, columns, get
@@ -33,16 +42,17 @@ from seqplan.profiler.lengths import LengthsError, parse_histogram, read_lengths
 routes = APIRouter(prefix="/v1/lengths", tags=["lengths"])
 
 _SUFFIXES = {"npy": ".npy", "jsonl": ".jsonl", "txt": ".txt", "histogram": ".json"}
+Format = Annotated[str, Query(json_schema_extra={"enum": list(_SUFFIXES)})]
 _ANSWERED = ("id", "sequences", "tokens", "longest")
 
 
-@routes.get("")
+@routes.get("", **answers(LengthsPage))
 def all_lengths(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Length data sets in order of id."""
     return paged(service.store, ListedLengths, cursor, limit)
 
 
-@routes.get("/{lengths}")
+@routes.get("/{lengths}", **answers(Lengths))
 def one_lengths(service: ServiceOf, lengths: str) -> Response:
     """A data set's figures and histogram: [over, up to, sequences, tokens] a bucket.
 
@@ -53,8 +63,8 @@ def one_lengths(service: ServiceOf, lengths: str) -> Response:
     return JSONResponse({**columns(row), "histogram": json.loads(row.histogram)})
 
 
-@routes.post("", status_code=201)
-async def new_lengths(service: ServiceOf, request: Request, format: str = "npy") -> Response:
+@routes.post("", status_code=201, openapi_extra=uploaded(UPLOADED), **answers(NewLengths, 201))
+async def new_lengths(service: ServiceOf, request: Request, format: Format = "npy") -> Response:
     """Upload lengths, streamed to disk; ``format``: npy, jsonl, txt or histogram.
 
     Same data, same id. A histogram, JSON as [[over, up to, sequences, tokens or nothing], …],
@@ -62,7 +72,7 @@ async def new_lengths(service: ServiceOf, request: Request, format: str = "npy")
     """
     if format not in _SUFFIXES:
         raise ValueError(f"query.format: {format!r} is none of {', '.join(_SUFFIXES)}")
-    with tempfile.TemporaryDirectory(dir=service.store.files) as folder:
+    with tempfile.TemporaryDirectory(dir=service.store.files, prefix=UPLOAD_PREFIX) as folder:
         path = Path(folder) / f"body{_SUFFIXES[format]}"
         with path.open("wb") as file:
             async for chunk in request.stream():
@@ -72,7 +82,7 @@ async def new_lengths(service: ServiceOf, request: Request, format: str = "npy")
         row = await run_in_threadpool(read, service, path)
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-        if not lengths_path(service.store, row.id).exists():
+        if row.kind != "histogram" and not lengths_path(service.store, row.id).exists():
             raise StoreUnavailable(f"lengths {row.id} were removed while they came in")
         put_lengths(connection, row)
         return 201, {name: getattr(row, name) for name in _ANSWERED}
@@ -106,4 +116,4 @@ def _read_histogram(service: Service, path: Path) -> LengthsRow:
     buckets = parse_histogram(path.read_bytes(), "body")
     if sum(bucket.sequences for bucket in buckets) > service.limits.sequences:
         raise Problem(413, "too-large", f"more than {service.limits.sequences} sequences")
-    return write_histogram(service.store, buckets)
+    return histogram_row(buckets)

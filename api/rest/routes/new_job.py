@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
+from seqplan.api.rest.routes.data_look import DataLook, drawn_by
+from seqplan.api.rest.routes.job_bodies import Continued, NewJob
 from seqplan.api.rest.routes.sampler_state import check_planned, proposal_of
-from seqplan.api.rest.wire.fields import LookAhead, Natural, Positive
 from seqplan.api.rest.wire.problems import Problem
-from seqplan.api.service.job_batches import state_before
 from seqplan.api.service.service import Service
 from seqplan.api.store.jobs import unfinished
-from seqplan.api.store.lengths import lengths_path
 from seqplan.api.store.proposals import ready_document
-from seqplan.api.store.rows import JobRow, LengthsRow, ListedJob, ProposalRow, get, held
-from seqplan.planner.batches.sampler import Sampler
+from seqplan.api.store.rows import (
+    JobRow,
+    LengthsRow,
+    ListedJob,
+    ProposalRow,
+    get,
+    held,
+)
 from seqplan.planner.cluster import Cluster
 
 _OWN = ("lengths", "tokens", "seed", "steps", "last_step", "continues", "first_step")
@@ -27,34 +30,11 @@ _CONTINUED = ("continues", "first_step", "seed", "lengths", "tokens", "steps", "
 _FIRST_STATE = ("max_len", "first_epoch", "first_cursor")
 
 
-class Continued(BaseModel):
-    """A job, and the step from which on its batches are planned by another proposal."""
+def job_row(service: Service, connection: Connection, new: NewJob, look: DataLook) -> JobRow:
+    """Make the row of a new job, checked against what it names.
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-    job: str
-    step: Natural
-
-
-class NewJob(BaseModel):
-    """Either ``lengths`` and ``steps``, or neither: then the trainer pushes its batches.
-
-    Or ``continues``: then lengths, tokens and seed are those of the job that is continued, and so
-    are ``steps`` unless given.
+    ``look``: what ``look_at_data`` said before this transaction, which reads no data.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")] | None = None
-    proposal: str
-    lengths: str | None = None
-    tokens: Positive | None = None
-    seed: Natural = 0
-    steps: Positive | None = None
-    look_ahead: LookAhead = 8
-    continues: Continued | None = None
-
-
-def job_row(service: Service, connection: Connection, new: NewJob) -> JobRow:
-    """Make the row of a new job, checked against what it names."""
     proposal = held(connection, ProposalRow, new.proposal)
     if proposal is None:
         raise _invalid(f"proposal: there is no proposal {new.proposal}")
@@ -71,10 +51,10 @@ def job_row(service: Service, connection: Connection, new: NewJob) -> JobRow:
         world_size=cluster.gpus,
     )
     if new.continues is None:
-        row = _with_own_batches(service, connection, row, new.tokens, cluster)
+        row = _with_own_batches(connection, row, new.tokens, cluster, look)
     else:
         _check_given(new)
-        row = _with_continued_batches(service, connection, row, new.continues, cluster)
+        row = _with_continued_batches(connection, row, new.continues, cluster, look)
     check_room(service, connection)
     if get(connection, ListedJob, row.id) is not None:
         raise Problem(409, "exists", f"there is a job {row.id} already")
@@ -98,7 +78,7 @@ def check_room(service: Service, connection: Connection) -> None:
 
 
 def _with_own_batches(
-    service: Service, connection: Connection, row: JobRow, tokens: int | None, cluster: Cluster
+    connection: Connection, row: JobRow, tokens: int | None, cluster: Cluster, look: DataLook
 ) -> JobRow:
     """Add what a job that continues none draws, or that its batches are pushed."""
     if row.lengths is None:
@@ -118,10 +98,11 @@ def _with_own_batches(
             "draw; upload the lengths themselves, or push the batches",
         )
     tokens = tokens or cluster.tokens
-    array = np.load(lengths_path(service.store, row.lengths), mmap_mode="r")
-    total = int(Sampler(array, tokens, cluster.max_len, row.seed).lengths.sum())
-    if total < tokens:
-        raise _invalid(f"tokens: the lengths have {total} tokens, fewer than a step of {tokens}")
+    look.check(row.lengths, cluster.max_len)
+    if look.tokens < tokens:
+        raise _invalid(
+            f"tokens: the lengths have {look.tokens} tokens, fewer than a step of {tokens}"
+        )
     return replace(row, tokens=tokens, last_step=row.steps - 1)
 
 
@@ -133,7 +114,7 @@ def _check_given(new: NewJob) -> None:
 
 
 def _with_continued_batches(
-    service: Service, connection: Connection, row: JobRow, continues: Continued, cluster: Cluster
+    connection: Connection, row: JobRow, continues: Continued, cluster: Cluster, look: DataLook
 ) -> JobRow:
     """Add what a job's batches are: those of another, from a step on.
 
@@ -163,7 +144,7 @@ def _with_continued_batches(
     )
     if other.lengths is None:
         return _with_last_step(row, other)
-    return _with_first_state(service, connection, row, other, max_len)
+    return _with_first_state(connection, row, other, max_len, look)
 
 
 def _with_last_step(row: JobRow, other: JobRow) -> JobRow:
@@ -176,7 +157,7 @@ def _with_last_step(row: JobRow, other: JobRow) -> JobRow:
 
 
 def _with_first_state(
-    service: Service, connection: Connection, row: JobRow, other: JobRow, max_len: int
+    connection: Connection, row: JobRow, other: JobRow, max_len: int, look: DataLook
 ) -> JobRow:
     """Add the sampler of ``other`` before the first step of a job that goes on drawing from it.
 
@@ -190,14 +171,14 @@ def _with_first_state(
             "from there give more steps"
         )
     check_planned(connection, other, step)
-    state = state_before(service.store, connection, other, max_len, step)
+    look.check(*drawn_by(other, step, max_len))
     return replace(
         row,
         steps=steps,
         last_step=steps - 1,
         max_len=max_len,
-        first_epoch=state.epoch,
-        first_cursor=state.cursor,
+        first_epoch=look.state.epoch,
+        first_cursor=look.state.cursor,
     )
 
 

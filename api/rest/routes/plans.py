@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.live.shared import WaitersOf
+from seqplan.api.rest.wire.answers import Simulated
 from seqplan.api.rest.wire.fields import Step, Wait
 from seqplan.api.rest.wire.plan_response import answer
 from seqplan.api.service.plan_bytes import ReadyPlan
@@ -19,11 +20,13 @@ routes = APIRouter(prefix="/v1/jobs/{job}/plans/{step}", tags=["plans"])
 
 _Responses = dict[int | str, dict[str, Any]]
 _NOT_CHANGED: _Responses = {304: {"description": "As If-None-Match says"}}
+_DOCUMENT: _Responses = {200: {"model": dict[str, Any]}}
+_SIMULATED: _Responses = {200: {"model": Simulated}}
 _NOT_YET: _Responses = {204: {"description": "Not planned yet"}}
 
 
 # PlanAnswers handles these two first; here is what it leaves, and their description.
-@routes.get("", responses=_NOT_CHANGED | _NOT_YET)
+@routes.get("", responses=_NOT_CHANGED | _NOT_YET | _DOCUMENT)
 async def plan(
     waiters: WaitersOf, request: Request, job: str, step: Step, wait: Wait = 0
 ) -> Response:
@@ -31,7 +34,7 @@ async def plan(
     return _sent(request, await waiters.plan(job, step, wait), None)
 
 
-@routes.get("/ranks/{rank}", responses=_NOT_CHANGED | _NOT_YET)
+@routes.get("/ranks/{rank}", responses=_NOT_CHANGED | _NOT_YET | _DOCUMENT)
 async def view(
     waiters: WaitersOf, request: Request, job: str, step: Step, rank: Step, wait: Wait = 0
 ) -> Response:
@@ -49,7 +52,7 @@ async def explained(waiters: WaitersOf, job: str, step: Step) -> Response:
     return PlainTextResponse(text + "\n")
 
 
-@routes.get("/simulate", responses=_NOT_YET)
+@routes.get("/simulate", responses=_NOT_YET | _SIMULATED)
 async def simulated(waiters: WaitersOf, job: str, step: Step) -> Response:
     """The 1F1B simulation of the step beside its prediction and bound (ms)."""
     ready = await waiters.plan(job, step, 0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from html import escape
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 
-from seqplan.api.rest.live.shared import MetricsOf, ServiceOf
+from seqplan.api.rest.live.shared import MetricsOf, ServiceOf, WatchOf
+from seqplan.api.rest.middleware.dashboard import SECURITY_HEADERS
+from seqplan.api.rest.wire.problems import Problem
 from seqplan.api.store.migrations import stored_version
 
 routes = APIRouter()
@@ -20,10 +22,12 @@ async def healthz() -> str:
 
 
 @routes.get("/readyz", response_class=PlainTextResponse)
-def readyz(service: ServiceOf) -> str:
-    """The store answers, too; 503 otherwise."""
+def readyz(service: ServiceOf, watch: WatchOf) -> str:
+    """The store answers, too, and all planning goes on; 503 otherwise, saying what does not."""
     with service.store.reading() as connection:
         stored_version(connection)
+    if told := service.faults() + watch.faults():
+        raise Problem(503, "planning-ended", "; ".join(told))
     return "ready\n"
 
 
@@ -33,8 +37,8 @@ def metrics(figures: MetricsOf) -> str:
     return figures.text()
 
 
-@routes.get("/docs", response_class=HTMLResponse, include_in_schema=False)
-def docs(request: Request) -> str:
+@routes.get("/docs", include_in_schema=False)
+def docs(request: Request) -> Response:
     """The routes on one page that loads nothing; /openapi.json has the details."""
     rows = []
     for path, methods in request.app.openapi()["paths"].items():
@@ -42,8 +46,9 @@ def docs(request: Request) -> str:
             what = escape(about.get("description", ""))
             call = f"<code>{method.upper()} {escape(path)}</code>"
             rows.append(f"<tr><td>{call}</td><td>{what}</td></tr>")
-    return (
+    return HTMLResponse(
         '<!doctype html><meta charset="utf-8"><title>seqplan</title><h1>seqplan</h1>'
         '<p>The interface in full: <a href="/openapi.json">openapi.json</a>.</p>'
-        f"<table>{''.join(rows)}</table>"
+        f"<table>{''.join(rows)}</table>",
+        headers=SECURITY_HEADERS,
     )

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.live.shared import ServiceOf
+from seqplan.api.rest.wire.answers import DOCUMENT, NewProfile, ProfilesPage, answers, uploaded
 from seqplan.api.rest.wire.fields import Limit
 from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.rest.wire.pages import paged
@@ -23,14 +24,14 @@ from seqplan.profiler.shipped.catalogue import shipped, shipped_names
 routes = APIRouter(prefix="/v1/profiles", tags=["profiles"])
 
 
-@routes.get("")
+@routes.get("", **answers(ProfilesPage))
 def profiles(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Uploaded profiles in order of id; ``shipped`` names those that need no upload."""
     listed = paged(service.store, ListedProfile, cursor, limit)
     return {**listed, "shipped": list(shipped_names())}
 
 
-@routes.get("/{profile}")
+@routes.get("/{profile}", **answers(dict[str, Any]))
 def profile(service: ServiceOf, profile: str) -> Response:
     """A profile's document, by id or shipped name."""
     if profile in shipped_names():
@@ -40,7 +41,7 @@ def profile(service: ServiceOf, profile: str) -> Response:
     return Response(row.document, media_type="application/json")
 
 
-@routes.post("", status_code=201)
+@routes.post("", status_code=201, openapi_extra=uploaded(DOCUMENT), **answers(NewProfile, 201))
 async def new_profile(service: ServiceOf, request: Request) -> Response:
     """Upload a profile document, as ``seqplan profile`` writes it."""
     text = body_text(await request.body())

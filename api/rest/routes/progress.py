@@ -9,6 +9,13 @@ from fastapi import APIRouter, Query
 from sqlalchemy import Connection
 
 from seqplan.api.rest.live.shared import ServiceOf, SummariesOf
+from seqplan.api.rest.wire.answers import (
+    MeasurementsPage,
+    Progress,
+    ProgressPage,
+    StepsPage,
+    answers,
+)
 from seqplan.api.rest.wire.fields import AfterStep, Limit
 from seqplan.api.rest.wire.problems import Problem, known
 from seqplan.api.service.plan_summary import PlanSummary
@@ -29,9 +36,12 @@ Jobs = Annotated[int, Query(ge=1, le=200)]
 Rows = Annotated[int, Query(ge=1, le=10_000)]
 
 _CURSOR = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
+After = Annotated[
+    str, Query(json_schema_extra={"pattern": f"^({_CURSOR.pattern})?$"}, description="STEP.RANK")
+]
 
 
-@routes.get("/progress")
+@routes.get("/progress", **answers(ProgressPage))
 def everything(service: ServiceOf, cursor: str = "", limit: Jobs = 50) -> dict[str, Any]:
     """Jobs in order of id, each with how far it is.
 
@@ -44,14 +54,14 @@ def everything(service: ServiceOf, cursor: str = "", limit: Jobs = 50) -> dict[s
     return {"items": progress, "next": following}
 
 
-@routes.get("/jobs/{job}/progress")
+@routes.get("/jobs/{job}/progress", **answers(Progress))
 def one(service: ServiceOf, job: str) -> dict[str, Any]:
     """How far one job is, as in ``/v1/progress``."""
     with service.store.reading() as connection:
         return _progress(connection, known(get(connection, JobOutline, job), f"job {job}"))
 
 
-@routes.get("/jobs/{job}/steps")
+@routes.get("/jobs/{job}/steps", **answers(StepsPage))
 def steps(
     service: ServiceOf,
     summaries: SummariesOf,
@@ -78,9 +88,9 @@ def steps(
     }
 
 
-@routes.get("/jobs/{job}/measurements")
+@routes.get("/jobs/{job}/measurements", **answers(MeasurementsPage))
 def measurements(
-    service: ServiceOf, job: str, after: str = "", limit: Rows = 1000
+    service: ServiceOf, job: str, after: After = "", limit: Rows = 1000
 ) -> dict[str, Any]:
     """What ranks measured, in order of step and rank; ``after``: the last page's ``next``."""
     cursor = _CURSOR.fullmatch(after) if after else None

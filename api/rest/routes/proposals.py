@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.live.shared import ServiceOf
-from seqplan.api.rest.wire.fields import ExchangeTimes, Limit, Natural, Positive, Share
+from seqplan.api.rest.wire.answers import (
+    DOCUMENT,
+    NewProposalId,
+    Proposal,
+    ProposalsPage,
+    answers,
+    uploaded,
+)
+from seqplan.api.rest.wire.fields import ExchangeTimes, Limit, Natural, Positive, Share, Text
 from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
 from seqplan.api.rest.wire.texts import body_text
 from seqplan.api.service.proposal_maker import requested
+from seqplan.api.store.lengths import lengths_path, missing
 from seqplan.api.store.profiles import profile_ids, put_profile
 from seqplan.api.store.proposals import put_proposal, remove_proposal
-from seqplan.api.store.rows import LengthsRow, ListedProposal, ProfileRow, ProposalRow, get, held
-from seqplan.planner.cluster import TOKENS_PER_GPU
+from seqplan.api.store.rows import ListedLengths, ListedProposal, ProfileRow, ProposalRow, get, held
+from seqplan.planner.cluster import MOST_GPUS, TOKENS_PER_GPU
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped, shipped_names
@@ -38,9 +47,9 @@ class NewProposal(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    profile: str
-    lengths: str
-    gpus: Positive
+    profile: Text
+    lengths: Text
+    gpus: Annotated[Positive, Field(le=MOST_GPUS)]
     max_len: Positive
     tokens: Positive | None = None
     method: Literal["search", "eq4"] = "search"
@@ -51,13 +60,13 @@ class NewProposal(BaseModel):
     overlap: Share = 0.0
 
 
-@routes.get("")
+@routes.get("", **answers(ProposalsPage))
 def proposals(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Proposals in order of id."""
     return paged(service.store, ListedProposal, cursor, limit)
 
 
-@routes.get("/{proposal}")
+@routes.get("/{proposal}", **answers(Proposal))
 def one_proposal(service: ServiceOf, proposal: str) -> Response:
     """A proposal: its state, how far it is, and its document when it is ready."""
     with service.store.reading() as connection:
@@ -71,7 +80,7 @@ def one_proposal(service: ServiceOf, proposal: str) -> Response:
     return JSONResponse({**body, "progress": progress, "document": document})
 
 
-@routes.get("/{proposal}/document")
+@routes.get("/{proposal}/document", **answers(dict[str, Any]))
 def document(service: ServiceOf, proposal: str) -> Response:
     """The file that ``seqplan propose -o`` writes; 409 while it is not ready."""
     with service.store.reading() as connection:
@@ -92,14 +101,17 @@ def no_proposal(service: ServiceOf, proposal: str) -> Response:
     return Response(status_code=204)
 
 
-@routes.post("", status_code=202)
+@routes.post("", status_code=202, **answers(NewProposalId, 202))
 def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Response:
     """Make a proposal; the answer's Location tells how far it is."""
     key = secrets.token_hex(8)
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-        if held(connection, LengthsRow, body.lengths) is None:
+        lengths = held(connection, ListedLengths, body.lengths)
+        if lengths is None:
             raise ValueError(f"body.lengths: there are no lengths {body.lengths}")
+        if lengths.kind != "histogram" and not lengths_path(service.store, lengths.id).exists():
+            raise missing(lengths.id)
         asked = body.model_dump()
         asked["tokens"] = body.tokens or TOKENS_PER_GPU * body.gpus
         asked["profile"] = _profile_id(connection, body.profile)
@@ -117,7 +129,9 @@ def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Res
     return answer
 
 
-@routes.post("/documents", status_code=201)
+@routes.post(
+    "/documents", status_code=201, openapi_extra=uploaded(DOCUMENT), **answers(NewProposalId, 201)
+)
 async def proposal_document(service: ServiceOf, request: Request) -> Response:
     """Upload a proposal that ``seqplan propose`` made."""
     text = body_text(await request.body())

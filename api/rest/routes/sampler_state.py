@@ -6,39 +6,29 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from seqplan.api.rest.wire.problems import Problem, before_first_step
+from seqplan.api.rest.wire.problems import Problem, before_first_step, known
 from seqplan.api.service.job_batches import state_before
 from seqplan.api.service.service import Service
-from seqplan.api.store.plans import last_planned
+from seqplan.api.store.plans import known_state, last_planned
 from seqplan.api.store.proposals import ready_document
 from seqplan.api.store.rows import JobRow, ProposalRow, get
 from seqplan.planner.proposal.document import ProposalDocument
 
 
-def sampler_state(
-    service: Service, connection: Connection, row: JobRow, step: int
-) -> dict[str, Any]:
+def sampler_state(service: Service, job: str, step: int) -> dict[str, Any]:
     """Return the state of a job before ``step``, with all that its next steps follow from.
 
     Problems: 409 where batches are pushed or the step before is not planned yet, 404 before the
-    first step, 410 beyond the end.
+    first step and for the job, 410 beyond the end.
     """
-    job = row.id
-    if row.lengths is None or row.steps is None:
-        raise Problem(
-            409,
-            "no-sampler",
-            f"the batches of job {job} are pushed, so that no sampler has a state",
-        )
-    if step < row.first_step:
-        raise before_first_step(row, step)
-    if step > row.steps:
-        last = row.steps - 1
-        raise Problem(410, "end-of-plans", f"job {job} ends with step {last}", last_step=last)
-    check_planned(connection, row, step)
-    proposal = proposal_of(connection, row)
+    with service.store.reading() as connection:
+        row = known(get(connection, JobRow, job), f"job {job}")
+        _check_step(row, step)
+        check_planned(connection, row, step)
+        proposal = proposal_of(connection, row)
+        nearest = known_state(connection, row, step)
     max_len = proposal.cluster.max_len
-    state = state_before(service.store, connection, row, max_len, step)
+    state = state_before(service.store, row, max_len, step, nearest)
     return {
         "job": job,
         "step": state.step,
@@ -52,6 +42,21 @@ def sampler_state(
         "profile": proposal.profile.digest,
         "lengths": f"sha256:{row.lengths}",
     }
+
+
+def _check_step(row: JobRow, step: int) -> None:
+    job = row.id
+    if row.lengths is None or row.steps is None:
+        raise Problem(
+            409,
+            "no-sampler",
+            f"the batches of job {job} are pushed, so that no sampler has a state",
+        )
+    if step < row.first_step:
+        raise before_first_step(row, step)
+    if step > row.steps:
+        last = row.steps - 1
+        raise Problem(410, "end-of-plans", f"job {job} ends with step {last}", last_step=last)
 
 
 def check_planned(connection: Connection, row: JobRow, step: int) -> None:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from seqplan.api.rest.live.shared import ServiceOf, WatchOf
+from seqplan.api.rest.wire.answers import Timeline, answers
 from seqplan.api.rest.wire.fields import StepOfPlan
 from seqplan.api.rest.wire.problems import known
 from seqplan.api.store.plans import get_plan
@@ -22,7 +23,7 @@ _DIGITS = 3
 """Decimals of a timeline: microseconds, so that a large step is a small answer."""
 
 
-@routes.get("/v1/jobs/{job}/plans/{step}/timeline")
+@routes.get("/v1/jobs/{job}/plans/{step}/timeline", **answers(Timeline))
 def timeline(
     service: ServiceOf, watch: WatchOf, request: Request, job: str, step: StepOfPlan
 ) -> Response:

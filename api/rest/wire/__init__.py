@@ -1,7 +1,17 @@
 """How requests and answers look, whatever they are about.
 
-Read ``fields`` (numbers in requests), ``problems`` (every error), ``pages`` (lists), ``texts``
-(bodies that are documents), ``idempotency`` (POST once), ``plan_response`` (a plan as bytes).
+Read ``fields`` (numbers and names in requests), ``large_bodies`` (many of them), ``problems``
+(every error), ``pages`` (lists), ``texts`` (bodies that are documents), ``idempotency`` (POST
+once), ``plan_response`` (a plan as bytes), ``answers`` (their description).
 """
 
-__all__ = ["fields", "idempotency", "pages", "plan_response", "problems", "texts"]
+__all__ = [
+    "answers",
+    "fields",
+    "idempotency",
+    "large_bodies",
+    "pages",
+    "plan_response",
+    "problems",
+    "texts",
+]

@@ -1,4 +1,4 @@
-"""Numbers as requests give them, in bodies, paths and queries."""
+"""Numbers and names as requests give them, in bodies, paths and queries."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
+    FailFast,
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
 )
 from pydantic_core import PydanticCustomError
@@ -24,6 +27,41 @@ def _integral(value: Any) -> Any:
     """Take 3.0 for an integer, as JSON has one kind of number. Booleans and text are none."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
+
+def _integral_list(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """As ``_integral`` for each of them, which is asked for only where the list is no other."""
+    try:
+        return check(value)
+    except ValidationError:
+        if type(value) is not list or float not in set(map(type, value)):
+            raise
+        return check([_integral(number) for number in value])
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise PydanticCustomError("nul", "has a NUL character")
+    return text
+
+
+Text = Annotated[
+    str,
+    AfterValidator(_without_nul),
+    WithJsonSchema({"type": "string", "pattern": "^[^\\u0000]*$"}),
+]
+"""A name or digest; PostgreSQL has no text with a NUL."""
+
+Naturals = Annotated[
+    list[Annotated[int, Field(strict=True, ge=0, le=MOST)]],
+    FailFast(),
+    WrapValidator(_integral_list),
+]
+Positives = Annotated[
+    list[Annotated[int, Field(strict=True, ge=1, le=MOST)]],
+    FailFast(),
+    WrapValidator(_integral_list),
+]
+"""Lists that may hold millions: no function of Python is called for each number."""
 
 Natural = Annotated[int, Field(strict=True, ge=0, le=MOST), BeforeValidator(_integral)]
 Positive = Annotated[int, Field(strict=True, ge=1, le=MOST), BeforeValidator(_integral)]

@@ -40,7 +40,7 @@ def once(service: Service, request: Request, content: str, effect: Effect) -> Re
             answer = earlier
         else:
             status, body = effect(connection)
-            answer = Answer(asked, status, json.dumps(body))
+            answer = Answer(asked, status, json.dumps(body, separators=(",", ":")))
             if key is not None:
                 keep_answer(connection, path, key, answer)
     return Response(answer.body, answer.status, media_type="application/json")

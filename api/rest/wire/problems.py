@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import errno
+import logging
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
-from seqplan.api.store.errors import InUse, StoreUnavailable
+from seqplan.api.store.errors import ArrayMissing, InUse, StoreUnavailable
 from seqplan.api.store.rows import JobRow
 from seqplan.plans.format.decode import PlanError
+
+_log = logging.getLogger("seqplan.requests")
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """A disk in trouble, which may pass: full, over a quota or limit, failing, read-only."""
@@ -56,6 +61,8 @@ def known(row: Named | None, what: str) -> Named:
 def refusal(error: Problem) -> JSONResponse:
     """Make the answer to a request whose body is not read: the connection ends with it."""
     more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+    if error.status == 503:
+        more["Retry-After"] = "1"
     return problem(error.status, error.kind, error.detail, {**more, "Connection": "close"})
 
 
@@ -73,7 +80,10 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ValueError, _value)
     app.add_exception_handler(StoreUnavailable, _store)
     app.add_exception_handler(InUse, _in_use)
+    app.add_exception_handler(ArrayMissing, _array_missing)
     app.add_exception_handler(OSError, _disk)
+    app.add_exception_handler(DataError, _data)
+    app.add_exception_handler(ClientDisconnect, _broken_off)
     app.add_exception_handler(Exception, _failure)
 
 
@@ -118,12 +128,27 @@ async def _in_use(_: Request, error: Exception) -> JSONResponse:
     return problem(409, "in-use", str(error))
 
 
+async def _array_missing(_: Request, error: Exception) -> JSONResponse:
+    return problem(409, "file-missing", str(error))
+
+
 async def _disk(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, OSError)
     reason = error.strerror or str(error)
     if error.errno in _DISK:
         return problem(503, "store-unavailable", reason, {"Retry-After": "1"})
     return problem(500, "failure", reason)
+
+
+async def _broken_off(request: Request, _: Exception) -> JSONResponse:
+    _log.warning("%s %s: broken off within the body", request.method, request.url.path)
+    return problem(400, "broken-off", "the body was broken off")  # nobody hears it
+
+
+async def _data(_: Request, error: Exception) -> JSONResponse:
+    """A value that the database cannot hold, such as a text with a NUL in PostgreSQL."""
+    assert isinstance(error, DataError)
+    return problem(422, "invalid-request", " ".join(str(error.orig).split()))
 
 
 async def _failure(_: Request, error: Exception) -> JSONResponse:
@@ -133,9 +158,12 @@ async def _failure(_: Request, error: Exception) -> JSONResponse:
 def _allowed(request: Request) -> list[str]:
     """Return the methods of the path that was asked for, where several routes share it."""
     by_path: dict[str, set[str]] = {}
-    for route in request.app.routes:
+    for route in request.app.state.every_route:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
-            by_path.setdefault(route.path, set()).update(route.methods or ())
+            methods = by_path.setdefault(route.path, set())
+            methods.update(route.methods or ())
+            if "GET" in methods:
+                methods.add("HEAD")
     # /proposals/documents is also a /proposals/{proposal}: the one with fewer names is meant.
     return sorted(by_path[min(by_path, key=lambda path: path.count("{"))]) if by_path else []
 

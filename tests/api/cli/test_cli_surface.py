@@ -41,7 +41,8 @@ SURFACE = {
     "-o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",
     "train-check": "--plans! --ranks! --steps --data --seed --dtype --json",
-    "serve": "--store! --files --host --port --workers --executor --add-token --scope",
+    "serve": "--store! --files --host --allow-host --port --workers --executor "
+    "--add-token --list-tokens --revoke-token --scope",
     "sidecar": "--job!",
     "demo": "--lengths --cpu-profile -o/--output",
 }

@@ -1,0 +1,87 @@
+"""What a new job needs to know of its data, read before the transaction in which it is begun.
+
+Reading lengths, and drawing from them, takes seconds for a large data set, in which others write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from seqplan.api.rest.routes.job_bodies import Continued, NewJob
+from seqplan.api.rest.routes.sampler_state import check_planned, proposal_of
+from seqplan.api.rest.wire.problems import Problem
+from seqplan.api.service.job_batches import state_before
+from seqplan.api.service.service import Service
+from seqplan.api.store.errors import ArrayMissing, StoreUnavailable
+from seqplan.api.store.lengths import open_lengths
+from seqplan.api.store.plans import known_state
+from seqplan.api.store.proposals import ready_document
+from seqplan.api.store.rows import JobRow, ListedLengths, ProposalRow, get
+from seqplan.planner.batches.sampler import START, Sampler, SamplerState
+
+
+@dataclass(frozen=True)
+class DataLook:
+    """What a look into the data said, and of what; or what came of it instead."""
+
+    of: tuple[Any, ...] = ()
+    tokens: int = 0
+    state: SamplerState = START
+    error: Exception | None = None
+
+    def check(self, *of: Any) -> None:
+        """Raise what came of the look; ``StoreUnavailable`` where it was of other data."""
+        if self.error is not None:
+            raise self.error
+        if self.of != of:
+            raise StoreUnavailable("what the job is to draw has changed meanwhile; try again")
+
+
+def look_at_data(service: Service, new: NewJob) -> DataLook:
+    """Read of the lengths what a new job needs, outside the transaction that ``job_row`` is in.
+
+    What the request names wrongly is left to ``job_row`` to say.
+    """
+    try:
+        if new.continues is not None:
+            return _look_at_state(service, new.continues)
+        return _look_at_tokens(service, new)
+    except (Problem, ArrayMissing, ValueError, OSError) as error:
+        # An earlier answer to the same request comes before it.
+        return DataLook(error=error)
+
+
+def _look_at_tokens(service: Service, new: NewJob) -> DataLook:
+    if new.lengths is None:
+        return DataLook()
+    with service.store.reading() as connection:
+        proposal = get(connection, ProposalRow, new.proposal)
+        lengths = get(connection, ListedLengths, new.lengths)
+    if proposal is None or proposal.state != "ready" or lengths is None:
+        return DataLook()
+    if lengths.kind == "histogram":
+        return DataLook()
+    cluster = ready_document(proposal).cluster
+    array = open_lengths(service.store, new.lengths)
+    sampler = Sampler(array, new.tokens or cluster.tokens, cluster.max_len, new.seed)
+    return DataLook((new.lengths, cluster.max_len), tokens=int(sampler.lengths.sum()))
+
+
+def _look_at_state(service: Service, continues: Continued) -> DataLook:
+    step = continues.step
+    with service.store.reading() as connection:
+        other = get(connection, JobRow, continues.job)
+        if other is None or other.lengths is None or not other.first_step <= step:
+            return DataLook()
+        check_planned(connection, other, step)
+        max_len = other.max_len or proposal_of(connection, other).cluster.max_len
+        nearest = known_state(connection, other, step)
+    state = state_before(service.store, other, max_len, step, nearest)
+    return DataLook(drawn_by(other, step, max_len), state=state)
+
+
+def drawn_by(job: JobRow, step: int, max_len: int) -> tuple[Any, ...]:
+    """Return all that a job's sampler before ``step`` follows from."""
+    first = (job.first_step, job.first_epoch, job.first_cursor)
+    return (job.lengths, job.tokens, job.seed, *first, step, max_len)

@@ -1,0 +1,292 @@
+"""What successful answers look like, for the OpenAPI document; handlers write them themselves."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+
+def answers(kind: Any, status: int = 200) -> dict[str, Any]:
+    """Describe the answer of a route, as further arguments of its decorator."""
+    return {"response_model": None, "responses": {status: {"model": kind}}}
+
+
+UPLOADED = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+DOCUMENT = {"application/json": {"schema": {"type": "object"}}}
+
+
+def uploaded(content: dict[str, Any]) -> dict[str, Any]:
+    """Describe a body that the handler reads itself, as ``openapi_extra`` of its route."""
+    return {"requestBody": {"required": True, "content": content}}
+
+
+class JobState(BaseModel):
+    """What is known of every job."""
+
+    id: str
+    state: Literal["planning", "planned", "failed"]
+    world_size: int
+    look_ahead: int
+    last_step: int | None
+    failed_step: int | None
+    error: str | None
+
+
+class JobOfList(JobState):
+    """A job as it is listed."""
+
+    proposal: str
+    lengths: str | None
+    tokens: int | None
+    seed: int
+    steps: int | None
+    continues: str | None
+    first_step: int
+
+
+class Job(JobOfList):
+    """A job with how far its planning and its ranks are."""
+
+    max_len: int | None
+    first_epoch: int
+    first_cursor: int
+    planned_steps: int
+    last_planned_step: int | None
+    acknowledged: list[int]
+
+
+class JobBegun(BaseModel):
+    """A new job; what it draws depends on what was asked."""
+
+    id: str
+    proposal: str
+    look_ahead: int
+    world_size: int
+    state: Literal["planning"]
+    lengths: str | None
+    tokens: int | None
+    seed: int
+    steps: int | None
+    last_step: int | None
+    continues: str | None
+    first_step: int
+
+
+class Restarted(BaseModel):
+    """A job that is planned again from ``step``."""
+
+    id: str
+    state: Literal["planning"]
+    step: int
+
+
+class Progress(JobState):
+    """How far a job is."""
+
+    slowest: int
+    fastest: int
+    last_planned_step: int | None
+    ahead: int
+
+
+class PlannedStep(BaseModel):
+    """A planned step; times in ms."""
+
+    step: int
+    predicted_ms: float
+    lower_bound_ms: float
+    gap: float
+    planning_ms: float
+    tokens: int
+    sequences: int
+    strategy: Any
+    measured_ms: float | None
+    ranks_measured: int
+    ranks_acknowledged: int
+
+
+class MeasuredRank(BaseModel):
+    """What a step took on a rank."""
+
+    step: int
+    rank: int
+    measured_ms: float
+
+
+class SamplerState(BaseModel):
+    """Where a job's sampler is before a step."""
+
+    job: str
+    step: int
+    epoch: int
+    cursor: int
+    carry_over: list[int]
+    seed: int
+    tokens: int
+    max_len: int
+    proposal: str
+    profile: str
+    lengths: str
+
+
+class NewLengths(BaseModel):
+    """A data set that was uploaded."""
+
+    id: str
+    sequences: int
+    tokens: int
+    longest: int
+
+
+class LengthsOfList(NewLengths):
+    """A data set as it is listed."""
+
+    kind: Literal["sequences", "histogram"]
+
+
+class Lengths(LengthsOfList):
+    """A data set with its histogram: [over, up to, sequences, tokens] a bucket."""
+
+    histogram: list[list[int]]
+
+
+class NewProfile(BaseModel):
+    """A profile that was uploaded, or as it is listed."""
+
+    id: str
+    name: str
+
+
+class NewProposalId(BaseModel):
+    """A proposal that is being made, or was uploaded."""
+
+    id: str
+    state: Literal["running", "ready", "failed"]
+
+
+class ProposalOfList(NewProposalId):
+    """A proposal as it is listed."""
+
+    error: str | None
+
+
+class Making(BaseModel):
+    """How far the making of a proposal is."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Proposal(ProposalOfList):
+    """A proposal; ``document``: what ``seqplan propose`` writes, once it is ready."""
+
+    progress: Making | None
+    document: dict[str, Any] | None
+
+
+class Pushed(BaseModel):
+    """Batches that were taken."""
+
+    job: str
+    accepted: int
+    last_step: int
+
+
+class Acknowledged(BaseModel):
+    """What was acknowledged."""
+
+    step: int
+    rank: int
+
+
+class AcknowledgedAll(BaseModel):
+    """What was acknowledged by several ranks."""
+
+    step: int
+    ranks: list[int]
+
+
+class Simulated(BaseModel):
+    """The simulation of a step; times in ms."""
+
+    step: int
+    simulated_ms: float
+    predicted_ms: float
+    lower_bound_ms: float
+    gap: float
+
+
+class JobsPage(BaseModel):
+    """Jobs, and the cursor of the next page; null on the last."""
+
+    items: list[JobOfList]
+    next: str | None
+
+
+class ProgressPage(BaseModel):
+    """Jobs with how far they are."""
+
+    items: list[Progress]
+    next: str | None
+
+
+class LengthsPage(BaseModel):
+    """Data sets."""
+
+    items: list[LengthsOfList]
+    next: str | None
+
+
+class ProposalsPage(BaseModel):
+    """Proposals."""
+
+    items: list[ProposalOfList]
+    next: str | None
+
+
+class ProfilesPage(BaseModel):
+    """Uploaded profiles, and the names of those that ship."""
+
+    items: list[NewProfile]
+    next: str | None
+    shipped: list[str]
+
+
+class StepsPage(BaseModel):
+    """Planned steps; ``next``: the step to go on after."""
+
+    items: list[PlannedStep]
+    next: int | None
+
+
+class MeasurementsPage(BaseModel):
+    """What ranks measured; ``next``: STEP.RANK to go on after."""
+
+    items: list[MeasuredRank]
+    next: str | None
+
+
+class Drift(BaseModel):
+    """Whether the profile of a job still holds, by scheme."""
+
+    job: str
+    profile: str
+    steps: dict[str, int | None]
+    pipelines: dict[str, int]
+    schemes: list[dict[str, Any]]
+    warning: bool
+
+
+class Timeline(BaseModel):
+    """One planned step in time; ms."""
+
+    step: int
+    world_size: int
+    idle_ranks: list[int]
+    predicted_ms: float
+    lower_bound_ms: float
+    simulated_ms: float
+    forward_fraction: float
+    pipelines: list[dict[str, Any]]

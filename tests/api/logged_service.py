@@ -1,0 +1,30 @@
+"""A service process whose log goes to a file, for tests of what it says and how it ends."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from service_process import COMMAND, PATIENCE_S, Served
+
+
+@contextmanager
+def serving_logged(log: Path, *arguments: str | Path | int) -> Iterator[Served]:
+    """``seqplan serve`` until the block ends, which may end it; ``log``: what it wrote."""
+    with log.open("w") as output:
+        process = subprocess.Popen([*COMMAND, "serve", *map(str, arguments)], stderr=output)
+    try:
+        ends = time.monotonic() + PATIENCE_S
+        while (found := re.search(r"^serving on (http://\S+)\n", log.read_text(), re.M)) is None:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < ends, log.read_text()
+            time.sleep(0.02)
+        yield Served(process, found[1])  # type: ignore[arg-type]
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(PATIENCE_S)

@@ -1,0 +1,79 @@
+"""A job is begun without reading its data in the transaction; data whose file is gone is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made_files import Made
+from service_process import serving
+from stocked_service import DATA, stock
+
+from seqplan.api.rest.routes.data_look import look_at_data
+from seqplan.api.rest.routes.job_bodies import NewJob
+from seqplan.api.rest.routes.new_job import job_row
+from seqplan.api.service.service import Service
+from seqplan.api.store.errors import ArrayMissing, StoreUnavailable
+from seqplan.api.store.jobs import add_job
+from seqplan.api.store.lengths import lengths_path, put_lengths, write_lengths
+from seqplan.api.store.plans import StoredPlan, add_plan
+from seqplan.api.store.proposals import put_proposal
+from seqplan.api.store.store import Store
+from seqplan.profiler.lengths import read_lengths
+
+
+def test_the_transaction_reads_no_data(tmp_path: Path, dense: Made) -> None:
+    store = Store(str(tmp_path / "s.db"))
+    lengths = write_lengths(store, read_lengths([dense.lengths]).values)
+    with store.writing() as connection:
+        put_lengths(connection, lengths)
+        put_proposal(connection, "p", {}, dense.proposal.read_text())
+    service = Service(store)
+    new = NewJob(id="own", proposal="p", lengths=lengths.id, steps=5)
+    again = NewJob.model_validate(
+        {"id": "on", "proposal": "p", "continues": {"job": "own", "step": 3}}
+    )
+    with store.writing():  # nor does the look want the turn to write
+        look = look_at_data(service, new)
+    with store.writing() as connection:
+        add_job(connection, job_row(service, connection, new, look))
+        for step in range(3):
+            add_plan(connection, "own", StoredPlan(step, "sha256:x", "{}"), 1.0)
+    look_on = look_at_data(service, again)
+    lengths_path(store, lengths.id).unlink()
+    with store.writing() as connection:
+        row = job_row(service, connection, again, look_on)
+        assert (row.lengths, row.first_step, row.steps) == (lengths.id, 3, 5)
+        assert row.first_cursor > 0
+        # A look at other data does not count.
+        with pytest.raises(StoreUnavailable, match="changed meanwhile"):
+            job_row(service, connection, again.model_copy(update={"id": "other"}), look)
+        with pytest.raises(ArrayMissing, match="upload the same data again"):
+            job_row(service, connection, again, look_at_data(service, again))
+    store.close()
+
+
+def test_a_missing_file_is_a_conflict_with_its_mend(tmp_path: Path) -> None:
+    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+        stocked = stock(served)
+        job = {"proposal": stocked.proposal, "lengths": stocked.lengths, "steps": 3}
+        served.ok("POST", "/v1/jobs", {**job, "id": "begun", "look_ahead": 1})
+        assert served.ask("GET", "/v1/jobs/begun/plans/0?wait=60").status == 200
+        path = tmp_path / "s.db.files" / "lengths" / f"{stocked.lengths}.npy"
+        path.unlink()
+        asked = {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "gpus": 4}
+        for method, where, body in (
+            ("POST", "/v1/jobs", job),
+            (
+                "POST",
+                "/v1/jobs",
+                {"proposal": job["proposal"], "continues": {"job": "begun", "step": 1}},
+            ),
+            ("POST", "/v1/proposals", {**asked, "max_len": 4096}),
+        ):
+            told = served.problem(method, where, body, 409)
+            assert told["type"] == "urn:seqplan:problem:file-missing"
+            assert "upload the same data again" in told["detail"]
+        assert served.ok("GET", f"/v1/lengths/{stocked.lengths}")["sequences"] == 32514
+        assert served.ok("POST", "/v1/lengths", DATA.read_bytes())["id"] == stocked.lengths
+        served.ok("POST", "/v1/jobs", job)

@@ -1,0 +1,141 @@
+"""Jobs of more GPUs than any cluster has: refused, and harmless where an older release took one."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import call, complaint
+from made_files import Made
+from service_process import PATIENCE_S, Served, serving
+from sqlalchemy import create_engine, text
+from stocked_service import Stocked, stock
+
+from seqplan.api.service.service import Service
+from seqplan.api.store.jobs import add_job
+from seqplan.api.store.rows import JobRow, get
+from seqplan.api.store.store import Store
+from seqplan.planner.cluster import MOST_GPUS
+from seqplan.plans.format.canonical import canonical_json, digest_of
+
+ABSURD = 2**53 - 1
+SAID = f"gpus must be {MOST_GPUS} or fewer, not {ABSURD}"
+
+
+def _with_gpus(document: dict[str, Any], gpus: int) -> dict[str, Any]:
+    fields = {name: value for name, value in document.items() if name != "digest"}
+    fields["gpus"] = gpus
+    return {**fields, "digest": digest_of(canonical_json(fields))}
+
+
+def test_a_proposal_of_too_many_gpus_is_refused(stocked: Stocked) -> None:
+    served = stocked.served
+    path = "/v1/proposals/documents"
+    document = served.ok("GET", f"/v1/proposals/{stocked.proposal}/document")
+    told = served.problem("POST", path, _with_gpus(document, MOST_GPUS + 1))
+    assert f"gpus must be {MOST_GPUS} or fewer" in told["detail"]
+    asked = {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "max_len": 4096}
+    told = served.problem("POST", "/v1/proposals", {**asked, "gpus": ABSURD})
+    assert "gpus" in told["detail"]
+    assert str(MOST_GPUS) in told["detail"]
+    # As many as are allowed are planned for.
+    largest = served.ok("POST", path, _with_gpus(document, MOST_GPUS))["id"]
+    served.ok("POST", "/v1/jobs", {"id": "largest", "proposal": largest})
+    assert len(served.ok("GET", "/v1/jobs/largest")["acknowledged"]) == MOST_GPUS
+    assert served.ask("DELETE", "/v1/jobs/largest").status == 204
+
+
+def test_the_command_line_says_so_in_a_line(dense: Made, output: Path) -> None:
+    asked = ("--profile", dense.profile, "--gpus", ABSURD, "--lengths", dense.lengths)
+    assert SAID in complaint(call("propose", *asked, "--max-len", 4096, "-o", output))
+    job = output.with_name("job.toml")
+    job.write_text(
+        f'profile = "{dense.profile}"\nlengths = "{dense.lengths}"\ngpus = {ABSURD}\n'
+        "context = 4096\nsteps = 3\n"
+    )
+    assert complaint(call("sidecar", "--job", job)) == f"{job}: {SAID}"
+    proposal = output.with_name("absurd.json")
+    proposal.write_text(json.dumps(_with_gpus(json.loads(dense.proposal.read_text()), ABSURD)))
+    batches = output.with_name("batches.jsonl")
+    batches.write_text('{"step":0,"ids":[1],"lengths":[5]}\n')
+    asked = ("--proposal", proposal, "--batches", batches, "-o", output)
+    assert SAID in complaint(call("plan", *asked))
+
+
+def _settled(served: Served, job: str) -> dict[str, Any]:
+    ends = time.monotonic() + PATIENCE_S
+    while (row := dict(served.ok("GET", f"/v1/jobs/{job}")))["state"] == "planning":
+        assert time.monotonic() < ends, row
+        time.sleep(0.05)
+    return row
+
+
+def test_a_store_that_holds_such_a_job_starts(tmp_path: Path) -> None:
+    where = ("--store", tmp_path / "s.db", "--port", 0)
+    with serving(*where) as served:
+        stock(served).job("brick", 3)
+        served.process.kill()
+        served.process.wait()
+    with sqlite3.connect(tmp_path / "s.db") as database:
+        database.execute("UPDATE jobs SET world_size = ?, state = 'planning'", (ABSURD,))
+    database.close()
+    with serving(*where) as served:
+        row = _settled(served, "brick")
+        assert row["state"] == "failed"
+        assert f"{ABSURD} GPUs are more than the {MOST_GPUS}" in row["error"]
+        assert served.ok("GET", "/v1/progress")["items"][0]["state"] == "failed"
+        assert 'seqplan_jobs{state="failed"} 1.0' in served.ask("GET", "/metrics").body.decode()
+        assert served.ok("POST", "/v1/jobs/brick/restart")["state"] == "planning"
+        assert _settled(served, "brick")["state"] == "failed"
+        assert served.ask("DELETE", "/v1/jobs/brick").status == 204
+
+
+def test_other_services_of_its_store_go_on(postgresql_url: str, tmp_path: Path) -> None:
+    where = ("--store", postgresql_url, "--files", tmp_path, "--port", 0)
+    with serving(*where) as served:
+        stocked = stock(served)
+        engine = create_engine(postgresql_url)
+        brick = JobRow(
+            id="brick", proposal=stocked.proposal, seed=0, look_ahead=8, world_size=ABSURD
+        )
+        engine = engine.execution_options(origin="another service")
+        with engine.begin() as connection:
+            add_job(connection, brick)  # which tells the service of it
+        assert _settled(served, "brick")["state"] == "failed"
+        # It still hears of others' jobs.
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE jobs SET id = 'removed' WHERE id = 'brick'"))
+            add_job(connection, JobRow(**{**vars(brick), "id": "next", "world_size": 4}))
+        engine.dispose()
+        push = {"batches": [{"step": 0, "ids": [1], "lengths": [100]}], "end": True}
+        served.ok("POST", "/v1/jobs/next/batches", push)
+        assert served.ask("GET", "/v1/jobs/next/plans/0?wait=60").status == 200
+
+
+@pytest.mark.parametrize("world_size", [ABSURD, 10**9])
+def test_taking_up_a_job_that_cannot_be_begun(tmp_path: Path, world_size: int) -> None:
+    store = Store(str(tmp_path / "s.db"))
+    with store.writing() as connection:
+        add_job(
+            connection, JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=world_size)
+        )
+    service = Service(store)
+    service.start()
+    try:
+        planning = service.job("j")
+        assert planning is not None
+        ends = time.monotonic() + PATIENCE_S
+        while not planning.ended:
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        with store.reading() as connection:
+            row = get(connection, JobRow, "j")
+        assert row is not None
+        assert (row.state, row.failed_step) == ("failed", 0)
+    finally:
+        service.stop()
+        store.close()

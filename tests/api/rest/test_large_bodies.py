@@ -1,0 +1,122 @@
+"""Bodies of very many numbers, bodies that are far too large, and texts with a NUL."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+from service_process import serving
+from stocked_service import WORLD, Stocked, stock
+
+from seqplan.api.rest.routes.job_bodies import PushedBatches
+from seqplan.planner.cluster import MOST_GPUS
+
+
+@pytest.fixture(params=["sqlite", "postgresql"], scope="module")
+def either(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stocked]:
+    """A service on each kind of database."""
+    folder = tmp_path_factory.mktemp("either")
+    store = ("--store", folder / "s.db")
+    if request.param == "postgresql":
+        store = ("--store", request.getfixturevalue("postgresql_server"), "--files", folder)
+    with serving(*store, "--port", 0) as served:
+        yield stock(served)
+
+
+def test_a_nul_is_no_outage(either: Stocked) -> None:
+    served, job = either.served, either.job("nul", 1)
+    assert served.ask("GET", f"/v1/jobs/{job}/plans/0?wait=60").status == 200
+    for path in ("/v1/jobs/%00", "/v1/lengths/a%00", "/v1/jobs?cursor=%00", "/v1/jobs/%00/plans/0"):
+        assert "has a NUL character" in served.problem("GET", path)["detail"]
+    ack = {"step": 0, "rank": 0, "digest": None}
+    assert served.problem("POST", "/v1/jobs/%00/acks", ack)
+    text, profile = "a\0b", served.ok("GET", "/v1/profiles/gpt-7b-a100-40gb")
+    asked = {"profile": "gpt-7b-a100-40gb", "lengths": text, "gpus": 8, "max_len": 4096}
+    for path, body in (
+        ("/v1/jobs", {"proposal": text}),
+        ("/v1/jobs", {"proposal": either.proposal, "lengths": text, "steps": 1}),
+        ("/v1/jobs", {"proposal": either.proposal, "continues": {"job": text, "step": 0}}),
+        ("/v1/proposals", asked),
+        ("/v1/proposals", {**asked, "lengths": either.lengths, "profile": text}),
+        ("/v1/profiles", {**profile, "name": text}),
+        (f"/v1/jobs/{job}/acks", {**ack, "digest": text}),
+    ):
+        served.problem("POST", path, body)
+    assert served.ask("GET", "/readyz").status == 200
+
+
+def test_many_acknowledgements_have_a_bound(stocked: Stocked) -> None:
+    served, job = stocked.served, stocked.job("many", 1)
+    assert served.ask("GET", f"/v1/jobs/{job}/plans/0?wait=60").status == 200
+    path = f"/v1/jobs/{job}/acks/many"
+    for ranks, said in (
+        ([0] * 300_000, f"at most {MOST_GPUS} items"),
+        ([1, 2, 1], "body.ranks: names rank 1 twice"),
+        ([0, 1.5], "body.ranks[1]: "),
+        ([0, "1"], "body.ranks[1]: "),
+        ([0, True], "body.ranks[1]: "),
+        ([], "body.ranks: "),
+    ):
+        told = served.problem("POST", path, {"step": 0, "ranks": ranks, "digest": None})
+        assert said in told["detail"]
+    whole = {"step": 0, "ranks": [0.0, *range(1, WORLD)], "digest": None}
+    assert served.ok("POST", path, whole)["ranks"] == [*range(WORLD)]
+    assert served.problem("POST", path, {"step": 0, "ranks": [0], "digest": None, "more": 1})
+    plain = served.ask(
+        "POST", path, b'{"step":0,"ranks":[0],"digest":null}', {"Content-Type": "text/plain"}
+    )
+    assert plain.status == 422
+    assert "application/json" in plain.json["detail"]
+    assert "JSON" in served.problem("POST", path, b'{"step":')["detail"]
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/none/acks", "/v1/proposals"])
+def test_requests_of_a_few_fields_are_small(stocked: Stocked, path: str) -> None:
+    reply = stocked.served.ask("POST", path, b" " * (1 << 17))
+    assert (reply.status, reply.json["type"]) == (413, "urn:seqplan:problem:too-large")
+
+
+def _calls(body: bytes) -> int:
+    """How many functions of Python are called to check a body."""
+    count = 0
+
+    def counted(_: FrameType, event: str, __: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(counted)
+    try:
+        PushedBatches.model_validate_json(body)
+    except ValidationError:
+        pass
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("number", ["5", "5.0", '"5"', "0"])
+def test_checking_a_batch_calls_nothing_for_each_number(number: str) -> None:
+    lists = (",".join([number] * n) for n in (10, 20_000))
+    few, many = (
+        f'{{"batches":[{{"step":0,"ids":[{numbers}],"lengths":[{numbers}]}}]}}' for numbers in lists
+    )
+    if number == "5.0":  # which JSON has for 5, and few writers
+        assert PushedBatches.model_validate_json(many).batches[0].ids == [5] * 20_000
+    else:
+        assert _calls(many.encode()) == _calls(few.encode())
+
+
+def test_the_schema_says_what_is_taken(stocked: Stocked) -> None:
+    document = stocked.served.ok("GET", "/openapi.json")
+    schemas = document["components"]["schemas"]
+    assert schemas["Acks"]["properties"]["ranks"]["maxItems"] == MOST_GPUS
+    assert schemas["PushedBatch"]["properties"]["ids"]["items"]["minimum"] == 0
+    for path in ("/v1/jobs/{job}/batches", "/v1/jobs/{job}/acks/many"):
+        assert document["paths"][path]["post"]["requestBody"]["required"] is True
+    assert TypeAdapter(PushedBatches).json_schema()["properties"]["batches"]["type"] == "array"

@@ -1,0 +1,95 @@
+"""Names of jobs by one rule everywhere; tokens listed and revoked beside a running service."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from command_line import Outcome, call, complaint, succeeded
+from service_process import PATIENCE_S, serving
+from stocked_service import Stocked
+
+from seqplan.api.store.store import Store
+
+BAD_IDS = [".", "..", ".hidden", "a/b", "a b", "", "a" * 129, "a\n", '"} 1\nevil{job="y']
+
+
+@pytest.mark.parametrize("name", BAD_IDS)
+def test_a_job_that_no_path_can_name(stocked: Stocked, tmp_path: Path, name: str) -> None:
+    told = stocked.served.problem("POST", "/v1/jobs", {"id": name, "proposal": stocked.proposal})
+    assert told["detail"].startswith("body.id: ")
+    job = tmp_path / "job.toml"
+    quoted = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    job.write_text(
+        f'job = "{quoted}"\nprofile = "p"\nlengths = "l"\ngpus = 1\ncontext = 1\nsteps = 1\n'
+    )
+    said = complaint(call("sidecar", "--job", job))
+    assert said.startswith(f"{job}: job: wants 1 to 128 of ")
+
+
+def _tokens(store: Path, *more: str) -> Outcome:
+    return call("serve", "--store", store, *more)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "a\0b", " a", "a" * 129])
+def test_a_token_that_no_list_can_name(tmp_path: Path, name: str) -> None:
+    said = complaint(_tokens(tmp_path / "s.db", "--add-token", name))
+    assert said.startswith("a token's name wants 1 to 128 printable characters")
+    assert succeeded(_tokens(tmp_path / "s.db", "--list-tokens")) == ""
+
+
+def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    read, write = (
+        succeeded(_tokens(path, "--add-token", scope, "--scope", scope)).strip()
+        for scope in ("read", "write")
+    )
+    with serving("--store", path, "--port", 0) as served:
+
+        def allowed(token: str) -> bool:
+            reply = served.ask("GET", "/v1/jobs", headers={"Authorization": f"Bearer {token}"})
+            assert reply.status in (200, 401)
+            return reply.status == 200
+
+        def soon(token: str, wanted: bool) -> None:
+            ends = time.monotonic() + PATIENCE_S
+            while allowed(token) != wanted:
+                assert time.monotonic() < ends
+                time.sleep(0.1)
+
+        assert allowed(read)
+        assert succeeded(_tokens(path, "--list-tokens")) == "read\tread\nwrite\twrite\n"
+        assert succeeded(_tokens(path, "--revoke-token", "read")) == ""
+        soon(read, False)
+        assert allowed(write)
+        new = succeeded(_tokens(path, "--add-token", "new")).strip()
+        soon(new, True)
+        said = complaint(_tokens(path, "--revoke-token", "read"))
+        assert said == "there is no token 'read'; there are 'new', 'write'"
+        # Without any token left nothing is open.
+        for name in ("new", "write"):
+            succeeded(_tokens(path, "--revoke-token", name))
+        soon(write, False)
+        assert served.ask("GET", "/v1/jobs").status == 401
+        assert served.ask("GET", "/readyz").status == 200
+
+
+def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    from seqplan.api.rest.live.metrics import Metrics
+    from seqplan.api.service.drift_watch import DriftWatch
+    from seqplan.api.service.plan_summary import PlanSummaries
+    from seqplan.api.service.service import Service
+    from seqplan.api.store.jobs import add_job
+    from seqplan.api.store.rows import JobRow
+
+    store, odd = Store(str(tmp_path / "s.db")), 'x"} 1\nevil{job="y'
+    with store.writing() as connection:  # as an older release's sidecar could
+        add_job(connection, JobRow(id=odd, proposal="p", seed=0, look_ahead=1, world_size=1))
+    text = Metrics(Service(store), DriftWatch(store, PlanSummaries())).text()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families["seqplan_look_ahead_steps"].samples[0].labels == {"job": odd}
+    assert "evil" not in families
+    store.close()

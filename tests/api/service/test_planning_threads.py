@@ -1,0 +1,136 @@
+"""Planning threads go on beside slow readers; one that ends is told of and can be begun again."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from logged_service import serving_logged
+from made_files import Made
+from service_process import PATIENCE_S
+from sqlalchemy import QueuePool, create_engine
+from stocked_service import stock
+
+from seqplan.api.service.service import Service
+from seqplan.api.store import plans
+from seqplan.api.store.batches import add_batches
+from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.jobs import add_job, settle_job
+from seqplan.api.store.outages import outages
+from seqplan.api.store.proposals import put_proposal
+from seqplan.api.store.rows import JobRow, get
+from seqplan.api.store.store import Store
+from seqplan.planner.batches.batch import Batch
+
+READERS = 20
+"""More than the 15 connections that a pool hands out by default."""
+
+
+def _await(reached: Callable[[], bool]) -> None:
+    ends = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def test_planning_goes_on_beside_many_slow_readers(tmp_path: Path, dense: Made) -> None:
+    store = Store(str(tmp_path / "s.db"))
+    with store.writing() as connection:
+        put_proposal(connection, "p", {}, dense.proposal.read_text())
+        add_job(connection, JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=4))
+        add_batches(connection, "j", [Batch(0, (0,), (10,))])
+        settle_job(connection, "j", last_step=0)
+    service = Service(store)
+    with ExitStack() as readers:
+        for _ in range(READERS):
+            connection = readers.enter_context(store.reading())
+            assert get(connection, JobRow, "j") is not None
+        service.start()
+
+        def planned() -> bool:
+            with store.reading() as connection:
+                row = get(connection, JobRow, "j")
+                assert row is not None
+                assert row.state in ("planning", "planned"), row
+                return row.state == "planned" and plans.last_planned(connection, "j") == 0
+
+        _await(planned)
+    service.stop()
+    store.close()
+
+
+def test_a_pool_that_has_run_dry_is_an_outage(tmp_path: Path) -> None:
+    engine = create_engine(
+        f"sqlite:///{tmp_path / 's.db'}",
+        poolclass=QueuePool,
+        pool_size=1,
+        max_overflow=0,
+        pool_timeout=0.01,
+    )
+    only = engine.connect()
+    with pytest.raises(StoreUnavailable, match="connections to the store are in use"), outages():
+        engine.connect()
+    only.close()
+    engine.dispose()
+
+
+def test_a_thread_that_ends_is_told_of_and_begun_again(tmp_path: Path) -> None:
+    path, log = tmp_path / "s.db", tmp_path / "log"
+    with serving_logged(log, "--store", path, "--port", 0) as served:
+        stocked = stock(served)
+        served.ok("POST", "/v1/jobs", {"id": "lost", "proposal": stocked.proposal})
+        database = sqlite3.connect(path, isolation_level=None)
+        # Neither the plan nor that the job has failed can be kept.
+        for name, when in (("plans", "INSERT ON plans"), ("jobs", "UPDATE OF state ON jobs")):
+            database.execute(
+                f"CREATE TRIGGER no_{name} BEFORE {when} BEGIN SELECT RAISE(ABORT, 'refused'); END"
+            )
+        batches = [{"step": 0, "ids": [1], "lengths": [10]}]
+        served.ok("POST", "/v1/jobs/lost/batches", {"batches": batches})
+        _await(lambda: served.ask("GET", "/readyz").status == 503)
+        told = served.problem("GET", "/readyz", status=503)
+        assert told["type"] == "urn:seqplan:problem:planning-ended"
+        assert "job lost: planning ended: IntegrityError: " in told["detail"]
+        assert "POST /v1/jobs/lost/restart" in told["detail"]
+        metrics = served.ask("GET", "/metrics").body.decode()
+        assert "seqplan_threads_ended 1.0\n" in metrics
+        assert "seqplan_planning_ends_total 1.0\n" in metrics
+        assert served.ask("GET", "/healthz").status == 200
+        database.execute("DROP TRIGGER no_plans")
+        database.execute("DROP TRIGGER no_jobs")
+        database.close()
+        begun = {"id": "lost", "state": "planning", "step": 0}
+        assert served.ok("POST", "/v1/jobs/lost/restart") == begun
+        assert served.ask("GET", "/v1/jobs/lost/plans/0?wait=60").status == 200
+        assert served.ask("GET", "/readyz").status == 200
+        # One that is being planned is no failed one.
+        assert served.problem("POST", "/v1/jobs/lost/restart", status=409)
+    assert "job lost: planning ended: IntegrityError" in log.read_text()
+
+
+def test_an_ended_thread_is_settled_and_others_go_on(tmp_path: Path) -> None:
+    path, log = tmp_path / "s.db", tmp_path / "log"
+    with serving_logged(log, "--store", path, "--port", 0) as served:
+        stocked = stock(served)
+        served.ok("POST", "/v1/jobs", {"id": "other", "proposal": stocked.proposal})
+        served.ok("POST", "/v1/jobs", {"id": "lost", "proposal": stocked.proposal})
+        database = sqlite3.connect(path, isolation_level=None)
+        database.execute(
+            "CREATE TRIGGER no BEFORE INSERT ON plans WHEN NEW.job = 'lost' "
+            "BEGIN SELECT RAISE(ABORT, 'refused'); END"
+        )
+        database.close()
+        batches = {"batches": [{"step": 0, "ids": [1], "lengths": [10]}]}
+        for job in ("lost", "other"):
+            served.ok("POST", f"/v1/jobs/{job}/batches", batches)
+        assert (
+            "refused"
+            in served.problem("GET", "/v1/jobs/lost/plans/0?wait=60", status=424)["detail"]
+        )
+        assert served.ask("GET", "/v1/jobs/other/plans/0?wait=60").status == 200
+        assert served.ask("GET", "/readyz").status == 200
+    assert "job lost: planning failed: IntegrityError" in log.read_text()

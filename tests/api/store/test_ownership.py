@@ -1,0 +1,96 @@
+"""A SQLite store is one service's at a time, by whatever path; one that lost all is named."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqplan.api.store.errors import StoreError
+from seqplan.api.store.lengths import put_lengths, write_lengths
+from seqplan.api.store.store import Store
+from seqplan.api.store.tokens import add_token, known_tokens
+
+
+@pytest.mark.parametrize("spelling", ["symbolic", "hard", "dots", "url", "other files"])
+def test_one_service_however_the_path_is_spelled(tmp_path: Path, spelling: str) -> None:
+    database, files = tmp_path / "a.db", None
+    store = Store(str(database))
+    other = str(tmp_path / "link.db")
+    if spelling == "symbolic":
+        os.symlink(database, other)
+    elif spelling == "hard":
+        os.link(database, other)
+    elif spelling == "dots":
+        other = str(tmp_path / "a.db.files" / ".." / "a.db")
+    elif spelling == "url":
+        other = f"sqlite:///{database}"
+    else:
+        other, files = str(database), tmp_path / "files"
+    with pytest.raises(StoreError, match="is using this store; stop it, or name another"):
+        Store(other, files)
+    store.close()
+    again = Store(other, files)
+    if spelling in ("symbolic", "url"):
+        assert again.files == store.files
+    again.close()
+
+
+def test_one_store_of_a_folder_of_arrays(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "a.db"), tmp_path / "files")
+    with pytest.raises(StoreError, match="another store's service is using"):
+        Store(str(tmp_path / "b.db"), tmp_path / "files")
+    assert not (tmp_path / "b.db").exists()
+    store.close()
+
+
+def test_tokens_are_changed_beside_a_service(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "a.db"))
+    beside = Store(str(tmp_path / "a.db"), beside=True)
+    with beside.writing() as connection:
+        add_token(connection, "t", "read")
+    beside.close()
+    with store.reading() as connection:
+        assert len(known_tokens(connection)) == 1
+    # The one that was beside took no lock, and gave none up.
+    with pytest.raises(StoreError, match="another service"):
+        Store(str(tmp_path / "a.db"))
+    store.close()
+
+
+@pytest.mark.parametrize("with_lengths", [True, False])
+def test_a_database_cut_to_nothing_is_no_new_store(tmp_path: Path, with_lengths: bool) -> None:
+    database = tmp_path / "a.db"
+    store = Store(str(database))
+    if with_lengths:
+        row = write_lengths(store, np.arange(1, 50))
+        with store.writing() as connection:
+            put_lengths(connection, row)
+    store.close()
+    os.truncate(database, 0)
+    with pytest.raises(StoreError, match=r"a\.db: is empty, but .* belongs to a store: put a copy"):
+        Store(str(database))
+    assert database.stat().st_size == 0
+    database.unlink()  # which says that it is meant
+    Store(str(database)).close()
+
+
+def test_an_empty_file_is_a_new_store(tmp_path: Path) -> None:
+    (tmp_path / "a.db").touch()
+    Store(str(tmp_path / "a.db")).close()
+
+
+def test_damage_is_told_with_the_path(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    Store(str(path)).close()
+    with sqlite3.connect(path) as database:  # a schema whose names are no text
+        database.execute("PRAGMA writable_schema = ON")
+        database.execute("UPDATE sqlite_schema SET name = CAST(x'b3b3' AS TEXT), sql = 'x'")
+    database.close()
+    with pytest.raises(StoreError) as told:
+        Store(str(path))
+    assert str(path) in str(told.value)
+    assert "\n" not in str(told.value)

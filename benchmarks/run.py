@@ -20,6 +20,7 @@ NAMES = (
     "large",
     "ingest",
     "attention",
+    "exchange",
     "serve",
     "sidecar",
     "kills",

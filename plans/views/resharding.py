@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from seqplan.plans.groups import Coordinates
@@ -143,7 +144,13 @@ class UnitLayout:
                 at = end
         return {owner: tuple(parts) for owner, parts in owners.items()}
 
-    @property
+    def stages(self, pp: int) -> frozenset[int]:
+        """Return the stages of ``pp`` that use any of the unit."""
+        return frozenset().union(
+            *(parameter.stages(self.layers, pp) for parameter in self.parameters)
+        )
+
+    @cached_property
     def kind(self) -> tuple[object, ...]:
         """What units share whose pieces are the same on any stage that uses them.
 
@@ -203,40 +210,56 @@ def unit_moves(
     Ranks in a message ascend; messages are ordered by their first rank. Time grows with ranks and
     units, not with their product with each other's parameters: units of one kind share their lists.
     """
-    holders: dict[Shard, list[int]] = defaultdict(list)
+    grouped: dict[Shard, list[int]] = defaultdict(list)
     for holder in sorted(shards):
-        holders[shards[holder]].append(holder)
-    cut: dict[object, tuple[dict[int, Pieces], dict[int, Pieces]]] = {}
+        grouped[shards[holder]].append(holder)
+    holders = {shard: tuple(ranks) for shard, ranks in grouped.items()}
+    kinds: dict[object, int] = {}
+    cut: dict[tuple[int, Shard], _Cut] = {}
     moves = []
     for unit in units:
+        kind = kinds.setdefault(unit.kind, len(kinds))
+        together = unit.kind[-1] is None
+        used = {pp: unit.stages(pp) for pp in {shard.pp for shard in holders}}
         pull_to, push_from = [], []
         pull_from: tuple[Message, ...] = ()
         push_to: tuple[Message, ...] = ()
-        kind, split = unit.kind, unit.kind[-1] is None
-        used: dict[int, frozenset[int]] = {}
         for shard, ranks in holders.items():
-            if shard.pp not in used:
-                used[shard.pp] = frozenset().union(
-                    *(parameter.stages(unit.layers, shard.pp) for parameter in unit.parameters)
-                )
             if shard.stage not in used[shard.pp]:
                 continue
-            key = (kind, shard.tp, shard.tp_rank, None if split else (shard.pp, shard.stage))
-            if key not in cut:
-                cut[key] = (
-                    unit.by_owner(unit.pieces(shard, gradients=False)),
-                    unit.by_owner(unit.pieces(shard, gradients=True)),
-                )
-            pulled, pushed = cut[key]
-            if rank in pulled:
-                pull_to.append(Message(tuple(ranks), pulled[rank]))
-            if rank in pushed:
-                push_from.append(Message(tuple(ranks), pushed[rank]))
+            # On whichever stage it is used, a unit that is used as one has the same parts.
+            key = (kind, Shard(shard.tp, 1, shard.tp_rank, 0) if together else shard)
+            known = cut.get(key)
+            if known is None:
+                known = cut[key] = _Cut.of(unit, shard)
+            if rank in known.pulled:
+                pull_to.append(Message(ranks, known.pulled[rank]))
+            if rank in known.pushed:
+                push_from.append(Message(ranks, known.pushed[rank]))
             if shards.get(rank) == shard:
-                pull_from = _messages(pulled)
-                push_to = _messages(pushed)
+                pull_from, push_to = known.messages
         moves.append(UnitMoves(tuple(pull_to), pull_from, push_to, tuple(push_from)))
     return moves
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A shard's pieces of a unit by owner: what it pulls and what it pushes."""
+
+    pulled: Mapping[int, Pieces]
+    pushed: Mapping[int, Pieces]
+
+    @classmethod
+    def of(cls, unit: UnitLayout, shard: Shard) -> _Cut:
+        pulled = unit.pieces(shard, gradients=False)
+        pushed = unit.pieces(shard, gradients=True)
+        by_owner = unit.by_owner(pulled)
+        return cls(by_owner, by_owner if pushed == pulled else unit.by_owner(pushed))
+
+    @cached_property
+    def messages(self) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+        """The holder's own: from the owners, and to them."""
+        return _messages(self.pulled), _messages(self.pushed)
 
 
 def _messages(by_owner: Mapping[int, Pieces]) -> tuple[Message, ...]:

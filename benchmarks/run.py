@@ -21,6 +21,7 @@ NAMES = (
     "ingest",
     "attention",
     "exchange",
+    "strategies",
     "serve",
     "sidecar",
     "kills",

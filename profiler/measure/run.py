@@ -179,7 +179,11 @@ class _Run:
             control_group=None if groups is None else groups.control,
             tensor_groups=None
             if groups is None
-            else TensorGroups(groups.tensor, {scheme.tp for scheme in task.schemes}),
+            else TensorGroups(
+                groups.tensor,
+                {scheme.tp for scheme in task.schemes},
+                by_messages=device.type == "cpu",
+            ),
             allocator=None if device.type == "cpu" else CudaAllocator(device),
             out_of_memory=(lambda: None) if alarm is None else alarm.sound,
         )

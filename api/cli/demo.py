@@ -18,12 +18,19 @@ from seqplan.api.cli.profiles import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.cli.propose import proposal_lines
 from seqplan.api.cli.train_check import check_lines
 from seqplan.api.training_check.check import check_training, first_plans
+from seqplan.api.training_check.every_kind import (
+    EVERY_KIND,
+    GPUS,
+    derived_profile,
+    plan_every_kind,
+)
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.format.codec import to_json
 from seqplan.profiler.lengths import histogram_lines, read_lengths, summarise
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import find_profile
@@ -37,7 +44,8 @@ _DESCRIPTION = f"""\
 Plan {STEPS} steps of training {PROFILE} on {CLUSTER.gpus} GPUs with real lengths: the tokens of
 32,514 source files. Shows every stage and writes the proposal and the plans. Then a few small
 steps are planned for processes of this machine, which execute them: losses and parameters must be
-those of one process.
+those of one process. At the end tensor, pipeline, Ulysses and ring parallelism run side by side in
+one step.
 """
 
 
@@ -120,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"Executing plans needs {RUNTIME}")
     else:
         agrees = execute_small(small, lengths, args.output / "small-plans.jsonl")
+        agrees &= execute_every_kind(lengths, args.output / "every-kind.jsonl")
     print(f"next: seqplan explain {plans} --step 3 (in the repository: ./run seqplan explain …)")
     return 0 if agrees else 1
 
@@ -143,6 +152,24 @@ def execute_small(profile: Profile, lengths: npt.NDArray[np.integer], path: Path
             seed=SMALL_SEED,
             dtype="float32",
             progress=progress,
+        )
+    print("\n".join(check_lines(check, None, profile)))
+    print(f"\nwritten: {path}")
+    return check.agrees
+
+
+def execute_every_kind(lengths: npt.NDArray[np.integer], path: Path) -> bool:
+    """Run one step of all kinds of parallelism side by side; whether it is that of one process."""
+    _title(f"7. Executed: {EVERY_KIND} in one step on {GPUS} processes, against one process")
+    profile = derived_profile()
+    sampler = Sampler(lengths, SMALL_CLUSTER.tokens, SMALL_CLUSTER.max_len, SMALL_SEED)
+    (batch,) = sampler.batches(1)
+    plan = plan_every_kind(batch, profile, SMALL_SEED, SMALL_CLUSTER.max_len)
+    with atomic_write(path) as file:
+        file.write(to_json(plan) + "\n")
+    with ProgressBar(sys.stderr) as progress:
+        check = check_training(
+            path, [plan], data=None, seed=SMALL_SEED, dtype="float32", progress=progress
         )
     print("\n".join(check_lines(check, None, profile)))
     print(f"\nwritten: {path}")

@@ -16,7 +16,6 @@ from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.profiler.analytic.hardware import GIB
 from seqplan.profiler.analytic.terms import CHECKPOINTING, Deployment
-from seqplan.profiler.model_sizes import ModelSizes
 
 NONE_FITS = 3
 """Exit code where no scheme fits into memory."""
@@ -69,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` where no scheme can run; 3 where none fits into memory."""
     deployment = Deployment(
         cluster=cluster_of(args),
-        sizes=ModelSizes.of(sizes_of(args)),
+        sizes=sizes_of(args, longest=args.seq_len),
         zero=args.zero,
         checkpointing=args.checkpointing,
     )

@@ -13,7 +13,7 @@ from seqplan.api.cli.frame.options import cluster_of, sizes_of
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.hardware import ClusterHardware
-from seqplan.profiler.model_sizes import ModelShape, ModelSizes
+from seqplan.profiler.model_sizes import ModelShape
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.scheme_rules import scheme_problem
 
@@ -26,12 +26,12 @@ def estimated(args: argparse.Namespace) -> dict[str, Any]:
     sizes, cluster = sizes_of(args), _cluster(args, "--estimate")
     deployment = Deployment(
         cluster=cluster,
-        sizes=ModelSizes.of(sizes),
+        sizes=sizes,
         zero=args.zero,
         checkpointing=args.checkpointing,
     )
     name = args.name or f"{args.model or 'model'}-{args.hardware}-estimate"
-    schemes = _schemes(args, ModelShape(**sizes), cluster, zero=args.zero)
+    schemes = _schemes(args, sizes.shape, cluster, zero=args.zero)
     return derive_profile(deployment, schemes, name=name)
 
 

@@ -19,7 +19,7 @@ from seqplan.profiler.analytic.memory import (
 from seqplan.profiler.analytic.terms import Deployment, stage_terms
 from seqplan.profiler.fit.latency_fit import Errors, Observed, fit_latency
 from seqplan.profiler.latency import Latency
-from seqplan.profiler.model_sizes import ModelSizes
+from seqplan.profiler.model_sizes import SIZES, ModelSizes
 from seqplan.profiler.profile import PROFILE_SCHEMA, Profile
 from seqplan.profiler.scheme_rules import scheme_problem
 
@@ -189,11 +189,10 @@ def _gathered_bytes(hidden: int, tp: int) -> float:
 
 def _sizes(profile: Profile) -> ModelSizes:
     shape = profile.shape
-    names = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
-    sizes = {name: getattr(shape, name) for name in names}
+    sizes = {name: getattr(shape, name) for name in SIZES}
     if missing := [name for name, value in sizes.items() if value is None]:
         raise ValueError(f"profile {profile.name}: does not state the model's {', '.join(missing)}")
-    return ModelSizes.of(sizes)
+    return ModelSizes(**sizes, head_dim=shape.head_dim, tied=shape.tied)
 
 
 def _check(

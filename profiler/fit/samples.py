@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, Literal
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.model_sizes import SIZES
+from seqplan.profiler.model_sizes import SIZES, ModelSizes
 
 FORMAT = 1
 
@@ -36,7 +36,7 @@ class MeasuredOn:
     dtype: str
     checkpointing: str
     model: tuple[tuple[str, int], ...]
-    """Sizes by name: hidden, layers, heads, kv_heads, ffn, vocab."""
+    """Sizes by name: hidden, layers, heads, kv_heads, ffn, vocab; see ``ModelSizes.as_dict``."""
     tensor_parallel: str = PLAIN_TENSOR_PARALLEL
     """How tp ranks hold what it does not cut."""
 
@@ -213,11 +213,12 @@ def _measured_on(fields: Mapping[str, Any]) -> MeasuredOn:
         raise ValueError(f"format {fields['format']}, this version reads {FORMAT}")
     if lacking := [name for name in SIZES if name not in fields["model"]]:
         raise ValueError(f"model lacks {', '.join(lacking)}")
+    ModelSizes.of(fields["model"])
     return MeasuredOn(
         fields["device"],
         fields["dtype"],
         fields["checkpointing"],
-        tuple((str(name), int(size)) for name, size in fields["model"].items()),
+        tuple(fields["model"].items()),
         fields.get("tensor_parallel", PLAIN_TENSOR_PARALLEL),
     )
 

@@ -22,7 +22,7 @@ from seqplan.profiler.measure.device import device_name
 from seqplan.profiler.measure.lost_ranks import Alarm
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import CudaAllocator
-from seqplan.profiler.model_sizes import SIZES
+from seqplan.profiler.model_sizes import SIZES, ModelSizes
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.training.model import ModelConfig
@@ -204,9 +204,17 @@ class _Run:
 def _measured_on(task: Task, device: torch.device) -> MeasuredOn:
     """Return what the samples of a task must agree on."""
     config = task.config
-    sizes = tuple((name, getattr(config, name)) for name in SIZES)
+    sizes = ModelSizes(
+        **{name: getattr(config, name) for name in SIZES},
+        head_dim=config.head_dim,
+        tied=config.tied,
+    )
     return MeasuredOn(
-        device_name(device), task.dtype, config.checkpointing, sizes, SEQUENCE_PARALLEL
+        device_name(device),
+        task.dtype,
+        config.checkpointing,
+        tuple(sizes.as_dict().items()),
+        SEQUENCE_PARALLEL,
     )
 
 

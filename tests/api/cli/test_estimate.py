@@ -15,6 +15,7 @@ from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
 from seqplan.profiler.analytic.terms import Deployment
 from seqplan.profiler.model_sizes import MODELS, ModelSizes
 
+CONFIGS = Path(__file__).parents[2] / "profiler" / "model_configs"
 NODE = ("estimate", "--model", "llama-7b", "--hardware", "a800-80gb", "--seq-len", 30720)
 
 
@@ -89,6 +90,12 @@ def test_a_config_file_and_single_sizes(tmp_path: Path) -> None:
     named = succeeded(call("estimate", "--model", "llama3-8b", *rest))
     assert succeeded(call("estimate", "--model", config, *rest)) == named
     assert succeeded(call("estimate", "--model", config, "--layers", 16, *rest)) != named
+    assert succeeded(call("estimate", "--model", config, "--head-dim", 128, *rest)) == named
+    assert succeeded(call("estimate", "--model", config, "--head-dim", 256, *rest)) != named
+    assert succeeded(call("estimate", "--model", config, "--tied", *rest)) != named
+    qwen = ("estimate", "--model", CONFIGS / "qwen3-4b.json", *rest)
+    assert succeeded(call(*qwen)) == succeeded(call(*qwen, "--tied", "--head-dim", 128))
+    assert succeeded(call(*qwen)) != succeeded(call(*qwen, "--no-tied"))
 
 
 @pytest.mark.parametrize(
@@ -109,11 +116,12 @@ def test_a_config_file_and_single_sizes(tmp_path: Path) -> None:
         (("--micro-batch", 10**9), "micro_batch must be from 1 to 4,096, not 1000"),
         (("--tp", 10**400), "GPUs do not divide the cluster's 8"),
         (("--zero", 4), "argument --zero: invalid choice: 4"),
+        (("--model", CONFIGS / "gpt-oss-120b.json"), "not modelled: num_local_experts 128: a mix"),
         (("--checkpointing", "some"), "argument --checkpointing: invalid choice: 'some'"),
         (("--seq-len", 1, "--ring", 8), "sequences of 1 tokens are too short for 8 GPUs"),
     ],
 )
-def test_bad_input_is_one_line(arguments: tuple[str | int, ...], message: str) -> None:
+def test_bad_input_is_one_line(arguments: tuple[str | int | Path, ...], message: str) -> None:
     assert message in complaint(call(*NODE, *arguments))
 
 

@@ -78,6 +78,12 @@ def measure(
     ``Alarm`` ends all ranks.
     """
     run = _Run.open(task, path, rank, world_size, complain)
+    with nullcontext() if run.file is None else run.file:
+        _measure_all(run, report)
+    return run.measured_on, () if run.file is None else tuple(pooled(steadied(run.file.samples)))
+
+
+def _measure_all(run: _Run, report: Report | None) -> None:
     weights = [run.wanted[index].weight for index in run.todo]
     started, done = time.monotonic(), 0.0
     for count, (index, weight) in enumerate(zip(run.todo, weights, strict=True), start=1):
@@ -86,7 +92,6 @@ def measure(
         if sample is not None and run.file is not None and report is not None:
             left_s = (time.monotonic() - started) * (sum(weights) / done - 1)
             report(count, len(run.todo), left_s, sample)
-    return run.measured_on, () if run.file is None else tuple(pooled(steadied(run.file.samples)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,11 @@ if TYPE_CHECKING:  # torch is imported only to measure
 
 GPUS_PER_NODE = 8
 """Where nothing is said."""
+
+LONGEST = 10**9
+"""Tokens of a micro-batch that may be asked for."""
+
+_RANGE = re.compile(r" *([0-9]{1,99}) *\.\. *([0-9]{1,99}) *")
 
 
 def measure_and_write(args: argparse.Namespace) -> int:
@@ -80,7 +86,9 @@ def measure_and_write(args: argparse.Namespace) -> int:
             args,
             measured_on,
             samples,
-            capacity_gib=args.capacity_gib or capacity_bytes(device) / shared / 2**30,
+            capacity_gib=capacity_bytes(device) / shared / 2**30
+            if args.capacity_gib is None
+            else args.capacity_gib,
             context_bytes=context_bytes(device),
             ranks=world_size,
         )
@@ -186,10 +194,12 @@ def _errors(errors: Errors) -> str:
 
 
 def _range(text: str) -> tuple[int, int]:
-    first, dots, last = text.partition("..")
-    if not dots or not first.strip().isdigit() or not last.strip().isdigit():
+    if (ends := _RANGE.fullmatch(text)) is None:
         raise ValueError(f"--lengths {text!r}: wants FROM..TO in tokens, as 64..4096")
-    return int(first), int(last)
+    first, last = int(ends[1]), int(ends[2])
+    if last > LONGEST:
+        raise ValueError(f"--lengths {text}: wants at most {LONGEST:,} tokens")
+    return first, last
 
 
 def _measured_model(sizes: ModelSizes, checkpointing: str) -> ModelConfig:

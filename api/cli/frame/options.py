@@ -121,6 +121,17 @@ def number(text: str) -> float:
     return value
 
 
+def above_zero(text: str) -> float:
+    """An argparse type: a number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"wants a number above 0, not {text!r}")
+    return value
+
+
 def exchange_times(text: str) -> tuple[float, float]:
     """An argparse type: one time (ms) for all replicas, or two: equal ones, different ones."""
     parts = [number(part) for part in text.split(",")]

@@ -145,6 +145,11 @@ def test_what_was_measured_on_ranks_completes_itself(
     [
         (("--lengths", "9"), "--lengths '9': wants FROM..TO"),
         (("--lengths", "90..9"), "lengths must rise"),
+        (("--lengths", "64..99999999999999999999"), "wants at most 1,000,000,000 tokens"),
+        (("--lengths", "64..²"), "--lengths '64..²': wants FROM..TO"),
+        (("--capacity-gib", "0"), "argument --capacity-gib: wants a number above 0, not '0'"),
+        (("--capacity-gib", "inf"), "wants a number above 0, not 'inf'"),
+        (("--capacity-gib", "0", "--merge", "s.jsonl"), "wants a number above 0, not '0'"),
         (("--schemes", "u3"), "tp·ulysses = 3 does not divide the 4 attention heads: left out"),
         (("--schemes", "x3"), "'x3' is not understood"),
         (("--device", "cuda"), "no CUDA device is there"),

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.hardware import ClusterHardware
+from seqplan.profiler.analytic.hardware import ClusterHardware, Hardware
 from seqplan.profiler.analytic.memory import (
     CONTEXT_BYTES,
     FRAGMENTATION,
@@ -57,9 +57,12 @@ def derive_profile(
         "name": name,
         "source": f"derived: analytic model of {hardware.name}, {cluster.nodes} nodes of "
         f"{cluster.gpus_per_node} GPUs; nothing was measured. Hardware: {hardware.source}",
-        "residuals": "derived: " + _residuals([errors for _, errors in fitted.values()]),
+        "residuals": "derived: "
+        + _residuals([errors for _, errors in fitted.values()])
+        + (f"; efficiencies of {hardware.name} unchecked" if hardware.unchecked else ""),
         "hardware": {"gpu": hardware.name.upper(), "gpus_per_node": cluster.gpus_per_node},
         "model": sizes.as_dict(),
+        **_notes(hardware),
         "zero_stage": deployment.zero,
         "checkpointing": deployment.checkpointing,
         "memory": {
@@ -144,6 +147,7 @@ def complete(
         f"Schemes marked derived: compute as measured on one device, communication analytic on "
         f"{cluster.nodes} nodes of {cluster.gpus_per_node} {cluster.hardware.name}; "
         + _residuals([errors for _, errors in fitted.values()]),
+        *_notes(cluster.hardware).get("notes", ()),
     ]
     return document
 
@@ -175,6 +179,11 @@ def _residuals(errors: Sequence[Errors]) -> str:
         f"a·l² + b·l + c is within {max(medians):.1%} (median) and {max(largest):.1%} (p90) of the "
         "analytic terms in the worst scheme; how far those are from devices: seqplan validate-model"
     )
+
+
+def _notes(hardware: Hardware) -> dict[str, list[str]]:
+    """The field of a profile that warns of what is unchecked; none where everything is checked."""
+    return {} if hardware.warning is None else {"notes": [hardware.warning]}
 
 
 def _entry(scheme: Scheme, latency: Latency) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--samples", metavar="FILE", type=Path, help="default OUTPUT.samples.jsonl")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--estimate", action="store_true", help="derive all, measure nothing")
-    instead.add_argument("--complete", metavar="PROFILE", help="add derived schemes to a profile")
+    instead.add_argument("--complete", metavar="NAME|FILE", help="add derived schemes to a profile")
     instead.add_argument(
         "--merge", metavar="FILE", type=Path, nargs="+", help="fit these samples, measure nothing"
     )

@@ -154,6 +154,14 @@ def test_what_was_measured_on_ranks_completes_itself(
         (("--schemes", "x3"), "'x3' is not understood"),
         (("--device", "cuda"), "no CUDA device is there"),
         (("--model", "nonesuch"), "neither a known model"),
+        (
+            ("--complete", "llama-7b-a800-80gb", "--hardware", "a800-80gb"),
+            "profile llama-7b-a800-80gb: has no scheme tp1 to derive others from",
+        ),
+        (
+            ("--complete", "llama-7b", "--hardware", "a800-80gb"),
+            "profile 'llama-7b' is neither a file nor a shipped profile; did you mean llama-7b-",
+        ),
         (("--head-dim", "5"), "head_dim must be even and at least 2, not 5"),
         (("--model", str(QWEN_MOE)), "num_experts 128, moe_intermediate_size 768"),
         (("--model", str(QWEN_MOE), "--estimate", "--hardware", "a100-80gb"), "num_experts 128"),

@@ -12,6 +12,7 @@ from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.samples import Sample
 from seqplan.profiler.measure.bench import Bench, RankWork
 from seqplan.profiler.measure.design import DesignPoint
+from seqplan.profiler.measure.out_of_memory import is_out_of_memory
 from seqplan.profiler.measure.saved_memory import MicroBatchMemory
 from seqplan.profiler.measure.stage import StageWork
 from seqplan.profiler.measure.timing import MOST_REPEATS, Timer
@@ -59,7 +60,9 @@ class Measurer:
             if turn:
                 return work, MicroBatchMemory()
             return work, MicroBatchMemory.of(work, bench.layers, bench.allocator)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             bench.out_of_memory()
             return None, None
 
@@ -94,7 +97,9 @@ class Measurer:
                 layers_peak_bytes=int(timer.largest(memory.layers_peak)) if peaks else None,
                 ends_peak_bytes=int(timer.largest(memory.ends_peak)) if peaks else None,
             )
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             self._bench.out_of_memory()
             return None
 

@@ -29,6 +29,7 @@ class Measurer:
         self._bench = bench
         self._rank_work = RankWork(bench)
         self._timer = Timer(bench, self._rank_work.forget_gradients)
+        self._warm = False
 
     def measure(
         self, scheme: Scheme, point: DesignPoint, *, turn: int = 0, repeats: int = MOST_REPEATS
@@ -42,6 +43,9 @@ class Measurer:
         Ranks of one stage hold almost the same; where only some of them run out of memory, the
         others may wait for them in a collective: the bench's ``out_of_memory`` is called on those.
         """
+        if not self._warm:
+            self._timer.warm_up()
+            self._warm = True
         work, memory = self._fitted(scheme, point, turn)
         if self._anywhere(memory is None) or memory is None:
             return self._oom(scheme, point, turn)

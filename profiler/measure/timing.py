@@ -24,7 +24,7 @@ import torch.distributed as dist
 from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.device import Clock
 from seqplan.profiler.measure.stage import Call
-from seqplan.profiler.measure.yardstick import Yardstick
+from seqplan.profiler.measure.yardstick import Yardstick, warm_up
 
 LEAST_REPEATS, MOST_REPEATS = 3, 9
 ENOUGH_S = 0.25
@@ -76,6 +76,11 @@ class Timer:
             rows.append((whole, forward, mean((before, *within, after))))
             before = after
         return Times(*zip(*self._slowest(rows), strict=True))
+
+    def warm_up(self) -> None:
+        """Keep a device that runs behind the host busy until its speed is steady; others not."""
+        if self._queued:
+            warm_up(self._yardstick.sustained)
 
     def _once(
         self, call: Call | None, *, lead_in: bool = False

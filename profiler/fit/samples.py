@@ -59,6 +59,8 @@ class Sample:
 
     ``layers_peak_bytes`` and ``ends_peak_bytes``: the device allocator's peak while either ran,
     above parameters and gradients; None where the device has none that is read.
+    ``allocated_bytes``, ``reserved_bytes``: with parameters and gradients, all that it had in use
+    then and all that it had taken from the device.
 
     ``turn``: which round of a run over all micro-batches it is of; see ``pooled``.
 
@@ -81,6 +83,8 @@ class Sample:
     turn: int = 0
     layers_yardstick_ms: tuple[float, ...] = ()
     ends_yardstick_ms: tuple[float, ...] = ()
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
 
     @classmethod
     def out_of_memory(
@@ -296,6 +300,8 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
         "turn": sample.turn,
         "layers_yardstick_ms": list(sample.layers_yardstick_ms),
         "ends_yardstick_ms": list(sample.ends_yardstick_ms),
+        "allocated_bytes": sample.allocated_bytes,
+        "reserved_bytes": sample.reserved_bytes,
     }
 
 
@@ -329,4 +335,6 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
         turn=fields.get("turn", 0),
         layers_yardstick_ms=tuple(fields.get("layers_yardstick_ms", ())),
         ends_yardstick_ms=tuple(fields.get("ends_yardstick_ms", ())),
+        allocated_bytes=fields.get("allocated_bytes"),
+        reserved_bytes=fields.get("reserved_bytes"),
     )

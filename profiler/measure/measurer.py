@@ -100,6 +100,8 @@ class Measurer:
                 layers_saved_bytes=int(timer.largest(memory.layers_saved)),
                 layers_peak_bytes=int(timer.largest(memory.layers_peak)) if peaks else None,
                 ends_peak_bytes=int(timer.largest(memory.ends_peak)) if peaks else None,
+                allocated_bytes=int(timer.largest(memory.allocated)) if peaks else None,
+                reserved_bytes=int(timer.largest(memory.reserved)) if peaks else None,
             )
         except RuntimeError as error:
             if not is_out_of_memory(error):

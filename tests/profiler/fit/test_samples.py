@@ -293,3 +293,47 @@ def test_the_design_is_a_series_with_lengths_between_and_packings() -> None:
     for wrong in ((0, 5), (5, 5), (9, 3)):
         with pytest.raises(ValueError, match="lengths must rise"):
             design(*wrong)
+
+
+@pytest.mark.parametrize(
+    ("in_use", "reserved", "share", "said"),
+    [
+        (40 * 2**30, 50 * 2**30, 0.2, "measured 20.0%; at least 5%"),
+        (49 * 2**30, 50 * 2**30, 0.05, "measured 2.0%; at least 5%"),
+        (2**20, 2**22, 0.05, "not measured with enough memory in use; at least 5%"),
+        (None, None, 0.05, "not measured with enough memory in use; at least 5%"),
+    ],
+)
+def test_fragmentation_leaves_a_margin(
+    tmp_path: Path, in_use: int | None, reserved: int | None, share: float, said: str
+) -> None:
+    """That of the fullest micro-batch; smaller ones reserve more than they need."""
+    peaks = {"layers_peak_bytes": 7, "ends_peak_bytes": 9}
+    small = None if in_use is None else in_use // 2
+    read = [
+        replace(one, **peaks, allocated_bytes=small, reserved_bytes=reserved)
+        for one in samples(Scheme())
+    ]
+    read[3] = replace(read[3], allocated_bytes=in_use, reserved_bytes=reserved)
+    with SampleFile(tmp_path / "s.jsonl", MEASURED_ON) as file:
+        for one in read:
+            file.add(one)
+    measured_on, together = merged([tmp_path / "s.jsonl"])
+    document = profile_document(
+        fit_all(measured_on, together), ProfiledDevices("d", 8, 80e9), name="p", source="a test"
+    )
+    assert Profile.from_document(document, "p").memory.margin_bytes == pytest.approx(share * 80e9)
+    (note,) = document["notes"]
+    assert note.startswith(f"margin_bytes: {share:.1%} of the memory, ")
+    assert said in note
+
+
+def test_what_autograd_keeps_has_no_margin() -> None:
+    document = profile_document(
+        fit_all(MEASURED_ON, samples(Scheme())),
+        ProfiledDevices("d", 8, 1e9),
+        name="p",
+        source="a test",
+    )
+    assert document["memory"]["margin_bytes"] == 0
+    assert "notes" not in document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from seqplan.profiler.measure import yardstick
@@ -30,10 +31,6 @@ def test_a_steady_one_is_read_no_more_than_it_takes() -> None:
     assert len(warm_up(lambda: 0.2)) == FLAT_READINGS
 
 
-def test_a_sustained_reading_is_of_one_product() -> None:
-    measure = Yardstick(torch.device("cpu"), torch.float32)
-    yardstick.LOAD_S, before = 0.01, yardstick.LOAD_S
-    try:
-        assert measure.sustained() > 0
-    finally:
-        yardstick.LOAD_S = before
+def test_a_sustained_reading_is_of_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yardstick, "LOAD_S", 0.01)
+    assert Yardstick(torch.device("cpu"), torch.float32).sustained() > 0

@@ -20,7 +20,8 @@ class Memory:
       not matter. Divided by the number of optimizer shards.
     - ``resident_layer_bytes``: 16-bit parameters and gradients of all layers; divided by tp·pp.
     - ``resident_embedding_bytes``: the same for both embeddings; the first and the last stage hold
-      one each, a single stage holds both. Divided by tp.
+      one each, a single stage holds both. Divided by tp. ``tied``: there is one, and each of those
+      stages holds it.
     - ``activation_bytes_per_token``: tp → bytes per token over all layers before any division. A
       pipeline's first stage keeps up to pp micro-batches of layers/pp layers, so pp cancels.
     - ``capacity_bytes``, ``context_bytes``, ``margin_bytes``: of one GPU.
@@ -33,6 +34,7 @@ class Memory:
     resident_layer_bytes: float
     resident_embedding_bytes: float
     activation_bytes_per_token: Mapping[int, float]
+    tied: bool = False
 
     def fixed_bytes(self, scheme: Scheme, shards: int, context: int) -> float:
         """Count bytes that do not depend on the micro-batch, with states split into ``shards``.
@@ -40,7 +42,7 @@ class Memory:
         Raises ``ValueError`` when the profile states no model size for ``context`` tokens.
         """
         sharded = self._sharded_state_bytes(context)
-        embeddings = 1.0 if scheme.pp == 1 else 0.5
+        embeddings = 1.0 if scheme.pp == 1 or self.tied else 0.5
         return (
             self.context_bytes
             + sharded / shards

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 SIZES = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
-"""What a model's sizes are called everywhere."""
+"""What a model's sizes are called everywhere; ``head_dim`` and ``tied`` may be said beside them."""
 
 LARGEST_SIZE = 10**7
 """Of any size; products of them stay finite."""
@@ -14,7 +15,11 @@ LARGEST_SIZE = 10**7
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a Transformer; None where a source does not state them."""
+    """Sizes of a Transformer; None where a source does not state them.
+
+    ``head_dim``: elements of a head where they are not hidden/heads; ``tied``: the output head's
+    weight is the embedding's.
+    """
 
     hidden: int
     layers: int
@@ -22,22 +27,40 @@ class ModelShape:
     heads: int | None = None
     kv_heads: int | None = None
     ffn: int | None = None
+    head_dim: int | None = None
+    tied: bool = False
+
+    @property
+    def attention_width(self) -> int:
+        """Elements of a token's queries over all heads: hidden, but where ``head_dim`` says else.
+
+        ``head_dim`` is known together with ``heads`` only.
+        """
+        if self.head_dim is None or self.heads is None:
+            return self.hidden
+        return self.heads * self.head_dim
 
 
 def parameters(shape: ModelShape) -> int | None:
     """About layers·12·hidden² + 2·vocab·hidden parameters; None where the vocabulary is unknown.
 
-    Attention has four matrices of hidden², the feed-forward network as much as eight; input and
-    output embeddings are counted apart, norms and biases not at all.
+    Attention has four matrices of hidden² (hidden times ``attention_width``), the feed-forward
+    network as much as eight; input and output embeddings are counted apart, once where they are
+    tied, norms and biases not at all.
     """
     if shape.vocab is None:
         return None
-    return shape.layers * 12 * shape.hidden**2 + 2 * shape.vocab * shape.hidden
+    layer = 4 * shape.hidden * shape.attention_width + 8 * shape.hidden**2
+    return shape.layers * layer + (1 if shape.tied else 2) * shape.vocab * shape.hidden
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSizes:
-    """Sizes of a decoder with gated feed-forward; ``ValueError`` where they do not fit together."""
+    """Sizes of a decoder with gated feed-forward; ``ValueError`` where they do not fit together.
+
+    ``head_dim``: elements of a head, None for hidden/heads; ``tied``: the output head's weight is
+    the embedding's.
+    """
 
     hidden: int
     layers: int
@@ -45,15 +68,18 @@ class ModelSizes:
     kv_heads: int
     ffn: int
     vocab: int
+    head_dim: int | None = None
+    tied: bool = False
 
     def __post_init__(self) -> None:
-        for name in SIZES:
-            if not 1 <= getattr(self, name) <= LARGEST_SIZE:
-                raise ValueError(
-                    f"model: {name} must be from 1 to {LARGEST_SIZE:,}, not {getattr(self, name)}"
-                )
-        if self.hidden % self.heads:
-            raise ValueError(f"model: hidden {self.hidden} is no multiple of {self.heads} heads")
+        for name in (*SIZES, "head_dim"):
+            size = getattr(self, name)
+            if size is not None and not 1 <= size <= LARGEST_SIZE:
+                raise ValueError(f"model: {name} must be from 1 to {LARGEST_SIZE:,}, not {size}")
+        if self.head_dim is None and self.hidden % self.heads:
+            raise ValueError(
+                f"model: hidden {self.hidden} is no multiple of {self.heads} heads; say head_dim"
+            )
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"model: heads {self.heads} must be a multiple of kv_heads {self.kv_heads}"
@@ -62,7 +88,12 @@ class ModelSizes:
     @property
     def head_width(self) -> int:
         """Elements of one head."""
-        return self.hidden // self.heads
+        return self.hidden // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def attention_width(self) -> int:
+        """Elements of a token's queries, and of attention's result, over all heads."""
+        return self.heads * self.head_width
 
     @property
     def kv_width(self) -> int:
@@ -72,13 +103,18 @@ class ModelSizes:
     @property
     def layer_parameters(self) -> int:
         """Parameters of a decoder layer: four attention matrices, three of feed-forward, norms."""
-        attention = 2 * self.hidden * (self.hidden + self.kv_width)
+        attention = 2 * self.hidden * (self.attention_width + self.kv_width)
         return attention + 3 * self.hidden * self.ffn + 2 * self.hidden
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the embedding, the output head and the last norm."""
-        return 2 * self.vocab * self.hidden + self.hidden
+        """Parameters of the embedding, the output head (unless it is tied) and the last norm."""
+        return (1 if self.tied else 2) * self.vocab * self.hidden + self.hidden
+
+    def stored_parameters(self, pp: int) -> int:
+        """Parameters over all ``pp`` stages: a tied embedding is on the first and on the last."""
+        copied = self.vocab * self.hidden if self.tied and pp > 1 else 0
+        return self.parameters + copied
 
     @property
     def parameters(self) -> int:
@@ -88,16 +124,31 @@ class ModelSizes:
     @property
     def shape(self) -> ModelShape:
         """The sizes as validity rules want them."""
-        return ModelShape(**self.as_dict())
+        return ModelShape(
+            self.hidden,
+            self.layers,
+            vocab=self.vocab,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            ffn=self.ffn,
+            head_dim=None if self.attention_width == self.hidden else self.head_width,
+            tied=self.tied,
+        )
 
     def as_dict(self) -> dict[str, int]:
-        """The sizes by name."""
-        return {name: getattr(self, name) for name in SIZES}
+        """The sizes by name; ``head_dim`` and ``tied`` only where they differ from the usual."""
+        sizes = {name: getattr(self, name) for name in SIZES}
+        if self.attention_width != self.hidden:
+            sizes["head_dim"] = self.head_width
+        if self.tied:
+            sizes["tied"] = True
+        return sizes
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> ModelSizes:
-        """From sizes by name; ``TypeError`` when one is missing."""
-        return cls(**sizes)
+        """From sizes by name; ``TypeError`` when one is missing, or is none."""
+        by_name: dict[str, Any] = dict(sizes)
+        return cls(**by_name)
 
 
 MODELS: dict[str, dict[str, int]] = {

@@ -35,7 +35,7 @@ _PROFILE_OPTIONAL = frozenset(
 )
 _HARDWARE = frozenset({"gpu", "gpus_per_node"})
 _MODEL = frozenset({"hidden", "layers"})
-_MODEL_OPTIONAL = frozenset({"vocab", "heads", "kv_heads", "ffn"})
+_MODEL_OPTIONAL = frozenset({"vocab", "heads", "kv_heads", "ffn", "head_dim"})
 _COEFFICIENTS = frozenset({"a", "b", "c"})
 _DEGREES = frozenset({"tp", "pp", "ulysses", "ring"})
 _SCHEME_OPTIONAL = _DEGREES | {"flag", "origin", "fit"}
@@ -69,7 +69,7 @@ class ProfileReader(FieldReader):
         if not 0 < fraction < 1:
             self.fail(".forward_fraction", f"wants a share between 0 and 1, not {fraction}")
         schemes = self.schemes(raw, shape, zero_stage)
-        memory = self.memory(raw["memory"])
+        memory = self.memory(raw["memory"], tied=shape.tied)
         for index, entry in enumerate(schemes):
             if memory.bytes_per_token(entry.scheme) is None:
                 self.fail(
@@ -110,13 +110,18 @@ class ProfileReader(FieldReader):
 
     def shape(self, raw: Any) -> ModelShape:
         """Read the model's sizes; those that are absent or null are unknown."""
-        self.fields(raw, ".model", _MODEL, _MODEL_OPTIONAL)
+        self.fields(raw, ".model", _MODEL, _MODEL_OPTIONAL | {"tied"})
         sizes = {
             name: self.integer(raw, name, ".model", 1)
             for name in sorted(_MODEL | _MODEL_OPTIONAL)
             if name in _MODEL or raw.get(name) is not None
         }
-        return ModelShape(**sizes)
+        if "head_dim" in sizes and "heads" not in sizes:
+            self.fail(".model.head_dim", "wants heads beside it")
+        tied = raw.get("tied", False)
+        if type(tied) is not bool:
+            self.fail(".model.tied", f"wants true or false, not {shown(tied)}")
+        return ModelShape(**sizes, tied=tied)
 
     def schemes(self, raw: Any, shape: ModelShape, zero_stage: int) -> list[ProfiledScheme]:
         """Read the schemes, which must differ and be possible for the model."""
@@ -160,13 +165,14 @@ class ProfileReader(FieldReader):
             self.fail(f"{place}.fit", f"wants an object, not {shown(fit)}")
         return ProfiledScheme(scheme, latency, flag, origin, fit)
 
-    def memory(self, raw: Any) -> Memory:
-        """Read the memory model."""
+    def memory(self, raw: Any, *, tied: bool) -> Memory:
+        """Read the memory model; ``tied``: whether the model's embeddings are one."""
         place = ".memory"
         self.fields(raw, place, _MEMORY)
         return Memory(
             sharded_state_bytes=self.sharded_states(raw, place),
             activation_bytes_per_token=self.activations(raw, place),
+            tied=tied,
             **{name: self.number(raw, name, place, LARGEST) for name in sorted(_MEMORY_BYTES)},
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import sys
 import textwrap
 from typing import Any
 
@@ -14,17 +13,18 @@ from seqplan.api.cli.frame.terminal import percent, table
 from seqplan.api.cli.frame.verb import add_verb
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
-from seqplan.profiler.analytic.hardware import GIB
+from seqplan.profiler.analytic.hardware import GIB, Hardware
 from seqplan.profiler.analytic.terms import CHECKPOINTING, Deployment
-from seqplan.profiler.model_sizes import ModelSizes
 
 NONE_FITS = 3
-"""Exit code where no scheme fits into memory."""
+"""Exit code where estimates are printed, and none of them fits into memory."""
 
 _DESCRIPTION = """\
 Estimate an iteration of equal sequences: milliseconds by term, TFLOP/s, model FLOPs utilisation,
 and bytes on the fullest GPU. From data sheets and kernel efficiencies; nothing is measured (see
-seqplan validate-model for how far that is right). Lists of degrees give a table, fastest first.
+seqplan validate-model for how far that is right). Lists of degrees give a table, fastest first;
+what does not fit into memory is in it, too, after what fits. Exit code 3: estimates are printed,
+and none of them fits; 2: no scheme can run at all.
 """
 
 _EXAMPLES = """\
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` where no scheme can run; 3 where none fits into memory."""
     deployment = Deployment(
         cluster=cluster_of(args),
-        sizes=ModelSizes.of(sizes_of(args)),
+        sizes=sizes_of(args, longest=args.seq_len),
         zero=args.zero,
         checkpointing=args.checkpointing,
     )
@@ -93,23 +93,19 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json:
         document = {
+            "hardware": deployment.cluster.hardware.name,
+            "unchecked": deployment.cluster.hardware.warning,
             "estimates": [as_json(estimated) for estimated in estimates],
             "refused": refused,
         }
         print(json.dumps(document, ensure_ascii=False))
     else:
-        lines = _described(deployment, estimates[0]) if len(estimates) == 1 else _ranked(estimates)
+        single = len(estimates) == 1
+        lines = _described(deployment, estimates[0]) if single else _ranked(deployment, estimates)
         lines += _left_out(refused)
+        lines += _none_fits(estimates)
         print("\n".join(lines))
-    if any(estimated.fits for estimated in estimates):
-        return 0
-    least = min(estimates, key=lambda estimated: estimated.peak_bytes)
-    print(
-        f"seqplan: does not fit: {least.scheme} needs least, {least.peak_bytes / GIB:.1f} of "
-        f"{least.usable_bytes / GIB:.1f} GiB; try more GPUs, --checkpointing or a higher --zero",
-        file=sys.stderr,
-    )
-    return NONE_FITS
+    return 0 if any(estimated.fits for estimated in estimates) else NONE_FITS
 
 
 def as_json(estimated: Estimate) -> dict[str, Any]:
@@ -130,9 +126,15 @@ def as_json(estimated: Estimate) -> dict[str, Any]:
     }
 
 
-def _ranked(estimates: list[Estimate]) -> list[str]:
-    return table(
-        ("scheme", "dp", "iteration", "tokens/s", "TFLOP/s", "MFU", "peak", "fits", "most time in"),
+def _ranked(deployment: Deployment, estimates: list[Estimate]) -> list[str]:
+    hardware = deployment.cluster.hardware
+    marked = "unchecked" if hardware.unchecked else ""
+    lines = table(
+        (
+            *("scheme", "dp", "iteration", "tokens/s", "TFLOP/s", "MFU"),
+            *(("efficiencies",) if marked else ()),
+            *("peak", "fits", "most time in"),
+        ),
         [
             (
                 str(estimated.scheme),
@@ -141,6 +143,7 @@ def _ranked(estimates: list[Estimate]) -> list[str]:
                 f"{estimated.tokens_per_s:,.0f}",
                 f"{estimated.tflops_per_gpu:.1f}",
                 percent(estimated.mfu),
+                *((marked,) if marked else ()),
                 f"{estimated.peak_bytes / GIB:.1f} GiB",
                 "yes" if estimated.fits else "no",
                 _largest(estimated),
@@ -148,6 +151,24 @@ def _ranked(estimates: list[Estimate]) -> list[str]:
             for estimated in estimates
         ],
     )
+    return lines + _warned(hardware)
+
+
+def _warned(hardware: Hardware) -> list[str]:
+    return [] if hardware.warning is None else textwrap.wrap(hardware.warning, 98)
+
+
+def _none_fits(estimates: list[Estimate]) -> list[str]:
+    """What would help where nothing fits."""
+    if any(estimated.fits for estimated in estimates):
+        return []
+    least = min(estimates, key=lambda estimated: estimated.peak_bytes)
+    needed = f"none fits: {least.scheme} needs least, {_room(least)}"
+    return [f"{needed}; try more GPUs, --checkpointing or a higher --zero"]
+
+
+def _room(estimated: Estimate) -> str:
+    return f"{estimated.peak_bytes / GIB:.1f} of {estimated.usable_bytes / GIB:.1f} GiB usable"
 
 
 def _left_out(refused: dict[str, str]) -> list[str]:
@@ -176,7 +197,7 @@ def _described(deployment: Deployment, estimated: Estimate) -> list[str]:
         f"{estimated.tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {percent(estimated.mfu)} "
         "(causal attention, no recomputation)"
     )
-    lines = [setup, result, ""]
+    lines = [setup, result, *_warned(cluster.hardware), ""]
     lines += table(
         ("term", "time", "share"),
         [
@@ -189,11 +210,7 @@ def _described(deployment: Deployment, estimated: Estimate) -> list[str]:
         ("memory of the fullest GPU", "GiB"),
         [(name, f"{size / GIB:.2f}") for name, size in estimated.memory_bytes.items() if size],
     )
-    verdict = "fits" if estimated.fits else "does not fit"
-    lines.append(
-        f"{estimated.peak_bytes / GIB:.1f} of {estimated.usable_bytes / GIB:.1f} GiB usable: "
-        f"{verdict}"
-    )
+    lines.append(f"fits: {'yes' if estimated.fits else 'no'}, {_room(estimated)}")
     lines += ["", *textwrap.wrap(f"hardware: {cluster.hardware.source}", 98)]
     return lines
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.frame.options import add_cluster, add_model, positive
+from seqplan.api.cli.frame.options import above_zero, add_cluster, add_model, positive
 from seqplan.api.cli.frame.output_file import check_output
 from seqplan.api.cli.profile_derived import completed, estimated, write_derived
 from seqplan.api.cli.profile_measured import measure_and_write, write_measured
@@ -64,13 +64,16 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add_cluster(parser, required=False)
     parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="with --estimate")
     parser.add_argument(
-        "--capacity-gib", metavar="GIB", type=float, help="memory of a rank; default the device's"
+        "--capacity-gib",
+        metavar="GIB",
+        type=above_zero,
+        help="memory of a rank; default the device's",
     )
     parser.add_argument("--name", help="of the profile; default by model and device")
     parser.add_argument("--samples", metavar="FILE", type=Path, help="default OUTPUT.samples.jsonl")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--estimate", action="store_true", help="derive all, measure nothing")
-    instead.add_argument("--complete", metavar="PROFILE", help="add derived schemes to a profile")
+    instead.add_argument("--complete", metavar="NAME|FILE", help="add derived schemes to a profile")
     instead.add_argument(
         "--merge", metavar="FILE", type=Path, nargs="+", help="fit these samples, measure nothing"
     )

@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from seqplan.api.cli.frame.options import cluster_of, sizes_of
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.hardware import ClusterHardware
-from seqplan.profiler.model_sizes import ModelShape, ModelSizes
+from seqplan.profiler.model_sizes import ModelShape
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.scheme_rules import scheme_problem
+from seqplan.profiler.shipped.catalogue import find_profile
 
 
 def estimated(args: argparse.Namespace) -> dict[str, Any]:
@@ -26,12 +27,12 @@ def estimated(args: argparse.Namespace) -> dict[str, Any]:
     sizes, cluster = sizes_of(args), _cluster(args, "--estimate")
     deployment = Deployment(
         cluster=cluster,
-        sizes=ModelSizes.of(sizes),
+        sizes=sizes,
         zero=args.zero,
         checkpointing=args.checkpointing,
     )
     name = args.name or f"{args.model or 'model'}-{args.hardware}-estimate"
-    schemes = _schemes(args, ModelShape(**sizes), cluster, zero=args.zero)
+    schemes = _schemes(args, sizes.shape, cluster, zero=args.zero)
     return derive_profile(deployment, schemes, name=name)
 
 
@@ -39,7 +40,7 @@ def completed(args: argparse.Namespace) -> dict[str, Any]:
     """``--complete``: a measured profile with the schemes that it lacks, derived from its tp1."""
     from seqplan.profiler.analytic.derive import complete
 
-    profile = Profile.load(Path(args.complete))
+    profile = find_profile(args.complete)
     cluster = _cluster(args, "--complete")
     schemes = _schemes(args, profile.shape, cluster, zero=profile.zero_stage)
     print(
@@ -62,6 +63,8 @@ def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:
         f"{args.output}: profile {profile.name}, {len(profile.schemes)} schemes, {derived} derived"
     )
     print(f"fit: {profile.residuals}")
+    for note in document.get("notes", ()):
+        print("\n".join(textwrap.wrap(f"note: {note}", 98)))
     print(f"see it with: seqplan profiles {args.output} --gpus N")
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from seqplan.api.cli.frame.extras import need_torch
 from seqplan.api.cli.frame.options import sizes_of
@@ -25,12 +27,20 @@ from seqplan.profiler.fit.measured_profile import (
 )
 from seqplan.profiler.fit.samples import MeasuredOn, Sample
 from seqplan.profiler.measure.design import design
-from seqplan.profiler.model_sizes import ModelShape
+from seqplan.profiler.model_sizes import SIZES, ModelSizes
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.scheme_rules import scheme_problem
 
+if TYPE_CHECKING:  # torch is imported only to measure
+    from seqplan.runtime.training.model import ModelConfig
+
 GPUS_PER_NODE = 8
 """Where nothing is said."""
+
+LONGEST = 10**9
+"""Tokens of a micro-batch that may be asked for."""
+
+_RANGE = re.compile(r" *([0-9]{1,99}) *\.\. *([0-9]{1,99}) *")
 
 
 def measure_and_write(args: argparse.Namespace) -> int:
@@ -45,15 +55,14 @@ def measure_and_write(args: argparse.Namespace) -> int:
 
     from seqplan.profiler.measure.device import capacity_bytes, context_bytes
     from seqplan.profiler.measure.run import Task, measure, start_ranks
-    from seqplan.runtime.training.model import ModelConfig
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: no CUDA device is there; use --device cpu")
     rank, world_size = start_ranks(args.device)
     runnable = _runnable(args, schemes, rank, world_size)
     task = Task(
-        config=ModelConfig(**sizes, checkpointing=args.checkpointing, tied=False),
-        layers=min(args.measured_layers, sizes["layers"]),
+        config=_measured_model(sizes, args.checkpointing),
+        layers=min(args.measured_layers, sizes.layers),
         device=args.device,
         dtype=args.dtype or ("float32" if args.device == "cpu" else "bfloat16"),
         schemes=runnable,
@@ -77,7 +86,9 @@ def measure_and_write(args: argparse.Namespace) -> int:
             args,
             measured_on,
             samples,
-            capacity_gib=args.capacity_gib or capacity_bytes(device) / shared / 2**30,
+            capacity_gib=capacity_bytes(device) / shared / 2**30
+            if args.capacity_gib is None
+            else args.capacity_gib,
             context_bytes=context_bytes(device),
             ranks=world_size,
         )
@@ -183,15 +194,29 @@ def _errors(errors: Errors) -> str:
 
 
 def _range(text: str) -> tuple[int, int]:
-    first, dots, last = text.partition("..")
-    if not dots or not first.strip().isdigit() or not last.strip().isdigit():
+    if (ends := _RANGE.fullmatch(text)) is None:
         raise ValueError(f"--lengths {text!r}: wants FROM..TO in tokens, as 64..4096")
-    return int(first), int(last)
+    first, last = int(ends[1]), int(ends[2])
+    if last > LONGEST:
+        raise ValueError(f"--lengths {text}: wants at most {LONGEST:,} tokens")
+    return first, last
 
 
-def _possible_schemes(args: argparse.Namespace, sizes: dict[str, int]) -> list[Scheme]:
+def _measured_model(sizes: ModelSizes, checkpointing: str) -> ModelConfig:
+    """Return the model whose layers are run."""
+    from seqplan.runtime.training.model import ModelConfig
+
+    return ModelConfig(
+        **{name: getattr(sizes, name) for name in SIZES},
+        head_dim=sizes.head_width,
+        tied=sizes.tied,
+        checkpointing=checkpointing,
+    )
+
+
+def _possible_schemes(args: argparse.Namespace, sizes: ModelSizes) -> list[Scheme]:
     """Return the schemes that can be; the others are named with their reason and left out."""
-    shape = ModelShape(**sizes)
+    shape = sizes.shape
     possible: list[Scheme] = []
     for text in (args.schemes or "u1").split(","):
         scheme = Scheme.parse(text)

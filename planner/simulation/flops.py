@@ -18,11 +18,12 @@ def peak_flops(hardware: str) -> float | None:
 def model_flops(shape: ModelShape, lengths: Sequence[int]) -> float | None:
     """Count forward and backward FLOPs that sequences of these lengths need; None without sizes.
 
-    6 per parameter and token, and 12·layers·hidden·Σl²/2 for causal attention within each sequence:
-    what packing or recomputation adds is not counted.
+    6 per parameter and token, and 12·layers·hidden·Σl²/2 (the width of all heads, where that is not
+    hidden) for causal attention within each sequence: what packing or recomputation adds is not
+    counted.
     """
     weights = parameters(shape)
     if weights is None:
         return None
-    attention = 12 * shape.layers * shape.hidden * sum(n * n for n in lengths) / 2
+    attention = 12 * shape.layers * shape.attention_width * sum(n * n for n in lengths) / 2
     return 6.0 * weights * sum(lengths) + attention

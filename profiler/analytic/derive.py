@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.hardware import ClusterHardware
+from seqplan.profiler.analytic.hardware import ClusterHardware, Hardware
 from seqplan.profiler.analytic.memory import (
     CONTEXT_BYTES,
     FRAGMENTATION,
@@ -19,7 +19,7 @@ from seqplan.profiler.analytic.memory import (
 from seqplan.profiler.analytic.terms import Deployment, stage_terms
 from seqplan.profiler.fit.latency_fit import Errors, Observed, fit_latency
 from seqplan.profiler.latency import Latency
-from seqplan.profiler.model_sizes import ModelSizes
+from seqplan.profiler.model_sizes import SIZES, ModelSizes
 from seqplan.profiler.profile import PROFILE_SCHEMA, Profile
 from seqplan.profiler.scheme_rules import scheme_problem
 
@@ -57,9 +57,12 @@ def derive_profile(
         "name": name,
         "source": f"derived: analytic model of {hardware.name}, {cluster.nodes} nodes of "
         f"{cluster.gpus_per_node} GPUs; nothing was measured. Hardware: {hardware.source}",
-        "residuals": "derived: " + _residuals([errors for _, errors in fitted.values()]),
+        "residuals": "derived: "
+        + _residuals([errors for _, errors in fitted.values()])
+        + (f"; efficiencies of {hardware.name} unchecked" if hardware.unchecked else ""),
         "hardware": {"gpu": hardware.name.upper(), "gpus_per_node": cluster.gpus_per_node},
         "model": sizes.as_dict(),
+        **_notes(hardware),
         "zero_stage": deployment.zero,
         "checkpointing": deployment.checkpointing,
         "memory": {
@@ -144,6 +147,7 @@ def complete(
         f"Schemes marked derived: compute as measured on one device, communication analytic on "
         f"{cluster.nodes} nodes of {cluster.gpus_per_node} {cluster.hardware.name}; "
         + _residuals([errors for _, errors in fitted.values()]),
+        *_notes(cluster.hardware).get("notes", ()),
     ]
     return document
 
@@ -177,6 +181,11 @@ def _residuals(errors: Sequence[Errors]) -> str:
     )
 
 
+def _notes(hardware: Hardware) -> dict[str, list[str]]:
+    """The field of a profile that warns of what is unchecked; none where everything is checked."""
+    return {} if hardware.warning is None else {"notes": [hardware.warning]}
+
+
 def _entry(scheme: Scheme, latency: Latency) -> dict[str, Any]:
     degrees = {axis: degree for axis, degree in scheme.as_dict().items() if degree > 1}
     return {**degrees, "a": latency.a, "b": latency.b, "c": latency.c, "origin": "derived"}
@@ -189,11 +198,10 @@ def _gathered_bytes(hidden: int, tp: int) -> float:
 
 def _sizes(profile: Profile) -> ModelSizes:
     shape = profile.shape
-    names = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
-    sizes = {name: getattr(shape, name) for name in names}
+    sizes = {name: getattr(shape, name) for name in SIZES}
     if missing := [name for name, value in sizes.items() if value is None]:
         raise ValueError(f"profile {profile.name}: does not state the model's {', '.join(missing)}")
-    return ModelSizes.of(sizes)
+    return ModelSizes(**sizes, head_dim=shape.head_dim, tied=shape.tied)
 
 
 def _check(

@@ -112,7 +112,7 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
         payload = 2 * tokens * sizes.hidden / (scheme.sp * scheme.tp)
         sent = float(shift_ms(cluster, groups["pp"], payload))
         terms["pipeline sends"] = 2 * (count + scheme.pp - 1) * sent
-    held = sizes.parameters / (scheme.tp * scheme.pp)
+    held = sizes.stored_parameters(scheme.pp) / (scheme.tp * scheme.pp)
     if deployment.zero < 3:
         scattered = float(
             ring_collective_ms(cluster, groups["replica"], deployment.gradient_bytes * held)
@@ -141,7 +141,7 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
 
 def model_flops(sizes: ModelSizes, length: int, *, causal: bool = True) -> float:
     """Count forward + backward FLOPs of a sequence: 6 per parameter in a product and token, and
-    12·layers·hidden·l² of attention, half of it with the causal mask."""
+    12·layers·(heads·head_dim)·l² of attention, half of it with the causal mask."""
     products = sizes.layers * sizes.layer_parameters + sizes.vocab * sizes.hidden
-    attention = 12.0 * sizes.layers * sizes.hidden * length**2
+    attention = 12.0 * sizes.layers * sizes.attention_width * length**2
     return 6.0 * products * length + attention * (0.5 if causal else 1.0)

@@ -20,6 +20,7 @@ class Hardware:
     - ``matmul_efficiency``, ``attention_efficiency``: share of the peak that large matrix products
       and the forward attention kernel without a mask reach.
     - ``source``: of the data-sheet figures.
+    - ``unchecked``: whether no published measurement has been held against those two shares.
     """
 
     name: str
@@ -37,6 +38,18 @@ class Hardware:
     matmul_efficiency: float = 0.85
     attention_efficiency: float = 0.73
     source: str
+    unchecked: bool = False
+
+    @property
+    def warning(self) -> str | None:
+        """What must be said beside every figure that is predicted for it, or None."""
+        if not self.unchecked:
+            return None
+        return (
+            f"unchecked: that {self.name} reaches {self.matmul_efficiency:.0%} of its peak in "
+            f"products and {self.attention_efficiency:.0%} in attention is assumed, and held "
+            "against no measurement; times may be off by a factor of two"
+        )
 
     def __post_init__(self) -> None:
         for field in ("peak_tflops", "memory_bytes", "hbm_gb_s", "intra_gb_s", "inter_gb_s"):
@@ -104,6 +117,7 @@ DEVICES: dict[str, Hardware] = {
             inter_gb_s=50,
             matmul_efficiency=0.7,
             attention_efficiency=0.6,
+            unchecked=True,
             source=f"NVIDIA H100 SXM {_H100}; 3.35 TB/s",
         ),
         Hardware(
@@ -116,6 +130,7 @@ DEVICES: dict[str, Hardware] = {
             inter_gb_s=50,
             matmul_efficiency=0.7,
             attention_efficiency=0.6,
+            unchecked=True,
             source=f"NVIDIA H200 SXM {_H100}; 4.8 TB/s",
         ),
         Hardware(

@@ -49,7 +49,8 @@ def layer_activation_bytes(sizes: ModelSizes, checkpointing: str, tp: int) -> fl
     Attention keeps its input, the normed input, q, k, v, its output and the residual sum; the
     feed-forward its normed input, gate, up and their product.
     """
-    attention = 2 * (5 * sizes.hidden + 2 * sizes.kv_width) + UNSPLIT_BYTES * tp * sizes.hidden
+    attention = 2.0 * (3 * sizes.hidden + 2 * sizes.attention_width + 2 * sizes.kv_width)
+    attention += UNSPLIT_BYTES * tp * sizes.hidden
     feed_forward = 2 * (sizes.hidden + 3 * sizes.ffn)
     return {
         "none": float(attention + feed_forward),
@@ -75,7 +76,7 @@ def peak_bytes(
     """
     sizes = deployment.sizes
     sharded, layers, embeddings = state_bytes(deployment)
-    held = 1.0 if scheme.pp == 1 else 0.5
+    held = 1.0 if scheme.pp == 1 or sizes.tied else 0.5
     spread = scheme.tp * scheme.sp
     layer_bytes = layer_activation_bytes(sizes, deployment.checkpointing, scheme.tp)
     recomputed = layer_activation_bytes(sizes, "none", scheme.tp) - layer_bytes

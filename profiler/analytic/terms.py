@@ -108,7 +108,7 @@ def _products_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floa
         _passes(deployment.checkpointing),
     )
     rows = tokens / scheme.sp  # gathered over tp
-    width = sizes.hidden / scheme.tp
+    width = sizes.attention_width / scheme.tp
     kv_width = max(sizes.kv_heads / scheme.tp, 1.0) * sizes.head_width
     ffn = sizes.ffn / scheme.tp
     total = np.zeros_like(tokens)
@@ -130,7 +130,7 @@ def _memory_bound_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> 
     Backward moves twice as much. Norms and sums are split over tp by tokens, the rest by width.
     """
     sizes, passes = deployment.sizes, _passes(deployment.checkpointing)
-    attention = 10 * sizes.hidden + 4 * (sizes.hidden + sizes.kv_width)
+    attention = 10 * sizes.hidden + 4 * (sizes.attention_width + sizes.kv_width)
     feed_forward = 10 * sizes.hidden + 6 * sizes.ffn
     moved = (passes.attention + 2) * attention + (passes.feed_forward + 2) * feed_forward
     return memory_ms(deployment.cluster.hardware, moved * tokens / (scheme.sp * scheme.tp))

@@ -22,6 +22,12 @@ MASTER_BYTES = 12
 GRADIENT_BYTES = 4
 """The fp32 sum of a parameter's gradients during a step."""
 
+LEAST_MARGIN = 0.05
+"""Share of a device's memory that its allocator's fragmentation is given at least."""
+
+FRAGMENTED_FROM = 2**30
+"""Bytes in use from which fragmentation counts: of less it is the size of the first segments."""
+
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 _TP_NOTE = (
@@ -35,11 +41,19 @@ class MemoryFit:
     """Activation bytes per token by tp, before division over ranks, and the samples' distance.
 
     ``of_allocator``: whether they are peaks of the device's allocator; else what autograd keeps.
+    ``fragmentation``: share of what the allocator had taken that was not in use at the highest of
+    these peaks; None where it was not read, or of too little memory.
     """
 
     bytes_per_token: Mapping[int, float]
     errors: Errors
     of_allocator: bool = False
+    fragmentation: float | None = None
+
+    @property
+    def margin(self) -> float:
+        """Share of the memory to leave free for fragmentation: none where nothing is allocated."""
+        return max(LEAST_MARGIN, self.fragmentation or 0.0) if self.of_allocator else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +64,6 @@ class ProfiledDevices:
     gpus_per_node: int
     capacity_bytes: float
     context_bytes: float = 0.0
-    margin_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +155,17 @@ def fit_memory(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MemoryFit:
         slopes,
         Errors.of(np.concatenate(predicted), np.concatenate(measured)),
         of_allocator=any(sample.layers_peak_bytes is not None for sample in samples),
+        fragmentation=_fragmentation(samples),
     )
+
+
+def _fragmentation(samples: Sequence[Sample]) -> float | None:
+    """Return the share that was reserved and not in use where most was in use."""
+    in_use, reserved = max(
+        ((sample.allocated_bytes or 0, sample.reserved_bytes or 0) for sample in samples),
+        default=(0, 0),
+    )
+    return 1 - in_use / reserved if reserved >= in_use >= FRAGMENTED_FROM else None
 
 
 def profile_document(
@@ -169,7 +192,7 @@ def profile_document(
         "memory": {
             "capacity_bytes": devices.capacity_bytes,
             "context_bytes": devices.context_bytes,
-            "margin_bytes": devices.margin_bytes,
+            "margin_bytes": fit.memory.margin * devices.capacity_bytes,
             "sharded_state_bytes": [[None, float(MASTER_BYTES * model.parameters)]],
             "resident_layer_bytes": float((dtype_bytes + GRADIENT_BYTES) * layer_parameters),
             "resident_embedding_bytes": float(
@@ -181,11 +204,26 @@ def profile_document(
         },
         "schemes": [_scheme(scheme, latency) for scheme, latency in fit.latencies.items()],
     }
+    notes = []
     if any(scheme.tp > 1 for scheme in fit.latencies):
         document["tensor_parallel"] = fit.measured_on.tensor_parallel
         if fit.measured_on.tensor_parallel == PLAIN_TENSOR_PARALLEL:
-            document["notes"] = [_TP_NOTE]
+            notes.append(_TP_NOTE)
+    if fit.memory.of_allocator:
+        notes.append(_margin_note(fit.memory))
+    if notes:
+        document["notes"] = notes
     return document
+
+
+def _margin_note(memory: MemoryFit) -> str:
+    measured = "not measured with enough memory in use"
+    if memory.fragmentation is not None:
+        measured = f"measured {memory.fragmentation:.1%}"
+    return (
+        f"margin_bytes: {memory.margin:.1%} of the memory, for what the allocator takes and cannot "
+        f"use ({measured}; at least {LEAST_MARGIN:.0%})."
+    )
 
 
 def residuals(latencies: dict[Scheme, Fit], memory: MemoryFit) -> str:

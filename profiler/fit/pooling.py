@@ -150,4 +150,6 @@ def _pooled(same: list[Sample]) -> Sample:
         layers_saved_bytes=max(sample.layers_saved_bytes for sample in same),
         layers_peak_bytes=largest(sample.layers_peak_bytes for sample in same),
         ends_peak_bytes=largest(sample.ends_peak_bytes for sample in same),
+        allocated_bytes=largest(sample.allocated_bytes for sample in same),
+        reserved_bytes=largest(sample.reserved_bytes for sample in same),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -9,10 +10,10 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.model_sizes import SIZES
+from seqplan.profiler.model_sizes import SIZES, ModelSizes
 
 FORMAT = 1
 
@@ -36,7 +37,7 @@ class MeasuredOn:
     dtype: str
     checkpointing: str
     model: tuple[tuple[str, int], ...]
-    """Sizes by name: hidden, layers, heads, kv_heads, ffn, vocab."""
+    """Sizes by name: hidden, layers, heads, kv_heads, ffn, vocab; see ``ModelSizes.as_dict``."""
     tensor_parallel: str = PLAIN_TENSOR_PARALLEL
     """How tp ranks hold what it does not cut."""
 
@@ -58,6 +59,8 @@ class Sample:
 
     ``layers_peak_bytes`` and ``ends_peak_bytes``: the device allocator's peak while either ran,
     above parameters and gradients; None where the device has none that is read.
+    ``allocated_bytes``, ``reserved_bytes``: with parameters and gradients, all that it had in use
+    then and all that it had taken from the device.
 
     ``turn``: which round of a run over all micro-batches it is of; see ``pooled``.
 
@@ -80,6 +83,8 @@ class Sample:
     turn: int = 0
     layers_yardstick_ms: tuple[float, ...] = ()
     ends_yardstick_ms: tuple[float, ...] = ()
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
 
     @classmethod
     def out_of_memory(
@@ -129,49 +134,100 @@ class Sample:
 class SampleFile:
     """Samples measured on one device and model; new ones are appended to the file.
 
-    They are on disk before ``add`` returns. ``SampleError`` for a file measured on something else,
-    or one that is damaged before its last line.
+    They are on disk before ``add`` returns. Until ``close``, or its end, this process alone adds to
+    the file. A last line that a killed run left unfinished is cut off, a first line finished.
+    ``SampleError`` for a file that another run is adding to, one measured on something else, and
+    one that is damaged before its last line.
     """
 
     def __init__(self, path: Path, measured_on: MeasuredOn) -> None:
         self.path = path
         self.samples: list[Sample] = []
-        if path.exists():
-            before, self.samples = read_samples(path)
-            require_same(before, measured_on, str(path))
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._append({"format": FORMAT, **_measured_on_fields(measured_on)})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._file = path.open("ab")
+        except OSError as error:
+            raise SampleError(f"{path}: cannot be written: {error.strerror}") from None
+        try:
+            self._lock()
+            self._go_on(measured_on)
+        except BaseException:
+            self.close()
+            raise
 
     def add(self, sample: Sample) -> None:
         """Append a sample."""
-        self._append(_sample_fields(sample))
+        self._append(_line(_sample_fields(sample)))
         self.samples.append(sample)
 
-    def _append(self, fields: Mapping[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(fields) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+    def close(self) -> None:
+        """Let other runs add to the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SampleError(
+                f"{self.path}: another run is adding samples to it; wait for its end, or name "
+                "another file (--samples)"
+            ) from None
+
+    def _go_on(self, measured_on: MeasuredOn) -> None:
+        """Read what is there, and make the file end with a whole line."""
+        content = _content(self.path)
+        header = _line({"format": FORMAT, **_measured_on_fields(measured_on)})
+        if b"\n" not in content:
+            if not header.startswith(content):
+                raise SampleError(
+                    f"{self.path}: has a single line without an end, which is not how samples of "
+                    "this device, model and dtype begin; name another file (--samples)"
+                )
+            self._append(header[len(content) :])
+            return
+        before, self.samples = _parsed(self.path, content)
+        require_same(before, measured_on, str(self.path))
+        self._file.truncate(content.rindex(b"\n") + 1)
+
+    def _append(self, line: bytes) -> None:
+        self._file.write(line)
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
 
 def read_samples(path: Path) -> tuple[MeasuredOn, list[Sample]]:
-    """Read a file: what its samples were measured on, and the samples.
+    """Read a file, which stays as it is: what its samples were measured on, and the samples.
 
-    A last line without an end is dropped, also from the disk. ``SampleError`` names the line that
-    cannot be read.
+    A last line without an end is left out: a run was killed, or is just writing it. ``SampleError``
+    names the line that cannot be read.
     """
+    return _parsed(path, _content(path))
+
+
+def _content(path: Path) -> bytes:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise SampleError(f"{path}: cannot be read: {reason}") from None
-    whole, _, rest = text.rpartition("\n")
-    if rest:  # the run was cut off in the middle of a line
-        path.write_text(whole + "\n" if whole else "", encoding="utf-8")
-    lines = whole.splitlines()
+        return path.read_bytes()
+    except OSError as error:
+        raise SampleError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _parsed(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample]]:
+    whole = content[: content.rfind(b"\n") + 1]
+    try:
+        lines = whole.decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise SampleError(f"{path}: cannot be read: {error}") from None
     if not lines:
-        raise SampleError(f"{path}: holds no samples; delete it and measure again")
+        raise SampleError(
+            f"{path}: holds no samples: its first line has no end, as of a run that was killed; "
+            "the same seqplan profile command goes on with it"
+        )
     number = 1
     try:
         measured_on = _measured_on(json.loads(lines[0]))
@@ -198,6 +254,10 @@ def _shown(value: Any) -> str:
     return ", ".join(f"{k} {v}" for k, v in value) if isinstance(value, tuple) else str(value)
 
 
+def _line(fields: Mapping[str, Any]) -> bytes:
+    return (json.dumps(fields) + "\n").encode()
+
+
 def _measured_on_fields(measured_on: MeasuredOn) -> dict[str, Any]:
     return {
         "device": measured_on.device,
@@ -213,11 +273,12 @@ def _measured_on(fields: Mapping[str, Any]) -> MeasuredOn:
         raise ValueError(f"format {fields['format']}, this version reads {FORMAT}")
     if lacking := [name for name in SIZES if name not in fields["model"]]:
         raise ValueError(f"model lacks {', '.join(lacking)}")
+    ModelSizes.of(fields["model"])
     return MeasuredOn(
         fields["device"],
         fields["dtype"],
         fields["checkpointing"],
-        tuple((str(name), int(size)) for name, size in fields["model"].items()),
+        tuple(fields["model"].items()),
         fields.get("tensor_parallel", PLAIN_TENSOR_PARALLEL),
     )
 
@@ -239,6 +300,8 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
         "turn": sample.turn,
         "layers_yardstick_ms": list(sample.layers_yardstick_ms),
         "ends_yardstick_ms": list(sample.ends_yardstick_ms),
+        "allocated_bytes": sample.allocated_bytes,
+        "reserved_bytes": sample.reserved_bytes,
     }
 
 
@@ -272,4 +335,6 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
         turn=fields.get("turn", 0),
         layers_yardstick_ms=tuple(fields.get("layers_yardstick_ms", ())),
         ends_yardstick_ms=tuple(fields.get("ends_yardstick_ms", ())),
+        allocated_bytes=fields.get("allocated_bytes"),
+        reserved_bytes=fields.get("reserved_bytes"),
     )

@@ -1,8 +1,8 @@
 """Measuring a model's micro-batches on real devices: the only room that uses the runtime.
 
 Read ``run`` first, a whole design from start to end; then ``design`` (which micro-batches),
-``measurer`` (one of them), ``bench`` and ``stage`` (what a rank runs of it), ``tensor_parallel``
-(layers split over ranks), ``timing`` with ``yardstick`` and ``device``, ``saved_memory``, and
+``measurer`` (one of them), ``bench`` and ``stage`` (what a rank runs of it), ``timing`` with
+``yardstick`` and ``device``, ``saved_memory``, ``out_of_memory`` (which errors are that) and
 ``lost_ranks`` (a rank is out of memory while others wait). Public are the modules named here.
 """
 
@@ -12,10 +12,10 @@ __all__ = [
     "device",
     "lost_ranks",
     "measurer",
+    "out_of_memory",
     "run",
     "saved_memory",
     "stage",
-    "tensor_parallel",
     "timing",
     "yardstick",
 ]

@@ -12,6 +12,7 @@ from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.samples import Sample
 from seqplan.profiler.measure.bench import Bench, RankWork
 from seqplan.profiler.measure.design import DesignPoint
+from seqplan.profiler.measure.out_of_memory import is_out_of_memory
 from seqplan.profiler.measure.saved_memory import MicroBatchMemory
 from seqplan.profiler.measure.stage import StageWork
 from seqplan.profiler.measure.timing import MOST_REPEATS, Timer
@@ -28,6 +29,7 @@ class Measurer:
         self._bench = bench
         self._rank_work = RankWork(bench)
         self._timer = Timer(bench, self._rank_work.forget_gradients)
+        self._warm = False
 
     def measure(
         self, scheme: Scheme, point: DesignPoint, *, turn: int = 0, repeats: int = MOST_REPEATS
@@ -41,6 +43,9 @@ class Measurer:
         Ranks of one stage hold almost the same; where only some of them run out of memory, the
         others may wait for them in a collective: the bench's ``out_of_memory`` is called on those.
         """
+        if not self._warm:
+            self._timer.warm_up()
+            self._warm = True
         work, memory = self._fitted(scheme, point, turn)
         if self._anywhere(memory is None) or memory is None:
             return self._oom(scheme, point, turn)
@@ -59,7 +64,9 @@ class Measurer:
             if turn:
                 return work, MicroBatchMemory()
             return work, MicroBatchMemory.of(work, bench.layers, bench.allocator)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             bench.out_of_memory()
             return None, None
 
@@ -93,8 +100,12 @@ class Measurer:
                 layers_saved_bytes=int(timer.largest(memory.layers_saved)),
                 layers_peak_bytes=int(timer.largest(memory.layers_peak)) if peaks else None,
                 ends_peak_bytes=int(timer.largest(memory.ends_peak)) if peaks else None,
+                allocated_bytes=int(timer.largest(memory.allocated)) if peaks else None,
+                reserved_bytes=int(timer.largest(memory.reserved)) if peaks else None,
             )
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             self._bench.out_of_memory()
             return None
 

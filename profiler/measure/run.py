@@ -22,7 +22,7 @@ from seqplan.profiler.measure.device import device_name
 from seqplan.profiler.measure.lost_ranks import Alarm
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import CudaAllocator
-from seqplan.profiler.model_sizes import SIZES
+from seqplan.profiler.model_sizes import SIZES, ModelSizes
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.training.model import ModelConfig
@@ -78,6 +78,12 @@ def measure(
     ``Alarm`` ends all ranks.
     """
     run = _Run.open(task, path, rank, world_size, complain)
+    with nullcontext() if run.file is None else run.file:
+        _measure_all(run, report)
+    return run.measured_on, () if run.file is None else tuple(pooled(steadied(run.file.samples)))
+
+
+def _measure_all(run: _Run, report: Report | None) -> None:
     weights = [run.wanted[index].weight for index in run.todo]
     started, done = time.monotonic(), 0.0
     for count, (index, weight) in enumerate(zip(run.todo, weights, strict=True), start=1):
@@ -86,7 +92,6 @@ def measure(
         if sample is not None and run.file is not None and report is not None:
             left_s = (time.monotonic() - started) * (sum(weights) / done - 1)
             report(count, len(run.todo), left_s, sample)
-    return run.measured_on, () if run.file is None else tuple(pooled(steadied(run.file.samples)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +213,17 @@ class _Run:
 def _measured_on(task: Task, device: torch.device) -> MeasuredOn:
     """Return what the samples of a task must agree on."""
     config = task.config
-    sizes = tuple((name, getattr(config, name)) for name in SIZES)
+    sizes = ModelSizes(
+        **{name: getattr(config, name) for name in SIZES},
+        head_dim=config.head_dim,
+        tied=config.tied,
+    )
     return MeasuredOn(
-        device_name(device), task.dtype, config.checkpointing, sizes, SEQUENCE_PARALLEL
+        device_name(device),
+        task.dtype,
+        config.checkpointing,
+        tuple(sizes.as_dict().items()),
+        SEQUENCE_PARALLEL,
     )
 
 

@@ -53,9 +53,16 @@ class Allocator(Protocol):
         """Return the most bytes in use since ``reset_peak``."""
         ...
 
+    def reserved_peak(self) -> int:
+        """Return the most bytes taken from the device since ``reset_peak``, in use or not."""
+        ...
+
 
 class CudaAllocator:
-    """torch's caching allocator on a CUDA device: bytes of tensors, without its fragmentation."""
+    """torch's caching allocator on a CUDA device: bytes of tensors, and of its segments.
+
+    ``reset_peak`` gives back what it caches, so that segments are those of what runs next.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -66,11 +73,16 @@ class CudaAllocator:
 
     def reset_peak(self) -> None:
         """See ``Allocator``."""
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
         """See ``Allocator``."""
         return torch.cuda.max_memory_allocated(self._device)
+
+    def reserved_peak(self) -> int:
+        """See ``Allocator``."""
+        return torch.cuda.max_memory_reserved(self._device)
 
 
 def saved_bytes(call: Call, parameters: Iterable[Tensor]) -> int:
@@ -98,12 +110,16 @@ class MicroBatchMemory:
     """Bytes of a micro-batch on this rank: kept for backward, and the allocator's peaks.
 
     ``ends_saved`` includes what backward holds of one layer while it computes it again.
+    ``allocated`` and ``reserved``: all that the process had in use and had taken from the device at
+    the higher of the peaks.
     """
 
     layers_saved: float = 0.0
     ends_saved: float = 0.0
     layers_peak: float = 0.0
     ends_peak: float = 0.0
+    allocated: float = 0.0
+    reserved: float = 0.0
 
     @classmethod
     def of(
@@ -119,9 +135,17 @@ class MicroBatchMemory:
         if work.whole is not None:
             again = saved_bytes(work.whole, stage.parameters()) - layers_saved / layers
         peaks = [0, 0]
+        fullest = (0, 0)
         for index, call in enumerate((work.layers, work.alone)):
             call.backward(call.forward())  # its gradients stay, as between micro-batches
             if allocator is not None:
                 peaks[index] = peak_bytes(call, allocator)
+                fullest = max(fullest, (allocator.peak(), allocator.reserved_peak()))
             stage.forget_gradients()
-        return cls(layers_saved, ends_saved + max(again, 0.0), *peaks)
+        return cls(
+            layers_saved,
+            ends_saved + max(again, 0.0),
+            *peaks,
+            allocated=fullest[0],
+            reserved=fullest[1],
+        )

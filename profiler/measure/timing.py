@@ -4,6 +4,11 @@ A call's time is that of its slowest rank. Before and after each repetition ever
 fast its device is just then; see ``steadied``. Alone on a CPU it does so between forward and
 backward, too. Elsewhere that would be felt: a CUDA device's host could not run ahead, and other
 ranks would wait.
+
+On CUDA a short call is run once more just before it is timed, without waiting in between: the host
+is then as far ahead of the device as between micro-batches of a training step, or as far behind.
+Timed from an idle device a call would contain the start of its first kernel, and of few layers
+that stand for many that would be multiplied.
 """
 
 from __future__ import annotations
@@ -19,11 +24,14 @@ import torch.distributed as dist
 from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.device import Clock
 from seqplan.profiler.measure.stage import Call
-from seqplan.profiler.measure.yardstick import Yardstick
+from seqplan.profiler.measure.yardstick import Yardstick, warm_up
 
 LEAST_REPEATS, MOST_REPEATS = 3, 9
 ENOUGH_S = 0.25
 """A call is repeated until it has taken this long in a round, within the limits above."""
+
+LEAD_IN_BELOW_S = 0.1
+"""Calls shorter than this have a lead-in on CUDA; in longer ones a kernel's start is nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +47,17 @@ class Timer:
     """Times calls on a bench; every rank makes one and times the same calls.
 
     A call of None, on a rank without work, takes no time. ``forget_gradients`` is called after each
-    run, untimed.
+    run, untimed. ``queued``: whether the device runs behind the host; by default CUDA does.
     """
 
-    def __init__(self, bench: Bench, forget_gradients: Callable[[], None]) -> None:
+    def __init__(
+        self, bench: Bench, forget_gradients: Callable[[], None], *, queued: bool | None = None
+    ) -> None:
         self._device, self._control_group = bench.device, bench.control_group
         self._read_between = bench.device.type == "cpu" and bench.world_size == 1
         self._yardstick = Yardstick(bench.device, bench.dtype)
         self._forget_gradients = forget_gradients
+        self._queued = bench.device.type == "cuda" if queued is None else queued
 
     def times(self, call: Call | None, warm_up: int, most: int) -> Times:
         """Time a call, ``most`` times at most after ``warm_up`` runs that are not counted."""
@@ -56,21 +67,32 @@ class Timer:
         first_s = self.largest(took) / 1e3
         enough = ENOUGH_S / max(first_s, 1e-9)
         repeats = int(np.clip(enough, min(LEAST_REPEATS, most), most))
+        lead_in = self._queued and first_s < LEAD_IN_BELOW_S
         rows = []
         before = self._read(call)
         for _ in range(repeats):
-            whole, forward, within = self._once(call)
+            whole, forward, within = self._once(call, lead_in=lead_in)
             after = self._read(call)
             rows.append((whole, forward, mean((before, *within, after))))
             before = after
         return Times(*zip(*self._slowest(rows), strict=True))
 
-    def _once(self, call: Call | None) -> tuple[float, float, list[float]]:
+    def warm_up(self) -> None:
+        """Keep a device that runs behind the host busy until its speed is steady; others not."""
+        if self._queued:
+            warm_up(self._yardstick.sustained)
+
+    def _once(
+        self, call: Call | None, *, lead_in: bool = False
+    ) -> tuple[float, float, list[float]]:
         """Run once: milliseconds of forward and backward, and of forward; readings between them."""
         if self._control_group is not None:
             dist.barrier(group=self._control_group)
         if call is None:
             return 0.0, 0.0, []
+        if lead_in:
+            call.backward(call.forward())
+            self._forget_gradients()
         clock = Clock(self._device)
         started = clock.mark()
         result = call.forward()

@@ -27,7 +27,8 @@ CHECKPOINTING = ("none", "mlp", "full")
 class ModelConfig:
     """Sizes of the model; ``ValueError`` where they do not fit together.
 
-    ``tied``: the output head's weight is the embedding's.
+    ``tied``: the output head's weight is the embedding's; ``head_dim``: elements of one head, 0 for
+    hidden / heads.
     """
 
     hidden: int = 64
@@ -40,6 +41,7 @@ class ModelConfig:
     eps: float = 1e-5
     checkpointing: str = "none"
     tied: bool = False
+    head_dim: int = 0
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab"):
@@ -50,17 +52,16 @@ class ModelConfig:
                 f"checkpointing must be one of {', '.join(CHECKPOINTING)}, "
                 f"not {self.checkpointing!r}"
             )
-        if self.hidden % (2 * self.heads):
-            raise ValueError(
-                f"hidden {self.hidden} must be a multiple of twice the {self.heads} heads"
-            )
+        if self.head_dim == 0:
+            if self.hidden % (2 * self.heads):
+                raise ValueError(
+                    f"hidden {self.hidden} must be a multiple of twice the {self.heads} heads"
+                )
+            object.__setattr__(self, "head_dim", self.hidden // self.heads)
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(f"head_dim must be even and at least 2, not {self.head_dim}")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of one head."""
-        return self.hidden // self.heads
 
 
 class LayerWeights(NamedTuple):

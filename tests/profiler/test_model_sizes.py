@@ -1,11 +1,11 @@
-"""Which schemes a model can run."""
+"""Sizes of models, and which schemes they can run."""
 
 from __future__ import annotations
 
 import pytest
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.model_sizes import ModelShape
+from seqplan.profiler.model_sizes import ModelShape, ModelSizes, parameters
 from seqplan.profiler.scheme_rules import scheme_problem
 
 GROUPED = ModelShape(hidden=4096, layers=30, heads=24, kv_heads=6)
@@ -46,3 +46,27 @@ def test_nodes_are_checked_when_asked() -> None:
     assert scheme_problem(scheme, GROUPED) is None
     assert scheme_problem(scheme, GROUPED, gpus_per_node=8) == "tp = 24 spans nodes of 8 GPUs"
     assert scheme_problem(Scheme.parse("tp6"), GROUPED, gpus_per_node=8) is None
+
+
+def test_heads_that_are_wider_than_hidden_over_heads() -> None:
+    """Qwen3-32B: 64 heads of 128 beside a hidden size of 5120."""
+    qwen = {"hidden": 5120, "layers": 64, "heads": 64, "kv_heads": 8, "ffn": 25600, "vocab": 151936}
+    sizes = ModelSizes(**qwen, head_dim=128)
+    assert (sizes.attention_width, sizes.kv_width) == (8192, 1024)
+    assert sizes.layer_parameters - 3 * 5120 * 25600 - 2 * 5120 == 2 * 5120 * (8192 + 1024)
+    assert sizes.as_dict() == {**qwen, "head_dim": 128}
+    assert ModelSizes(**qwen, head_dim=80).as_dict() == qwen
+    shape = sizes.shape
+    assert parameters(shape) == 64 * (4 * 5120 * 8192 + 8 * 5120**2) + 2 * 151936 * 5120
+
+
+def test_tied_embeddings_are_one_on_a_stage_and_two_on_two() -> None:
+    sizes = {"hidden": 64, "layers": 4, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 1000}
+    apart, tied = ModelSizes(**sizes), ModelSizes(**sizes, tied=True)
+    assert apart.parameters - tied.parameters == 64_000
+    assert tied.stored_parameters(1) == tied.parameters
+    assert tied.stored_parameters(2) == apart.stored_parameters(2) == apart.parameters
+    assert tied.as_dict() == {**sizes, "tied": True}
+    whole, half = parameters(apart.shape), parameters(tied.shape)
+    assert whole is not None
+    assert half == whole - 64_000

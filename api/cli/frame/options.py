@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from seqplan.profiler.analytic.hardware import ClusterHardware
+    from seqplan.profiler.model_sizes import ModelSizes
 
 
 def positive(text: str) -> int:
@@ -120,6 +121,17 @@ def number(text: str) -> float:
     return value
 
 
+def above_zero(text: str) -> float:
+    """An argparse type: a number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"wants a number above 0, not {text!r}")
+    return value
+
+
 def exchange_times(text: str) -> tuple[float, float]:
     """An argparse type: one time (ms) for all replicas, or two: equal ones, different ones."""
     parts = [number(part) for part in text.split(",")]
@@ -169,25 +181,37 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
     )
     for size in SIZES:
         group.add_argument(f"--{size.replace('_', '-')}", metavar="N", type=positive)
+    group.add_argument(
+        "--head-dim", metavar="N", type=positive, help="of one head; default hidden / heads"
+    )
+    group.add_argument(
+        "--tied",
+        action=argparse.BooleanOptionalAction,
+        help="the output head's weight is the embedding's; default by model, or not",
+    )
 
 
-def sizes_of(args: argparse.Namespace) -> dict[str, int]:
+def sizes_of(args: argparse.Namespace, longest: int | None = None) -> ModelSizes:
     """The sizes that were asked for, single flags over those of the named model.
 
-    ``ValueError`` for an unknown name, a file that is no config, or a size that is missing.
+    ``longest``: tokens of the longest sequence that is meant, by default the longest that the model
+    is made for. ``ValueError`` for an unknown name, a file that is no config or whose model is not
+    modelled, a size that is missing, and sizes that do not fit together.
     """
-    from seqplan.profiler.model_sizes import SIZES
+    from seqplan.profiler.model_sizes import SIZES, ModelSizes
 
-    sizes = dict(_named(args.model)) if args.model else {}
-    sizes.update({size: value for size in SIZES if (value := getattr(args, size)) is not None})
+    sizes = dict(_named(args.model, longest)) if args.model else {}
+    for size in (*SIZES, "head_dim", "tied"):
+        if (value := getattr(args, size)) is not None:
+            sizes[size] = value
     if missing := [size for size in SIZES if size not in sizes]:
         raise ValueError(
             f"model: {', '.join(missing)} not given; name a --model or give every size"
         )
-    return sizes
+    return ModelSizes.of(sizes)
 
 
-def _named(name: str) -> dict[str, int]:
+def _named(name: str, longest: int | None) -> dict[str, int]:
     from seqplan.profiler.model_config import read_model_config
     from seqplan.profiler.model_sizes import MODELS
 
@@ -197,4 +221,4 @@ def _named(name: str) -> dict[str, int]:
         raise ValueError(
             f"--model {name!r}: neither a known model ({', '.join(MODELS)}) nor a config.json"
         )
-    return read_model_config(Path(name))
+    return read_model_config(Path(name), longest)

@@ -15,6 +15,7 @@ from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
 from seqplan.profiler.analytic.terms import Deployment
 from seqplan.profiler.model_sizes import MODELS, ModelSizes
 
+CONFIGS = Path(__file__).parents[2] / "profiler" / "model_configs"
 NODE = ("estimate", "--model", "llama-7b", "--hardware", "a800-80gb", "--seq-len", 30720)
 
 
@@ -22,7 +23,7 @@ def test_one_scheme_with_its_terms() -> None:
     arguments = (*NODE, "--batch", 16, "--ulysses", 8)
     told = succeeded(process(*arguments))
     assert told.startswith("u8 × dp 1 on 1 × 8 a800-80gb, 16 micro-batches a replica\n")
-    for part in ("matrix products", "attention", "ulysses", "GiB usable: fits", "MFU"):
+    for part in ("matrix products", "attention", "ulysses", "fits: yes, ", "MFU"):
         assert part in told
     document = json.loads(succeeded(call(*arguments, "--json")))
     (estimate,) = document["estimates"]
@@ -51,12 +52,44 @@ def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
     assert document["refused"]["tp4.r16"] == "its 64 GPUs do not divide the cluster's 8"
 
 
-def test_what_does_not_fit_is_told_with_code_3() -> None:
+def test_what_does_not_fit_is_a_row_and_code_3() -> None:
     done = call(*NODE, "--batch", 8)
-    assert done.code == 3
-    assert "GiB usable: does not fit" in done.out
-    assert done.err.startswith("seqplan: does not fit: tp1 needs least, ")
-    assert done.err.count("\n") == 1
+    assert (done.code, done.err) == (3, "")
+    assert "\nfits: no, 185.3 of 76.0 GiB usable\n" in done.out
+    assert "\nnone fits: tp1 needs least, 185.3 of 76.0 GiB usable; try more GPUs, " in done.out
+    table = call(*NODE, "--batch", 8, "--tp", "1,2,8")
+    assert table.code == 0
+    rows = {line.split()[0]: line.split() for line in table.out.splitlines()[2:]}
+    assert ("yes" in rows["tp8"], "no" in rows["tp1"]) == (True, True)
+    assert "none fits" not in table.out
+    document = json.loads(call(*NODE, "--batch", 8, "--json").out)
+    (estimate,) = document["estimates"]
+    assert estimate["fits"] is False
+    assert estimate["peak_bytes"] > estimate["usable_bytes"] > 0
+
+
+def test_figures_on_unchecked_efficiencies_say_so(tmp_path: Path) -> None:
+    hopper = ("--model", "llama3-8b", "--hardware", "h100-80gb")
+    asked = ("estimate", *hopper, "--seq-len", 8192)
+    one = succeeded(call(*asked, "--tp", 8))
+    assert "unchecked: that h100-80gb reaches 70% of its peak in products and 60% in" in one
+    header, _, *rows = succeeded(call(*asked, "--batch", 2, "--tp", "4,8")).splitlines()
+    assert " efficiencies " in header
+    assert [" unchecked " in row for row in rows[:2]] == [True, True]
+    document = json.loads(succeeded(call(*asked, "--tp", 8, "--json")))
+    assert document["hardware"] == "h100-80gb"
+    assert document["unchecked"].startswith("unchecked: that h100-80gb reaches 70% of its peak")
+    output = tmp_path / "p.json"
+    profile = ("profile", "--estimate", *hopper, "--schemes", "tp8", "-o", output)
+    assert "note: unchecked: that h100-80gb reaches" in succeeded(call(*profile))
+    assert json.loads(output.read_text())["notes"] == [document["unchecked"]]
+    shown = succeeded(call("profiles", output, "--gpus", 8))
+    assert "; efficiencies of h100-80gb unchecked" in shown
+    assert json.loads(succeeded(call(*profile, "--json")))["notes"] == [document["unchecked"]]
+    # Ampere's efficiencies are those of sources.
+    ampere = (*NODE, "--batch", 8, "--tp", 8)
+    assert "unchecked" not in succeeded(call(*ampere))
+    assert json.loads(succeeded(call(*ampere, "--json")))["unchecked"] is None
 
 
 def test_links_decide() -> None:
@@ -89,6 +122,12 @@ def test_a_config_file_and_single_sizes(tmp_path: Path) -> None:
     named = succeeded(call("estimate", "--model", "llama3-8b", *rest))
     assert succeeded(call("estimate", "--model", config, *rest)) == named
     assert succeeded(call("estimate", "--model", config, "--layers", 16, *rest)) != named
+    assert succeeded(call("estimate", "--model", config, "--head-dim", 128, *rest)) == named
+    assert succeeded(call("estimate", "--model", config, "--head-dim", 256, *rest)) != named
+    assert succeeded(call("estimate", "--model", config, "--tied", *rest)) != named
+    qwen = ("estimate", "--model", CONFIGS / "qwen3-4b.json", *rest)
+    assert succeeded(call(*qwen)) == succeeded(call(*qwen, "--tied", "--head-dim", 128))
+    assert succeeded(call(*qwen)) != succeeded(call(*qwen, "--no-tied"))
 
 
 @pytest.mark.parametrize(
@@ -109,11 +148,12 @@ def test_a_config_file_and_single_sizes(tmp_path: Path) -> None:
         (("--micro-batch", 10**9), "micro_batch must be from 1 to 4,096, not 1000"),
         (("--tp", 10**400), "GPUs do not divide the cluster's 8"),
         (("--zero", 4), "argument --zero: invalid choice: 4"),
+        (("--model", CONFIGS / "gpt-oss-120b.json"), "not modelled: num_local_experts 128: a mix"),
         (("--checkpointing", "some"), "argument --checkpointing: invalid choice: 'some'"),
         (("--seq-len", 1, "--ring", 8), "sequences of 1 tokens are too short for 8 GPUs"),
     ],
 )
-def test_bad_input_is_one_line(arguments: tuple[str | int, ...], message: str) -> None:
+def test_bad_input_is_one_line(arguments: tuple[str | int | Path, ...], message: str) -> None:
     assert message in complaint(call(*NODE, *arguments))
 
 

@@ -16,6 +16,7 @@ from seqplan.profiler.profile import Profile
 
 TINY = ["--hidden", "32", "--layers", "4", "--heads", "4", "--kv-heads", "2"]
 TINY += ["--ffn", "48", "--vocab", "50"]
+QWEN_MOE = Path(__file__).parents[2] / "profiler" / "model_configs" / "qwen3-30b-a3b.json"
 FIELDS = {"a", "b", "c", "origin", "fit"}
 """Of a scheme all of whose degrees are 1."""
 
@@ -48,6 +49,21 @@ def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> 
     again = samples.read_text().splitlines(keepends=True)
     assert len(again) == len(lines)
     assert again[:-2] == lines[:-2]  # what was there is kept, not measured anew
+
+
+def test_wide_heads_and_tied_embeddings_are_measured_and_kept(tmp_path: Path) -> None:
+    output, again = tmp_path / "p.json", tmp_path / "again.json"
+    asked = ("--lengths", "8..64", "--points", "4", "--repeats", "1", "--measured-layers", "1")
+    wide = (*asked, "--head-dim", "16", "--tied")
+    succeeded(profiled(*wide, "-o", str(output)))
+    profile = Profile.load(output)
+    assert (profile.shape.head_dim, profile.shape.tied) == (16, True)
+    samples = str(output.with_suffix(".samples.jsonl"))
+    succeeded(profiled("--merge", samples, "--capacity-gib", "8", "-o", str(again)))
+    assert json.loads(again.read_text())["model"] == json.loads(output.read_text())["model"]
+    other = profiled(*asked, "--samples", samples, "-o", str(tmp_path / "other.json"))
+    assert other.code == 2
+    assert "head_dim 16, tied True, not hidden 32" in other.err
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +135,9 @@ def test_what_was_measured_on_ranks_completes_itself(
     bytes_per_token = profile.document["memory"]["activation_bytes_per_token"]
     was = measured["memory"]["activation_bytes_per_token"]
     assert bytes_per_token["1"] == was["1"]
-    # Derived for trainers that split norms and residuals over tp, which what is measured does not.
-    assert "without Megatron's sequence parallelism" in measured["notes"][0]
-    assert was["1"] < bytes_per_token["2"] < was["2"]
+    # Both split norms and residuals over tp.
+    assert "notes" not in measured
+    assert bytes_per_token["2"] == pytest.approx(was["2"], rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -129,10 +145,26 @@ def test_what_was_measured_on_ranks_completes_itself(
     [
         (("--lengths", "9"), "--lengths '9': wants FROM..TO"),
         (("--lengths", "90..9"), "lengths must rise"),
+        (("--lengths", "64..99999999999999999999"), "wants at most 1,000,000,000 tokens"),
+        (("--lengths", "64..²"), "--lengths '64..²': wants FROM..TO"),
+        (("--capacity-gib", "0"), "argument --capacity-gib: wants a number above 0, not '0'"),
+        (("--capacity-gib", "inf"), "wants a number above 0, not 'inf'"),
+        (("--capacity-gib", "0", "--merge", "s.jsonl"), "wants a number above 0, not '0'"),
         (("--schemes", "u3"), "tp·ulysses = 3 does not divide the 4 attention heads: left out"),
         (("--schemes", "x3"), "'x3' is not understood"),
         (("--device", "cuda"), "no CUDA device is there"),
         (("--model", "nonesuch"), "neither a known model"),
+        (
+            ("--complete", "llama-7b-a800-80gb", "--hardware", "a800-80gb"),
+            "profile llama-7b-a800-80gb: has no scheme tp1 to derive others from",
+        ),
+        (
+            ("--complete", "llama-7b", "--hardware", "a800-80gb"),
+            "profile 'llama-7b' is neither a file nor a shipped profile; did you mean llama-7b-",
+        ),
+        (("--head-dim", "5"), "head_dim must be even and at least 2, not 5"),
+        (("--model", str(QWEN_MOE)), "num_experts 128, moe_intermediate_size 768"),
+        (("--model", str(QWEN_MOE), "--estimate", "--hardware", "a100-80gb"), "num_experts 128"),
         (("--merge", "none.jsonl"), "none.jsonl: cannot be read"),
     ],
 )

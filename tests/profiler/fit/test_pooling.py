@@ -121,7 +121,8 @@ def test_each_run_is_steadied_by_its_own_usual_speed(tmp_path: Path) -> None:
     """Its readings may be of other ranks on the same cores, or of another release of torch."""
     one = sample(Scheme(), "fit", (64,))
     for name, yardstick_ms in (("a", 0.4), ("b", 4.0)):
-        SampleFile(tmp_path / name, MEASURED_ON).add(slowed(one, 1.0, yardstick_ms))
+        with SampleFile(tmp_path / name, MEASURED_ON) as file:
+            file.add(slowed(one, 1.0, yardstick_ms))
     _, (both,) = merged([tmp_path / "a", tmp_path / "b"])
     assert both.layers_ms == pytest.approx(2 * one.layers_ms)
     assert both.layers_yardstick_ms == (0.4,) * 3 + (4.0,) * 3

@@ -31,34 +31,84 @@ from seqplan.profiler.profile import Profile
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
-    file = SampleFile(path, MEASURED_ON)
-    for one in samples(Scheme()):
-        file.add(one)
+    with SampleFile(path, MEASURED_ON) as file:
+        for one in samples(Scheme()):
+            file.add(one)
     assert read_samples(path) == (MEASURED_ON, file.samples)
-    again = SampleFile(path, MEASURED_ON)
-    assert again.samples == file.samples
-    later = replace(file.samples[0], turn=1)
-    again.add(later)
+    with SampleFile(path, MEASURED_ON) as again:
+        assert again.samples == file.samples
+        later = replace(file.samples[0], turn=1)
+        again.add(later)
     assert read_samples(path)[1] == [*file.samples, later]
 
 
 def test_a_line_cut_off_by_a_kill_is_dropped_and_written_anew(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
-    file = SampleFile(path, MEASURED_ON)
     first, second = samples(Scheme())[:2]
-    file.add(first)
-    file.add(second)
+    with SampleFile(path, MEASURED_ON) as file:
+        file.add(first)
+        file.add(second)
     path.write_text(path.read_text()[:-40])
-    again = SampleFile(path, MEASURED_ON)
-    assert again.samples == [first]
-    again.add(second)
+    with SampleFile(path, MEASURED_ON) as again:
+        assert again.samples == [first]
+        again.add(second)
     assert read_samples(path)[1] == [first, second]
+
+
+def test_reading_leaves_a_file_as_it_is(tmp_path: Path) -> None:
+    """Its last line may be one that another process is just writing."""
+    path = tmp_path / "s.jsonl"
+    with SampleFile(path, MEASURED_ON) as file:
+        for one in samples(Scheme()):
+            file.add(one)
+    path.write_bytes(path.read_bytes()[:-40])
+    cut = path.read_bytes()
+    assert read_samples(path)[1] == file.samples[:-1]
+    assert path.read_bytes() == cut
+
+
+def test_one_run_at_a_time_adds_to_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    first, second = samples(Scheme())[:2]
+    with SampleFile(path, MEASURED_ON) as file:
+        file.add(first)
+        content = path.read_bytes()
+        with pytest.raises(SampleError, match=r"s\.jsonl: another run is adding samples to it; "):
+            SampleFile(path, MEASURED_ON)
+        assert path.read_bytes() == content
+        assert read_samples(path)[1] == [first]  # reading is free to all
+        file.add(second)
+    with SampleFile(path, MEASURED_ON) as later:
+        assert later.samples == [first, second]
+
+
+@pytest.mark.parametrize("length", [0, 1, 30, -1])
+def test_a_file_cut_in_its_first_line_is_finished(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "s.jsonl"
+    SampleFile(path, MEASURED_ON).close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:length])
+    with pytest.raises(SampleError, match=r"the same seqplan profile command goes on with it"):
+        read_samples(path)
+    with SampleFile(path, MEASURED_ON) as file:
+        assert file.samples == []
+    assert path.read_bytes() == whole
+
+
+def test_a_line_of_something_else_is_not_written_after(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("shopping: milk")
+    with pytest.raises(SampleError, match=r"notes\.txt: has a single line without an end, which"):
+        SampleFile(path, MEASURED_ON)
+    assert path.read_text() == "shopping: milk"
+    with pytest.raises(SampleError, match="cannot be written: Is a directory"):
+        SampleFile(tmp_path, MEASURED_ON)
 
 
 def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
-    file = SampleFile(path, MEASURED_ON)
-    file.add(samples(Scheme())[0])
+    with SampleFile(path, MEASURED_ON) as file:
+        file.add(samples(Scheme())[0])
     path.write_text(path.read_text() + '{"scheme": 3}\n')
     with pytest.raises(SampleError, match=r"s\.jsonl, line 3: not a sample"):
         read_samples(path)
@@ -82,14 +132,14 @@ def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
 def test_times_that_cannot_be_are_named(
     tmp_path: Path, change: dict[str, object], said: str
 ) -> None:
-    file = SampleFile(tmp_path / "s.jsonl", MEASURED_ON)
-    file.add(replace(samples(Scheme())[0], **change))  # type: ignore[arg-type]
+    with SampleFile(tmp_path / "s.jsonl", MEASURED_ON) as file:
+        file.add(replace(samples(Scheme())[0], **change))  # type: ignore[arg-type]
     with pytest.raises(SampleError, match=rf"s\.jsonl, line 2: .*{said}"):
         read_samples(file.path)
 
 
 def test_a_run_that_measured_nothing_makes_no_profile(tmp_path: Path) -> None:
-    SampleFile(tmp_path / "s.jsonl", MEASURED_ON)
+    SampleFile(tmp_path / "s.jsonl", MEASURED_ON).close()
     with pytest.raises(SampleError, match=r"s\.jsonl: nothing was measured"):
         merged([tmp_path / "s.jsonl"])
 
@@ -99,20 +149,20 @@ def test_a_run_that_measured_nothing_makes_no_profile(tmp_path: Path) -> None:
     [
         ({"device": "another"}, "device another, not a device"),
         ({"dtype": "bfloat16"}, "dtype bfloat16, not float32"),
-        ({"model": tuple({**SIZES, "hidden": 3}.items())}, "model hidden 3, .*, not hidden 64"),
+        ({"model": tuple({**SIZES, "hidden": 32}.items())}, "model hidden 32, .*, not hidden 64"),
         ({"checkpointing": "full"}, "checkpointing full, not none"),
     ],
 )
 def test_settings_are_not_mixed(tmp_path: Path, change: dict[str, object], named: str) -> None:
-    SampleFile(tmp_path / "a", MEASURED_ON)
-    SampleFile(tmp_path / "b", replace(MEASURED_ON, **change))  # type: ignore[arg-type]
+    SampleFile(tmp_path / "a", MEASURED_ON).close()
+    SampleFile(tmp_path / "b", replace(MEASURED_ON, **change)).close()  # type: ignore[arg-type]
     with pytest.raises(SampleError, match=named):
         merged([tmp_path / "a", tmp_path / "b"])
 
 
 def test_a_model_that_lacks_a_size_is_named(tmp_path: Path) -> None:
     some = tuple((name, size) for name, size in SIZES.items() if name != "layers")
-    SampleFile(tmp_path / "s.jsonl", replace(MEASURED_ON, model=some))
+    SampleFile(tmp_path / "s.jsonl", replace(MEASURED_ON, model=some)).close()
     with pytest.raises(SampleError, match=r"s\.jsonl, line 1: .*model lacks layers"):
         merged([tmp_path / "s.jsonl"])
 
@@ -120,9 +170,9 @@ def test_a_model_that_lacks_a_size_is_named(tmp_path: Path) -> None:
 def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
     two = Scheme(1, 1, 2, 1)
     for name, scheme in (("a", Scheme()), ("b", two)):
-        file = SampleFile(tmp_path / name, MEASURED_ON)
-        for one in samples(scheme):
-            file.add(one)
+        with SampleFile(tmp_path / name, MEASURED_ON) as file:
+            for one in samples(scheme):
+                file.add(one)
     measured_on, together = merged([tmp_path / "a", tmp_path / "b"])
     document = profile_document(
         fit_all(measured_on, together),
@@ -199,9 +249,9 @@ def test_memory_is_fitted_for_each_tp() -> None:
 
 def test_files_from_before_peaks_were_read_are_read(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
-    file = SampleFile(path, MEASURED_ON)
     new = replace(samples(Scheme())[0], layers_peak_bytes=7, ends_peak_bytes=9)
-    file.add(new)
+    with SampleFile(path, MEASURED_ON) as file:
+        file.add(new)
     assert read_samples(path)[1] == [new]
     header, line = path.read_text().splitlines()
     fields = json.loads(line)
@@ -243,3 +293,47 @@ def test_the_design_is_a_series_with_lengths_between_and_packings() -> None:
     for wrong in ((0, 5), (5, 5), (9, 3)):
         with pytest.raises(ValueError, match="lengths must rise"):
             design(*wrong)
+
+
+@pytest.mark.parametrize(
+    ("in_use", "reserved", "share", "said"),
+    [
+        (40 * 2**30, 50 * 2**30, 0.2, "measured 20.0%; at least 5%"),
+        (49 * 2**30, 50 * 2**30, 0.05, "measured 2.0%; at least 5%"),
+        (2**20, 2**22, 0.05, "not measured with enough memory in use; at least 5%"),
+        (None, None, 0.05, "not measured with enough memory in use; at least 5%"),
+    ],
+)
+def test_fragmentation_leaves_a_margin(
+    tmp_path: Path, in_use: int | None, reserved: int | None, share: float, said: str
+) -> None:
+    """That of the fullest micro-batch; smaller ones reserve more than they need."""
+    peaks = {"layers_peak_bytes": 7, "ends_peak_bytes": 9}
+    small = None if in_use is None else in_use // 2
+    read = [
+        replace(one, **peaks, allocated_bytes=small, reserved_bytes=reserved)
+        for one in samples(Scheme())
+    ]
+    read[3] = replace(read[3], allocated_bytes=in_use, reserved_bytes=reserved)
+    with SampleFile(tmp_path / "s.jsonl", MEASURED_ON) as file:
+        for one in read:
+            file.add(one)
+    measured_on, together = merged([tmp_path / "s.jsonl"])
+    document = profile_document(
+        fit_all(measured_on, together), ProfiledDevices("d", 8, 80e9), name="p", source="a test"
+    )
+    assert Profile.from_document(document, "p").memory.margin_bytes == pytest.approx(share * 80e9)
+    (note,) = document["notes"]
+    assert note.startswith(f"margin_bytes: {share:.1%} of the memory, ")
+    assert said in note
+
+
+def test_what_autograd_keeps_has_no_margin() -> None:
+    document = profile_document(
+        fit_all(MEASURED_ON, samples(Scheme())),
+        ProfiledDevices("d", 8, 1e9),
+        name="p",
+        source="a test",
+    )
+    assert document["memory"]["margin_bytes"] == 0
+    assert "notes" not in document

@@ -26,7 +26,7 @@ STRATEGIES = {
 
 def run(data: Sequence[Data]) -> None:
     """Print a table over strategies of 64 and 1,024 ranks, for ``MODEL``."""
-    config = ModelConfig(**MODELS[MODEL], tied=False)
+    config = ModelConfig(**MODELS[MODEL], checkpointing="none", tied=False)
     units = [(name, layouts) for name, layouts in llama_units(config) if name != NORMS]
     rows = []
     for ranks, strategies in STRATEGIES.items():
@@ -36,8 +36,8 @@ def run(data: Sequence[Data]) -> None:
             assert sum(len(pipeline.ranks) for pipeline in placement) == ranks
             rows.append((f"{ranks:,}", text, *figures(layouts, placement)))
     print(f"### Exchange of parameters and gradients, {MODEL}\n")
-    heads = ("GPUs", "strategy", "laid out in", "pull: messages in", "out")
-    heads += ("GiB in", "out", "push: GiB out", "in")
+    heads = ["GPUs", "strategy", "laid out in", "pull: messages in", "out"]
+    heads += ["GiB in", "out", "push: GiB out", "in"]
     print(markdown(heads, rows))
 
 

@@ -9,11 +9,11 @@ import torch
 from ranks import run_ranks
 from staged_runs import CONFIG, GATES, Case, Outcome, differences, staged
 
-BFLOAT16 = Case(4, 9, torch.bfloat16, steps=6)
+BFLOAT16 = Case(4, 9, torch.bfloat16, steps=3)
 
 CASES = {
     "8 ranks": Case(8, 1),
-    "8 ranks, fp32, groups": Case(8, 2, torch.float32, by_messages=False),
+    "4 ranks, fp32, groups": Case(4, 18, torch.float32, by_messages=False),
     "6 ranks, tp 3 and 6": Case(
         6, 3, config=replace(CONFIG, hidden=96, heads=12, kv_heads=3, ffn=100, layers=3)
     ),

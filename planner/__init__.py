@@ -9,8 +9,9 @@ methods, against it by ``simulation``. ``cluster``, ``exchange`` and ``errors`` 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from seqplan.plans.lazy_face import lazy_names
 
 if TYPE_CHECKING:
     from seqplan.planner.batches.batch import Batch
@@ -40,7 +41,6 @@ _HOMES = {
     "step.step_planner": ("StepPlanner",),
     "workers.produce": ("produce",),
 }
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Batch",
@@ -60,8 +60,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name's module when the name is first asked for (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -4,13 +4,15 @@ The names that a reader or writer of plans needs, loaded on first use, so that i
 imports no numpy. Read ``scheme`` and ``plan`` first, then ``groups``, ``schedule`` and
 ``one_f_one_b`` (what follows from a plan), ``format`` (plans as JSON) and ``views`` (what one rank
 does). ``lint`` (its invariants) and ``explain`` (told to a person) are modules with a function of
-the same name, ``lint.lint`` and ``explain.explain``; ``ranges`` and ``version`` serve all.
+the same name, ``lint.lint`` and ``explain.explain``; ``ranges``, ``lazy_face`` and ``version`` serve
+all.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from seqplan.plans.lazy_face import lazy_names
 
 if TYPE_CHECKING:
     from seqplan.plans.format.codec import PlanError, digest, from_json, to_json
@@ -32,7 +34,6 @@ _HOMES = {
     "views.decode_view": ("decode_view",),
     "views.rank_view": ("RankView", "rank_view", "rank_views"),
 }
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Considered",
@@ -58,8 +59,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name's module when the name is first asked for (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -11,8 +11,9 @@ The names a trainer needs, loaded on first use, so that importing the package do
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from seqplan.plans.lazy_face import lazy_names
 
 if TYPE_CHECKING:
     from seqplan.runtime.communicators import Communicators
@@ -56,7 +57,6 @@ _HOMES = {
     "training.run_step": ("StepResult", "run_step"),
     "states.sharded_states": ("ShardedStates",),
 }
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AttentionContext",
@@ -95,8 +95,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name's module when the name is first asked for (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -8,9 +8,9 @@ format), ``profiler`` (cost models and lengths), ``planner`` (proposals and step
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from seqplan.plans.lazy_face import lazy_names
 from seqplan.plans.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ _HOMES = {
     "profiler.profile": ("Profile",),
     "profiler.shipped.catalogue": ("find_profile",),
 }
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Batch",
@@ -66,8 +65,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name's module when the name is first asked for (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)

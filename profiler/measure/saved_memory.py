@@ -145,7 +145,8 @@ class MicroBatchMemory:
         return cls(
             layers_saved,
             ends_saved + max(again, 0.0),
-            *peaks,
+            layers_peak=peaks[0],
+            ends_peak=peaks[1],
             allocated=fullest[0],
             reserved=fullest[1],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from seqplan.api.cli.frame.options import above_zero, add_cluster, add_model, po
 from seqplan.api.cli.frame.output_file import check_output
 from seqplan.api.cli.profile_derived import completed, estimated, write_derived
 from seqplan.api.cli.profile_measured import measure_and_write, write_measured
+from seqplan.profiler.fit.busy import busy
 from seqplan.profiler.fit.pooling import merged
 from seqplan.profiler.measure.design import FIT_POINTS
 
@@ -18,7 +20,8 @@ Measure forward and backward of real layers on this device, fit T(l) = a·l² + 
 of each scheme, and say how far the fit is from lengths and packings that it has not seen. Alone it
 measures schemes of one rank; under torchrun those of several: tensor, pipeline, Ulysses and ring
 parallel, all ranks busy with as many pipelines of a scheme as there is room for. An interrupted run
-goes on from its samples. Without the devices, --estimate derives a profile from data sheets, and
+goes on from its samples. A machine too busy to be timed is told, and no profile written (exit
+code 1). Without the devices, --estimate derives a profile from data sheets, and
 --complete adds to a measured profile the schemes and cluster sizes that were never run.
 """
 
@@ -69,6 +72,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         type=above_zero,
         help="memory of a rank; default the device's",
     )
+    parser.add_argument(
+        "--even-if-busy",
+        action="store_true",
+        help="write a profile even where the machine had too much else to do",
+    )
     parser.add_argument("--name", help="of the profile; default by model and device")
     parser.add_argument("--samples", metavar="FILE", type=Path, help="default OUTPUT.samples.jsonl")
     instead = parser.add_mutually_exclusive_group()
@@ -98,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
     check_output(args.plot, args.output, *(args.merge or ()))
     if args.merge:
         measured_on, samples = merged(args.merge)
+        if not args.even_if_busy and (reason := busy(samples)) is not None:
+            print(f"seqplan: {reason}: the samples are fitted as they are", file=sys.stderr)
         if args.capacity_gib is None:
             raise ValueError(
                 "--merge wants --capacity-gib: samples do not say how much memory there is"

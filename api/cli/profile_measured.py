@@ -17,6 +17,7 @@ from seqplan.api.cli.frame.options import sizes_of
 from seqplan.api.cli.frame.terminal import ProgressBar, percent, table
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.fit.busy import busy
 from seqplan.profiler.fit.latency_fit import Errors
 from seqplan.profiler.fit.measured_profile import (
     MeasuredFit,
@@ -36,6 +37,9 @@ if TYPE_CHECKING:  # torch is imported only to measure
 
 GPUS_PER_NODE = 8
 """Where nothing is said."""
+
+BUSY_MACHINE = 1
+"""Exit code where the samples are on disk, and too noisy for a profile."""
 
 LONGEST = 10**9
 """Tokens of a micro-batch that may be asked for."""
@@ -79,7 +83,14 @@ def measure_and_write(args: argparse.Namespace) -> int:
             print(f"\n{text}", file=sys.stderr, flush=True)
 
         measured_on, samples = measure(task, path, rank, world_size, report, complain)
-    if rank == 0:
+    reason = None if args.even_if_busy else busy(samples)
+    if reason is not None:
+        print(
+            f"seqplan: {reason}: no profile is written. {path} has the samples: delete it and "
+            "measure when the machine is quiet, or say --even-if-busy to fit them as they are",
+            file=sys.stderr,
+        )
+    elif rank == 0:
         device = torch.device(args.device)
         shared = 1 if args.device == "cuda" else world_size
         write_measured(
@@ -95,7 +106,7 @@ def measure_and_write(args: argparse.Namespace) -> int:
     if world_size > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
-    return 0
+    return 0 if reason is None else BUSY_MACHINE
 
 
 def write_measured(

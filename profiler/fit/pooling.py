@@ -68,6 +68,9 @@ def steadied(samples: Sequence[Sample]) -> list[Sample]:
             layers_ms=rescaled(sample.layers_ms, sample.layers_yardstick_ms),
             forward_ms=rescaled(sample.forward_ms, sample.layers_yardstick_ms),
             ends_ms=rescaled(sample.ends_ms, sample.ends_yardstick_ms),
+            layers_cpu_ms=rescaled(sample.layers_cpu_ms, sample.layers_yardstick_ms)
+            if sample.layers_cpu_ms
+            else (),
         )
         for sample in samples
     ]
@@ -152,4 +155,5 @@ def _pooled(same: list[Sample]) -> Sample:
         ends_peak_bytes=largest(sample.ends_peak_bytes for sample in same),
         allocated_bytes=largest(sample.allocated_bytes for sample in same),
         reserved_bytes=largest(sample.reserved_bytes for sample in same),
+        layers_cpu_ms=tuple(ms for sample in same for ms in sample.layers_cpu_ms),
     )

@@ -66,6 +66,9 @@ class Sample:
 
     ``layers_yardstick_ms`` and ``ends_yardstick_ms``: how long a small fixed piece of work took
     around each repetition, on the slowest rank; see ``steadied``. Empty where it was not read.
+
+    ``layers_cpu_ms``: processor time that a rank's threads had in each repetition of the layers;
+    empty where the work is not the processor's, or was not read.
     """
 
     scheme: Scheme
@@ -85,6 +88,7 @@ class Sample:
     ends_yardstick_ms: tuple[float, ...] = ()
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
+    layers_cpu_ms: tuple[float, ...] = ()
 
     @classmethod
     def out_of_memory(
@@ -302,6 +306,7 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
         "ends_yardstick_ms": list(sample.ends_yardstick_ms),
         "allocated_bytes": sample.allocated_bytes,
         "reserved_bytes": sample.reserved_bytes,
+        "layers_cpu_ms": list(sample.layers_cpu_ms),
     }
 
 
@@ -316,6 +321,9 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
                 f"{name}_yardstick_ms must be {len(times)} positive times, as {name}_ms has, "
                 f"not {readings}"
             )
+    cpu = fields.get("layers_cpu_ms", [])
+    if cpu and not (len(cpu) == len(fields["layers_ms"]) and all(0 <= ms < inf for ms in cpu)):
+        raise ValueError(f"layers_cpu_ms must be as many times as layers_ms has, not {cpu}")
     if type(fields.get("turn", 0)) is not int:
         raise ValueError(f"turn must be an integer, not {fields['turn']!r}")
     return Sample(
@@ -337,4 +345,5 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
         ends_yardstick_ms=tuple(fields.get("ends_yardstick_ms", ())),
         allocated_bytes=fields.get("allocated_bytes"),
         reserved_bytes=fields.get("reserved_bytes"),
+        layers_cpu_ms=tuple(fields.get("layers_cpu_ms", ())),
     )

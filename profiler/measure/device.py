@@ -38,6 +38,11 @@ def context_bytes(device: torch.device) -> int:
     return max(0, total - free - torch.cuda.memory_reserved(device))
 
 
+def cpu_ms() -> float:
+    """Return milliseconds of processor time that all threads of this process have had."""
+    return time.process_time() * 1e3
+
+
 class Clock:
     """Device events on CUDA, the wall elsewhere."""
 

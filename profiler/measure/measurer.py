@@ -96,6 +96,7 @@ class Measurer:
                 forward_ms=layers.forward_ms,
                 layers_yardstick_ms=layers.yardstick_ms,
                 ends_yardstick_ms=ends.yardstick_ms,
+                layers_cpu_ms=layers.cpu_ms if self._bench.device.type == "cpu" else (),
                 saved_bytes=int(timer.largest(memory.layers_saved + memory.ends_saved)),
                 layers_saved_bytes=int(timer.largest(memory.layers_saved)),
                 layers_peak_bytes=int(timer.largest(memory.layers_peak)) if peaks else None,

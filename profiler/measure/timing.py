@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from seqplan.profiler.measure.bench import Bench
-from seqplan.profiler.measure.device import Clock
+from seqplan.profiler.measure.device import Clock, cpu_ms
 from seqplan.profiler.measure.stage import Call
 from seqplan.profiler.measure.yardstick import Yardstick, warm_up
 
@@ -36,11 +36,26 @@ LEAD_IN_BELOW_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Milliseconds of every repetition: forward and backward, forward, and a yardstick around."""
+    """Milliseconds of every repetition: forward and backward, forward, and a yardstick around.
+
+    ``cpu_ms``: processor time of all threads in forward and backward; without meaning on CUDA,
+    where the host waits for the device.
+    """
 
     whole_ms: tuple[float, ...]
     forward_ms: tuple[float, ...]
     yardstick_ms: tuple[float, ...]
+    cpu_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Repetition:
+    """Milliseconds of forward and backward, of forward, yardstick readings between, and of CPU."""
+
+    whole_ms: float = 0.0
+    forward_ms: float = 0.0
+    readings: Sequence[float] = ()
+    cpu_ms: float = 0.0
 
 
 class Timer:
@@ -62,7 +77,7 @@ class Timer:
     def times(self, call: Call | None, warm_up: int, most: int) -> Times:
         """Time a call, ``most`` times at most after ``warm_up`` runs that are not counted."""
         for _ in range(warm_up):
-            took, _, _ = self._once(call)
+            took = self._once(call).whole_ms
         # On every rank the same number, from the time that the slowest rank sees.
         first_s = self.largest(took) / 1e3
         enough = ENOUGH_S / max(first_s, 1e-9)
@@ -71,9 +86,10 @@ class Timer:
         rows = []
         before = self._read(call)
         for _ in range(repeats):
-            whole, forward, within = self._once(call, lead_in=lead_in)
+            once = self._once(call, lead_in=lead_in)
             after = self._read(call)
-            rows.append((whole, forward, mean((before, *within, after))))
+            speed = mean((before, *once.readings, after))
+            rows.append((once.whole_ms, once.forward_ms, speed, once.cpu_ms))
             before = after
         return Times(*zip(*self._slowest(rows), strict=True))
 
@@ -82,30 +98,31 @@ class Timer:
         if self._queued:
             warm_up(self._yardstick.sustained)
 
-    def _once(
-        self, call: Call | None, *, lead_in: bool = False
-    ) -> tuple[float, float, list[float]]:
-        """Run once: milliseconds of forward and backward, and of forward; readings between them."""
+    def _once(self, call: Call | None, *, lead_in: bool = False) -> _Repetition:
+        """Run once, after another run of it that is not waited for where there is a lead-in."""
         if self._control_group is not None:
             dist.barrier(group=self._control_group)
         if call is None:
-            return 0.0, 0.0, []
+            return _Repetition()
         if lead_in:
             call.backward(call.forward())
             self._forget_gradients()
         clock = Clock(self._device)
-        started = clock.mark()
+        started, busy = clock.mark(), -cpu_ms()
         result = call.forward()
         between = clock.mark()
         if self._read_between:
+            busy += cpu_ms()
             readings, resumed = [self._yardstick.read()], clock.mark()
+            busy -= cpu_ms()
         else:
             readings, resumed = [], between
         call.backward(result)
         ended = clock.mark()
+        busy += cpu_ms()
         self._forget_gradients()
         forward_ms = clock.ms(started, between)
-        return forward_ms + clock.ms(resumed, ended), forward_ms, readings
+        return _Repetition(forward_ms + clock.ms(resumed, ended), forward_ms, readings, busy)
 
     def _read(self, call: Call | None) -> float:
         """Read the yardstick; nothing on a rank without work."""

@@ -28,7 +28,7 @@ def profiled(*arguments: str) -> Outcome:
 def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> None:
     output = tmp_path / "p.json"
     asked = ("--lengths", "8..256", "--points", "4", "-o", str(output), "--schemes", "u1,u2,pp3")
-    asked += ("--repeats", "3")
+    asked += ("--repeats", "3", "--even-if-busy")
     done = profiled(*asked)
     assert "bytes a token" in succeeded(done)
     assert "u2 needs 2 ranks, there are 1: left out" in done.err
@@ -54,6 +54,7 @@ def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> 
 def test_wide_heads_and_tied_embeddings_are_measured_and_kept(tmp_path: Path) -> None:
     output, again = tmp_path / "p.json", tmp_path / "again.json"
     asked = ("--lengths", "8..64", "--points", "4", "--repeats", "1", "--measured-layers", "1")
+    asked += ("--even-if-busy",)
     wide = (*asked, "--head-dim", "16", "--tied")
     succeeded(profiled(*wide, "-o", str(output)))
     profile = Profile.load(output)
@@ -66,6 +67,33 @@ def test_wide_heads_and_tied_embeddings_are_measured_and_kept(tmp_path: Path) ->
     assert "head_dim 16, tied True, not hidden 32" in other.err
 
 
+def test_a_busy_machine_is_told_and_makes_no_profile(tmp_path: Path) -> None:
+    """Its samples stay, and can be fitted as they are."""
+    output, samples = tmp_path / "p.json", tmp_path / "s.jsonl"
+    asked = ("--lengths", "8..64", "--points", "4", "--repeats", "1", "--measured-layers", "1")
+    asked += ("--samples", str(samples), "-o", str(output))
+    succeeded(profiled(*asked, "--even-if-busy"))
+    output.unlink()
+    header, *lines = samples.read_text().splitlines()
+    measured = [json.loads(line) for line in lines]
+    assert all(len(one["layers_cpu_ms"]) == len(one["layers_ms"]) for one in measured)
+    for index, one in enumerate(measured):
+        for name in ("layers_yardstick_ms", "ends_yardstick_ms"):
+            one[name] = [0.2 if index % 3 else 20.0] * len(one[name])
+    samples.write_text("\n".join([header, *map(json.dumps, measured)]) + "\n")
+    noisy = samples.read_bytes()
+    done = profiled(*asked)
+    assert (done.code, output.exists(), samples.read_bytes()) == (1, False, noisy)
+    said = "the machine was too busy: a fixed piece of work usually took 0.2 ms, and 100.0 times"
+    assert said in done.err
+    assert f"no profile is written. {samples} has the samples: delete it and measure" in done.err
+    merged = profiled("--merge", str(samples), "--capacity-gib", "8", "-o", str(output))
+    succeeded(merged)
+    assert said in merged.err
+    succeeded(profiled(*asked, "--even-if-busy"))
+    assert Profile.load(output).schemes[0].fit
+
+
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A profile of all kinds of schemes, and what was said while it was measured."""
@@ -73,7 +101,7 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     page = output.with_name("fit.html")
     asked = ("--lengths", "64..256", "--points", "4", "-o", str(output), "--plot", str(page))
-    asked += ("--repeats", "1")
+    asked += ("--repeats", "1", "--even-if-busy")
     schemes = "tp1,u2,r2,tp2,pp2,tp2.u2,tp3,pp3,tp8"
     command = [sys.executable, *launcher, "-m", "seqplan.api.cli", "profile", *TINY, *asked]
     command += ["--schemes", schemes]

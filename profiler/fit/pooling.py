@@ -10,14 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.fit.samples import (
-    MeasuredOn,
-    Role,
-    Sample,
-    SampleError,
-    read_samples,
-    require_same,
-)
+from seqplan.profiler.fit.sample_file import read_samples
+from seqplan.profiler.fit.samples import MeasuredOn, Role, Sample, SampleError, require_same
 
 Floats = npt.NDArray[np.float64]
 

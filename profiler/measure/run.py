@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.pooling import pooled, steadied
-from seqplan.profiler.fit.samples import SEQUENCE_PARALLEL, MeasuredOn, Sample, SampleFile
+from seqplan.profiler.fit.sample_file import SampleFile
+from seqplan.profiler.fit.samples import SEQUENCE_PARALLEL, MeasuredOn, Sample
 from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.device import device_name

@@ -14,7 +14,8 @@ from sampled import MEASURED_ON, sample, samples
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.measured_profile import fit_schemes
 from seqplan.profiler.fit.pooling import device_spread, merged, pooled, response, steadied
-from seqplan.profiler.fit.samples import Sample, SampleFile
+from seqplan.profiler.fit.sample_file import SampleFile
+from seqplan.profiler.fit.samples import Sample
 
 
 def slowed(one: Sample, by: float, yardstick_ms: float = 0.4) -> Sample:

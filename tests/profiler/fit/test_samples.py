@@ -18,12 +18,8 @@ from seqplan.profiler.fit.measured_profile import (
     unfitted,
 )
 from seqplan.profiler.fit.pooling import merged
-from seqplan.profiler.fit.samples import (
-    Sample,
-    SampleError,
-    SampleFile,
-    read_samples,
-)
+from seqplan.profiler.fit.sample_file import SampleFile, read_samples
+from seqplan.profiler.fit.samples import Sample, SampleError
 from seqplan.profiler.measure.design import design
 from seqplan.profiler.model_sizes import ModelSizes
 from seqplan.profiler.profile import Profile

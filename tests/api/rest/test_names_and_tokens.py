@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Outcome, call, complaint, succeeded
-from service_process import PATIENCE_S, serving
+from service_process import PATIENCE_S, serving_here
 from stocked_service import Stocked
 
 from seqplan.api.store.store import Store
@@ -45,7 +45,7 @@ def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
         succeeded(_tokens(path, "--add-token", scope, "--scope", scope)).strip()
         for scope in ("read", "write")
     )
-    with serving("--store", path, "--port", 0) as served:
+    with serving_here(path) as served:
 
         def allowed(token: str) -> bool:
             reply = served.ask("GET", "/v1/jobs", headers={"Authorization": f"Bearer {token}"})

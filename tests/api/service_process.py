@@ -24,7 +24,7 @@ from typing import Any
 from seqplan.api.rest.server import make_server
 from seqplan.api.service.service import Service
 from seqplan.api.store.store import Store
-from seqplan.api.store.tokens import known_tokens
+from seqplan.api.store.tables.tokens import known_tokens
 
 COMMAND = (sys.executable, "-m", "seqplan.api.cli")
 PATIENCE_S = 60.0

@@ -14,8 +14,8 @@ from measuring_ranks import measure, plan_of
 from service_process import serving_here
 from stocked_service import Stocked, stock
 
-from seqplan.api.store import jobs
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables import jobs
 
 STEPS = 14
 LONG = "a-name-as-long-as-names-of-jobs-may-become.2026-11-21.second-try"

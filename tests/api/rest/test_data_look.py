@@ -14,11 +14,11 @@ from seqplan.api.rest.routes.job_bodies import NewJob
 from seqplan.api.rest.routes.new_job import job_row
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import ArrayMissing, StoreUnavailable
-from seqplan.api.store.jobs import add_job
-from seqplan.api.store.lengths import lengths_path, put_lengths, write_lengths
-from seqplan.api.store.plans import StoredPlan, add_plan
-from seqplan.api.store.proposals import put_proposal
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.jobs import add_job
+from seqplan.api.store.tables.lengths import lengths_path, put_lengths, write_lengths
+from seqplan.api.store.tables.plans import StoredPlan, add_plan
+from seqplan.api.store.tables.proposals import put_proposal
 from seqplan.profiler.lengths import read_lengths
 
 

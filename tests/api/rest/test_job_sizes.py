@@ -16,9 +16,9 @@ from sqlalchemy import create_engine, text
 from stocked_service import Stocked, stock
 
 from seqplan.api.service.service import Service
-from seqplan.api.store.jobs import add_job
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.jobs import add_job
 from seqplan.planner.cluster import MOST_GPUS
 from seqplan.plans.format.canonical import canonical_json, digest_of
 

@@ -82,8 +82,8 @@ def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
     from seqplan.api.service.drift_watch import DriftWatch
     from seqplan.api.service.plan_summary import PlanSummaries
     from seqplan.api.service.service import Service
-    from seqplan.api.store.jobs import add_job
     from seqplan.api.store.rows import JobRow
+    from seqplan.api.store.tables.jobs import add_job
 
     store, odd = Store(str(tmp_path / "s.db")), 'x"} 1\nevil{job="y'
     with store.writing() as connection:  # as an older release's sidecar could

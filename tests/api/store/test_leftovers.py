@@ -13,9 +13,9 @@ import pytest
 from service_process import PATIENCE_S, serving, serving_here
 from stocked_service import stock
 
-from seqplan.api.store.leftovers import remove_leftovers
-from seqplan.api.store.lengths import put_lengths, remove_lengths, write_lengths
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.leftovers import remove_leftovers
+from seqplan.api.store.tables.lengths import put_lengths, remove_lengths, write_lengths
 
 
 def _kept(store: Store, first: int) -> str:

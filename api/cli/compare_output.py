@@ -6,7 +6,7 @@ from statistics import mean
 from typing import Any
 
 from seqplan.api.cli.frame.terminal import percent, seconds, table
-from seqplan.planner.comparison.advice import ablation
+from seqplan.planner.comparison.advice import ablation, rivals
 from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
 from seqplan.planner.comparison.sweep import Sweep, SweptSystem
 from seqplan.planner.simulation.iteration import Iteration
@@ -79,6 +79,10 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     if stages := ablation(comparison.systems):
         text = " → ".join(f"{system.name} {gain:.2f}×" for system, gain in stages)
         lines += ["", f"step by step, whole iterations: {text}"]
+    lines += [""] if rivals(comparison.systems) else []
+    for what, system in rivals(comparison.systems):
+        gain = system.mean_ms / comparison.ours.mean_ms
+        lines.append(f"speed-up over {what}: {gain:.2f}× ({system.name})")
     if comparison.left_out:
         lines += ["", *(f"left out: {name}: {why}" for name, why in comparison.left_out)]
     return [*lines, "", *comparison.assumptions, "", comparison.advice]

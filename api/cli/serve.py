@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 def _tokens(args: argparse.Namespace) -> int:
     """Add, revoke or list tokens, in that order; a service may be using the store meanwhile."""
     from seqplan.api.store.store import Store
-    from seqplan.api.store.tokens import add_token, named_tokens, revoke_token
+    from seqplan.api.store.tables.tokens import add_token, named_tokens, revoke_token
 
     store = Store(args.store, args.files, beside=True)
     try:

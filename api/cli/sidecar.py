@@ -88,10 +88,10 @@ def _enter_once(store: Store, job: JobFile, origin: Path) -> None:
 
 
 def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
-    from seqplan.api.store.jobs import add_job
-    from seqplan.api.store.lengths import put_lengths, write_lengths
-    from seqplan.api.store.proposals import put_proposal
     from seqplan.api.store.rows import JobRow, ProposalRow, get
+    from seqplan.api.store.tables.jobs import add_job
+    from seqplan.api.store.tables.lengths import put_lengths, write_lengths
+    from seqplan.api.store.tables.proposals import put_proposal
 
     profile = find_profile(job.profile)
     lengths = read_lengths([job.lengths]).values

@@ -24,8 +24,9 @@ const CHARTS = [
     series: [{ name: "gap", field: "gap", look: "line", colour: "--ours" }],
   },
   {
-    title: "Planning each step, ms",
+    title: "Planning each step, ms (logarithmic)",
     show: ms,
+    logarithmic: true, // a step that took long must not flatten the others
     series: [{ name: "planning", field: "planning_ms", look: "line", colour: "--ours" }],
   },
 ];
@@ -39,6 +40,12 @@ function plotted({ look, colour: name }) {
   if (look === "points") return { stroke, paths: () => null, points: { show: true, size: 6, width: 1.5 } };
   if (look === "dotted") return { stroke, width: 1.5, dash: [2, 4], points: alone };
   return { stroke, width: 2, points: alone };
+}
+
+/** The y scale of a chart, from 0 up or by logarithm. */
+function scale({ logarithmic }) {
+  if (!logarithmic) return { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] };
+  return { distr: 3, range: (_, low, high) => (low > 0 ? uPlot.rangeLog(low, high, 10, false) : [1, 10]) };
 }
 
 /** The charts in `place`; `pick(index)` is called when a step is clicked. */
@@ -85,8 +92,8 @@ export class Charts {
         height: chart.first ? FIRST_HEIGHT : HEIGHT,
         legend: { show: false },
         cursor: { sync: { key: "steps" }, drag: { x: false, y: false }, y: false },
-        scales: { x: { time: false }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
-        axes: [{ ...axis, size: 28 }, { ...axis, size: 62, values: (_, splits) => splits.map((v) => chart.show(v)) }],
+        scales: { x: { time: false }, y: scale(chart) },
+        axes: [{ ...axis, size: 28 }, { ...axis, size: 62, values: (_, splits) => splits.map((v) => (v === null ? "" : chart.show(v))) }],
         series: [{}, ...chart.series.map(plotted)],
         hooks: {
           draw: [(self) => this.#mark(self)],

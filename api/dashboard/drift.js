@@ -48,6 +48,18 @@ function scatter(scheme) {
   return html("figure", {}, html("figcaption", {}, html("b", {}, scheme.scheme)), drawing);
 }
 
+/** Copy the command that refits the profile, or mark it where a browser does not let pages copy. */
+export async function copyRefit() {
+  const command = find("#refit code");
+  try {
+    await navigator.clipboard.writeText(command.textContent);
+    write(find("#copy-refit"), "Copied");
+  } catch {
+    getSelection().selectAllChildren(command);
+    write(find("#copy-refit"), "Marked");
+  }
+}
+
 /** Show the answer of /drift in the section's elements. */
 export function drawDrift(drift) {
   const { schemes, pipelines, steps } = drift;
@@ -62,7 +74,10 @@ export function drawDrift(drift) {
   write(find("#drift-note"), note);
   find("#refit").hidden = !drift.warning;
   const server = new URL(".", document.baseURI).href.replace(/\/$/, "");
-  write(find("#refit code"), `seqplan refit --server ${server} --job ${drift.job} -o refitted.json`);
+  const command = find("#refit code");
+  if (command.dataset.job !== drift.job) write(find("#copy-refit"), "Copy");
+  command.dataset.job = drift.job;
+  write(command, `seqplan refit --server ${server} --job ${drift.job} -o refitted.json`);
   find("#drift-table").hidden = schemes.length === 0;
   find("#drift-table tbody").replaceChildren(...schemes.map(row));
   find("#scatters").replaceChildren(...schemes.filter((each) => each.points.length).map(scatter));

@@ -1,7 +1,7 @@
 // The page: which job and step are looked at, and asking for what is new every two seconds.
 
 import { Charts } from "./charts.js";
-import { drawDrift } from "./drift.js";
+import { copyRefit, drawDrift } from "./drift.js";
 import { drawGantt } from "./gantt.js";
 import { NONE, count, find, html, ms, percent, signedPercent, write } from "./markup.js";
 import { Refused, json, ofJob, text, token } from "./service.js";
@@ -55,13 +55,19 @@ function showJobs(jobs, more) {
     const row = rows.get(job.id) ?? jobRow(job);
     rows.set(job.id, row);
     if (body.children[at] !== row.element) body.insertBefore(row.element, body.children[at] ?? null);
-    const told = [job.state, slowest(job), `${job.ahead} of ${job.look_ahead}`];
+    const told = [stateOf(job), slowest(job), `${job.ahead} of ${job.look_ahead}`];
     told.forEach((words, cell) => write(row.cells[cell], words));
     const chosen = job.id === seen.job;
     row.element.classList.toggle("chosen", chosen);
     if (chosen) row.link.setAttribute("aria-current", "true");
     else row.link.removeAttribute("aria-current");
   });
+}
+
+/** What a job does: planning ahead of ranks that train is running. */
+function stateOf(job) {
+  if (job.state !== "planning" || job.fastest < 0) return job.state;
+  return `running, ${count(job.ahead)} ${job.ahead === 1 ? "step" : "steps"} ahead`;
 }
 
 const slowest = (job) => {
@@ -85,7 +91,7 @@ function showFacts() {
   const bias = median((drift?.schemes ?? []).map((each) => each.bias));
   const last = about.last_step === null ? "more may come" : `of ${about.last_step}, the last`;
   find("#facts").replaceChildren(
-    fact("State", about.state, `${count(about.world_size)} ranks`),
+    fact("State", stateOf(about), `${count(about.world_size)} ranks`),
     fact("Planned to step", about.last_planned_step ?? NONE, last),
     fact("Slowest rank at", about.slowest < 0 ? NONE : about.slowest, `fastest ${about.fastest < 0 ? NONE : about.fastest}`),
     fact("Planned ahead", about.ahead, `look-ahead ${about.look_ahead}`),
@@ -99,7 +105,8 @@ function showFacts() {
   const place = find("#warnings");
   if (place.dataset.told !== told.join("\n")) {
     place.dataset.told = told.join("\n");
-    place.replaceChildren(...told.map((words) => html("p", { class: "warning" }, words)));
+    const lines = told.map((words) => html("p", {}, words));
+    place.replaceChildren(...(told.length ? [html("div", { class: "warning" }, ...lines)] : []));
   }
 }
 
@@ -313,6 +320,7 @@ find("#more-jobs").addEventListener("click", () => {
   seen.pages += 1;
   tick();
 });
+find("#copy-refit").addEventListener("click", copyRefit);
 find("#window").addEventListener("change", tick);
 find("#step").addEventListener("input", (event) => pick(Number(event.target.value)));
 find("#before").addEventListener("click", () => pick(seen.chosen - 1));

@@ -55,6 +55,12 @@ export function spans(ranks) {
   return found.map(([low, high]) => (low === high ? `${low}` : `${low}–${high}`)).join(", ");
 }
 
+/** The least of 1, 2, 5, 10, 20, … that is no less than a number. */
+export function round(least) {
+  const power = 10 ** Math.max(0, Math.floor(Math.log10(least)));
+  return [1, 2, 5, 10].find((factor) => factor * power >= least) * power;
+}
+
 /** Round steps of an axis from 0 to at least `end`: [0, step, 2·step, …]. */
 export function ticks(end, about) {
   const raw = end / about || 1;

@@ -1,8 +1,10 @@
 // The strategy of each step as a band: which share of the GPUs runs which parallel scheme.
 
-import { html, svg } from "./markup.js";
+import { html, round, svg } from "./markup.js";
 
 const HEIGHT = 64;
+const AXIS = 20; // below the band
+const LABEL = 60; // room of a step's number
 const COLOURS = 8;
 const DEGREE = /(tp|pp|u|r)(\d+)/g;
 
@@ -36,7 +38,7 @@ export function drawStrategies(figure, items, chosen, colours, pick) {
     if (runs.at(-1)?.strategy === strategy) runs.at(-1).end = at + 1;
     else runs.push({ strategy, begin: at, end: at + 1 });
   });
-  const drawing = svg("svg", { width, height: HEIGHT, role: "img",
+  const drawing = svg("svg", { width, height: HEIGHT + AXIS, role: "img",
     "aria-label": `Strategies of steps ${items[0].step} to ${items.at(-1).step}` });
   const seen = new Set();
   for (const { strategy, begin, end } of runs) {
@@ -54,6 +56,14 @@ export function drawStrategies(figure, items, chosen, colours, pick) {
     }
     drawing.append(about);
   }
+  const every = round((LABEL * items.length) / width);
+  items.forEach(({ step }, at) => {
+    if (step % every) return;
+    const x = (at + 0.5) * column;
+    const anchor = x < LABEL / 2 ? "start" : x > width - LABEL / 2 ? "end" : "middle";
+    drawing.append(svg("line", { class: "axis", x1: x, x2: x, y1: HEIGHT, y2: HEIGHT + 4 }),
+      svg("text", { class: "soft", x, y: HEIGHT + 16, "text-anchor": anchor }, `${step}`));
+  });
   if (chosen >= 0) {
     const room = Math.max(column, 3);
     drawing.append(svg("rect", { class: "picked", x: (chosen + 0.5) * column - room / 2, y: 0,

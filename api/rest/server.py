@@ -17,7 +17,7 @@ from seqplan.api.rest.middleware.origins import is_loopback
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
-from seqplan.api.store.tokens import known_tokens
+from seqplan.api.store.tables.tokens import known_tokens
 
 _RETRY_S = 1.0
 _CANCELLED_S = 0.1

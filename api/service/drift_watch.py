@@ -11,11 +11,11 @@ from sqlalchemy import Connection
 from seqplan.api.service.job_drift import JobDrift, job_drift
 from seqplan.api.service.lru import Lru
 from seqplan.api.service.plan_summary import PlanSummaries
-from seqplan.api.store import jobs, measurements
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.proposals import ready_document
 from seqplan.api.store.rows import JobRow, ProposalRow, get
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables import jobs, measurements
+from seqplan.api.store.tables.proposals import ready_document
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.drift import Drift
 from seqplan.profiler.profile import Profile

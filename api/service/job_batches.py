@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from seqplan.api.store import batches, plans
-from seqplan.api.store.lengths import open_lengths
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables import batches, plans
+from seqplan.api.store.tables.lengths import open_lengths
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler, SamplerState
 

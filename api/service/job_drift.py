@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
-from seqplan.api.store import measurements, plans
+from seqplan.api.store.tables import measurements, plans
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.drift import Drift, drift, stated_error
 from seqplan.profiler.profile import Profile

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from seqplan.api.service.job_news import JobNews
 from seqplan.api.service.look_ahead import LookAhead, Published
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.jobs import settle_failed
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Claim, Store
+from seqplan.api.store.tables.jobs import settle_failed
 from seqplan.planner.cluster import MOST_GPUS
 from seqplan.planner.workers.executor import EXECUTORS
 

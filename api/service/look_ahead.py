@@ -11,12 +11,12 @@ from typing import Any
 from seqplan.api.service.job_batches import Due, End, JobRemoved, NotYet, due_batches
 from seqplan.api.service.job_news import JobNews
 from seqplan.api.service.plan_bytes import ReadyPlan
-from seqplan.api.store import acks, jobs, plans
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.plans import StoredPlan
-from seqplan.api.store.proposals import ready_document
 from seqplan.api.store.rows import JobRow, ProposalRow, get
 from seqplan.api.store.store import Claim, Store
+from seqplan.api.store.tables import acks, jobs, plans
+from seqplan.api.store.tables.plans import StoredPlan
+from seqplan.api.store.tables.proposals import ready_document
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.workers.executor import Executor, open_executor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from seqplan.api.service.plan_summary import PlanSummary
-from seqplan.api.store.plans import StoredPlan
+from seqplan.api.store.tables.plans import StoredPlan
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.plan import Plan
 from seqplan.plans.views.rank_view import views_json

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.lengths import lengths_path
-from seqplan.api.store.proposals import settle_proposal
 from seqplan.api.store.rows import LengthsRow, ProfileRow, ProposalRow, get
 from seqplan.api.store.store import Claim, Store
+from seqplan.api.store.tables.lengths import lengths_path
+from seqplan.api.store.tables.proposals import settle_proposal
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange import proposed_with
 from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal

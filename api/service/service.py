@@ -11,13 +11,13 @@ from typing import Protocol
 from seqplan.api.service.job_planner import PlanningJob
 from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.service.proposal_maker import ProposalMaker
-from seqplan.api.store import jobs
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.leftovers import remove_leftovers
 from seqplan.api.store.notices import removed
-from seqplan.api.store.proposals import running_proposals
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables import jobs
+from seqplan.api.store.tables.leftovers import remove_leftovers
+from seqplan.api.store.tables.proposals import running_proposals
 from seqplan.planner.workers.executor import EXECUTORS
 
 _TICK_S = 1.0

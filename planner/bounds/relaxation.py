@@ -193,6 +193,15 @@ class _Program:
         ]
 
 
+def load_solver() -> None:
+    """Import what solving needs: half a second, once, which belongs to no step's planning.
+
+    Commands that plan nothing do not wait for it.
+    """
+    import scipy.optimize
+    import scipy.sparse  # noqa: F401
+
+
 _Block = tuple[Floats, Ints, Ints]
 """Coefficients of constraints with their rows and columns."""
 
@@ -210,7 +219,6 @@ def _solve(
     ``share`` (states, RESOURCES, groups), ``eligible`` (states, groups), ``of_class`` (states,)
     and ``weights`` (groups,): sequences that a group stands for. Every group is placed whole.
     """
-    # Half a second to import, which commands that plan nothing should not wait for.
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 

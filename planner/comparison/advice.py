@@ -47,10 +47,9 @@ def advice(profile: Profile, systems: Sequence[System]) -> str:
     The gain in propagation must exceed what different replicas cost more in the exchange, and the
     error of the profile's fit.
     """
-    ours, static = systems[0], [s for s in systems if s.key in STATIC]
-    if not static:
+    ours, best = systems[0], best_static(systems)
+    if best is None:
         return "No static strategy was compared: whether one would do cannot be said."
-    best = min(static, key=lambda system: system.mean_ms)
     propagation = mean_propagation_ms(ours)
     gain = mean_propagation_ms(best) / propagation - 1
     extra_exchange_ms = (ours.mean_ms - propagation) - (best.mean_ms - mean_propagation_ms(best))
@@ -71,6 +70,27 @@ def advice(profile: Profile, systems: Sequence[System]) -> str:
         return f"Plans pay off if the profile is right within {limit:.1%}. {figures}."
     whole = best.mean_ms / ours.mean_ms - 1
     return f"Plans pay off, by {whole:.1%} of an iteration. {figures}."
+
+
+def best_published(systems: Sequence[System]) -> System | None:
+    """Find the fastest of ``systems[1:]`` that dispatches and packs as it was published."""
+    published = (system for system in systems[1:] if not system.balanced)
+    return min(published, key=lambda system: system.mean_ms, default=None)
+
+
+def best_static(systems: Sequence[System]) -> System | None:
+    """Find the fastest of ``systems[1:]`` that has one homogeneous strategy and our balancing."""
+    static = (system for system in systems[1:] if system.key in STATIC)
+    return min(static, key=lambda system: system.mean_ms, default=None)
+
+
+def rivals(systems: Sequence[System]) -> list[tuple[str, System]]:
+    """Pair what ``systems[0]`` is to be judged by, in words, with the system; none that is not."""
+    candidates = (
+        ("the best published system", best_published(systems)),
+        ("the best static strategy with our balancing", best_static(systems)),
+    )
+    return [(what, system) for what, system in candidates if system is not None]
 
 
 def fit_error(profile: Profile) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.relaxation import load_solver
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange import NO_EXCHANGE
 from seqplan.planner.proposal.document import ProposalDocument
@@ -24,6 +25,7 @@ class StepPlanner:
     Where the proposal states an exchange, strategies are chosen by their time with it; a plan's
     times never hold it, as they recompute from the profile.
     ``packing``: one of ``assemble.PACKINGS``; rounds have one micro-batch a group and ignore it.
+    Making one takes a moment, as all that planning imports is imported then.
     """
 
     def __init__(
@@ -34,6 +36,8 @@ class StepPlanner:
         self.proposal = proposal
         self.seed = seed
         self.packing = packing
+        if not proposal.profile.rounds:  # which solve nothing
+            load_solver()
 
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:

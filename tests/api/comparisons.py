@@ -100,8 +100,8 @@ def pipelined() -> Comparison:
     balanced = [iteration(k, [(deep, [400.0, 121.5])] * 2, False) for k in range(3)]
     return comparison_of(
         System("ours", "seqplan", "Chosen per step.", True, tuple(ours)),
-        System("static", ODD, "A window & a <script>alert(1)</script>.", False, tuple(static)),
-        System("static-balanced", f"{ODD}, balanced", "With ours.", True, tuple(balanced)),
+        System("megatron", ODD, "A window & a <script>alert(1)</script>.", False, tuple(static)),
+        System("megatron-balanced", f"{ODD}, balanced", "With ours.", True, tuple(balanced)),
         gpus=16,
     )
 

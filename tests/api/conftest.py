@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import Page, browser, missing
 from command_line import call, succeeded
 from made_files import MAX_LEN, Made
 from postgresql_server import ABSENT, postgresql, programs
@@ -59,6 +60,15 @@ def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stocked]:
     folder = tmp_path_factory.mktemp("service")
     with serving_here(folder / "store.db") as served:
         yield stock(served)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A browser, for tests that run where one is installed."""
+    if lacking := missing():
+        pytest.skip(f"no browser: {lacking}")
+    with browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from service_process import COMMAND, PATIENCE_S, Served
+from service_process import COMMAND, PATIENCE_S, ServedProcess
 
 
 @contextmanager
-def serving_logged(log: Path, *arguments: str | Path | int) -> Iterator[Served]:
+def serving_logged(log: Path, *arguments: str | Path | int) -> Iterator[ServedProcess]:
     """``seqplan serve`` until the block ends, which may end it; ``log``: what it wrote."""
     with log.open("w") as output:
         process = subprocess.Popen([*COMMAND, "serve", *map(str, arguments)], stderr=output)
@@ -23,7 +23,7 @@ def serving_logged(log: Path, *arguments: str | Path | int) -> Iterator[Served]:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < ends, log.read_text()
             time.sleep(0.02)
-        yield Served(process, found[1])  # type: ignore[arg-type]
+        yield ServedProcess(found[1], process=process)
     finally:
         if process.poll() is None:
             process.terminate()

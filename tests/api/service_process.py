@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 from seqplan.api.rest.server import make_server
 from seqplan.api.service.service import Service
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.tokens import known_tokens
 
 COMMAND = (sys.executable, "-m", "seqplan.api.cli")
 PATIENCE_S = 60.0
@@ -98,11 +99,15 @@ class ServedProcess(Served):
 
 
 @contextmanager
-def serving_here(store: str | Path, files: Path | None = None, port: int = 0) -> Iterator[Served]:
+def serving_here(
+    store: str | Path, files: Path | None = None, port: int = 0, hosts: Collection[str] = ()
+) -> Iterator[Served]:
     """The service of a store in a thread of this process, as ``seqplan serve`` has it, until the
     block ends; then nothing that it logged may be an error."""
     opened = Store(str(store), files)
-    server = make_server(Service(opened))
+    with opened.reading() as connection:
+        guarded = bool(known_tokens(connection))
+    server = make_server(Service(opened), hosts, guarded=guarded)
     errors: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: errors.append(handler.format(record))  # type: ignore[method-assign]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 CSS = """\
 :root{color-scheme:light dark;--page:#fff;--ink:#1a1c1e;--soft:#555c63;--rule:#d5d9dd;
---faint:#eceff1;--idle:#e2e6e9;--ours:#0072b2;--other:#b3541e;--forward:#8cc5e8;--backward:#00588a;
---exchange:#e69f00;--switch:#cc79a7;--on-dark:#fff}
+--faint:#eceff1;--idle:#e2e6e9;--shade:#6f7880a0;--ours:#0072b2;--other:#b3541e;--forward:#8cc5e8;--backward:#00588a;
+--exchange:#e69f00;--switch:#cc79a7;--fifth:#00785a;--on-dark:#fff}
 @media (prefers-color-scheme:dark){:root{--page:#14171a;--ink:#e8eaec;--soft:#a9b1b8;--rule:#3a4046;
---faint:#22272b;--idle:#2d343a;--ours:#56b4e9;--other:#f0914f;--forward:#2e6f99;--backward:#8fd0f5;
---exchange:#f0b93a;--switch:#e39cc4;--on-dark:#14171a}}
+--faint:#22272b;--idle:#2d343a;--shade:#8b949ca0;--ours:#56b4e9;--other:#f0914f;--forward:#2e6f99;--backward:#8fd0f5;
+--exchange:#f0b93a;--switch:#e39cc4;--fifth:#26c297;--on-dark:#14171a}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
 main,header,footer{max-width:912px;margin:0 auto;padding:0 16px}
@@ -35,13 +35,19 @@ gap:.75rem;margin:1rem 0}
 details{margin:.6rem 0}
 summary{cursor:pointer;font-weight:600;padding:.3rem 0}
 :focus-visible{outline:3px solid var(--ours);outline-offset:2px}
-.scroll{overflow-x:auto;max-width:100%}
+/* A table may be wider than the text; where even that does not do, a shadow says there is more. */
+.scroll{overflow-x:auto;position:relative;left:50%;transform:translateX(-50%);width:max-content;
+min-width:100%;max-width:max(100%,100vw - 56px);background:
+linear-gradient(90deg,var(--page) 40%,transparent) 0 0/36px 100% no-repeat local,
+linear-gradient(270deg,var(--page) 40%,transparent) 100% 0/36px 100% no-repeat local,
+linear-gradient(90deg,var(--shade),transparent) 0 0/12px 100% no-repeat scroll,
+linear-gradient(270deg,var(--shade),transparent) 100% 0/12px 100% no-repeat scroll}
 table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
 .unseen{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--rule);vertical-align:top;
 white-space:nowrap}
 th.text,td.text{text-align:left;white-space:normal;min-width:7em;max-width:26em;overflow-wrap:break-word}
-thead th{vertical-align:bottom;white-space:normal;background:var(--faint)}
+thead th{vertical-align:bottom;white-space:normal;border-bottom:2px solid var(--soft)}
 tbody th{font-weight:600}tbody th.name{min-width:13em}
 svg{display:block;width:100%;height:auto;overflow:visible}
 svg text{font:12px system-ui,sans-serif;fill:var(--ink);paint-order:stroke;stroke:var(--page);
@@ -63,11 +69,14 @@ svg.narrow{display:none;max-width:520px}
 .ours-line{fill:none;stroke:var(--ours);stroke-width:2}
 .curve{fill:none;stroke:var(--ours);stroke-width:1.75}
 .curve.k1{stroke:var(--other)}.curve.k2{stroke:var(--soft)}.curve.k3{stroke:var(--switch)}
+.curve.k4{stroke:var(--fifth)}
+.mark-of{fill:var(--ours);stroke:var(--page);stroke-width:1}
+.mark-of.k1{fill:var(--other)}.mark-of.k2{fill:var(--soft)}.mark-of.k3{fill:var(--switch)}
+.mark-of.k4{fill:var(--fifth)}
 .box{fill:var(--faint);stroke:var(--soft)}
 .dot{fill:var(--soft);stroke:none;opacity:.55}
 .dot.mine{fill:var(--ours);opacity:.7}
 .hollow{fill:var(--page);stroke:var(--ink);stroke-width:1.5}
-.solid{fill:var(--ink);stroke:var(--page);stroke-width:1}
 .forward{fill:var(--forward)}
 .backward{fill:var(--backward)}
 .exchange{fill:url(#p-exchange)}
@@ -80,10 +89,12 @@ svg.narrow{display:none;max-width:520px}
 .l-exchange,.l-optimizer,.l-switch,.l-other{stroke:var(--ink);stroke-width:1.2;fill:none}
 .l-other{stroke:var(--other);stroke-width:2}
 @media (max-width:700px){svg.wide{display:none}svg.narrow{display:block}
+.facts{grid-template-columns:repeat(2,minmax(0,1fr))}
+.facts div:last-child:nth-child(odd){grid-column:1/-1}
 h1{font-size:1.4rem}tbody th.name{min-width:9em}}
 @media print{:root{color-scheme:light;--page:#fff;--ink:#000;--soft:#444;--rule:#bbb;--faint:#eee;
 --idle:#e2e6e9;--ours:#0072b2;--other:#b3541e;--forward:#8cc5e8;--backward:#00588a;--exchange:#e69f00;
---switch:#cc79a7;--on-dark:#fff}
+--switch:#cc79a7;--fifth:#00785a;--on-dark:#fff}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}
 @page{margin:14mm}
 body{font-size:11pt}nav{display:none}main,header,footer{max-width:none;padding:0}
@@ -91,7 +102,8 @@ svg.wide{display:block}svg.narrow{display:none}svg text{stroke:none}
 .other{fill:#f3c9ab}.exchange{fill:var(--exchange);stroke:none}
 .optimizer{fill:#fff;stroke:#000;stroke-width:.75}.switch{fill:#fff;stroke:var(--switch)}
 figure,tr,.advice{break-inside:avoid}h2,h3,.lead,summary{break-after:avoid}
-.scroll{overflow:visible}table{font-size:7.5pt}th,td{padding:.12rem .3rem}
+.scroll{overflow:visible;position:static;transform:none;width:auto;max-width:none;background:none}
+table{font-size:7.5pt}th,td{padding:.12rem .3rem}
 th.text,td.text,tbody th.name{min-width:5em}
 details:not(.long)::details-content{content-visibility:visible;display:block;height:auto}
 }

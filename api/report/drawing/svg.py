@@ -16,8 +16,23 @@ Text that shrinks with its figure cannot be read on a phone, so each figure is d
 style sheet shows one.
 """
 
-DASHES = (None, "7 3", "2 2", "9 3 2 3", "4 2", "12 4")
+DASHES = (None, "7 3", "2 2", "9 3 2 3", "14 4", "5 2 2 2 2 2")
 """Dash patterns, so that neighbouring lines differ without colour."""
+
+COLOURS = 5
+"""Classes k0, k1, … of curves. Their number and that of the dashes share no factor, so that lines
+are alike only thirty apart."""
+
+MARKS = (
+    "M-4 -4h8v8h-8z",
+    "M0 -5l5 9h-10z",
+    "M0 -5.5l5.5 5.5l-5.5 5.5l-5.5 -5.5z",
+    "M0 5l5 -9h-10z",
+    "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z",
+    "M-1.7 -5h3.4v3.3h3.3v3.4h-3.3v3.3h-3.4v-3.3h-3.3v-3.4h3.3z",
+    "M-5 -3l2 -2 3 3 3 -3 2 2 -3 3 3 3 -2 2 -3 -3 -3 3 -2 -2 3 -3z",
+)
+"""Shapes around the origin at the ends of lines, which differ without colour or dashes."""
 
 CHARACTER = 0.56
 """Mean width of a character over the font size, on the safe side for sans-serif faces."""
@@ -58,6 +73,18 @@ def path(commands: str, class_: str, dashes: str | None = None) -> str:
     """A path of SVG commands."""
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
     return f'<path d="{commands}" class="{class_}"{dashed}></path>'
+
+
+def curve(points: Iterable[tuple[float, float]], at: int) -> str:
+    """The line of number ``at`` in a chart, in its colour and dashes."""
+    return path(polyline(points), f"curve k{at % COLOURS}", DASHES[at % len(DASHES)])
+
+
+def mark(x: float, y: float, at: int) -> str:
+    """The mark of line number ``at`` in a chart."""
+    shape = MARKS[at % len(MARKS)]
+    place = f"translate({number(x)} {number(y)})"
+    return f'<path d="{shape}" class="mark-of k{at % COLOURS}" transform="{place}"></path>'
 
 
 def polyline(points: Iterable[tuple[float, float]]) -> str:
@@ -178,6 +205,20 @@ def legend(entries: Iterable[tuple[str, str]], width: float, top: float) -> tupl
         shapes.append(label(x + 20, y + 12, meaning))
         x += needed
     return shapes, y + 22 - top
+
+
+def line_legend(names: Iterable[str], width: float, top: float) -> tuple[list[str], float]:
+    """A piece of each line with its mark and name, in columns; the shapes and the height used."""
+    names = list(names)
+    pitch = 46 + max(map(text_width, names), default=0) + 16
+    columns = max(1, int((width + 16) // pitch))
+    rows = -(-len(names) // columns)
+    shapes = []
+    for at, name in enumerate(names):
+        x, y = at // rows * pitch, top + at % rows * 18 + 9
+        shapes += [curve([(x, y), (x + 36, y)], at), mark(x + 36, y, at)]
+        shapes.append(label(x + 46, y + 4, fit(name, width - 46)))
+    return shapes, 18.0 * rows + 6
 
 
 def end_labels(

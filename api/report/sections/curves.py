@@ -7,15 +7,14 @@ import math
 from seqplan.api.report.drawing.markup import element, section, table, text
 from seqplan.api.report.drawing.numbers import UNKNOWN, coefficient, whole
 from seqplan.api.report.drawing.svg import (
-    DASHES,
     Drawing,
     Scale,
-    end_labels,
+    curve,
     figure,
     label,
     line,
-    path,
-    polyline,
+    line_legend,
+    mark,
     text_width,
 )
 from seqplan.planner.comparison.results import Comparison
@@ -63,8 +62,8 @@ def curves(comparison: Comparison, profile: Profile) -> str:
             f"{SHORTEST} tokens to the longest sequence that the scheme holds. The table has the "
             "coefficients.",
             f"Profile {profile.name}. Circle: UtilLen, from where time per token is within 15 % "
-            "of its best. Square: MaxLen, the most tokens that a micro-batch can hold; the curve "
-            "ends there. Lower is cheaper.",
+            "of its best. Filled mark: MaxLen, the most tokens that a micro-batch can hold; the "
+            "curve ends there. Lower is cheaper.",
             lambda width: _chart(models, comparison.max_len, width),
         ),
         table(
@@ -92,14 +91,16 @@ def _cost(model: SchemeModel, length: float) -> float:
 def _chart(models: list[SchemeModel], limit: int, width: float) -> Drawing:
     first = min(SHORTEST, *(model.max_len for model in models))
     last = max(limit, *(model.max_len for model in models))
-    height = max(330.0, 14.0 * len(models) + 90)
-    top, bottom = 26.0, height - 36
-    right = width - max(text_width(str(model.scheme)) for model in models) - 22
+    names = [str(model.scheme) for model in models]
+    shapes, used = line_legend(names, width, 0)
+    top = used + 26.0
+    bottom = top + 300.0
+    height, right = bottom + 36, width - max(map(text_width, names)) - 12
     costs = [_cost(m, at) for m in models for at in _lengths(first, m.max_len)]
     y = Scale(min(costs) / 1.3, max(costs) * 1.1, bottom, top, log=True)
     left = max(text_width(f"{tick:g}") for tick in y.ticks(36)) + 8
     x = Scale(first, last, left, right, log=True)
-    shapes = [label(0, 12, "GPU-ms per token", class_="soft")]
+    shapes.append(label(0, used + 12, "GPU-ms per token", class_="soft"))
     for tick in y.ticks(36):
         shapes.append(line(left, y(tick), right, y(tick), "grid"))
         shapes.append(label(left - 6, y(tick) + 4, f"{tick:g}", anchor="end"))
@@ -119,15 +120,25 @@ def _chart(models: list[SchemeModel], limit: int, width: float) -> Drawing:
     ends = []
     for at, model in enumerate(models):
         points = [(x(length), y(_cost(model, length))) for length in _lengths(first, model.max_len)]
-        shapes.append(path(polyline(points), f"curve k{at % 4}", DASHES[at % len(DASHES)]))
-        ends.append((points[-1][1], points[-1][0], str(model.scheme)))
+        shapes.append(curve(points, at))
+        ends.append(points[-1])
     for model in models:
         if model.util_len is not None and model.util_len >= first:
             center = x(model.util_len), y(_cost(model, model.util_len))
             shapes.append(_circle(*center))
-        x_end, y_end = x(model.max_len), y(_cost(model, model.max_len))
-        shapes.append(path(f"M{x_end - 3.5:.1f} {y_end - 3.5:.1f}h7v7h-7z", "solid"))
-    return Drawing(height, (*shapes, *end_labels(ends, right, top, bottom)))
+    shapes += [mark(*end, at) for at, end in enumerate(ends)]
+    return Drawing(height, (*shapes, *_names_at(ends, names)))
+
+
+def _names_at(ends: list[tuple[float, float]], names: list[str]) -> list[str]:
+    """Names right beside the ends of their curves, where no end of another lies in the way."""
+    shapes = []
+    for at, ((x, y), name) in enumerate(zip(ends, names, strict=True)):
+        reach = x + 16 + text_width(name)
+        others = ends[:at] + ends[at + 1 :]
+        if not any(abs(y - other) < 13 and x - 16 < begin < reach for begin, other in others):
+            shapes.append(label(x + 9, y + 4, name))
+    return shapes
 
 
 def _circle(x: float, y: float) -> str:

@@ -1,4 +1,4 @@
-"""Gantt charts of single steps: what every stage does when, ours above the best baseline."""
+"""Gantt charts of single steps: what every stage does when, ours above another system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seqplan.api.report.drawing.svg import (
     text_width,
 )
 from seqplan.api.report.sections.gantt_rows import Block, GanttRow, blocks, rows_of
-from seqplan.api.report.sections.pick import best_baseline, fastest, simulated_on, slowest
+from seqplan.api.report.sections.pick import fastest, shown_rival, simulated_on, slowest
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration
 from seqplan.plans.ranges import ranges_text
@@ -43,9 +43,9 @@ class Extent:
 
 
 def gantt(comparison: Comparison) -> str:
-    """Our slowest and our fastest step, and the best baseline on the same batches."""
-    best = best_baseline(comparison)
-    systems = [comparison.ours] if best is None else [comparison.ours, best]
+    """Our slowest and our fastest step, and the best other system on the same batches."""
+    rival = shown_rival(comparison)
+    systems = [comparison.ours] if rival is None else [comparison.ours, rival[1]]
     steps = [("slowest", slowest(comparison.ours))]
     if len(comparison.ours.iterations) > 1:
         steps.append(("fastest", fastest(comparison.ours)))
@@ -61,7 +61,9 @@ def gantt(comparison: Comparison) -> str:
             parts.append(
                 _chart(comparison, system, system.iterations[at], word, system_rows, scale)
             )
-    against = "" if best is None else f" and {best.name} on the same batches"
+    against = ""
+    if rival is not None:
+        against = f" and those of {rival[1].name}, {rival[0]}, on the same batches"
     return section(
         "gantt",
         "Where the time goes",

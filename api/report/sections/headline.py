@@ -24,7 +24,8 @@ from seqplan.api.report.drawing.svg import (
     rect,
     text_width,
 )
-from seqplan.api.report.sections.pick import best_baseline, simulated_on
+from seqplan.api.report.sections.pick import simulated_on
+from seqplan.planner.comparison.advice import rivals
 from seqplan.planner.comparison.results import Comparison, System
 
 PARTS = (
@@ -66,21 +67,16 @@ def headline(comparison: Comparison) -> str:
 
 
 def _facts(comparison: Comparison) -> str:
-    ours, best = comparison.ours, best_baseline(comparison)
+    ours = comparison.ours
     facts = [
         ("Mean iteration, ours", duration(ours.mean_ms), ours.name),
         ("Tokens per second, ours", whole(ours.tokens_per_s), f"on {comparison.gpus:,} GPUs"),
     ]
-    if best is not None:
-        values = comparison.speedups(best)
+    for what, rival in rivals(comparison.systems):
+        values = comparison.speedups(rival)
         spread = f"{factor(min(values))} to {factor(max(values))} over the steps"
-        facts.append(
-            (
-                "Speed-up over the best baseline",
-                factor(best.mean_ms / ours.mean_ms),
-                f"{best.name}; {spread}",
-            )
-        )
+        gain = factor(rival.mean_ms / ours.mean_ms)
+        facts.append((f"Speed-up over {what}", gain, f"{rival.name}; {spread}"))
     return element(
         "dl",
         *(

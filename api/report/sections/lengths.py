@@ -1,8 +1,7 @@
-"""The data: how long its sequences are, and the longest of every step."""
+"""The data: how long its sequences are, and what every step got of them."""
 
 from __future__ import annotations
 
-from seqplan.api.report.drawing.bars import step_bars
 from seqplan.api.report.drawing.markup import section, table
 from seqplan.api.report.drawing.numbers import percent, whole
 from seqplan.api.report.drawing.svg import (
@@ -19,16 +18,14 @@ from seqplan.planner.comparison.results import Comparison
 
 
 def lengths(comparison: Comparison) -> str:
-    """Histogram of the data set and the longest sequence per step."""
-    steps = [iteration.step for iteration in comparison.ours.iterations]
-    longest = [float(iteration.longest) for iteration in comparison.ours.iterations]
+    """Histogram of the data set, and the batches in a table."""
     total = sum(count for _, count, _ in comparison.histogram)
     tokens = sum(tokens for _, _, tokens in comparison.histogram)
     return section(
         "data",
         "The data",
-        f"How long the {comparison.sequences:,} sequences of the data set are, and the longest "
-        "that each step met.",
+        f"How long the {comparison.sequences:,} sequences of the data set are, and what each step "
+        f"got of them; a step takes sequences of at most {comparison.max_len:,} tokens.",
         figure(
             "histogram",
             "Lengths of the data set",
@@ -49,14 +46,6 @@ def lengths(comparison: Comparison) -> str:
                 for up_to, n, t in comparison.histogram
             ],
             left=0,
-        ),
-        figure(
-            "longest",
-            "Longest sequence of each step",
-            "One bar for each step: the length of its longest sequence in tokens.",
-            f"The longest sequence bounds how short a step can be; at most {comparison.max_len:,} "
-            "tokens here.",
-            lambda width: step_bars(steps, longest, width, whole, "tokens"),
         ),
         table(
             "Batches",

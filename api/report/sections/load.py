@@ -1,4 +1,4 @@
-"""How evenly the ranks are loaded: forward and backward per rank, ours and the best baseline."""
+"""How evenly the ranks are loaded: forward and backward per rank, ours and another system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seqplan.api.report.drawing.svg import (
     path,
     text_width,
 )
-from seqplan.api.report.sections.pick import best_baseline, simulated_on, slowest
+from seqplan.api.report.sections.pick import shown_rival, simulated_on, slowest
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration
 from seqplan.plans.ranges import ranges_text
@@ -27,8 +27,9 @@ from seqplan.plans.ranges import ranges_text
 def load(comparison: Comparison) -> str:
     """Bars by rank at our slowest step, figures for it, and every rank in a table."""
     at = slowest(comparison.ours)
-    best = best_baseline(comparison)
-    systems = [comparison.ours] if best is None else [comparison.ours, best]
+    rival = shown_rival(comparison)
+    systems = [comparison.ours] if rival is None else [comparison.ours, rival[1]]
+    against = "" if rival is None else f", ours and under {rival[1].name}, {rival[0]}"
     iterations = [(system, system.iterations[at]) for system in systems]
     highest = max(
         max((*iteration.rank_busy_ms, iteration.propagation_ms)) for _, iteration in iterations
@@ -38,8 +39,8 @@ def load(comparison: Comparison) -> str:
     return section(
         "load",
         "Load of the ranks",
-        f"How long each rank computes at our slowest step ({step:,}); what is missing to the end "
-        "of propagation is waiting.",
+        f"How long each rank computes at our slowest step ({step:,}){against}; what is missing to "
+        "the end of propagation is waiting.",
         *figures,
         _summary(iterations),
         _ranks(iterations),

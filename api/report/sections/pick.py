@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from seqplan.planner.comparison.advice import rivals
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration
 
 
-def best_baseline(comparison: Comparison) -> System | None:
-    """The fastest system that people could run without ours, None where there is no other.
+def shown_rival(comparison: Comparison) -> tuple[str, System] | None:
+    """The system that the detailed figures show beside ours, after what it is among the others.
 
-    A system with our dispatch and packing on top counts only where there is nothing else.
+    The best published one; another only where nothing is as it was published.
     """
-    others = comparison.systems[1:]
-    plain = [system for system in others if not system.balanced] or others
-    return min(plain, key=lambda system: system.mean_ms, default=None)
+    return next(iter(rivals(comparison.systems)), None)
 
 
 def slowest(system: System) -> int:

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from seqplan.api.report.drawing.markup import element, listing, section, table, text
 from seqplan.api.report.drawing.numbers import factor, milliseconds, whole
 from seqplan.api.report.drawing.svg import (
-    DASHES,
     Drawing,
     Scale,
+    curve,
     end_labels,
     figure,
     fit,
     label,
     line,
-    path,
-    polyline,
     text_width,
 )
 from seqplan.planner.comparison.sweep import Sweep, SweptPoint
@@ -96,7 +94,7 @@ def _chart(sweep: Sweep, points: Sequence[SweptPoint], meaning: str, width: floa
             for system in point.systems
             if system.key == key
         ]
-        shapes.append(path(polyline(line_points), f"curve k{at % 4}", DASHES[at % len(DASHES)]))
+        shapes.append(curve(line_points, at))
         shapes += [
             f'<circle cx="{x:.1f}" cy="{rise:.1f}" r="3" class="hollow"></circle>'
             for x, rise in line_points

@@ -16,10 +16,10 @@ from sqlalchemy import Connection
 
 from seqplan.api.rest.wire.problems import Problem, not_found
 from seqplan.api.service.service import Service
-from seqplan.api.store.acks import AckRow, acknowledge
-from seqplan.api.store.measurements import MeasurementRow, add_measurements
-from seqplan.api.store.plans import last_planned, plan_digest
 from seqplan.api.store.rows import JobOutline, get
+from seqplan.api.store.tables.acks import AckRow, acknowledge
+from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
+from seqplan.api.store.tables.plans import last_planned, plan_digest
 
 MOST_AT_ONCE = 4096
 """Requests that share a transaction."""

@@ -16,9 +16,9 @@ from sqlalchemy import Connection
 
 from seqplan.api.service.drift_watch import DriftWatch
 from seqplan.api.service.service import Service
-from seqplan.api.store.acks import last_acknowledged
-from seqplan.api.store.jobs import jobs_by_state, unfinished
-from seqplan.api.store.plans import planned_beyond, planning_times
+from seqplan.api.store.tables.acks import last_acknowledged
+from seqplan.api.store.tables.jobs import jobs_by_state, unfinished
+from seqplan.api.store.tables.plans import planned_beyond, planning_times
 from seqplan.profiler.fit.drift import Drift
 
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)

@@ -13,8 +13,8 @@ from seqplan.api.service.lru import Lru
 from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service
-from seqplan.api.store import batches, plans
 from seqplan.api.store.rows import JobRow, get
+from seqplan.api.store.tables import batches, plans
 
 _KEPT_BYTES = 256 << 20
 """Plans and views kept in memory; a 1,024-GPU plan of 3.2M tokens takes about 2 MB."""

@@ -15,7 +15,7 @@ from seqplan.api.rest.middleware.origins import check_host, check_origin
 from seqplan.api.rest.wire.problems import Problem, refusal, store_unavailable
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
-from seqplan.api.store.tokens import known_tokens, scope_of
+from seqplan.api.store.tables.tokens import known_tokens, scope_of
 
 OPEN = ("/healthz", "/readyz")
 """What probes ask without a token; it tells nothing of the jobs."""

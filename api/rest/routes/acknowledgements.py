@@ -18,7 +18,7 @@ from seqplan.api.rest.wire.answers import AcknowledgedAll, MeasuredRank, answers
 from seqplan.api.rest.wire.fields import Milliseconds, Natural, Naturals, Text
 from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.rest.wire.large_bodies import described, large_body
-from seqplan.api.store.measurements import MeasurementRow, add_measurements
+from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
 from seqplan.planner.cluster import MOST_GPUS
 
 routes = APIRouter(prefix="/v1/jobs/{job}", tags=["plans"])

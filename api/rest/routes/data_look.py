@@ -14,10 +14,10 @@ from seqplan.api.rest.wire.problems import Problem
 from seqplan.api.service.job_batches import state_before
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import ArrayMissing, StoreUnavailable
-from seqplan.api.store.lengths import open_lengths
-from seqplan.api.store.plans import known_state
-from seqplan.api.store.proposals import ready_document
 from seqplan.api.store.rows import JobRow, ListedLengths, ProposalRow, get
+from seqplan.api.store.tables.lengths import open_lengths
+from seqplan.api.store.tables.plans import known_state
+from seqplan.api.store.tables.proposals import ready_document
 from seqplan.planner.batches.sampler import START, Sampler, SamplerState
 
 

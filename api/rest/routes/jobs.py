@@ -28,11 +28,11 @@ from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.rest.wire.large_bodies import described, large_body
 from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
-from seqplan.api.store.acks import last_acknowledged
-from seqplan.api.store.batches import add_batches, copy_batches, last_pushed
-from seqplan.api.store.jobs import add_job, settle_job
-from seqplan.api.store.plans import last_planned, planned_beyond
 from seqplan.api.store.rows import JobRow, ListedJob, columns, get, held
+from seqplan.api.store.tables.acks import last_acknowledged
+from seqplan.api.store.tables.batches import add_batches, copy_batches, last_pushed
+from seqplan.api.store.tables.jobs import add_job, settle_job
+from seqplan.api.store.tables.plans import last_planned, planned_beyond
 from seqplan.planner.batches.batch import Batch
 
 routes = APIRouter(prefix="/v1/jobs", tags=["jobs"])

@@ -28,15 +28,15 @@ from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.leftovers import UPLOAD_PREFIX
-from seqplan.api.store.lengths import (
+from seqplan.api.store.rows import LengthsRow, ListedLengths, columns, get
+from seqplan.api.store.tables.leftovers import UPLOAD_PREFIX
+from seqplan.api.store.tables.lengths import (
     histogram_row,
     lengths_path,
     put_lengths,
     remove_lengths,
     write_lengths,
 )
-from seqplan.api.store.rows import LengthsRow, ListedLengths, columns, get
 from seqplan.profiler.lengths import LengthsError, parse_histogram, read_lengths
 
 routes = APIRouter(prefix="/v1/lengths", tags=["lengths"])

@@ -13,8 +13,6 @@ from seqplan.api.rest.routes.job_bodies import Continued, NewJob
 from seqplan.api.rest.routes.sampler_state import check_planned, proposal_of
 from seqplan.api.rest.wire.problems import Problem
 from seqplan.api.service.service import Service
-from seqplan.api.store.jobs import unfinished
-from seqplan.api.store.proposals import ready_document
 from seqplan.api.store.rows import (
     JobRow,
     LengthsRow,
@@ -23,6 +21,8 @@ from seqplan.api.store.rows import (
     get,
     held,
 )
+from seqplan.api.store.tables.jobs import unfinished
+from seqplan.api.store.tables.proposals import ready_document
 from seqplan.planner.cluster import Cluster
 
 _OWN = ("lengths", "tokens", "seed", "steps", "last_step", "continues", "first_step")

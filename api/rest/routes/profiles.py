@@ -16,8 +16,8 @@ from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import known
 from seqplan.api.rest.wire.texts import body_text
-from seqplan.api.store.profiles import put_profile
 from seqplan.api.store.rows import ListedProfile, ProfileRow, get
+from seqplan.api.store.tables.profiles import put_profile
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped, shipped_names
 

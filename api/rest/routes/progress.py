@@ -19,16 +19,16 @@ from seqplan.api.rest.wire.answers import (
 from seqplan.api.rest.wire.fields import AfterStep, Limit
 from seqplan.api.rest.wire.problems import Problem, known
 from seqplan.api.service.plan_summary import PlanSummary
-from seqplan.api.store.acks import last_acknowledged
-from seqplan.api.store.measurements import measurements_page
-from seqplan.api.store.plans import (
+from seqplan.api.store.rows import JobOutline, columns, get, page
+from seqplan.api.store.tables.acks import last_acknowledged
+from seqplan.api.store.tables.measurements import measurements_page
+from seqplan.api.store.tables.plans import (
     PlannedStep,
     last_planned,
     plan_lines,
     planned_beyond,
     planned_page,
 )
-from seqplan.api.store.rows import JobOutline, columns, get, page
 
 routes = APIRouter(prefix="/v1", tags=["progress"])
 

@@ -27,10 +27,10 @@ from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
 from seqplan.api.rest.wire.texts import body_text
 from seqplan.api.service.proposal_maker import requested
-from seqplan.api.store.lengths import lengths_path, missing
-from seqplan.api.store.profiles import profile_ids, put_profile
-from seqplan.api.store.proposals import put_proposal, remove_proposal
 from seqplan.api.store.rows import ListedLengths, ListedProposal, ProfileRow, ProposalRow, get, held
+from seqplan.api.store.tables.lengths import lengths_path, missing
+from seqplan.api.store.tables.profiles import profile_ids, put_profile
+from seqplan.api.store.tables.proposals import put_proposal, remove_proposal
 from seqplan.planner.cluster import MOST_GPUS, TOKENS_PER_GPU
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.profiler.profile import Profile

@@ -9,9 +9,9 @@ from sqlalchemy import Connection
 from seqplan.api.rest.wire.problems import Problem, before_first_step, known
 from seqplan.api.service.job_batches import state_before
 from seqplan.api.service.service import Service
-from seqplan.api.store.plans import known_state, last_planned
-from seqplan.api.store.proposals import ready_document
 from seqplan.api.store.rows import JobRow, ProposalRow, get
+from seqplan.api.store.tables.plans import known_state, last_planned
+from seqplan.api.store.tables.proposals import ready_document
 from seqplan.planner.proposal.document import ProposalDocument
 
 

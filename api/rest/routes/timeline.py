@@ -11,8 +11,8 @@ from seqplan.api.rest.live.shared import ServiceOf, WatchOf
 from seqplan.api.rest.wire.answers import Timeline, answers
 from seqplan.api.rest.wire.fields import StepOfPlan
 from seqplan.api.rest.wire.problems import known
-from seqplan.api.store.plans import get_plan
 from seqplan.api.store.rows import ListedJob, get
+from seqplan.api.store.tables.plans import get_plan
 from seqplan.planner.simulation.timeline import plan_timeline
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.plan import MicroBatch, Plan

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from seqplan.api.rest.wire.problems import Problem
 from seqplan.api.service.service import Service
-from seqplan.api.store.answers import Answer, earlier_answer, keep_answer
+from seqplan.api.store.tables.answers import Answer, earlier_answer, keep_answer
 
 Effect = Callable[[Connection], tuple[int, dict[str, Any]]]
 

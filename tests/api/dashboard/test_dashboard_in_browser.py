@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,8 @@ from measuring_ranks import measure, plan_of
 from service_process import serving_here
 from stocked_service import Stocked, stock
 
-from seqplan.api.store import jobs
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables import jobs
 
 STEPS = 14
 LONG = "a-name-as-long-as-names-of-jobs-may-become.2026-11-21.second-try"
@@ -38,16 +39,29 @@ return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
 """
 
 
+RIBBON = """
+return [...document.querySelectorAll('#strategies svg text')].map(each => Number(each.textContent));
+"""
+
+
 @pytest.fixture(scope="module")
 def stocked(tmp_path_factory: pytest.TempPathFactory, page: Page) -> Iterator[Stocked]:
-    """Jobs ``live`` and ``slower``, whose ranks took 1.3 times what was predicted."""
+    """Jobs ``live``, ``waiting`` for its ranks, and ``slower``, whose ranks took 1.3 times what
+    was predicted. Planning the first step of ``slower`` took long."""
     store = tmp_path_factory.mktemp("dashboard") / "store.db"
     with serving_here(store) as served:
         stocked = stock(served)
         stocked.job("live", 60, look_ahead=STEPS)
         stocked.job("slower", STEPS, look_ahead=STEPS)
+        stocked.job("waiting", 60, look_ahead=2)
         measure(served, "live", range(4), 1.0)
         measure(served, "slower", range(STEPS), 1.3)
+        with sqlite3.connect(store) as database:
+            database.execute(
+                "UPDATE plans SET planning_ms = CASE WHEN step = 0 THEN 1750 "
+                "ELSE 10 + 10 * (step % 2) END WHERE job = 'slower'"
+            )
+        database.close()
         yield stocked
 
 
@@ -76,7 +90,14 @@ def test_jobs_and_one_of_them(page: Page, stocked: Stocked) -> None:
     row = next(line for line in told.splitlines() if line.startswith("slower"))
     assert row.split("\t") == ["slower", "planned", f"{STEPS - 1} of {STEPS - 1}", f"0 of {STEPS}"]
     row = next(line for line in told.splitlines() if line.startswith("live"))
-    assert row.split("\t") == ["live", "planning", "3 of 59", f"{STEPS} of {STEPS}"]
+    assert row.split("\t") == [
+        "live",
+        f"running, {STEPS} steps ahead",
+        "3 of 59",
+        f"{STEPS} of {STEPS}",
+    ]
+    row = next(line for line in told.splitlines() if line.startswith("waiting"))
+    assert row.split("\t")[:2] == ["waiting", "planning"]  # no rank has acknowledged a step
     page.click('a[href="#job=live"]')
     page.until("return document.querySelectorAll('#gantt rect.forward').length")
     assert page.text("#job-title") == "Job live"
@@ -110,6 +131,47 @@ def test_charts_show_what_the_service_says(page: Page, stocked: Stocked) -> None
         " return new Set(new Uint32Array(data.buffer)).size })"
     )
     assert all(colours > 3 for colours in inked), inked
+
+
+def test_a_slow_step_does_not_flatten_the_others(page: Page, stocked: Stocked) -> None:
+    """Steps that took 10 and 20 ms in turn are well apart beside one of 1,750 ms."""
+    opened(page, stocked, "slower")
+    heights = page.run(
+        "const canvas = document.querySelectorAll('#charts canvas')[2], {width, height} = canvas;"
+        "const line = getComputedStyle(document.documentElement).getPropertyValue('--ours').trim();"
+        "const wanted = [1, 3, 5].map(at => parseInt(line.slice(at, at + 2), 16));"
+        "const half = Math.floor(width / 2);"
+        "const {data} = canvas.getContext('2d').getImageData(half, 0, width - half, height);"
+        "const rows = [];"
+        "for (let y = 0; y < height; y += 1) for (let x = 0; x < width - half; x += 1) {"
+        "  const at = 4 * (y * (width - half) + x);"
+        "  if (wanted.every((value, of) => data[at + of] === value)) { rows.push(y); break; }"
+        "}"
+        "return [rows[0], rows.at(-1)]"
+    )
+    assert heights[1] - heights[0] > 12, heights
+
+
+def test_the_ribbon_has_steps(page: Page, stocked: Stocked) -> None:
+    opened(page, stocked, "slower")
+    assert page.run(RIBBON) == [*range(STEPS)]
+    page.size(390, 800)
+    page.until("return document.querySelectorAll('#strategies svg text').length < 10")
+    assert page.run(RIBBON) == [0, 5, 10]
+
+
+@pytest.mark.parametrize("width", [360, 390])
+def test_short_names_of_jobs_do_not_break(page: Page, stocked: Stocked, width: int) -> None:
+    page.size(width, 800)
+    page.open(stocked.served.url)
+    page.until_text("#job-table", "waiting")
+    lines = page.run(
+        "return [...document.querySelectorAll('#job-table tbody a')].map(each => ["
+        "each.textContent, each.getClientRects().length])"
+    )
+    short = [each for each in lines if each[0] != LONG]
+    assert len(short) == 3
+    assert all(count == 1 for _, count in short), lines
 
 
 def test_keys_alone_choose_a_job_and_a_step(page: Page, stocked: Stocked) -> None:
@@ -160,7 +222,14 @@ def test_drift_is_told_and_drawn(page: Page, stocked: Stocked) -> None:
     assert page.text("#drift-table").count("drifted") == len(warned)
     dots = page.run("return document.querySelectorAll('#scatters circle').length")
     assert dots == sum(len(each["points"]) for each in drift["schemes"])
-    assert f"--server {stocked.served.url} --job slower" in page.text("#refit")
+    assert page.run("return document.querySelectorAll('#warnings .warning').length") == 1
+    command = f"seqplan refit --server {stocked.served.url} --job slower -o refitted.json"
+    assert page.text("#refit code") == command
+    permissions = ["clipboardReadWrite", "clipboardSanitizedWrite"]
+    page.devtools("Browser.grantPermissions", permissions=permissions)
+    page.click("#copy-refit")
+    page.until_text("#copy-refit", "Copied")
+    assert page.run("return navigator.clipboard.readText()") == command
     opened(page, stocked, "live")
     assert page.text("#warnings") == ""
     assert not page.text("#refit")

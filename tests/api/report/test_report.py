@@ -111,10 +111,49 @@ def test_every_number_of_the_steps_is_in_a_table() -> None:
         assert f"{system.mean_ms:,.1f}" in cells
 
 
-def test_the_best_baseline_is_one_that_people_run() -> None:
-    words = Page.of(render(pipelined())).words
+def test_the_headline_names_both_that_count() -> None:
+    made = pipelined()
+    words = Page.of(render(made)).words
+    for what, system in zip(
+        ("the best published system", "the best static strategy with our balancing"),
+        made.systems[1:],
+        strict=True,
+    ):
+        at = words.index(f"Speed-up over {what}")
+        assert words[at + 1] == f"{system.mean_ms / made.ours.mean_ms:,.2f}×"
+        assert words[at + 2].startswith(f"{system.name}; ")
+    # The charts of single steps say which of them they show.
     assert f"Our slowest step (1): {ODD}" in words
     assert f"Our slowest step (1): {ODD}, balanced" not in words
+    assert sum(f"{ODD}, the best published system" in line for line in words) == 2
+    assert "best baseline" not in " ".join(words)
+    # What there is none of has no card, and the charts show the other.
+    less = replace(made, systems=(made.ours, made.systems[2]))
+    words = Page.of(render(less)).words
+    assert "Speed-up over the best published system" not in words
+    assert f"Our slowest step (1): {ODD}, balanced" in words
+
+
+def test_every_curve_is_drawn_its_own_way() -> None:
+    profile = shipped("llama-32b-a800-80gb")
+    schemes = [str(model.scheme) for model in profile.usable(64, 32_768)]
+    assert len(schemes) >= 13
+    document = render(replace(pipelined(), gpus=64), profile)
+    drawing = document.partition('aria-labelledby="cost-wide-title')[2].partition("</svg>")[0]
+    legend = re.findall(r'class="(curve k\d)"( stroke-dasharray="[^"]+")?', drawing)
+    assert len(legend) == 2 * len(schemes)  # a piece in the legend, and the curve
+    assert len(set(legend)) == len(schemes)
+    marks = re.findall(r'<path d="([^"]+)" class="mark-of (k\d)"', drawing)
+    assert len(set(marks)) == len(schemes)
+    dashes = [dash for _, dash in legend[: len(schemes)]]
+    shapes = [shape for shape, _ in marks[: len(schemes)]]
+    assert len(set(zip(dashes, shapes, strict=True))) == len(schemes)  # without colour, too
+    assert all(f">{scheme}</text>" in drawing for scheme in schemes)
+    assert "leader" not in drawing
+
+
+def test_no_chart_of_nearly_equal_bars() -> None:
+    assert "Longest sequence of each step" not in Page.of(render(pipelined())).words
 
 
 @MADE

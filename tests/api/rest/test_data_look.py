@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from made_files import Made
-from service_process import serving
+from service_process import serving_here
 from stocked_service import DATA, stock
 
 from seqplan.api.rest.routes.data_look import look_at_data
@@ -14,11 +14,11 @@ from seqplan.api.rest.routes.job_bodies import NewJob
 from seqplan.api.rest.routes.new_job import job_row
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import ArrayMissing, StoreUnavailable
-from seqplan.api.store.jobs import add_job
-from seqplan.api.store.lengths import lengths_path, put_lengths, write_lengths
-from seqplan.api.store.plans import StoredPlan, add_plan
-from seqplan.api.store.proposals import put_proposal
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.jobs import add_job
+from seqplan.api.store.tables.lengths import lengths_path, put_lengths, write_lengths
+from seqplan.api.store.tables.plans import StoredPlan, add_plan
+from seqplan.api.store.tables.proposals import put_proposal
 from seqplan.profiler.lengths import read_lengths
 
 
@@ -54,7 +54,7 @@ def test_the_transaction_reads_no_data(tmp_path: Path, dense: Made) -> None:
 
 
 def test_a_missing_file_is_a_conflict_with_its_mend(tmp_path: Path) -> None:
-    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+    with serving_here(tmp_path / "s.db") as served:
         stocked = stock(served)
         job = {"proposal": stocked.proposal, "lengths": stocked.lengths, "steps": 3}
         served.ok("POST", "/v1/jobs", {**job, "id": "begun", "look_ahead": 1})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import call, succeeded
-from service_process import Reply, Served, serving
+from service_process import Reply, Served, serving_here
 
 WRITES = [
     ("POST", "/v1/lengths?format=txt", b"5\n6\n7\n"),
@@ -20,7 +20,7 @@ WRITES = [
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("open")
-    with serving("--store", folder / "s.db", "--port", 0, "--allow-host", "Plans.Example") as here:
+    with serving_here(folder / "s.db", hosts=["Plans.Example"]) as here:
         yield here
 
 
@@ -79,9 +79,10 @@ def test_its_own_page_and_programs_are_served(served: Served) -> None:
 
 
 def test_with_tokens_they_decide(tmp_path: Path) -> None:
-    store = ("--store", tmp_path / "s.db", "--port", 0)
-    token = succeeded(call("serve", *store, "--add-token", "t", "--scope", "write")).strip()
-    with serving(*store) as guarded:
+    store = tmp_path / "s.db"
+    asked = ("--store", store, "--add-token", "t", "--scope", "write")
+    token = succeeded(call("serve", *asked)).strip()
+    with serving_here(store) as guarded:
         foreign = {"Host": "plans.internal", "Origin": "http://elsewhere"}
         assert guarded.ask("DELETE", "/v1/jobs/none", headers=foreign).status == 401
         known = {**foreign, "Authorization": f"Bearer {token}"}

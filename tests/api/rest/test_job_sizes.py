@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from command_line import call, complaint
 from made_files import Made
-from service_process import PATIENCE_S, Served, serving
+from service_process import PATIENCE_S, Served, serving_here
 from sqlalchemy import create_engine, text
 from stocked_service import Stocked, stock
 
 from seqplan.api.service.service import Service
-from seqplan.api.store.jobs import add_job
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.jobs import add_job
 from seqplan.planner.cluster import MOST_GPUS
 from seqplan.plans.format.canonical import canonical_json, digest_of
 
@@ -75,15 +75,12 @@ def _settled(served: Served, job: str) -> dict[str, Any]:
 
 
 def test_a_store_that_holds_such_a_job_starts(tmp_path: Path) -> None:
-    where = ("--store", tmp_path / "s.db", "--port", 0)
-    with serving(*where) as served:
+    with serving_here(tmp_path / "s.db") as served:
         stock(served).job("brick", 3)
-        served.process.kill()
-        served.process.wait()
     with sqlite3.connect(tmp_path / "s.db") as database:
         database.execute("UPDATE jobs SET world_size = ?, state = 'planning'", (ABSURD,))
     database.close()
-    with serving(*where) as served:
+    with serving_here(tmp_path / "s.db") as served:
         row = _settled(served, "brick")
         assert row["state"] == "failed"
         assert f"{ABSURD} GPUs are more than the {MOST_GPUS}" in row["error"]
@@ -95,8 +92,7 @@ def test_a_store_that_holds_such_a_job_starts(tmp_path: Path) -> None:
 
 
 def test_other_services_of_its_store_go_on(postgresql_url: str, tmp_path: Path) -> None:
-    where = ("--store", postgresql_url, "--files", tmp_path, "--port", 0)
-    with serving(*where) as served:
+    with serving_here(postgresql_url, tmp_path) as served:
         stocked = stock(served)
         engine = create_engine(postgresql_url)
         brick = JobRow(

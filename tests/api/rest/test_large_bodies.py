@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
-from service_process import serving
+from service_process import serving_here
 from stocked_service import WORLD, Stocked, stock
 
 from seqplan.api.rest.routes.job_bodies import PushedBatches
@@ -22,10 +22,10 @@ def either(
 ) -> Iterator[Stocked]:
     """A service on each kind of database."""
     folder = tmp_path_factory.mktemp("either")
-    store = ("--store", folder / "s.db")
+    store, files = str(folder / "s.db"), None
     if request.param == "postgresql":
-        store = ("--store", request.getfixturevalue("postgresql_server"), "--files", folder)
-    with serving(*store, "--port", 0) as served:
+        store, files = request.getfixturevalue("postgresql_server"), folder
+    with serving_here(store, files) as served:
         yield stock(served)
 
 

@@ -11,9 +11,9 @@ from seqplan.api.rest.live.metrics import Metrics
 from seqplan.api.service.drift_watch import DriftWatch
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service
-from seqplan.api.store.jobs import add_job
 from seqplan.api.store.rows import JobRow
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.jobs import add_job
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.drift import Drift
 

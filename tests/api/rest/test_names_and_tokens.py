@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Outcome, call, complaint, succeeded
-from service_process import PATIENCE_S, serving
+from service_process import PATIENCE_S, serving_here
 from stocked_service import Stocked
 
 from seqplan.api.store.store import Store
@@ -45,7 +45,7 @@ def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
         succeeded(_tokens(path, "--add-token", scope, "--scope", scope)).strip()
         for scope in ("read", "write")
     )
-    with serving("--store", path, "--port", 0) as served:
+    with serving_here(path) as served:
 
         def allowed(token: str) -> bool:
             reply = served.ask("GET", "/v1/jobs", headers={"Authorization": f"Bearer {token}"})
@@ -82,8 +82,8 @@ def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
     from seqplan.api.service.drift_watch import DriftWatch
     from seqplan.api.service.plan_summary import PlanSummaries
     from seqplan.api.service.service import Service
-    from seqplan.api.store.jobs import add_job
     from seqplan.api.store.rows import JobRow
+    from seqplan.api.store.tables.jobs import add_job
 
     store, odd = Store(str(tmp_path / "s.db")), 'x"} 1\nevil{job="y'
     with store.writing() as connection:  # as an older release's sidecar could

@@ -11,10 +11,10 @@ from seqplan.api.rest.live.plan_waiters import PlanWaiters
 from seqplan.api.rest.wire.problems import Problem
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service
-from seqplan.api.store.jobs import add_job, remove_job
-from seqplan.api.store.plans import StoredPlan, add_plan
 from seqplan.api.store.rows import JobRow
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.jobs import add_job, remove_job
+from seqplan.api.store.tables.plans import StoredPlan, add_plan
 from seqplan.plans.format.codec import digest, from_json
 
 GOLDEN = sorted((Path(__file__).parents[2] / "plans" / "golden").glob("*.jsonl"))

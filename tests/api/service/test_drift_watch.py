@@ -19,10 +19,10 @@ from seqplan.api.service.drift_watch import DriftWatch
 from seqplan.api.service.job_drift import JobDrift
 from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
 from seqplan.api.service.service import Service
-from seqplan.api.store.jobs import remove_job
-from seqplan.api.store.measurements import MeasurementRow, add_measurements
-from seqplan.api.store.plans import get_plan
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.jobs import remove_job
+from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
+from seqplan.api.store.tables.plans import get_plan
 from seqplan.plans.format.codec import from_json, to_json
 from seqplan.plans.plan import Plan
 from seqplan.profiler.fit.refit import measurable

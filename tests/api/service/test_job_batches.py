@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from seqplan.api.service.job_batches import Due, End, JobRemoved, NotYet, due_batches
-from seqplan.api.store.batches import add_batches
-from seqplan.api.store.jobs import add_job, remove_job, settle_job
 from seqplan.api.store.rows import JobRow
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.batches import add_batches
+from seqplan.api.store.tables.jobs import add_job, remove_job, settle_job
 from seqplan.planner.batches.batch import Batch
 
 JOB = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=2)

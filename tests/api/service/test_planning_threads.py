@@ -16,14 +16,14 @@ from sqlalchemy import QueuePool, create_engine
 from stocked_service import stock
 
 from seqplan.api.service.service import Service
-from seqplan.api.store import plans
-from seqplan.api.store.batches import add_batches
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.jobs import add_job, settle_job
 from seqplan.api.store.outages import outages
-from seqplan.api.store.proposals import put_proposal
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables import plans
+from seqplan.api.store.tables.batches import add_batches
+from seqplan.api.store.tables.jobs import add_job, settle_job
+from seqplan.api.store.tables.proposals import put_proposal
 from seqplan.planner.batches.batch import Batch
 
 READERS = 20

@@ -13,12 +13,12 @@ from service_process import PATIENCE_S
 from sqlalchemy import create_engine, make_url, text
 
 from seqplan.api.service.service import Service
-from seqplan.api.store.batches import add_batches
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.jobs import add_job
-from seqplan.api.store.proposals import put_proposal
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.batches import add_batches
+from seqplan.api.store.tables.jobs import add_job
+from seqplan.api.store.tables.proposals import put_proposal
 from seqplan.planner.batches.batch import Batch
 
 JOB = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=4, last_step=0)

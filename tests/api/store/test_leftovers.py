@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from service_process import PATIENCE_S, serving
+from service_process import PATIENCE_S, serving, serving_here
 from stocked_service import stock
 
-from seqplan.api.store.leftovers import remove_leftovers
-from seqplan.api.store.lengths import put_lengths, remove_lengths, write_lengths
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.leftovers import remove_leftovers
+from seqplan.api.store.tables.lengths import put_lengths, remove_lengths, write_lengths
 
 
 def _kept(store: Store, first: int) -> str:
@@ -93,7 +93,7 @@ def test_a_killed_upload_is_gone_after_the_next_start(tmp_path: Path) -> None:
             served.process.wait()
     array = files / "lengths" / f"{stocked.lengths}.npy"
     array.rename(array.with_suffix(".removed"))
-    with serving(*where) as served:
+    with serving_here(tmp_path / "s.db") as served:
         body = {"proposal": stocked.proposal, "lengths": stocked.lengths, "steps": 1}
         served.ok("POST", "/v1/jobs", body)
         assert sorted(path.name for path in files.iterdir()) == ["lengths", "lock"]
@@ -101,7 +101,7 @@ def test_a_killed_upload_is_gone_after_the_next_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", ["[[0,10,200000000]]", "[[0,10,199999999],[10,40,1,40]]"])
 def test_a_histogram_takes_no_room_on_the_disk(tmp_path: Path, rows: str) -> None:
-    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+    with serving_here(tmp_path / "s.db") as served:
         made = served.ok("POST", "/v1/lengths?format=histogram", rows.encode())
         assert made["sequences"] == 200_000_000
         assert [*(tmp_path / "s.db.files" / "lengths").iterdir()] == []

@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 from sqlalchemy import update
 
-from seqplan.api.store import (
-    jobs,
-    lengths,
-    plans,
-    schema,
-)
+from seqplan.api.store import schema
 from seqplan.api.store.errors import StoreError
 from seqplan.api.store.migrations import MIGRATIONS
-from seqplan.api.store.plans import StoredPlan
 from seqplan.api.store.rows import JobRow, LengthsRow, get
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables import jobs, lengths, plans
+from seqplan.api.store.tables.plans import StoredPlan
 from seqplan.planner.batches.sampler import SamplerState
 
 JOB = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=2)

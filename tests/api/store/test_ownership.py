@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from seqplan.api.store.errors import StoreError
-from seqplan.api.store.lengths import put_lengths, write_lengths
 from seqplan.api.store.store import Store
-from seqplan.api.store.tokens import add_token, known_tokens
+from seqplan.api.store.tables.lengths import put_lengths, write_lengths
+from seqplan.api.store.tables.tokens import add_token, known_tokens
 
 
 @pytest.mark.parametrize("spelling", ["symbolic", "hard", "dots", "url", "other files"])

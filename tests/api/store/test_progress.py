@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from seqplan.api.store import acks, measurements, plans
-from seqplan.api.store.acks import AckRow
-from seqplan.api.store.jobs import add_job
-from seqplan.api.store.measurements import MeasurementRow
-from seqplan.api.store.plans import StoredPlan
 from seqplan.api.store.rows import JobRow
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables import acks, measurements, plans
+from seqplan.api.store.tables.acks import AckRow
+from seqplan.api.store.tables.jobs import add_job
+from seqplan.api.store.tables.measurements import MeasurementRow
+from seqplan.api.store.tables.plans import StoredPlan
 
 WORLD = 5
 STEPS = range(3, 60, 2)

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, select
 
-from seqplan.api.store import (
+from seqplan.api.store import schema
+from seqplan.api.store.errors import InUse
+from seqplan.api.store.rows import JobRow, get
+from seqplan.api.store.store import Store
+from seqplan.api.store.tables import (
     acks,
     answers,
     batches,
@@ -18,14 +22,10 @@ from seqplan.api.store import (
     measurements,
     plans,
     proposals,
-    schema,
 )
-from seqplan.api.store.acks import AckRow
-from seqplan.api.store.errors import InUse
-from seqplan.api.store.measurements import MeasurementRow
-from seqplan.api.store.plans import StoredPlan
-from seqplan.api.store.rows import JobRow, get
-from seqplan.api.store.store import Store
+from seqplan.api.store.tables.acks import AckRow
+from seqplan.api.store.tables.measurements import MeasurementRow
+from seqplan.api.store.tables.plans import StoredPlan
 from seqplan.planner.batches.batch import Batch
 
 JOB = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=2)

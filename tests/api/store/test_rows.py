@@ -7,8 +7,6 @@ from dataclasses import fields
 import pytest
 
 from seqplan.api.store import schema
-from seqplan.api.store.jobs import add_job
-from seqplan.api.store.profiles import profile_ids
 from seqplan.api.store.rows import (
     JobOutline,
     JobRow,
@@ -25,6 +23,8 @@ from seqplan.api.store.rows import (
     page,
 )
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.jobs import add_job
+from seqplan.api.store.tables.profiles import profile_ids
 
 WHOLE = (ProfileRow, LengthsRow, ProposalRow, JobRow)
 PARTS = (ListedProfile, ListedLengths, ListedProposal, ListedJob, JobOutline)

@@ -9,22 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqplan.api.store import (
-    acks,
-    answers,
-    batches,
-    jobs,
-    lengths,
-    measurements,
-    plans,
-    schema,
-)
-from seqplan.api.store.acks import AckRow
+from seqplan.api.store import schema
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.measurements import MeasurementRow
-from seqplan.api.store.plans import StoredPlan
 from seqplan.api.store.rows import JobRow
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables import acks, answers, batches, jobs, lengths, measurements, plans
+from seqplan.api.store.tables.acks import AckRow
+from seqplan.api.store.tables.measurements import MeasurementRow
+from seqplan.api.store.tables.plans import StoredPlan
 from seqplan.planner.batches.batch import Batch
 
 JOB = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=2)

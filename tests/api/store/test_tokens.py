@@ -6,11 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from seqplan.api.store import (
-    tokens,
-)
 from seqplan.api.store.errors import StoreError
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables import tokens
 
 Opener = Callable[[], Store]
 

@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
 from seqplan.api.store import schema
-from seqplan.api.store.answers import forget_answers, forget_answers_below
 from seqplan.api.store.errors import InUse
 from seqplan.api.store.notices import notify, notify_removed
 from seqplan.api.store.rows import JobRow, columns, held
+from seqplan.api.store.tables.answers import forget_answers, forget_answers_below
 
 _PLANNED_BY = ("proposal", "lengths", "tokens", "seed", "steps", "first_step", "max_len")
 

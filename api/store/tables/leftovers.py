@@ -11,9 +11,9 @@ from pathlib import Path
 from sqlalchemy import select
 
 from seqplan.api.store import schema
-from seqplan.api.store.lengths import lengths_path
 from seqplan.api.store.rows import LengthsRow, locked
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.lengths import lengths_path
 
 UPLOAD_PREFIX = "upload-"
 """What the folder of an upload that is coming in begins with."""

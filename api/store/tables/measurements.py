@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from seqplan.api.store import schema
-from seqplan.api.store.jobs import lasting
+from seqplan.api.store.tables.jobs import lasting
 
 
 @dataclass(frozen=True)

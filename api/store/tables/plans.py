@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select
 
 from seqplan.api.store import schema
-from seqplan.api.store.measurements import slowest_ranks
 from seqplan.api.store.notices import notify
 from seqplan.api.store.rows import JobRow
+from seqplan.api.store.tables.measurements import slowest_ranks
 from seqplan.planner.batches.sampler import SamplerState
 
 _AT_ONCE = 500

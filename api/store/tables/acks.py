@@ -9,8 +9,8 @@ from sqlalchemy import Connection, func, literal, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from seqplan.api.store import schema
-from seqplan.api.store.jobs import lasting
 from seqplan.api.store.notices import notify
+from seqplan.api.store.tables.jobs import lasting
 from seqplan.planner.cluster import MOST_GPUS
 
 

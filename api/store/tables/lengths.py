@@ -12,12 +12,12 @@ import numpy.typing as npt
 from sqlalchemy import Connection, delete, insert
 
 from seqplan.api.store import schema
-from seqplan.api.store.answers import forget_answers
 from seqplan.api.store.errors import ArrayMissing
-from seqplan.api.store.jobs import check_unused
-from seqplan.api.store.proposals import check_not_made_from
 from seqplan.api.store.rows import LengthsRow, ListedLengths, columns, get, locked
 from seqplan.api.store.store import Store
+from seqplan.api.store.tables.answers import forget_answers
+from seqplan.api.store.tables.jobs import check_unused
+from seqplan.api.store.tables.proposals import check_not_made_from
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.profiler.lengths import Bucket, longest, summarise
 from seqplan.profiler.lengths.digest import lengths_digest

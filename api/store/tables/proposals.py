@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, update
 
 from seqplan.api.store import schema
-from seqplan.api.store.answers import forget_answers
 from seqplan.api.store.errors import InUse
-from seqplan.api.store.jobs import check_unused
 from seqplan.api.store.rows import ProposalRow, columns, get, locked
+from seqplan.api.store.tables.answers import forget_answers
+from seqplan.api.store.tables.jobs import check_unused
 from seqplan.planner.proposal.document import ProposalDocument
 
 

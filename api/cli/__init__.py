@@ -1,8 +1,7 @@
 """The command line: ``seqplan VERB`` is the module of that name.
 
-Read any verb; what they all stand in is in ``frame``. ``compare_output``, ``profile_measured`` and
-``profile_derived`` are parts of the verbs in their names. Public are ``main``, the parser and the
-list of verbs.
+Read any verb; what they all stand in is in ``frame``, and parts of the longest ones in
+``verb_parts``. Public are ``main``, the parser and the list of verbs.
 """
 
 from seqplan.api.cli.frame.entry import VERBS, build_parser, main

@@ -12,12 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.api.cli.compare_output import (
-    comparison_fields,
-    comparison_lines,
-    sweep_fields,
-    sweep_lines,
-)
 from seqplan.api.cli.frame.options import (
     add_overlap,
     add_planning_input,
@@ -30,6 +24,12 @@ from seqplan.api.cli.frame.options import (
 from seqplan.api.cli.frame.output_file import check_output
 from seqplan.api.cli.frame.terminal import ProgressBar
 from seqplan.api.cli.frame.verb import add_verb
+from seqplan.api.cli.verb_parts.compare_output import (
+    comparison_fields,
+    comparison_lines,
+    sweep_fields,
+    sweep_lines,
+)
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.comparison.compare import SYSTEMS, Options, compare
 from seqplan.planner.comparison.results import Comparison

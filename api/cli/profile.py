@@ -9,8 +9,8 @@ from typing import Any
 
 from seqplan.api.cli.frame.options import above_zero, add_cluster, add_model, positive
 from seqplan.api.cli.frame.output_file import check_output
-from seqplan.api.cli.profile_derived import completed, estimated, write_derived
-from seqplan.api.cli.profile_measured import measure_and_write, write_measured
+from seqplan.api.cli.verb_parts.profile_derived import completed, estimated, write_derived
+from seqplan.api.cli.verb_parts.profile_measured import measure_and_write, write_measured
 from seqplan.profiler.fit.busy import busy
 from seqplan.profiler.fit.pooling import merged
 from seqplan.profiler.measure.design import FIT_POINTS

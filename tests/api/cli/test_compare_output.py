@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comparisons import ODD, pipelined
 
-from seqplan.api.cli.compare_output import comparison_lines
+from seqplan.api.cli.verb_parts.compare_output import comparison_lines
 
 
 def test_the_lines_name_both_systems_that_count() -> None:

@@ -12,7 +12,7 @@ import pytest
 from settings_made import CODE
 
 from seqplan.api.cli import main
-from seqplan.api.cli.compare_output import sweep_lines
+from seqplan.api.cli.verb_parts.compare_output import sweep_lines
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison

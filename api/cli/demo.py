@@ -16,8 +16,8 @@ from seqplan.api.cli.frame.verb import add_verb
 from seqplan.api.cli.plan import StepRow, planned_rows, summary_lines
 from seqplan.api.cli.profiles import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.cli.propose import proposal_lines
-from seqplan.api.cli.train_check import check_lines
-from seqplan.api.training_check.check import check_training, first_plans
+from seqplan.api.cli.train_check import print_check
+from seqplan.api.training_check.check import first_plans
 from seqplan.api.training_check.every_kind import (
     EVERY_KIND,
     GPUS,
@@ -144,16 +144,8 @@ def execute_small(profile: Profile, lengths: npt.NDArray[np.integer], path: Path
         batches = sampler.batches(SMALL_STEPS)
         for _, line in planned_rows(proposal, batches, SMALL_SEED, workers=1):
             file.write(line + "\n")
-    with ProgressBar(sys.stderr) as progress:
-        check = check_training(
-            path,
-            first_plans(path, cluster.gpus, SMALL_STEPS),
-            data=None,
-            seed=SMALL_SEED,
-            dtype="float32",
-            progress=progress,
-        )
-    print("\n".join(check_lines(check, None, profile)))
+    plans = first_plans(path, cluster.gpus, SMALL_STEPS)
+    check = print_check(plans, data=None, seed=SMALL_SEED, dtype="float32", profile=profile)
     print(f"\nwritten: {path}")
     return check.agrees
 
@@ -167,11 +159,7 @@ def execute_every_kind(lengths: npt.NDArray[np.integer], path: Path) -> bool:
     plan = plan_every_kind(batch, profile, SMALL_SEED, SMALL_CLUSTER.max_len)
     with atomic_write(path) as file:
         file.write(to_json(plan) + "\n")
-    with ProgressBar(sys.stderr) as progress:
-        check = check_training(
-            path, [plan], data=None, seed=SMALL_SEED, dtype="float32", progress=progress
-        )
-    print("\n".join(check_lines(check, None, profile)))
+    check = print_check([plan], data=None, seed=SMALL_SEED, dtype="float32", profile=profile)
     print(f"\nwritten: {path}")
     return check.agrees
 

@@ -14,14 +14,22 @@ from typing import Any
 
 from seqplan.api.cli.frame.extras import need_torch
 from seqplan.api.cli.frame.options import natural, positive
-from seqplan.api.cli.frame.terminal import ProgressBar, table
+from seqplan.api.cli.frame.terminal import Columns, ProgressBar
 from seqplan.api.cli.frame.verb import add_verb
-from seqplan.api.training_check.check import GATES, Check, check_training, first_plans
+from seqplan.api.training_check.check import (
+    GATES,
+    Check,
+    CheckedStep,
+    checked_sizes,
+    first_plans,
+)
+from seqplan.api.training_check.runs import check_training
 from seqplan.plans.format.codec import digest
 from seqplan.plans.plan import Plan
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped, shipped_names
 
+STEPS = 10
 LARGE_STEP = 65_536
 """Tokens of a step from which a CPU takes minutes for it."""
 
@@ -52,7 +60,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--ranks", metavar="N", type=positive, required=True, help="as many as the plans are for"
     )
-    parser.add_argument("--steps", metavar="K", type=positive, default=10, help="default 10")
+    parser.add_argument(
+        "--steps", metavar="K", type=positive, help=f"default {STEPS}, or all that there are"
+    )
     parser.add_argument(
         "--data",
         metavar="TOKENS",
@@ -70,22 +80,56 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """The verb: 0 where both runs agree, 1 where not. ``ValueError`` on bad input."""
     need_torch("train-check")
-    plans = first_plans(args.plans, args.ranks, args.steps)
+    plans = first_plans(args.plans, args.ranks, args.steps or STEPS)
     if args.data is not None and not Path(args.data).exists():
         raise ValueError(f"{args.data}: No such file or directory")
     if args.seed + args.ranks >= 2**63:
         raise ValueError(f"--seed {args.seed}: is too large; below {2**63 - args.ranks}")
+    if args.steps is not None and len(plans) < args.steps:
+        few = f"{len(plans)} plan{'s' if len(plans) > 1 else ''}, not {args.steps}: all are run"
+        print(f"seqplan: {args.plans}: has {few}", file=sys.stderr)
     for warning in warnings(plans):
         print(f"seqplan: {warning}", file=sys.stderr)
-    with ProgressBar(sys.stderr) as progress:
-        check = check_training(
-            args.plans, plans, data=args.data, seed=args.seed, dtype=args.dtype, progress=progress
-        )
     if args.json:
+        with ProgressBar(sys.stderr) as progress:
+            check = check_training(
+                plans, data=args.data, seed=args.seed, dtype=args.dtype, progress=progress
+            )
         print(json.dumps(document(check, args.data)))
     else:
-        print("\n".join(check_lines(check, args.data)))
+        check = print_check(plans, data=args.data, seed=args.seed, dtype=args.dtype)
     return 0 if check.agrees else 1
+
+
+def print_check(
+    plans: Sequence[Plan],
+    *,
+    data: str | None,
+    seed: int,
+    dtype: str,
+    profile: Profile | None = None,
+) -> Check:
+    """Run a check and print it for people, each step when it is done; errors as ``check_training``.
+
+    ``profile``: the plans', where it is at hand.
+    """
+    columns = step_columns(plans)
+    begun = False
+    with ProgressBar(sys.stderr) as progress:
+
+        def step_seen(step: CheckedStep) -> None:
+            nonlocal begun
+            progress.clear()
+            if not begun:
+                print("\n".join([*setting_lines(plans, data, dtype), "", *columns.head()]))
+            begun = True
+            print(columns.line(step_cells(step)), flush=True)
+
+        check = check_training(
+            plans, data=data, seed=seed, dtype=dtype, progress=progress, step_seen=step_seen
+        )
+    print("\n".join(["", *verdict_lines(check, profile)]))
+    return check
 
 
 def warnings(plans: Sequence[Plan]) -> list[str]:
@@ -100,25 +144,31 @@ def warnings(plans: Sequence[Plan]) -> list[str]:
     return cautions
 
 
-def check_lines(check: Check, data: str | None, profile: Profile | None = None) -> list[str]:
-    """The check for people. ``profile``: the plans', where it is at hand."""
-    sizes, gates = check.sizes, check.gates
-    plan = check.steps[0].plan
-    reference = "float32" if check.dtype == "bfloat16" else check.dtype
+def setting_lines(plans: Sequence[Plan], data: str | None, dtype: str) -> list[str]:
+    """What is run."""
+    sizes = checked_sizes(plans)
+    reference = "float32" if dtype == "bfloat16" else dtype
+    source = "made from the seed and each sample's id"
+    if data is not None:
+        source = f"of {data}, ids modulo {sizes.vocab}"
     return [
         (
-            f"{plan.world_size} ranks ({check.dtype}) against one process ({reference}): Llama of "
+            f"{plans[0].world_size} ranks ({dtype}) against one process ({reference}): Llama of "
             f"{sizes.layers} layers, hidden {sizes.hidden}, {sizes.heads} heads "
             f"({sizes.kv_heads} KV), vocabulary {sizes.vocab}"
         ),
-        f"tokens {tokens_of(check, data)}; AdamW, clipped to a gradient norm of 1",
-        "",
-        *step_table(check),
-        "",
-        f"predicted: forward and backward {predicted_by(plan, profile)}",
+        f"tokens {source}; AdamW, clipped to a gradient norm of 1",
+    ]
+
+
+def verdict_lines(check: Check, profile: Profile | None = None) -> list[str]:
+    """What the times of the table are, and whether the runs agree."""
+    gates = check.gates
+    return [
+        f"predicted: forward and backward {predicted_by(check.steps[0].plan, profile)}",
         (
             f"measured: the slowest rank's whole step on this machine's {os.cpu_count()} cores, "
-            "which all ranks share"
+            "which the ranks share with the one process"
         ),
         (
             f"largest difference of parameters at the end: {check.parameter_difference:.1e} "
@@ -132,37 +182,30 @@ def check_lines(check: Check, data: str | None, profile: Profile | None = None) 
     ]
 
 
-def step_table(check: Check) -> list[str]:
-    """One line a step."""
-    return table(
-        (
-            *("step", "tokens", "loss, ranks", "one process", "differ by", "norms by"),
-            *("tokens/s", "predicted", "measured", "  strategy"),
-        ),
-        [
-            (
-                str(step.plan.step),
-                f"{step.plan.tokens:,}",
-                f"{step.loss:.8f}",
-                f"{step.reference_loss:.8f}",
-                f"{step.loss_difference:.1e}",
-                f"{step.gradient_norm_difference:.1e}",
-                f"{step.tokens_per_s:,.0f}",
-                f"{step.plan.predicted_ms:,.0f} ms",
-                f"{step.measured_ms:,.0f} ms",
-                "  " + step.plan.strategy_text,
-            )
-            for step in check.steps
-        ],
-        left=0,
+def step_columns(plans: Sequence[Plan]) -> Columns:
+    """Columns for the steps of these plans, wide enough for losses and times yet unknown."""
+    likely = [
+        step_cells(CheckedStep(plan, 10.0, 10.0, 1.0, 1.0, 10 * max(plan.tokens, 1)))
+        for plan in plans
+    ]
+    header = ("step", "tokens", "loss, ranks", "one process", "differ by", "norms by")
+    return Columns((*header, "tokens/s", "predicted", "measured", "  strategy"), likely, left=0)
+
+
+def step_cells(step: CheckedStep) -> tuple[str, ...]:
+    """A step's line of the table."""
+    return (
+        str(step.plan.step),
+        f"{step.plan.tokens:,}",
+        f"{step.loss:.8f}",
+        f"{step.reference_loss:.8f}",
+        f"{step.loss_difference:.1e}",
+        f"{step.gradient_norm_difference:.1e}",
+        f"{step.tokens_per_s:,.0f}",
+        f"{step.plan.predicted_ms:,.0f} ms",
+        f"{step.measured_ms:,.0f} ms",
+        "  " + step.plan.strategy_text,
     )
-
-
-def tokens_of(check: Check, data: str | None) -> str:
-    """Where the tokens are from."""
-    if data is None:
-        return "made from the seed and each sample's id"
-    return f"of {data}, ids modulo {check.sizes.vocab}"
 
 
 def predicted_by(plan: Plan, profile: Profile | None) -> str:

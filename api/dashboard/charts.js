@@ -45,7 +45,10 @@ function plotted({ look, colour: name }) {
 /** The y scale of a chart, from 0 up or by logarithm. */
 function scale({ logarithmic }) {
   if (!logarithmic) return { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] };
-  return { distr: 3, range: (_, low, high) => (low > 0 ? uPlot.rangeLog(low, high, 10, false) : [1, 10]) };
+  const power = (value) => 10 ** Math.floor(Math.log10(value));
+  // Ends of one digit: the lines of the grid count from the lower.
+  const ends = (low, high) => [Math.floor(low / power(low)) * power(low), (Math.floor(high / power(high)) + 1) * power(high)];
+  return { distr: 3, range: (_, low, high) => (low > 0 ? ends(low, high) : [1, 10]) };
 }
 
 /** The charts in `place`; `pick(index)` is called when a step is clicked. */

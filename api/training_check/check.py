@@ -1,22 +1,17 @@
-"""A training check: the steps of a plan file on real ranks, beside one process without a plan."""
+"""What a training check compares and allows, and the plans and the model that it can run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 
-from seqplan.api.training_check.processes import rank_environment, started
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 from seqplan.profiler.model_sizes import ModelSizes
-
-MODULE = "seqplan.runtime.train_check"
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -151,98 +146,3 @@ def first_plans(path: Path, ranks: int, steps: int) -> list[Plan]:
                 f"a gap, at most {before.step + 1 - plans[0].step} here: see --steps"
             )
     return plans
-
-
-def check_training(
-    path: Path,
-    plans: Sequence[Plan],
-    *,
-    data: str | None,
-    seed: int,
-    dtype: str,
-    progress: Progress,
-) -> Check:
-    """Train on real ranks under the plans, read from ``path``, then in one process; compare.
-
-    ``data``: a token file, or None for tokens seeded by sample id. ``ValueError`` for data that
-    the plans do not match, ``RuntimeError`` where a process fails.
-    """
-    sizes = checked_sizes(plans)
-    ranks = range(plans[0].world_size)
-    reported: dict[int, list[tuple[float, float, float]]] = {plan.step: [] for plan in plans}
-    expected: dict[int, tuple[float, float]] = {}
-    parameter, parameter_difference = "", math.nan
-    with started() as processes:
-        arguments = _arguments(path, plans, data, seed, dtype, sizes, processes.folder)
-        for rank in ranks:
-            processes.start(MODULE, arguments, rank_environment(rank, len(ranks)))
-        # It imports torch while the ranks do, and computes when they have: cores may be few.
-        reference = processes.start(MODULE, [*arguments, "--reference"], {})
-        progress("starting ranks", 0, len(plans))
-        for _, message in processes.messages(ranks):
-            if "port" in message:
-                for other in ranks[1:]:
-                    processes.tell(other, str(message["port"]))
-                continue
-            step = reported[message["step"]]
-            step.append((message["loss"], message["gradient_norm"], message["ms"]))
-            if len(step) == len(ranks):
-                progress("steps on ranks", message["step"] + 1 - plans[0].step, len(plans))
-        processes.tell(reference, "begin")
-        for _, message in processes.messages([reference]):
-            if "step" in message:
-                expected[message["step"]] = message["loss"], message["gradient_norm"]
-                progress("steps of reference", len(expected), len(plans))
-            else:
-                parameter = message["parameter"]
-                parameter_difference = message["parameter_difference"]
-    steps = tuple(_compared(plan, reported[plan.step], *expected[plan.step]) for plan in plans)
-    return Check(dtype, sizes, steps, parameter, parameter_difference)
-
-
-def _compared(
-    plan: Plan, reported: Sequence[tuple[float, float, float]], loss: float, norm: float
-) -> CheckedStep:
-    losses, norms, times = zip(*reported, strict=True)
-    return CheckedStep(
-        plan=plan,
-        loss=_furthest(losses, loss),
-        reference_loss=loss,
-        gradient_norm=_furthest(norms, norm),
-        reference_gradient_norm=norm,
-        measured_ms=max(times),
-    )
-
-
-def _furthest(values: Sequence[float], expected: float) -> float:
-    if any(math.isnan(value) for value in values):
-        return math.nan
-    return max(values, key=lambda value: relative(value, expected))
-
-
-def _arguments(
-    path: Path,
-    plans: Sequence[Plan],
-    data: str | None,
-    seed: int,
-    dtype: str,
-    sizes: ModelSizes,
-    folder: str,
-) -> list[str]:
-    values: dict[str, object] = {
-        "plans": path,
-        "first-step": plans[0].step,
-        "steps": len(plans),
-        "parameters": Path(folder) / "parameters.npz",
-        "seed": seed,
-        "dtype": dtype,
-        "hidden": sizes.hidden,
-        "layers": sizes.layers,
-        "heads": sizes.heads,
-        "kv-heads": sizes.kv_heads,
-        "ffn": sizes.ffn,
-        "vocab": sizes.vocab,
-    }
-    if data is not None:
-        values["data"] = data
-    return [f"--{name}={value}" for name, value in values.items()]

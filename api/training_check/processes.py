@@ -34,10 +34,17 @@ class RankProcesses:
         self.folder = folder
         self._said: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._names: list[str] = []
         self._logs: list[IO[bytes]] = []
 
-    def start(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-        """Start one more process; its number."""
+    def start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        name: str | None = None,
+    ) -> int:
+        """Start one more process, ``rank N`` where it has no other name; its number N."""
         number = len(self._processes)
         log = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - closed by end()
         self._logs.append(log)
@@ -50,6 +57,7 @@ class RankProcesses:
             start_new_session=True,  # Ctrl-C is this process's to handle
         )
         self._processes.append(process)
+        self._names.append(f"rank {number}" if name is None else name)
         threading.Thread(target=self._read, args=(number, process), daemon=True).start()
         return number
 
@@ -62,7 +70,7 @@ class RankProcesses:
             stdin.flush()
 
     def messages(self, numbers: Sequence[int]) -> Iterator[tuple[int, Message]]:
-        """What these processes say, until all of them are done.
+        """What these processes say, ``done`` included, until all of them are done.
 
         ``ValueError`` for bad input and ``RuntimeError`` for any other failure that one of them
         tells or dies of.
@@ -75,9 +83,9 @@ class RankProcesses:
                     raise self._failure(number, None)
             elif "error" in message:
                 raise self._failure(number, message)
-            elif "done" in message:
-                waiting.discard(number)
             else:
+                if "done" in message:
+                    waiting.discard(number)
                 yield number, message
 
     def end(self) -> None:
@@ -114,12 +122,12 @@ class RankProcesses:
         failed = {who for who, said in messages if said is not None and "error" in said}
         for who, said in messages:
             if said is None and who not in failed:
-                return RuntimeError(f"rank {who} {self._death(who)}")
+                return RuntimeError(f"{self._names[who]} {self._death(who)}")
         errors = [said for _, said in messages if said is not None and "error" in said]
         for said in errors:
             if said["input"]:
                 return ValueError(said["error"])
-        return RuntimeError(f"rank {number}: {errors[0]['error']}")
+        return RuntimeError(f"{self._names[number]}: {errors[0]['error']}")
 
     def _death(self, number: int) -> str:
         code = self._processes[number].wait()

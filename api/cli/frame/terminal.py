@@ -8,19 +8,36 @@ from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 
+class Columns:
+    """Columns of a table as wide as their header and the widest of ``rows``.
+
+    The first ``left`` columns are left-aligned, the others right-aligned. For tables whose rows
+    come one by one; what is wider than was known shifts the rest of its row.
+    """
+
+    def __init__(self, header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:
+        self._header = header
+        self._widths = [max(map(len, cells)) for cells in zip(header, *rows, strict=True)]
+        self._left = left
+
+    def head(self) -> list[str]:
+        """Return the lines above the rows."""
+        return [self.line(self._header), "  ".join("─" * width for width in self._widths)]
+
+    def line(self, row: Sequence[str]) -> str:
+        """Return the line of a row."""
+        parts = [
+            text.ljust(width) if i < self._left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, self._widths, strict=True))
+        ]
+        return "  ".join(parts).rstrip()
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
     """Lines of a table; the first ``left`` columns are left-aligned, the others right-aligned."""
-    cells = [list(header), *(list(row) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    lines = []
-    for row in cells:
-        parts = [
-            text.ljust(width) if i < left else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(parts).rstrip())
-    lines.insert(1, "  ".join("─" * width for width in widths))
-    return lines
+    rows = list(rows)
+    columns = Columns(header, rows, left)
+    return [*columns.head(), *map(columns.line, rows)]
 
 
 def seconds(time_ms: float | None) -> str:
@@ -64,10 +81,14 @@ class ProgressBar:
         self._shown = True
         self._out.flush()
 
+    def clear(self) -> None:
+        """Take the bar away, before a line is printed or at the end."""
+        if self._terminal and self._shown:
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+
     def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._terminal and self._shown:
-            self._out.write("\r\x1b[K")
-            self._out.flush()
+        self.clear()

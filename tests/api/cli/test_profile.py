@@ -163,7 +163,8 @@ def test_what_was_measured_on_ranks_completes_itself(
     bytes_per_token = profile.document["memory"]["activation_bytes_per_token"]
     was = measured["memory"]["activation_bytes_per_token"]
     assert bytes_per_token["1"] == was["1"]
-    # Both split norms and residuals over tp.
+    # Both are of trainers that split norms and residuals over tp.
+    assert measured["tensor_parallel"] == "sequence-parallel"
     assert "notes" not in measured
     assert bytes_per_token["2"] == pytest.approx(was["2"], rel=0.02)
 

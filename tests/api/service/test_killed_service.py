@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from service_process import serving
+from service_process import serving, serving_here
 from stocked_service import WORLD, deliver, stock
 
 from seqplan.runtime.errors import EndOfPlans
@@ -17,28 +17,26 @@ STEPS = 12
 
 
 def test_killed_in_the_middle(tmp_path: Path) -> None:
-    def store(name: str) -> tuple[str, Path, str, int]:
-        return ("--store", tmp_path / name, "--port", 0)
-
-    with serving(*store("undisturbed.db")) as served:
+    store = ("--store", tmp_path / "killed.db", "--port", 0)
+    with serving_here(tmp_path / "undisturbed.db") as served:
         stock(served).job("job", STEPS)
         expected = deliver(served, served, 0, STEPS)
         lines = [served.ask("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
     assert len(set(expected)) == STEPS
 
     digests: list[str] = []
-    with serving(*store("killed.db")) as served:
+    with serving(*store) as served:
         stock(served).job("job", STEPS)
         digests += deliver(served, served, 0, 5)
         served.process.send_signal(signal.SIGKILL)
         served.process.wait()
-    with serving(*store("killed.db")) as served:
+    with serving(*store) as served:
         job = served.ok("GET", "/v1/jobs/job")
         assert job["acknowledged"] == [4] * WORLD
         digests += deliver(served, served, 5, 6)
         served.process.send_signal(signal.SIGKILL)
         served.process.wait()
-    with serving(*store("killed.db")) as served:
+    with serving_here(tmp_path / "killed.db") as served:
         digests += deliver(served, served, 6, STEPS)
         again = [served.ask("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
         source = HttpSource(served.url, "job")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from service_process import COMMAND, Served, serving
+from service_process import COMMAND, Served, serving, serving_here
 from stocked_service import DATA, WORLD, deliver, stock
 
 STEPS = 12
@@ -26,7 +26,7 @@ def _published(served: Served) -> int:
 
 
 def test_two_services_share_a_job(postgresql_url: str, tmp_path: Path) -> None:
-    with serving("--store", tmp_path / "alone.db", "--port", 0) as served:
+    with serving_here(tmp_path / "alone.db") as served:
         stock(served).job("job", STEPS)
         expected = deliver(served, served, 0, STEPS)
 

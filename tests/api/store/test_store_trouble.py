@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from service_process import Served, serving
+from service_process import Served, serving, serving_here
 from stocked_service import WORLD, stock
 
 STEPS = 6
@@ -52,13 +52,13 @@ def test_a_full_disk(tmp_path: Path) -> None:
             assert served.ask("GET", f"/v1/jobs/job/plans/{step}?wait=60").status == 200
             assert [_acknowledge(served, step, rank) for rank in range(WORLD)] == [200] * WORLD
         assert served.ask("POST", "/v1/lengths", _array(np.arange(1, 5000))).status == 201
-    with serving("--store", store, "--port", 0) as served:
+    with serving_here(store) as served:
         assert served.ok("GET", "/v1/jobs/job")["acknowledged"] == [STEPS - 1] * WORLD
 
 
 def test_a_locked_database(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
-    with serving("--store", store, "--port", 0) as served:
+    with serving_here(store) as served:
         stock(served).job("job", STEPS, look_ahead=2)
         assert served.ask("GET", "/v1/jobs/job/plans/0?wait=60").status == 200
         other = sqlite3.connect(store, isolation_level=None)

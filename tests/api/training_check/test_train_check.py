@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -54,35 +55,45 @@ def _planned(folder: Path, profile: Path, lengths: Path, *, tokens: int, steps: 
     return plans
 
 
-def children(path: Path) -> list[int]:
-    """Processes whose arguments name this plan file, but for the command itself."""
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the commands of a test have their temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
+
+
+def children(temporary: Path) -> list[int]:
+    """Processes whose arguments name this folder: those that a command has started."""
     numbers = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_text().split("\0")
         except OSError:
             continue
-        if f"--plans={path}" in words:
+        if any(word.startswith(f"--parameters={temporary}/") for word in words):
             numbers.append(int(folder.name))
     return numbers
 
 
-def have_children(path: Path, count: int) -> bool:
+def have_children(temporary: Path, count: int) -> bool:
     """Whether there are so many, within a while: /proc may be read while a process starts."""
     deadline = time.monotonic() + ENDED_S
-    while len(children(path)) != count and time.monotonic() < deadline:
+    while len(children(temporary)) != count and time.monotonic() < deadline:
         time.sleep(0.1)
-    return len(children(path)) == count
+    return len(children(temporary)) == count
 
 
-def no_child_left(path: Path) -> bool:
-    return have_children(path, 0)
+def no_child_left(temporary: Path) -> bool:
+    return have_children(temporary, 0)
 
 
 # What is executed
 
 
-def test_ranks_agree_with_one_process(plans: Path) -> None:
+def test_ranks_agree_with_one_process(plans: Path, temporary: Path) -> None:
     told = process(
         *("train-check", "--plans", plans, "--ranks", RANKS, "--steps", 4),
         *("--dtype", "float64", "--json"),
@@ -103,7 +114,7 @@ def test_ranks_agree_with_one_process(plans: Path) -> None:
     losses = [step["loss"] for step in report["steps"]]
     assert losses[0] == pytest.approx(math.log(256), rel=0.02)  # an untrained model's
     assert len(set(losses)) == 4
-    assert no_child_left(plans)
+    assert no_child_left(temporary)
 
 
 def test_rounds_agree_too(lengths: Path, tmp_path: Path) -> None:
@@ -140,6 +151,46 @@ def test_runs_that_differ(plans: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert float(row[2]) == pytest.approx(float(row[3]), rel=1e-5)
 
 
+def test_rows_come_as_steps_are_done(plans: Path) -> None:
+    """The first rows are there while the ranks still run, and before the last."""
+    line = ("train-check", "--plans", str(plans), "--ranks", str(RANKS), "--steps", str(STEPS))
+    with subprocess.Popen(
+        [*COMMAND, *line], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as command:
+        assert command.stdout is not None
+        table = [command.stdout.readline() for _ in range(6)]
+        assert table[3].split()[:2] == ["step", "tokens"]
+        assert table[5].split()[0] == "0"
+        # What is stopped now would have taken the other steps, and then have said its verdict.
+        command.send_signal(signal.SIGINT)
+        rest = command.stdout.read().splitlines()
+        assert command.wait(ENDED_S) == 130
+    assert len(rest) < STEPS - 1
+    assert [row.split()[0] for row in rest] == [f"{at}" for at in range(1, len(rest) + 1)]
+
+
+def test_fewer_plans_than_asked_for(plans: Path, tmp_path: Path) -> None:
+    """Said before anything starts; what is beyond the steps asked for does not matter."""
+    two = rewritten(plans, tmp_path, *list(read_plans(plans))[:2])
+    done = call("train-check", "--plans", two, "--ranks", RANKS, "--steps", 99)
+    assert done.code == 0
+    assert f"seqplan: {two}: has 2 plans, not 99: all are run" in done.err.splitlines()
+    lines = done.out.splitlines()
+    assert [line.split()[0] for line in lines[5:7]] == ["0", "1"]
+    assert "measured: the slowest rank's whole step" in done.out
+    assert "which the ranks share with the one process" in done.out
+    assert lines[-1].startswith("the runs agree")
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_text(two.read_text() + '{"damaged')
+    report = json.loads(
+        succeeded(call("train-check", "--plans", damaged, "--ranks", RANKS, "--steps", 2, "--json"))
+    )
+    assert len(report["steps"]) == 2
+    # A damaged one among them is told of before any rank is started.
+    said = complaint(call("train-check", "--plans", damaged, "--ranks", RANKS, "--steps", 3))
+    assert said.startswith(f"{damaged}:3: ")
+
+
 def test_tensor_and_pipeline_parallel_plans_agree_too(tmp_path: Path) -> None:
     """One step each of two ranks of tensor, pipeline, Ulysses and ring parallelism."""
     path = tmp_path / "plans.jsonl"
@@ -157,7 +208,7 @@ def test_tensor_and_pipeline_parallel_plans_agree_too(tmp_path: Path) -> None:
     assert document["parameter_difference"] <= 1e-12
 
 
-def test_data_that_does_not_hold_the_plan(plans: Path, tmp_path: Path) -> None:
+def test_data_that_does_not_hold_the_plan(plans: Path, tmp_path: Path, temporary: Path) -> None:
     data = tmp_path / "tokens.jsonl"
     data.write_text("[1, 2, 3]\n")
     done = process("train-check", "--plans", plans, "--ranks", RANKS, "--data", data, timeout=120)
@@ -165,7 +216,7 @@ def test_data_that_does_not_hold_the_plan(plans: Path, tmp_path: Path) -> None:
     said = done.err.splitlines()[-1]
     assert "of step 0: the data has no such id, it has 1 samples" in said
     assert "Traceback" not in done.err
-    assert no_child_left(plans)
+    assert no_child_left(temporary)
 
 
 # What ends early
@@ -176,7 +227,7 @@ def test_data_that_does_not_hold_the_plan(plans: Path, tmp_path: Path) -> None:
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )
 def test_nothing_is_left_of_a_command_that_is_stopped(
-    plans: Path, number: signal.Signals, code: int
+    plans: Path, temporary: Path, number: signal.Signals, code: int
 ) -> None:
     with subprocess.Popen(
         [*COMMAND, "train-check", "--plans", str(plans), "--ranks", str(RANKS)],
@@ -186,16 +237,16 @@ def test_nothing_is_left_of_a_command_that_is_stopped(
     ) as command:
         assert command.stderr is not None
         assert command.stderr.readline().startswith("starting ranks")
-        assert have_children(plans, RANKS + 1)
+        assert have_children(temporary, RANKS + 1)
         command.send_signal(number)
         rest = command.stderr.read()
         assert command.wait(ENDED_S) == code
     assert "Traceback" not in rest
-    assert no_child_left(plans)
+    assert no_child_left(temporary)
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /proc")
-def test_a_rank_that_dies(plans: Path) -> None:
+def test_a_rank_that_dies(plans: Path, temporary: Path) -> None:
     with subprocess.Popen(
         [
             *(*COMMAND, "train-check", "--plans", str(plans), "--ranks", str(RANKS)),
@@ -207,21 +258,43 @@ def test_a_rank_that_dies(plans: Path) -> None:
     ) as command:
         assert command.stderr is not None
         assert command.stderr.readline().startswith("starting ranks")
-        os.kill(rank_process(plans, 1), signal.SIGKILL)
+        os.kill(rank_process(temporary, 1), signal.SIGKILL)
         out, err = command.communicate(timeout=ENDED_S)
     assert command.returncode == 1
     assert out == ""
     assert err == "seqplan: rank 1 was killed by SIGKILL; is there enough memory?\n"
-    assert no_child_left(plans)
+    assert no_child_left(temporary)
 
 
-def rank_process(plans: Path, rank: int) -> int:
+def rank_process(temporary: Path, rank: int) -> int:
     """The process with this rank in its environment."""
-    for number in children(plans):
+    for number in children(temporary):
         environment = Path(f"/proc/{number}/environ").read_text().split("\0")
         if f"RANK={rank}" in environment:
             return number
     raise AssertionError(f"no rank {rank}")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /proc")
+def test_the_one_process_dies(plans: Path, temporary: Path) -> None:
+    line = ("train-check", "--plans", str(plans), "--ranks", str(RANKS), "--steps", str(STEPS))
+    with subprocess.Popen(
+        [*COMMAND, *line], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stderr is not None
+        assert command.stderr.readline().startswith("starting ranks")
+        assert have_children(temporary, RANKS + 1)
+        (number,) = (
+            number
+            for number in children(temporary)
+            if "--reference" in Path(f"/proc/{number}/cmdline").read_text().split("\0")
+        )
+        os.kill(number, signal.SIGKILL)
+        _, err = command.communicate(timeout=ENDED_S)
+    assert command.returncode == 1
+    said = err.splitlines()[-1]
+    assert said == "seqplan: the one process was killed by SIGKILL; is there enough memory?"
+    assert no_child_left(temporary)
 
 
 def test_a_process_that_ends_without_a_word() -> None:
@@ -244,8 +317,10 @@ def test_messages_until_all_are_done(tmp_path: Path) -> None:
         for number in range(2):
             processes.start("said", [], {"PYTHONPATH": str(tmp_path)})
             processes.tell(number, f"process {number}")
-        said = sorted((number, message["step"]) for number, message in processes.messages([0, 1]))
+        told = list(processes.messages([0, 1]))
+        said = sorted((number, message["step"]) for number, message in told if "step" in message)
         assert said == [(0, "process 0"), (1, "process 1")]
+        assert sorted(number for number, message in told if "done" in message) == [0, 1]
         folder = Path(processes.folder)
         assert folder.is_dir()
     assert not folder.exists()

@@ -20,14 +20,15 @@ from seqplan.plans.version import VERSION
 SURFACE = {
     "lengths": "SOURCE --field --tokenizer --bytes-per-token --glob -o/--output --json",
     "profiles": "NAME|FILE --gpus --max-len --optimizer-shards --json",
-    "profile": "--model --hidden --layers --heads --kv-heads --ffn --vocab --device --dtype "
-    "--schemes --lengths --points --measured-layers --repeats --checkpointing --hardware --nodes "
-    "--gpus-per-node --intra-gb-s --inter-gb-s --zero --capacity-gib --name --samples --estimate "
-    "--complete --merge --plot -o/--output! --json",
+    "profile": "--model --hidden --layers --heads --kv-heads --ffn --vocab --head-dim "
+    "--tied/--no-tied --device --dtype --schemes --lengths --points --measured-layers --repeats "
+    "--checkpointing --hardware --nodes --gpus-per-node --intra-gb-s --inter-gb-s --zero "
+    "--capacity-gib --even-if-busy --name --samples --estimate --complete --merge --plot "
+    "-o/--output! --json",
     "refit": "--profile --plans --server --measurements --job --token -o/--output --json",
-    "estimate": "--model --hidden --layers --heads --kv-heads --ffn --vocab --hardware! --nodes "
-    "--gpus-per-node --intra-gb-s --inter-gb-s --tp --pp --ulysses --ring --seq-len! --batch "
-    "--micro-batch --zero --checkpointing --json",
+    "estimate": "--model --hidden --layers --heads --kv-heads --ffn --vocab --head-dim "
+    "--tied/--no-tied --hardware! --nodes --gpus-per-node --intra-gb-s --inter-gb-s --tp --pp "
+    "--ulysses --ring --seq-len! --batch --micro-batch --zero --checkpointing --json",
     "validate-model": "--rows --json",
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
     "--optimizer-shards --include-flagged --exchange-ms --overlap -o/--output --json",

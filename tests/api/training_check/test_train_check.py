@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -426,11 +426,19 @@ def test_a_model_has_heads_for_every_ulysses_rank(plans: Path, ulysses: int) -> 
 def test_a_model_that_all_schemes_can_run(plans: Path, schemes: list[Scheme]) -> None:
     plan = next(read_plans(plans))
     pipelines = tuple(replace(plan.pipelines[0], scheme=scheme) for scheme in schemes)
-    sizes = asdict(checked_sizes([replace(plan, pipelines=pipelines)]))
-    hidden = sizes.pop("hidden")
-    assert hidden % (2 * sizes["heads"]) == 0
-    assert sizes["heads"] % sizes["kv_heads"] == 0
-    assert [refusal(scheme, **sizes) for scheme in schemes] == [None] * len(schemes)
+    sizes = checked_sizes([replace(plan, pipelines=pipelines)])
+    assert sizes.hidden % (2 * sizes.heads) == 0
+    assert sizes.heads % sizes.kv_heads == 0
+    for scheme in schemes:
+        reason = refusal(
+            scheme,
+            layers=sizes.layers,
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            ffn=sizes.ffn,
+            vocab=sizes.vocab,
+        )
+        assert reason is None
 
 
 def test_importing_it_leaves_torch_alone() -> None:

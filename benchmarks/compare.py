@@ -11,7 +11,7 @@ from benchmarks.settings import PROFILE, Data, cluster, markdown
 from seqplan.planner.comparison.advice import ablation
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
-from seqplan.planner.exchange import exchange_of
+from seqplan.planner.exchange.choice import exchange_of
 from seqplan.profiler.shipped.catalogue import shipped
 
 GPUS, STEPS, SEED = 64, 20, 0

@@ -14,7 +14,7 @@ from benchmarks.settings import PROFILE, Data, cluster, markdown
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.comparison.compare import Options, compare
-from seqplan.planner.exchange import NO_EXCHANGE
+from seqplan.planner.exchange.times import NO_EXCHANGE
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.profiler.shipped.catalogue import shipped
 

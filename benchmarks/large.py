@@ -9,7 +9,7 @@ from statistics import median
 from benchmarks.settings import PROFILE, Data, cluster, markdown
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import mean_propagation_ms
-from seqplan.planner.exchange import exchange_of
+from seqplan.planner.exchange.choice import exchange_of
 from seqplan.profiler.shipped.catalogue import shipped
 
 GPUS, STEPS, SEED = 1024, 10, 0

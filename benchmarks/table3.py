@@ -15,7 +15,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison, mean_propagation_ms
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange import exchange_of
+from seqplan.planner.exchange.choice import exchange_of
 from seqplan.profiler.shipped.catalogue import shipped
 
 SETTINGS = (("7b", 8), ("7b", 16), ("13b", 16), ("13b", 32), ("32b", 32), ("32b", 64))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from seqplan.planner.comparison.compare import compare
     from seqplan.planner.comparison.results import Comparison
     from seqplan.planner.errors import Infeasible
-    from seqplan.planner.exchange import Exchange
+    from seqplan.planner.exchange.times import Exchange
     from seqplan.planner.proposal.document import ProposalDocument, ProposalError
     from seqplan.planner.proposal.make_proposal import make_proposal
     from seqplan.planner.step.step_planner import StepPlanner
@@ -35,7 +35,7 @@ _HOMES = {
     "comparison.compare": ("compare",),
     "comparison.results": ("Comparison",),
     "errors": ("Infeasible",),
-    "exchange": ("Exchange",),
+    "exchange.times": ("Exchange",),
     "proposal.document": ("ProposalDocument", "ProposalError"),
     "proposal.make_proposal": ("make_proposal",),
     "step.step_planner": ("StepPlanner",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,44 +11,81 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
 from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.bounds.step_bounds import single_bound_ms
-from seqplan.planner.exchange import Exchange
+from seqplan.planner.exchange.times import Exchange, Family, layouts_of
 from seqplan.planner.placement.fleet import Models, PipelineClass
-from seqplan.plans.scheme import Scheme
-from seqplan.profiler.scheme_model import SchemeModel
+
+
+@dataclass(frozen=True)
+class FamilyRelaxation:
+    """The relaxation over all strategies of some layouts, and what their exchange takes at most."""
+
+    relaxation: AllStrategies
+    exchange_ms: float
+
+    def quick_bound_ms(self, batch: Batch) -> float:
+        """Bound step and exchange in microseconds: the longest sequence alone, and the area."""
+        classes, gpus = self.relaxation.classes, self.relaxation.gpus
+        return max(single_bound_ms(classes, batch), _area_ms(classes, batch, gpus)) + (
+            self.exchange_ms
+        )
 
 
 class Families:
-    """The relaxation over all strategies of equal replicas: one for each ⟨tp, pp⟩."""
+    """The relaxations over all strategies, one for each time that their exchange takes.
 
-    def __init__(self, models: Models, gpus: int) -> None:
-        self.gpus = gpus
-        by_split: dict[tuple[int, int], dict[Scheme, SchemeModel]] = {}
-        for scheme, model in models.items():
-            by_split.setdefault((scheme.tp, scheme.pp), {})[scheme] = model
-        self.relaxations = [AllStrategies(family, gpus) for _, family in sorted(by_split.items())]
+    ``whole``: the one over all strategies, whatever they exchange; ``by_layout``: one for each
+    layout alone, ascending.
+    """
+
+    def __init__(self, models: Models, gpus: int, exchange: Exchange) -> None:
+        self.whole = AllStrategies(models, gpus)
+        layouts = layouts_of(models)
+        relaxations = {layouts: self.whole}
+
+        def of(family: Family) -> FamilyRelaxation:
+            if family.layouts not in relaxations:
+                members = {s: m for s, m in models.items() if (s.tp, s.pp) in family.layouts}
+                relaxations[family.layouts] = AllStrategies(members, gpus)
+            return FamilyRelaxation(relaxations[family.layouts], family.exchange_ms)
+
+        self.members = [of(family) for family in exchange.families(layouts)]
+        self.by_layout = [
+            of(Family(frozenset({layout}), exchange.exposed_ms([layout])))
+            for layout in sorted(layouts)
+        ]
+
+    @property
+    def spaces(self) -> list[FamilyRelaxation]:
+        """List each layout alone, then the families of several layouts."""
+        single = {id(alone.relaxation) for alone in self.by_layout}
+        return [
+            *self.by_layout,
+            *(member for member in self.members if id(member.relaxation) not in single),
+        ]
 
 
 def exchange_bound_ms(
-    families: Families, batch: Batch, bound_ms: float, exchange: Exchange
+    families: Families, batch: Batch, bound_ms: float, reached_ms: float
 ) -> float:
-    """Prove a lower bound (ms) on step and exchange together, over all strategies.
+    """Prove a lower bound on step and exchange together, over all strategies (ms).
 
-    ``bound_ms`` bounds the step of any strategy. Strategies of different replicas add the dearer
-    exchange to it; those of equal replicas add the cheaper one to the bound of their own family.
+    ``bound_ms`` bounds the step of any strategy, ``reached_ms`` is a time with exchange that one
+    reaches. Every strategy is in a family that takes no longer to exchange than the strategy: the
+    least over the families of their own bound and exchange holds for all.
     """
-    same, different = exchange.exposed_ms(False), exchange.exposed_ms(True)
-    if not exchange.decides:
-        return bound_ms + different
-    least = bound_ms + different
-    for family in families.relaxations:
-        low = max(single_bound_ms(family.classes, batch), _area_ms(family.classes, batch, families))
-        if low + same < least:
-            low = max(low, all_strategies_bound_ms(family, batch, least - same))
-            least = min(least, max(low, bound_ms) + same)
+    least = reached_ms
+    for family in sorted(families.members, key=lambda member: member.quick_bound_ms(batch)):
+        low = max(family.quick_bound_ms(batch) - family.exchange_ms, bound_ms)
+        if low + family.exchange_ms >= least:
+            continue
+        if family.relaxation is not families.whole:
+            solved = all_strategies_bound_ms(family.relaxation, batch, least - family.exchange_ms)
+            low = max(low, solved)
+        least = min(least, low + family.exchange_ms)
     return least
 
 
-def _area_ms(classes: Sequence[PipelineClass], batch: Batch, families: Families) -> float:
+def _area_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
     """Spread all work, each length on its cheapest class in GPU-time, over all GPUs (ms)."""
     costs = np.stack(
         [
@@ -60,4 +98,4 @@ def _area_ms(classes: Sequence[PipelineClass], batch: Batch, families: Families)
         ]
     )
     area = float(costs.min(axis=0) @ batch.multiplicity)
-    return area / families.gpus * (1 - ROUNDING)
+    return area / gpus * (1 - ROUNDING)

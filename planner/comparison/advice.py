@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.results import System, mean_propagation_ms
-from seqplan.planner.exchange import Exchange
+from seqplan.planner.exchange.times import Exchange
 from seqplan.profiler.profile import Profile
 
 

@@ -14,7 +14,7 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.advice import advice, assumptions
 from seqplan.planner.comparison.results import Comparison, System
-from seqplan.planner.exchange import Exchange
+from seqplan.planner.exchange.times import Exchange
 from seqplan.planner.proposal.candidates import Progress
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.iteration import Execution, Iteration, simulate_iteration

@@ -1,8 +1,7 @@
 """Our proposal: candidate strategies for a data set, from sampled batches.
 
 Strategies are judged by real placement of whole batches, and against a lower bound over all
-strategies. Where parameters and gradients take longer to exchange between different replicas than
-between equal ones, that counts in a strategy's time.
+strategies. What parameters and gradients take to be exchanged counts in a strategy's time.
 """
 
 from __future__ import annotations
@@ -14,31 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.all_strategies import FITS, AllStrategies, all_strategies_bound_ms
-from seqplan.planner.bounds.step_bounds import single_bound_ms
-from seqplan.planner.bounds.with_exchange import Families, exchange_bound_ms
-from seqplan.planner.exchange import NO_EXCHANGE, Exchange, replicas_differ
-from seqplan.planner.placement.dispatch import dispatch
-from seqplan.planner.placement.fill import Filler, Filling
+from seqplan.planner.bounds.with_exchange import Families
+from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange, Layout, layouts_of
 from seqplan.planner.placement.fleet import Fleet, Models
+from seqplan.planner.proposal.batch_times import BatchTimes
 from seqplan.planner.proposal.search import search
-from seqplan.planner.strategies.homogeneous import homogeneous_strategies
+from seqplan.planner.strategies.homogeneous import promising_homogeneous
 from seqplan.plans.scheme import Strategy
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
 
-
-RUNGS = (1.01, 1.03, 1.08, 1.2, 1.5, 2.0, 4.0)
-"""Times, relative to the best known for a batch, at which a strategy is tried on it."""
-
-EXACT_BELOW = 1.03
-"""Strategies this close to a batch's best are searched to their least time there."""
-
-
-CLOSE = 0.015
-"""A batch is searched when its best known strategy is further than this above the bound."""
-
+ONE_LAYOUT = 0.01
+"""One layout is chosen where several together are not better by more than this share."""
 
 @dataclass(frozen=True)
 class Effort:
@@ -64,12 +51,29 @@ class Proposed:
 
 
 @dataclass(frozen=True)
+class LayoutTimes:
+    """Mean time over the judged batches, with exchange, of the best strategy per batch (ms).
+
+    ``by_layout``: of one layout alone, fastest first, and only those that hold the longest sequence
+    and were not proven slower before they were searched; ``several_ms``: of any layouts together;
+    ``chosen``: the layout that candidates are restricted to, None where several are better by more
+    than ``ONE_LAYOUT``; ``static``: the best homogeneous strategy for all batches and its time.
+    """
+
+    by_layout: tuple[tuple[Layout, float], ...]
+    several_ms: float
+    chosen: Layout | None
+    static: tuple[Strategy, float] | None
+
+
+@dataclass(frozen=True)
 class Proposal:
     """Kept candidates and what they are worth: means over the judged batches, in ms.
 
     All with the exchange that the proposal was made for.
     ``expected_ms``: best kept strategy per batch; ``pool_ms``: best of all strategies found;
-    ``lower_bound_ms``: proven, over all strategies of these schemes and GPUs.
+    ``lower_bound_ms``: proven, over all strategies of these schemes and GPUs; ``layouts``: what was
+    found of each layout, and of several together; None where strategies are chosen by propagation.
     """
 
     candidates: tuple[Proposed, ...]
@@ -78,6 +82,7 @@ class Proposal:
     lower_bound_ms: float
     judged: int
     explored: int
+    layouts: LayoutTimes | None = None
 
 
 def propose(
@@ -86,52 +91,31 @@ def propose(
     gpus: int,
     max_len: int,
     effort: Effort,
-    exchange: Exchange = NO_EXCHANGE,
+    exchange: Exchange | None = None,
     progress: Progress | None = None,
 ) -> Proposal:
     """Propose strategies for data like ``batches``, of which ``effort.judged`` are looked at.
 
-    1. Where the exchange can decide, every homogeneous strategy is among those to judge.
-    2. Batch by batch, the strategies found so far are tried. Where the best of them is not close to
+    1. Batch by batch, the strategies found so far are tried. Where the best of them is not close to
        the bound over all strategies, and for at most ``effort.searched`` batches, strategies are
        searched for the batch (``search``: the relaxation's fractional pipeline counts rounded, and
-       swaps judged by placement) and join those found.
-    3. When none found holds ``max_len`` tokens, one is searched for a batch that has such a
-       sequence; where the exchange can decide, so it is when none of different replicas does.
-    4. All strategies are timed on all batches, and the ``effort.kept`` are kept that together leave
-       the least mean time of the best per batch (``conclude``).
+       swaps judged by placement) and join those found. With an ``exchange``, each layout is
+       searched apart, and so are the layouts together that exchange in the same time; those that
+       a bound proves slower than what is known are left out.
+    2. When none found holds ``max_len`` tokens, one is searched for a batch that has such a
+       sequence.
+    3. All strategies are timed on all batches, and the ``effort.kept`` are kept that together leave
+       the least mean time of the best per batch (``conclude``): with an ``exchange`` of one layout,
+       unless several are better by more than ``ONE_LAYOUT``.
 
     At least one kept candidate holds ``max_len`` tokens. Raises ``ValueError`` when no scheme does.
     """
     report = progress or (lambda stage, done, total: None)
-    all_strategies = AllStrategies(models, gpus)
-    families = Families(models, gpus)
-    judged = [_BatchTimes(b, all_strategies, families, exchange) for b in batches[: effort.judged]]
-    strategies: list[Strategy] = []
-    if exchange.decides:
-        strategies = homogeneous_strategies(models, gpus, 1)
-    searches = 0
-    for done, batch_times in enumerate(judged):
-        report("searching strategies", done, len(judged))
-        for strategy in strategies:
-            batch_times.try_strategy(strategy)
-        if searches < effort.searched and not batch_times.close():
-            searches += 1
-            known = batch_times.best_known()
-            for strategy in search(all_strategies, batch_times.batch, batch_times.bound_ms, known):
-                batch_times.try_strategy(strategy)
-                if strategy not in strategies:
-                    strategies.append(strategy)
-    if not any(_reach(strategy, models) >= max_len for strategy in strategies):
-        longest = Batch.of_lengths([max_len, *batches[0].lengths])
-        strategies += [s for s in search(all_strategies, longest)[:1] if s not in strategies]
-    if exchange.decides and not any(
-        _differs(s) and _reach(s, models) >= max_len for s in strategies
-    ):
-        longest = Batch.of_lengths([max_len, *batches[0].lengths])
-        strategies += [
-            s for s in search(all_strategies, longest) if _differs(s) and s not in strategies
-        ]
+    families = Families(models, gpus, exchange or NO_EXCHANGE)
+    judged = [
+        BatchTimes(batch, families, exchange or NO_EXCHANGE) for batch in batches[: effort.judged]
+    ]
+    strategies = _searched(judged, families, max_len, effort, exchange, report)
     return conclude(
         strategies, judged, models, max_len, effort.kept, report=report, exchange=exchange
     )
@@ -148,122 +132,93 @@ def evaluate_strategies(
 ) -> Proposal:
     """Judge given strategies like found ones, and keep the few that serve best together."""
     report = progress or (lambda stage, done, total: None)
-    all_strategies = AllStrategies(models, gpus)
-    families = Families(models, gpus)
-    judged = [
-        _BatchTimes(b, all_strategies, families, NO_EXCHANGE) for b in batches[: effort.judged]
-    ]
+    families = Families(models, gpus, NO_EXCHANGE)
+    judged = [BatchTimes(batch, families, NO_EXCHANGE) for batch in batches[: effort.judged]]
     return conclude(strategies, judged, models, max_len, effort.kept, report=report)
 
 
-class _BatchTimes:
-    """One batch: the times of strategies on it, and its bound over all strategies.
-
-    ``times`` and ``best_ms`` hold the exchange; ``reached_ms``: the least time without it.
-    """
-
-    def __init__(
-        self, batch: Batch, all_strategies: AllStrategies, families: Families, exchange: Exchange
-    ) -> None:
-        self.batch = batch
-        self.times: dict[Strategy, float] = {}
-        self.best_ms = self.reached_ms = float("inf")
-        self._all_strategies = all_strategies
-        self._families = families
-        self._exchange = exchange
-        self._lower = single_bound_ms(all_strategies.classes, batch)
-        self._bound: tuple[float, float] | None = None
-
-    def try_strategy(self, strategy: Strategy) -> None:
-        """Find the strategy's time: exact where it comes close to the best, rough beyond."""
-        if strategy in self.times:
-            return
-        fleet = Fleet.of(strategy, self._all_strategies.models)
-        if fleet.max_sequence < self.batch.longest:
-            self.times[strategy] = float("inf")
-            return
-        exchange_ms = self._exchange.of_strategy_ms(strategy)
-        limit = max(self.best_ms - exchange_ms, self._lower)
-        filling = _strategy_time(Filler(fleet, self.batch), self._lower, limit)
-        propagation_ms = float("inf") if filling is None else filling.objective_ms
-        self.times[strategy] = propagation_ms + exchange_ms
-        self.best_ms = min(self.best_ms, self.times[strategy])
-        self.reached_ms = min(self.reached_ms, propagation_ms)
-
-    @property
-    def bound_ms(self) -> float:
-        """Return what is proven over all strategies, without the exchange.
-
-        Sought below the best time known when it is first needed.
-        """
-        if not np.isfinite(self.reached_ms):
-            return self._lower
-        if self._bound is None or self.reached_ms < self._bound[1] / (1 + FITS):
-            bound = all_strategies_bound_ms(self._all_strategies, self.batch, self.reached_ms)
-            self._bound = (max(bound, self._bound[0] if self._bound else 0.0), self.reached_ms)
-        return min(self._bound[0], self.reached_ms)
-
-    @property
-    def whole_bound_ms(self) -> float:
-        """Return what is proven over all strategies, each with its exchange."""
-        bound = exchange_bound_ms(self._families, self.batch, self.bound_ms, self._exchange)
-        return min(bound, self.best_ms)
-
-    def close(self) -> bool:
-        """Whether the best known time is close to what a search could find.
-
-        It finds different replicas; equal ones are known beforehand where the exchange matters.
-        """
-        propagation_ms = self.best_ms - self._exchange.exposed_ms(True)
-        if propagation_ms <= self._lower * (1 + CLOSE):
-            return True
-        return bool(np.isfinite(propagation_ms)) and propagation_ms <= self.bound_ms * (1 + CLOSE)
-
-    def best_known(self) -> list[Strategy]:
-        """List the fastest strategies tried, those that cannot run the batch left out."""
-        runnable = [s for s in self.times if np.isfinite(self.times[s])]
-        return sorted(runnable, key=lambda s: self.times[s])[:3]
+def _searched(
+    judged: Sequence[BatchTimes],
+    families: Families,
+    max_len: int,
+    effort: Effort,
+    exchange: Exchange | None,
+    report: Progress,
+) -> list[Strategy]:
+    """Search strategies on the batches; one of them holds ``max_len`` tokens."""
+    models, gpus = families.whole.models, families.whole.gpus
+    strategies: list[Strategy] = []
+    spaces = families.members
+    if exchange is not None:
+        spaces = [s for s in families.spaces if _reach(s.relaxation.models) >= max_len]
+        batches = [batch_times.batch for batch_times in judged]
+        strategies = promising_homogeneous(batches, models, gpus, max_len, exchange)
+    searches = 0
+    for done, batch_times in enumerate(judged):
+        report("searching strategies", done, len(judged))
+        batch = batch_times.batch
+        for strategy in strategies:
+            batch_times.try_strategy(strategy)
+        searched = False
+        for space in sorted(spaces, key=lambda space: space.quick_bound_ms(batch)):
+            if searches >= effort.searched or batch_times.close(space):
+                continue
+            searched = True
+            known = batch_times.best_known(space.relaxation)
+            guess_ms = batch_times.propagation_bound_ms(space)
+            for strategy in search(space.relaxation, batch, guess_ms, known):
+                batch_times.try_strategy(strategy)
+                if strategy not in strategies:
+                    strategies.append(strategy)
+        searches += searched
+    if not any(_reach_of(strategy, models) >= max_len for strategy in strategies):
+        longest = Batch.of_lengths([max_len, *judged[0].batch.lengths])
+        strategies += [s for s in search(families.whole, longest)[:1] if s not in strategies]
+    return strategies
 
 
 def conclude(
     strategies: Sequence[Strategy],
-    judged: Sequence[_BatchTimes],
+    judged: Sequence[BatchTimes],
     models: Models,
     max_len: int,
     most_kept: int,
     report: Progress,
-    exchange: Exchange = NO_EXCHANGE,
+    exchange: Exchange | None = None,
 ) -> Proposal:
     """Time all strategies on all batches, and keep those that serve best together.
 
-    At most ``most_kept`` of them by their times alone.
-
-    Where the exchange can decide, the best of equal and the best of different replicas are among
-    them, so that a step unlike the judged ones has both to choose from.
+    At most ``most_kept`` of them. With an ``exchange``, candidates are of one layout, unless
+    several layouts are better by more than ``ONE_LAYOUT``.
     """
-    fleets = [Fleet.of(strategy, models) for strategy in strategies]
     order = list(strategies)
     for done, batch_times in enumerate(judged):
         report("judging strategies", done, len(judged))
         for strategy in order:
             batch_times.try_strategy(strategy)
-        batch_ms = batch_times.times
-        order.sort(key=lambda s: batch_ms[s])  # the next begins with what served this one
+        order.sort(key=batch_times.time_ms)  # the next begins with what served this one
     report("judging strategies", len(judged), len(judged))
     times = np.array(
-        [[batch_times.times[strategy] for batch_times in judged] for strategy in strategies]
+        [[batch_times.time_ms(strategy) for batch_times in judged] for strategy in strategies]
     )
     bounds = np.array([batch_times.whole_bound_ms for batch_times in judged])
-    holds = [fleet.max_sequence >= max_len for fleet in fleets]
-    chosen = _keep(times, holds, most_kept)
-    if exchange.decides:
-        chosen += _best_of_each(times, holds, strategies, chosen)
+    reaches = [_reach_of(strategy, models) for strategy in strategies]
+    holds = [reach >= max_len for reach in reaches]
+    layouts = None if exchange is None else _layout_times(times, strategies, holds)
+    eligible = [
+        i
+        for i, strategy in enumerate(strategies)
+        if layouts is None or layouts.chosen is None or _layouts(strategy) == {layouts.chosen}
+    ]
+    chosen = [
+        eligible[i] for i in _keep(times[eligible], [holds[i] for i in eligible], most_kept)
+    ]
     of_chosen = times[chosen]
     winner = of_chosen.argmin(axis=0)
     candidates = tuple(
         Proposed(
             strategies[i],
-            max_sequence=fleets[i].max_sequence,
+            max_sequence=reaches[i],
             expected_ms=(
                 float(np.mean(row[np.isfinite(row)])) if np.isfinite(row).any() else float("nan")
             ),
@@ -279,20 +234,38 @@ def conclude(
         lower_bound_ms=float(bounds.mean()),
         judged=len(judged),
         explored=len(strategies),
+        layouts=layouts,
     )
 
 
-def _strategy_time(filler: Filler, lower_ms: float, best_ms: float) -> Filling | None:
-    """Place a batch on a strategy: in its least time if that is close to the best, else roughly."""
-    if not np.isfinite(best_ms):
-        return dispatch(filler, lower_ms)
-    for rung in RUNGS:
-        filling = filler.fill(max(lower_ms, best_ms * rung))
-        if isinstance(filling, Filling):
-            if rung <= EXACT_BELOW:
-                return dispatch(filler, lower_ms, known=filling)
-            return filling
-    return dispatch(filler, best_ms * RUNGS[-1])
+def _layout_times(
+    times: npt.NDArray[np.float64], strategies: Sequence[Strategy], holds: Sequence[bool]
+) -> LayoutTimes:
+    """Compare layouts by the best of their strategies per batch, and choose."""
+    rows: dict[Layout, list[int]] = {}
+    for i, strategy in enumerate(strategies):
+        if len(layouts := _layouts(strategy)) == 1:
+            rows.setdefault(next(iter(layouts)), []).append(i)
+    means = {
+        layout: float(times[members].min(axis=0).mean())
+        for layout, members in rows.items()
+        if any(holds[i] for i in members)
+    }
+    by_layout = sorted(
+        ((layout, mean) for layout, mean in means.items() if np.isfinite(mean)),
+        key=lambda entry: (entry[1], entry[0]),
+    )
+    several = float(times.min(axis=0).mean())
+    chosen = None
+    if by_layout and by_layout[0][1] <= several * (1 + ONE_LAYOUT):
+        chosen = by_layout[0][0]
+    static = [
+        (strategies[i], float(times[i].mean()))
+        for i, strategy in enumerate(strategies)
+        if strategy.homogeneous and np.isfinite(times[i]).all()
+    ]
+    best_static = min(static, key=lambda entry: entry[1], default=None)
+    return LayoutTimes(tuple(by_layout), several, chosen, best_static)
 
 
 def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], most_kept: int) -> list[int]:
@@ -319,27 +292,13 @@ def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], most_kept: int)
     return chosen
 
 
-def _best_of_each(
-    times: npt.NDArray[np.float64],
-    holds: Sequence[bool],
-    strategies: Sequence[Strategy],
-    chosen: Sequence[int],
-) -> list[int]:
-    """Find the best holding strategy of equal and of different replicas, unless it is chosen."""
-    added = []
-    for differ in (False, True):
-        of_kind = [
-            i for i, strategy in enumerate(strategies) if holds[i] and _differs(strategy) is differ
-        ]
-        best = min(of_kind, key=lambda i: float(times[i].mean()), default=None)
-        if best is not None and best not in chosen:
-            added.append(best)
-    return added
+def _layouts(strategy: Strategy) -> frozenset[Layout]:
+    return layouts_of(scheme for scheme, _ in strategy.counts)
 
 
-def _differs(strategy: Strategy) -> bool:
-    return replicas_differ(scheme for scheme, _ in strategy.counts)
+def _reach(models: Models) -> int:
+    return max(model.max_sequence for model in models.values())
 
 
-def _reach(strategy: Strategy, models: Models) -> int:
-    return max(models[scheme].max_sequence for scheme, _ in strategy.counts)
+def _reach_of(strategy: Strategy, models: Models) -> int:
+    return Fleet.of(strategy, models).max_sequence

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.exchange import Exchange
+from seqplan.planner.exchange.times import (
+    Exchange,
+    GivenExchange,
+    LayoutExchange,
+    layout_text,
+    layouts_of,
+)
+from seqplan.planner.proposal.layouts import LayoutChoice, LayoutRow
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.fields import FieldReader, read_text, shown
 from seqplan.plans.scheme import Strategy
@@ -22,9 +29,13 @@ _FIELDS = frozenset(
     | {"optimizer_shards", "lengths", "expected_ms", "lower_bound_ms", "judged_batches"}
     | {"candidates", "profile"}
 )
-_OPTIONAL = frozenset({"exchange"})
+_OPTIONAL = frozenset({"exchange", "layouts"})
 _CANDIDATE = frozenset({"strategy", "gpus", "max_sequence", "expected_ms", "runs", "wins"})
-_EXCHANGE = frozenset({"homogeneous_ms", "heterogeneous_ms", "overlap", "optimizer_ms", "source"})
+_EXCHANGE = frozenset({"overlap", "optimizer_ms", "source"})
+_GIVEN = frozenset({"homogeneous_ms", "heterogeneous_ms"})
+_BY_LAYOUT = frozenset({"by_layout"})
+_LAYOUTS = frozenset({"chosen", "why", "rows", "static"})
+_LAYOUT_ROW = frozenset({"tp", "pp", "exchange_ms", "expected_ms"})
 
 
 class ProposalError(ValueError):
@@ -51,6 +62,7 @@ class ProposalDocument:
 
     ``exchange``: what strategies were, and in planning are, chosen with beside propagation;
     expected times and the bound over all strategies hold it. None: by propagation alone.
+    ``layouts``: which layout the candidates have, and why.
     """
 
     method: str
@@ -63,6 +75,7 @@ class ProposalDocument:
     lower_bound_ms: float
     judged: int
     exchange: Exchange | None = None
+    layouts: LayoutChoice | None = None
 
     def to_json(self) -> str:
         """Write the document with its digest, indented for people."""
@@ -77,9 +90,13 @@ class ProposalDocument:
 
     def _fields(self) -> dict[str, Any]:
         # Left out where there is none, as in the documents of earlier versions.
-        exchange = {} if self.exchange is None else {"exchange": asdict(self.exchange)}
+        weighed: dict[str, Any] = {}
+        if self.exchange is not None:
+            weighed["exchange"] = _exchange_fields(self.exchange)
+        if self.layouts is not None:
+            weighed["layouts"] = asdict(self.layouts)
         return {
-            **exchange,
+            **weighed,
             "schema": PROPOSAL_SCHEMA,
             "method": self.method,
             "seed": self.seed,
@@ -125,6 +142,16 @@ class ProposalDocument:
         return cls.from_json(read_text(path, ProposalError), str(path))
 
 
+def _exchange_fields(exchange: Exchange) -> dict[str, Any]:
+    fields = asdict(exchange)
+    if isinstance(exchange, LayoutExchange):
+        del fields["by_layout_ms"]
+        fields["by_layout"] = [
+            {"tp": tp, "pp": pp, "ms": ms} for (tp, pp), ms in exchange.by_layout_ms
+        ]
+    return fields
+
+
 class _ProposalReader(FieldReader):
     """Reads proposals."""
 
@@ -152,6 +179,7 @@ class _ProposalReader(FieldReader):
             lower_bound_ms=self.number(raw, "lower_bound_ms", ""),
             judged=self.integer(raw, "judged_batches", ""),
             exchange=self.exchange(raw["exchange"]) if "exchange" in raw else None,
+            layouts=self.layout_choice(raw["layouts"]) if "layouts" in raw else None,
         )
         self.check_candidates(document)
         return document
@@ -201,14 +229,51 @@ class _ProposalReader(FieldReader):
 
     def exchange(self, raw: Any) -> Exchange:
         place = ".exchange"
-        self.fields(raw, place, _EXCHANGE)
-        times = {name: self.number(raw, name, place) for name in sorted(_EXCHANGE - {"source"})}
+        by_layout = type(raw) is dict and "by_layout" in raw
+        self.fields(raw, place, _EXCHANGE | (_BY_LAYOUT if by_layout else _GIVEN))
+        overlap, optimizer_ms = (self.number(raw, n, place) for n in ("overlap", "optimizer_ms"))
+        source = self.text(raw, "source", place)
         try:
-            return Exchange(**times, source=self.text(raw, "source", place))
+            if not by_layout:
+                equal = self.number(raw, "homogeneous_ms", place)
+                different = self.number(raw, "heterogeneous_ms", place)
+                return GivenExchange(overlap, optimizer_ms, source, equal, different)
+            rows = [
+                self.layout_time(entry, f"{place}.by_layout[{number}]")
+                for number, entry in enumerate(self.items(raw, "by_layout", place))
+            ]
+            return LayoutExchange(overlap, optimizer_ms, source, tuple(rows))
         except ProposalError:
             raise
         except ValueError as error:
             self.fail(place, str(error))
+
+    def layout_time(self, raw: Any, place: str) -> tuple[tuple[int, int], float]:
+        self.fields(raw, place, frozenset({"tp", "pp", "ms"}))
+        layout = self.integer(raw, "tp", place, 1), self.integer(raw, "pp", place, 1)
+        return layout, self.number(raw, "ms", place)
+
+    def layout_choice(self, raw: Any) -> LayoutChoice:
+        place = ".layouts"
+        self.fields(raw, place, _LAYOUTS)
+        rows = []
+        for number, entry in enumerate(self.items(raw, "rows", place)):
+            row = f"{place}.rows[{number}]"
+            self.fields(entry, row, _LAYOUT_ROW)
+            rows.append(
+                LayoutRow(
+                    self.integer(entry, "tp", row, 1),
+                    self.integer(entry, "pp", row, 1),
+                    self.number(entry, "exchange_ms", row),
+                    self.number(entry, "expected_ms", row),
+                )
+            )
+        return LayoutChoice(
+            None if raw["chosen"] is None else self.text(raw, "chosen", place),
+            tuple(self.text({"why": line}, "why", place) for line in self.items(raw, "why", place)),
+            tuple(rows),
+            None if raw["static"] is None else self.text(raw, "static", place),
+        )
 
     def check_candidates(self, document: ProposalDocument) -> None:
         """Check that there are candidates and that the cluster can run each of them."""
@@ -216,6 +281,10 @@ class _ProposalReader(FieldReader):
             self.fail("", "no candidates")
         cluster = document.cluster
         models = cluster.models(document.profile)
+        if isinstance(document.exchange, LayoutExchange):
+            timed = {layout for layout, _ in document.exchange.by_layout_ms}
+            if missing := sorted(layouts_of(models) - timed):
+                self.fail(".exchange.by_layout", f"lacks {layout_text(missing[0])}")
         for candidate in document.candidates:
             strategy = candidate.strategy
             if strategy.gpus > cluster.gpus:

@@ -11,7 +11,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange import NO_EXCHANGE, Exchange
+from seqplan.planner.exchange.times import Exchange
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.proposal.candidates import (
     Effort,
@@ -79,7 +79,7 @@ def make_proposal(
             gpus=cluster.gpus,
             max_len=longest,
             effort=effort,
-            exchange=exchange or NO_EXCHANGE,
+            exchange=exchange,
             progress=progress,
         )
     return ProposalDocument(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.exchange import Exchange, replicas_differ
+from seqplan.planner.exchange.times import Exchange, Layout, layouts_of
 from seqplan.planner.simulation.flops import model_flops, peak_flops
 from seqplan.planner.simulation.one_f_one_b import durations_ms, timeline
 from seqplan.plans.plan import Plan, PlannedPipeline
@@ -102,9 +102,9 @@ class Execution:
             yield from phase
 
     @property
-    def heterogeneous(self) -> bool:
-        """Whether replicas that exchange with one another differ in how parameters are split."""
-        return any(replicas_differ(p.scheme for p in phase) for phase in self.phases)
+    def layouts(self) -> list[frozenset[Layout]]:
+        """List the layouts of each phase's pipelines: how they split their parameters."""
+        return [layouts_of(p.scheme for p in phase) for phase in self.phases]
 
     def __str__(self) -> str:
         """Write the strategy: phases by ``→``, rounds by ``|``; equal ones are counted."""
@@ -132,7 +132,7 @@ def simulate_iteration(
             clock += execution.switch_ms
         clock = _run_phase(phase, profile, clock, switched, spans=spans, ranks=(busy, end, taken))
     propagation = clock - switched
-    exposed = exchange.exposed_ms(execution.heterogeneous)
+    exposed = max((exchange.exposed_ms(layouts) for layouts in execution.layouts), default=0.0)
     for kind, lasts in (("exchange", exposed), ("optimizer", exchange.optimizer_ms)):
         if lasts:
             spans.append(Span((0, gpus), kind, None, clock, clock + lasts))

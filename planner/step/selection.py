@@ -11,7 +11,7 @@ from seqplan.planner.bounds.certificate import certify, cheap_bound_ms
 from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.bounds.step_bounds import area_bound_ms, single_bound_ms
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange import NO_EXCHANGE, Exchange
+from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange, layouts_of
 from seqplan.planner.placement.balance import balance
 from seqplan.planner.placement.dispatch import TOLERANCE, dispatch, level, probe
 from seqplan.planner.placement.fill import Filler, Filling, Placement, Shortfall
@@ -19,7 +19,7 @@ from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.strategies.local_search import Search
 from seqplan.planner.strategies.rounding import rounded_strategies
 from seqplan.plans.plan import Considered
-from seqplan.plans.scheme import Strategy
+from seqplan.plans.scheme import Scheme, Strategy
 
 TAILOR_GAIN = 0.01
 """A strategy is made for the batch where the relaxation promises at least this share."""
@@ -139,14 +139,32 @@ def _by_first_fill(
 
 
 def _tailored(search: Search, best: Placement, candidates: Sequence[Strategy]) -> Placement:
-    """Make a strategy for this batch from the candidates' schemes; the best if none beats it."""
-    batch, models, gpus, exchange = search.batch, search.models, search.gpus, search.exchange
+    """Make a strategy for this batch from the candidates' schemes; the best if none beats it.
+
+    One is made of each family of layouts that exchange in the same time, and then improved.
+    """
     schemes = sorted({scheme for strategy in candidates for scheme, _ in strategy.counts})
+    for family in search.exchange.families(layouts_of(schemes)):
+        members = [scheme for scheme in schemes if (scheme.tp, scheme.pp) in family.layouts]
+        if len(members) > 1:
+            best = _tailored_of(search, best, candidates, members, family.exchange_ms)
+    return best
+
+
+def _tailored_of(
+    search: Search,
+    best: Placement,
+    candidates: Sequence[Strategy],
+    schemes: Sequence[Scheme],
+    exchange_ms: float,
+) -> Placement:
+    """Make a strategy for this batch of ``schemes``, whose exchange takes ``exchange_ms``."""
+    batch, models, gpus = search.batch, search.models, search.gpus
     classes = [PipelineClass.of(models[scheme], 1) for scheme in schemes]
     lower = single_bound_ms(classes, batch)
-    # What is made here is heterogeneous: what different replicas exchange more, it must gain.
-    extra_exchange_ms = exchange.exposed_ms(True) - exchange.of_strategy_ms(best.strategy)
-    objective = best.objective_ms - max(0.0, extra_exchange_ms)
+    # What the exchange takes more than that of the best, propagation must gain.
+    extra_exchange_ms = exchange_ms - search.exchange.of_strategy_ms(best.strategy)
+    objective = best.objective_ms - extra_exchange_ms
     if objective <= lower * (1 + TAILOR_GAIN):
         return best
     relaxed = relax(classes, batch, objective, gpus)

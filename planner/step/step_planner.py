@@ -7,7 +7,7 @@ from functools import cached_property
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import load_solver
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange import NO_EXCHANGE
+from seqplan.planner.exchange.times import NO_EXCHANGE
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.rounds.assemble import assemble_rounds
 from seqplan.planner.rounds.plan_rounds import plan_rounds

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import area_bound_ms, single_bound_ms
+from seqplan.planner.exchange.times import Exchange
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet, Models
@@ -19,6 +20,32 @@ def homogeneous_strategies(models: Models, gpus: int, longest: int) -> list[Stra
         for scheme, model in sorted(models.items())
         if model.max_sequence >= longest
     ]
+
+
+PROMISING = 1.1
+"""Homogeneous strategies whose bounds are within this of the least are worth to be timed."""
+
+
+def promising_homogeneous(
+    batches: Sequence[Batch], models: Models, gpus: int, longest: int, exchange: Exchange
+) -> list[Strategy]:
+    """Make the homogeneous strategies that may be the fastest over ``batches``, in scheme order.
+
+    Judged by quick bounds with the exchange: the one with the least mean is timed, and all are
+    returned whose mean bound is not above its time; never fewer than within ``PROMISING``.
+    """
+    bounds = {}
+    for strategy in homogeneous_strategies(models, gpus, longest):
+        classes = Fleet.of(strategy, models).classes
+        quick = [max(single_bound_ms(classes, b), area_bound_ms(classes, b)) for b in batches]
+        bounds[strategy] = sum(quick) / len(quick) + exchange.of_strategy_ms(strategy)
+    if not bounds:
+        return []
+    first = min(bounds, key=lambda strategy: (bounds[strategy], strategy.counts))
+    times = [strategy_ms(first, batch, models) or bounds[first] for batch in batches]
+    limit = sum(times) / len(times) + exchange.of_strategy_ms(first)
+    limit = max(limit, bounds[first] * PROMISING)
+    return [strategy for strategy, bound in bounds.items() if bound <= limit]
 
 
 def strategy_ms(strategy: Strategy, batch: Batch, models: Models) -> float | None:

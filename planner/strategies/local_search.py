@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.exchange import NO_EXCHANGE, Exchange
+from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange
 from seqplan.planner.placement.dispatch import dispatch, probe
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, Models

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.exchange import NO_EXCHANGE, Exchange
+from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange
 from seqplan.planner.placement.assembly import planned_pipeline
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.simulation.iteration import Execution

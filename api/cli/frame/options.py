@@ -200,15 +200,23 @@ def sizes_of(args: argparse.Namespace, longest: int | None = None) -> ModelSizes
     """
     from seqplan.profiler.model_sizes import SIZES, ModelSizes
 
-    sizes = dict(_named(args.model, longest)) if args.model else {}
-    for size in (*SIZES, "head_dim", "tied"):
-        if (value := getattr(args, size)) is not None:
-            sizes[size] = value
+    sizes = stated_sizes(args, longest)
     if missing := [size for size in SIZES if size not in sizes]:
         raise ValueError(
             f"model: {', '.join(missing)} not given; name a --model or give every size"
         )
     return ModelSizes.of(sizes)
+
+
+def stated_sizes(args: argparse.Namespace, longest: int | None = None) -> dict[str, int]:
+    """The sizes that were asked for, as far as they were; errors as ``sizes_of``."""
+    from seqplan.profiler.model_sizes import SIZES
+
+    sizes = dict(_named(args.model, longest)) if args.model else {}
+    for size in (*SIZES, "head_dim", "tied"):
+        if (value := getattr(args, size)) is not None:
+            sizes[size] = value
+    return sizes
 
 
 def _named(name: str, longest: int | None) -> dict[str, int]:

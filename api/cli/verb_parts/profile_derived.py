@@ -6,10 +6,11 @@ import argparse
 import json
 import sys
 import textwrap
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from seqplan.api.cli.frame.options import cluster_of, sizes_of
+from seqplan.api.cli.frame.options import cluster_of, sizes_of, stated_sizes
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.hardware import ClusterHardware
@@ -37,17 +38,21 @@ def estimated(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def completed(args: argparse.Namespace) -> dict[str, Any]:
-    """``--complete``: a measured profile with the schemes that it lacks, derived from its tp1."""
-    from seqplan.profiler.analytic.derive import complete
+    """``--complete``: a measured profile with the schemes that it lacks, derived from its own."""
+    from seqplan.profiler.analytic.complete import complete
 
     profile = find_profile(args.complete)
     cluster = _cluster(args, "--complete")
-    schemes = _schemes(args, profile.shape, cluster, zero=profile.zero_stage)
+    layouts = {(entry.scheme.tp, entry.scheme.pp) for entry in profile.schemes}
+    if args.schemes is not None or layouts == {(1, 1)}:
+        schemes = _schemes(args, profile.shape, cluster, zero=profile.zero_stage)
+    else:
+        schemes = _beside(sorted(layouts), profile.shape, cluster)
     print(
         f"measured on {profile.hardware}, links and rates of {args.hardware}: the same devices?",
         file=sys.stderr,
     )
-    return complete(profile, cluster, schemes)
+    return complete(profile, cluster, schemes, sizes=stated_sizes(args))
 
 
 def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:
@@ -92,3 +97,30 @@ def _schemes(
             and scheme_problem(scheme, shape, gpus_per_node=cluster.gpus_per_node) is None
         }
     )
+
+
+MOST_STAGES, MOST_RING, MOST_SHARES, MOST_GPUS = 2, 8, 16, 64
+"""Of a scheme that is derived unasked: pp, ring, ulysses·ring and GPUs."""
+
+
+def _beside(
+    layouts: Sequence[tuple[int, int]], shape: ModelShape, cluster: ClusterHardware
+) -> list[Scheme]:
+    """Ulysses × ring, powers of two, beside each measured layout of few stages and beside tp1."""
+    powers = [2**power for power in range(MOST_SHARES.bit_length())]
+    schemes = [
+        Scheme(tp, pp, ulysses, ring)
+        for tp, pp in sorted({(1, 1), *layouts})
+        if pp <= MOST_STAGES
+        for ulysses, ring in product(powers, powers)
+        if ulysses <= cluster.gpus_per_node
+        and ring <= MOST_RING
+        and (ulysses * ring > 1 or (tp, pp) == (1, 1))
+    ]
+    return [
+        scheme
+        for scheme in schemes
+        if scheme.sp <= MOST_SHARES
+        and scheme.gpus <= min(cluster.gpus, MOST_GPUS)
+        and scheme_problem(scheme, shape) is None
+    ]

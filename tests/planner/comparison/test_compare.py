@@ -19,7 +19,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.advice import ablation, advice, fit_error
 from seqplan.planner.comparison.compare import SYSTEMS, Options, compare, histogram
 from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
-from seqplan.planner.exchange import exchange_of
+from seqplan.planner.exchange.choice import exchange_of
 from seqplan.profiler.shipped.catalogue import shipped
 
 QUICK = ("static", "megatron", "hotspa", "deepspeed", "flexsp", "megatron-dcp")

@@ -17,7 +17,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem, point_of, sweep
-from seqplan.planner.exchange import exchange_of
+from seqplan.planner.exchange.choice import exchange_of
 from seqplan.profiler.shipped.catalogue import shipped
 
 PROFILE = shipped("llama-7b-a800-80gb")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.derive import complete, derive_profile
+from seqplan.profiler.analytic.complete import complete
+from seqplan.profiler.analytic.derive import derive_profile
 from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
 from seqplan.profiler.analytic.memory import peak_bytes, usable_bytes
 from seqplan.profiler.analytic.terms import Deployment, stage_terms

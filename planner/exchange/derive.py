@@ -1,0 +1,104 @@
+"""The exchange derived: bytes of the fullest rank over the cluster's links, by layout.
+
+Every rank owns an even part of each unit (a layer, an embedding, the head). A step pulls what a
+pipeline's shard of the unit lacks, in bf16, and pushes its gradients to their owners, in fp32; the
+rank whose tp·pp is smallest moves most. Per direction and unit:
+
+    bytes · (share from other nodes / inter-node link  or  share of the node / intra-node link)
+    + messages · latency
+
+Two totals are published (Hydraulis, arXiv 2412.07894, Table 1; LLaMA-32B on 64 A800): 1,110 ms
+between equal replicas, which were 4×tp16 (Table 3), and 1,710 ms between different ones, of which
+the paper does not say which; tp·pp = 8 at the smallest is assumed, as with 4 the bytes alone would
+take longer than that. Bytes at the links' rates and latencies are 560 and 1,100 ms of them. What is
+left of both is about the same, and is taken as fixed (``FIXED_MS_PER_UNIT``).
+"""
+
+from __future__ import annotations
+
+from seqplan.planner.exchange.times import Layout, LayoutExchange, layouts_of
+from seqplan.profiler.analytic.hardware import DEVICES, LINK_EFFICIENCY, Hardware
+from seqplan.profiler.model_sizes import ModelShape
+from seqplan.profiler.profile import Profile
+
+OPTIMIZER_MS = 20.0
+"""Published (Hydraulis, Table 1): the optimizer's step on shards over 64 ranks."""
+
+PULLED_BYTES, PUSHED_BYTES = 2, 4
+"""Of a parameter in bf16, and of its gradient's sum in fp32: what this runtime moves."""
+
+FIXED_MS_PER_UNIT = 9.35
+"""What is left of both published totals, per layer or embedding. Fitted on these two; that it goes
+with the number of units, and within a node falls with the speed of the links, is assumed."""
+
+MATRICES = 7
+"""Of a layer. A shard's part of each begins with another owner than the part before ended with."""
+
+ASSUMED = "a800-80gb"
+"""Whose links are taken where the profile's hardware is not listed."""
+
+
+def derived_exchange(
+    profile: Profile, gpus: int, *, overlap: float = 0.0, optimizer_ms: float = OPTIMIZER_MS
+) -> LayoutExchange:
+    """Derive the exchange of every layout of the profile on ``gpus`` GPUs (ms).
+
+    The links are those of the profile's hardware where its data sheet is known, else ``ASSUMED``.
+    """
+    hardware = hardware_of(profile)
+    links = hardware or DEVICES[ASSUMED]
+    layouts = sorted(layouts_of(entry.scheme for entry in profile.schemes))
+    times = tuple(
+        (layout, round(_layout_ms(profile.shape, layout, gpus, profile.gpus_per_node, links), 3))
+        for layout in layouts
+    )
+    near = "in one node" if gpus <= profile.gpus_per_node else "across nodes"
+    speed = links.intra_gb_s if gpus <= profile.gpus_per_node else links.inter_gb_s
+    assumed = "" if hardware else f" (those of {links.name}, as the profile's GPU is not listed)"
+    source = (
+        f"derived for each layout: {PULLED_BYTES + PUSHED_BYTES} bytes a parameter of the fullest "
+        f"rank, links {near} of {speed:g} GB/s a GPU{assumed}, the fixed part from Hydraulis "
+        f"Table 1; {overlap:.0%} of it hidden; nothing was measured"
+    )
+    return LayoutExchange(overlap, optimizer_ms, source, times)
+
+
+def hardware_of(profile: Profile) -> Hardware | None:
+    """Look up the data sheet of the profile's GPU by its name; None where it is not listed."""
+    name = profile.hardware.lower().replace(" ", "").replace("_", "-")
+    listed = [device for device in DEVICES.values() if device.name.split("-")[0] in name]
+    same_memory = [device for device in listed if device.name.split("-")[1] in name]
+    return next(iter(same_memory or (listed if len(listed) == 1 else ())), None)
+
+
+def held_parameters(shape: ModelShape, layout: Layout) -> tuple[float, int]:
+    """Count what the fullest rank of a layout holds: parameters, and units that they are of."""
+    tp, pp = layout
+    attention = 4 * shape.hidden * shape.attention_width
+    ffn = 8 * shape.hidden**2 if shape.ffn is None else 3 * shape.hidden * shape.ffn
+    if shape.kv_heads is not None and shape.heads is not None:
+        attention = round(attention * (1 + shape.kv_heads / shape.heads) / 2)
+    layers = -(-shape.layers // pp)
+    embeddings = 1 if shape.tied or pp > 1 else 2
+    in_embeddings = embeddings * (shape.vocab or 0) * shape.hidden
+    return (layers * (attention + ffn) + in_embeddings) / tp, layers + embeddings
+
+
+def _layout_ms(
+    shape: ModelShape, layout: Layout, gpus: int, gpus_per_node: int, links: Hardware
+) -> float:
+    """Time pull and push of the fullest rank, none of it hidden."""
+    if gpus == 1:
+        return 0.0
+    held, units = held_parameters(shape, layout)
+    near = min(gpus, gpus_per_node)
+    gigabytes = held * (PULLED_BYTES + PUSHED_BYTES) / 1e9
+    across = gigabytes * (1 - near / gpus) / (links.inter_gb_s * LINK_EFFICIENCY)
+    within = gigabytes * (near - 1) / gpus / (links.intra_gb_s * LINK_EFFICIENCY)
+    messages = 2 * units * min(gpus - 1, gpus / layout[0] + MATRICES)
+    spans = gpus > gpus_per_node
+    latency_us = links.inter_latency_us if spans else links.intra_latency_us
+    fixed = FIXED_MS_PER_UNIT * (shape.layers + (1 if shape.tied else 2))
+    if not spans:
+        fixed *= links.inter_gb_s / links.intra_gb_s
+    return 1e3 * max(across, within) + messages * latency_us / 1e3 + fixed

@@ -1,0 +1,138 @@
+"""How long parameters and gradients are exchanged, by the layouts of a strategy's pipelines.
+
+A layout is the ⟨tp, pp⟩ of a scheme: how parameters are split. Pipelines of one layout exchange
+like equal replicas, whatever their Ulysses and ring degrees.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields
+
+from seqplan.plans.scheme import Scheme, Strategy
+
+Layout = tuple[int, int]
+"""⟨tp, pp⟩: how a pipeline splits parameters."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Strategies of these layouts, which exchange for ``exchange_ms`` at most (not hidden)."""
+
+    layouts: frozenset[Layout]
+    exchange_ms: float
+
+
+@dataclass(frozen=True)
+class Exchange(ABC):
+    """Times of one iteration in ms; ``overlap``: share of the exchange hidden by propagation.
+
+    ``source``: where the times come from, a sentence for people. ``ValueError`` for a negative time
+    or a share outside 0 … 1.
+    """
+
+    overlap: float
+    optimizer_ms: float
+    source: str
+
+    def __post_init__(self) -> None:
+        for name in (field.name for field in fields(self) if field.name.endswith("_ms")):
+            value = getattr(self, name)
+            if isinstance(value, float | int) and not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a number of 0 or more, not {value}")
+        if not 0 <= self.overlap <= 1:
+            raise ValueError(f"overlap must be a share from 0 to 1, not {self.overlap}")
+
+    @abstractmethod
+    def whole_ms(self, layouts: Collection[Layout]) -> float:
+        """Return pull and push between pipelines of these layouts, hidden or not."""
+
+    @abstractmethod
+    def families(self, layouts: Collection[Layout]) -> list[Family]:
+        """List families of strategies of these layouts, such that each strategy is in one that
+        takes no longer than the strategy itself; by what they take."""
+
+    def exposed_ms(self, layouts: Collection[Layout]) -> float:
+        """Return what propagation does not hide of it."""
+        return self.whole_ms(layouts) * (1 - self.overlap)
+
+    def of_strategy_ms(self, strategy: Strategy) -> float:
+        """Return what an iteration of a strategy takes beside propagation and optimizer."""
+        return self.exposed_ms(layouts_of(scheme for scheme, _ in strategy.counts))
+
+    def extra_ms(self, strategy: Strategy, than: Strategy) -> float:
+        """Return how much more one strategy's exchange takes than another's; may be negative."""
+        return self.of_strategy_ms(strategy) - self.of_strategy_ms(than)
+
+
+@dataclass(frozen=True)
+class GivenExchange(Exchange):
+    """Two times: between equal replicas, and between pipelines of different layouts."""
+
+    homogeneous_ms: float
+    heterogeneous_ms: float
+
+    def whole_ms(self, layouts: Collection[Layout]) -> float:
+        """Return the time between equal replicas or between different ones."""
+        return self.heterogeneous_ms if len(layouts) > 1 else self.homogeneous_ms
+
+    def families(self, layouts: Collection[Layout]) -> list[Family]:
+        """List each layout alone, and all of them; all alone where different ones cost no more."""
+        whole = Family(frozenset(layouts), self.heterogeneous_ms * (1 - self.overlap))
+        alone = self.homogeneous_ms * (1 - self.overlap)
+        if alone >= whole.exchange_ms:
+            return [whole]
+        single = [Family(frozenset({layout}), alone) for layout in sorted(layouts)]
+        return [*single, *([whole] if len(layouts) > 1 else [])]
+
+
+@dataclass(frozen=True)
+class LayoutExchange(Exchange):
+    """A time for each layout; between different ones, that of the layout that takes longest."""
+
+    by_layout_ms: tuple[tuple[Layout, float], ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for layout, time in self.by_layout_ms:
+            if not 0 <= time < float("inf"):
+                raise ValueError(
+                    f"the exchange of {layout_text(layout)} must be a number of 0 or more ms, "
+                    f"not {time}"
+                )
+
+    def whole_ms(self, layouts: Collection[Layout]) -> float:
+        """Return the longest of the layouts' times; ``KeyError`` for one without a time."""
+        times = dict(self.by_layout_ms)
+        return max((times[layout] for layout in layouts), default=0.0)
+
+    def families(self, layouts: Collection[Layout]) -> list[Family]:
+        """List all layouts that take at most as long as each in turn."""
+        times = dict(self.by_layout_ms)
+        return [
+            Family(
+                frozenset(layout for layout in layouts if times[layout] <= longest),
+                longest * (1 - self.overlap),
+            )
+            for longest in sorted({times[layout] for layout in layouts})
+        ]
+
+
+NO_EXCHANGE = GivenExchange(0.0, 0.0, "no exchange", 0.0, 0.0)
+"""Choose by propagation alone."""
+
+
+def layouts_of(schemes: Iterable[Scheme]) -> frozenset[Layout]:
+    """Collect the layouts of these schemes."""
+    return frozenset((scheme.tp, scheme.pp) for scheme in schemes)
+
+
+def layout_text(layout: Layout) -> str:
+    """Write a layout as schemes are written: ``tp4``, ``tp2.pp4``."""
+    return str(Scheme(*layout))
+
+
+def replicas_differ(schemes: Iterable[Scheme]) -> bool:
+    """Whether replicas of these schemes split their parameters differently: by tp or by pp."""
+    return len(layouts_of(schemes)) > 1

@@ -1,0 +1,124 @@
+"""The times of strategies on one sampled batch, and what is proven of all strategies there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.all_strategies import FITS, AllStrategies, all_strategies_bound_ms
+from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.bounds.with_exchange import Families, FamilyRelaxation, exchange_bound_ms
+from seqplan.planner.exchange.times import Exchange
+from seqplan.planner.placement.dispatch import dispatch
+from seqplan.planner.placement.fill import Filler, Filling
+from seqplan.planner.placement.fleet import Fleet
+from seqplan.plans.scheme import Strategy
+
+RUNGS = (1.01, 1.03, 1.08, 1.2, 1.5, 2.0, 4.0)
+"""Times, relative to the best known for a batch, at which a strategy is tried on it."""
+
+EXACT_BELOW = 1.03
+"""Strategies this close to a batch's best are searched to their least time there."""
+
+CLOSE = 0.015
+"""A batch is searched when its best known strategy is further than this above the bound."""
+
+
+class BatchTimes:
+    """One batch: the propagation of strategies on it (ms), and its bound over all strategies.
+
+    ``best_ms``: the least time with exchange; ``reached_ms``: the least without it.
+    """
+
+    def __init__(self, batch: Batch, families: Families, exchange: Exchange) -> None:
+        self.batch = batch
+        self.propagation_ms: dict[Strategy, float] = {}
+        self.best_ms = self.reached_ms = float("inf")
+        self._families = families
+        self._exchange = exchange
+        self._lower = single_bound_ms(families.whole.classes, batch)
+        self._bounds: dict[AllStrategies, tuple[float, float]] = {}
+
+    def try_strategy(self, strategy: Strategy) -> None:
+        """Find the strategy's time: exact where it comes close to the best, rough beyond."""
+        if strategy in self.propagation_ms:
+            return
+        fleet = Fleet.of(strategy, self._families.whole.models)
+        if fleet.max_sequence < self.batch.longest:
+            self.propagation_ms[strategy] = float("inf")
+            return
+        exchange_ms = self._exchange.of_strategy_ms(strategy)
+        limit = max(self.best_ms - exchange_ms, self._lower)
+        filling = _strategy_time(Filler(fleet, self.batch), self._lower, limit)
+        reached = float("inf") if filling is None else filling.objective_ms
+        self.propagation_ms[strategy] = reached
+        self.best_ms = min(self.best_ms, reached + exchange_ms)
+        self.reached_ms = min(self.reached_ms, reached)
+
+    def time_ms(self, strategy: Strategy) -> float:
+        """Return the time of a strategy that was tried, with its exchange."""
+        return self.propagation_ms[strategy] + self._exchange.of_strategy_ms(strategy)
+
+    @property
+    def bound_ms(self) -> float:
+        """Return what is proven over all strategies, without the exchange."""
+        if not np.isfinite(self.reached_ms):
+            return self._lower
+        return min(self._bound_of(self._families.whole, self.reached_ms), self.reached_ms)
+
+    @property
+    def whole_bound_ms(self) -> float:
+        """Return what is proven over all strategies, each with its exchange."""
+        return exchange_bound_ms(self._families, self.batch, self.bound_ms, self.best_ms)
+
+    def close(self, space: FamilyRelaxation) -> bool:
+        """Whether the best known time is close to what any strategy of ``space`` could take."""
+        propagation_ms = self.best_ms - space.exchange_ms
+        if propagation_ms <= self._lower * (1 + CLOSE):
+            return True
+        if not np.isfinite(propagation_ms):
+            return False
+        if self.best_ms <= space.quick_bound_ms(self.batch):
+            return True
+        return propagation_ms <= self._bound_of(space.relaxation, propagation_ms) * (1 + CLOSE)
+
+    def propagation_bound_ms(self, space: FamilyRelaxation) -> float:
+        """Return about the time at which the space's relaxation fits: what is proven of it."""
+        known = self._bounds.get(space.relaxation)
+        if known is None or not np.isfinite(self.best_ms):
+            return self._lower
+        return max(known[0], self._lower)
+
+    def _bound_of(self, relaxation: AllStrategies, reached_ms: float) -> float:
+        """Return what is proven over a relaxation's strategies, without the exchange.
+
+        Sought below ``reached_ms``, the first time and whenever that has fallen.
+        """
+        known = self._bounds.get(relaxation)
+        if known is None or reached_ms < known[1] / (1 + FITS):
+            bound = all_strategies_bound_ms(relaxation, self.batch, reached_ms)
+            known = (max(bound, known[0] if known else 0.0), reached_ms)
+            self._bounds[relaxation] = known
+        return known[0]
+
+    def best_known(self, space: AllStrategies) -> list[Strategy]:
+        """List the fastest strategies of ``space`` tried, without those that cannot run it."""
+        runnable = [
+            strategy
+            for strategy, time in self.propagation_ms.items()
+            if np.isfinite(time) and all(scheme in space.models for scheme, _ in strategy.counts)
+        ]
+        return sorted(runnable, key=self.time_ms)[:3]
+
+
+def _strategy_time(filler: Filler, lower_ms: float, best_ms: float) -> Filling | None:
+    """Place a batch on a strategy: in its least time if that is close to the best, else roughly."""
+    if not np.isfinite(best_ms):
+        return dispatch(filler, lower_ms)
+    for rung in RUNGS:
+        filling = filler.fill(max(lower_ms, best_ms * rung))
+        if isinstance(filling, Filling):
+            if rung <= EXACT_BELOW:
+                return dispatch(filler, lower_ms, known=filling)
+            return filling
+    return dispatch(filler, best_ms * RUNGS[-1])

@@ -1,0 +1,81 @@
+"""One derived scheme: what it may be, its coefficients from the terms, its entry in a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.hardware import ClusterHardware, Hardware
+from seqplan.profiler.fit.latency_fit import Errors, Observed, fit_latency
+from seqplan.profiler.latency import Latency
+from seqplan.profiler.model_sizes import ModelSizes
+from seqplan.profiler.scheme_rules import scheme_problem
+
+Floats = npt.NDArray[np.float64]
+
+SHORTEST, POINTS = 128, 25
+"""Lengths that coefficients are fitted to: from SHORTEST tokens to the longest, geometrically."""
+
+def fit_terms(
+    times: Callable[[Scheme, Floats], Floats], scheme: Scheme, longest: int
+) -> tuple[Latency, Errors]:
+    """Fit a·l² + b·l + c to ``times`` (scheme and lengths → ms), and say how well.
+
+    ``longest``: tokens up to which it is fitted; ``ValueError`` for too few.
+    """
+    if longest < 4 * SHORTEST:
+        raise ValueError(f"longest {longest}: wants at least {4 * SHORTEST} tokens")
+    least = max(SHORTEST, 2 * scheme.stage_gpus)
+    lengths = np.unique(np.geomspace(least, max(longest, 16 * least), POINTS).round())
+    observed = [
+        Observed((int(length),), float(ms))
+        for length, ms in zip(lengths, times(scheme, lengths), strict=True)
+    ]
+    fit = fit_latency(observed, (), ())
+    return fit.latency, fit.in_sample
+
+
+def fit_residuals(errors: Sequence[Errors]) -> str:
+    """Say how far the worst scheme's quadratic is from the terms it was fitted to."""
+    medians = [of_scheme.median for of_scheme in errors if of_scheme.median is not None]
+    largest = [of_scheme.p90 for of_scheme in errors if of_scheme.p90 is not None]
+    return (
+        f"a·l² + b·l + c is within {max(medians):.1%} (median) and {max(largest):.1%} (p90) of the "
+        "analytic terms in the worst scheme; how far those are from devices: seqplan validate-model"
+    )
+
+
+def hardware_notes(hardware: Hardware) -> dict[str, list[str]]:
+    """The field of a profile that warns of what is unchecked; none where everything is checked."""
+    return {} if hardware.warning is None else {"notes": [hardware.warning]}
+
+
+def derived_entry(scheme: Scheme, latency: Latency) -> dict[str, Any]:
+    """Write a scheme as the profile document has it, with its origin."""
+    degrees = {axis: degree for axis, degree in scheme.as_dict().items() if degree > 1}
+    return {**degrees, "a": latency.a, "b": latency.b, "c": latency.c, "origin": "derived"}
+
+
+def gathered_bytes(hidden: int, tp: int) -> float:
+    """Count a tp block's gathered input, per token and before division over tp·sp."""
+    return 0.0 if tp == 1 else 2.0 * hidden * tp
+
+
+def check_schemes(
+    sizes: ModelSizes, cluster: ClusterHardware, schemes: Sequence[Scheme], zero: int
+) -> None:
+    """Raise ``ValueError`` for a scheme that the model or the cluster cannot run, or for none."""
+    if not schemes:
+        raise ValueError("no scheme to derive")
+    for scheme in schemes:
+        reason = scheme_problem(scheme, sizes.shape)
+        if scheme.gpus > cluster.gpus:
+            reason = f"needs {scheme.gpus} GPUs, the cluster has {cluster.gpus}"
+        elif zero == 3 and (scheme.tp > 1 or scheme.pp > 1):
+            reason = "under ZeRO-3 a profile's schemes have tp = pp = 1"
+        if reason:
+            raise ValueError(f"{scheme}: {reason}")

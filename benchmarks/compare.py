@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import mean
 
 from benchmarks.settings import PROFILE, Data, cluster, markdown
@@ -12,6 +11,7 @@ from seqplan.planner.comparison.advice import ablation
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
 from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.exchange.times import GivenExchange
 from seqplan.profiler.shipped.catalogue import shipped
 
 GPUS, STEPS, SEED = 64, 20, 0
@@ -24,7 +24,7 @@ def run(data: Sequence[Data]) -> None:
     """Print, for each data set and context, all systems with and without the exchange."""
     profile = shipped(PROFILE)
     exchange = exchange_of(profile, GPUS)
-    none = replace(exchange, homogeneous_ms=0.0, heterogeneous_ms=0.0)
+    none = GivenExchange(0.0, exchange.optimizer_ms, "no exchange", 0.0, 0.0)
     for source in data:
         for context in CONTEXTS:
             where = cluster(GPUS, context)

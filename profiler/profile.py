@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,9 @@ from seqplan.profiler.model_sizes import ModelShape
 from seqplan.profiler.scheme_model import SchemeModel
 
 PROFILE_SCHEMA = 1
+
+DEGREES = ("tp", "pp", "ulysses", "ring")
+"""Fields of a scheme's entry that may be left out where they are 1."""
 
 ORIGINS = ("published", "measured", "derived")
 """Where a scheme's coefficients come from: a source, samples, or the analytic model."""
@@ -67,6 +70,43 @@ class Profile:
     def rounds(self) -> bool:
         """Whether all ranks run in lockstep rounds (ZeRO-3: every layer is gathered by all)."""
         return self.zero_stage == 3
+
+    def restricted(
+        self, *, measured: bool = False, layout: tuple[int, int] | None = None
+    ) -> Profile:
+        """Return the profile with a part of its schemes, itself where that is all of them.
+
+        ``measured``: those that are not derived; ``layout``: those of one ⟨tp, pp⟩.
+        ``ProfileError`` where none is left.
+        """
+        chosen = {
+            entry.scheme
+            for entry in self.schemes
+            if not (measured and entry.origin == "derived")
+            and layout in (None, (entry.scheme.tp, entry.scheme.pp))
+        }
+        if not chosen:
+            what = "measured scheme" if measured else "scheme"
+            if layout is not None:
+                what += f" of layout {Scheme(*layout)}"
+            there = sorted({(entry.scheme.tp, entry.scheme.pp) for entry in self.schemes})
+            raise ProfileError(
+                f"profile {self.name}: has no {what}; its layouts are "
+                f"{', '.join(str(Scheme(*other)) for other in there)}"
+            )
+        if len(chosen) == len(self.schemes):
+            return self
+        return Profile.from_document(
+            {**self.document, "schemes": self.entries_of(chosen)}, self.name
+        )
+
+    def entries_of(self, schemes: Collection[Scheme]) -> list[dict[str, Any]]:
+        """Return the document's entries of these schemes, in its order."""
+        return [
+            raw
+            for raw in self.document["schemes"]
+            if Scheme(**{name: raw[name] for name in DEGREES if name in raw}) in schemes
+        ]
 
     def usable(
         self,

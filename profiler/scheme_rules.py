@@ -44,9 +44,10 @@ def doubts(profile: Profile) -> dict[Scheme, str]:
 
     Attention's work does not depend on the scheme, so a·gpus is about equal over the schemes, with
     efficiency and bubbles apart (b is not compared: communication makes it differ). Flagged schemes
-    are left out; they have been explained already.
+    are left out, as they have been explained already, and so are derived ones, of which the profile
+    says where they come from.
     """
-    unflagged = [entry for entry in profile.schemes if not entry.flag]
+    unflagged = [e for e in profile.schemes if not e.flag and e.origin != "derived"]
     work = {entry.scheme: entry.latency.a * entry.scheme.gpus for entry in unflagged}
     if len(work) < 3:
         return {}

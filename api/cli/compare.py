@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.api.cli.frame.options import (
-    add_overlap,
+    add_exchange,
     add_planning_input,
     add_usable_schemes,
-    exchange_times,
     natural,
     number,
     positive,
+    usable_profile,
 )
 from seqplan.api.cli.frame.output_file import check_output
 from seqplan.api.cli.frame.terminal import ProgressBar
@@ -34,13 +34,14 @@ from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.comparison.compare import SYSTEMS, Options, compare
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import AXES, sweep
-from seqplan.planner.exchange import OPTIMIZER_MS, Exchange, exchange_of
+from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.exchange.derive import OPTIMIZER_MS
+from seqplan.planner.exchange.times import Exchange
 from seqplan.planner.systems.hotspa import SWITCH_MS
 from seqplan.planner.systems.hydraulis import CBC_S
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.profiler.lengths import read_lengths
 from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import find_profile
 
 _DESCRIPTION = """\
 Compare plans with what would run instead: static strategies, and the published systems that the
@@ -92,14 +93,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="search the Megatron-like configuration, even where a published one fits",
     )
-    add(
-        "--exchange-ms",
-        metavar="E[,H]",
-        type=exchange_times,
-        help="parameter and gradient exchange of an iteration, between equal replicas and between "
-        "different ones; default: as published, in proportion to the parameters",
-    )
-    add_overlap(parser)
+    add_exchange(parser)
     add(
         "--optimizer-ms",
         metavar="MS",
@@ -133,7 +127,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
-    profile = find_profile(args.profile)
+    profile = usable_profile(args)
     check_output(args.output, args.lengths, args.profile)
     _exchange(args, profile, args.gpus)  # so that bad options are told before the data is read
     _options(args)

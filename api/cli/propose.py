@@ -9,22 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.api.cli.frame.options import (
-    add_overlap,
+    add_exchange,
     add_planning_input,
     add_usable_schemes,
     natural,
-    published_or_times,
+    usable_profile,
 )
 from seqplan.api.cli.frame.output_file import check_output
 from seqplan.api.cli.frame.terminal import ProgressBar, percent, seconds, table
 from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
-from seqplan.planner.exchange import proposed_with
+from seqplan.planner.exchange.choice import exchange_to_propose_with
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.profiler.lengths import read_lengths
-from seqplan.profiler.shipped.catalogue import find_profile
 
 _DESCRIPTION = """\
 Propose parallel strategies for a data set's lengths: the few that together serve its batches best,
@@ -57,15 +56,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", metavar="S", type=natural, default=0)
     add_usable_schemes(parser)
+    add_exchange(parser)
     parser.add_argument(
-        "--exchange-ms",
-        metavar="E[,H]|published",
-        type=published_or_times,
-        help="choose strategies, here and in planning, by their time with the exchange of "
-        "parameters and gradients: between equal replicas, and between different ones; "
-        "published: in proportion to the parameters; default: by propagation alone",
+        "--propagation-only",
+        action="store_true",
+        help="choose strategies by forward and backward alone, here and in planning",
     )
-    add_overlap(parser)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write proposal.json")
     parser.add_argument("--json", action="store_true", help="the proposal on stdout")
     return parser
@@ -73,7 +69,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
-    profile = find_profile(args.profile)
+    profile = usable_profile(args)
     check_output(args.output, args.lengths, args.profile)
     lengths = read_lengths([args.lengths]).values
     cluster = Cluster(
@@ -83,7 +79,14 @@ def run(args: argparse.Namespace) -> int:
         include_flagged=args.include_flagged,
         optimizer_shards=args.optimizer_shards,
     )
-    exchange = proposed_with(profile, args.gpus, args.exchange_ms, args.overlap)
+    exchange = exchange_to_propose_with(
+        profile,
+        args.gpus,
+        args.exchange_ms,
+        args.overlap,
+        propagation_only=args.propagation_only,
+        method=args.method,
+    )
     with ProgressBar(sys.stderr) as progress:
         proposal = make_proposal(
             profile,
@@ -136,8 +139,22 @@ def proposal_lines(proposal: ProposalDocument) -> list[str]:
             f"{seconds(bound)} (proven): at most {percent(proposal.expected_ms / bound - 1)} left."
         ),
     ]
+    if proposal.layouts is not None:
+        lines += ["", *proposal.layouts.why]
     if proposal.exchange is not None:
-        lines.append(f"All with the exchange: {proposal.exchange.source}.")
+        lines.append(f"All with the exchange, {proposal.exchange.source}.")
+    if derived := derived_schemes(proposal):
+        lines.append(
+            f"{derived} of the candidates' schemes are derived, not measured: how the profile says "
+            "(seqplan profiles); what decides is measured by seqplan profile on your GPUs."
+        )
     if truncated := proposal.lengths.get("truncated"):
         lines.append(f"{truncated:,} sequences truncated to {proposal.cluster.max_len:,} tokens.")
     return lines
+
+
+def derived_schemes(proposal: ProposalDocument) -> int:
+    """Count the schemes of the candidates that nobody has measured."""
+    origins = proposal.profile.by_scheme
+    used = {scheme for candidate in proposal.candidates for scheme, _ in candidate.strategy.counts}
+    return sum(origins[scheme].origin == "derived" for scheme in used)

@@ -14,6 +14,7 @@ from seqplan.api.cli.frame.options import check_port
 from seqplan.api.cli.frame.terminal import ProgressBar
 from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
+from seqplan.planner.exchange.choice import exchange_to_propose_with
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.workers.executor import check_executor
 from seqplan.profiler.lengths import read_lengths
@@ -115,7 +116,14 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
             )
         return
     with ProgressBar(sys.stderr) as progress:
-        document = make_proposal(profile, cluster, lengths, seed=job.seed, progress=progress)
+        document = make_proposal(
+            profile,
+            cluster,
+            lengths,
+            seed=job.seed,
+            exchange=exchange_to_propose_with(profile, job.gpus, None, 0.0),
+            progress=progress,
+        )
     key = f"sidecar-{job.job}"
     with claim.writing() as connection:
         put_lengths(connection, row)

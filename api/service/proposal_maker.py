@@ -19,7 +19,8 @@ from seqplan.api.store.store import Claim, Store
 from seqplan.api.store.tables.lengths import lengths_path
 from seqplan.api.store.tables.proposals import settle_proposal
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.exchange import proposed_with
+from seqplan.planner.exchange.choice import exchange_to_propose_with
+from seqplan.planner.exchange.times import parse_layout
 from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal
 from seqplan.profiler.lengths import parse_histogram, representative
 from seqplan.profiler.profile import Profile
@@ -148,18 +149,29 @@ class ProposalMaker:
         return None
 
 
+def usable_profile(profile: Profile, request: dict[str, Any]) -> Profile:
+    """The profile with the schemes that a request allows; ``ProfileError`` where there is none."""
+    layout = request.get("layout")
+    return profile.restricted(
+        measured=request.get("schemes", "all") == "measured",
+        layout=None if layout is None else parse_layout(layout),
+    )
+
+
 def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
     """Turn a request, named as options of ``seqplan propose``, into arguments of ``make_proposal``.
 
     ``ValueError`` as there. Requests of earlier versions, which had fewer options, may lack some.
     """
     times, method = request.get("exchange_ms"), request.get("method", METHODS[0])
-    exchange = proposed_with(
+    exchange = exchange_to_propose_with(
         profile,
         request["gpus"],
-        (times[0], times[-1]) if isinstance(times, list) else times,
+        None if times is None else (times[0], times[-1]),
         request.get("overlap", 0.0),
-        ("exchange_ms", "overlap"),
+        propagation_only=request.get("propagation_only", False),
+        method=method,
+        spelled=("exchange_ms", "overlap", "propagation_only"),
     )
     check_method(profile, method, exchange)
     return {
@@ -184,7 +196,7 @@ def _propose(
     histogram: str | None,
 ) -> None:
     try:
-        profile = Profile.from_json(profile_json, "profile")
+        profile = usable_profile(Profile.from_json(profile_json, "profile"), request)
         if histogram is None:
             lengths = np.load(path, mmap_mode="r")
         else:

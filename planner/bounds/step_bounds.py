@@ -75,22 +75,22 @@ def relaxed_bound_ms(
     needed = float(relaxation.values @ batch.multiplicity)
     extra = FIXED_MIXES if gpus is not None else FIXED_MIXES[:1]
 
+    order = list(range(len(classes)))  # what held most at the time before is asked first
+
     def refuted(time_ms: float) -> bool:
-        most_values = [
-            most_value(pipeline_class, batch, relaxation, k, extra=extra, time_ms=time_ms)
-            for k, pipeline_class in enumerate(classes)
-        ]
-        if gpus is None:
-            most = sum(
-                pipeline_class.count * value
-                for pipeline_class, value in zip(classes, most_values, strict=True)
-            )
-        else:
-            most = gpus * max(
-                v / pipeline_class.gpus
-                for pipeline_class, v in zip(classes, most_values, strict=True)
-            )
-        return needed > most * (1 + ROUNDING)
+        most = 0.0
+        for k in tuple(order):
+            value = most_value(classes[k], batch, relaxation, k, extra=extra, time_ms=time_ms)
+            if gpus is None:
+                most += classes[k].count * value
+            else:
+                most = max(most, gpus * value / classes[k].gpus)
+            if needed <= most * (1 + ROUNDING):
+                if gpus is not None:  # a sum keeps its order, and so its last bits
+                    order.remove(k)
+                    order.insert(0, k)
+                return False
+        return True
 
     if refuted(high_ms):
         return high_ms

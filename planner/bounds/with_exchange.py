@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +24,8 @@ class FamilyRelaxation:
 
     def quick_bound_ms(self, batch: Batch) -> float:
         """Bound step and exchange in microseconds: the longest sequence alone, and the area."""
-        classes, gpus = self.relaxation.classes, self.relaxation.gpus
-        return max(single_bound_ms(classes, batch), _area_ms(classes, batch, gpus)) + (
-            self.exchange_ms
-        )
+        relaxation = self.relaxation
+        return quick_bound_ms(relaxation.classes, batch, relaxation.gpus) + self.exchange_ms
 
 
 class Families:
@@ -65,24 +63,36 @@ class Families:
 
 
 def exchange_bound_ms(
-    families: Families, batch: Batch, bound_ms: float, reached_ms: float
+    families: Families,
+    batch: Batch,
+    reached_ms: float,
+    proven: Callable[[AllStrategies, float], float] | None = None,
 ) -> float:
     """Prove a lower bound on step and exchange together, over all strategies (ms).
 
-    ``bound_ms`` bounds the step of any strategy, ``reached_ms`` is a time with exchange that one
-    reaches. Every strategy is in a family that takes no longer to exchange than the strategy: the
-    least over the families of their own bound and exchange holds for all.
+    ``reached_ms`` is a time with exchange that one reaches. Every strategy is in a family that
+    takes no longer to exchange than the strategy: the least over the families of their own bound
+    and exchange holds for all. ``proven``: bounds a relaxation's strategies without exchange,
+    sought below a time; by default ``all_strategies_bound_ms``.
     """
     least = reached_ms
     for family in sorted(families.members, key=lambda member: member.quick_bound_ms(batch)):
-        low = max(family.quick_bound_ms(batch) - family.exchange_ms, bound_ms)
-        if low + family.exchange_ms >= least:
-            continue
-        if family.relaxation is not families.whole:
-            solved = all_strategies_bound_ms(family.relaxation, batch, least - family.exchange_ms)
-            low = max(low, solved)
-        least = min(least, low + family.exchange_ms)
+        low_ms = family.quick_bound_ms(batch)
+        if low_ms >= least:
+            break  # and so are those that follow
+        sought_ms = least - family.exchange_ms
+        if proven is None:
+            solved = all_strategies_bound_ms(family.relaxation, batch, sought_ms)
+        else:
+            solved = proven(family.relaxation, sought_ms)
+        least = min(least, max(low_ms, solved + family.exchange_ms))
     return least
+
+
+def quick_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
+    """Bound the step of all strategies of these classes: the longest sequence alone, and the area
+    (ms, without exchange)."""
+    return max(single_bound_ms(classes, batch), _area_ms(classes, batch, gpus))
 
 
 def _area_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:

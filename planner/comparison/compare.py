@@ -14,7 +14,7 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.advice import advice, assumptions
 from seqplan.planner.comparison.results import Comparison, System
-from seqplan.planner.exchange.times import Exchange
+from seqplan.planner.exchange.times import Exchange, layouts_of
 from seqplan.planner.proposal.candidates import Progress
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.iteration import Execution, Iteration, simulate_iteration
@@ -83,8 +83,15 @@ def compare(
             f"the data has {total} tokens, fewer than a step of {cluster.tokens}, which would "
             "repeat sequences; give fewer tokens or more data"
         )
+    layouts = layouts_of(entry.scheme for entry in profile.schemes)
+    weighs = any(family.exchange_ms > 0 for family in exchange.families(layouts))
     proposal = make_proposal(
-        profile, cluster, lengths, seed=seed, exchange=exchange, progress=progress
+        profile,
+        cluster,
+        lengths,
+        seed=seed,
+        exchange=exchange if weighs else None,
+        progress=progress,
     )
     batches = tuple(sampler.batches(steps))
     setting = Setting(profile, cluster, batches, int(sampler.lengths.max()), exchange)

@@ -36,12 +36,14 @@ def exchange_to_propose_with(
     overlap: float,
     *,
     propagation_only: bool = False,
+    method: str = "search",
     spelled: tuple[str, str, str] = ("--exchange-ms", "--overlap", "--propagation-only"),
 ) -> Exchange | None:
     """Make the exchange to choose strategies with; None by propagation alone, and under ZeRO-3.
 
-    ``spelled``: how the caller writes the three. ``ValueError`` for options that exclude each
-    other, and for an exchange under ZeRO-3.
+    Also None for the published ``method`` eq4, which does not weigh it. ``spelled``: how the caller
+    writes the three. ``ValueError`` for options that exclude each other, and for an exchange under
+    ZeRO-3.
     """
     stated = exchange_ms is not None or overlap > 0
     if propagation_only and stated:
@@ -54,6 +56,6 @@ def exchange_to_propose_with(
             f"{spelled[0]} and {spelled[1]} decide between strategies, but profile {profile.name} "
             "is of ZeRO-3, where there is none to choose; leave them out"
         )
-    if propagation_only or profile.rounds:
+    if propagation_only or profile.rounds or (method == "eq4" and not stated):
         return None
     return exchange_of(profile, gpus, exchange_ms=exchange_ms, overlap=overlap)

@@ -133,6 +133,16 @@ def layout_text(layout: Layout) -> str:
     return str(Scheme(*layout))
 
 
+def parse_layout(text: str) -> Layout:
+    """Read what ``layout_text`` writes; ``ValueError`` for other text."""
+    scheme = Scheme.parse(text)
+    if scheme.sp > 1:
+        raise ValueError(
+            f"layout wants tp and pp, as tp4.pp2, not {text!r}: Ulysses and ring differ within one"
+        )
+    return scheme.tp, scheme.pp
+
+
 def replicas_differ(schemes: Iterable[Scheme]) -> bool:
     """Whether replicas of these schemes split their parameters differently: by tp or by pp."""
     return len(layouts_of(schemes)) > 1

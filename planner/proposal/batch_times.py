@@ -60,16 +60,9 @@ class BatchTimes:
         return self.propagation_ms[strategy] + self._exchange.of_strategy_ms(strategy)
 
     @property
-    def bound_ms(self) -> float:
-        """Return what is proven over all strategies, without the exchange."""
-        if not np.isfinite(self.reached_ms):
-            return self._lower
-        return min(self._bound_of(self._families.whole, self.reached_ms), self.reached_ms)
-
-    @property
     def whole_bound_ms(self) -> float:
         """Return what is proven over all strategies, each with its exchange."""
-        return exchange_bound_ms(self._families, self.batch, self.bound_ms, self.best_ms)
+        return exchange_bound_ms(self._families, self.batch, self.best_ms, self._bound_of)
 
     def close(self, space: FamilyRelaxation) -> bool:
         """Whether the best known time is close to what any strategy of ``space`` could take."""

@@ -6,7 +6,7 @@ strategies. What parameters and gradients take to be exchanged counts in a strat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,15 +17,23 @@ from seqplan.planner.bounds.with_exchange import Families
 from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange, Layout, layouts_of
 from seqplan.planner.placement.fleet import Fleet, Models
 from seqplan.planner.proposal.batch_times import BatchTimes
+from seqplan.planner.proposal.layouts import (
+    LayoutChoice,
+    LayoutTimes,
+    Scenarios,
+    choose_layout,
+    explain_choice,
+)
 from seqplan.planner.proposal.search import search
 from seqplan.planner.strategies.homogeneous import promising_homogeneous
-from seqplan.plans.scheme import Strategy
+from seqplan.plans.scheme import Scheme, Strategy
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
 
-ONE_LAYOUT = 0.01
-"""One layout is chosen where several together are not better by more than this share."""
+FRUITLESS = 3
+"""Searches of layouts that found nothing better, after which they are searched no more."""
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -51,22 +59,6 @@ class Proposed:
 
 
 @dataclass(frozen=True)
-class LayoutTimes:
-    """Mean time over the judged batches, with exchange, of the best strategy per batch (ms).
-
-    ``by_layout``: of one layout alone, fastest first, and only those that hold the longest sequence
-    and were not proven slower before they were searched; ``several_ms``: of any layouts together;
-    ``chosen``: the layout that candidates are restricted to, None where several are better by more
-    than ``ONE_LAYOUT``; ``static``: the best homogeneous strategy for all batches and its time.
-    """
-
-    by_layout: tuple[tuple[Layout, float], ...]
-    several_ms: float
-    chosen: Layout | None
-    static: tuple[Strategy, float] | None
-
-
-@dataclass(frozen=True)
 class Proposal:
     """Kept candidates and what they are worth: means over the judged batches, in ms.
 
@@ -82,7 +74,7 @@ class Proposal:
     lower_bound_ms: float
     judged: int
     explored: int
-    layouts: LayoutTimes | None = None
+    layouts: LayoutChoice | None = None
 
 
 def propose(
@@ -92,6 +84,7 @@ def propose(
     max_len: int,
     effort: Effort,
     exchange: Exchange | None = None,
+    derived: Collection[Scheme] = (),
     progress: Progress | None = None,
 ) -> Proposal:
     """Propose strategies for data like ``batches``, of which ``effort.judged`` are looked at.
@@ -106,9 +99,10 @@ def propose(
        sequence.
     3. All strategies are timed on all batches, and the ``effort.kept`` are kept that together leave
        the least mean time of the best per batch (``conclude``): with an ``exchange`` of one layout,
-       unless several are better by more than ``ONE_LAYOUT``.
+       unless several are better by more than ``ONE_LAYOUT`` (``choose_layout``).
 
-    At least one kept candidate holds ``max_len`` tokens. Raises ``ValueError`` when no scheme does.
+    ``derived``: the schemes whose costs nobody has measured. At least one kept candidate holds
+    ``max_len`` tokens. Raises ``ValueError`` when no scheme does.
     """
     report = progress or (lambda stage, done, total: None)
     families = Families(models, gpus, exchange or NO_EXCHANGE)
@@ -116,8 +110,19 @@ def propose(
         BatchTimes(batch, families, exchange or NO_EXCHANGE) for batch in batches[: effort.judged]
     ]
     strategies = _searched(judged, families, max_len, effort, exchange, report)
+    scenarios = None
+    if exchange is not None:
+        drawn = [batch_times.batch for batch_times in judged]
+        scenarios = Scenarios(drawn, models, gpus, max_len, exchange, derived)
     return conclude(
-        strategies, judged, models, max_len, effort.kept, report=report, exchange=exchange
+        strategies,
+        judged,
+        models,
+        max_len,
+        effort.kept,
+        report=report,
+        exchange=exchange,
+        scenarios=scenarios,
     )
 
 
@@ -154,22 +159,29 @@ def _searched(
         batches = [batch_times.batch for batch_times in judged]
         strategies = promising_homogeneous(batches, models, gpus, max_len, exchange)
     searches = 0
+    fruitless = dict.fromkeys(spaces, 0)
     for done, batch_times in enumerate(judged):
         report("searching strategies", done, len(judged))
         batch = batch_times.batch
         for strategy in strategies:
             batch_times.try_strategy(strategy)
         searched = False
-        for space in sorted(spaces, key=lambda space: space.quick_bound_ms(batch)):
-            if searches >= effort.searched or batch_times.close(space):
+        for space in sorted(
+            spaces, key=lambda s: (len(layouts_of(s.relaxation.models)), s.quick_bound_ms(batch))
+        ):
+            idle = searches >= effort.searched or fruitless[space] >= FRUITLESS
+            if idle or batch_times.close(space):
                 continue
             searched = True
+            before_ms = batch_times.best_ms
             known = batch_times.best_known(space.relaxation)
             guess_ms = batch_times.propagation_bound_ms(space)
             for strategy in search(space.relaxation, batch, guess_ms, known):
                 batch_times.try_strategy(strategy)
                 if strategy not in strategies:
                     strategies.append(strategy)
+            if exchange is not None and batch_times.best_ms == before_ms:
+                fruitless[space] += 1
         searches += searched
     if not any(_reach_of(strategy, models) >= max_len for strategy in strategies):
         longest = Batch.of_lengths([max_len, *judged[0].batch.lengths])
@@ -185,11 +197,12 @@ def conclude(
     most_kept: int,
     report: Progress,
     exchange: Exchange | None = None,
+    scenarios: Scenarios | None = None,
 ) -> Proposal:
     """Time all strategies on all batches, and keep those that serve best together.
 
-    At most ``most_kept`` of them. With an ``exchange``, candidates are of one layout, unless
-    several layouts are better by more than ``ONE_LAYOUT``.
+    At most ``most_kept`` of them. With an ``exchange`` and ``scenarios``, candidates are of one
+    layout, unless several layouts together are better (``choose_layout``).
     """
     order = list(strategies)
     for done, batch_times in enumerate(judged):
@@ -204,15 +217,17 @@ def conclude(
     bounds = np.array([batch_times.whole_bound_ms for batch_times in judged])
     reaches = [_reach_of(strategy, models) for strategy in strategies]
     holds = [reach >= max_len for reach in reaches]
-    layouts = None if exchange is None else _layout_times(times, strategies, holds)
+    layouts, layout = None, None
+    if exchange is not None and scenarios is not None:
+        found = _layout_times(times, strategies, holds)
+        layout = choose_layout(found, scenarios)
+        layouts = explain_choice(layout, found, scenarios, exchange)
     eligible = [
         i
         for i, strategy in enumerate(strategies)
-        if layouts is None or layouts.chosen is None or _layouts(strategy) == {layouts.chosen}
+        if layout is None or _layouts(strategy) == {layout}
     ]
-    chosen = [
-        eligible[i] for i in _keep(times[eligible], [holds[i] for i in eligible], most_kept)
-    ]
+    chosen = [eligible[i] for i in _keep(times[eligible], [holds[i] for i in eligible], most_kept)]
     of_chosen = times[chosen]
     winner = of_chosen.argmin(axis=0)
     candidates = tuple(
@@ -251,21 +266,14 @@ def _layout_times(
         for layout, members in rows.items()
         if any(holds[i] for i in members)
     }
-    by_layout = sorted(
-        ((layout, mean) for layout, mean in means.items() if np.isfinite(mean)),
-        key=lambda entry: (entry[1], entry[0]),
-    )
-    several = float(times.min(axis=0).mean())
-    chosen = None
-    if by_layout and by_layout[0][1] <= several * (1 + ONE_LAYOUT):
-        chosen = by_layout[0][0]
+    by_layout = {layout: mean for layout, mean in means.items() if np.isfinite(mean)}
     static = [
         (strategies[i], float(times[i].mean()))
         for i, strategy in enumerate(strategies)
         if strategy.homogeneous and np.isfinite(times[i]).all()
     ]
     best_static = min(static, key=lambda entry: entry[1], default=None)
-    return LayoutTimes(tuple(by_layout), several, chosen, best_static)
+    return LayoutTimes(by_layout, float(times.min(axis=0).mean()), best_static)
 
 
 def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], most_kept: int) -> list[int]:

@@ -34,7 +34,7 @@ _CANDIDATE = frozenset({"strategy", "gpus", "max_sequence", "expected_ms", "runs
 _EXCHANGE = frozenset({"overlap", "optimizer_ms", "source"})
 _GIVEN = frozenset({"homogeneous_ms", "heterogeneous_ms"})
 _BY_LAYOUT = frozenset({"by_layout"})
-_LAYOUTS = frozenset({"chosen", "why", "rows", "static"})
+_LAYOUTS = frozenset({"chosen", "why", "rows", "static", "static_ms"})
 _LAYOUT_ROW = frozenset({"tp", "pp", "exchange_ms", "expected_ms"})
 
 
@@ -273,6 +273,7 @@ class _ProposalReader(FieldReader):
             tuple(self.text({"why": line}, "why", place) for line in self.items(raw, "why", place)),
             tuple(rows),
             None if raw["static"] is None else self.text(raw, "static", place),
+            None if raw["static_ms"] is None else self.number(raw, "static_ms", place),
         )
 
     def check_candidates(self, document: ProposalDocument) -> None:

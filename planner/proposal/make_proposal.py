@@ -80,6 +80,7 @@ def make_proposal(
             max_len=longest,
             effort=effort,
             exchange=exchange,
+            derived=[entry.scheme for entry in profile.schemes if entry.origin == "derived"],
             progress=progress,
         )
     return ProposalDocument(
@@ -110,6 +111,7 @@ def make_proposal(
         lower_bound_ms=round(proposal.lower_bound_ms - 5e-4, 3),
         judged=proposal.judged,
         exchange=None if profile.rounds else exchange,
+        layouts=proposal.layouts,
     )
 
 

@@ -77,12 +77,10 @@ def complete(
     source = _Source(deployment, measured, calibration, longest)
     fitted = {scheme: fit_terms(source.times, scheme, longest) for scheme in missing}
     document = dict(profile.document)
-    names = {entry.scheme for entry in kept}
     document["schemes"] = [
-        *(raw for raw, e in zip(document["schemes"], profile.schemes, strict=True) if e in kept),
+        *profile.entries_of({entry.scheme for entry in kept}),
         *(derived_entry(scheme, latency) for scheme, (latency, _) in fitted.items()),
     ]
-    assert len(document["schemes"]) == len(names) + len(missing)
     document["memory"] = _memory(profile, deployment, missing)
     how = "compute as measured on one device, communication analytic on"
     if calibration is not None:
@@ -160,9 +158,7 @@ class _Source:
         return self.calibration.total({name: terms[name] for name in names})
 
 
-def _memory(
-    profile: Profile, deployment: Deployment, missing: Sequence[Scheme]
-) -> dict[str, Any]:
+def _memory(profile: Profile, deployment: Deployment, missing: Sequence[Scheme]) -> dict[str, Any]:
     """Add activation bytes of tp degrees that were not measured, from the nearest below."""
     memory = dict(profile.document["memory"])
     activation = dict(memory["activation_bytes_per_token"])

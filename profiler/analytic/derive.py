@@ -28,6 +28,7 @@ from seqplan.profiler.profile import PROFILE_SCHEMA
 
 Floats = npt.NDArray[np.float64]
 
+
 def derive_profile(
     deployment: Deployment, schemes: Sequence[Scheme], *, name: str, longest: int = 131072
 ) -> dict[str, Any]:

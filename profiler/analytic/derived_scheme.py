@@ -20,6 +20,7 @@ Floats = npt.NDArray[np.float64]
 SHORTEST, POINTS = 128, 25
 """Lengths that coefficients are fitted to: from SHORTEST tokens to the longest, geometrically."""
 
+
 def fit_terms(
     times: Callable[[Scheme, Floats], Floats], scheme: Scheme, longest: int
 ) -> tuple[Latency, Errors]:

@@ -207,7 +207,7 @@ def _max_len_check(name: str) -> TableCheck:
 
 
 def _a800(name: str) -> tuple[Profile, Deployment]:
-    profile = shipped(f"{name}-a800-80gb")
+    profile = shipped(f"{name}-a800-80gb").restricted(measured=True)
     sizes = ModelSizes.of({**MODELS[name], "vocab": profile.shape.vocab or 0})
     cluster = ClusterHardware(DEVICES["a800-80gb"], A800_GPUS // 8, 8)
     return profile, Deployment(cluster=cluster, sizes=sizes, gradient_bytes=2)

@@ -20,7 +20,10 @@ Case = tuple[tuple[PipelineClass, ...], Batch]
 ClusterCase = tuple[dict[Scheme, SchemeModel], Batch, int]
 """Models by scheme, a batch and a number of GPUs."""
 
-LLAMA_32B = {model.scheme: model for model in shipped("llama-32b-a800-80gb").usable(64, 32768)}
+LLAMA_32B = {
+    model.scheme: model
+    for model in shipped("llama-32b-a800-80gb").restricted(measured=True).usable(64, 32768)
+}
 """The schemes of a shipped profile that fit 64 GPUs."""
 
 _QUADRATIC = st.sampled_from([0.0, 0.001, 0.01, 0.05, 0.3])

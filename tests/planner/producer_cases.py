@@ -50,7 +50,7 @@ def proposal(profile: Profile, cluster: Cluster, strategies: Sequence[str]) -> P
 def dense_proposal() -> ProposalDocument:
     """Mixed pipelines of one of the shipped profiles."""
     return proposal(
-        shipped("llama-7b-a800-80gb"),
+        shipped("llama-7b-a800-80gb").restricted(measured=True),
         Cluster(16, 32768, 60_000),
         ["2×tp4 + 4×tp2", "4×tp4", "1×tp8 + 2×tp2.pp2", "1×tp8 + 1×tp4 + 2×tp2"],
     )

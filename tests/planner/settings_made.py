@@ -27,7 +27,7 @@ def made(profile: Profile, gpus: int, max_len: int, tokens: int, steps: int = 2)
 @cache
 def dense(gpus: int = 64, max_len: int = 16384) -> Setting:
     """Independent pipelines."""
-    return made(shipped("llama-32b-a800-80gb"), gpus, max_len, 100_000)
+    return made(shipped("llama-32b-a800-80gb").restricted(measured=True), gpus, max_len, 100_000)
 
 
 @cache
@@ -39,7 +39,9 @@ def lockstep() -> Setting:
 @cache
 def rings() -> Setting:
     """The 7B's memory with rings of tp2 whose times are made up."""
-    document = json.loads(json.dumps(dict(shipped("llama-7b-a800-80gb").document)))
+    document = json.loads(
+        json.dumps(dict(shipped("llama-7b-a800-80gb").restricted(measured=True).document))
+    )
     document["name"] = "made-rings"
     document["schemes"] = [
         {"tp": 2, "ring": r, "a": 2e-6 / r, "b": 0.1 / r, "c": 60} for r in (1, 2, 4)

@@ -95,7 +95,9 @@ def test_the_readme(tmp_path: Path, port: str) -> None:
     """Its proposal is the demonstration's; here a smaller one stands for it."""
     lengths = np.load(ROOT / "examples" / "data" / "code.npy")
     cluster = Cluster(gpus=4, max_len=4096, tokens=8000)
-    proposal = make_proposal(shipped("llama-7b-a800-80gb"), cluster, lengths)
+    proposal = make_proposal(
+        shipped("llama-7b-a800-80gb").restricted(measured=True), cluster, lengths
+    )
     (tmp_path / "proposal.json").write_text(proposal.to_json(), "utf-8")
     walk = block("README.md", "bash", "seqplan serve")
     assert len(walk.splitlines()) <= 8

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from seqplan.profiler.analytic.hardware import ClusterHardware
     from seqplan.profiler.model_sizes import ModelSizes
+    from seqplan.profiler.profile import Profile
 
 
 def positive(text: str) -> int:
@@ -62,7 +63,7 @@ def add_planning_input(parser: argparse.ArgumentParser) -> None:
 
 
 def add_usable_schemes(parser: argparse.ArgumentParser) -> None:
-    """Add what decides which schemes fit: ``--optimizer-shards`` and ``--include-flagged``."""
+    """Add what decides which schemes may be used: shards, flags, origin and layout."""
     parser.add_argument(
         "--optimizer-shards",
         metavar="D",
@@ -72,6 +73,33 @@ def add_usable_schemes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--include-flagged", action="store_true", help="also use coefficients marked as unsound"
     )
+    parser.add_argument(
+        "--schemes",
+        choices=("all", "measured"),
+        default="all",
+        help="measured: leave schemes out whose coefficients are derived; default all",
+    )
+    parser.add_argument(
+        "--layout", metavar="LAYOUT", type=layout, help="only schemes of one tp and pp, as tp4.pp2"
+    )
+
+
+def layout(text: str) -> tuple[int, int]:
+    """An argparse type: the tp and pp of a layout, written like a scheme."""
+    from seqplan.planner.exchange.times import parse_layout
+
+    try:
+        return parse_layout(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def usable_profile(args: argparse.Namespace) -> Profile:
+    """The profile that was named, with the schemes that may be used; ``ProfileError`` for none."""
+    from seqplan.profiler.shipped.catalogue import find_profile
+
+    profile = find_profile(args.profile)
+    return profile.restricted(measured=args.schemes == "measured", layout=args.layout)
 
 
 def add_cluster(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -140,13 +168,15 @@ def exchange_times(text: str) -> tuple[float, float]:
     return parts[0], parts[-1]
 
 
-def published_or_times(text: str) -> tuple[float, float] | str:
-    """An argparse type: ``published``, or times as ``exchange_times``."""
-    return text if text == "published" else exchange_times(text)
-
-
-def add_overlap(parser: argparse.ArgumentParser) -> None:
-    """``--overlap``: how much of the exchange propagation hides."""
+def add_exchange(parser: argparse.ArgumentParser) -> None:
+    """Add the exchange's times: ``--exchange-ms`` and ``--overlap``."""
+    parser.add_argument(
+        "--exchange-ms",
+        metavar="E[,H]",
+        type=exchange_times,
+        help="exchange of parameters and gradients: between equal replicas, and between different "
+        "layouts; default: derived for each layout from its bytes and the cluster's links",
+    )
     parser.add_argument(
         "--overlap",
         metavar="SHARE",

@@ -26,7 +26,7 @@ from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
 from seqplan.api.rest.wire.texts import body_text
-from seqplan.api.service.proposal_maker import requested
+from seqplan.api.service.proposal_maker import requested, usable_profile
 from seqplan.api.store.rows import ListedLengths, ListedProposal, ProfileRow, ProposalRow, get, held
 from seqplan.api.store.tables.lengths import lengths_path, missing
 from seqplan.api.store.tables.profiles import profile_ids, put_profile
@@ -42,8 +42,9 @@ routes = APIRouter(prefix="/v1/proposals", tags=["proposals"])
 class NewProposal(BaseModel):
     """What ``seqplan propose`` is told, by the names of its options, with its defaults.
 
-    ``profile``: id or name; ``lengths``: id; ``exchange_ms``: one time, [equal replicas, different
-    ones], or "published".
+    ``profile``: id or name; ``lengths``: id; ``exchange_ms``: one time, or [equal replicas,
+    different layouts]; without it, derived for each layout; ``propagation_only``: leave it out;
+    ``layout``: only schemes of one tp and pp, as tp4.pp2.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -58,6 +59,9 @@ class NewProposal(BaseModel):
     include_flagged: bool = False
     exchange_ms: ExchangeTimes | None = None
     overlap: Share = 0.0
+    propagation_only: bool = False
+    schemes: Literal["all", "measured"] = "all"
+    layout: Text | None = None
 
 
 @routes.get("", **answers(ProposalsPage))
@@ -117,7 +121,7 @@ def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Res
         asked["profile"] = _profile_id(connection, body.profile)
         row = get(connection, ProfileRow, asked["profile"])
         assert row is not None
-        requested(Profile.from_json(row.document, "profile"), asked)
+        requested(usable_profile(Profile.from_json(row.document, "profile"), asked), asked)
         put_proposal(connection, key, asked, None)
         return 202, {"id": key, "state": "running"}
 

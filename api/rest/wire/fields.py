@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import Path, Query
 from pydantic import (
@@ -84,15 +84,15 @@ def _exchange_times(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     try:
         times = check(value)
     except ValidationError:
-        # Of a choice of three, pydantic names the first that it is not.
-        wanted = 'wants times of 0 or more ms, as 900 or [900, 1400], or "published"'
+        # Of a choice of two, pydantic names the first that it is not.
+        wanted = "wants times of 0 or more ms, as 900 or [900, 1400]"
         raise PydanticCustomError("exchange_times", wanted) from None
     return [times] if isinstance(times, float) else times
 
 
 _Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 ExchangeTimes = Annotated[
-    Literal["published"] | _Time | Annotated[list[_Time], Field(min_length=1, max_length=2)],
+    _Time | Annotated[list[_Time], Field(min_length=1, max_length=2)],
     WrapValidator(_exchange_times),
 ]
-"""``published``, or one time or two (ms) as a list."""
+"""One time or two (ms) as a list."""

@@ -18,7 +18,7 @@ from seqplan.profiler.shipped.catalogue import shipped
 
 MADE = pytest.mark.parametrize("made", [pipelined(), in_rounds()], ids=["pipelined", "rounds"])
 
-PROFILE = shipped("llama-7b-a800-80gb")
+PROFILE = shipped("llama-7b-a800-80gb").restricted(measured=True)
 
 
 @MADE
@@ -135,7 +135,7 @@ def test_the_headline_names_both_that_count() -> None:
 
 
 def test_every_curve_is_drawn_its_own_way() -> None:
-    profile = shipped("llama-32b-a800-80gb")
+    profile = shipped("llama-32b-a800-80gb").restricted(measured=True)
     schemes = [str(model.scheme) for model in profile.usable(64, 32_768)]
     assert len(schemes) >= 13
     document = render(replace(pipelined(), gpus=64), profile)

@@ -27,7 +27,7 @@ QUICK = ("static", "megatron", "hotspa", "deepspeed", "flexsp", "megatron-dcp")
 
 @cache
 def small() -> Comparison:
-    profile = shipped("llama-7b-a800-80gb")
+    profile = shipped("llama-7b-a800-80gb").restricted(measured=True)
     options = Options((*QUICK, "hydraulis"), fast=True)
     exchange = exchange_of(profile, 8)
     return compare(profile, Cluster(8, 16384, 50_000), CODE, 3, exchange, options=options)
@@ -111,13 +111,13 @@ def test_the_exchange_can_cost_more_than_plans_gain() -> None:
     dearer = replace(
         ours, iterations=tuple(replace(i, exchange_ms=i.total_ms) for i in ours.iterations)
     )
-    said = advice(shipped("llama-7b-a800-80gb"), [dearer, static])
+    said = advice(shipped("llama-7b-a800-80gb").restricted(measured=True), [dearer, static])
     assert said.startswith("A static strategy will do. ")
 
 
 def test_fit_errors_are_read_where_they_are_stated() -> None:
     assert fit_error(shipped("gpt-7b-a100-40gb")) == 0.05
-    assert fit_error(shipped("llama-7b-a800-80gb")) is None
+    assert fit_error(shipped("llama-7b-a800-80gb").restricted(measured=True)) is None
 
 
 # The verb

@@ -20,7 +20,7 @@ from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem, poi
 from seqplan.planner.exchange.choice import exchange_of
 from seqplan.profiler.shipped.catalogue import shipped
 
-PROFILE = shipped("llama-7b-a800-80gb")
+PROFILE = shipped("llama-7b-a800-80gb").restricted(measured=True)
 
 
 def compared(gpus: int) -> Comparison:

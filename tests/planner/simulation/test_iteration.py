@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.exchange import Exchange, exchange_of
+from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.exchange.times import GivenExchange
 from seqplan.planner.simulation.flops import model_flops, peak_flops
 from seqplan.planner.simulation.iteration import Execution, propagation_ms, simulate_iteration
 from seqplan.plans.plan import MicroBatch, PlannedPipeline
@@ -15,8 +16,8 @@ from seqplan.plans.scheme import Scheme
 from seqplan.profiler.model_sizes import ModelShape, parameters
 from seqplan.profiler.shipped.catalogue import shipped
 
-PROFILE = shipped("llama-32b-a800-80gb")
-NOTHING = Exchange(0, 0, 0, 0, "none")
+PROFILE = shipped("llama-32b-a800-80gb").restricted(measured=True)
+NOTHING = GivenExchange(0, 0, "none", 0, 0)
 BATCH = Batch.of_lengths([100, 200])
 
 
@@ -30,7 +31,7 @@ def pipeline(
 
 def test_one_stage_pipelines_and_an_idle_rank() -> None:
     phase = (pipeline("tp2", 0, [10, 20]), pipeline("tp1", 2, [12]))
-    exchange = Exchange(5, 8, 0.25, 1, "made")
+    exchange = GivenExchange(0.25, 1, "made", 5, 8)
     seen = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, exchange)
     assert seen.propagation_ms == 30
     assert seen.exchange_ms == 6  # different replicas: 8, a quarter hidden
@@ -65,7 +66,7 @@ def test_phases_follow_one_another_with_switches() -> None:
     switch = next(span for span in seen.spans if span.kind == "switch")
     assert (switch.start_ms, switch.end_ms) == (10, 110)
     assert seen.spans[-1].end_ms == 116
-    assert not Execution(phases).heterogeneous  # within a phase the replicas are equal
+    assert Execution(phases).layouts == [{(2, 1)}, {(1, 1)}]  # within a phase replicas are equal
 
 
 def test_rounds_wait_for_the_slowest_group() -> None:
@@ -119,15 +120,6 @@ def test_flops_by_hand() -> None:
     assert model_flops(ModelShape(hidden=4, layers=2), [3]) is None
     assert peak_flops("NVIDIA A800-80GB") == 312e12
     assert peak_flops("a GPU of another kind") is None
-
-
-def test_the_published_breakdown_is_the_default() -> None:
-    exchange = exchange_of(PROFILE, 64, overlap=(1710 - 1180) / 1710)
-    assert exchange.heterogeneous_ms == pytest.approx(1710, rel=0.001)
-    assert exchange.exposed_ms(True) == pytest.approx(1180, rel=0.001)
-    assert exchange_of(PROFILE, 64).exposed_ms(False) == pytest.approx(1110, rel=0.001)
-    assert exchange_of(shipped("gpt-7b-a100-40gb"), 64).exposed_ms(True) == 0
-    assert exchange_of(PROFILE, 64, exchange_ms=(1, 2)).heterogeneous_ms == 2
 
 
 @pytest.mark.parametrize("overlap", [-0.1, 1.5, float("nan")])

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.derive import complete, derive_profile
+from seqplan.profiler.analytic.complete import complete
+from seqplan.profiler.analytic.derive import derive_profile
 from seqplan.profiler.analytic.estimate import Load, estimate, model_flops
 from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
 from seqplan.profiler.analytic.memory import layer_activation_bytes
@@ -97,6 +98,7 @@ def test_a_profile_keeps_both_and_its_memory_model_knows_them() -> None:
     untied = replace(profile.memory, tied=False).fixed_bytes(Scheme(pp=2), 16, 0)
     assert states - untied == profile.memory.resident_embedding_bytes / 2
     alone = derive_profile(deployment, [Scheme()], name="p")
+    alone["schemes"][0]["origin"] = "measured"
     completed = complete(Profile.from_document(alone, "p"), CLUSTER, schemes)
     entries = {(entry.get("tp", 1), entry.get("pp", 1)): entry for entry in completed["schemes"]}
     for entry in document["schemes"]:

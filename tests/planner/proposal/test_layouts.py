@@ -1,0 +1,137 @@
+"""Which layout is proposed: the fastest over whole iterations, one rather than several."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.exchange.times import (
+    Exchange,
+    LayoutExchange,
+    layout_text,
+    layouts_of,
+    parse_layout,
+)
+from seqplan.planner.proposal.document import ProposalDocument, ProposalError
+from seqplan.planner.proposal.layouts import LayoutTimes, Scenarios, choose_layout
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.strategies.homogeneous import homogeneous_strategies, strategy_ms
+from seqplan.plans.lint import lint
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.shipped.catalogue import shipped
+
+CLUSTER = Cluster(16, 16384, 50_000)
+LENGTHS = np.minimum(np.random.default_rng(5).lognormal(7.2, 1.2, 4000).astype(int) + 1, 16384)
+
+
+@cache
+def profile() -> Profile:
+    """A few layouts of the 7B, with their derived context parallelism."""
+    whole = shipped("llama-7b-a800-80gb")
+    chosen = [
+        raw
+        for raw in whole.document["schemes"]
+        if raw.get("tp", 1) in (2, 4, 8) and raw.get("pp", 1) == 1 and raw.get("ring", 1) == 1
+    ]
+    return Profile.from_document({**whole.document, "schemes": chosen}, "part")
+
+
+@cache
+def proposed(exchange: Exchange) -> ProposalDocument:
+    return make_proposal(profile(), CLUSTER, LENGTHS, exchange=exchange)
+
+
+def by_layout(**times: float) -> LayoutExchange:
+    rows = tuple((parse_layout(name), ms) for name, ms in times.items())
+    return LayoutExchange(0.0, 0.0, "made", rows)
+
+
+@pytest.mark.parametrize("dear", ["tp2", "tp4"])
+def test_the_exchange_decides_the_layout(dear: str) -> None:
+    times = {"tp2": 100.0, "tp4": 100.0, "tp8": 2500.0, dear: 2000.0}
+    document = proposed(by_layout(**times))
+    assert document.layouts is not None
+    assert document.layouts.chosen == ("tp4" if dear == "tp2" else "tp2")
+    assert parse_layout(document.layouts.chosen) in layouts_of(
+        scheme for candidate in document.candidates for scheme, _ in candidate.strategy.counts
+    )
+    for candidate in document.candidates:
+        layouts = layouts_of(scheme for scheme, _ in candidate.strategy.counts)
+        assert [layout_text(layout) for layout in layouts] == [document.layouts.chosen]
+    assert any(c.max_sequence >= int(LENGTHS.max()) for c in document.candidates)
+    assert document.lower_bound_ms <= document.expected_ms
+
+
+def test_plans_of_one_layout_are_never_behind_its_best_static_strategy() -> None:
+    exchange = exchange_of(profile(), CLUSTER.gpus)
+    document = proposed(exchange)
+    assert document.layouts is not None
+    chosen = document.layouts.chosen
+    assert chosen is not None
+    planner = StepPlanner(document)
+    models = CLUSTER.models(profile())
+    for batch in Sampler(LENGTHS, CLUSTER.tokens, CLUSTER.max_len, 3).batches(4):
+        plan = planner.plan(batch)
+        assert lint(plan, models) == []
+        ours = plan.predicted_ms + exchange.of_strategy_ms(plan.strategy)
+        for strategy in homogeneous_strategies(models, CLUSTER.gpus, batch.longest):
+            time = strategy_ms(strategy, batch, models)
+            assert time is not None
+            same = layouts_of(s for s, _ in strategy.counts) == {parse_layout(chosen)}
+            if same:
+                assert ours <= (time + exchange.of_strategy_ms(strategy)) * 1.001
+
+
+def test_the_document_says_why_and_reads_back() -> None:
+    document = proposed(exchange_of(profile(), CLUSTER.gpus))
+    again = ProposalDocument.from_json(document.to_json(), "file")
+    assert again == document
+    assert again.digest == document.digest
+    assert document.layouts is not None
+    why = " ".join(document.layouts.why)
+    assert "one layout, " in why
+    assert "static strategy" in why or "the static" in why
+    assert "15 or 30 % dearer" in why or "It would be " in why
+    assert document.layouts.rows[0].expected_ms == min(
+        row.expected_ms for row in document.layouts.rows
+    )
+    # A profile that was measured needs no scenario of dearer context parallelism.
+    raw = [{**entry, "origin": "measured"} for entry in profile().document["schemes"]]
+    measured = Profile.from_document({**profile().document, "schemes": raw}, "measured")
+    same = make_proposal(measured, CLUSTER, LENGTHS, exchange=exchange_of(measured, 16))
+    assert same.layouts is not None
+    assert "dearer" not in " ".join(same.layouts.why)
+
+
+def test_an_exchange_must_know_every_layout() -> None:
+    document = proposed(exchange_of(profile(), CLUSTER.gpus))
+    assert isinstance(document.exchange, LayoutExchange)
+    part = replace(document.exchange, by_layout_ms=document.exchange.by_layout_ms[:1])
+    with pytest.raises(ProposalError, match=r"exchange\.by_layout: lacks tp4"):
+        ProposalDocument.from_json(replace(document, exchange=part).to_json(), "file")
+
+
+def test_one_layout_wins_ties_and_the_one_that_loses_least() -> None:
+    batches = list(Sampler(LENGTHS, CLUSTER.tokens, CLUSTER.max_len, 1).batches(3))
+    models = CLUSTER.models(profile())
+    exchange = by_layout(tp2=1000.0, tp4=100.0, tp8=50.0)
+    scenarios = Scenarios(
+        batches, models, CLUSTER.gpus, int(LENGTHS.max()), exchange, tuple(models)
+    )
+
+    def choice(tp2: float, tp4: float, several: float) -> str | None:
+        times = LayoutTimes({(2, 1): tp2, (4, 1): tp4}, several, None)
+        layout = choose_layout(times, scenarios)
+        return None if layout is None else layout_text(layout)
+
+    assert choice(3000, 4000, 2990) == "tp2"
+    assert choice(3000, 4000, 2900) is None
+    # A tie: half of tp2's time or more is exchange, and doubled it would lose most.
+    assert choice(3000, 3010, 3000) == "tp4"

@@ -49,6 +49,11 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
         f"predicted {plan.predicted_ms:,.1f} ms, lower bound {plan.lower_bound_ms:,.1f} ms, "
         f"gap {plan.gap:.2%}"
     )
+    if plan.exchange_ms is not None:
+        yield (
+            f"and {plan.exchange_ms:,.1f} ms exchange of parameters and gradients that nothing "
+            f"hides: {plan.predicted_ms + plan.exchange_ms:,.1f} ms in all"
+        )
     rest = plan.predicted_ms - times.makespan_ms
     if rest > BINDING_MS:
         yield f"  of that {times.makespan_ms:,.1f} ms pipelines, {rest:,.1f} ms after the last"
@@ -154,34 +159,40 @@ def _reason(plan: Plan, pipeline: PlannedPipeline, cost: SchemeCost | None) -> s
     )
 
 
-def _verdict(entry: Considered, best_ms: float | None) -> str:
+def _verdict(entry: Considered, best: Considered | None) -> str:
     """Say why a candidate was not chosen.
 
     One that is faster than the best was left for the exchange of parameters and gradients between
-    its replicas, which no time here holds.
+    its replicas, which its time does not hold.
     """
+    best_ms = None if best is None else best.predicted_ms
+    if best is None or best_ms is None:
+        return "" if entry.predicted_ms is not None else "no better plan found"
     if entry.predicted_ms is not None:
-        faster = best_ms is not None and entry.predicted_ms < best_ms
-        return "its exchange takes longer" if faster else ""
-    beaten = best_ms is not None and entry.lower_bound_ms >= best_ms
+        return "its exchange takes longer" if entry.predicted_ms < best_ms else ""
+    extra_exchange_ms = (entry.exchange_ms or 0.0) - (best.exchange_ms or 0.0)
+    beaten = entry.lower_bound_ms + extra_exchange_ms >= best_ms
     return "pruned by its bound" if beaten else "no better plan found"
 
 
 def _candidates(plan: Plan) -> Iterable[str]:
-    rows = [["candidate strategy", "bound ms", "time ms", ""]]
+    weighed = any(entry.exchange_ms is not None for entry in plan.selection)
+    rows = [["candidate strategy", "bound ms", "time ms", *(["exchange"] if weighed else []), ""]]
     chosen = Strategy.of(Counter(pipeline.scheme for pipeline in plan.pipelines))
-    best = next((e.predicted_ms for e in plan.selection if e.strategy == chosen), None)
+    best = next((entry for entry in plan.selection if entry.strategy == chosen), None)
     for entry in plan.selection:
         verdict = "best" if entry.strategy == chosen else _verdict(entry, best)
+        exchange = "–" if entry.exchange_ms is None else f"{entry.exchange_ms:,.1f}"
         rows.append(
             [
-                _cut(str(entry.strategy) or "none", WIDTH - 42),
+                _cut(str(entry.strategy) or "none", WIDTH - (52 if weighed else 42)),
                 f"{entry.lower_bound_ms:,.1f}",
                 "–" if entry.predicted_ms is None else f"{entry.predicted_ms:,.1f}",
+                *([exchange] if weighed else []),
                 verdict,
             ]
         )
-    return _table(rows, left=(0, 3))
+    return _table(rows, left=(0, len(rows[0]) - 1))
 
 
 def _table(rows: list[list[str]], left: tuple[int, ...]) -> Iterable[str]:

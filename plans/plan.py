@@ -46,11 +46,15 @@ class PlannedPipeline:
 
 @dataclass(frozen=True)
 class Considered:
-    """A candidate of the step's selection; ``predicted_ms`` is None when its bound pruned it."""
+    """A candidate of the step's selection; ``predicted_ms`` is None when its bound pruned it.
+
+    ``exchange_ms``: as in the plan.
+    """
 
     strategy: Strategy
     lower_bound_ms: float
     predicted_ms: float | None
+    exchange_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ class Plan:
 
     ``predicted_ms`` is the objective, never below the 1F1B simulation; ``lower_bound_ms`` is a
     proven lower bound on that objective over all dispatches and packings of this strategy, and
-    ``gap`` = predicted / bound − 1.
+    ``gap`` = predicted / bound − 1. None of the three holds ``exchange_ms``: what parameters and
+    gradients take to be exchanged beside it, as far as nothing hides it; None where strategies were
+    chosen by propagation alone.
     """
 
     step: int
@@ -76,6 +82,7 @@ class Plan:
     lower_bound_ms: float
     gap: float
     selection: tuple[Considered, ...]
+    exchange_ms: float | None = None
 
     @property
     def strategy(self) -> Strategy:

@@ -21,6 +21,7 @@ def plan_of(
     predicted_ms: float,
     bound_ms: float,
     selection: tuple[Considered, ...],
+    exchange_ms: float | None = None,
 ) -> Plan:
     """Make the plan of these pipelines; ranks in none of them are idle."""
     used = {rank for pipeline in pipelines for rank in pipeline.ranks}
@@ -39,6 +40,7 @@ def plan_of(
         lower_bound_ms=bound_ms,
         gap=gap(predicted_ms, bound_ms),
         selection=selection,
+        exchange_ms=exchange_ms,
     )
 
 

@@ -72,6 +72,7 @@ def assemble(
         predicted_ms=predicted,
         bound_ms=bound,
         selection=candidates,
+        exchange_ms=next((c.exchange_ms for c in candidates if c.strategy == strategy), None),
     )
 
 
@@ -82,11 +83,12 @@ def considered(
     rows = []
     for candidate in candidates:
         if candidate.strategy == chosen:
-            rows.append(Considered(chosen, bound_ms, predicted_ms))
+            rows.append(Considered(chosen, bound_ms, predicted_ms, candidate.exchange_ms))
             continue
         time = None if candidate.predicted_ms is None else round(candidate.predicted_ms, 3)
         low = floor_us(candidate.lower_bound_ms)
-        rows.append(Considered(candidate.strategy, low if time is None else min(low, time), time))
+        low = low if time is None else min(low, time)
+        rows.append(Considered(candidate.strategy, low, time, candidate.exchange_ms))
     return tuple(rows)
 
 

@@ -55,7 +55,7 @@ def select(
     gpus: int,
     *,
     tailor: bool = True,
-    exchange: Exchange = NO_EXCHANGE,
+    exchange: Exchange | None = None,
 ) -> Selected:
     """Plan one batch on the best of ``candidates``, or on a strategy made for it.
 
@@ -70,7 +70,7 @@ def select(
     The best has the least time with its ``exchange``. Raises ``Infeasible`` when the longest
     sequence fits no candidate.
     """
-    search = Search(batch, models, gpus, exchange)
+    search = Search(batch, models, gpus, exchange or NO_EXCHANGE)
     fleets = [Fleet.of(strategy, models) for strategy in candidates]
     holding = [fleet for fleet in fleets if fleet.max_sequence >= batch.longest]
     bounds = {fleet.strategy: cheap_bound_ms(fleet.classes, batch) for fleet in holding}
@@ -85,7 +85,12 @@ def select(
     best = Placement(best.fleet, _polished(batch, best, proven))
     times[best.strategy] = best.objective_ms
     considered = tuple(
-        Considered(strategy, bounds.get(strategy, proven), times.get(strategy))
+        Considered(
+            strategy,
+            bounds.get(strategy, proven),
+            times.get(strategy),
+            None if exchange is None else round(exchange.of_strategy_ms(strategy), 3),
+        )
         for strategy in dict.fromkeys([*bounds, *times])
     )
     return Selected(best, proven, considered)

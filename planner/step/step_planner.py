@@ -7,7 +7,6 @@ from functools import cached_property
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import load_solver
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange.times import NO_EXCHANGE
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.rounds.assemble import assemble_rounds
 from seqplan.planner.rounds.plan_rounds import plan_rounds
@@ -55,8 +54,7 @@ class StepPlanner:
             return self._plan_rounds(batch)
         candidates = [candidate.strategy for candidate in proposal.candidates]
         gpus = proposal.cluster.gpus
-        exchange = proposal.exchange or NO_EXCHANGE
-        selected = select(batch, candidates, self.models, gpus, exchange=exchange)
+        selected = select(batch, candidates, self.models, gpus, exchange=proposal.exchange)
         fraction = proposal.profile.forward_fraction
         return assemble(
             batch,

@@ -21,6 +21,7 @@ _PLANNER = frozenset({"version", "seed", "profile", "proposal"})
 _SEQUENCES = frozenset({"ids", "lengths"})
 _PIPELINE = frozenset({"scheme", "ranks", "micro_batches", "predicted_ms"})
 _ROUND = frozenset({"round"})
+_EXCHANGE = frozenset({"exchange_ms"})
 _MICRO_BATCH = frozenset({"sequences", "tokens", "padded_tokens", "cost_ms"})
 _CONSIDERED = frozenset({"strategy", "lower_bound_ms", "predicted_ms"})
 _SCHEME = frozenset({"tp", "pp", "ulysses", "ring"})
@@ -41,7 +42,7 @@ class PlanReader(FieldReader):
         if isinstance(raw, dict) and "schema" in raw and raw["schema"] != SCHEMA:
             # Said first: under another schema every other complaint would mislead.
             self.fail("schema", f"is {shown(raw['schema'])}, this reader knows {SCHEMA}")
-        self.fields(raw, "", _PLAN)
+        self.fields(raw, "", _PLAN, _EXCHANGE)
         self.integer(raw, "schema", "", 1)
         self.text(raw, "digest", "")
         maker = raw["planner"]
@@ -84,6 +85,7 @@ class PlanReader(FieldReader):
                 self.considered(entry, f".selection[{number}]")
                 for number, entry in enumerate(self.items(raw, "selection", ""))
             ),
+            exchange_ms=self.exchange_ms(raw, ""),
         )
 
     def pipeline(self, raw: Any, place: str) -> PlannedPipeline:
@@ -108,8 +110,11 @@ class PlanReader(FieldReader):
             cost_ms=self.number(raw, "cost_ms", place),
         )
 
+    def exchange_ms(self, raw: dict[str, Any], place: str) -> float | None:
+        return self.number(raw, "exchange_ms", place) if "exchange_ms" in raw else None
+
     def considered(self, raw: Any, place: str) -> Considered:
-        self.fields(raw, place, _CONSIDERED)
+        self.fields(raw, place, _CONSIDERED, _EXCHANGE)
         counts = []
         for number, entry in enumerate(self.items(raw, "strategy", place)):
             scheme_place = f"{place}.strategy[{number}]"
@@ -125,6 +130,7 @@ class PlanReader(FieldReader):
             predicted_ms=(
                 None if raw["predicted_ms"] is None else self.number(raw, "predicted_ms", place)
             ),
+            exchange_ms=self.exchange_ms(raw, place),
         )
 
     def scheme(self, raw: Any, place: str, names: frozenset[str]) -> Scheme:

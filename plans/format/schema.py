@@ -53,7 +53,13 @@ def plan_json_schema() -> _Node:
                 "lower_bound_ms": {"$ref": "#/$defs/time"},
                 "gap": _time("predicted_ms / lower_bound_ms − 1"),
                 "selection": {"type": "array", "items": _considered()},
-            }
+            },
+            {
+                "exchange_ms": _time(
+                    "milliseconds of parameters and gradients exchanged beside predicted_ms, as "
+                    "far as nothing hides it; where strategies were chosen with it"
+                )
+            },
         ),
     }
 
@@ -83,7 +89,7 @@ def _sequences() -> _Node:
 
 
 def _pipeline() -> _Node:
-    node = _object(
+    return _object(
         {
             "scheme": {"$ref": "#/$defs/scheme"},
             "ranks": {
@@ -92,10 +98,9 @@ def _pipeline() -> _Node:
             },
             "micro_batches": {"type": "array", "items": _micro_batch()},
             "predicted_ms": {"$ref": "#/$defs/time"},
-        }
+        },
+        {"round": _integer(0, "under ZeRO-3 only")},
     )
-    node["properties"]["round"] = _integer(0, "under ZeRO-3 only")
-    return node
 
 
 def _micro_batch() -> _Node:
@@ -127,7 +132,8 @@ def _considered() -> _Node:
             "strategy": strategy,
             "lower_bound_ms": {"$ref": "#/$defs/time"},
             "predicted_ms": predicted,
-        }
+        },
+        {"exchange_ms": {"$ref": "#/$defs/time"}},
     )
 
 
@@ -135,11 +141,11 @@ def _degrees() -> _Node:
     return {axis: {"$ref": "#/$defs/degree"} for axis in ("tp", "pp", "ulysses", "ring")}
 
 
-def _object(properties: _Node) -> _Node:
-    """Describe an object with exactly these properties."""
+def _object(properties: _Node, optional: _Node | None = None) -> _Node:
+    """Describe an object with exactly these properties, of which some may be left out."""
     return {
         "type": "object",
-        "properties": properties,
+        "properties": properties | (optional or {}),
         "required": list(properties),
         "additionalProperties": False,
     }

@@ -172,6 +172,7 @@ def _filled(
     strategy = Strategy.of({scheme: world // scheme.gpus for scheme in schemes[:1]})
     ids = draw(st.lists(st.integers(0, 2**63 - 1), min_size=len(stored), max_size=len(stored)))
     tokens = sum(stored)
+    exchange_ms = draw(st.none() | _TIMES)
     plan = Plan(
         step=draw(st.integers(0, 10**9)),
         planner=Planner(
@@ -192,9 +193,10 @@ def _filled(
         lower_bound_ms=bound,
         gap=predicted / bound - 1 if bound else 0.0,
         selection=(
-            Considered(strategy, bound, predicted),
+            Considered(strategy, bound, predicted, exchange_ms),
             Considered(Strategy(()), draw(_TIMES), None),
         ),
+        exchange_ms=exchange_ms,
     )
     costs = {scheme: Cost(*rates[scheme], max_len=largest[scheme]) for scheme in schemes}
     return Costed(plan, costs)

@@ -26,6 +26,7 @@ from seqplan.api.training_check.every_kind import (
 )
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
+from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.strategies.homogeneous import best_homogeneous
@@ -86,13 +87,19 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(histogram_lines(summarise(lengths), width=98)))
 
     _title(f"2. Schemes of {profile.name} on {CLUSTER.gpus} × {profile.hardware}")
-    rows_of_schemes = scheme_rows(profile, CLUSTER.gpus, CLUSTER.max_len)
+    measured = profile.restricted(measured=True)
+    rows_of_schemes = scheme_rows(measured, CLUSTER.gpus, CLUSTER.max_len)
     print("\n".join(scheme_table(rows_of_schemes, CLUSTER.gpus)))
-    print("\n".join(scheme_notes(profile)))
+    print("\n".join(scheme_notes(measured)))
+    more = len(profile.schemes) - len(measured.schemes)
+    print(f"and {more} derived from these: Ulysses and ring beside them (seqplan profiles)")
 
     _title(f"3. Proposal: {CLUSTER.tokens:,} tokens a step, context {CLUSTER.max_len:,}")
     with ProgressBar(sys.stderr) as progress:
-        proposal = make_proposal(profile, CLUSTER, lengths, seed=SEED, progress=progress)
+        exchange = exchange_of(profile, CLUSTER.gpus)
+        proposal = make_proposal(
+            profile, CLUSTER, lengths, seed=SEED, exchange=exchange, progress=progress
+        )
     print("\n".join(proposal_lines(proposal)))
 
     _title(f"4. {STEPS} steps, planned and checked")
@@ -111,13 +118,15 @@ def run(args: argparse.Namespace) -> int:
 
     _title("5. Against the best homogeneous strategy, planned with the same machinery")
     models = CLUSTER.models(profile)
-    if static := best_homogeneous(batches, models, CLUSTER.gpus):
+    if static := best_homogeneous(batches, models, CLUSTER.gpus, exchange):
         strategy, times = static
-        ours = sum(row.plan.predicted_ms for row in rows)
+        theirs = sum(times) / len(times) + exchange.of_strategy_ms(strategy)
+        whole = [row.plan.predicted_ms + (row.plan.exchange_ms or 0.0) for row in rows]
+        ours = sum(whole) / len(whole)
         print(
-            f"{strategy}: {seconds(sum(times) / len(times))} a step; these plans: "
-            f"{seconds(ours / len(rows))}: {sum(times) / ours:.2f} times as fast (predicted on "
-            f"profile {profile.name}, without the exchange of gradients)"
+            f"{strategy}: {seconds(theirs)} an iteration; these plans: {seconds(ours)}: "
+            f"{theirs / ours:.2f} times as fast (predicted on profile {profile.name}, "
+            "exchange included)"
         )
     with atomic_write(args.output / "proposal.json", "w") as file:
         file.write(proposal.to_json())

@@ -133,6 +133,7 @@ def planned_rows(
 def summary(rows: Sequence[StepRow], truncated: int) -> dict[str, Any]:
     """Figures over the planned steps: times in ms, gaps as shares."""
     predicted = [row.plan.predicted_ms for row in rows]
+    whole = [row.plan.predicted_ms + (row.plan.exchange_ms or 0.0) for row in rows]
     gaps = sorted(row.plan.gap for row in rows)
     planning = [row.planning_ms for row in rows]
     return {
@@ -140,7 +141,8 @@ def summary(rows: Sequence[StepRow], truncated: int) -> dict[str, Any]:
         "tokens": sum(row.plan.tokens for row in rows),
         "truncated": truncated,
         "predicted_ms_mean": round(sum(predicted) / len(predicted), 3),
-        "tokens_per_s": round(sum(row.plan.tokens for row in rows) / sum(predicted) * 1000, 1),
+        **_exchange_mean(rows),
+        "tokens_per_s": round(sum(row.plan.tokens for row in rows) / sum(whole) * 1000, 1),
         "gap_median": round(median(gaps), 6),
         "gap_p90": gaps[min(len(gaps) - 1, int(0.9 * len(gaps)))],
         "gap_max": gaps[-1],
@@ -149,13 +151,22 @@ def summary(rows: Sequence[StepRow], truncated: int) -> dict[str, Any]:
     }
 
 
+def _exchange_mean(rows: Sequence[StepRow]) -> dict[str, float]:
+    """The mean exchange that nothing hides, where strategies were chosen with it."""
+    times = [row.plan.exchange_ms for row in rows if row.plan.exchange_ms is not None]
+    return {"exchange_ms_mean": round(sum(times) / len(times), 3)} if times else {}
+
+
 def summary_lines(rows: Sequence[StepRow], truncated: int) -> list[str]:
     """The same for people."""
     figures = summary(rows, truncated)
+    exchange = ""
+    if "exchange_ms_mean" in figures:
+        exchange = f" and {seconds(figures['exchange_ms_mean'])} of exchange"
     lines = [
         (
             f"{figures['steps']} steps planned and checked, {figures['tokens']:,} tokens: "
-            f"{seconds(figures['predicted_ms_mean'])} a step predicted, "
+            f"{seconds(figures['predicted_ms_mean'])} a step predicted{exchange}, "
             f"{figures['tokens_per_s']:,.0f} tokens/s"
         ),
         (

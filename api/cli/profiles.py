@@ -92,6 +92,7 @@ def scheme_rows(
                 "max_len": model.max_len if entry.scheme.gpus <= gpus else 0,
                 "util_len": entry.latency.util_len(),
                 "flag": entry.flag,
+                "origin": entry.origin,
             }
         )
     return rows
@@ -104,7 +105,9 @@ def scheme_table(rows: list[dict[str, Any]], gpus: int) -> list[str]:
         ("scheme", "GPUs", "MaxLen", "UtilLen", "a ms/token²", "b ms/token", "c ms"),
         [
             (
-                row["scheme"] + ("*" if row["flag"] else ""),
+                row["scheme"]
+                + ("*" if row["flag"] else "")
+                + ("°" if row["origin"] == "derived" else ""),
                 str(row["gpus"]),
                 f"{row['max_len']:,}",
                 _util_len(row),
@@ -123,9 +126,11 @@ def scheme_table(rows: list[dict[str, Any]], gpus: int) -> list[str]:
 
 
 def scheme_notes(profile: Profile) -> list[str]:
-    """Flags and doubts about coefficients, wrapped."""
+    """Flags, doubts and where derived coefficients come from, wrapped."""
     notes = [f"* {entry.scheme}: {entry.flag}" for entry in profile.schemes if entry.flag]
     notes += [f"? {scheme}: {doubt}" for scheme, doubt in doubts(profile).items()]
+    if any(entry.origin == "derived" for entry in profile.schemes):
+        notes.append("° derived, not measured; where they come from is said in the profile's notes")
     return [line for note in notes for line in textwrap.wrap(note, 98, subsequent_indent="  ")]
 
 

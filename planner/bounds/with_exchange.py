@@ -12,12 +12,12 @@ from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_
 from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.exchange.times import Exchange, Family, layouts_of
-from seqplan.planner.placement.fleet import Models, PipelineClass
+from seqplan.planner.placement.fleet import Models, PipelineClass, undominated
 
 
 @dataclass(frozen=True)
 class FamilyRelaxation:
-    """The relaxation over all strategies of some layouts, and what their exchange takes at most."""
+    """The relaxation over all strategies of some layouts, and the least their exchange takes."""
 
     relaxation: AllStrategies
     exchange_ms: float
@@ -31,19 +31,21 @@ class FamilyRelaxation:
 class Families:
     """The relaxations over all strategies, one for each time that their exchange takes.
 
-    ``whole``: the one over all strategies, whatever they exchange; ``by_layout``: one for each
+    Schemes that others of their family replace at no loss are left out of it. ``whole``: the
+    relaxation over all strategies, whatever they exchange; ``by_layout``: one for each
     layout alone, ascending.
     """
 
     def __init__(self, models: Models, gpus: int, exchange: Exchange) -> None:
-        self.whole = AllStrategies(models, gpus)
+        self.models = models
+        self.whole = AllStrategies(undominated(models), gpus)
         layouts = layouts_of(models)
         relaxations = {layouts: self.whole}
 
         def of(family: Family) -> FamilyRelaxation:
             if family.layouts not in relaxations:
                 members = {s: m for s, m in models.items() if (s.tp, s.pp) in family.layouts}
-                relaxations[family.layouts] = AllStrategies(members, gpus)
+                relaxations[family.layouts] = AllStrategies(undominated(members), gpus)
             return FamilyRelaxation(relaxations[family.layouts], family.exchange_ms)
 
         self.members = [of(family) for family in exchange.families(layouts)]

@@ -12,13 +12,16 @@ from dataclasses import dataclass, fields
 
 from seqplan.plans.scheme import Scheme, Strategy
 
+ALIKE = 0.01
+"""Share by which the exchange of layouts may differ and count as taking equally long in bounds."""
+
 Layout = tuple[int, int]
 """⟨tp, pp⟩: how a pipeline splits parameters."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Strategies of these layouts, which exchange for ``exchange_ms`` at most (not hidden)."""
+    """Strategies of these layouts, and a time that their exchange takes at least (not hidden)."""
 
     layouts: frozenset[Layout]
     exchange_ms: float
@@ -108,15 +111,19 @@ class LayoutExchange(Exchange):
         return max((times[layout] for layout in layouts), default=0.0)
 
     def families(self, layouts: Collection[Layout]) -> list[Family]:
-        """List all layouts that take at most as long as each in turn."""
+        """List all layouts that take at most as long as each in turn.
+
+        Times within ``ALIKE`` of each other make one family, with the least of them.
+        """
         times = dict(self.by_layout_ms)
-        return [
-            Family(
-                frozenset(layout for layout in layouts if times[layout] <= longest),
-                longest * (1 - self.overlap),
-            )
-            for longest in sorted({times[layout] for layout in layouts})
-        ]
+        families = []
+        rising = sorted({times[layout] for layout in layouts})
+        while rising:
+            alike = [time for time in rising if time <= rising[0] * (1 + ALIKE)]
+            rising = rising[len(alike) :]
+            members = frozenset(layout for layout in layouts if times[layout] <= alike[-1])
+            families.append(Family(members, alike[0] * (1 - self.overlap)))
+        return families
 
 
 NO_EXCHANGE = GivenExchange(0.0, 0.0, "no exchange", 0.0, 0.0)

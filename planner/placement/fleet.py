@@ -104,6 +104,34 @@ class PipelineClass:
         return int(min(max(by_tokens, by_work, 1.0), MOST - 2)) + 2
 
 
+def undominated(models: Models) -> dict[Scheme, SchemeModel]:
+    """Leave schemes out that another one replaces at no loss, whatever is planned.
+
+    It takes no more GPUs, stages, time for any micro-batch or padding, and holds no less. Of two
+    that are alike the first in scheme order stays.
+    """
+
+    def replaces(other: SchemeModel, model: SchemeModel) -> bool:
+        by, it = other.scheme, model.scheme
+        return (
+            by.gpus <= it.gpus
+            and by.pp <= it.pp
+            and it.unit % by.unit == 0
+            and other.max_sequence >= model.max_sequence
+            and other.a <= model.a
+            and other.b <= model.b
+            and other.c <= model.c
+        )
+
+    left: dict[Scheme, SchemeModel] = {}
+    for scheme, model in sorted(models.items()):
+        if any(replaces(other, model) for other in left.values()):
+            continue
+        left = {s: other for s, other in left.items() if not replaces(model, other)}
+        left[scheme] = model
+    return left
+
+
 @dataclass(frozen=True)
 class Fleet:
     """A strategy on a cluster: one ``PipelineClass`` per scheme, in the strategy's order."""

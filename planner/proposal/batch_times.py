@@ -43,7 +43,7 @@ class BatchTimes:
         """Find the strategy's time: exact where it comes close to the best, rough beyond."""
         if strategy in self.propagation_ms:
             return
-        fleet = Fleet.of(strategy, self._families.whole.models)
+        fleet = Fleet.of(strategy, self._families.models)
         if fleet.max_sequence < self.batch.longest:
             self.propagation_ms[strategy] = float("inf")
             return

@@ -151,7 +151,7 @@ def _searched(
     report: Progress,
 ) -> list[Strategy]:
     """Search strategies on the batches; one of them holds ``max_len`` tokens."""
-    models, gpus = families.whole.models, families.whole.gpus
+    models, gpus = families.models, families.whole.gpus
     strategies: list[Strategy] = []
     spaces = families.members
     if exchange is not None:

@@ -56,7 +56,7 @@ def make_proposal(
     check_method(profile, method, exchange)
     models = cluster.models(profile)
     check_feasible(profile, cluster, models, lengths)
-    effort = _effort(cluster.gpus)
+    effort = _effort(cluster.gpus, several_spaces=exchange is not None)
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed + _SAMPLE_SEED)
     batches = list(sampler.batches(effort.judged))
     longest = int(sampler.lengths.max())
@@ -224,8 +224,13 @@ def _static_groups(
     )
 
 
-def _effort(gpus: int) -> Effort:
-    """Choose fewer batches for large clusters: each is larger, and so less unlike the others."""
+def _effort(gpus: int, *, several_spaces: bool) -> Effort:
+    """Choose fewer batches for large clusters: each is larger, and so less unlike the others.
+
+    Fewer, too, where each is searched and bounded for several families of layouts.
+    """
+    if several_spaces:
+        return Effort(judged=16 if gpus <= 512 else 8, searched=12)
     if gpus <= 128:
         return Effort()
     if gpus <= 512:

@@ -8,6 +8,7 @@ already, and members that have made different numbers wait for each other for ev
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Protocol
@@ -29,6 +30,7 @@ the time of a small message is its latency."""
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _DOING = "exchanging tensors of a tp group"
+_LOG = logging.getLogger(__name__)
 
 Finish = Callable[[], Tensor]
 """Waits for a collective that is under way and returns its result; called once."""
@@ -189,11 +191,21 @@ class TensorGroups:
                 self._make(tuple(range(first, first + degree)))
 
     def extend(self, placement: Placement) -> None:
-        """Make the groups that a step wants and that are not there yet; all ranks call it."""
+        """Make the groups that a step wants and that are not there yet; all ranks call it.
+
+        A step then waits for them, which the first rank warns of.
+        """
         for pipeline in placement:
             tp = pipeline.scheme.tp
             for at in range(0, len(pipeline.ranks), tp) if tp > 1 else ():
-                self._make(pipeline.ranks[at : at + tp])
+                ranks = pipeline.ranks[at : at + tp]
+                if self._make(ranks) and self._rank == 0:
+                    _LOG.warning(
+                        "a step waits while the tp group of ranks %s is made: give the degree %d "
+                        "at the start, and plan tp groups on aligned ranks",
+                        ranks,
+                        tp,
+                    )
 
     def of(self, ranks: tuple[int, ...]) -> TensorGroup | None:
         """Return the group of ``ranks``, this one among them; None for this one alone.
@@ -207,12 +219,14 @@ class TensorGroups:
             return PeerTensorGroup(self._peers, ranks, index)
         return CollectiveTensorGroup(self._groups[ranks], index)
 
-    def _make(self, ranks: tuple[int, ...]) -> None:
+    def _make(self, ranks: tuple[int, ...]) -> bool:
+        """Make a group and say whether it was missing."""
         if self._by_messages or ranks in self._groups:
-            return
+            return False
         with communicating("making the groups of tensor parallelism"):
             group = dist.new_group(list(ranks), timeout=self._timeout, sort_ranks=False)
         self._groups[ranks] = group
+        return True
 
 
 def _summed(parts: Sequence[Tensor]) -> Tensor:

@@ -65,7 +65,6 @@ class StagedStates(UnitStates):
             with communicating("taking over the first rank's parameters"):
                 dist.broadcast(whole, dist.get_global_rank(group, 0), group=group)
             unit.master[: unit.stop - unit.start] = whole[unit.start : unit.stop]
-        self._everywhere = [_replicated(layout) for layout in layouts]
         self._by_name = {unit.name: at for at, unit in enumerate(self.units)}
         self._held: dict[str, list[tuple[ParameterLayout, Tensor]]] = {}
         self._laid_out: Placement | None = None
@@ -81,7 +80,7 @@ class StagedStates(UnitStates):
         if self._laid_out != placement:
             exchanges: list[Exchange] = []
             for at, unit in enumerate(self.units):
-                if moves is None or self._everywhere[at]:
+                if moves is None or unit.layout.everywhere:
                     self._lay_out(unit, WHOLE, unit.padded)
                     exchanges.append(CollectiveExchange(self._group))
                 else:
@@ -116,8 +115,3 @@ class StagedStates(UnitStates):
             hook = self.watch(unit, index)
             leaf.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             held.append((part.layout, leaf))
-
-
-def _replicated(layout: UnitLayout) -> bool:
-    """Whether tp cuts none of a unit's parameters, and all contribute to them."""
-    return all(parameter.gradient == "partial" for parameter in layout.parameters)

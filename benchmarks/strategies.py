@@ -99,7 +99,9 @@ def planned(scheme: Scheme, lengths: Sequence[int], ranks: int) -> Plan:
 
 def _on_ranks(ranks: int, schemes: Sequence[str], lengths: list[int]) -> dict[str, Seconds]:
     """Least CPU-seconds of a step by scheme, of all ranks together."""
-    context = multiprocessing.get_context("spawn")
+    # Forked from a server that has imported what takes seconds.
+    multiprocessing.set_forkserver_preload(["torch._dynamo", "benchmarks.strategies"])
+    context = multiprocessing.get_context("forkserver")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes, processes = [], []
     for rank in range(ranks):

@@ -41,7 +41,10 @@ def main() -> None:
     degrees = arguments.tensor_degrees
     if isinstance(plans, runtime.FileSource):
         degrees = plans.tensor_degrees()
-    job = runtime.StagedLlama(runtime.Llama(config).to(device), groups, tensor_degrees=degrees)
+    # The first rank's values are taken, in parts: the others need none, and no memory for them.
+    with torch.device("cpu" if rank == 0 else "meta"):
+        model = runtime.Llama(config)
+    job = runtime.StagedLlama(model, groups, device=device, tensor_degrees=degrees)
     states = job.states
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=1e-3)
 

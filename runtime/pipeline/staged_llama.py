@@ -25,11 +25,14 @@ from seqplan.runtime.training.run_step import StepResult
 class StagedLlama:
     """``model``'s parameters as sharded states, and steps of any ⟨tp, pp, ulysses, ring⟩ on them.
 
-    The values of the first rank's model are taken; the model itself is not used again. All ranks
-    make it together. ``tensor_degrees``: the tp degrees that strategies will have, as far as this
-    rank knows them (``FileSource.tensor_degrees``). Of those that any rank knows, the groups of all
-    aligned blocks are made now; others, with a warning, when a step first wants them.
-    ``by_messages``: no such groups, tensor parallelism by point-to-point messages instead.
+    The values of the first rank's model are taken, and the model is not used again: the others' may
+    be on the meta device, where ``device`` says where ranks compute, and the first rank's anywhere.
+    All ranks make it together.
+
+    ``tensor_degrees``: the tp degrees that strategies will have, as far as this rank knows them
+    (``FileSource.tensor_degrees``). Of those that any rank knows, the groups of all aligned blocks
+    are made now; others, with a warning, when a step first wants them. ``by_messages``: no such
+    groups, tensor parallelism by point-to-point messages instead.
 
     ``states`` has the optimizer's parameters, the export and what checkpoints are of.
     """
@@ -39,13 +42,14 @@ class StagedLlama:
         model: Llama,
         groups: Communicators,
         *,
+        device: torch.device | None = None,
         tensor_degrees: Iterable[int] = (),
         by_messages: bool = False,
     ) -> None:
         self.config = model.config
         values = dict(model.named_parameters())
         self.states = StagedStates(
-            llama_units(model.config), model.config.layers, values, groups.states
+            llama_units(model.config), model.config.layers, values, groups.states, device
         )
         self._peers = Peers(groups.attention)
         self._tensor_groups = TensorGroups(

@@ -15,7 +15,6 @@ from seqplan.plans.views.exchange_count import Pulled, pulled
 from seqplan.plans.views.placement import placement_of
 from seqplan.plans.views.resharding import UnitLayout
 from seqplan.profiler.model_sizes import ModelSizes
-from seqplan.runtime.pipeline.llama_units import llama_units
 
 
 @dataclass(frozen=True)
@@ -122,6 +121,8 @@ def checked_sizes(plans: Sequence[Plan]) -> ModelSizes:
 
 def pulled_of(plan: Plan, sizes: ModelSizes) -> Pulled:
     """Count what the fullest rank pulls of the checked model's parameters in a step."""
+    from seqplan.runtime.pipeline.llama_units import llama_units  # not for help and planning
+
     units = [
         UnitLayout(name, parameters, sizes.layers, plan.world_size)
         for name, parameters in llama_units(sizes)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from benchmarks.settings import Data, markdown
 from seqplan.plans.scheme import Strategy
+from seqplan.plans.views.exchange_count import moved
 from seqplan.plans.views.placement import PlacedPipeline, Placement
-from seqplan.plans.views.resharding import Message, UnitLayout, shards_of, unit_moves
+from seqplan.plans.views.resharding import UnitLayout, shards_of, unit_moves
 from seqplan.profiler.model_sizes import MODELS
 from seqplan.runtime.pipeline.llama_units import NORMS, llama_units
 from seqplan.runtime.training.model import ModelConfig
@@ -64,31 +65,21 @@ def figures(units: Sequence[UnitLayout], placement: Placement) -> tuple[str, ...
         began = time.process_time()
         moves = unit_moves(units, shards, rank)
         slowest = max(slowest, time.process_time() - began)
+        pulled = [moved(move.pull_from, rank) for move in moves]
+        served = [moved(move.pull_to, rank) for move in moves]
+        pushed = [moved(move.push_to, rank) for move in moves]
+        summed = [moved(move.push_from, rank) for move in moves]
         counts = (
-            sum(others(move.pull_from, rank) for move in moves),
-            sum(others(move.pull_to, rank) for move in moves),
-            sum(elements(move.pull_from, rank) for move in moves) * PARAMETER_BYTES / GIB,
-            sum(elements(move.pull_to, rank) for move in moves) * PARAMETER_BYTES / GIB,
-            sum(elements(move.push_to, rank) for move in moves) * GRADIENT_BYTES / GIB,
-            sum(elements(move.push_from, rank) for move in moves) * GRADIENT_BYTES / GIB,
+            sum(count.messages for count in pulled),
+            sum(count.messages for count in served),
+            sum(count.elements for count in pulled) * PARAMETER_BYTES / GIB,
+            sum(count.elements for count in served) * PARAMETER_BYTES / GIB,
+            sum(count.elements for count in pushed) * GRADIENT_BYTES / GIB,
+            sum(count.elements for count in summed) * GRADIENT_BYTES / GIB,
         )
         most = [max(before, now) for before, now in zip(most, counts, strict=True)]
     return (
         f"{slowest:.2f} s",
         *(f"{count:,.0f}" for count in most[:2]),
         *(f"{gib:.1f}" for gib in most[2:]),
-    )
-
-
-def others(messages: Sequence[Message], rank: int) -> int:
-    """Count messages but for what stays on the rank."""
-    return sum(len(message.ranks) - (rank in message.ranks) for message in messages)
-
-
-def elements(messages: Sequence[Message], rank: int) -> int:
-    """Count elements but for what stays on the rank."""
-    return sum(
-        (len(message.ranks) - (rank in message.ranks))
-        * sum(piece.stop - piece.start for piece in message.pieces)
-        for message in messages
     )

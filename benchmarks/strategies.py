@@ -2,15 +2,16 @@
 
 The same sequences and model under every scheme, as many pipelines of it as there is room for; what
 all processes compute together, the exchange of parameters and gradients included, says what the
-scheme costs beside tp = pp = 1.
+scheme costs beside tp = pp = 1. Schemes take turns and the least of several steps counts: whatever
+else runs on the machine adds to a step and takes nothing from it.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -28,29 +29,46 @@ from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
 from seqplan.runtime.training.model import Llama, ModelConfig
 
-RANKS, WARM_UP, STEPS = 4, 1, 5
+WARM_UP, STEPS = 1, 3
 CONFIG = ModelConfig(hidden=256, layers=4, heads=8, kv_heads=4, ffn=704, vocab=1024)
-SCHEMES = ("tp1", "u2", "r2", "tp2", "pp2", "u4", "r4", "tp4", "pp4", "tp2.pp2", "tp2.u2")
-SEQUENCES, LONGEST, SEED = 24, 400, 0
+SCHEMES = {
+    2: ("tp1", "u2", "r2", "tp2", "pp2"),
+    4: ("tp1", "u4", "r4", "tp4", "pp4", "tp2.pp2", "tp2.u2"),
+}
+"""By the number of ranks."""
+
+SEQUENCES, LONGEST, SEED = 8, 200, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A step's CPU-seconds; ``transport``: of those, what the communication's own threads took."""
+
+    whole: float
+    transport: float
 
 
 def run(data: Sequence[Data]) -> None:
     """Print one table; the sequences are drawn from the first of ``data``, cut to ``LONGEST``."""
     rng = np.random.default_rng(SEED)
     lengths = [int(length) for length in rng.choice(data[0].lengths, SEQUENCES).clip(1, LONGEST)]
-    seconds = _on_ranks(lengths)
-    whole = seconds[SCHEMES[0]]
-    rows = [[scheme, f"{taken:.2f}", f"{taken / whole:.2f}"] for scheme, taken in seconds.items()]
+    rows = []
+    for ranks, schemes in SCHEMES.items():
+        steps = _on_ranks(ranks, schemes, lengths)
+        whole = steps[schemes[0]].whole
+        for scheme, step in steps.items():
+            figures = f"{step.whole:.2f}", f"{step.transport:.2f}", f"{step.whole / whole:.2f}"
+            rows.append([str(ranks), scheme, *figures])
     print(
-        f"### A step of {len(lengths)} sequences, {sum(lengths):,} tokens, on {RANKS} ranks: "
+        f"### A step of {len(lengths)} sequences, {sum(lengths):,} tokens: "
         f"Llama of {CONFIG.layers} layers, hidden {CONFIG.hidden}, float32\n"
     )
-    print(markdown(["pipelines of", "CPU-seconds", "÷ tp1"], rows))
+    print(markdown(["ranks", "pipelines of", "CPU-seconds", "of gloo's threads", "÷ tp1"], rows))
 
 
-def planned(scheme: Scheme, lengths: Sequence[int]) -> Plan:
+def planned(scheme: Scheme, lengths: Sequence[int], ranks: int) -> Plan:
     """Deal the sequences to as many pipelines as there is room for, two in a micro-batch."""
-    count = RANKS // scheme.gpus
+    count = ranks // scheme.gpus
     pipelines = []
     for number in range(count):
         positions = list(range(number, len(lengths), count))
@@ -58,13 +76,13 @@ def planned(scheme: Scheme, lengths: Sequence[int]) -> Plan:
         for pair in zip(positions[::2], positions[1::2], strict=True):
             held = [lengths[position] for position in pair]
             batches.append(MicroBatch(pair, sum(held), scheme.padded_tokens(held), 1.0))
-        ranks = tuple(range(number * scheme.gpus, (number + 1) * scheme.gpus))
+        placed = tuple(range(number * scheme.gpus, (number + 1) * scheme.gpus))
         predicted = float(len(batches) + scheme.pp - 1)
-        pipelines.append(PlannedPipeline(scheme, ranks, tuple(batches), predicted))
+        pipelines.append(PlannedPipeline(scheme, placed, tuple(batches), predicted))
     return Plan(
         step=0,
         planner=Planner("benchmark", 0, "none", None),
-        world_size=RANKS,
+        world_size=ranks,
         ids=tuple(range(len(lengths))),
         lengths=tuple(lengths),
         tokens=sum(lengths),
@@ -79,48 +97,55 @@ def planned(scheme: Scheme, lengths: Sequence[int]) -> Plan:
     )
 
 
-def _on_ranks(lengths: list[int]) -> dict[str, float]:
-    """Median CPU-seconds of a step by scheme, of all ranks together."""
-    context = multiprocessing.get_context("spawn")
+def _on_ranks(ranks: int, schemes: Sequence[str], lengths: list[int]) -> dict[str, Seconds]:
+    """Least CPU-seconds of a step by scheme, of all ranks together."""
+    # Forked from a server that has imported what takes seconds.
+    multiprocessing.set_forkserver_preload(["torch._dynamo", "benchmarks.strategies"])
+    context = multiprocessing.get_context("forkserver")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes, processes = [], []
-    for rank in range(RANKS):
+    for rank in range(ranks):
         here, there = context.Pipe()
-        process = context.Process(
-            target=_rank, args=(there, rank, store.port, lengths), daemon=True
-        )
+        arguments = (there, rank, ranks, store.port, schemes, lengths)
+        process = context.Process(target=_rank, args=arguments, daemon=True)
         process.start()
         there.close()
         pipes.append(here)
         processes.append(process)
-    by_rank: list[dict[str, list[float]]] = [pipe.recv() for pipe in pipes]
+    by_rank: list[dict[str, list[Seconds]]] = [pipe.recv() for pipe in pipes]
     for process in processes:
         process.join()
-    return {
-        scheme: statistics.median(
-            sum(times) for times in zip(*(taken[scheme] for taken in by_rank), strict=True)
-        )
-        for scheme in SCHEMES
-    }
+    least = {}
+    for scheme in schemes:
+        steps = zip(*(taken[scheme] for taken in by_rank), strict=True)
+        sums = [
+            Seconds(sum(rank.whole for rank in step), sum(rank.transport for rank in step))
+            for step in steps
+        ]
+        least[scheme] = min(sums, key=lambda step: step.whole)
+    return least
 
 
-def _rank(pipe: Connection, rank: int, port: int, lengths: list[int]) -> None:
+def _rank(
+    pipe: Connection, rank: int, ranks: int, port: int, schemes: Sequence[str], lengths: list[int]
+) -> None:
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     groups = Communicators.create()
     torch.manual_seed(0)
-    job = StagedLlama(Llama(CONFIG), groups, tensor_degrees=(2, 4))
+    job = StagedLlama(Llama(CONFIG), groups)
     optimizer = torch.optim.AdamW([master for _, master in job.states.master_parameters()])
     prepare = job.preparation(SeededTokens(CONFIG.vocab, 0))
-    taken: dict[str, list[float]] = {scheme: [] for scheme in SCHEMES}
+    taken: dict[str, list[Seconds]] = {scheme: [] for scheme in schemes}
     for _ in range(WARM_UP + STEPS):
-        for scheme, times in taken.items():
-            view = rank_view(planned(Scheme.parse(scheme), lengths), rank)
+        for scheme, steps in taken.items():
+            view = rank_view(planned(Scheme.parse(scheme), lengths, ranks), rank)
             work = prepare(view)
             dist.barrier()
-            started = time.process_time()
+            whole, own = time.process_time(), time.thread_time()
             job.run_step(view, work, optimizer)
-            times.append(time.process_time() - started)
-    pipe.send({scheme: times[WARM_UP:] for scheme, times in taken.items()})
+            whole, own = time.process_time() - whole, time.thread_time() - own
+            steps.append(Seconds(whole, whole - own))
+    pipe.send({scheme: steps[WARM_UP:] for scheme, steps in taken.items()})
     dist.destroy_process_group()

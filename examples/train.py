@@ -33,11 +33,18 @@ def main() -> None:
         dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     groups = runtime.Communicators.create()
+    plans = source(arguments, rank, world_size)
 
     # A Llama runs any strategies; a module of your own those with tp = pp = 1, see ShardedStates.
     torch.manual_seed(0)
     config = runtime.ModelConfig(vocab=256)
-    job = runtime.StagedLlama(runtime.Llama(config).to(device), groups)
+    degrees = arguments.tensor_degrees
+    if isinstance(plans, runtime.FileSource):
+        degrees = plans.tensor_degrees()
+    # The first rank's values are taken, in parts: the others need none, and no memory for them.
+    with torch.device("cpu" if rank == 0 else "meta"):
+        model = runtime.Llama(config)
+    job = runtime.StagedLlama(model, groups, device=device, tensor_degrees=degrees)
     states = job.states
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=1e-3)
 
@@ -47,7 +54,7 @@ def main() -> None:
     # Sample ids of the plans are looked up in the data; each rank reads its own token ranges.
     data = runtime.SeededTokens(config.vocab, seed=0)
     consumer = runtime.PlanConsumer(
-        source(arguments, rank, world_size),
+        plans,
         rank=rank,
         world_size=world_size,
         prepare=job.preparation(data),
@@ -100,6 +107,9 @@ def parsed() -> argparse.Namespace:
     where.add_argument("--plans", help="plan file (JSON Lines)")
     where.add_argument("--server", help="planning service, http://HOST:PORT")
     parser.add_argument("--job", default="default", help="job at the planning service")
+    parser.add_argument(
+        "--tensor-degrees", type=int, nargs="*", default=[], help="tp degrees of the job's proposal"
+    )
     parser.add_argument("--start-step", type=int, default=0, help="first step without checkpoint")
     parser.add_argument("--checkpoints", required=True, help="folder that all ranks share")
     parser.add_argument("--checkpoint-every", type=int, default=5, help="steps between checkpoints")

@@ -15,12 +15,14 @@ class Communicators:
     ``attention``: point-to-point transfers within pipelines; ``tensor``: those of tensor
     parallelism by messages; ``states``: parameters and gradients, which overlap with them;
     ``control``: agreement on plans, on CPU (gloo) whatever the backend of the others.
+    ``timeout_s``: what they were made with, also for the groups of tensor parallelism.
     """
 
     attention: dist.ProcessGroup
     tensor: dist.ProcessGroup
     states: dist.ProcessGroup
     control: dist.ProcessGroup
+    timeout_s: float = 600.0
 
     @classmethod
     def create(cls, timeout_s: float = 600.0) -> Communicators:
@@ -38,6 +40,7 @@ class Communicators:
             tensor=dist.new_group(timeout=timeout),
             states=dist.new_group(timeout=timeout),
             control=dist.new_group(timeout=timeout, backend="gloo"),
+            timeout_s=timeout_s,
         )
         # Point-to-point batches of some ranks only work once all ranks have met in the group.
         for group in (groups.attention, groups.tensor, groups.states):

@@ -17,11 +17,13 @@ from seqplan.api.cli.frame.options import natural, positive
 from seqplan.api.cli.frame.terminal import Columns, ProgressBar
 from seqplan.api.cli.frame.verb import add_verb
 from seqplan.api.training_check.check import (
+    ELEMENT_BYTES,
     GATES,
     Check,
     CheckedStep,
     checked_sizes,
     first_plans,
+    pulled_of,
 )
 from seqplan.api.training_check.runs import check_training
 from seqplan.plans.format.codec import digest
@@ -113,7 +115,7 @@ def print_check(
 
     ``profile``: the plans', where it is at hand.
     """
-    columns = step_columns(plans)
+    columns = step_columns(plans, dtype)
     begun = False
     with ProgressBar(sys.stderr) as progress:
 
@@ -123,7 +125,7 @@ def print_check(
             if not begun:
                 print("\n".join([*setting_lines(plans, data, dtype), "", *columns.head()]))
             begun = True
-            print(columns.line(step_cells(step)), flush=True)
+            print(columns.line(step_cells(step, plans, dtype)), flush=True)
 
         check = check_training(
             plans, data=data, seed=seed, dtype=dtype, progress=progress, step_seen=step_seen
@@ -165,6 +167,8 @@ def verdict_lines(check: Check, profile: Profile | None = None) -> list[str]:
     """What the times of the table are, and whether the runs agree."""
     gates = check.gates
     return [
+        "pulled: parameters that the fullest rank gets from the others; as many gradients go back",
+        "messages: the most by which a rank's part comes; gathered: every rank gets all of them",
         f"predicted: forward and backward {predicted_by(check.steps[0].plan, profile)}",
         (
             f"measured: the slowest rank's whole step on this machine's {os.cpu_count()} cores, "
@@ -182,18 +186,21 @@ def verdict_lines(check: Check, profile: Profile | None = None) -> list[str]:
     ]
 
 
-def step_columns(plans: Sequence[Plan]) -> Columns:
+def step_columns(plans: Sequence[Plan], dtype: str) -> Columns:
     """Columns for the steps of these plans, wide enough for losses and times yet unknown."""
     likely = [
-        step_cells(CheckedStep(plan, 10.0, 10.0, 1.0, 1.0, 10 * max(plan.tokens, 1)))
+        step_cells(CheckedStep(plan, 10.0, 10.0, 1.0, 1.0, 10 * max(plan.tokens, 1)), plans, dtype)
         for plan in plans
     ]
     header = ("step", "tokens", "loss, ranks", "one process", "differ by", "norms by")
-    return Columns((*header, "tokens/s", "predicted", "measured", "  strategy"), likely, left=0)
+    exchange = ("pulled", "messages")
+    times = ("tokens/s", "predicted", "measured")
+    return Columns((*header, *exchange, *times, "  strategy"), likely, left=0)
 
 
-def step_cells(step: CheckedStep) -> tuple[str, ...]:
-    """A step's line of the table."""
+def step_cells(step: CheckedStep, plans: Sequence[Plan], dtype: str) -> tuple[str, ...]:
+    """A step's line of the table; ``plans``: of all steps, which are checked with one model."""
+    pulled = pulled_of(step.plan, checked_sizes(plans))
     return (
         str(step.plan.step),
         f"{step.plan.tokens:,}",
@@ -201,6 +208,8 @@ def step_cells(step: CheckedStep) -> tuple[str, ...]:
         f"{step.reference_loss:.8f}",
         f"{step.loss_difference:.1e}",
         f"{step.gradient_norm_difference:.1e}",
+        f"{pulled.elements * ELEMENT_BYTES[dtype] / 2**20:.2f} MiB",
+        "gathered" if pulled.messages is None else f"{pulled.messages:,}",
         f"{step.tokens_per_s:,.0f}",
         f"{step.plan.predicted_ms:,.0f} ms",
         f"{step.measured_ms:,.0f} ms",
@@ -241,6 +250,7 @@ def document(check: Check, data: str | None) -> dict[str, Any]:
                 "gradient_norm": _number(step.gradient_norm),
                 "reference_gradient_norm": _number(step.reference_gradient_norm),
                 "gradient_norm_difference": _number(step.gradient_norm_difference),
+                **_exchange(step, check),
                 "tokens_per_s": step.tokens_per_s,
                 "predicted_ms": step.plan.predicted_ms,
                 "measured_ms": step.measured_ms,
@@ -248,6 +258,12 @@ def document(check: Check, data: str | None) -> dict[str, Any]:
             for step in check.steps
         ],
     }
+
+
+def _exchange(step: CheckedStep, check: Check) -> dict[str, int | None]:
+    pulled = pulled_of(step.plan, check.sizes)
+    element = ELEMENT_BYTES[check.dtype]
+    return {"pulled_bytes": pulled.elements * element, "messages": pulled.messages}
 
 
 def _number(value: float) -> float | None:

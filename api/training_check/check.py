@@ -11,6 +11,9 @@ from pathlib import Path
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
+from seqplan.plans.views.exchange_count import Pulled, pulled
+from seqplan.plans.views.placement import placement_of
+from seqplan.plans.views.resharding import UnitLayout
 from seqplan.profiler.model_sizes import ModelSizes
 
 
@@ -30,6 +33,10 @@ GATES = {
     "bfloat16": Gates(1e-2, 5e-2, 1e-2),
 }
 """By the ranks' dtype. The reference computes in it too, but in float32 for bfloat16."""
+
+
+ELEMENT_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
+"""Of a parameter on the ranks, by their dtype."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,17 @@ def checked_sizes(plans: Sequence[Plan]) -> ModelSizes:
         ffn=2 * heads * max(8, 64 // heads // 2 * 2),
         vocab=256,
     )
+
+
+def pulled_of(plan: Plan, sizes: ModelSizes) -> Pulled:
+    """Count what the fullest rank pulls of the checked model's parameters in a step."""
+    from seqplan.runtime.pipeline.llama_units import llama_units  # not for help and planning
+
+    units = [
+        UnitLayout(name, parameters, sizes.layers, plan.world_size)
+        for name, parameters in llama_units(sizes)
+    ]
+    return pulled(units, placement_of(plan.pipelines))
 
 
 def relative(measured: float, expected: float) -> float:

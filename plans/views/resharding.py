@@ -94,6 +94,11 @@ class UnitLayout:
             self.elements += parameter.numel
         self.shard_elements = -(-self.elements // ranks)
 
+    @property
+    def everywhere(self) -> bool:
+        """Whether every rank holds all of the unit whatever its shard: tp cuts none of it."""
+        return all(parameter.gradient == "partial" for parameter in self.parameters)
+
     def owned(self, rank: int) -> Range:
         """Return the elements that a rank owns."""
         start = min(rank * self.shard_elements, self.elements)

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from seqplan.plans.views.parameter_layout import Block, ParameterLayout
-from seqplan.runtime.training.model import ModelConfig
 
 NORMS, EMBEDDING, HEAD = "norms", "embedding", "head"
 """Units beside those of the layers."""
+
+
+class LlamaSizes(Protocol):
+    """What is needed of a model's sizes; ``head_width``: elements of one head."""
+
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_width(self) -> int: ...
+    @property
+    def ffn(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def tied(self) -> bool: ...
 
 
 def layer_unit(layer: int) -> str:
@@ -14,14 +36,14 @@ def layer_unit(layer: int) -> str:
     return f"layers.{layer}"
 
 
-def llama_units(config: ModelConfig) -> list[tuple[str, list[ParameterLayout]]]:
+def llama_units(config: LlamaSizes) -> list[tuple[str, list[ParameterLayout]]]:
     """List the units in the order of their first use: name and parameters.
 
     All norms are one unit, which every rank holds: apart they are a few elements of each layer that
     few ranks would own and all would ask them for. Their gradients are partial, as every tp rank
     has seen other rows.
     """
-    hidden, width, layers = config.hidden, config.head_dim, config.layers
+    hidden, width, layers = config.hidden, config.head_width, config.layers
     norms = [
         _norm(f"layers.{layer}.{name}.weight", hidden, layer)
         for layer in range(layers)

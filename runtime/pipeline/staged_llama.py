@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 import torch
+import torch.distributed as dist
 
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import TokenData
+from seqplan.runtime.errors import communicating
 from seqplan.runtime.pipeline.llama_units import llama_units
 from seqplan.runtime.pipeline.prepare import PreparedPipeline, staged_preparation
 from seqplan.runtime.pipeline.run_step import run_staged_step
@@ -22,10 +25,14 @@ from seqplan.runtime.training.run_step import StepResult
 class StagedLlama:
     """``model``'s parameters as sharded states, and steps of any ⟨tp, pp, ulysses, ring⟩ on them.
 
-    The values of the first rank's model are taken; the model itself is not used again. All ranks
-    make it together. ``tensor_degrees``: the tp degrees that strategies will have, whose groups are
-    made now, others when a step first wants them; ``by_messages``: no such groups, tensor
-    parallelism by point-to-point messages instead, by default on a CPU.
+    The values of the first rank's model are taken, and the model is not used again: the others' may
+    be on the meta device, where ``device`` says where ranks compute, and the first rank's anywhere.
+    All ranks make it together.
+
+    ``tensor_degrees``: the tp degrees that strategies will have, as far as this rank knows them
+    (``FileSource.tensor_degrees``). Of those that any rank knows, the groups of all aligned blocks
+    are made now; others, with a warning, when a step first wants them. ``by_messages``: no such
+    groups, tensor parallelism by point-to-point messages instead.
 
     ``states`` has the optimizer's parameters, the export and what checkpoints are of.
     """
@@ -35,19 +42,21 @@ class StagedLlama:
         model: Llama,
         groups: Communicators,
         *,
+        device: torch.device | None = None,
         tensor_degrees: Iterable[int] = (),
-        by_messages: bool | None = None,
+        by_messages: bool = False,
     ) -> None:
         self.config = model.config
         values = dict(model.named_parameters())
         self.states = StagedStates(
-            llama_units(model.config), model.config.layers, values, groups.states
+            llama_units(model.config), model.config.layers, values, groups.states, device
         )
         self._peers = Peers(groups.attention)
         self._tensor_groups = TensorGroups(
             groups.tensor,
-            tensor_degrees,
-            by_messages=self.states.device.type == "cpu" if by_messages is None else by_messages,
+            _of_all_ranks(tensor_degrees, groups.control),
+            by_messages=by_messages,
+            timeout_s=groups.timeout_s,
         )
 
     def preparation(self, data: TokenData) -> Callable[[RankView], tuple[PreparedPipeline, ...]]:
@@ -75,3 +84,11 @@ class StagedLlama:
             tensor_groups=self._tensor_groups,
             clip_norm=clip_norm,
         )
+
+
+def _of_all_ranks(degrees: Iterable[int], group: dist.ProcessGroup) -> set[int]:
+    """Join what the ranks of ``group`` know, so that all of them make the same groups."""
+    known: list[list[int]] = [[] for _ in range(group.size())]
+    with communicating("agreeing on the degrees of tensor parallelism"):
+        dist.all_gather_object(known, sorted(set(degrees)), group=group)
+    return set(chain.from_iterable(known))

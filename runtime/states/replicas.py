@@ -30,15 +30,19 @@ def refuse_differing_models(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def refuse_differing_tensors(
-    tensors: Sequence[tuple[str, Tensor, bool]], group: dist.ProcessGroup
+    tensors: Sequence[tuple[str, Tensor, bool]],
+    group: dist.ProcessGroup,
+    device: torch.device | None = None,
 ) -> None:
     """Compare tensors over the ranks, each with its name and whether it is trained.
 
-    Collective; errors as of ``refuse_differing_models``.
+    Collective; errors as of ``refuse_differing_models``. ``device``: where ``group``
+    communicates, that of the tensors by default.
     """
     frozen = [(name, tensor) for name, tensor, trained in tensors if not trained]
     shapes = [_shape(*entry) for entry in tensors]
-    device = next((tensor.device for _, tensor, _ in tensors), torch.device("cpu"))
+    if device is None:
+        device = next((tensor.device for _, tensor, _ in tensors), torch.device("cpu"))
     counts = torch.tensor([len(tensors), len(frozen)], dtype=torch.int64, device=device)
     everyone = [other.tolist() for other in _all_gathered(counts, group)]
     for rank, (total, untrained) in enumerate(everyone):

@@ -36,8 +36,10 @@ class StagedStates(UnitStates):
     """``units`` (name and parameters, in the order of use) of a model of ``layers`` layers.
 
     Units whose parameters tp does not cut at all, such as norms, are held whole by every rank.
-    ``values``: every parameter as the model has it; the group's first rank's are taken, and
-    ``ValueError`` is raised where names, shapes or dtypes differ. ``group`` carries nothing else.
+    ``values``: every parameter as the model has it; the group's first rank's are taken, one unit at
+    a time, so that the others' may be on the meta device. ``ValueError`` where names, shapes or
+    dtypes differ. ``group`` carries nothing else. ``device``: where ranks compute, by default that
+    of the values.
     """
 
     def __init__(
@@ -46,26 +48,28 @@ class StagedStates(UnitStates):
         layers: int,
         values: Mapping[str, Tensor],
         group: dist.ProcessGroup,
+        device: torch.device | None = None,
     ) -> None:
-        refuse_differing_tensors([(name, value, True) for name, value in values.items()], group)
+        first = next(iter(values.values()))
+        dtype, device = first.dtype, first.device if device is None else device
+        if device.type == "meta" or (dist.get_rank(group) == 0 and first.is_meta):
+            raise ValueError("the first rank's parameters have no values, or ranks no device")
+        trained = [(name, value, True) for name, value in values.items()]
+        refuse_differing_tensors(trained, group, device)
         self._rank = dist.get_rank(group)
         self._peers = Peers(group, "exchanging parameters or gradients")
         ranks = dist.get_world_size(group)
         layouts = [UnitLayout(name, parameters, layers, ranks) for name, parameters in units]
-        first = next(iter(values.values()))
-        dtype, device = first.dtype, first.device
         self.dtype = dtype
         super().__init__([Unit(layout, self._rank, dtype, device) for layout in layouts], group)
         for unit in self.units:
-            parts = [
-                stored_order(layout, values[layout.name].detach())
-                for layout in unit.layout.parameters
-            ]
-            whole = torch.cat(parts)
+            whole = torch.empty(unit.elements, dtype=dtype, device=device)
+            if self._rank == 0:
+                for layout, part in unit.of_whole(whole):
+                    part.copy_(stored_order(layout, values[layout.name].detach()))
             with communicating("taking over the first rank's parameters"):
                 dist.broadcast(whole, dist.get_global_rank(group, 0), group=group)
             unit.master[: unit.stop - unit.start] = whole[unit.start : unit.stop]
-        self._everywhere = [_replicated(layout) for layout in layouts]
         self._by_name = {unit.name: at for at, unit in enumerate(self.units)}
         self._held: dict[str, list[tuple[ParameterLayout, Tensor]]] = {}
         self._laid_out: Placement | None = None
@@ -81,7 +85,7 @@ class StagedStates(UnitStates):
         if self._laid_out != placement:
             exchanges: list[Exchange] = []
             for at, unit in enumerate(self.units):
-                if moves is None or self._everywhere[at]:
+                if moves is None or unit.layout.everywhere:
                     self._lay_out(unit, WHOLE, unit.padded)
                     exchanges.append(CollectiveExchange(self._group))
                 else:
@@ -116,8 +120,3 @@ class StagedStates(UnitStates):
             hook = self.watch(unit, index)
             leaf.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             held.append((part.layout, leaf))
-
-
-def _replicated(layout: UnitLayout) -> bool:
-    """Whether tp cuts none of a unit's parameters, and all contribute to them."""
-    return all(parameter.gradient == "partial" for parameter in layout.parameters)

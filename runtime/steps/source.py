@@ -57,6 +57,7 @@ class JobSource(PlanSource, Protocol):
 
 
 _STEP = re.compile(rb'"step"\s*:\s*(\d+)')
+_TENSOR_DEGREE = re.compile(rb'"tp"\s*:\s*(\d+)')
 _DIGEST = re.compile(rb'"digest"\s*:\s*"([^"]*)"')
 
 
@@ -73,6 +74,7 @@ class FileSource:
         self._world_size = world_size
         self._lock = threading.Lock()
         self._last: tuple[Plan, str] | None = None
+        self._tensor_degrees: set[int] = set()
         try:
             self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - closed by close()
         except OSError as error:
@@ -82,6 +84,13 @@ class FileSource:
         except BaseException:
             self._file.close()
             raise
+
+    def tensor_degrees(self) -> list[int]:
+        """List the tp degrees of the file's pipelines, for ``StagedLlama``.
+
+        Ascending; read off the text, plans are not decoded.
+        """
+        return sorted(self._tensor_degrees)
 
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
         with self._lock:
@@ -106,7 +115,7 @@ class FileSource:
             self._file.close()
 
     def _scan(self) -> dict[int, tuple[int, int]]:
-        """Return the line number and the offset, in bytes, of each step."""
+        """Return the line number and the offset, in bytes, of each step; note the tp degrees."""
         steps: list[tuple[int, int, int]] = []
         offset = 0
         try:
@@ -117,6 +126,9 @@ class FileSource:
                     self._decoded(line, number)
                     raise PlanError(f"{self._path}:{number}: step: is missing")
                 steps.append((int(step[1]), number, offset))
+                # What selection considered comes after the pipelines.
+                placed, _, _ = line.partition(b'"selection"')
+                self._tensor_degrees.update(map(int, set(_TENSOR_DEGREE.findall(placed))))
                 offset += len(line)
         except OSError as error:
             raise PlanError(f"{self._path}: {error.strerror}") from None

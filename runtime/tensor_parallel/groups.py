@@ -8,7 +8,8 @@ already, and members that have made different numbers wait for each other for ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from seqplan.plans.views.placement import Placement
 from seqplan.runtime.dtypes import accumulation_dtype
 from seqplan.runtime.errors import communicating
-from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.sequence_parallel.peers import Peers, Transfer
 
 DIRECT_BYTES = 16_384
 """Up to here an all-reduce by messages sends everything to everyone, once, rather than parts twice:
@@ -29,23 +30,28 @@ the time of a small message is its latency."""
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _DOING = "exchanging tensors of a tp group"
+_LOG = logging.getLogger(__name__)
+
+Finish = Callable[[], Tensor]
+"""Waits for a collective that is under way and returns its result; called once."""
 
 
 class TensorGroup(Protocol):
     """What tensor parallelism needs of ``degree`` ranks, of which this one is at ``index``.
 
-    Results are the same on all ranks, bit for bit where they are sums.
+    Results are the same on all ranks, bit for bit where they are sums. All ranks start collectives
+    in one order; what one is given must not change before it has ended.
     """
 
     degree: int
     index: int
 
-    def all_gather(self, mine: Tensor) -> Tensor:
-        """Join all ranks' rows, in rank order: (rows, …) → (degree · rows, …)."""
+    def all_gather(self, mine: Tensor) -> Finish:
+        """Start joining all ranks' rows, in rank order: (rows, …) → (degree · rows, …)."""
         ...
 
-    def reduce_scatter(self, whole: Tensor) -> Tensor:
-        """Sum over ranks and keep this rank's part of the rows: (degree · rows, …) → (rows, …)."""
+    def reduce_scatter(self, whole: Tensor) -> Finish:
+        """Start summing over ranks, to keep this rank's rows: (degree · rows, …) → (rows, …)."""
         ...
 
     def all_reduce(self, mine: Tensor, *, maximum: bool = False) -> Tensor:
@@ -64,22 +70,34 @@ class PeerTensorGroup:
         self._peers, self._ranks = peers, tuple(ranks)
         self._others = [member for member in range(self.degree) if member != index]
 
-    def all_gather(self, mine: Tensor) -> Tensor:
+    def all_gather(self, mine: Tensor) -> Finish:
         """See ``TensorGroup``."""
         mine = mine.contiguous()
         whole = mine.new_empty(self.degree * mine.shape[0], *mine.shape[1:])
         parts = self._parts(whole)
+        transfer = self._exchange([mine] * self.degree, parts)
         parts[self.index].copy_(mine)
-        self._exchange([mine] * self.degree, parts)
-        return whole
 
-    def reduce_scatter(self, whole: Tensor) -> Tensor:
+        def finish() -> Tensor:
+            transfer.wait()
+            return whole
+
+        return finish
+
+    def reduce_scatter(self, whole: Tensor) -> Finish:
         """See ``TensorGroup``."""
         parts = self._parts(whole.contiguous())
-        received = [torch.empty_like(part) for part in parts]
-        received[self.index] = parts[self.index]
-        self._exchange(parts, received)
-        return _summed(received)
+        received = [
+            part if member == self.index else torch.empty_like(part)
+            for member, part in enumerate(parts)
+        ]
+        transfer = self._exchange(parts, received)
+
+        def finish() -> Tensor:
+            transfer.wait()
+            return _summed(received)
+
+        return finish
 
     def all_reduce(self, mine: Tensor, *, maximum: bool = False) -> Tensor:
         """See ``TensorGroup``."""
@@ -88,22 +106,22 @@ class PeerTensorGroup:
         if maximum or mine.numel() * mine.element_size() <= DIRECT_BYTES or rows < self.degree:
             received = [torch.empty_like(mine) for _ in range(self.degree)]
             received[self.index] = mine
-            self._exchange([mine] * self.degree, received)
+            self._exchange([mine] * self.degree, received).wait()
             return torch.stack(received).amax(0) if maximum else _summed(received)
         padded = -(-rows // self.degree) * self.degree
         if padded != rows:
             mine = torch.cat((mine, mine.new_zeros(padded - rows, *mine.shape[1:])))
-        return self.all_gather(self.reduce_scatter(mine))[:rows]
+        return self.all_gather(self.reduce_scatter(mine)())()[:rows]
 
     def _parts(self, whole: Tensor) -> list[Tensor]:
         rows = whole.shape[0] // self.degree
         return [whole[member * rows : (member + 1) * rows] for member in range(self.degree)]
 
-    def _exchange(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
-        self._peers.transfer(
+    def _exchange(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Transfer:
+        return self._peers.transfer(
             [(sent[member], self._ranks[member]) for member in self._others],
             [(received[member], self._ranks[member]) for member in self._others],
-        ).wait()
+        )
 
 
 class CollectiveTensorGroup:
@@ -113,21 +131,15 @@ class CollectiveTensorGroup:
         self.degree, self.index = group.size(), index
         self._group = group
 
-    def all_gather(self, mine: Tensor) -> Tensor:
+    def all_gather(self, mine: Tensor) -> Finish:
         """See ``TensorGroup``."""
         whole = mine.new_empty(self.degree * mine.shape[0], *mine.shape[1:])
-        if mine.numel():
-            with communicating(_DOING):
-                _ALL_GATHER(whole, mine.contiguous(), group=self._group)
-        return whole
+        return self._started(_ALL_GATHER, whole, mine.contiguous())
 
-    def reduce_scatter(self, whole: Tensor) -> Tensor:
+    def reduce_scatter(self, whole: Tensor) -> Finish:
         """See ``TensorGroup``."""
         mine = whole.new_empty(whole.shape[0] // self.degree, *whole.shape[1:])
-        if whole.numel():
-            with communicating(_DOING):
-                _REDUCE_SCATTER(mine, whole.contiguous(), group=self._group)
-        return mine
+        return self._started(_REDUCE_SCATTER, mine, whole.contiguous())
 
     def all_reduce(self, mine: Tensor, *, maximum: bool = False) -> Tensor:
         """See ``TensorGroup``."""
@@ -137,6 +149,19 @@ class CollectiveTensorGroup:
             with communicating(_DOING):
                 dist.all_reduce(total, operation, group=self._group)
         return total
+
+    def _started(self, collective: Callable[..., dist.Work], out: Tensor, given: Tensor) -> Finish:
+        if not given.numel():
+            return lambda: out
+        with communicating(_DOING):
+            work = collective(out, given, group=self._group, async_op=True)
+
+        def finish() -> Tensor:
+            with communicating(_DOING):
+                work.wait()
+            return out
+
+        return finish
 
 
 class TensorGroups:
@@ -166,11 +191,21 @@ class TensorGroups:
                 self._make(tuple(range(first, first + degree)))
 
     def extend(self, placement: Placement) -> None:
-        """Make the groups that a step wants and that are not there yet; all ranks call it."""
+        """Make the groups that a step wants and that are not there yet; all ranks call it.
+
+        A step then waits for them, which the first rank warns of.
+        """
         for pipeline in placement:
             tp = pipeline.scheme.tp
             for at in range(0, len(pipeline.ranks), tp) if tp > 1 else ():
-                self._make(pipeline.ranks[at : at + tp])
+                ranks = pipeline.ranks[at : at + tp]
+                if self._make(ranks) and self._rank == 0:
+                    _LOG.warning(
+                        "a step waits while the tp group of ranks %s is made: give the degree %d "
+                        "at the start, and plan tp groups on aligned ranks",
+                        ranks,
+                        tp,
+                    )
 
     def of(self, ranks: tuple[int, ...]) -> TensorGroup | None:
         """Return the group of ``ranks``, this one among them; None for this one alone.
@@ -184,16 +219,19 @@ class TensorGroups:
             return PeerTensorGroup(self._peers, ranks, index)
         return CollectiveTensorGroup(self._groups[ranks], index)
 
-    def _make(self, ranks: tuple[int, ...]) -> None:
+    def _make(self, ranks: tuple[int, ...]) -> bool:
+        """Make a group and say whether it was missing."""
         if self._by_messages or ranks in self._groups:
-            return
+            return False
         with communicating("making the groups of tensor parallelism"):
             group = dist.new_group(list(ranks), timeout=self._timeout, sort_ranks=False)
         self._groups[ranks] = group
+        return True
 
 
 def _summed(parts: Sequence[Tensor]) -> Tensor:
-    total = parts[0].to(accumulation_dtype(parts[0].dtype), copy=True)
-    for part in parts[1:]:
+    first, second, *others = parts
+    total = torch.add(first.to(accumulation_dtype(first.dtype)), second)
+    for part in others:
         total += part
-    return total.to(parts[0].dtype)
+    return total.to(first.dtype)

@@ -48,7 +48,10 @@ class TensorSplit:
 
         (tokens, this rank's inputs) · (outputs, this rank's inputs) → (rows, outputs).
         """
-        return self._scattered(nn.functional.linear(features, weight))
+        if self.group is None:
+            return nn.functional.linear(features, weight)
+        result: Tensor = _ScatteredLinear.apply(features, weight, self.group, self.rows)  # type: ignore[no-untyped-call]
+        return result
 
     def embedded(self, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
         """Look up tokens (tokens,) in an embedding of which this rank has rows from ``first`` on.
@@ -60,7 +63,9 @@ class TensorSplit:
         foreign = (tokens < first) | (tokens >= first + weight.shape[0])
         local = (tokens - first).masked_fill(foreign, 0)
         rows = nn.functional.embedding(local, weight).masked_fill(foreign[:, None], 0.0)
-        return self._scattered(rows)
+        padded = nn.functional.pad(rows, (0, 0, 0, self.rows * self.group.degree - self.tokens))
+        result: Tensor = _Scattered.apply(padded, self.group)  # type: ignore[no-untyped-call]
+        return result
 
     def loss(self, logits: Tensor, labels: Tensor, first: int) -> Tensor:
         """Sum the cross-entropy of labelled tokens, of which −100 counts nothing.
@@ -71,21 +76,20 @@ class TensorSplit:
         result: Tensor = _VocabularyLoss.apply(logits, labels, first, self.group)  # type: ignore[no-untyped-call]
         return result
 
-    def _scattered(self, partial: Tensor) -> Tensor:
-        if self.group is None:
-            return partial
-        padded = _padded(partial, self.rows * self.group.degree)
-        result: Tensor = _Scattered.apply(padded, self.group)  # type: ignore[no-untyped-call]
-        return result
 
-
-def _padded(tensor: Tensor, rows: int) -> Tensor:
-    more = rows - tensor.shape[0]
-    return nn.functional.pad(tensor, (0, 0, 0, more)) if more else tensor
+def _product(left: Tensor, right: Tensor, rows: int) -> Tensor:
+    """Multiply two matrices; ``rows``: of the result, those beyond the product's are zero."""
+    result = left.new_empty(rows, right.shape[1])
+    torch.mm(left, right, out=result[: left.shape[0]])
+    result[left.shape[0] :] = 0.0
+    return result
 
 
 class _GatheredLinear(torch.autograd.Function):
-    """A product of gathered rows; only the rows here are kept, and gathered again in backward."""
+    """A product of gathered rows; only the rows here are kept, and gathered again in backward.
+
+    Both collectives of backward run beside its products.
+    """
 
     @staticmethod
     def forward(
@@ -93,16 +97,39 @@ class _GatheredLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.group, ctx.tokens = group, tokens
         ctx.save_for_backward(hidden, weight)
-        return nn.functional.linear(group.all_gather(hidden)[:tokens], weight)
+        return nn.functional.linear(group.all_gather(hidden)()[:tokens], weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = ctx.saved_tensors
         group: TensorGroup = ctx.group
         (gradient,) = gradients
-        whole = group.all_gather(hidden)[: ctx.tokens]
-        inner = _padded(gradient @ weight, hidden.shape[0] * group.degree)
-        return group.reduce_scatter(inner), gradient.t() @ whole, None, None
+        gathered = group.all_gather(hidden)
+        partial = _product(gradient, weight, hidden.shape[0] * group.degree)
+        whole = gathered()[: ctx.tokens]
+        scattered = group.reduce_scatter(partial)
+        of_weight = gradient.t() @ whole
+        return scattered(), of_weight, None, None
+
+
+class _ScatteredLinear(torch.autograd.Function):
+    """A product of which each rank has a summand, and keeps ``rows`` rows of the sum."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, group: TensorGroup, rows: int
+    ) -> Tensor:
+        ctx.group = group
+        ctx.save_for_backward(features, weight)
+        return group.reduce_scatter(_product(features, weight.t(), rows * group.degree))()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        features, weight = ctx.saved_tensors
+        group: TensorGroup = ctx.group
+        whole = group.all_gather(gradients[0])()[: features.shape[0]]
+        # Transposed, as such a weight is stored: what is added to it is then not copied before.
+        return whole @ weight, (features.t() @ whole).t(), None, None
 
 
 class _Scattered(torch.autograd.Function):
@@ -111,12 +138,12 @@ class _Scattered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial: Tensor, group: TensorGroup) -> Tensor:
         ctx.group = group
-        return group.reduce_scatter(partial)
+        return group.reduce_scatter(partial)()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         group: TensorGroup = ctx.group
-        return group.all_gather(gradients[0]), None
+        return group.all_gather(gradients[0])(), None
 
 
 class _VocabularyLoss(torch.autograd.Function):
@@ -127,28 +154,27 @@ class _VocabularyLoss(torch.autograd.Function):
         ctx: Any, logits: Tensor, labels: Tensor, first: int, group: TensorGroup | None
     ) -> Tensor:
         exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        scores = logits.to(exact, copy=True)
         counted = labels >= 0
-        foreign = (labels < first) | (labels >= first + scores.shape[1])
+        foreign = (labels < first) | (labels >= first + logits.shape[1])
         local = (labels - first).masked_fill(foreign, 0)
-        largest = scores.amax(-1)
+        largest = logits.amax(-1).to(exact)
         if group is not None:
             largest = group.all_reduce(largest, maximum=True)
-        scores -= largest[:, None]
-        target = scores.gather(1, local[:, None]).squeeze(1).masked_fill(foreign, 0.0)
-        scores.exp_()
-        sums = torch.stack((scores.sum(-1), target), dim=1)
+        shifted = torch.sub(logits, largest[:, None])  # in the exact dtype
+        target = shifted.gather(1, local[:, None]).squeeze(1).masked_fill(foreign, 0.0)
+        exponentials = shifted.exp_()
+        sums = torch.stack((exponentials.sum(-1), target), dim=1)
         if group is not None:
             sums = group.all_reduce(sums)
         loss = ((sums[:, 0].log() - sums[:, 1]) * counted).sum()
-        scores /= sums[:, :1]
-        ctx.save_for_backward(scores, local, foreign, counted)
+        ctx.save_for_backward(exponentials, sums[:, 0], local, foreign, counted)
         ctx.dtype = logits.dtype
         return loss
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scores, local, foreign, counted = ctx.saved_tensors
-        minus_one = (~foreign).to(scores.dtype)[:, None].neg()
-        result = scores.scatter_add(1, local[:, None], minus_one)
-        return (result * (counted[:, None] * gradients[0])).to(ctx.dtype), None, None, None
+        exponentials, sums, local, foreign, counted = ctx.saved_tensors
+        scale = counted * gradients[0]
+        result = exponentials * (scale / sums)[:, None]
+        result.scatter_add_(1, local[:, None], -(scale * ~foreign)[:, None])
+        return result.to(ctx.dtype), None, None, None

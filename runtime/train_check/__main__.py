@@ -82,10 +82,12 @@ def _rank(args: argparse.Namespace, rank: int, world_size: int, send: _MessageWr
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     groups = Communicators.create(WAIT_S)
     config = _config(args)
-    job = StagedLlama(_model(args, config, args.seed + rank), groups)  # rank 0's values must win
+    plans = FileSource(args.plans, world_size=world_size)
+    model = _model(args, config, args.seed + rank)  # rank 0's values must win
+    job = StagedLlama(model, groups, tensor_degrees=plans.tensor_degrees())
     optimizer = _optimizer([master for _, master in job.states.master_parameters()])
     with PlanConsumer(
-        FileSource(args.plans, world_size=world_size),
+        plans,
         rank=rank,
         world_size=world_size,
         prepare=job.preparation(_data(args)),

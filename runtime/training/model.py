@@ -63,6 +63,11 @@ class ModelConfig:
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
 
+    @property
+    def head_width(self) -> int:
+        """Elements of one head."""
+        return self.head_dim
+
 
 class LayerWeights(NamedTuple):
     """A decoder layer's weights on a rank, (outputs, inputs) each; norms are (hidden,).

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from seqplan.plans.scheme import Scheme
+from seqplan.plans.scheme_limits import refusal
 from seqplan.profiler.model_sizes import ModelShape, ModelSizes, parameters
 from seqplan.profiler.scheme_rules import scheme_problem
 
@@ -34,6 +37,22 @@ def test_schemes_that_can_run(scheme: str) -> None:
 )
 def test_schemes_that_cannot(scheme: str, problem: str) -> None:
     assert scheme_problem(Scheme.parse(scheme), GROUPED) == problem
+
+
+def test_what_a_profile_may_have_the_runtime_runs() -> None:
+    """A profile is refused with any other scheme, and plans have only a profile's schemes."""
+    allowed = 0
+    for layers, heads, kv_heads in product((1, 2, 6, 30), (1, 4, 12, 24), (1, 2, 3, 6)):
+        if heads % kv_heads:
+            continue
+        shape = ModelShape(hidden=64 * heads, layers=layers, heads=heads, kv_heads=kv_heads)
+        sizes = {"layers": layers, "heads": heads, "kv_heads": kv_heads, "ffn": 100, "vocab": 50}
+        for tp, pp, ulysses in product((1, 2, 3, 4, 6, 8, 12, 24), (1, 2, 3, 5), (1, 2, 3, 4, 6)):
+            scheme = Scheme(tp, pp, ulysses, 1)
+            if scheme_problem(scheme, shape) is None:
+                assert refusal(scheme, **sizes) is None, (scheme, shape)
+                allowed += 1
+    assert allowed > 200
 
 
 def test_layers_are_checked_where_heads_are_unknown() -> None:

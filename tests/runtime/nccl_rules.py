@@ -17,9 +17,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch.distributed as dist
+from torch import Tensor
 
 from seqplan.runtime.sequence_parallel.peers import Peer, Peers, Transfer
-from seqplan.runtime.states.exchange import CollectiveExchange, Finish
+from seqplan.runtime.states.exchange import CollectiveExchange
 from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.states.unit_states import UnitStates
 from seqplan.runtime.tensor_parallel.groups import CollectiveTensorGroup
@@ -76,24 +77,27 @@ def recorded(trace: Trace) -> Iterator[None]:
             trace.wait(under_way.batch)  # type: ignore[attr-defined]
         waited(under_way)
 
-    def of_units(method: Callable[..., Finish]) -> Callable[..., Finish]:
-        def start(exchange: CollectiveExchange, unit: Unit) -> Finish:
-            finish = method(exchange, unit)
-            batch = trace.collective(exchange._group, unit.padded)
+    def started(method: Callable[..., Callable[[], Any]]) -> Any:
+        def start(self: Any, given: Unit | Tensor) -> Callable[[], Any]:
+            finish = method(self, given)
+            elements = given.padded if isinstance(given, Unit) else given.numel()
+            if not elements:
+                return finish
+            batch = trace.collective(self._group, elements)
 
-            def finished() -> None:
+            def finished() -> Any:
                 trace.wait(batch)
-                finish()
+                return finish()
 
             return finished
 
         return start
 
-    def at_once(method: Callable[..., Any], of: Callable[[Any], dist.ProcessGroup]) -> Any:
+    def at_once(method: Callable[..., Any]) -> Any:
         def call(self: Any, *arguments: Any, **options: Any) -> Any:
             elements = arguments[0].numel() if hasattr(arguments[0], "numel") else 1
             if elements:
-                trace.wait(trace.collective(of(self), elements))
+                trace.wait(trace.collective(self._group, elements))
             return method(self, *arguments, **options)
 
         return call
@@ -101,17 +105,15 @@ def recorded(trace: Trace) -> Iterator[None]:
     with ExitStack() as patches:
         patches.enter_context(patch.object(Peers, "transfer", posting))
         patches.enter_context(patch.object(Transfer, "wait", waiting))
-        for name in ("pull", "push"):
-            of_unit = of_units(getattr(CollectiveExchange, name))
-            patches.enter_context(patch.object(CollectiveExchange, name, of_unit))
-        for owner, name in (
-            (CollectiveTensorGroup, "all_gather"),
-            (CollectiveTensorGroup, "reduce_scatter"),
-            (CollectiveTensorGroup, "all_reduce"),
-            (UnitStates, "gradient_norm_and_sum"),
+        for owner, name, recording in (
+            (CollectiveExchange, "pull", started),
+            (CollectiveExchange, "push", started),
+            (CollectiveTensorGroup, "all_gather", started),
+            (CollectiveTensorGroup, "reduce_scatter", started),
+            (CollectiveTensorGroup, "all_reduce", at_once),
+            (UnitStates, "gradient_norm_and_sum", at_once),
         ):
-            call = at_once(getattr(owner, name), lambda self: self._group)
-            patches.enter_context(patch.object(owner, name, call))
+            patches.enter_context(patch.object(owner, name, recording(getattr(owner, name))))
         yield
 
 

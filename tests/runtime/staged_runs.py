@@ -70,8 +70,16 @@ Outcome = tuple[list[float], list[float], dict[str, torch.Tensor]]
 
 def staged(rank: int, world_size: int, case: Case) -> Outcome:
     groups = Communicators.create()
-    model = case.model(case.seed + rank)  # rank 0's values must win
-    job = StagedLlama(model, groups, tensor_degrees=(2,), by_messages=case.by_messages)
+    # Rank 0's values must win, and are all that is needed.
+    with torch.device("meta" if rank % 2 else "cpu"):
+        model = case.model(case.seed + rank)
+    job = StagedLlama(
+        model,
+        groups,
+        device=torch.device("cpu"),
+        tensor_degrees=(2,),
+        by_messages=case.by_messages,
+    )
     masters = [master for _, master in job.states.master_parameters()]
     optimizer = torch.optim.AdamW(masters, lr=RATE, eps=EPSILON)
     prepare = job.preparation(SeededTokens(case.config.vocab, 5))

@@ -9,7 +9,11 @@ import torch
 from ranks import run_ranks
 from staged_runs import CONFIG, GATES, Case, Outcome, differences, staged
 
-BFLOAT16 = Case(4, 9, torch.bfloat16, steps=3)
+BFLOAT16 = (
+    Case(4, 9, torch.bfloat16, steps=3),
+    Case(4, 2, torch.bfloat16, steps=3, by_messages=False),
+)
+WHOLE = tuple(replace(case, whole=True) for case in BFLOAT16)
 
 CASES = {
     "8 ranks": Case(8, 1),
@@ -35,12 +39,27 @@ def test_training_is_that_of_one_process(case: Case) -> None:
 
 
 def in_bfloat16(rank: int, world_size: int) -> list[Outcome]:
-    return [staged(rank, world_size, case) for case in (BFLOAT16, replace(BFLOAT16, whole=True))]
+    return [staged(rank, world_size, case) for case in (*BFLOAT16, *WHOLE)]
 
 
 def test_bfloat16_errs_as_it_does_with_whole_parameters() -> None:
-    """Against fp32: at most twice the difference of the same batches at tp = pp = 1."""
-    outcomes = run_ranks(in_bfloat16, BFLOAT16.ranks, timeout_s=150)
-    cut = differences(BFLOAT16, [outcome[0] for outcome in outcomes])
-    whole = differences(replace(BFLOAT16, whole=True), [outcome[1] for outcome in outcomes])
-    assert all(one <= 2 * other for one, other in zip(cut, whole, strict=True)), (cut, whole)
+    """Against fp32: at most twice the difference of the same batches at tp = pp = 1.
+
+    The largest of two runs each, as a norm's error is sometimes small by chance.
+    """
+    assert any(
+        p.scheme.tp > 1 for case in BFLOAT16 for plan in case.plans() for p in plan.pipelines
+    )
+    outcomes = run_ranks(in_bfloat16, 4, timeout_s=150)
+    errors = [
+        differences(case, [outcome[at] for outcome in outcomes])
+        for at, case in enumerate((*BFLOAT16, *WHOLE))
+    ]
+    cut, whole = errors[: len(BFLOAT16)], errors[len(BFLOAT16) :]
+    for name, ours, others in zip(
+        ("loss", "norm", "parameters"),
+        zip(*cut, strict=True),
+        zip(*whole, strict=True),
+        strict=True,
+    ):
+        assert max(ours) <= 2 * max(others), (name, ours, others)

@@ -7,15 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from plan_service import PlanService, serving
+from random_plans import one_pipeline_plan
 from small_plans import small_plan, small_plans, unsound, view_of
 
 from seqplan.plans.format.codec import digest, to_json
-from seqplan.plans.plan import Plan
+from seqplan.plans.plan import Considered, Plan
+from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
 from seqplan.runtime.steps.fan_out import FanOutSource
@@ -246,6 +249,19 @@ def test_files_that_do_not_fit_the_job(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r":2: world_size: 4, but the job has 3"):
         source.view(8, 0, 1.0)
     source.close()
+
+
+def test_the_tp_degrees_of_a_files_pipelines(tmp_path: Path) -> None:
+    """Not those of strategies that were only considered: groups are made of these."""
+    considered = (Considered(Strategy.parse("1×tp8"), 1.0, None),)
+    plans = [
+        replace(one_pipeline_plan(scheme, [9, 4], step=step), selection=considered)
+        for step, scheme in enumerate((Scheme(tp=4), Scheme(tp=2, pp=2), Scheme(tp=4)))
+    ]
+    for written, degrees in ((plans, [2, 4]), ([small_plan(0, WORLD)], [1]), ([], [])):
+        source = FileSource(write_file(tmp_path / "plans.jsonl", written))
+        assert source.tensor_degrees() == degrees
+        source.close()
 
 
 # The planning service

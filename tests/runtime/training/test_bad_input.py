@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from small_plans import small_plan, small_plans
 from seqplan.plans.format.codec import digest, to_json
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
 from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime import (
     Communicators,
     FileSource,
@@ -27,6 +29,9 @@ from seqplan.runtime import (
     PlanConsumer,
     PlanError,
     ShardedStates,
+    StagedLlama,
+    Step,
+    StepResult,
     preparation,
     run_step,
 )
@@ -64,7 +69,8 @@ def other_plan() -> Plan:
 
 
 Scenario = dict[str, Any]
-"""``plans``: the lines of the file, for all ranks or each; ``heads`` and ``data`` of the job."""
+"""``plans``: the lines of the file, for all ranks or each; ``heads`` and ``data`` of the job, which
+``staged`` makes one of any strategies."""
 
 
 def scenarios() -> dict[str, Scenario]:
@@ -81,6 +87,12 @@ def scenarios() -> dict[str, Scenario]:
         "heads": {"plans": good, "heads": 1},
         "tp": {"plans": [to_json(one_pipeline_plan(Scheme(tp=2), [6, 4]))]},
         "pp": {"plans": [pipeline_parallel_plan()]},
+        "staged tp": {
+            "plans": [to_json(one_pipeline_plan(Scheme(tp=2), [6, 4]))],
+            "heads": 1,
+            "staged": True,
+        },
+        "staged pp": {"plans": [pipeline_parallel_plan()], "staged": True},
     }
 
 
@@ -100,17 +112,24 @@ def _trained(
     config = ModelConfig(hidden=16, layers=1, heads=heads, kv_heads=1, ffn=16, vocab=64)
     torch.manual_seed(0)
     model = Llama(config)
-    states = ShardedStates(model, groups.states)
-    optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()])
-    prepare = preparation(
-        IndexedTokens(scenario.get("data", samples())),
-        Peers(groups.attention),
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-    )
+    data = IndexedTokens(scenario.get("data", samples()))
+    plans = FileSource(path, world_size=world_size)
+    prepare: Callable[[RankView], Any]
+    run: Callable[[Step[Any]], StepResult]
+    if scenario.get("staged"):
+        job = StagedLlama(model, groups, tensor_degrees=plans.tensor_degrees())
+        optimizer = torch.optim.AdamW([master for _, master in job.states.master_parameters()])
+        prepare = job.preparation(data)
+        run = lambda step: job.run_step(step.view, step.prepared, optimizer)  # noqa: E731
+    else:
+        states = ShardedStates(model, groups.states)
+        optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()])
+        peers = Peers(groups.attention)
+        prepare = preparation(data, peers, heads=config.heads, kv_heads=config.kv_heads)
+        run = lambda step: run_step(step.view, step.prepared, model, states, optimizer)  # noqa: E731
     done = []
     with PlanConsumer(
-        FileSource(path, world_size=world_size),
+        plans,
         rank=rank,
         world_size=world_size,
         prepare=prepare,
@@ -119,7 +138,7 @@ def _trained(
     ) as steps:
         try:
             for step in steps:
-                run_step(step.view, step.prepared, model, states, optimizer)
+                run(step)
                 steps.acknowledge(step.view.step)
                 done.append(step.view.step)
         except PlanError as error:
@@ -162,6 +181,12 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, l
         ),
         ("tp", "rank 0: step 0, pipeline 0: scheme tp2 cuts the model, and a module that", []),
         ("pp", "rank 0: step 0, pipeline 0: scheme pp2 cuts the model, and a module that", []),
+        (
+            "staged tp",
+            "rank 0: step 0, pipeline 0: tp 2 does not divide the model's 1 attention heads$",
+            [],
+        ),
+        ("staged pp", "rank 0: step 0, pipeline 0: pp 2 exceeds the model's 1 layers$", []),
     ],
 )
 def test_every_rank_is_told_the_same(

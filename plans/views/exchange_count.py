@@ -1,0 +1,53 @@
+"""What a step's exchange of parameters moves, counted before it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from seqplan.plans.views.placement import Placement
+from seqplan.plans.views.resharding import Message, UnitLayout, all_whole, shards_of, unit_moves
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """``messages`` to or from other ranks, and the ``elements`` in them."""
+
+    messages: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The most ``elements`` that a rank pulls from others in a step, and the most ``messages``.
+
+    Units that every rank holds come by all-gathers, which count elements and no message; where all
+    units do, ``messages`` is None. As many gradients are pushed, the other way.
+    """
+
+    elements: int
+    messages: int | None
+
+
+def moved(messages: Sequence[Message], rank: int) -> Moved:
+    """Count what ``rank`` sends or receives, but for what stays on it."""
+    counts = [len(message.ranks) - (rank in message.ranks) for message in messages]
+    elements = [sum(piece.stop - piece.start for piece in message.pieces) for message in messages]
+    total = sum(count * size for count, size in zip(counts, elements, strict=True))
+    return Moved(sum(counts), total)
+
+
+def pulled(units: Sequence[UnitLayout], placement: Placement) -> Pulled:
+    """Count the pull of a step whose pipelines stand so; ``ValueError`` as ``shards_of``."""
+    shards = shards_of(placement)
+    whole = all_whole(shards)
+    gathered = [unit for unit in units if whole or unit.everywhere]
+    sent = [unit for unit in units if not (whole or unit.everywhere)]
+    elements = messages = 0
+    for rank in range(units[0].ranks):
+        counts = [moved(move.pull_from, rank) for move in unit_moves(sent, shards, rank)]
+        owned = [unit.owned(rank) for unit in gathered]
+        foreign = sum(unit.elements for unit in gathered) - sum(stop - at for at, stop in owned)
+        elements = max(elements, foreign + sum(count.elements for count in counts))
+        messages = max(messages, sum(count.messages for count in counts))
+    return Pulled(elements, None if whole else messages)

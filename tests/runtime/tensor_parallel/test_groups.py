@@ -1,0 +1,44 @@
+"""Groups of tensor parallelism: made by all ranks, at the start or when a step wants them."""
+
+from __future__ import annotations
+
+import logging
+
+from ranks import run_ranks
+
+from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.placement import PlacedPipeline
+from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.pipeline.staged_llama import StagedLlama
+from seqplan.runtime.training.model import Llama, ModelConfig
+
+RANKS = 4
+ALIGNED = {(0, 1), (2, 3), (0, 1, 2, 3)}
+CROSSED = (PlacedPipeline(Scheme(tp=2), (3, 1)), PlacedPipeline(Scheme(tp=2), (0, 2)))
+
+
+def made_groups(rank: int, world_size: int) -> list[tuple[set[tuple[int, ...]], int]]:
+    """The groups at the start, after a placement that they are for, and after another one.
+
+    With each how many warnings there were. The first rank knows of tp 2, the others of tp 4.
+    """
+    warned: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = warned.append  # type: ignore[method-assign]
+    logging.getLogger("seqplan").addHandler(handler)
+    job = StagedLlama(
+        Llama(ModelConfig()), Communicators.create(), tensor_degrees=(1, 4 if rank else 2, 64)
+    )
+    groups = job._tensor_groups
+    made = [(set(groups._groups), len(warned))]
+    for placement in ((PlacedPipeline(Scheme(tp=2, pp=2), (0, 1, 2, 3)),), CROSSED, CROSSED):
+        groups.extend(placement)
+        made.append((set(groups._groups), len(warned)))
+    return made
+
+
+def test_groups_of_all_aligned_blocks_at_the_start_and_others_with_a_warning() -> None:
+    everything = ALIGNED | {(3, 1), (0, 2)}
+    for rank, made in enumerate(run_ranks(made_groups, RANKS)):
+        late = 0 if rank else 2
+        assert made == [(ALIGNED, 0), (ALIGNED, 0), (everything, late), (everything, late)]

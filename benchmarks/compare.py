@@ -6,13 +6,18 @@ import time
 from collections.abc import Sequence
 from statistics import mean
 
-from benchmarks.settings import PROFILE, Data, cluster, markdown
+from benchmarks.settings import (
+    PROFILE,
+    Data,
+    cluster,
+    markdown,
+    published_exchange,
+    published_schemes,
+)
 from seqplan.planner.comparison.advice import ablation
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
-from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.exchange.times import GivenExchange
-from seqplan.profiler.shipped.catalogue import shipped
 
 GPUS, STEPS, SEED = 64, 20, 0
 CONTEXTS = (32768, 16384)
@@ -22,8 +27,8 @@ UNAWARE = ("static", "megatron", "hotspa")
 
 def run(data: Sequence[Data]) -> None:
     """Print, for each data set and context, all systems with and without the exchange."""
-    profile = shipped(PROFILE)
-    exchange = exchange_of(profile, GPUS)
+    profile = published_schemes()
+    exchange = published_exchange(profile, GPUS)
     none = GivenExchange(0.0, exchange.optimizer_ms, "no exchange", 0.0, 0.0)
     for source in data:
         for context in CONTEXTS:

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean, median
 
-from benchmarks.settings import PROFILE, Data, cluster, markdown
+from benchmarks.settings import PROFILE, Data, cluster, markdown, published_schemes
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.exchange.times import NO_EXCHANGE
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.profiler.shipped.catalogue import shipped
 
 GPUS, STEPS, SEED = 64, 20, 0
 CONTEXTS = (32768, 16384)
@@ -27,7 +26,7 @@ ALONE = 0.99
 
 def run(data: Sequence[Data]) -> None:
     """Print imbalances, ours apart for steps that their longest sequence bounds."""
-    profile = shipped(PROFILE)
+    profile = published_schemes()
     rows = []
     for source in data:
         for context in CONTEXTS:

@@ -6,11 +6,9 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from benchmarks.settings import PROFILE, Data, cluster, markdown
+from benchmarks.settings import Data, cluster, markdown, published_exchange, published_schemes
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import mean_propagation_ms
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.profiler.shipped.catalogue import shipped
 
 GPUS, STEPS, SEED = 1024, 10, 0
 OPTIONS = Options(("static", "megatron", "hotspa", "hydraulis"), fast=True)
@@ -19,9 +17,9 @@ OPTIONS = Options(("static", "megatron", "hotspa", "hydraulis"), fast=True)
 
 def run(data: Sequence[Data]) -> None:
     """Print every system's time and that of the whole comparison."""
-    profile = shipped(PROFILE)
+    profile = published_schemes()
     where = cluster(GPUS)
-    exchange = exchange_of(profile, GPUS)
+    exchange = published_exchange(profile, GPUS)
     for lengths in data:
         start = time.perf_counter()
         comparison = compare(

@@ -8,10 +8,9 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.settings import CLUSTERS, PROFILE, Data, cluster, markdown
+from benchmarks.settings import CLUSTERS, Data, cluster, markdown, published_schemes
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
-from seqplan.profiler.shipped.catalogue import shipped
 
 PUBLISHED_S = {64: 2.03, 1024: 107.21}
 """Hydraulis table 2: strategy proposal, CommonCrawl, 32K, one process."""
@@ -19,7 +18,7 @@ PUBLISHED_S = {64: 2.03, 1024: 107.21}
 
 def run(data: Sequence[Data]) -> None:
     """Print the relaxation's time and both methods' proposals."""
-    profile = shipped(PROFILE)
+    profile = published_schemes()
     rows = []
     for source in data:
         values, counts = np.unique(np.minimum(source.lengths, 32768), return_counts=True)

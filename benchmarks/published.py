@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.settings import PROFILE, Data, cluster, markdown
+from benchmarks.settings import PROFILE, Data, cluster, markdown, published_schemes
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.one_f_one_b import simulate_ms
@@ -17,14 +17,13 @@ from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.systems.hydraulis import CBC_S, TRIALS, eq4_pool, published_step
 from seqplan.planner.systems.setting import Setting
 from seqplan.plans.plan import PlannedPipeline
-from seqplan.profiler.shipped.catalogue import shipped
 
 GPUS, STEPS, SEED = 64, 20, 3
 
 
 def run(data: Sequence[Data]) -> None:
     """Print both pipelines' times, judged alike, and the ratios."""
-    profile = shipped(PROFILE)
+    profile = published_schemes()
     rows = []
     for source in data:
         where = cluster(GPUS)

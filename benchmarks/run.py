@@ -16,6 +16,7 @@ NAMES = (
     "flexsp",
     "compare",
     "table3",
+    "whole",
     "imbalance",
     "large",
     "ingest",

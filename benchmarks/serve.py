@@ -15,11 +15,10 @@ import numpy as np
 
 from benchmarks.http_clients import Answered, Client, connect_all
 from benchmarks.served import Served
-from benchmarks.settings import PROFILE, Data, cluster, markdown
+from benchmarks.settings import Data, cluster, markdown, published_schemes
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.profiler.shipped.catalogue import shipped
 
 STEPS, SEED = 10, 0
 CLIENTS = 64
@@ -45,7 +44,7 @@ async def _measure(served: Served, store: Path, lengths: Any) -> list[list[str]]
     one = await Client.connect(served.host, served.port)
     rows = []
     for gpus in (CLIENTS, 1024):
-        document = make_proposal(shipped(PROFILE), cluster(gpus), lengths, seed=SEED)
+        document = make_proposal(published_schemes(), cluster(gpus), lengths, seed=SEED)
         answer = await _ok(one, "/v1/proposals/documents", json.loads(document.to_json()))
         job = f"gpus-{gpus}"
         asked = {"id": job, "proposal": answer["id"], "look_ahead": STEPS}

@@ -12,7 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.cluster import Cluster
+from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.exchange.times import Exchange
 from seqplan.profiler.lengths import read_lengths
+from seqplan.profiler.model_sizes import parameters
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.shipped.catalogue import shipped
 
 CODE = Path(__file__).parents[1] / "examples" / "data" / "code.npy"
 PROFILE = "llama-32b-a800-80gb"
@@ -36,6 +41,22 @@ def data_sets(wikipedia: Path | None) -> list[Data]:
     else:
         sets.insert(0, Data("Wikipedia", read_lengths([wikipedia]).values))
     return sets
+
+
+def published_schemes(name: str = PROFILE) -> Profile:
+    """A shipped profile with the schemes that its source states, without derived ones."""
+    return shipped(name).restricted(measured=True)
+
+
+def published_exchange(profile: Profile, gpus: int) -> Exchange:
+    """Hydraulis' two totals (Table 1, 32B on 64 A800), in proportion to the parameters.
+
+    16 times faster within a node, as NVLink's 400 GB/s are to a GPU's share of InfiniBand.
+    """
+    weights = parameters(profile.shape)
+    assert weights is not None
+    share = weights / 32.3e9 / (16 if gpus <= profile.gpus_per_node else 1)
+    return exchange_of(profile, gpus, exchange_ms=(1110.0 * share, 1710.0 * share))
 
 
 def cluster(gpus: int, context: int = 32768) -> Cluster:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.settings import CLUSTERS, PROFILE, Data, cluster, markdown
+from benchmarks.settings import CLUSTERS, PROFILE, Data, cluster, markdown, published_schemes
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.profiler.shipped.catalogue import shipped
 
 STEPS = 60
 PUBLISHED_S = {64: (5.46 + 10.15) / 10, 1024: (38.56 + 13.46) / 10}
@@ -23,7 +22,7 @@ SEED = 3
 
 def run(data: Sequence[Data], contexts: Sequence[int] = (32768, 16384)) -> None:
     """Print planning time and gap over steps that the proposal has not seen."""
-    profile = shipped(PROFILE)
+    profile = published_schemes()
     rows = []
     for source in data:
         for context in contexts:

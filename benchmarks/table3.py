@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from benchmarks.settings import Data, markdown
+from benchmarks.settings import Data, markdown, published_exchange, published_schemes
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison, mean_propagation_ms
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.exchange.times import GivenExchange
-from seqplan.profiler.shipped.catalogue import shipped
 
 SETTINGS = (("7b", 8), ("7b", 16), ("13b", 16), ("13b", 32), ("32b", 32), ("32b", 64))
 TOKENS, STEPS, SEED = 100_000, 20, 0
@@ -29,8 +27,8 @@ def run(data: Sequence[Data]) -> None:
     for source in data:
         rows, notes = [], []
         for model, gpus in SETTINGS:
-            profile = shipped(f"llama-{model}-a800-80gb")
-            exchange = exchange_of(profile, gpus)
+            profile = published_schemes(f"llama-{model}-a800-80gb")
+            exchange = published_exchange(profile, gpus)
             none = GivenExchange(0.0, exchange.optimizer_ms, "no exchange", 0.0, 0.0)
             for context in CONTEXTS:
                 place = f"{model.upper()}, {gpus} GPUs, {context // 1024}K"

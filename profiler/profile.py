@@ -100,6 +100,19 @@ class Profile:
             {**self.document, "schemes": self.entries_of(chosen)}, self.name
         )
 
+    def with_digest(self, digest: str) -> Profile | None:
+        """Return the profile or the restriction of it that has this digest; None without one."""
+        layouts = sorted({(entry.scheme.tp, entry.scheme.pp) for entry in self.schemes})
+        for layout in (None, *layouts):
+            for measured in (False, True):
+                try:
+                    part = self.restricted(measured=measured, layout=layout)
+                except ProfileError:
+                    continue
+                if part.digest == digest:
+                    return part
+        return None
+
     def entries_of(self, schemes: Collection[Scheme]) -> list[dict[str, Any]]:
         """Return the document's entries of these schemes, in its order."""
         return [

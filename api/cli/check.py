@@ -100,10 +100,11 @@ def models_of(
         return proposal.cluster.models(proposal.profile)
     if profile is None:
         return None
-    if plan.planner.profile != profile.digest:
+    part = profile.with_digest(plan.planner.profile)
+    if part is None:
         raise ValueError(
             f"{origin}: step {plan.step} was planned from another profile than {profile.name} "
             f"({plan.planner.profile[:19]}…, not {profile.digest[:19]}…)"
         )
-    usable = profile.usable(plan.world_size, max(plan.lengths), include_flagged=True)
+    usable = part.usable(plan.world_size, max(plan.lengths), include_flagged=True)
     return {model.scheme: model for model in usable}

@@ -118,11 +118,18 @@ def scheme_table(rows: list[dict[str, Any]], gpus: int) -> list[str]:
             for row in runnable
         ],
     )
-    if large := [row["scheme"] for row in rows if row["gpus"] > gpus]:
-        lines.append(f"more than {gpus} GPUs: {', '.join(large)}")
-    if full := [row["scheme"] for row in rows if row["gpus"] <= gpus and not row["max_len"]]:
-        lines.append(f"no room for the model states: {', '.join(full)}")
+    if large := [row for row in rows if row["gpus"] > gpus]:
+        lines.append(f"more than {gpus} GPUs: {_names(large)}")
+    if full := [row for row in rows if row["gpus"] <= gpus and not row["max_len"]]:
+        lines.append(f"no room for the model states: {_names(full)}")
     return lines
+
+
+def _names(rows: list[dict[str, Any]]) -> str:
+    """Name measured schemes, and count the derived ones."""
+    names = [row["scheme"] for row in rows if row["origin"] != "derived"]
+    derived = len(rows) - len(names)
+    return ", ".join([*names, *([f"{derived} derived"] if derived else [])])
 
 
 def scheme_notes(profile: Profile) -> list[str]:

@@ -86,14 +86,15 @@ def _forward_fraction(plan: Plan, args: argparse.Namespace) -> tuple[float, str]
     """
     if args.profile is not None:
         profile = find_profile(args.profile)
-        if profile.digest != plan.planner.profile:
+        if profile.with_digest(plan.planner.profile) is None:
             raise ValueError(
                 f"{args.plans}: step {plan.step} was planned from another profile than "
                 f"{profile.name} ({plan.planner.profile[:19]}…, not {profile.digest[:19]}…)"
             )
         return profile.forward_fraction, f"profile {profile.name}"
     for name in shipped_names():
-        if (profile := shipped(name)).digest == plan.planner.profile:
+        profile = shipped(name)
+        if profile.with_digest(plan.planner.profile) is not None:
             return profile.forward_fraction, f"profile {name}"
     return FORWARD_FRACTION, ASSUMED
 

@@ -164,12 +164,15 @@ def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
     ``ValueError`` as there. Requests of earlier versions, which had fewer options, may lack some.
     """
     times, method = request.get("exchange_ms"), request.get("method", METHODS[0])
+    # Before the exchange was derived, it was left out unless asked for, or "published".
+    propagation_only = request.get("propagation_only", times is None)
+    times = None if times == "published" else times
     exchange = exchange_to_propose_with(
         profile,
         request["gpus"],
         None if times is None else (times[0], times[-1]),
         request.get("overlap", 0.0),
-        propagation_only=request.get("propagation_only", False),
+        propagation_only=propagation_only,
         method=method,
         spelled=("exchange_ms", "overlap", "propagation_only"),
     )

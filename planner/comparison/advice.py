@@ -22,7 +22,7 @@ def assumptions(
             "between pipeline stages takes none."
         ),
         (
-            f"{exchange.source[0].upper()}{exchange.source[1:]}; optimizer "
+            f"Exchange of parameters and gradients: {exchange.source}; optimizer "
             f"{exchange.optimizer_ms:g} ms."
         ),
         "Our selection of strategies weighs this exchange; the published methods do not.",

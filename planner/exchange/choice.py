@@ -20,7 +20,7 @@ def exchange_of(
     Under ZeRO-3 there is none: the gathers of every layer are part of the profile's latency.
     """
     if profile.rounds and exchange_ms is None:
-        source = "no exchange: under ZeRO-3 the gathers are part of the profile's latency"
+        source = "none, as under ZeRO-3 the gathers are part of the profile's latency"
         return GivenExchange(overlap, optimizer_ms, source, 0.0, 0.0)
     if exchange_ms is not None:
         equal, different = exchange_ms

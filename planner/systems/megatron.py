@@ -83,6 +83,7 @@ def static_strategy(setting: Setting, *, search: bool) -> tuple[Strategy, str] |
             propagation_ms([windowed(setting, batch, strategy, window)], fraction)
             for batch in setting.batches
         )
+        + setting.exchange.of_strategy_ms(strategy)
         for strategy in homogeneous_strategies(setting.models, cluster.gpus, setting.longest)
     }
     if not times:

@@ -11,7 +11,11 @@ from statistics import mean
 
 from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.simulation.iteration import propagation_ms
-from seqplan.planner.strategies.homogeneous import homogeneous_strategies, strategy_ms
+from seqplan.planner.strategies.homogeneous import (
+    homogeneous_strategies,
+    promising_homogeneous,
+    strategy_ms,
+)
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
 from seqplan.plans.scheme import Strategy
 
@@ -25,7 +29,10 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Traine
         return []  # one degree throughout is the DeepSpeed-like system
     trainers: list[Trainer | LeftOut] = []
     gpus, longest = setting.cluster.gpus, setting.longest
-    homogeneous = _best(setting, homogeneous_strategies(setting.models, gpus, longest))
+    promising = promising_homogeneous(
+        setting.batches, setting.models, gpus, longest, setting.exchange
+    )
+    homogeneous = _best(setting, promising)
     name = "Best static strategy, balanced"
     if homogeneous is None:
         trainers.append(LeftOut("static", name, f"no scheme holds {longest:,} tokens"))
@@ -77,13 +84,13 @@ def best_degree(setting: Setting) -> Strategy | None:
 
 
 def _best(setting: Setting, strategies: Sequence[Strategy]) -> Strategy | None:
-    """Find the strategy of least mean propagation with our dispatch and packing."""
+    """Find the strategy of least mean iteration with our dispatch and packing."""
     rough: dict[Strategy, float] = {}
     for strategy in strategies:
         times = [strategy_ms(strategy, batch, setting.models) for batch in setting.batches]
         known = [time for time in times if time is not None]
         if len(known) == len(times):
-            rough[strategy] = mean(known)
+            rough[strategy] = mean(known) + setting.exchange.of_strategy_ms(strategy)
     if not rough:
         return None
     limit = min(rough.values()) * JUDGED_WITHIN
@@ -93,6 +100,7 @@ def _best(setting: Setting, strategies: Sequence[Strategy]) -> Strategy | None:
             propagation_ms(setting.balanced(batch, [strategy]).phases, fraction)
             for batch in setting.batches
         )
+        + setting.exchange.of_strategy_ms(strategy)
         for strategy, time in rough.items()
         if time <= limit
     }

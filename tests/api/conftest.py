@@ -95,7 +95,8 @@ def _make(folder: Path, profile: str, gpus: int, tokens: int, lengths: Path) -> 
     succeeded(
         call(
             *("propose", "--profile", profile, "--gpus", gpus, "--lengths", lengths),
-            *("--max-len", MAX_LEN, "--tokens", tokens, "-o", made.proposal),
+            *("--max-len", MAX_LEN, "--tokens", tokens, "--schemes", "measured"),
+            *("-o", made.proposal),
         )
     )
     succeeded(

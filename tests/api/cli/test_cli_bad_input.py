@@ -112,7 +112,8 @@ def test_a_sequence_longer_than_any_scheme_holds(tmp_path: Path, output: Path) -
 
 
 def test_fewer_gpus_than_the_smallest_scheme(lengths: Path, output: Path) -> None:
-    said = complaint(propose(lengths, output, "--profile", "llama-7b-a800-80gb", "--gpus", 1), 3)
+    few = ("--profile", "llama-7b-a800-80gb", "--schemes", "measured", "--gpus", 1)
+    said = complaint(propose(lengths, output, *few), 3)
     assert said == (
         "1 GPU is too few for llama-7b-a800-80gb: the smallest scheme of the profile takes 2; "
         "add GPUs"
@@ -146,8 +147,19 @@ def test_more_optimizer_shards_than_gpus(lengths: Path, output: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--overlap", "0.5"), "--overlap is of the exchange; give --exchange-ms too"),
-        (("--exchange-ms", "published"), "profile gpt-7b-a100-40gb is of ZeRO-3"),
+        (("--overlap", "0.5"), "profile gpt-7b-a100-40gb is of ZeRO-3"),
+        (("--exchange-ms", "900"), "profile gpt-7b-a100-40gb is of ZeRO-3"),
+        (("--exchange-ms", "-1"), "wants a number of 0 or more, not '-1'"),
+        (
+            ("--profile", "llama-7b-a800-80gb", "--exchange-ms", "1", "--propagation-only"),
+            "--propagation-only leaves the exchange out",
+        ),
+        (
+            ("--profile", "llama-7b-a800-80gb", "--layout", "tp3"),
+            "profile llama-7b-a800-80gb: has no scheme of layout tp3; its layouts are tp1, pp2",
+        ),
+        (("--layout", "u2"), "layout wants tp and pp, as tp4.pp2, not 'u2'"),
+        (("--layout", "two"), "scheme 'two': 'two' is not understood"),
         (("--exchange-ms", "as usual"), "wants a number of 0 or more, not 'as usual'"),
         (
             ("--profile", "llama-7b-a800-80gb", "--exchange-ms", "1", "--overlap", "1.5"),
@@ -163,10 +175,22 @@ def test_an_exchange_that_cannot_be(
 
 
 def test_an_exchange_is_told_and_kept(lengths: Path, output: Path) -> None:
-    more = ("--profile", "llama-7b-a800-80gb", "--tokens", 8000, "--exchange-ms", "published")
+    more = ("--profile", "llama-7b-a800-80gb", "--tokens", 8000)
     told = propose(lengths, output, *more).out
-    assert "All with the exchange: exchange as published" in told
-    assert json.loads(output.read_text())["exchange"]["heterogeneous_ms"] > 0
+    assert "All with the exchange, derived for each layout: 6 bytes a parameter" in told
+    assert "schemes are derived, not measured" in told
+    document = json.loads(output.read_text())
+    assert {"tp", "pp", "ms"} == set(document["exchange"]["by_layout"][0])
+    assert document["layouts"]["chosen"] in told
+    output.unlink()
+    told = propose(lengths, output, *more, "--exchange-ms", "900,1400").out
+    assert "All with the exchange, as given: 900 ms, different layouts 1400." in told
+    assert json.loads(output.read_text())["exchange"]["heterogeneous_ms"] == 1400
+    output.unlink()
+    told = propose(lengths, output, *more, "--schemes", "measured", "--propagation-only").out
+    assert "with the exchange" not in told
+    assert "derived" not in told
+    assert "exchange" not in json.loads(output.read_text())
 
 
 def test_a_step_that_no_candidate_holds(dense: Made, tmp_path: Path, output: Path) -> None:

@@ -60,7 +60,8 @@ def test_from_a_source_to_an_explained_plan(tmp_path: Path) -> None:
 def test_propose_tells_people_and_machines_the_same(made: Made, tmp_path: Path) -> None:
     document = as_json(
         *("propose", "--profile", made.profile, "--gpus", made.gpus, "--lengths", made.lengths),
-        *("--max-len", MAX_LEN, "--tokens", made.tokens, "-o", tmp_path / "again.json"),
+        *("--max-len", MAX_LEN, "--tokens", made.tokens, "--schemes", "measured"),
+        *("-o", tmp_path / "again.json"),
     )
     assert document == json.loads(made.proposal.read_text())
     assert (tmp_path / "again.json").read_bytes() == made.proposal.read_bytes()
@@ -76,9 +77,14 @@ def test_the_published_method_proposes_too(dense: Made, tmp_path: Path) -> None:
     path = tmp_path / "eq4.json"
     document = as_json(
         *("propose", "--method", "eq4", "--profile", dense.profile, "--gpus", dense.gpus),
+        *("--schemes", "measured"),
         *("--lengths", dense.lengths, "--max-len", MAX_LEN, "--tokens", dense.tokens, "-o", path),
     )
-    ours = json.loads(dense.proposal.read_text())
+    ours = as_json(
+        *("propose", "--propagation-only", "--profile", dense.profile, "--gpus", dense.gpus),
+        *("--schemes", "measured", "--lengths", dense.lengths, "--max-len", MAX_LEN),
+        *("--tokens", dense.tokens),
+    )
     assert document["method"] == "eq4"
     assert ours["method"] == "search"
     # Both are judged on the same batches, and no method is below the bound of the other.
@@ -180,9 +186,12 @@ def test_profiles_lists_and_describes() -> None:
     assert list(one["flagged"]) == ["pp2"]
     told = succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 64))
     assert "43,614" in told
-    assert "no room for the model states: pp2" in told
+    assert "no room for the model states: pp2, tp2, " in told
     told = succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 8))
-    assert "more than 8 GPUs: tp2.pp6, tp4.pp4, tp4.pp6, tp8.pp2, tp8.pp3, tp8.pp4, tp16" in told
+    assert "more than 8 GPUs: tp2.pp6, tp4.pp4, tp4.pp6, tp8.pp2, tp8.pp3, tp8.pp4, tp16, " in told
+    assert " derived\n" in told
+    assert {row["origin"] for row in one["schemes"]} == {"published", "derived"}
+    assert "tp4.u2°" in succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 64))
 
 
 def test_batches_of_the_caller(made: Made, tmp_path: Path) -> None:

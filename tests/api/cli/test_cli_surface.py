@@ -31,13 +31,15 @@ SURFACE = {
     "--ulysses --ring --seq-len! --batch --micro-batch --zero --checkpointing --json",
     "validate-model": "--rows --json",
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
-    "--optimizer-shards --include-flagged --exchange-ms --overlap -o/--output --json",
+    "--optimizer-shards --include-flagged --schemes --layout --exchange-ms --overlap "
+    "--propagation-only -o/--output --json",
     "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --workers "
     "--executor -o/--output --json",
     "check": "plans.jsonl --profile --proposal --json",
     "explain": "plans.jsonl --step! --rank --json",
     "compare": "--profile! --gpus! --lengths! --max-len! --tokens --steps --seed --systems "
-    "--sweep --optimizer-shards --include-flagged --search-static --exchange-ms --overlap "
+    "--sweep --optimizer-shards --include-flagged --schemes --layout --search-static "
+    "--exchange-ms --overlap "
     "--optimizer-ms --switch-ms --cbc-seconds --fast "
     "-o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",

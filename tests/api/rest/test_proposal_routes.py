@@ -29,8 +29,8 @@ def _settled(stocked: Stocked, asked: dict[str, Any]) -> dict[str, Any]:
     [
         (
             4,
-            ["--exchange-ms", "published", "--overlap", "0.25", "--seed", "3"],
-            {"exchange_ms": "published", "overlap": 0.25, "seed": 3},
+            ["--overlap", "0.25", "--seed", "3", "--schemes", "measured"],
+            {"overlap": 0.25, "seed": 3, "schemes": "measured"},
         ),
         (
             4,
@@ -57,7 +57,10 @@ def test_the_same_document_as_from_the_command_line(
 @pytest.mark.parametrize(
     ("fields", "detail"),
     [
-        ({"overlap": 0.5}, "overlap is of the exchange; give exchange_ms too"),
+        ({"exchange_ms": 1, "propagation_only": True}, "propagation_only leaves the exchange out"),
+        ({"layout": "tp3"}, "has no scheme of layout tp3"),
+        ({"layout": "u2"}, "layout wants tp and pp"),
+        ({"schemes": "some"}, "body.schemes: "),
         ({"overlap": 1.5, "exchange_ms": 1}, "body.overlap: "),
         ({"exchange_ms": -1}, "body.exchange_ms: wants times of 0 or more ms"),
         ({"exchange_ms": []}, "body.exchange_ms: wants times of 0 or more ms"),

@@ -148,8 +148,12 @@ def call(lengths: Path, *more: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
+PROPAGATION = ("--gpus", "8", "--schemes", "measured", "--exchange-ms", "0")
+"""Where different replicas pay, so that there is one heterogeneous strategy, too."""
+
+
 def test_the_table(lengths: Path) -> None:
-    code, told, _ = call(lengths, "--gpus", "8", "--systems", "static,megatron,deepspeed")
+    code, told, _ = call(lengths, *PROPAGATION, "--systems", "static,megatron,deepspeed")
     assert code == 0
     assert told.startswith("simulated on profile llama-7b-a800-80gb: 8 × NVIDIA A800-80GB, 2 steps")
     assert "\nseqplan  " in told
@@ -172,7 +176,7 @@ def test_json_and_the_report(lengths: Path, tmp_path: Path) -> None:
     page = report.read_text()
     assert page.startswith("<!")
     assert len(page) < 2_000_000
-    _, told, _ = call(lengths, "--gpus", "8", "--systems", "static,megatron", "--json")
+    _, told, _ = call(lengths, *PROPAGATION, "--systems", "static,megatron", "--json")
     assert told.count('"ours"') == 2
 
 

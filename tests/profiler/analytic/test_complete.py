@@ -200,6 +200,11 @@ def test_a_part_of_a_profile() -> None:
     one = profile.restricted(layout=(4, 2))
     assert {(entry.scheme.tp, entry.scheme.pp) for entry in one.schemes} == {(4, 2)}
     assert len({profile.digest, measured_part.digest, one.digest}) == 3
+    for _ in range(2):  # and again: a part is not made of what reading the one before filled in
+        assert profile.restricted(measured=True).digest == measured_part.digest
+    for part in (profile, measured_part, one):
+        assert profile.with_digest(part.digest) == part
+    assert profile.with_digest("sha256:other") is None
     assert measured_part.restricted(measured=True) is measured_part
     with pytest.raises(ProfileError, match="has no scheme of layout tp3; its layouts are tp1, pp2"):
         profile.restricted(layout=(3, 1))

@@ -13,17 +13,19 @@ from seqplan.plans.format.codec import to_json
 from seqplan.plans.plan import Plan
 
 SMALL = Path(__file__).parents[2] / "examples" / "data" / "llama-small-cpu.json"
-RANKS, STEPS = 2, 40
+RANKS, STEPS = 2, 80
 ENDED_S = 60.0
 
 
-def planned(folder: Path, lengths: Path, *, tokens: int, steps: int, profile: Path = SMALL) -> Path:
+def planned(
+    folder: Path, lengths: Path, *, tokens: int, max_len: int, steps: int, profile: Path = SMALL
+) -> Path:
     """Plan steps on ``RANKS`` ranks by the command line; the file of plans in ``folder``."""
     proposal, plans = folder / "proposal.json", folder / "plans.jsonl"
     succeeded(
         call(
             *("propose", "--profile", profile, "--gpus", RANKS, "--lengths", lengths),
-            *("--max-len", 3000, "--tokens", tokens, "-o", proposal),
+            *("--max-len", max_len, "--tokens", tokens, "-o", proposal),
         )
     )
     succeeded(

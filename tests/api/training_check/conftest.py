@@ -12,7 +12,9 @@ from small_check import STEPS, planned
 @pytest.fixture(scope="session")
 def plans(tmp_path_factory: pytest.TempPathFactory, lengths: Path) -> Path:
     """Short steps on two ranks."""
-    return planned(tmp_path_factory.mktemp("small"), lengths, tokens=6000, steps=STEPS)
+    return planned(
+        tmp_path_factory.mktemp("small"), lengths, tokens=2000, max_len=1000, steps=STEPS
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -78,7 +78,7 @@ def test_rounds_agree_too(lengths: Path, tmp_path: Path) -> None:
     """Plans for ZeRO-3, in lockstep rounds of groups that differ from round to round."""
     profile = tmp_path / "rounds.json"
     profile.write_text(json.dumps({**json.loads(SMALL.read_text("utf-8")), "zero_stage": 3}))
-    made = planned(tmp_path, lengths, tokens=9000, steps=2, profile=profile)
+    made = planned(tmp_path, lengths, tokens=9000, max_len=3000, steps=2, profile=profile)
     assert any(len({each.round for each in plan.pipelines}) > 1 for plan in read_plans(made))
     told = call("train-check", "--plans", made, "--ranks", RANKS, "--json")
     report = json.loads(succeeded(told))

@@ -75,22 +75,24 @@ def relaxed_bound_ms(
     needed = float(relaxation.values @ batch.multiplicity)
     extra = FIXED_MIXES if gpus is not None else FIXED_MIXES[:1]
 
+    # Over all strategies a class alone can hold too much, and nothing is refuted: the one that last
+    # did is asked first.
+    order = list(range(len(classes)))
+
+    def held(k: int, time_ms: float) -> float:
+        return most_value(classes[k], batch, relaxation, k, extra=extra, time_ms=time_ms)
+
     def refuted(time_ms: float) -> bool:
-        most_values = [
-            most_value(pipeline_class, batch, relaxation, k, extra=extra, time_ms=time_ms)
-            for k, pipeline_class in enumerate(classes)
-        ]
         if gpus is None:
             most = sum(
-                pipeline_class.count * value
-                for pipeline_class, value in zip(classes, most_values, strict=True)
+                pipeline_class.count * held(k, time_ms) for k, pipeline_class in enumerate(classes)
             )
-        else:
-            most = gpus * max(
-                v / pipeline_class.gpus
-                for pipeline_class, v in zip(classes, most_values, strict=True)
-            )
-        return needed > most * (1 + ROUNDING)
+            return needed > most * (1 + ROUNDING)
+        for place, k in enumerate(order):
+            if needed <= gpus * (held(k, time_ms) / classes[k].gpus) * (1 + ROUNDING):
+                order.insert(0, order.pop(place))
+                return False
+        return True
 
     if refuted(high_ms):
         return high_ms

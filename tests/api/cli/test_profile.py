@@ -100,7 +100,7 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     output = tmp_path_factory.mktemp("ranks") / "p.json"
     page = output.with_name("fit.html")
     asked = ("--lengths", "64..256", "--points", "4", "-o", str(output), "--plot", str(page))
-    asked += ("--repeats", "1", "--even-if-busy")
+    asked += ("--repeats", "1", "--measured-layers", "1", "--even-if-busy")
     schemes_asked = ("--schemes", "tp1,u2,r2,tp2,pp2,tp2.u2,tp3,pp3,tp8")
     ranks = launched(4, "seqplan.api.cli", ["profile", *TINY, *asked, *schemes_asked])
     try:

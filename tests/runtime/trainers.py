@@ -45,7 +45,11 @@ def launched(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment |= {"WORLD_SIZE": str(world_size), "GLOO_SOCKET_IFNAME": "lo", "TORCHELASTIC_RUN_ID": "tests"}
+    environment |= {
+        "WORLD_SIZE": str(world_size),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCHELASTIC_RUN_ID": "tests",
+    }
     trainers = []
     for rank in range(world_size):
         here, there = FORKED.Pipe(duplex=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from command_line import COMMAND
 from small_check import ENDED_S, RANKS, RUNNING, STEPS, have_logs, logs, none_left, process_of
 
+from seqplan.api.training_check import processes
 from seqplan.api.training_check.processes import rank_server
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /proc")
@@ -81,3 +83,73 @@ def test_a_server_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "the process that starts ranks ended with code 1: ImportError: not for this machine"
     )
     assert not folder.exists()
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A server that says lines of its own to the first that it is asked, written here."""
+    module = tmp_path / "said.py"
+    monkeypatch.setattr(processes, "MODULE", "said")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return module
+
+
+def speaking(*messages: dict[str, object]) -> str:
+    lines = "\n".join(json.dumps(message) for message in messages)
+    return f"import sys\nsys.stdin.readline()\nprint({lines!r}, flush=True)\nsys.stdin.read()\n"
+
+
+def done(number: int) -> list[dict[str, object]]:
+    return [{"process": number, "done": True}, {"process": number, "ended": 0, "log": ""}]
+
+
+def test_messages_until_all_are_done(said: Path) -> None:
+    said.write_text(speaking({"process": 1, "step": 4}, *done(0), *done(2), *done(1)))
+    with rank_server() as server:
+        told = list(server.messages({"ranks": 2}))
+    assert [number for number, _ in told] == [1, 0, 2, 1]
+    assert [message.get("step") for _, message in told] == [4, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("messages", "error", "text"),
+    [
+        (
+            [{"process": 1, "ended": 3, "log": "no room for a thread"}],
+            RuntimeError,
+            "rank 1 ended with code 3: no room for a thread",
+        ),
+        ([{"process": 0, "ended": 0, "log": ""}], RuntimeError, "ended with code 0: it said not"),
+        # Who has lost another says so first; then that one's death is what is told.
+        (
+            [
+                {"process": 0, "error": "lost rank 1", "input": False},
+                {"process": 0, "ended": 0, "log": ""},
+                *done(2),
+                {"process": 1, "ended": -6, "log": ""},
+            ],
+            RuntimeError,
+            "rank 1 was killed by SIGABRT",
+        ),
+        # Bad input explains what else fails.
+        (
+            [
+                {"process": 2, "error": "RuntimeError: lost", "input": False},
+                {"process": 1, "error": "no such sample", "input": True},
+            ],
+            ValueError,
+            "^no such sample$",
+        ),
+        (
+            [{"process": 2, "error": "KeyError: 7", "input": False}],
+            RuntimeError,
+            "the one process: KeyError: 7",
+        ),
+    ],
+)
+def test_what_explains_a_failure(
+    said: Path, messages: list[dict[str, object]], error: type[Exception], text: str
+) -> None:
+    said.write_text(speaking(*messages))
+    with rank_server() as server, pytest.raises(error, match=text):
+        list(server.messages({"ranks": 2}))

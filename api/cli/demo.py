@@ -24,6 +24,7 @@ from seqplan.api.training_check.every_kind import (
     derived_profile,
     plan_every_kind,
 )
+from seqplan.api.training_check.processes import RankServer, rank_server
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange.choice import exchange_of
@@ -136,13 +137,16 @@ def run(args: argparse.Namespace) -> int:
         _title("6. Not executed")
         print(f"Executing plans needs {RUNTIME}")
     else:
-        agrees = execute_small(small, lengths, args.output / "small-plans.jsonl")
-        agrees &= execute_every_kind(lengths, args.output / "every-kind.jsonl")
+        with rank_server() as server:  # which imports torch while the first plans are made
+            agrees = execute_small(small, lengths, args.output / "small-plans.jsonl", server)
+            agrees &= execute_every_kind(lengths, args.output / "every-kind.jsonl", server)
     print(f"next: seqplan explain {plans} --step 3 (in the repository: ./run seqplan explain …)")
     return 0 if agrees else 1
 
 
-def execute_small(profile: Profile, lengths: npt.NDArray[np.integer], path: Path) -> bool:
+def execute_small(
+    profile: Profile, lengths: npt.NDArray[np.integer], path: Path, server: RankServer
+) -> bool:
     """Plan a few steps into ``path`` and run them on real ranks; whether losses agree."""
     cluster = SMALL_CLUSTER
     _title(f"6. Executed: {SMALL_STEPS} steps on {cluster.gpus} processes, against one process")
@@ -154,12 +158,14 @@ def execute_small(profile: Profile, lengths: npt.NDArray[np.integer], path: Path
         for _, line in planned_rows(proposal, batches, SMALL_SEED, workers=1):
             file.write(line + "\n")
     plans = first_plans(path, cluster.gpus, SMALL_STEPS)
-    check = print_check(plans, data=None, seed=SMALL_SEED, dtype="float32", profile=profile)
+    check = print_check(
+        plans, server=server, data=None, seed=SMALL_SEED, dtype="float32", profile=profile
+    )
     print(f"\nwritten: {path}")
     return check.agrees
 
 
-def execute_every_kind(lengths: npt.NDArray[np.integer], path: Path) -> bool:
+def execute_every_kind(lengths: npt.NDArray[np.integer], path: Path, server: RankServer) -> bool:
     """Run one step of all kinds of parallelism side by side; whether it is that of one process."""
     _title(f"7. Executed: {EVERY_KIND} in one step on {GPUS} processes, against one process")
     profile = derived_profile()
@@ -168,7 +174,9 @@ def execute_every_kind(lengths: npt.NDArray[np.integer], path: Path) -> bool:
     plan = plan_every_kind(batch, profile, SMALL_SEED, SMALL_CLUSTER.max_len)
     with atomic_write(path) as file:
         file.write(to_json(plan) + "\n")
-    check = print_check([plan], data=None, seed=SMALL_SEED, dtype="float32", profile=profile)
+    check = print_check(
+        [plan], server=server, data=None, seed=SMALL_SEED, dtype="float32", profile=profile
+    )
     print(f"\nwritten: {path}")
     return check.agrees
 

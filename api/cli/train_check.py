@@ -25,6 +25,7 @@ from seqplan.api.training_check.check import (
     first_plans,
     pulled_of,
 )
+from seqplan.api.training_check.processes import RankServer, rank_server
 from seqplan.api.training_check.runs import check_training
 from seqplan.plans.format.codec import digest
 from seqplan.plans.plan import Plan
@@ -92,20 +93,29 @@ def run(args: argparse.Namespace) -> int:
         print(f"seqplan: {args.plans}: has {few}", file=sys.stderr)
     for warning in warnings(plans):
         print(f"seqplan: {warning}", file=sys.stderr)
-    if args.json:
-        with ProgressBar(sys.stderr) as progress:
-            check = check_training(
-                plans, data=args.data, seed=args.seed, dtype=args.dtype, progress=progress
+    with rank_server() as server:
+        if args.json:
+            with ProgressBar(sys.stderr) as progress:
+                check = check_training(
+                    plans,
+                    server=server,
+                    data=args.data,
+                    seed=args.seed,
+                    dtype=args.dtype,
+                    progress=progress,
+                )
+            print(json.dumps(document(check, args.data)))
+        else:
+            check = print_check(
+                plans, server=server, data=args.data, seed=args.seed, dtype=args.dtype
             )
-        print(json.dumps(document(check, args.data)))
-    else:
-        check = print_check(plans, data=args.data, seed=args.seed, dtype=args.dtype)
     return 0 if check.agrees else 1
 
 
 def print_check(
     plans: Sequence[Plan],
     *,
+    server: RankServer,
     data: str | None,
     seed: int,
     dtype: str,
@@ -128,7 +138,13 @@ def print_check(
             print(columns.line(step_cells(step, plans, dtype)), flush=True)
 
         check = check_training(
-            plans, data=data, seed=seed, dtype=dtype, progress=progress, step_seen=step_seen
+            plans,
+            server=server,
+            data=data,
+            seed=seed,
+            dtype=dtype,
+            progress=progress,
+            step_seen=step_seen,
         )
     print("\n".join(["", *verdict_lines(check, profile)]))
     return check

@@ -1,4 +1,4 @@
-"""Processes of a training check, started together and never left behind."""
+"""The processes of training checks: forked from one that is started here, and never left behind."""
 
 from __future__ import annotations
 
@@ -12,150 +12,140 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import IO, Any
+from typing import Any
 
 GRACE_S = 1.0
-"""How long the other ranks have to say what they know after a first failure."""
+"""How long the other processes have to say what they know after a first failure."""
+
+MODULE = "seqplan.runtime.train_check"
 
 Message = Mapping[str, Any]
 
 
-class RankProcesses:
-    """``python -m module arguments…`` once for each entry of ``environments``.
+class RankServer:
+    """A process that imports what ranks need once and forks those of one check after another.
 
-    A process writes messages to its stdout, one JSON object a line, ``done`` or ``error`` at its
-    end. Its stdin is a pipe that closes when this process ends, however it ends. ``folder``: for
-    files that they share, gone when they are. Made by ``started``.
+    ``folder``: for files that all of them share, gone when they are. Made by ``rank_server``.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._said: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._names: list[str] = []
-        self._logs: list[IO[bytes]] = []
-
-    def start(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        name: str | None = None,
-    ) -> int:
-        """Start one more process, ``rank N`` where it has no other name; its number N."""
-        number = len(self._processes)
-        log = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - closed by end()
-        self._logs.append(log)
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.PIPE,
+        self._said: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._log = open(os.path.join(folder, "server.log"), "w+b")  # noqa: SIM115 - by end()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", MODULE],
+            stdin=subprocess.PIPE,  # which closes when this process ends, however it ends
             stdout=subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, **environment},
+            stderr=self._log,
+            env={**os.environ, **_environment()},
             start_new_session=True,  # Ctrl-C is this process's to handle
         )
-        self._processes.append(process)
-        self._names.append(f"rank {number}" if name is None else name)
-        threading.Thread(target=self._read, args=(number, process), daemon=True).start()
-        return number
+        self._reader = threading.Thread(target=self._read, name="ranks", daemon=True)
+        self._reader.start()
 
-    def tell(self, number: int, text: str) -> None:
-        """Write a line to a process; nothing where it is gone, as its end is noticed anyway."""
-        stdin = self._processes[number].stdin
-        assert stdin is not None
-        with suppress(BrokenPipeError):
-            stdin.write(text.encode() + b"\n")
-            stdin.flush()
+    def messages(self, settings: Mapping[str, Any]) -> Iterator[tuple[int, Message]]:
+        """Run a check, ``Settings`` of the runtime by name; what its processes say, by number.
 
-    def messages(self, numbers: Sequence[int]) -> Iterator[tuple[int, Message]]:
-        """What these processes say, ``done`` included, until all of them are done.
-
-        ``ValueError`` for bad input and ``RuntimeError`` for any other failure that one of them
-        tells or dies of.
+        Numbered are the ranks, then the one process. ``done`` is the last that each says, and
+        when this ends all of them have ended. ``ValueError`` for bad input and ``RuntimeError``
+        for any other failure that one of them tells or dies of; others may still run then.
         """
-        waiting = set(numbers)
-        while waiting:
-            number, message = self._said.get()
-            if message is None:
-                if number in waiting:
-                    raise self._failure(number, None)
-            elif "error" in message:
-                raise self._failure(number, message)
-            else:
+        ranks: int = settings["ranks"]
+        stdin = self._process.stdin
+        assert stdin is not None
+        with suppress(BrokenPipeError):  # its end is noticed anyway
+            stdin.write(json.dumps(settings).encode() + b"\n")
+            stdin.flush()
+        running, explained = set(range(ranks + 1)), set[int]()
+        while running:
+            message = self._said.get()
+            if message is None or "error" in message:
+                raise self._failure(message, explained, ranks)
+            number = message["process"]
+            if "ended" not in message:
                 if "done" in message:
-                    waiting.discard(number)
+                    explained.add(number)
                 yield number, message
+            elif number in explained:
+                running.discard(number)
+            else:
+                raise self._failure(message, explained, ranks)
 
     def end(self) -> None:
         """Kill what still runs. Idempotent."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-        for process in self._processes:
-            process.wait()
-            with suppress(BrokenPipeError):
-                assert process.stdin is not None
-                process.stdin.close()
-        for log in self._logs:
-            log.close()
+        if self._process.returncode is None:  # not waited for: the number is still its own
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._reader.join()  # all that it has forked hold its stdout
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._log.close()
 
-    def _read(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        with process.stdout as lines:
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
             for line in lines:
                 # What a killed process wrote last may be cut off; its end follows.
                 with suppress(ValueError):
-                    self._said.put((number, json.loads(line)))
-        self._said.put((number, None))
+                    self._said.put(json.loads(line))
+        self._said.put(None)
 
-    def _failure(self, number: int, message: Message | None) -> Exception:
-        """The error that explains the others: a death first, then bad input, then the rest."""
-        messages = [(number, message)]
+    def _failure(self, message: Message | None, explained: set[int], ranks: int) -> Exception:
+        """The error that explains the others: a death first, then bad input, then the rest.
+
+        ``explained``: processes that have said why they end.
+        """
+        errors: list[Message] = []
         deadline = time.monotonic() + GRACE_S
-        while (left := deadline - time.monotonic()) > 0 and len(messages) < len(self._processes):
+        while message is not None:
+            number = message["process"]
+            if "ended" in message and number not in explained:
+                return RuntimeError(_death(_name(number, ranks), message["ended"], message["log"]))
+            if "error" in message:
+                errors.append(message)
+            if message.keys() & {"error", "done"}:
+                explained.add(number)
             try:
-                messages.append(self._said.get(timeout=left))
+                message = self._said.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 break
-        failed = {who for who, said in messages if said is not None and "error" in said}
-        for who, said in messages:
-            if said is None and who not in failed:
-                return RuntimeError(f"{self._names[who]} {self._death(who)}")
-        errors = [said for _, said in messages if said is not None and "error" in said]
-        for said in errors:
-            if said["input"]:
-                return ValueError(said["error"])
-        return RuntimeError(f"{self._names[number]}: {errors[0]['error']}")
-
-    def _death(self, number: int) -> str:
-        code = self._processes[number].wait()
-        if code < 0:
-            return f"was killed by {signal.Signals(-code).name}; is there enough memory?"
-        log = self._logs[number]
-        log.seek(0)
-        lines = log.read().decode(errors="replace").strip().splitlines()
-        return f"ended with code {code}: {lines[-1] if lines else 'it said nothing'}"
+        for error in errors:
+            if error["input"]:
+                return ValueError(error["error"])
+        if errors:
+            return RuntimeError(f"{_name(errors[0]['process'], ranks)}: {errors[0]['error']}")
+        code = self._process.wait()
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return RuntimeError(_death("the process that starts ranks", code, "".join(lines[-1:])))
 
 
 @contextmanager
-def started() -> Iterator[RankProcesses]:
-    """No processes yet, in a block at whose end there are none again."""
+def rank_server() -> Iterator[RankServer]:
+    """A server in a block, at whose end there is no process of it left, and no file."""
     with tempfile.TemporaryDirectory(prefix="seqplan-") as folder:
-        processes = RankProcesses(folder)
+        server = RankServer(folder)
         try:
-            yield processes
+            yield server
         finally:
-            processes.end()
+            server.end()
 
 
-def rank_environment(rank: int, world_size: int) -> dict[str, str]:
-    """What a rank on this machine needs to know: gloo over loopback, one thread."""
+def _name(number: int, ranks: int) -> str:
+    return f"rank {number}" if number < ranks else "the one process"
+
+
+def _death(who: str, code: int, last_line: str) -> str:
+    if code < 0:
+        return f"{who} was killed by {signal.Signals(-code).name}; is there enough memory?"
+    return f"{who} ended with code {code}: {last_line or 'it said nothing'}"
+
+
+def _environment() -> dict[str, str]:
+    """What ranks on one machine need to know: gloo over loopback, one thread."""
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": loopback,
-    }
+    return {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback}

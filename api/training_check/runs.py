@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from seqplan.api.training_check.check import Check, CheckedStep, checked_sizes, relative
 from seqplan.api.training_check.plan_pipe import PlanPipe
-from seqplan.api.training_check.processes import Message, RankProcesses, rank_environment, started
+from seqplan.api.training_check.processes import Message, RankServer
 from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.plan import Plan
 from seqplan.profiler.model_sizes import ModelSizes
-
-MODULE = "seqplan.runtime.train_check"
 
 Progress = Callable[[str, int, int], None]
 StepSeen = Callable[[CheckedStep], None]
@@ -23,6 +22,7 @@ StepSeen = Callable[[CheckedStep], None]
 def check_training(
     plans: Sequence[Plan],
     *,
+    server: RankServer,
     data: str | None,
     seed: int,
     dtype: str,
@@ -32,23 +32,24 @@ def check_training(
     """Train on real ranks under the plans, and beside them in one process; compare.
 
     ``data``: a token file, or None for tokens seeded by sample id. ``ValueError`` for data that
-    the plans do not match, ``RuntimeError`` where a process fails.
+    the plans do not match, ``RuntimeError`` where a process fails; ``server`` has ended then.
     """
     sizes = checked_sizes(plans)
-    with started() as processes:
-        folder = Path(processes.folder)
+    with tempfile.TemporaryDirectory(dir=server.folder) as name:
+        folder = Path(name)
         # Of their own: what else the file has is neither asked for nor looked at.
         with write_plans(folder / "plans.jsonl") as write:
             for plan in plans:
                 write(plan)
         pipe = PlanPipe(folder / "reference-plans.jsonl")
+        runs = _Runs(plans, pipe, progress, step_seen)
         try:
-            arguments = _arguments(plans, data, seed, dtype, sizes, folder)
-            runs = _Runs(plans, processes, pipe, progress, step_seen)
-            runs.start(arguments)
-            runs.listen()
+            progress("starting ranks", 0, len(plans))
+            runs.listen(server.messages(_settings(plans, data, seed, dtype, sizes, folder)))
+        except BaseException:
+            server.end()
+            raise
         finally:
-            processes.end()
             pipe.close()
     return Check(dtype, sizes, tuple(runs.checked), runs.parameter, runs.parameter_difference)
 
@@ -63,7 +64,6 @@ class _Runs:
     def __init__(
         self,
         plans: Sequence[Plan],
-        processes: RankProcesses,
         pipe: PlanPipe,
         progress: Progress,
         step_seen: StepSeen,
@@ -71,7 +71,6 @@ class _Runs:
         self.checked: list[CheckedStep] = []
         self.parameter, self.parameter_difference = "", math.nan
         self._plans = plans
-        self._processes = processes
         self._pipe = pipe
         self._progress = progress
         self._step_seen = step_seen
@@ -79,27 +78,14 @@ class _Runs:
         self._reported: list[list[tuple[float, float, float]]] = [[] for _ in plans]
         self._expected: list[tuple[float, float]] = []
 
-    def start(self, arguments: Sequence[str]) -> None:
-        """Start the ranks and the one process, whose number is that of the ranks."""
-        for rank in self._ranks:
-            own = [*arguments, f"--plans={self._pipe.path.with_name('plans.jsonl')}"]
-            self._processes.start(MODULE, own, rank_environment(rank, len(self._ranks)))
-        own = [*arguments, f"--plans={self._pipe.path}", "--reference"]
-        reference = self._processes.start(MODULE, own, {}, "the one process")
-        self._processes.tell(reference, "begin")
-        self._progress("starting ranks", 0, len(self._plans))
-
-    def listen(self) -> None:
-        """Take what they say until all are done."""
+    def listen(self, messages: Iterable[tuple[int, Message]]) -> None:
+        """Take what the processes, whose last is the one, say until all are done."""
         done = 0
-        for number, message in self._processes.messages(range(len(self._ranks) + 1)):
+        for number, message in messages:
             if "done" in message:
                 done += 1
                 if done == len(self._ranks):
                     self._pipe.send(self._plans[-1])
-            elif "port" in message:
-                for other in self._ranks[1:]:
-                    self._processes.tell(other, str(message["port"]))
             elif "parameter" in message:
                 self.parameter = message["parameter"]
                 self.parameter_difference = message["parameter_difference"]
@@ -145,27 +131,32 @@ def _furthest(values: Sequence[float], expected: float) -> float:
     return max(values, key=lambda value: relative(value, expected))
 
 
-def _arguments(
+def _settings(
     plans: Sequence[Plan],
     data: str | None,
     seed: int,
     dtype: str,
     sizes: ModelSizes,
     folder: Path,
-) -> list[str]:
-    values: dict[str, object] = {
-        "first-step": plans[0].step,
+) -> dict[str, object]:
+    """``Settings`` of ``seqplan.runtime.train_check`` by name."""
+    return {
+        "ranks": plans[0].world_size,
+        "folder": str(folder),
+        "plans": str(folder / "plans.jsonl"),
+        "reference_plans": str(folder / "reference-plans.jsonl"),
+        "first_step": plans[0].step,
         "steps": len(plans),
-        "parameters": folder / "parameters.npz",
+        "parameters": str(folder / "parameters.npz"),
+        "data": data,
         "seed": seed,
         "dtype": dtype,
-        "hidden": sizes.hidden,
-        "layers": sizes.layers,
-        "heads": sizes.heads,
-        "kv-heads": sizes.kv_heads,
-        "ffn": sizes.ffn,
-        "vocab": sizes.vocab,
+        "model": {
+            "hidden": sizes.hidden,
+            "layers": sizes.layers,
+            "heads": sizes.heads,
+            "kv_heads": sizes.kv_heads,
+            "ffn": sizes.ffn,
+            "vocab": sizes.vocab,
+        },
     }
-    if data is not None:
-        values["data"] = data
-    return [f"--{name}={value}" for name, value in values.items()]

@@ -75,20 +75,22 @@ def relaxed_bound_ms(
     needed = float(relaxation.values @ batch.multiplicity)
     extra = FIXED_MIXES if gpus is not None else FIXED_MIXES[:1]
 
-    order = list(range(len(classes)))  # what held most at the time before is asked first
+    # Over all strategies a class alone can hold too much, and nothing is refuted: the one that last
+    # did is asked first.
+    order = list(range(len(classes)))
+
+    def held(k: int, time_ms: float) -> float:
+        return most_value(classes[k], batch, relaxation, k, extra=extra, time_ms=time_ms)
 
     def refuted(time_ms: float) -> bool:
-        most = 0.0
-        for k in tuple(order):
-            value = most_value(classes[k], batch, relaxation, k, extra=extra, time_ms=time_ms)
-            if gpus is None:
-                most += classes[k].count * value
-            else:
-                most = max(most, gpus * value / classes[k].gpus)
-            if needed <= most * (1 + ROUNDING):
-                if gpus is not None:  # a sum keeps its order, and so its last bits
-                    order.remove(k)
-                    order.insert(0, k)
+        if gpus is None:
+            most = sum(
+                pipeline_class.count * held(k, time_ms) for k, pipeline_class in enumerate(classes)
+            )
+            return needed > most * (1 + ROUNDING)
+        for place, k in enumerate(order):
+            if needed <= gpus * (held(k, time_ms) / classes[k].gpus) * (1 + ROUNDING):
+                order.insert(0, order.pop(place))
                 return False
         return True
 

@@ -1,9 +1,11 @@
 """The processes of a training check: ranks that run a plan file, and a reference beside them.
 
-Read ``__main__`` first, which a process runs (``python -m seqplan.runtime.train_check``), then
-``reference``, the same training in plain torch. Public is the module named here.
+Read ``__main__`` first, which forks them (``python -m seqplan.runtime.train_check``), then
+``processes``, what each of them does, and ``reference``, the same training in plain torch. Public
+are the modules named here.
 """
 
 __all__ = [
+    "processes",
     "reference",
 ]

@@ -32,7 +32,7 @@ class Case:
     seed: int
     dtype: torch.dtype = torch.float64
     config: ModelConfig = CONFIG
-    steps: int = 10
+    steps: int = 7
     by_messages: bool = True
     whole: bool = False
 

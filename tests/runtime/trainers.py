@@ -1,4 +1,4 @@
-"""Ranks of ``examples/train.py``, forked from a server that has imported torch."""
+"""Programs on ranks, as torchrun starts them, but forked from a server that has imported torch."""
 
 from __future__ import annotations
 
@@ -34,17 +34,28 @@ class Trainer:
 
 
 def start_trainers(world_size: int, arguments: Sequence[str | Path]) -> list[Trainer]:
-    """``examples/train.py arguments…`` on every rank, in rank order, as torchrun starts it."""
+    """``examples/train.py arguments…`` on every rank, in rank order."""
+    return launched(world_size, TRAINER, arguments)
+
+
+def launched(
+    world_size: int, program: Path | str, arguments: Sequence[str | Path]
+) -> list[Trainer]:
+    """A file, or a module of that name, with these arguments on every rank, in rank order."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment |= {"WORLD_SIZE": str(world_size), "GLOO_SOCKET_IFNAME": "lo"}
+    environment |= {
+        "WORLD_SIZE": str(world_size),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCHELASTIC_RUN_ID": "tests",
+    }
     trainers = []
     for rank in range(world_size):
         here, there = FORKED.Pipe(duplex=False)
         its_own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        line = [str(TRAINER), *map(str, arguments)]
-        process = FORKED.Process(target=_train, args=(there, line, its_own), daemon=True)
+        line = [*map(str, arguments)]
+        process = FORKED.Process(target=_run, args=(there, program, line, its_own), daemon=True)
         process.start()
         there.close()
         trainers.append(Trainer(process, os.fdopen(os.dup(here.fileno()))))
@@ -52,11 +63,19 @@ def start_trainers(world_size: int, arguments: Sequence[str | Path]) -> list[Tra
     return trainers
 
 
-def _train(output: Connection, line: list[str], environment: dict[str, str]) -> None:
+def _run(
+    output: Connection, program: Path | str, arguments: list[str], environment: dict[str, str]
+) -> None:
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
     output.close()
+    # Those of the server may have been files, and know that they can seek.
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as long as the process
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     torch.set_num_threads(1)
     os.environ.update(environment)
-    sys.argv = line
-    runpy.run_path(line[0], run_name="__main__")
+    sys.argv = [str(program), *arguments]
+    if isinstance(program, Path):
+        runpy.run_path(str(program), run_name="__main__")
+    else:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)

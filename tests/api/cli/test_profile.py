@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from command_line import Outcome, call, succeeded
+from trainers import launched
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import design
@@ -17,6 +16,7 @@ from seqplan.profiler.profile import Profile
 TINY = ["--hidden", "32", "--layers", "4", "--heads", "4", "--kv-heads", "2"]
 TINY += ["--ffn", "48", "--vocab", "50"]
 QWEN_MOE = Path(__file__).parents[2] / "profiler" / "model_configs" / "qwen3-30b-a3b.json"
+PATIENCE_S = 60.0
 FIELDS = {"a", "b", "c", "origin", "fit"}
 """Of a scheme all of whose degrees are 1."""
 
@@ -98,16 +98,20 @@ def test_a_busy_machine_is_told_and_makes_no_profile(tmp_path: Path) -> None:
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A profile of all kinds of schemes, and what was said while it was measured."""
     output = tmp_path_factory.mktemp("ranks") / "p.json"
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     page = output.with_name("fit.html")
     asked = ("--lengths", "64..256", "--points", "4", "-o", str(output), "--plot", str(page))
-    asked += ("--repeats", "1", "--even-if-busy")
-    schemes = "tp1,u2,r2,tp2,pp2,tp2.u2,tp3,pp3,tp8"
-    command = [sys.executable, *launcher, "-m", "seqplan.api.cli", "profile", *TINY, *asked]
-    command += ["--schemes", schemes]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return output, done.stderr
+    asked += ("--repeats", "1", "--measured-layers", "1", "--even-if-busy")
+    schemes_asked = ("--schemes", "tp1,u2,r2,tp2,pp2,tp2.u2,tp3,pp3,tp8")
+    ranks = launched(4, "seqplan.api.cli", ["profile", *TINY, *asked, *schemes_asked])
+    try:
+        said = "".join(rank.output.read() for rank in ranks)
+        for rank in ranks:
+            rank.process.join(PATIENCE_S)
+        assert [rank.process.exitcode for rank in ranks] == [0] * 4, said
+    finally:
+        for rank in ranks:
+            rank.end()
+    return output, said
 
 
 def test_ranks_measure_every_axis(four_ranks: tuple[Path, str]) -> None:

@@ -120,17 +120,17 @@ def many_steps(rank: int, world_size: int, steps: int) -> list[tuple[int, int, i
         kv_heads=CONFIG.kv_heads,
     )
     usages = []
-    for plan in plans(world_size, steps, longest=60, sequences=6):
+    for plan in plans(world_size, steps, longest=40, sequences=2):
         view = rank_view(plan, rank)
         run_step(view, prepare(view), trained, states, optimizer)
-        if plan.step % 50 == 49:
+        if plan.step % 30 == 29:
             usages.append(usage())
     return usages
 
 
-def test_nothing_grows_over_250_changes_of_strategy() -> None:
-    for usages in run_ranks(many_steps, 4, 250, timeout_s=180):
+def test_nothing_grows_over_150_changes_of_strategy() -> None:
+    for usages in run_ranks(many_steps, 4, 150, timeout_s=180):
         threads, descriptors, resident = zip(*usages, strict=True)
         assert threads[-1] <= threads[0]
         assert descriptors[-1] <= descriptors[0]
-        assert resident[-1] - resident[1] < 4096  # 200 changes; the first fill torch's caches
+        assert resident[-1] - resident[1] < 2400  # 90 changes; the first fill torch's caches

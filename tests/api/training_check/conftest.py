@@ -1,0 +1,27 @@
+"""Plans for two ranks, made by the command line, and where commands have their files."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from small_check import STEPS, planned
+
+
+@pytest.fixture(scope="session")
+def plans(tmp_path_factory: pytest.TempPathFactory, lengths: Path) -> Path:
+    """Short steps on two ranks."""
+    return planned(
+        tmp_path_factory.mktemp("small"), lengths, tokens=2000, max_len=1000, steps=STEPS
+    )
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the commands of a test have their temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder

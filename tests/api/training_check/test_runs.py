@@ -1,0 +1,182 @@
+"""Plans executed by real processes beside one that knows none."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import COMMAND, call, complaint, process, succeeded
+from random_plans import one_pipeline_plan
+from small_check import (
+    ENDED_S,
+    RANKS,
+    RUNNING,
+    SMALL,
+    STEPS,
+    have_logs,
+    logs,
+    none_left,
+    planned,
+    written,
+)
+
+from seqplan.api.cli import train_check as verb
+from seqplan.api.training_check import check as train_check
+from seqplan.api.training_check.check import Gates
+from seqplan.api.training_check.processes import RankServer, rank_server
+from seqplan.plans.format.codec import to_json
+from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.scheme import Scheme
+
+
+def test_ranks_agree_with_one_process(plans: Path, temporary: Path) -> None:
+    told = process(
+        *("train-check", "--plans", plans, "--ranks", RANKS, "--steps", 4),
+        *("--dtype", "float64", "--json"),
+        timeout=120,
+    )
+    report = json.loads(succeeded(told))
+    assert report["agrees"] is True
+    assert report["model"]["heads"] >= 2
+    assert report["parameter_difference"] <= 1e-10
+    made = list(read_plans(plans))[:4]
+    assert [step["step"] for step in report["steps"]] == [0, 1, 2, 3]
+    assert len({step["strategy"] for step in report["steps"]}) > 1  # the strategy changes
+    for step, plan in zip(report["steps"], made, strict=True):
+        assert step["tokens"] == plan.tokens
+        assert step["predicted_ms"] == plan.predicted_ms
+        assert step["loss"] == pytest.approx(step["reference_loss"], rel=1e-10)
+        assert step["tokens_per_s"] == pytest.approx(1000 * plan.tokens / step["measured_ms"])
+    losses = [step["loss"] for step in report["steps"]]
+    assert losses[0] == pytest.approx(math.log(256), rel=0.02)  # an untrained model's
+    assert len(set(losses)) == 4
+    assert none_left(temporary)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RankServer]:
+    """What forks ranks, for the commands of several tests: starting it is most of a short check."""
+    with rank_server() as started:
+        yield started
+
+
+@pytest.fixture
+def in_server(server: RankServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands called in this process have their ranks from the shared server."""
+    monkeypatch.setattr(verb, "rank_server", lambda: nullcontext(server))
+
+
+@pytest.mark.usefixtures("in_server")
+def test_rounds_agree_too(lengths: Path, tmp_path: Path) -> None:
+    """Plans for ZeRO-3, in lockstep rounds of groups that differ from round to round."""
+    profile = tmp_path / "rounds.json"
+    profile.write_text(json.dumps({**json.loads(SMALL.read_text("utf-8")), "zero_stage": 3}))
+    made = planned(tmp_path, lengths, tokens=9000, max_len=3000, steps=2, profile=profile)
+    assert any(len({each.round for each in plan.pipelines}) > 1 for plan in read_plans(made))
+    told = call("train-check", "--plans", made, "--ranks", RANKS, "--json")
+    report = json.loads(succeeded(told))
+    assert report["agrees"] is True
+    assert len(report["steps"]) == 2  # all that there are
+
+
+@pytest.mark.usefixtures("in_server")
+def test_runs_that_differ(plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any tolerance float32 cannot agree: the verdict and the exit code must say so."""
+    monkeypatch.setitem(train_check.GATES, "float32", Gates(0.0, 0.0, 0.0))
+    data = tmp_path / "tokens.jsonl"
+    first = next(read_plans(plans))
+    held = dict(zip(first.ids, first.lengths, strict=True))
+    rng = np.random.default_rng(0)
+    data.write_text(
+        "".join(
+            f"{rng.integers(0, 50_000, held.get(id, 1)).tolist()}\n" for id in range(max(held) + 1)
+        )
+    )
+    done = call("train-check", "--plans", plans, "--ranks", RANKS, "--steps", 1, "--data", data)
+    assert done.code == 1
+    lines = done.out.splitlines()
+    assert lines[1].startswith(f"tokens of {data}, ids modulo 256;")
+    assert lines[-1].startswith("THE RUNS DIFFER: limits are 0 on losses")
+    row = lines[5].split()
+    assert row[0] == "0"
+    assert float(row[2]) == pytest.approx(float(row[3]), rel=1e-5)
+
+
+def test_rows_come_as_steps_are_done(plans: Path, temporary: Path) -> None:
+    """The first rows are there while the ranks still run, and before the last; stopped there,
+    none is left behind."""
+    line = ("train-check", "--plans", str(plans), "--ranks", str(RANKS), "--steps", str(STEPS))
+    with subprocess.Popen(
+        [*COMMAND, *line], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as command:
+        assert command.stdout is not None
+        table = [command.stdout.readline() for _ in range(6)]
+        assert table[3].split()[:2] == ["step", "tokens"]
+        assert table[5].split()[0] == "0"
+        assert have_logs(temporary, RUNNING)
+        # What is stopped now would have taken the other steps, and then have said its verdict.
+        command.send_signal(signal.SIGINT)
+        rest = command.stdout.read().splitlines()
+        assert command.wait(ENDED_S) == 130
+    assert len(rest) < STEPS - 1
+    assert [row.split()[0] for row in rest] == [f"{at}" for at in range(1, len(rest) + 1)]
+    assert logs(temporary) == {}
+
+
+@pytest.mark.usefixtures("in_server")
+def test_fewer_plans_than_asked_for(plans: Path, tmp_path: Path) -> None:
+    """Said before anything starts; what is beyond the steps asked for does not matter."""
+    two = written(tmp_path / "two.jsonl", list(read_plans(plans))[:2])
+    done = call("train-check", "--plans", two, "--ranks", RANKS, "--steps", 99)
+    assert done.code == 0
+    assert f"seqplan: {two}: has 2 plans, not 99: all are run" in done.err.splitlines()
+    lines = done.out.splitlines()
+    assert [line.split()[0] for line in lines[5:7]] == ["0", "1"]
+    assert "measured: the slowest rank's whole step" in done.out
+    assert "which the ranks share with the one process" in done.out
+    assert lines[-1].startswith("the runs agree")
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_text(two.read_text() + '{"damaged')
+    report = json.loads(
+        succeeded(call("train-check", "--plans", damaged, "--ranks", RANKS, "--steps", 2, "--json"))
+    )
+    assert len(report["steps"]) == 2
+    # A damaged one among them is told of before any rank is started.
+    said = complaint(call("train-check", "--plans", damaged, "--ranks", RANKS, "--steps", 3))
+    assert said.startswith(f"{damaged}:3: ")
+
+
+@pytest.mark.usefixtures("in_server")
+def test_tensor_and_pipeline_parallel_plans_agree_too(tmp_path: Path) -> None:
+    """One step each of two ranks of tensor, pipeline, Ulysses and ring parallelism."""
+    path = tmp_path / "plans.jsonl"
+    schemes = [Scheme(tp=2), Scheme(pp=2), Scheme(ulysses=2), Scheme(ring=2)]
+    path.write_text(
+        "".join(
+            f"{to_json(one_pipeline_plan(scheme, [70, 9, 31], step=step, packed=False))}\n"
+            for step, scheme in enumerate(schemes)
+        )
+    )
+    arguments = ("train-check", "--plans", path, "--ranks", 2, "--dtype", "float64", "--json")
+    document = json.loads(succeeded(call(*arguments)))
+    assert document["agrees"] is True
+    assert [step["strategy"] for step in document["steps"]] == ["1×tp2", "1×pp2", "1×u2", "1×r2"]
+    assert document["parameter_difference"] <= 1e-12
+
+
+def test_data_that_does_not_hold_the_plan(plans: Path, tmp_path: Path, temporary: Path) -> None:
+    data = tmp_path / "tokens.jsonl"
+    data.write_text("[1, 2, 3]\n")
+    done = process("train-check", "--plans", plans, "--ranks", RANKS, "--data", data, timeout=120)
+    assert done.code == 2
+    said = done.err.splitlines()[-1]
+    assert "of step 0: the data has no such id, it has 1 samples" in said
+    assert "Traceback" not in done.err
+    assert none_left(temporary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +125,12 @@ def run(args: argparse.Namespace) -> int:
         theirs = sum(times) / len(times) + exchange.of_strategy_ms(strategy)
         whole = [row.plan.predicted_ms + (row.plan.exchange_ms or 0.0) for row in rows]
         ours = sum(whole) / len(whole)
-        print(
+        said = (
             f"{strategy}: {seconds(theirs)} an iteration; these plans: {seconds(ours)}: "
-            f"{theirs / ours:.2f} times as fast (predicted on profile {profile.name}, "
-            "exchange included)"
+            f"{theirs / ours:.2f} times as fast (predicted on profile {profile.name}, with the "
+            "exchange of parameters and gradients)"
         )
+        print("\n".join(textwrap.wrap(said, 98)))
     with atomic_write(args.output / "proposal.json", "w") as file:
         file.write(proposal.to_json())
     print(f"\nwritten: {plans} and {args.output / 'proposal.json'}")

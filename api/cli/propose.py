@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -139,15 +140,18 @@ def proposal_lines(proposal: ProposalDocument) -> list[str]:
             f"{seconds(bound)} (proven): at most {percent(proposal.expected_ms / bound - 1)} left."
         ),
     ]
-    if proposal.layouts is not None:
-        lines += ["", *proposal.layouts.why]
+    notes = [] if proposal.layouts is None else [*proposal.layouts.why]
     if proposal.exchange is not None:
-        lines.append(f"All with the exchange, {proposal.exchange.source}.")
+        notes.append(f"All with the exchange, {proposal.exchange.source}.")
     if derived := derived_schemes(proposal):
-        lines.append(
-            f"{derived} of the candidates' schemes are derived, not measured: how the profile says "
-            "(seqplan profiles); what decides is measured by seqplan profile on your GPUs."
+        of = "scheme of the candidates is" if derived == 1 else "schemes of the candidates are"
+        notes.append(
+            f"{derived} {of} derived, not measured (seqplan profiles); measuring them on your GPUs "
+            "is one command (seqplan profile)."
         )
+    if notes:
+        lines.append("")
+    lines += [line for note in notes for line in textwrap.wrap(note, 98)]
     if truncated := proposal.lengths.get("truncated"):
         lines.append(f"{truncated:,} sequences truncated to {proposal.cluster.max_len:,} tokens.")
     return lines

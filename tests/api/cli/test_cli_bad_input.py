@@ -178,7 +178,7 @@ def test_an_exchange_is_told_and_kept(lengths: Path, output: Path) -> None:
     more = ("--profile", "llama-7b-a800-80gb", "--tokens", 8000)
     told = propose(lengths, output, *more).out
     assert "All with the exchange, derived for each layout: 6 bytes a parameter" in told
-    assert "schemes are derived, not measured" in told
+    assert "derived, not measured (seqplan profiles)" in told
     document = json.loads(output.read_text())
     assert {"tp", "pp", "ms"} == set(document["exchange"]["by_layout"][0])
     assert document["layouts"]["chosen"] in told

@@ -95,7 +95,7 @@ def compare(
     )
     batches = tuple(sampler.batches(steps))
     setting = Setting(profile, cluster, batches, int(sampler.lengths.max()), exchange)
-    planner = StepPlanner(proposal, seed)
+    planner = StepPlanner(proposal, seed, prove_rounds=True)
     ours = Trainer(
         "ours",
         "seqplan",

@@ -63,7 +63,7 @@ def plan_rounds(batch: Batch, models: Sequence[SchemeModel], gpus: int) -> Round
     schemes = tuple(model.scheme for model in ordered)
     if batch.longest > max(pipeline_class.capacity for pipeline_class in classes):
         return None
-    fewest = _fewest_rounds(classes, batch, gpus)
+    fewest = fewest_rounds(classes, batch, gpus)
     fillers = [RoundFiller(classes, batch, gpus, last) for last in _smallest(classes, batch)]
     best: tuple[Round, ...] | None = None
     best_ms = inf
@@ -122,7 +122,7 @@ def rounds_bound_ms(
     return low
 
 
-def _fewest_rounds(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> int:
+def fewest_rounds(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> int:
     """Count the rounds that all tokens need at the best tokens per GPU, and that long ones need."""
     per_gpu = max(pipeline_class.capacity / pipeline_class.gpus for pipeline_class in classes)
     by_tokens = ceil(batch.tokens / (per_gpu * gpus) - 1e-9)

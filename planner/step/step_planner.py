@@ -10,6 +10,7 @@ from seqplan.planner.errors import Infeasible
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.rounds.assemble import assemble_rounds
 from seqplan.planner.rounds.plan_rounds import plan_rounds
+from seqplan.planner.rounds.proof import prove_rounds
 from seqplan.planner.step.assemble import PACKINGS, assemble
 from seqplan.planner.step.selection import select
 from seqplan.plans.plan import Plan, Planner
@@ -23,18 +24,25 @@ class StepPlanner:
 
     Where the proposal states an exchange, strategies are chosen by their time with it; a plan's
     times never hold it, as they recompute from the profile.
+    ``prove_rounds``: spend seconds on a closer bound for rounds (``rounds.proof``).
     ``packing``: one of ``assemble.PACKINGS``; rounds have one micro-batch a group and ignore it.
     Making one takes a moment, as all that planning imports is imported then.
     """
 
     def __init__(
-        self, proposal: ProposalDocument, seed: int = 0, packing: str = PACKINGS[0]
+        self,
+        proposal: ProposalDocument,
+        seed: int = 0,
+        packing: str = PACKINGS[0],
+        *,
+        prove_rounds: bool = False,
     ) -> None:
         if packing not in PACKINGS:
             raise ValueError(f"unknown packing {packing!r}; choose one of {', '.join(PACKINGS)}")
         self.proposal = proposal
         self.seed = seed
         self.packing = packing
+        self.prove_rounds = prove_rounds
         if not proposal.profile.rounds:  # which solve nothing
             load_solver()
 
@@ -76,4 +84,6 @@ class StepPlanner:
                 f"step {batch.step}: sequence {sample} has {batch.longest} tokens, but no group of "
                 f"{cluster.gpus} GPUs holds more than {limit}; truncate it or use more GPUs"
             )
+        if self.prove_rounds:
+            rounds = prove_rounds(rounds, batch, cluster.gpus)
         return assemble_rounds(batch, rounds, self._planner, cluster.gpus)

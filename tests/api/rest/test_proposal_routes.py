@@ -11,6 +11,10 @@ from command_line import call, succeeded
 from service_process import PATIENCE_S
 from stocked_service import DATA, MAX_LEN, Stocked
 
+from seqplan.api.service.proposal_maker import requested
+from seqplan.planner.exchange.times import GivenExchange, LayoutExchange
+from seqplan.profiler.shipped.catalogue import shipped
+
 LLAMA, GPT = "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
 
 
@@ -89,3 +93,21 @@ def test_a_proposal_that_fails_says_why(stocked: Stocked) -> None:
     assert told["detail"] == f"proposal {row['id']} is failed"
     assert stocked.served.problem("GET", "/v1/proposals/none/document", status=404)
     assert stocked.served.ask("DELETE", f"/v1/proposals/{row['id']}").status == 204
+
+
+@pytest.mark.parametrize(
+    ("stored", "kind"),
+    [
+        ({}, type(None)),  # before the exchange was derived, it was left out unless asked for
+        ({"exchange_ms": None, "overlap": 0.0}, type(None)),
+        ({"exchange_ms": "published", "overlap": 0.25}, LayoutExchange),
+        ({"exchange_ms": [900.0]}, GivenExchange),
+        ({"exchange_ms": None, "propagation_only": False}, LayoutExchange),
+        ({"propagation_only": True}, type(None)),
+    ],
+)
+def test_requests_of_earlier_versions_keep_their_meaning(
+    stored: dict[str, Any], kind: type[object]
+) -> None:
+    asked = {"gpus": 8, "max_len": MAX_LEN, "tokens": 8000, "seed": 0, **stored}
+    assert isinstance(requested(shipped(LLAMA), asked)["exchange"], kind)

@@ -27,6 +27,7 @@ from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.plans.format.codec import to_json
+from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped
 
 Result = TypeVar("Result")
@@ -129,13 +130,21 @@ def test_a_large_fill_has_the_same_bits(pp: int, unit: int) -> None:
 
 @compiled
 def test_a_proposal_and_its_steps_are_the_same_bytes() -> None:
-    profile = shipped("llama-32b-a800-80gb")
-    lengths = np.concatenate([batch_of(seed, 400).distinct for seed in range(3)])
+    whole = shipped("llama-7b-a800-80gb").document
+    schemes = [
+        raw
+        for raw in whole["schemes"]
+        if (raw.get("tp"), raw.get("pp", 1)) in ((2, 1), (2, 2), (4, 1))
+        and raw.get("ring", 1) == raw.get("ulysses", 1) == 1
+    ]
+    profile = Profile.from_document({**whole, "schemes": schemes}, "part")
+    lengths = np.minimum(batch_of(0, 1200).distinct, 16384)
 
     def planned() -> list[str]:
-        proposal = make_proposal(profile, Cluster(64, 32768, 120_000), lengths)
+        proposal = make_proposal(profile, Cluster(8, 16384, 30_000), lengths)
         planner = StepPlanner(proposal)
-        plans = [planner.plan(batch_of(seed, 110)) for seed in range(2)]
+        drawn = [np.random.default_rng(seed).choice(lengths, 60) for seed in range(3)]
+        plans = [planner.plan(Batch.of_lengths(batch.tolist())) for batch in drawn]
         return [repr(proposal), *(to_json(plan) for plan in plans)]
 
     ours, reference = both(planned)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Sequence
 
@@ -49,7 +48,7 @@ def run(data: Sequence[Data]) -> None:
             sampler = Sampler(source.lengths, CLUSTERS[64] * per_64, CONTEXT, SEED)
             batch = next(iter(sampler.batches(1)))
             rows.append([source.name, f"{gpus:,}", f"{len(batch.lengths):,}", *_row(fleet, batch)])
-    print(f"### One fill, median of {REPEATS} ({PROFILE}, {CONTEXT:,} tokens of context)\n")
+    print(f"### One fill, fastest of {REPEATS} ({PROFILE}, {CONTEXT:,} tokens of context)\n")
     head = ["lengths", "GPUs", "sequences", "succeeds: Python", "compiled", "faster"]
     print(markdown([*head, "fails: Python", "compiled", "faster"], rows) + "\n")
 
@@ -65,15 +64,21 @@ def _row(fleet: Fleet, batch: Batch) -> list[str]:
     for target in (succeeds, fails):
         compiled, ours = _timed(fleet, batch, target)
         python, reference = _timed(fleet, batch, target, "python")
-        assert ours == reference
+        assert _parts(ours) == _parts(reference)
         cells += [f"{python:.2f} ms", f"{compiled:.3f} ms", f"{python / compiled:.0f}×"]
     return cells
+
+
+def _parts(outcome: Filling | Shortfall) -> object:
+    if isinstance(outcome, Shortfall):
+        return outcome
+    return outcome.bins, outcome.pipeline_ms
 
 
 def _timed(
     fleet: Fleet, batch: Batch, target: float, fill: str = ""
 ) -> tuple[float, Filling | Shortfall]:
-    """The median time of a fill (ms), and what it gives."""
+    """The least time of a fill (ms), and what it gives."""
     before = os.environ.pop(VARIABLE, None)
     os.environ[VARIABLE] = fill
     try:
@@ -87,4 +92,4 @@ def _timed(
         start = time.perf_counter()
         outcome = filler.fill(target)
         times.append((time.perf_counter() - start) * 1000)
-    return statistics.median(times), outcome
+    return min(times), outcome

@@ -7,6 +7,7 @@ same result, by plain Python over plain numbers (``kernel``).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -19,16 +20,24 @@ from seqplan.planner.placement.fleet import (
     PipelineClass,
     longest_alone,
 )
-from seqplan.planner.placement.kernel import KernelFill, kernel_fills
+from seqplan.planner.placement.kernel import KernelFill, PackedPlacement, kernel_fills
 from seqplan.plans.scheme import Strategy
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Filling:
-    """A complete placement: per class, per pipeline, its micro-batches; and form S of each."""
+    """A complete placement: on each class, as made or still packed; and form S per pipeline."""
 
-    bins: tuple[ClassPlacement, ...]
+    placements: tuple[ClassPlacement | PackedPlacement, ...]
     pipeline_ms: tuple[tuple[float, ...], ...]
+
+    @cached_property
+    def bins(self) -> tuple[ClassPlacement, ...]:
+        """Return the micro-batches per class and pipeline; a search reads few of its fillings."""
+        return tuple(
+            placement.unpack() if isinstance(placement, PackedPlacement) else placement
+            for placement in self.placements
+        )
 
     @property
     def objective_ms(self) -> float:
@@ -114,8 +123,8 @@ class Filler:
             last = classes[order[-1]]
             return Shortfall(self._missing_ms(unassigned, last) * last.gpus)
         placed = dict(zip(order, unassigned.placements(), strict=True))
-        bins, times = zip(*(placed[k] for k in range(len(classes))), strict=True)
-        return Filling(bins, times)
+        placements, times = zip(*(placed[k] for k in range(len(classes))), strict=True)
+        return Filling(placements, times)
 
     def _start(self) -> PythonFill | KernelFill:
         """Take all sequences as unassigned."""

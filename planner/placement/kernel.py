@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +28,18 @@ _EXACT = 2**53
 """Whole numbers below it are exact as floats."""
 
 
+@dataclass(frozen=True)
+class PackedPlacement:
+    """A placement on the ``count`` pipelines of a class as the kernel writes it: whole numbers."""
+
+    packed: bytes
+    count: int
+
+    def unpack(self) -> ClassPlacement:
+        """Return the pipelines' micro-batches."""
+        return fill_kernel.unpack(self.packed, self.count)
+
+
 class KernelFill:
     """Fills classes of pipelines like ``PythonFill``, compiled, with every bit the same."""
 
@@ -34,7 +47,7 @@ class KernelFill:
         self.counts = counts.copy()
         self.left = int(counts.sum())
         self._lengths = lengths
-        self._filled: list[tuple[int, bytes, tuple[float, ...]]] = []
+        self._filled: list[tuple[PackedPlacement, tuple[float, ...]]] = []
 
     def fill_class(
         self,
@@ -62,11 +75,11 @@ class KernelFill:
             ceiling,
             new_first,
         )
-        self._filled.append((pipeline_class.count, packed, times))
+        self._filled.append((PackedPlacement(packed, pipeline_class.count), times))
 
-    def placements(self) -> list[tuple[ClassPlacement, tuple[float, ...]]]:
+    def placements(self) -> list[tuple[PackedPlacement, tuple[float, ...]]]:
         """Return the placement on each class, as they were filled, and form S of its pipelines."""
-        return [(fill_kernel.unpack(packed, count), times) for count, packed, times in self._filled]
+        return self._filled
 
 
 def source_digest(text: str) -> str:

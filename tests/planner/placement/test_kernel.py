@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-import sys
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from instances import Case, batch_of, batches, fleet, pipeline_classes
 
@@ -113,6 +114,21 @@ def test_a_search_ends_at_the_same_bits(case: Case) -> None:
 
 
 @compiled
+@settings(max_examples=150, deadline=None)
+@given(fleets(), st.floats(0.5, 3))
+def test_a_fill_that_just_fits_has_the_same_bits(case: Case, factor: float) -> None:
+    """At targets that a placement meets to the last bits, where any other rounding decides."""
+    first = outcome(case, single_bound_ms(*case) * factor, None, False)
+    assume(isinstance(first, Filling))
+    assert isinstance(first, Filling)
+    tight = max(time for times in first.pipeline_ms for time in times) / (1 + 1e-12)
+    for ulps in range(-6, 7):
+        target = tight + ulps * math.ulp(tight)
+        ours, reference = both(partial(outcome, case, target, None, False))
+        assert bits(ours) == bits(reference)
+
+
+@compiled
 @pytest.mark.parametrize(("pp", "unit"), [(1, 1), (2, 4), (4, 8)])
 def test_a_large_fill_has_the_same_bits(pp: int, unit: int) -> None:
     """Thousands of sequences on hundreds of pipelines: every array of the kernel has to grow."""
@@ -184,21 +200,35 @@ def test_what_it_cannot_take_is_refused() -> None:
 
 
 @compiled
-def test_it_keeps_no_memory() -> None:
-    """Blocks of Python's own memory after many fills, whether they succeed or not."""
-    classes = (PipelineClass(pp=2, a=1e-6, b=0.01, c=1.0, capacity=40000, unit=4, count=9, gpus=1),)
-    filler = Filler(fleet(classes), batch_of(1, 300))
-    target = single_bound_ms(classes, batch_of(1, 300))
+def test_it_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither Python's objects nor its own arrays, whether fills succeed, fail or are refused."""
+    monkeypatch.delenv(kernel.VARIABLE, raising=False)
+    some = PipelineClass(pp=2, a=1e-6, b=0.01, c=1.0, capacity=40000, unit=4, count=9, gpus=1)
+    batch = batch_of(1, 300)
+    filler = Filler(fleet((some,)), batch)
+    target = single_bound_ms((some,), batch)
+    ascending = np.arange(1, 999)
 
-    def fills() -> int:
+    def fills() -> None:
         for factor in (0.5, 1.0, 9.0):
-            for _ in range(50):
-                filler.fill(factor * target)
-        return sys.getallocatedblocks()
+            filling = filler.fill(factor * target, 10 * target)
+            assert isinstance(filling, Shortfall) or filling.bins
+        with pytest.raises(ValueError, match="lengths must descend"):
+            kernel.fill_kernel.fill_class(
+                ascending, ascending, 1, 1.0, 1.0, 1.0, 9, 1, 9, 9, 0, 9.0, 9.0, False
+            )
 
-    fills()
-    before = fills()
-    assert fills() - before < 50
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            fills()
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(100):
+            fills()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 50_000
 
 
 def test_lengths_beyond_exact_floats_are_left_to_python() -> None:

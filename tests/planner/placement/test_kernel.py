@@ -129,6 +129,18 @@ def test_a_fill_that_just_fits_has_the_same_bits(case: Case, factor: float) -> N
 
 
 @compiled
+def test_equal_lengths_are_subtracted_at_once() -> None:
+    """As n·cost: a thousand subtractions leave other bits, and other room for the last one."""
+    some = PipelineClass(pp=1, a=1e-5, b=0.1, c=0.3, capacity=9999, unit=1, count=1, gpus=1)
+    case = (some,), Batch.of_lengths([7] * 1000 + [3])
+    tight = case[1].tokens * 0.1 + (1000 * 49 + 9) * 1e-5 + 0.3
+    for ulps in range(-60, 61):
+        target = tight / (1 + 1e-12) + ulps * math.ulp(tight)
+        ours, reference = both(partial(outcome, case, target, None, False))
+        assert bits(ours) == bits(reference)
+
+
+@compiled
 @pytest.mark.parametrize(("pp", "unit"), [(1, 1), (2, 4), (4, 8)])
 def test_a_large_fill_has_the_same_bits(pp: int, unit: int) -> None:
     """Thousands of sequences on hundreds of pipelines: every array of the kernel has to grow."""

@@ -77,8 +77,6 @@ class Filler:
         self.fleet = fleet
         self.lengths: list[int] = batch.distinct.tolist()
         self._batch = batch
-        self._counts: list[int] = batch.multiplicity.tolist()
-        self._negated = [-length for length in self.lengths]
         self._compiled = kernel_fills(fleet, batch)
         self._works: dict[PipelineClass, Floats] = {}
 
@@ -131,7 +129,12 @@ class Filler:
         batch = self._batch
         if self._compiled:
             return KernelFill(batch.distinct, batch.multiplicity)
-        return PythonFill(self.lengths, self._counts, self._negated)
+        return PythonFill(self.lengths, *self._lists)
+
+    @cached_property
+    def _lists(self) -> tuple[list[int], list[int]]:
+        """Make lists of the counts, and of the lengths negated, for fills in Python."""
+        return self._batch.multiplicity.tolist(), [-length for length in self.lengths]
 
     def _missing_ms(
         self, unassigned: PythonFill | KernelFill, pipeline_class: PipelineClass

@@ -97,7 +97,7 @@ class Scheme:
         The sum of the padded lengths, rounded up so that every rank of the stage holds the same
         whole number of tokens (Ulysses all-to-all and tensor-parallel activations split evenly).
         """
-        total = sum(map(self.padded_length, lengths))
+        total = sum(lengths) if self.ring == 1 else sum(map(self.padded_length, lengths))
         unit = self.stage_gpus
         return -(-total // unit) * unit
 

@@ -162,11 +162,19 @@ class Fleet:
 
 def form_s(pipeline_class: PipelineClass, lengths: list[int], pipeline: PipelineBins) -> float:
     """Compute Σ(m_j + c) + (pp − 1)·(max m_j + c) of a pipeline's micro-batches, 0 when empty."""
+    if not pipeline:
+        return 0.0
     a, b, c = pipeline_class.a, pipeline_class.b, pipeline_class.c
-    costs = [
-        c + sum(n * (lengths[i] * (a * lengths[i] + b)) for i, n in micro) for micro in pipeline
-    ]
-    return sum(costs) + (pipeline_class.pp - 1) * max(costs) if costs else 0.0
+    # Not sum(): it compensates from Python 3.12 on, and the kernel adds one by one.
+    total = slowest = 0.0
+    for micro in pipeline:
+        work = 0.0
+        for i, n in micro:
+            work += n * (lengths[i] * (a * lengths[i] + b))
+        cost = c + work
+        total += cost
+        slowest = max(slowest, cost)
+    return total + (pipeline_class.pp - 1) * slowest
 
 
 def longest_alone(pipeline_class: PipelineClass, target_ms: float) -> int:

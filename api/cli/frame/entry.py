@@ -43,6 +43,16 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
+class _Version(argparse.Action):
+    """Prints the version, and whether the planner's fill is compiled here."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from seqplan.planner.placement.kernel import kernel_state
+
+        print(f"seqplan {VERSION}\nfill: {kernel_state()}")
+        parser.exit()
+
+
 def build_parser(
     environment: Mapping[str, str], verbs: Sequence[str] = VERBS
 ) -> argparse.ArgumentParser:
@@ -53,7 +63,9 @@ def build_parser(
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"seqplan {VERSION}")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show the version and what fills, and exit"
+    )
     commands = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
     for verb in verbs:
         module = importlib.import_module(f"seqplan.api.cli.{verb.replace('-', '_')}")

@@ -15,6 +15,7 @@ from command_line import COMMAND, call, complaint, process, succeeded
 from made_files import MAX_LEN, Made
 
 from seqplan.api.cli import VERBS, build_parser
+from seqplan.planner.placement.kernel import kernel_state
 from seqplan.plans.version import VERSION
 
 SURFACE = {
@@ -89,7 +90,7 @@ def test_help_lists_the_verbs_and_an_example() -> None:
     told = succeeded(process("--help"))
     assert all(re.search(rf"\n    {verb}\s", told) for verb in VERBS)
     assert "example:\n  seqplan propose " in told
-    assert succeeded(process("--version")) == f"seqplan {VERSION}\n"
+    assert succeeded(process("--version")) == f"seqplan {VERSION}\nfill: {kernel_state()}\n"
 
 
 def test_the_examples_of_the_help_parse() -> None:

@@ -1,0 +1,513 @@
+/* The fill of one class of pipelines, compiled: the same operations on the same numbers, in the same
+ * order, as class_fill.py, which says what they mean. Every float has the same bits as there, so that
+ * a plan does not depend on which of the two made it; tests compare them.
+ *
+ * Nothing is kept between calls: the unassigned sequences are the caller's array of counts. Memory is
+ * taken through Python, so that tracemalloc counts it.
+ *
+ * SOURCE is the digest of this file without the line that defines it. fill_kernel's caller compares
+ * it with the file beside it: a kernel that was built from another text is not used.
+ */
+#define SOURCE "09c541ba95f4694b"
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if FLT_EVAL_METHOD != 0
+#error "floats are kept with more bits than Python's here: the fill stays in Python"
+#endif
+#ifdef __FAST_MATH__
+#error "-ffast-math changes results: the fill stays in Python"
+#endif
+
+#define NONE (-1)
+#define EXACT ((int64_t)1 << 53) /* whole numbers below it are exact as doubles */
+
+static const double ROUND = 1.0 + 1e-12;
+
+typedef struct {
+    int64_t pp, capacity, unit, count;
+    double a, b, c;
+} Class;
+
+/* The unassigned sequences; ``next`` links over lengths of which none is left. */
+typedef struct {
+    int64_t size, left;
+    const int64_t *lengths;
+    int64_t *counts, *next;
+} Pool;
+
+/* ``number`` sequences of one length in a micro-batch; ``after``: the entry placed after it. */
+typedef struct {
+    int64_t index, number, after;
+} Entry;
+
+typedef struct {
+    double work;
+    int64_t tokens, entries, first, last, after;
+} MicroBatch;
+
+typedef struct {
+    double budget, cap;
+    int64_t micro_batches, first, last;
+} Pipeline;
+
+/* One call's state: grows by need, freed at its end. */
+typedef struct {
+    Class class;
+    Pool pool;
+    Entry *entries;
+    MicroBatch *micro_batches;
+    Pipeline *pipelines;
+    int64_t entry_count, entry_room, micro_count, micro_room, opened;
+} Fill;
+
+static double least(double first, double second) { return second < first ? second : first; }
+
+static double most(double first, double second) { return second > first ? second : first; }
+
+static double work_of(const Class *class, int64_t length) {
+    return (double)length * (class->a * (double)length + class->b);
+}
+
+/* Make room for one more element; 0 with an exception set where there is no memory. */
+static int reserve(void **array, int64_t used, int64_t *room, size_t size) {
+    if (used < *room) return 1;
+    int64_t wanted = *room ? 2 * *room : 64;
+    void *larger = NULL;
+    if ((size_t)wanted <= SIZE_MAX / size) larger = PyMem_RawRealloc(*array, (size_t)wanted * size);
+    if (larger == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    *array = larger;
+    *room = wanted;
+    return 1;
+}
+
+/* The first unassigned length at or after ``low`` that is at most ``limit``; ``size`` without one. */
+static int64_t at_most(Pool *pool, int64_t limit, int64_t low) {
+    int64_t high = pool->size, *next = pool->next;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (pool->lengths[middle] > limit)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    while (next[low] != low) {
+        next[low] = next[next[low]];
+        low = next[low];
+    }
+    return low;
+}
+
+/* SequencePool.top_up into micro-batch ``m``: updates the work and the tokens that are left. */
+static int top_up(Fill *fill, int64_t m, double *work, int64_t *tokens, int64_t above) {
+    const Class *class = &fill->class;
+    Pool *pool = &fill->pool;
+    double four_a = 4 * class->a, b_squared = class->b * class->b;
+    int64_t i = 0;
+    while (*work > 0) {
+        double limit = 2 * *work / (class->b + sqrt(b_squared + four_a * *work));
+        i = at_most(pool, limit <= (double)*tokens ? (int64_t)limit : *tokens, i);
+        if (i == pool->size) break;
+        int64_t length = pool->lengths[i];
+        if (length <= above) break;
+        double cost = work_of(class, length);
+        int64_t padded = (length + class->unit - 1) / class->unit * class->unit;
+        int64_t n = pool->counts[i];
+        if (n > 1) {
+            double by_work = *work / cost;
+            if (*tokens / padded < n) n = *tokens / padded;
+            if (by_work < (double)n) n = (int64_t)by_work;
+            if (n == 0) n = 1;
+        }
+        *work -= (double)n * cost;
+        *tokens -= n * padded;
+        if (!reserve((void **)&fill->entries, fill->entry_count, &fill->entry_room, sizeof(Entry)))
+            return 0;
+        int64_t e = fill->entry_count++;
+        MicroBatch *micro = &fill->micro_batches[m];
+        fill->entries[e] = (Entry){i, n, NONE};
+        if (micro->last == NONE)
+            micro->first = e;
+        else
+            fill->entries[micro->last].after = e;
+        micro->last = e;
+        micro->entries++;
+        pool->left -= n;
+        pool->counts[i] -= n;
+        if (pool->counts[i] == 0) pool->next[i] = i + 1;
+    }
+    return 1;
+}
+
+static int top_up_open(Fill *fill, Pipeline *pipeline, int64_t above, int64_t already_open) {
+    int64_t m = pipeline->first;
+    for (int64_t j = 0; j < already_open; j++, m = fill->micro_batches[m].after) {
+        double room = least(pipeline->budget, pipeline->cap - fill->micro_batches[m].work);
+        double left = room;
+        int64_t tokens = fill->micro_batches[m].tokens;
+        if (!top_up(fill, m, &left, &tokens, above)) return 0;
+        fill->micro_batches[m].tokens = tokens;
+        pipeline->budget -= room - left;
+        fill->micro_batches[m].work += room - left;
+    }
+    return 1;
+}
+
+static int add_new(Fill *fill, Pipeline *pipeline, int64_t above) {
+    while (fill->pool.left) {
+        double room = least(pipeline->budget - fill->class.c, pipeline->cap), left = room;
+        int64_t tokens = fill->class.capacity;
+        if (!reserve((void **)&fill->micro_batches, fill->micro_count, &fill->micro_room,
+                     sizeof(MicroBatch)))
+            return 0;
+        int64_t m = fill->micro_count;
+        fill->micro_batches[m] = (MicroBatch){0.0, 0, 0, NONE, NONE, NONE};
+        if (!top_up(fill, m, &left, &tokens, above)) return 0;
+        if (fill->micro_batches[m].entries == 0) break;
+        fill->micro_count++;
+        fill->micro_batches[m].work = room - left;
+        fill->micro_batches[m].tokens = tokens;
+        if (pipeline->last == NONE)
+            pipeline->first = m;
+        else
+            fill->micro_batches[pipeline->last].after = m;
+        pipeline->last = m;
+        pipeline->micro_batches++;
+        pipeline->budget -= room - left + fill->class.c;
+    }
+    return 1;
+}
+
+static int fill_pipeline(Fill *fill, Pipeline *pipeline, int64_t above, int new_first) {
+    int64_t already_open = pipeline->micro_batches;
+    if (new_first)
+        return add_new(fill, pipeline, above) && top_up_open(fill, pipeline, above, already_open);
+    return top_up_open(fill, pipeline, above, already_open) && add_new(fill, pipeline, above);
+}
+
+/* class_fill.open_pipeline. */
+static int open_pipeline(Fill *fill, int64_t longest, double target, double ceiling) {
+    const Class *class = &fill->class;
+    double work = work_of(class, longest), pp = (double)class->pp;
+    double budget = least(most(target, pp * (work + class->c)), ceiling) * ROUND;
+    Pipeline *pipeline = &fill->pipelines[fill->opened++];
+    *pipeline = (Pipeline){budget, INFINITY, 0, NONE, NONE};
+    if (class->pp == 1) return 1;
+    int64_t bubbles = class->pp - 1;
+    double token_work =
+        (double)class->capacity * (class->a * (double)longest + class->b);
+    double by_work = budget / (work + class->c);
+    if (!(by_work < (double)EXACT)) {
+        PyErr_SetString(PyExc_OverflowError, "more micro-batches than can be counted");
+        return 0;
+    }
+    int64_t fitting = (int64_t)by_work - bubbles;
+    if (fitting < 1) fitting = 1;
+    double best = -1.0;
+    int64_t even = 1;
+    for (int64_t v = 1; v <= fitting; v++) {
+        double capacity =
+            (double)v * least(budget / (double)(v + bubbles) - class->c, token_work);
+        if (capacity <= best) break;
+        best = capacity;
+        even = v;
+    }
+    double left = budget - (double)bubbles * (work * ROUND + class->c);
+    double peaked = left - class->c * most(ceil(left / (work + class->c)),
+                                           ceil(left / (token_work + class->c)));
+    if (even == fitting && peaked > best) {
+        pipeline->budget = left;
+        pipeline->cap = work * ROUND;
+        return 1;
+    }
+    double even_work = budget / (double)(even + bubbles) - class->c;
+    pipeline->budget = (double)even * (even_work + class->c);
+    pipeline->cap = even_work;
+    return 1;
+}
+
+/* class_fill.fill_class. */
+static int fill_pipelines(Fill *fill, int64_t reach, int64_t forced_above, double target,
+                          double ceiling, int new_first) {
+    Pool *pool = &fill->pool;
+    for (int64_t k = 0; k < fill->class.count; k++) {
+        int64_t first = at_most(pool, reach, 0);
+        if (first == pool->size || pool->lengths[first] <= forced_above) break;
+        if (!open_pipeline(fill, pool->lengths[first], target, ceiling)) return 0;
+        if (!fill_pipeline(fill, &fill->pipelines[k], forced_above, 0)) return 0;
+    }
+    for (int64_t k = 0; k < fill->class.count; k++) {
+        if (k == fill->opened) {
+            int64_t first = at_most(pool, reach, 0);
+            if (first == pool->size) break;
+            if (!open_pipeline(fill, pool->lengths[first], target, ceiling)) return 0;
+        }
+        if (!fill_pipeline(fill, &fill->pipelines[k], 0, new_first)) return 0;
+    }
+    return 1;
+}
+
+/* fleet.form_s of one pipeline. */
+static double form_s(const Fill *fill, const Pipeline *pipeline) {
+    double total = 0.0, slowest = 0.0;
+    if (pipeline->micro_batches == 0) return 0.0;
+    for (int64_t m = pipeline->first; m != NONE; m = fill->micro_batches[m].after) {
+        double work = 0.0;
+        for (int64_t e = fill->micro_batches[m].first; e != NONE; e = fill->entries[e].after)
+            work += (double)fill->entries[e].number *
+                    work_of(&fill->class, fill->pool.lengths[fill->entries[e].index]);
+        double cost = fill->class.c + work;
+        total += cost;
+        slowest = most(slowest, cost);
+    }
+    return total + (double)(fill->class.pp - 1) * slowest;
+}
+
+/* Write every pipeline's number of micro-batches, and of each its number of entries and these. */
+static PyObject *packed(const Fill *fill) {
+    int64_t words = fill->class.count + fill->micro_count + 2 * fill->entry_count;
+    if (words > PY_SSIZE_T_MAX / (int64_t)sizeof(int64_t)) return PyErr_NoMemory();
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, words * (int64_t)sizeof(int64_t));
+    if (bytes == NULL) return NULL;
+    char *end = PyBytes_AS_STRING(bytes);
+#define WRITE(value)                                                                             \
+    do {                                                                                         \
+        int64_t word_ = (value);                                                                 \
+        memcpy(end, &word_, sizeof word_);                                                       \
+        end += sizeof word_;                                                                     \
+    } while (0)
+    for (int64_t k = 0; k < fill->class.count; k++) {
+        if (k >= fill->opened) {
+            WRITE(0);
+            continue;
+        }
+        WRITE(fill->pipelines[k].micro_batches);
+        for (int64_t m = fill->pipelines[k].first; m != NONE; m = fill->micro_batches[m].after) {
+            WRITE(fill->micro_batches[m].entries);
+            for (int64_t e = fill->micro_batches[m].first; e != NONE; e = fill->entries[e].after) {
+                WRITE(fill->entries[e].index);
+                WRITE(fill->entries[e].number);
+            }
+        }
+    }
+#undef WRITE
+    return bytes;
+}
+
+static PyObject *times_ms(const Fill *fill) {
+    PyObject *times = PyTuple_New(fill->class.count);
+    for (int64_t k = 0; times != NULL && k < fill->class.count; k++) {
+        PyObject *time =
+            PyFloat_FromDouble(k < fill->opened ? form_s(fill, &fill->pipelines[k]) : 0.0);
+        if (time == NULL)
+            Py_CLEAR(times);
+        else
+            PyTuple_SET_ITEM(times, k, time);
+    }
+    return times;
+}
+
+/* Check the sequences and link over those of which none is left. */
+static int take_sequences(Pool *pool) {
+    pool->left = 0;
+    for (int64_t i = 0; i < pool->size; i++) {
+        int64_t length = pool->lengths[i], count = pool->counts[i];
+        if (length < 1 || length >= EXACT || (i && length >= pool->lengths[i - 1])) {
+            PyErr_SetString(PyExc_ValueError, "lengths must descend, from below 2**53 down to 1");
+            return 0;
+        }
+        if (count < 0 || count >= EXACT - pool->left) {
+            PyErr_SetString(PyExc_ValueError, "counts must be 0 or more, together below 2**53");
+            return 0;
+        }
+        pool->left += count;
+        pool->next[i] = count ? i : i + 1;
+    }
+    pool->next[pool->size] = pool->size;
+    return 1;
+}
+
+static int check_class(const Class *class, double target, double ceiling) {
+    if (class->pp < 1 || class->pp >= EXACT || class->unit < 1 || class->unit >= EXACT ||
+        class->capacity < 0 || class->capacity >= EXACT || class->count < 0) {
+        PyErr_SetString(PyExc_ValueError, "pp, unit, capacity and count must be whole, in range");
+        return 0;
+    }
+    if (!(class->a >= 0 && class->b >= 0 && class->c >= 0 && class->a + class->b > 0) ||
+        !isfinite(class->a + class->b + class->c) || !isfinite(target) || !isfinite(ceiling)) {
+        PyErr_SetString(PyExc_ValueError, "a, b, c and times must be finite; a + b above 0");
+        return 0;
+    }
+    return 1;
+}
+
+static int is_int64(const Py_buffer *buffer) {
+    return buffer->len % (Py_ssize_t)sizeof(int64_t) == 0 &&
+           (uintptr_t)buffer->buf % _Alignof(int64_t) == 0;
+}
+
+PyDoc_STRVAR(fill_class_doc,
+             "fill_class(lengths, counts, pp, a, b, c, capacity, unit, count, reach, forced_above, "
+             "target_ms, ceiling_ms, new_first)\n--\n\nFill one class from lengths (int64, "
+             "descending) of which counts (int64, changed in place) are unassigned.\n\n"
+             "Returns the placement, packed; form S of each pipeline; and what is left.");
+
+static PyObject *fill_class(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer lengths, counts;
+    long long pp, capacity, unit, count, reach, forced_above;
+    double target, ceiling;
+    int new_first;
+    Fill fill = {0};
+    PyObject *placement = NULL, *times = NULL, *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*w*LdddLLLLLddp:fill_class", &lengths, &counts, &pp,
+                          &fill.class.a, &fill.class.b, &fill.class.c, &capacity, &unit, &count,
+                          &reach, &forced_above, &target, &ceiling, &new_first))
+        return NULL;
+    fill.class.pp = pp;
+    fill.class.capacity = capacity;
+    fill.class.unit = unit;
+    fill.class.count = count;
+    if (lengths.len != counts.len || !is_int64(&lengths) || !is_int64(&counts)) {
+        PyErr_SetString(PyExc_ValueError, "lengths and counts must be int64 arrays of one size");
+        goto done;
+    }
+    if (!check_class(&fill.class, target, ceiling)) goto done;
+    fill.pool.size = lengths.len / (Py_ssize_t)sizeof(int64_t);
+    fill.pool.lengths = lengths.buf;
+    fill.pool.counts = counts.buf;
+    fill.pool.next = PyMem_RawMalloc(((size_t)fill.pool.size + 1) * sizeof(int64_t));
+    fill.pipelines = (uint64_t)count < SIZE_MAX / sizeof(Pipeline)
+                         ? PyMem_RawMalloc((size_t)(count ? count : 1) * sizeof(Pipeline))
+                         : NULL;
+    if (fill.pool.next == NULL || fill.pipelines == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    if (!take_sequences(&fill.pool)) goto done;
+    if (!fill_pipelines(&fill, reach, forced_above, target, ceiling, new_first)) goto done;
+    placement = packed(&fill);
+    times = placement == NULL ? NULL : times_ms(&fill);
+    if (times != NULL)
+        result = Py_BuildValue("(OOL)", placement, times, (long long)fill.pool.left);
+done:
+    Py_XDECREF(placement);
+    Py_XDECREF(times);
+    PyMem_RawFree(fill.entries);
+    PyMem_RawFree(fill.micro_batches);
+    PyMem_RawFree(fill.pipelines);
+    PyMem_RawFree(fill.pool.next);
+    PyBuffer_Release(&lengths);
+    PyBuffer_Release(&counts);
+    return result;
+}
+
+/* What is left of a packed placement. */
+typedef struct {
+    const char *at;
+    Py_ssize_t words;
+} Reader;
+
+/* The next word; a count of further words of ``each`` when above 0. NONE with an exception set. */
+static int64_t read_word(Reader *reader, int64_t each) {
+    int64_t word;
+    if (reader->words > 0) {
+        memcpy(&word, reader->at, sizeof word);
+        reader->at += sizeof word;
+        reader->words--;
+        if (word >= 0 && (each == 0 || word <= reader->words / each)) return word;
+    }
+    PyErr_SetString(PyExc_ValueError, "not a packed placement");
+    return NONE;
+}
+
+static PyObject *read_micro_batch(Reader *reader) {
+    int64_t entries = read_word(reader, 2);
+    if (entries == NONE) return NULL;
+    PyObject *micro = PyList_New(entries);
+    for (int64_t e = 0; micro != NULL && e < entries; e++) {
+        int64_t index = read_word(reader, 0);
+        int64_t number = read_word(reader, 0);
+        PyObject *entry = PyTuple_New(2);
+        PyObject *first = PyLong_FromLongLong(index), *second = PyLong_FromLongLong(number);
+        if (index == NONE || number == NONE || entry == NULL || first == NULL || second == NULL) {
+            Py_XDECREF(entry);
+            Py_XDECREF(first);
+            Py_XDECREF(second);
+            Py_CLEAR(micro);
+        } else {
+            PyTuple_SET_ITEM(entry, 0, first);
+            PyTuple_SET_ITEM(entry, 1, second);
+            PyList_SET_ITEM(micro, e, entry);
+        }
+    }
+    return micro;
+}
+
+static PyObject *read_pipeline(Reader *reader) {
+    int64_t micro_batches = read_word(reader, 1);
+    if (micro_batches == NONE) return NULL;
+    PyObject *pipeline = PyTuple_New(micro_batches);
+    for (int64_t m = 0; pipeline != NULL && m < micro_batches; m++) {
+        PyObject *micro = read_micro_batch(reader);
+        if (micro == NULL)
+            Py_CLEAR(pipeline);
+        else
+            PyTuple_SET_ITEM(pipeline, m, micro);
+    }
+    return pipeline;
+}
+
+PyDoc_STRVAR(unpack_doc,
+             "unpack(placement, count)\n--\n\nUnpack a placement of fill_class on count pipelines: "
+             "a tuple of pipelines, each of micro-batches, each a list of (index, number).");
+
+static PyObject *unpack(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer bytes;
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(args, "y*n:unpack", &bytes, &count)) return NULL;
+    Reader reader = {bytes.buf, bytes.len / (Py_ssize_t)sizeof(int64_t)};
+    PyObject *pipelines = NULL;
+    if (count < 0 || count > reader.words)
+        PyErr_SetString(PyExc_ValueError, "not a packed placement");
+    else
+        pipelines = PyTuple_New(count);
+    for (Py_ssize_t k = 0; pipelines != NULL && k < count; k++) {
+        PyObject *pipeline = read_pipeline(&reader);
+        if (pipeline == NULL)
+            Py_CLEAR(pipelines);
+        else
+            PyTuple_SET_ITEM(pipelines, k, pipeline);
+    }
+    PyBuffer_Release(&bytes);
+    return pipelines;
+}
+
+static PyMethodDef methods[] = {
+    {"fill_class", fill_class, METH_VARARGS, fill_class_doc},
+    {"unpack", unpack, METH_VARARGS, unpack_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int add_source(PyObject *module) {
+    return PyModule_AddStringConstant(module, "SOURCE", SOURCE);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_source}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "fill_kernel",
+    .m_doc = "The fill of one class of pipelines, compiled.",
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit_fill_kernel(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,22 @@
+from seqplan.planner.placement.fleet import ClassPlacement, Ints
+
+SOURCE: str
+
+def fill_class(
+    lengths: Ints,
+    counts: Ints,
+    pp: int,
+    a: float,
+    b: float,
+    c: float,
+    capacity: int,
+    unit: int,
+    count: int,
+    reach: int,
+    forced_above: int,
+    target_ms: float,
+    ceiling_ms: float,
+    new_first: bool,
+    /,
+) -> tuple[bytes, tuple[float, ...], int]: ...
+def unpack(placement: bytes, count: int, /) -> ClassPlacement: ...

@@ -1,0 +1,277 @@
+"""The compiled fill: the same bits as the reference in Python; what is not it is not used."""
+
+from __future__ import annotations
+
+import math
+import re
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from instances import Case, batch_of, batches, fleet, pipeline_classes
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.placement import kernel
+from seqplan.planner.placement.dispatch import dispatch, level
+from seqplan.planner.placement.fill import Filler, Filling, Shortfall
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.plans.format.codec import to_json
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.shipped.catalogue import shipped
+
+Result = TypeVar("Result")
+
+compiled = pytest.mark.skipif(
+    kernel.why_unusable(kernel.fill_kernel, kernel.SOURCE) != "",
+    reason="the kernel is " + kernel.why_unusable(kernel.fill_kernel, kernel.SOURCE),
+)
+"""Marks what compares the kernel with the reference."""
+
+
+def both(compute: Callable[[], Result]) -> tuple[Result, Result]:
+    """What the kernel gives, and what the reference gives."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(kernel.VARIABLE, raising=False)
+        assert kernel.kernel_state() == "compiled"
+        ours = compute()
+        patch.setenv(kernel.VARIABLE, "python")
+        return ours, compute()
+
+
+def bits(outcome: Filling | Shortfall) -> object:
+    """All that a fill says, with every bit of its floats."""
+    if isinstance(outcome, Shortfall):
+        return outcome.gpu_ms.hex()
+    assert all(type(micro) is list for c in outcome.bins for p in c for micro in p)
+    return outcome.bins, [[time.hex() for time in times] for times in outcome.pipeline_ms]
+
+
+def outcome(
+    case: Case, target: float, ceiling: float | None, new_first: bool
+) -> Filling | Shortfall:
+    classes, batch = case
+    return Filler(fleet(classes), batch).fill(target, ceiling, new_first=new_first)
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> Case:
+    """One to five classes of up to six pipelines, and batches from a few to some 200 sequences."""
+    batch = draw(batches(most=draw(st.sampled_from([8, 60]))))
+    if draw(st.booleans()):
+        batch = batch_of(draw(st.integers(0, 99)), draw(st.integers(2, 200)))
+    scale = batch.longest
+    classes = []
+    for k in range(draw(st.integers(1, 5))):
+        pipeline = draw(pipeline_classes(batch, holds_longest=k == 0))
+        # Coefficients without short binary forms, so that sums round; works near those of c.
+        a = pipeline.a * draw(st.floats(0.5, 1.5)) * 24 / scale
+        b = pipeline.b * draw(st.floats(0.5, 1.5))
+        c = pipeline.c * draw(st.floats(0.5, 1.5)) * scale / 24
+        count = draw(st.integers(1, 6))
+        classes.append(replace(pipeline, a=a, b=b, c=c, count=count))
+    return tuple(draw(st.permutations(classes))), batch
+
+
+@compiled
+@settings(max_examples=600, deadline=None)
+@given(fleets(), st.floats(0.2, 6), st.sampled_from([None, 1.0, 1.3, 2.5]), st.booleans())
+def test_a_fill_has_the_same_bits(
+    case: Case, factor: float, above: float | None, new_first: bool
+) -> None:
+    target = single_bound_ms(*case) * factor
+    ceiling = None if above is None else target * above
+    ours, reference = both(partial(outcome, case, target, ceiling, new_first))
+    assert bits(ours) == bits(reference)
+
+
+@compiled
+@settings(max_examples=60, deadline=None)
+@given(fleets())
+def test_a_search_ends_at_the_same_bits(case: Case) -> None:
+    """Hundreds of fills at the targets that really occur: dispatch, then levelling."""
+    classes, batch = case
+
+    def search() -> object:
+        filler = Filler(fleet(classes), batch)
+        filling = dispatch(filler, single_bound_ms(classes, batch))
+        assert filling is not None
+        return bits(filling), bits(level(filler, filling, filling.objective_ms / 3))
+
+    ours, reference = both(search)
+    assert ours == reference
+
+
+@compiled
+@settings(max_examples=150, deadline=None)
+@given(fleets(), st.floats(0.5, 3))
+def test_a_fill_that_just_fits_has_the_same_bits(case: Case, factor: float) -> None:
+    """At targets that a placement meets to the last bits, where any other rounding decides."""
+    first = outcome(case, single_bound_ms(*case) * factor, None, False)
+    assume(isinstance(first, Filling))
+    assert isinstance(first, Filling)
+    tight = max(time for times in first.pipeline_ms for time in times) / (1 + 1e-12)
+    for ulps in range(-6, 7):
+        target = tight + ulps * math.ulp(tight)
+        ours, reference = both(partial(outcome, case, target, None, False))
+        assert bits(ours) == bits(reference)
+
+
+@compiled
+def test_equal_lengths_are_subtracted_at_once() -> None:
+    """As n·cost: a thousand subtractions leave other bits, and other room for the last one."""
+    some = PipelineClass(pp=1, a=1e-5, b=0.1, c=0.3, capacity=9999, unit=1, count=1, gpus=1)
+    case = (some,), Batch.of_lengths([7] * 1000 + [3])
+    tight = case[1].tokens * 0.1 + (1000 * 49 + 9) * 1e-5 + 0.3
+    for ulps in range(-60, 61):
+        target = tight / (1 + 1e-12) + ulps * math.ulp(tight)
+        ours, reference = both(partial(outcome, case, target, None, False))
+        assert bits(ours) == bits(reference)
+
+
+@compiled
+@pytest.mark.parametrize(("pp", "unit"), [(1, 1), (2, 4), (4, 8)])
+def test_a_large_fill_has_the_same_bits(pp: int, unit: int) -> None:
+    """Thousands of sequences on hundreds of pipelines: every array of the kernel has to grow."""
+    some = PipelineClass(
+        pp=pp, a=3.1e-6, b=0.0173, c=7.7, capacity=65536, unit=unit, count=70, gpus=4
+    )
+    classes = (some, replace(some, a=5.3e-6, b=0.0311, capacity=9000 // unit * unit, count=150))
+    batch = batch_of(5, 8000)
+    for factor in (0.5, 0.9, 1.0, 1.1, 1.5, 4.0):
+        target = factor * pp * single_bound_ms(classes, batch)
+        for new_first in (False, True):
+            ours, reference = both(partial(outcome, (classes, batch), target, None, new_first))
+            assert bits(ours) == bits(reference)
+
+
+@compiled
+def test_a_proposal_and_its_steps_are_the_same_bytes() -> None:
+    whole = shipped("llama-7b-a800-80gb").document
+    schemes = [
+        raw
+        for raw in whole["schemes"]
+        if (raw.get("tp"), raw.get("pp", 1)) in ((2, 1), (2, 2), (4, 1))
+        and raw.get("ring", 1) == raw.get("ulysses", 1) == 1
+    ]
+    profile = Profile.from_document({**whole, "schemes": schemes}, "part")
+    lengths = np.minimum(batch_of(0, 1200).distinct, 16384)
+
+    def planned() -> list[str]:
+        proposal = make_proposal(profile, Cluster(8, 16384, 30_000), lengths)
+        planner = StepPlanner(proposal)
+        drawn = [np.random.default_rng(seed).choice(lengths, 60) for seed in range(3)]
+        plans = [planner.plan(Batch.of_lengths(batch.tolist())) for batch in drawn]
+        return [repr(proposal), *(to_json(plan) for plan in plans)]
+
+    ours, reference = both(planned)
+    assert ours == reference
+
+
+@compiled
+def test_what_it_cannot_take_is_refused() -> None:
+    fill_class, unpack = kernel.fill_kernel.fill_class, kernel.fill_kernel.unpack
+    lengths, counts = np.array([5, 3]), np.array([1, 2])
+    numbers = (1, 0.1, 1.0, 0.0, 10, 1, 2)
+    targets = (10, 0, 9.0, 9.0, False)
+    packed, times, left = fill_class(lengths, counts, *numbers, *targets)
+    assert (len(times), left) == (2, counts.sum())
+    assert unpack(packed, 2)[0]
+    for sequences in [
+        (lengths, np.array([1])),
+        (lengths[::-1].copy(), counts),
+        (np.array([5, 0]), counts),
+        (lengths, np.array([-1, 2])),
+        (np.array([2**53, 3]), counts),
+    ]:
+        with pytest.raises(ValueError, match=r"lengths|counts"):
+            fill_class(*sequences, *numbers, *targets)
+    for place, wrong in [(0, 0), (1, -0.1), (2, float("nan")), (4, 2**53), (5, 0), (6, -1)]:
+        bad = [*numbers]
+        bad[place] = wrong
+        with pytest.raises(ValueError, match="must be"):
+            fill_class(lengths, counts, *bad, *targets)
+    with pytest.raises(ValueError, match="must be"):
+        fill_class(lengths, counts, *numbers, 10, 0, float("inf"), 9.0, False)
+    with pytest.raises(MemoryError):
+        fill_class(lengths, counts, *numbers[:6], 2**62, *targets)
+    for cut in range(0, len(packed), 8):
+        with pytest.raises(ValueError, match="packed"):
+            unpack(packed[:cut], 2)
+
+
+@compiled
+def test_it_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither Python's objects nor its own arrays, whether fills succeed, fail or are refused."""
+    monkeypatch.delenv(kernel.VARIABLE, raising=False)
+    some = PipelineClass(pp=2, a=1e-6, b=0.01, c=1.0, capacity=40000, unit=4, count=9, gpus=1)
+    batch = batch_of(1, 300)
+    filler = Filler(fleet((some,)), batch)
+    target = single_bound_ms((some,), batch)
+    ascending = np.arange(1, 999)
+
+    def fills() -> None:
+        for factor in (0.5, 1.0, 9.0):
+            filling = filler.fill(factor * target, 10 * target)
+            assert isinstance(filling, Shortfall) or filling.bins
+        with pytest.raises(ValueError, match="lengths must descend"):
+            kernel.fill_kernel.fill_class(
+                ascending, ascending, 1, 1.0, 1.0, 1.0, 9, 1, 9, 9, 0, 9.0, 9.0, False
+            )
+
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            fills()
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(100):
+            fills()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 50_000
+
+
+def test_lengths_beyond_exact_floats_are_left_to_python() -> None:
+    some = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=2**54, unit=1, count=1, gpus=1)
+    batch = Batch.of_lengths([2**53 + 1])
+    assert not kernel.kernel_fills(fleet((some,)), batch)
+    assert isinstance(Filler(fleet((some,)), batch).fill(2.0**54), Filling)
+
+
+def test_the_source_states_its_digest() -> None:
+    text = kernel.SOURCE.read_text("utf-8")
+    stated = re.search(r'^#define SOURCE "(\w+)"$', text, re.MULTILINE)
+    assert stated is not None
+    assert stated[1] == kernel.source_digest(text), "state the digest and build again"
+
+
+def test_a_kernel_of_another_source_is_not_used(tmp_path: Path) -> None:
+    text = kernel.SOURCE.read_text("utf-8")
+    built = ModuleType("fill_kernel")
+    built.SOURCE = kernel.source_digest(text)  # type: ignore[attr-defined]
+    assert kernel.why_unusable(built, kernel.SOURCE) == ""
+    edited = tmp_path / "fill_kernel.c"
+    assert kernel.why_unusable(built, edited) == "fill_kernel.c is not beside it"
+    edited.write_text(text.replace("1e-12", "1e-11"), "utf-8")
+    assert kernel.why_unusable(built, edited) == "built from another fill_kernel.c"
+    assert kernel.why_unusable(None, kernel.SOURCE) == "not built"
+
+
+def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernel.VARIABLE, "python")
+    assert kernel.kernel_state() == "Python (SEQPLAN_KERNEL=python)"
+    monkeypatch.setenv(kernel.VARIABLE, "fast")
+    with pytest.raises(ValueError, match="SEQPLAN_KERNEL is 'fast'; set it to python, or not at"):
+        kernel.kernel_state()

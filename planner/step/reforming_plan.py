@@ -44,7 +44,9 @@ class ReformingSchemes:
         if chosen is None or proposal.exchange is None:
             return None
         layout = parse_layout(chosen)
-        members = undominated({s: m for s, m in models.items() if (s.tp, s.pp) == layout})
+        members = undominated(
+            {s: m for s, m in models.items() if (s.tp, s.pp) == layout and m.max_sequence > 0}
+        )
         classes = tuple(PipelineClass.of(model, 1) for model in members.values())
         if layout[1] > 1 or nested_sizes(classes) is None:
             return None
@@ -67,14 +69,22 @@ def with_reforming(
     found = find_reforming(schemes.classes, batch, static.world_size, below, seed)
     if found is None:
         return static
-    plan = _assembled(found, static, batch, schemes, packing)
+    plan = assemble_reforming(found, static, batch, schemes, packing)
     return plan if plan.predicted_ms < below else static
 
 
-def _assembled(
-    found: Reforming, static: Plan, batch: Batch, schemes: ReformingSchemes, packing: str
+def assemble_reforming(
+    found: Reforming,
+    static: Plan,
+    batch: Batch,
+    schemes: ReformingSchemes,
+    packing: str = PACKINGS[0],
 ) -> Plan:
-    """Make the plan: a pipeline for each run, in order of their start."""
+    """Make the plan of a placement: a pipeline for each run, in order of their start.
+
+    Ranks run their pipelines in this one order, so that none waits for another for ever. What does
+    not follow from the placement (planner, world, candidates, exchange) is as in ``static``.
+    """
     pools = [iter(positions) for positions in batch.positions]
     pipelines = []
     for run in found.runs:

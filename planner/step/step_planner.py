@@ -35,7 +35,6 @@ class StepPlanner:
         proposal: ProposalDocument,
         seed: int = 0,
         packing: str = PACKINGS[0],
-        *,
         reforming: bool = True,
     ) -> None:
         if packing not in PACKINGS:

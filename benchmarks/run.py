@@ -17,6 +17,7 @@ NAMES = (
     "compare",
     "table3",
     "whole",
+    "reforming",
     "imbalance",
     "large",
     "ingest",

@@ -18,10 +18,10 @@ from seqplan.planner.bounds.with_exchange import quick_bound_ms
 from seqplan.planner.placement.fleet import Bin, Floats, PipelineClass
 from seqplan.planner.placement.sequence_pool import SequencePool
 
-TRIALS = 40
+TRIALS = 20
 """Random prices that are tried at most, beside the classes' own."""
 
-TRIED_SEQUENCES = 8_000
+TRIED_SEQUENCES = 6_000
 """Trials times sequences at most, so that large steps are not planned for long."""
 
 PRICE_SPREAD = 0.08

@@ -18,6 +18,7 @@ NAMES = (
     "compare",
     "table3",
     "whole",
+    "reforming",
     "imbalance",
     "large",
     "ingest",

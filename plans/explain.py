@@ -17,6 +17,9 @@ WIDTH = 100
 ROWS = 6
 """Pipelines of one scheme that get a row of their own, the tightest first."""
 
+CHANGE_MS = 3.0
+"""What a change of groups within the step is reckoned with, to say what all would cost."""
+
 BINDING_MS = 0.001
 """Slack below the rounding of the plan's times is none."""
 
@@ -63,6 +66,31 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
         notes += ", ranks re-form within the step"
     room = WIDTH - len("pipelines ") - len(notes)
     yield f"pipelines {_cut(str(strategy) or 'none', room)}{notes}"
+    changes = set() if rounds else _changes(plan.pipelines)
+    if changes and times.makespan_ms > 0:
+        yield _changes_cost(plan.pipelines, changes, times)
+
+
+def _changes(pipelines: Sequence[PlannedPipeline]) -> set[int]:
+    """Collect the pipelines with a rank that was in another group just before."""
+    changes, group_of = set(), dict[int, tuple[int, ...]]()
+    for index, pipeline in enumerate(pipelines):
+        if any(group_of.get(rank, pipeline.ranks) != pipeline.ranks for rank in pipeline.ranks):
+            changes.add(index)
+        group_of.update(dict.fromkeys(pipeline.ranks, pipeline.ranks))
+    return changes
+
+
+def _changes_cost(pipelines: Sequence[PlannedPipeline], changes: set[int], times: Schedule) -> str:
+    slower = [
+        pipeline.predicted_ms + CHANGE_MS * (index in changes)
+        for index, pipeline in enumerate(pipelines)
+    ]
+    longer = schedule(pipelines, slower).makespan_ms / times.makespan_ms - 1
+    return (
+        f"  groups change {_count(changes, 'time')}: were each to take {CHANGE_MS:.0f} ms, the "
+        f"pipelines would end {longer:.2%} later"
+    )
 
 
 def _pipelines(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:
@@ -167,7 +195,7 @@ def _verdict(entry: Considered, best: Considered | None) -> str:
     """
     best_ms = None if best is None else best.predicted_ms
     if best is None or best_ms is None:
-        return "" if entry.predicted_ms is not None else "no better plan found"
+        return "slower" if entry.predicted_ms is not None else "no better plan found"
     if entry.predicted_ms is not None:
         return "its exchange takes longer" if entry.predicted_ms < best_ms else ""
     extra_exchange_ms = (entry.exchange_ms or 0.0) - (best.exchange_ms or 0.0)
@@ -211,7 +239,7 @@ def _ranks(ranks: Iterable[int], room: int) -> str:
     return _cut(ranges_text(ranks), room)
 
 
-def _count(counted: Sequence[object] | set[object] | set[int | None], noun: str) -> str:
+def _count(counted: Sequence[object] | set[int] | set[int | None], noun: str) -> str:
     return f"{len(counted):,} {noun}" if len(counted) == 1 else f"{len(counted):,} {noun}s"
 
 

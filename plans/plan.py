@@ -62,10 +62,10 @@ class Plan:
     """Everything the ranks need to run one step (plan format, schema 1).
 
     ``predicted_ms`` is the objective, never below the 1F1B simulation; ``lower_bound_ms`` is a
-    proven lower bound on that objective over all dispatches and packings of this strategy, and
-    ``gap`` = predicted / bound − 1. None of the three holds ``exchange_ms``: what parameters and
-    gradients take to be exchanged beside it, as far as nothing hides it; None where strategies were
-    chosen by propagation alone.
+    proven lower bound on that objective over all dispatches and packings of this strategy (over all
+    plans of its layout, where ranks re-form within the step) and ``gap`` = predicted / bound − 1.
+    None of the three holds ``exchange_ms``: what parameters and gradients take to be exchanged
+    beside it, as far as nothing hides it; None where strategies were chosen by propagation alone.
     """
 
     step: int

@@ -69,6 +69,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         default=PACKINGS[0],
         help="tight: full micro-batches first (default); even: of about equal tokens, for memory",
     )
+    parser.add_argument(
+        "--static-groups",
+        action="store_true",
+        help="groups stay as they are within a step, for trainers that cannot change them",
+    )
     parser.add_argument("--workers", metavar="W", type=positive, default=1, help="default 1")
     add_executor(parser)
     parser.add_argument(
@@ -94,7 +99,13 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     with _output(args.output) as out, ProgressBar(sys.stderr) as progress:
         for row, line in planned_rows(
-            proposal, batches, args.seed, args.workers, args.packing, args.executor
+            proposal,
+            batches,
+            args.seed,
+            args.workers,
+            args.packing,
+            args.executor,
+            reforming=not args.static_groups,
         ):
             out.write(line + "\n")
             rows.append(row)
@@ -116,11 +127,18 @@ def planned_rows(
     workers: int,
     packing: str = PACKINGS[0],
     executor: str = EXECUTORS[0],
+    reforming: bool = True,
 ) -> Iterator[tuple[StepRow, str]]:
     """Plan and check steps in order. ``RuntimeError`` if a plan breaks a rule, which is a bug."""
     models = proposal.cluster.models(proposal.profile)
     for planned in produce(
-        proposal, batches, seed=seed, packing=packing, workers=workers, executor=executor
+        proposal,
+        batches,
+        seed=seed,
+        packing=packing,
+        reforming=reforming,
+        workers=workers,
+        executor=executor,
     ):
         plan = from_json(planned.line)
         if broken := lint(plan, models):

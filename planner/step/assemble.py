@@ -50,7 +50,7 @@ def assemble(
         if pipeline_class.pp > 1 and time > max(serial, selected.lower_bound_ms):
             micro_batches = _repacked(pipeline_class, micro_batches, batch.lengths)
         elif pipeline_class.pp == 1 and packing == "even" and micro_batches:
-            micro_batches = _evened(pipeline_class, micro_batches, batch.lengths)
+            micro_batches = evened(pipeline_class, micro_batches, batch.lengths)
         pipelines.append(
             planned_pipeline(
                 scheme,
@@ -122,7 +122,7 @@ def _repacked(
     return [[positions[j] for j in micro] for micro in packing.micro_batches]
 
 
-def _evened(
+def evened(
     pipeline_class: PipelineClass, micro_batches: list[list[int]], lengths: Sequence[int]
 ) -> list[list[int]]:
     """Cut the same sequences into as many consecutive chunks; unchanged where those do not fit."""

@@ -1,4 +1,4 @@
-"""The flow of one step: batch → selection (dispatch, packing) → plan."""
+"""The flow of one step: batch → selection (dispatch, packing) → plan, or re-forming groups."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from seqplan.planner.rounds.assemble import assemble_rounds
 from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.rounds.proof import prove_rounds
 from seqplan.planner.step.assemble import PACKINGS, assemble
+from seqplan.planner.step.reforming_plan import ReformingSchemes, with_reforming
 from seqplan.planner.step.selection import select
 from seqplan.plans.plan import Plan, Planner
 from seqplan.plans.scheme import Scheme
@@ -26,6 +27,8 @@ class StepPlanner:
     times never hold it, as they recompute from the profile.
     ``prove_rounds``: spend seconds on a closer bound for rounds (``rounds.proof``).
     ``packing``: one of ``assemble.PACKINGS``; rounds have one micro-batch a group and ignore it.
+    ``reforming``: whether groups may re-form within a step, where that is faster and all
+    pipelines have one layout without stages; rounds have groups of their own in any case.
     Making one takes a moment, as all that planning imports is imported then.
     """
 
@@ -34,6 +37,7 @@ class StepPlanner:
         proposal: ProposalDocument,
         seed: int = 0,
         packing: str = PACKINGS[0],
+        reforming: bool = True,
         *,
         prove_rounds: bool = False,
     ) -> None:
@@ -42,6 +46,7 @@ class StepPlanner:
         self.proposal = proposal
         self.seed = seed
         self.packing = packing
+        self.reforming = reforming
         self.prove_rounds = prove_rounds
         if not proposal.profile.rounds:  # which solve nothing
             load_solver()
@@ -50,6 +55,10 @@ class StepPlanner:
     def models(self) -> dict[Scheme, SchemeModel]:
         """Return the models of the schemes that fit the proposal's GPUs."""
         return self.proposal.cluster.models(self.proposal.profile)
+
+    @cached_property
+    def _reforming_schemes(self) -> ReformingSchemes | None:
+        return ReformingSchemes.of(self.proposal, self.models) if self.reforming else None
 
     @cached_property
     def _planner(self) -> Planner:
@@ -64,7 +73,7 @@ class StepPlanner:
         gpus = proposal.cluster.gpus
         selected = select(batch, candidates, self.models, gpus, exchange=proposal.exchange)
         fraction = proposal.profile.forward_fraction
-        return assemble(
+        static = assemble(
             batch,
             selected,
             self._planner,
@@ -72,6 +81,9 @@ class StepPlanner:
             forward_fraction=fraction,
             packing=self.packing,
         )
+        if self._reforming_schemes is None:
+            return static
+        return with_reforming(static, batch, self._reforming_schemes, self.seed, self.packing)
 
     def _plan_rounds(self, batch: Batch) -> Plan:
         """Plan, under ZeRO-3, the step's own rounds of groups; candidates do not restrict them."""

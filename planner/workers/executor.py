@@ -32,7 +32,9 @@ def check_executor(name: str) -> None:
         check_ray()
 
 
-def open_executor(name: str, proposal: str, seed: int, packing: str, workers: int) -> Executor:
+def open_executor(
+    name: str, proposal: str, seed: int, packing: str, reforming: bool, workers: int
+) -> Executor:
     """Open ``workers`` planners of one proposal (JSON text); ``ValueError`` as ``check_executor``.
 
     Nothing is started before the first step is submitted.
@@ -40,7 +42,7 @@ def open_executor(name: str, proposal: str, seed: int, packing: str, workers: in
     check_executor(name)
     workforce: Workforce
     if name == "ray":
-        workforce = RayWorkforce(proposal, seed, packing, workers)
+        workforce = RayWorkforce(proposal, seed, packing, reforming, workers)
     else:
-        workforce = ProcessWorkforce(proposal, seed, packing)
+        workforce = ProcessWorkforce(proposal, seed, packing, reforming)
     return WorkerPool(workforce, workers)

@@ -25,8 +25,8 @@ from seqplan.planner.workers.planned_step import Planned, plan_one
 class ProcessWorkforce:
     """Starts processes that each read the proposal once."""
 
-    def __init__(self, proposal: str, seed: int, packing: str) -> None:
-        self._arguments = (proposal, seed, packing)
+    def __init__(self, proposal: str, seed: int, packing: str, reforming: bool) -> None:
+        self._arguments = (proposal, seed, packing, reforming)
 
     def start(self) -> ProcessWorker:
         """Start a process."""
@@ -39,11 +39,17 @@ class ProcessWorkforce:
 class ProcessWorker:
     """A process that plans, and this end of the pipe to it."""
 
-    def __init__(self, proposal: str, seed: int, packing: str) -> None:
+    def __init__(self, proposal: str, seed: int, packing: str, reforming: bool) -> None:
         self._pipe, child_end = multiprocessing.Pipe()
         with child_end:
             self.process = start_process(
-                _serve, child_end, proposal, seed, packing, context=_planning_context()
+                _serve,
+                child_end,
+                proposal,
+                seed,
+                packing,
+                reforming,
+                context=_planning_context(),
             )
 
     def wait_until_ready(self) -> None:
@@ -109,11 +115,12 @@ def _interrupts_left_to_the_parent() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _serve(pipe: Connection, proposal: str, seed: int, packing: str) -> None:
+def _serve(pipe: Connection, proposal: str, seed: int, packing: str, reforming: bool) -> None:
     """Plan what comes through the pipe until it is closed, all the life of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a server of the program may not have blocked it
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    planner = StepPlanner(ProposalDocument.from_json(proposal, "proposal"), seed, packing)
+    document = ProposalDocument.from_json(proposal, "proposal")
+    planner = StepPlanner(document, seed, packing, reforming)
     try:
         pipe.send(None)  # ready
         while True:

@@ -46,7 +46,9 @@ class ActorDied(Exception):
     """Among the answers: the actor has died, or its machine."""
 
 
-def drive(pipes: list[Connection], patience_s: float, arguments: tuple[str, int, str]) -> None:
+def drive(
+    pipes: list[Connection], patience_s: float, arguments: tuple[str, int, str, bool]
+) -> None:
     """Pass steps from pipes to actors until the parent process ends this one, or has ended.
 
     A cluster that cannot be joined is tried again for ``patience_s``. ``arguments``: of a planner.
@@ -79,8 +81,9 @@ def _silence_ray() -> None:
 class PlanningActor:
     """What one actor is asked to do; made with ``ray.remote`` by a driver of the same release."""
 
-    def __init__(self, proposal: str, seed: int, packing: str) -> None:
-        self._planner = StepPlanner(ProposalDocument.from_json(proposal, "proposal"), seed, packing)
+    def __init__(self, proposal: str, seed: int, packing: str, reforming: bool) -> None:
+        document = ProposalDocument.from_json(proposal, "proposal")
+        self._planner = StepPlanner(document, seed, packing, reforming)
 
     def version(self) -> str:
         return VERSION
@@ -94,7 +97,7 @@ _StartWorker = Callable[[], Any]
 
 
 def _connected(
-    workers: int, patience_s: float, proposal: str, seed: int, packing: str
+    workers: int, patience_s: float, proposal: str, seed: int, packing: str, reforming: bool
 ) -> _StartWorker:
     """Join the cluster, or start one; a failure is what every attempt to hire then raises."""
     address = os.environ.get(ADDRESS, "")
@@ -102,7 +105,9 @@ def _connected(
     end = time.monotonic() + patience_s
     while True:
         try:
-            return _worker_starter(_join(address, workers), place, proposal, seed, packing)
+            return _worker_starter(
+                _join(address, workers), place, proposal, seed, packing, reforming
+            )
         except Exception as error:
             if time.monotonic() >= end:
                 failure = RayUnavailable(f"cannot use {place}: {_in_short(error)}")
@@ -144,12 +149,14 @@ def _check_port(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _PORT_S).close()
 
 
-def _worker_starter(ray: Any, place: str, proposal: str, seed: int, packing: str) -> _StartWorker:
+def _worker_starter(
+    ray: Any, place: str, proposal: str, seed: int, packing: str, reforming: bool
+) -> _StartWorker:
     remote = ray.remote(PlanningActor).options(num_cpus=1, max_restarts=0, max_task_retries=0)
     text = ray.put(proposal)
 
     def start_worker() -> Any:
-        actor = remote.remote(text, seed, packing)
+        actor = remote.remote(text, seed, packing, reforming)
         try:
             version = ray.get(actor.version.remote(), timeout=_ACTOR_S)
         except ray.exceptions.GetTimeoutError:

@@ -32,9 +32,11 @@ def check_ray() -> None:
 class RayWorkforce:
     """Actors of one Ray cluster, reached through one agent."""
 
-    def __init__(self, proposal: str, seed: int, packing: str, workers: int) -> None:
+    def __init__(
+        self, proposal: str, seed: int, packing: str, reforming: bool, workers: int
+    ) -> None:
         check_ray()
-        self._arguments = (proposal, seed, packing)
+        self._arguments = (proposal, seed, packing, reforming)
         self._workers = workers
         self._agent: _Agent | None = None
 

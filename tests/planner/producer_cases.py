@@ -78,10 +78,12 @@ def plan_or_die(planner: StepPlanner, batch: Batch) -> Planned:
     return plan_one(planner, batch)
 
 
-def serve_and_die(pipe: Connection, proposal: str, seed: int, packing: str) -> None:
+def serve_and_die(
+    pipe: Connection, proposal: str, seed: int, packing: str, reforming: bool
+) -> None:
     """The life of a process that plans with ``plan_or_die``."""
     process_workers.plan_one = plan_or_die
-    _serve(pipe, proposal, seed, packing)
+    _serve(pipe, proposal, seed, packing, reforming)
 
 
 def drive_and_die(*arguments: Any) -> None:

@@ -34,8 +34,8 @@ SURFACE = {
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
     "--optimizer-shards --include-flagged --schemes --layout --exchange-ms --overlap "
     "--propagation-only -o/--output --json",
-    "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --workers "
-    "--executor -o/--output --json",
+    "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --static-groups "
+    "--workers --executor -o/--output --json",
     "check": "plans.jsonl --profile --proposal --json",
     "explain": "plans.jsonl --step! --rank --json",
     "compare": "--profile! --gpus! --lengths! --max-len! --tokens --steps --seed --systems "

@@ -87,6 +87,47 @@ def test_rounds_agree_too(lengths: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_server")
+def test_groups_that_re_form_within_the_step_agree_too(tmp_path: Path) -> None:
+    """A long sequence on all four ranks, which then go on in smaller groups. Trainers that cannot
+    do that ask for groups that stay."""
+    document = json.loads(SMALL.read_text("utf-8"))
+    document["memory"]["capacity_bytes"] = 3.5e6  # some 200 tokens a rank
+    profile, proposal = tmp_path / "profile.json", tmp_path / "proposal.json"
+    profile.write_text(json.dumps(document))
+    lengths = np.random.default_rng(4).integers(20, 190, 400)
+    lengths[::16] = 780
+    np.save(tmp_path / "lengths.npy", lengths)
+    data = ("--lengths", tmp_path / "lengths.npy")
+    succeeded(
+        call(
+            *("propose", "--profile", profile, "--gpus", 4, *data),
+            *("--max-len", 800, "--tokens", 2500, "-o", proposal),
+        )
+    )
+    plans = {}
+    for name, flags in (("fixed", ["--static-groups"]), ("free", []), ("two", ["--workers", 2])):
+        file = tmp_path / f"{name}.jsonl"
+        succeeded(call("plan", "--proposal", proposal, *data, "--steps", 3, *flags, "-o", file))
+        plans[name] = list(read_plans(file))
+    assert plans["two"] == plans["free"]
+    for fixed, free in zip(plans["fixed"], plans["free"], strict=True):
+        assert fixed.strategy.gpus <= 4
+        assert free.predicted_ms <= fixed.predicted_ms
+    assert max(plan.strategy.gpus for plan in plans["free"]) > 4
+    report = json.loads(
+        succeeded(
+            call(
+                *("train-check", "--plans", tmp_path / "free.jsonl", "--ranks", 4),
+                *("--dtype", "float64", "--json"),
+            )
+        )
+    )
+    assert report["agrees"] is True
+    for step in report["steps"]:
+        assert step["loss"] == pytest.approx(step["reference_loss"], rel=1e-10)
+
+
+@pytest.mark.usefixtures("in_server")
 def test_runs_that_differ(plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any tolerance float32 cannot agree: the verdict and the exit code must say so."""
     monkeypatch.setitem(train_check.GATES, "float32", Gates(0.0, 0.0, 0.0))

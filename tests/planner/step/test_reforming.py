@@ -1,0 +1,267 @@
+"""Groups that re-form within the step: sound, never slower, and bounded from below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.simulation.timeline import simulate_plan_ms
+from seqplan.planner.step.assemble import assemble
+from seqplan.planner.step.reforming import (
+    Reforming,
+    ReformingFiller,
+    find_reforming,
+    nested_sizes,
+    reforming_bound_ms,
+)
+from seqplan.planner.step.reforming_plan import (
+    REFORMING_GAIN,
+    ReformingSchemes,
+    assemble_reforming,
+    with_reforming,
+)
+from seqplan.planner.step.selection import select
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.plans.explain import explain
+from seqplan.plans.format.codec import to_json
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Plan, Planner
+from seqplan.plans.schedule import schedule
+from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.plans.views.rank_view import rank_view
+from seqplan.profiler.latency import Latency
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.scheme_model import SchemeModel
+from seqplan.profiler.shipped.catalogue import shipped
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+PLANNER = Planner("1", 0, "sha256:p", None)
+
+Models = dict[Scheme, SchemeModel]
+
+
+@st.composite
+def one_layout(draw: st.DrawFn) -> Models:
+    """Schemes of one layout whose GPU counts divide one another, memory tight or ample."""
+    tp, token_room = draw(st.sampled_from([1, 2])), draw(st.integers(40, 400))
+    models = {}
+    for sp in draw(st.sampled_from([(1,), (1, 2), (1, 2, 4), (1, 4), (2, 4), (1, 3, 6)])):
+        ring = draw(st.sampled_from([r for r in (1, 2, 3) if sp % r == 0]))
+        scheme = Scheme(tp, 1, sp // ring, ring)
+        slower = draw(st.sampled_from([1.0, 1.1, 1.4])) ** sp
+        latency = Latency(
+            draw(st.sampled_from([0.0, 1e-4, 1e-2])) * slower / sp,
+            draw(st.sampled_from([0.05, 0.3])) * slower / sp,
+            draw(st.sampled_from([0.0, 0.5, 4.0])),
+        )
+        models[scheme] = SchemeModel(scheme, latency, token_room * scheme.gpus)
+    return models
+
+
+def of_models(models: Models) -> ReformingSchemes:
+    return ReformingSchemes(
+        tuple(models), tuple(PipelineClass.of(model, 1) for model in models.values())
+    )
+
+
+def static_plan(models: Models, batch: Batch, gpus: int) -> Plan | None:
+    """The best plan of the homogeneous strategies that hold the batch."""
+    strategies = [
+        Strategy.of({scheme: gpus // scheme.gpus})
+        for scheme, model in models.items()
+        if scheme.gpus <= gpus and model.max_sequence >= batch.longest
+    ]
+    if not strategies:
+        return None
+    return assemble(batch, select(batch, strategies, models, gpus), PLANNER, gpus, 1 / 3)
+
+
+def check(plan: Plan, placed: Reforming, models: Models) -> None:
+    """Everything that a re-forming plan must be; lint has most of it."""
+    assert lint(plan, models) == []
+    assert plan.lower_bound_ms <= plan.predicted_ms
+    assert plan.predicted_ms >= schedule(plan.pipelines).makespan_ms - 1e-6
+    assert simulate_plan_ms(plan) <= plan.predicted_ms + 1e-6
+    # The order is that of the planned starts, which hold: nothing waits that was not planned to.
+    assert plan.predicted_ms == pytest.approx(placed.objective_ms, rel=1e-6, abs=0.01)
+    starts = schedule(plan.pipelines).start_ms
+    assert all(later >= earlier - 0.01 for earlier, later in pairwise(starts))
+    busy: dict[int, float] = {}
+    for pipeline, start in zip(plan.pipelines, starts, strict=True):
+        first, gpus = pipeline.ranks[0], pipeline.scheme.gpus
+        assert pipeline.ranks == tuple(range(first, first + gpus))
+        assert first % gpus == 0
+        for rank in pipeline.ranks:
+            assert start >= busy.get(rank, 0.0) - 1e-6
+            busy[rank] = start + pipeline.predicted_ms
+    for rank in range(plan.world_size):
+        rank_view(plan, rank)
+
+
+@settings(max_examples=120)
+@given(
+    models=one_layout(),
+    gpus=st.integers(1, 14),
+    lengths=st.lists(st.integers(1, 700), min_size=1, max_size=30),
+    looseness=st.sampled_from([1.01, 1.3, 4.0]),
+    packing=st.sampled_from(["tight", "even"]),
+)
+def test_re_forming_plans_are_sound(
+    models: Models, gpus: int, lengths: list[int], looseness: float, packing: str
+) -> None:
+    models = {s: model for s, model in models.items() if s.gpus <= gpus}
+    batch = Batch.of_lengths(lengths)
+    static = static_plan(models, batch, gpus) if models else None
+    assume(static is not None)
+    assert static is not None
+    schemes = of_models(models)
+    below = static.predicted_ms * looseness
+    placed = find_reforming(schemes.classes, batch, gpus, below, seed=3)
+    assert placed == find_reforming(schemes.classes, batch, gpus, below, seed=3)
+    if placed is not None:
+        assert placed.objective_ms < below
+        bound = reforming_bound_ms(schemes.classes, batch, gpus)
+        assert placed.objective_ms >= bound * (1 - 1e-9)
+        check(assemble_reforming(placed, static, batch, schemes, packing), placed, models)
+    chosen = with_reforming(static, batch, schemes, 3, packing)
+    if chosen is not static:
+        assert chosen.predicted_ms * (1 + REFORMING_GAIN) < static.predicted_ms + 1e-9
+
+
+def partitions(items: list[int]) -> Iterator[list[list[int]]]:
+    """Every way to split these into parts."""
+    if not items:
+        yield []
+        return
+    for parts in partitions(items[1:]):
+        yield [[items[0]], *parts]
+        for j, part in enumerate(parts):
+            yield [*parts[:j], [items[0], *part], *parts[j + 1 :]]
+
+
+def best_on_two_ranks(classes: tuple[PipelineClass, ...], lengths: list[int]) -> float:
+    """Try every micro-batch, class and rank; those of both ranks go first, which costs nothing."""
+    best = float("inf")
+    for parts in partitions(lengths):
+        for chosen in product(classes, repeat=len(parts)):
+            together, alone = 0.0, []
+            for pipeline_class, part in zip(chosen, parts, strict=True):
+                if sum(map(pipeline_class.pad, part)) > pipeline_class.capacity:
+                    break
+                ms = sum(x * (pipeline_class.a * x + pipeline_class.b) for x in part)
+                if pipeline_class.gpus == 2:
+                    together += ms + pipeline_class.c
+                else:
+                    alone.append(ms + pipeline_class.c)
+            else:
+                for ranks in product((0, 1), repeat=len(alone)):
+                    on_rank = [0.0, 0.0]
+                    for rank, ms in zip(ranks, alone, strict=True):
+                        on_rank[rank] += ms
+                    best = min(best, together + max(on_rank))
+    return best
+
+
+@settings(max_examples=60, deadline=None)
+@given(models=one_layout(), lengths=st.lists(st.integers(1, 300), min_size=1, max_size=4))
+def test_the_bound_is_below_every_plan_there_is(models: Models, lengths: list[int]) -> None:
+    models = {s: model for s, model in models.items() if s.gpus in (1, 2) and s.tp == 1}
+    assume(models)
+    classes = of_models(models).classes
+    batch = Batch.of_lengths(lengths)
+    optimum = best_on_two_ranks(classes, lengths)
+    bound = reforming_bound_ms(classes, batch, 2)
+    assert bound <= optimum * (1 + 1e-12)
+    assume(optimum < float("inf"))
+    placed = find_reforming(classes, batch, 2, below_ms=4 * optimum)
+    assert placed is not None
+    assert placed.objective_ms >= optimum * (1 - 1e-9)
+
+
+def test_a_long_sequence_on_all_ranks_that_then_split() -> None:
+    """One sequence that only all four ranks hold, and many short ones."""
+    models = {
+        Scheme(1, 1, sp): SchemeModel(Scheme(1, 1, sp), Latency(0.0, b, 1.0), 100 * sp)
+        for sp, b in ((1, 1.2), (2, 0.72), (4, 0.45))
+    }
+    batch = Batch.of_lengths([390, *[90] * 8])
+    schemes = of_models(models)
+    placed = find_reforming(schemes.classes, batch, 4, below_ms=1e6)
+    assert placed is not None
+    # 390 tokens on four ranks, 176.5 ms, then two micro-batches of 109 ms on each of them.
+    assert placed.objective_ms == pytest.approx(176.5 + 2 * 109, rel=1e-9)
+    assert [run.first for run in placed.runs] == [0, 0, 1, 2, 3]
+    static = static_plan(models, batch, 4)
+    assert static is not None
+    plan = with_reforming(static, batch, schemes, 0)
+    assert plan.predicted_ms == pytest.approx(394.5)
+    assert "ranks re-form within the step" in explain(plan)
+
+
+def test_sizes_that_do_not_divide_one_another_are_not_offered() -> None:
+    models = {
+        Scheme(1, 1, sp): SchemeModel(Scheme(1, 1, sp), Latency(0.0, 1.0 / sp, 1.0), 100)
+        for sp in (2, 3)
+    }
+    classes = of_models(models).classes
+    assert nested_sizes(classes) is None
+    with pytest.raises(ValueError, match="divide one another"):
+        ReformingFiller(classes, Batch.of_lengths([5]), 6)
+
+
+@cache
+def long_code() -> ProposalDocument:
+    """LLaMA-32B at tp8 on 64 GPUs, code lengths up to 128K."""
+    whole = shipped("llama-32b-a800-80gb")
+    raw = [
+        entry
+        for entry in whole.document["schemes"]
+        if entry.get("tp", 1) == 8 and entry.get("pp", 1) == 1 and entry.get("ring", 1) == 1
+    ]
+    profile = Profile.from_document({**whole.document, "schemes": raw}, "tp8")
+    cluster = Cluster(64, 131_072, 800_000)
+    return make_proposal(profile, cluster, CODE, exchange=exchange_of(profile, 64))
+
+
+def test_long_code_gains_by_groups_that_re_form() -> None:
+    document = long_code()
+    assert document.layouts is not None
+    assert document.layouts.chosen == "tp8"
+    planner, static_planner = StepPlanner(document), StepPlanner(document, reforming=False)
+    gains = []
+    for batch in Sampler(CODE, 800_000, 131_072, 0).batches(4):
+        static, plan = static_planner.plan(batch), planner.plan(batch)
+        assert lint(plan, planner.models) == []
+        assert plan.exchange_ms == static.exchange_ms
+        assert to_json(plan) == to_json(StepPlanner(document).plan(batch))
+        if plan.predicted_ms == static.predicted_ms:
+            assert to_json(plan) == to_json(static)
+        else:
+            assert plan.predicted_ms * (1 + REFORMING_GAIN) < static.predicted_ms
+        assert len({rank for p in static.pipelines for rank in p.ranks}) == static.strategy.gpus
+        gains.append(static.predicted_ms / plan.predicted_ms - 1)
+    assert max(gains) > 0.03, gains
+
+
+def test_they_are_offered_only_for_one_layout_without_stages() -> None:
+    document = long_code()
+    planner = StepPlanner(document)
+    assert ReformingSchemes.of(document, planner.models) is not None
+    assert StepPlanner(document, reforming=False).reforming is False
+    profile = document.profile
+    without = make_proposal(profile, Cluster(16, 8192, 20_000), CODE)
+    assert ReformingSchemes.of(without, StepPlanner(without).models) is None

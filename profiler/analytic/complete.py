@@ -178,9 +178,20 @@ def _activation(deployment: Deployment, tp: int) -> float:
 
 
 def _sizes(profile: Profile, others: Mapping[str, int]) -> ModelSizes:
-    """Return the profile's sizes; ``others`` where it does not state one."""
+    """Return the profile's sizes; ``others`` where it does not state one.
+
+    ``ValueError`` where they are of another model. A vocabulary may differ, as it is often padded;
+    the profile's counts.
+    """
     shape = profile.shape
     stated = {name: getattr(shape, name) for name in SIZES}
+    for name, value in stated.items():
+        other = others.get(name, value)
+        if name != "vocab" and value is not None and value != other:
+            raise ValueError(
+                f"profile {profile.name}: its model has {name} {value}, not {other}; give the sizes "
+                "of the profile's model"
+            )
     sizes = {n: others.get(n) if value is None else value for n, value in stated.items()}
     if missing := [name for name, value in sizes.items() if value is None]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)

@@ -44,7 +44,7 @@ def test_proposals(made: Made, tmp_path: Path) -> None:
         process(
             *("propose", "--profile", made.profile, "--gpus", made.gpus),
             *("--lengths", made.lengths, "--max-len", MAX_LEN, "--tokens", made.tokens),
-            *("-o", output),
+            *("--schemes", "measured", "-o", output),
             environment={"PYTHONHASHSEED": "12345"},
         )
     )

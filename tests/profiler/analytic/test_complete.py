@@ -184,6 +184,10 @@ def test_what_cannot_be_completed_says_why() -> None:
         complete(
             shipped("llama-7b-a800-80gb").restricted(measured=True), DEPLOYMENT.cluster, SCHEMES
         )
+    with pytest.raises(ValueError, match="its model has hidden 4096, not 5120"):
+        complete(
+            shipped("llama-7b-a800-80gb"), DEPLOYMENT.cluster, SCHEMES, sizes=MODELS["llama-13b"]
+        )
     with pytest.raises(ValueError, match="does not state the model's heads, kv_heads, ffn, vocab"):
         complete(shipped("gpt-7b-a100-40gb"), DEPLOYMENT.cluster, SCHEMES)
     estimated = profile_of(derive_profile(DEPLOYMENT, [Scheme()], name="estimated"))

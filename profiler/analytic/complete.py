@@ -189,8 +189,8 @@ def _sizes(profile: Profile, others: Mapping[str, int]) -> ModelSizes:
         other = others.get(name, value)
         if name != "vocab" and value is not None and value != other:
             raise ValueError(
-                f"profile {profile.name}: its model has {name} {value}, not {other}; give the sizes "
-                "of the profile's model"
+                f"profile {profile.name}: its model has {name} {value}, not {other}; give the "
+                "sizes of the profile's model"
             )
     sizes = {n: others.get(n) if value is None else value for n, value in stated.items()}
     if missing := [name for name, value in sizes.items() if value is None]:

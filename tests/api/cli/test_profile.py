@@ -189,7 +189,7 @@ def test_what_was_measured_on_ranks_completes_itself(
         (("--model", "nonesuch"), "neither a known model"),
         (
             ("--complete", "llama-7b-a800-80gb", "--hardware", "a800-80gb"),
-            "profile llama-7b-a800-80gb: its model has hidden 4096, not 32; give the sizes of the",
+            "profile llama-7b-a800-80gb: its model has hidden 4096, not 32; give the",
         ),
         (
             ("--complete", "llama-7b", "--hardware", "a800-80gb"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -97,9 +96,9 @@ class Profile:
             )
         if len(chosen) == len(self.schemes):
             return self
-        # Copied, as reading fills the raw document in.
-        part = deepcopy({**self.document, "schemes": self.entries_of(chosen)})
-        return Profile.from_document(part, self.name)
+        return Profile.from_document(
+            {**self.document, "schemes": self.entries_of(chosen)}, self.name
+        )
 
     def with_digest(self, digest: str) -> Profile | None:
         """Return the profile or the restriction of it that has this digest; None without one."""

@@ -53,8 +53,8 @@ class ProfileReader(FieldReader):
     format = "a profile"
 
     def profile(self, raw: Any) -> Profile:
-        """Read a whole profile; its ``document`` is what was given, unchanged."""
-        document = deepcopy(raw)
+        """Read a whole profile; its ``document`` is what was given, unchanged, and so is that."""
+        document, raw = deepcopy(raw), deepcopy(raw)  # reading fills in what was left out
         self.fields(raw, "", _PROFILE, _PROFILE_OPTIONAL)
         if type(raw["schema"]) is not int or raw["schema"] != PROFILE_SCHEMA:
             self.fail(".schema", f"wants {PROFILE_SCHEMA}, not {shown(raw['schema'])}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -77,9 +76,9 @@ def complete(
         calibration = calibrate(deployment, list(measured.values()))
     source = _Source(deployment, measured, calibration, longest)
     fitted = {scheme: fit_terms(source.times, scheme, longest) for scheme in missing}
-    document = deepcopy(dict(profile.document))
+    document = dict(profile.document)
     document["schemes"] = [
-        *deepcopy(profile.entries_of({entry.scheme for entry in kept})),
+        *profile.entries_of({entry.scheme for entry in kept}),
         *(derived_entry(scheme, latency) for scheme, (latency, _) in fitted.items()),
     ]
     document["memory"] = _memory(profile, deployment, missing)

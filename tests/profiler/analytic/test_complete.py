@@ -214,3 +214,11 @@ def test_a_part_of_a_profile() -> None:
         profile.restricted(layout=(3, 1))
     with pytest.raises(ProfileError, match="has no measured scheme of layout tp1"):
         profile.restricted(measured=True, layout=(1, 1))
+
+
+def test_reading_leaves_a_document_as_it_was_given() -> None:
+    profile = shipped("llama-7b-a800-80gb")
+    before = json.dumps(profile.document)
+    Profile.from_document({**profile.document, "schemes": profile.document["schemes"][:3]}, "part")
+    profile.restricted(measured=True)
+    assert json.dumps(profile.document) == before

@@ -191,7 +191,7 @@ def _filled(
         groups=process_groups(pipelines),
         predicted_ms=predicted,
         lower_bound_ms=bound,
-        gap=predicted / bound - 1 if bound else 0.0,
+        gap=max(0.0, predicted / bound - 1) if bound else 0.0,
         selection=(
             Considered(strategy, bound, predicted, exchange_ms),
             Considered(Strategy(()), draw(_TIMES), None),

@@ -219,9 +219,9 @@ def conclude(
     holds = [reach >= max_len for reach in reaches]
     layouts, layout = None, None
     if exchange is not None and scenarios is not None:
-        found = _layout_times(times, strategies, holds)
-        layout = choose_layout(found, scenarios)
-        layouts = explain_choice(layout, found, scenarios, exchange)
+        layout_times = _layout_times(times, strategies, holds)
+        layout = choose_layout(layout_times, scenarios)
+        layouts = explain_choice(layout, layout_times, scenarios, exchange)
     eligible = [
         i
         for i, strategy in enumerate(strategies)

@@ -307,9 +307,9 @@ class _Proof:
             left_ms, fewest = pool
             overhead = self.overhead_ms / left_ms
             most = 1 / overhead if overhead > 0 else np.inf
-            each = float(by_round[-1])
-            few = time_price * (1 - fewest * overhead) + each * fewest
-            many = each * most if each > 0 else 0.0
+            round_price = float(by_round[-1])
+            few = time_price * (1 - fewest * overhead) + round_price * fewest
+            many = round_price * most if round_price > 0 else 0.0
             capacity += max(few, many)
         return float(worth @ self.lengths[1]), capacity * self.gpus
 

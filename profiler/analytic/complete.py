@@ -65,8 +65,8 @@ def complete(
         zero=profile.zero_stage,
         checkpointing=profile.checkpointing,
     )
-    kept = [e for e in profile.schemes if e.origin != "derived" or e.scheme not in schemes]
-    missing = sorted(set(schemes) - {entry.scheme for entry in kept})
+    unchanged = [e for e in profile.schemes if e.origin != "derived" or e.scheme not in schemes]
+    missing = sorted(set(schemes) - {entry.scheme for entry in unchanged})
     if not missing:
         return dict(profile.document)
     check_schemes(deployment.sizes, cluster, missing, deployment.zero)
@@ -78,7 +78,7 @@ def complete(
     fitted = {scheme: fit_terms(source.times, scheme, longest) for scheme in missing}
     document = dict(profile.document)
     document["schemes"] = [
-        *profile.entries_of({entry.scheme for entry in kept}),
+        *profile.entries_of({entry.scheme for entry in unchanged}),
         *(derived_entry(scheme, latency) for scheme, (latency, _) in fitted.items()),
     ]
     document["memory"] = _memory(profile, deployment, missing)

@@ -66,15 +66,15 @@ def with_reforming(
     strategies that were considered.
     """
     below = static.predicted_ms / (1 + REFORMING_GAIN)
-    found = find_reforming(schemes.classes, batch, static.world_size, below, seed)
-    if found is None:
+    re_formed = find_reforming(schemes.classes, batch, static.world_size, below, seed)
+    if re_formed is None:
         return static
-    plan = assemble_reforming(found, static, batch, schemes, packing)
+    plan = assemble_reforming(re_formed, static, batch, schemes, packing)
     return plan if plan.predicted_ms < below else static
 
 
 def assemble_reforming(
-    found: Reforming,
+    re_formed: Reforming,
     static: Plan,
     batch: Batch,
     schemes: ReformingSchemes,
@@ -87,7 +87,7 @@ def assemble_reforming(
     """
     pools = [iter(positions) for positions in batch.positions]
     pipelines = []
-    for run in found.runs:
+    for run in re_formed.runs:
         scheme, pipeline_class = schemes.schemes[run.class_index], schemes.classes[run.class_index]
         micro_batches = [
             [next(pools[i]) for i, n in bin_ for _ in range(n)] for bin_ in run.micro_batches

@@ -6,6 +6,7 @@ same result, by plain Python over plain numbers (``kernel``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +18,7 @@ from seqplan.planner.placement.fleet import (
     ClassPlacement,
     Fleet,
     Floats,
+    Ints,
     PipelineClass,
     longest_alone,
 )
@@ -77,7 +79,7 @@ class Filler:
         self.fleet = fleet
         self.lengths: list[int] = batch.distinct.tolist()
         self._batch = batch
-        self._compiled = kernel_fills(fleet, batch)
+        self._compiled = kernel_fills(fleet.classes, batch.longest)
         self._works: dict[PipelineClass, Floats] = {}
 
     def fill(
@@ -152,3 +154,14 @@ class Filler:
             work = pipeline_class.work_with_overhead_ms if one_stage else pipeline_class.work_ms
             self._works[pipeline_class] = work(self._batch.distinct)
         return self._works[pipeline_class]
+
+
+def unassigned(
+    lengths: Ints, counts: Ints, classes: Sequence[PipelineClass]
+) -> PythonFill | KernelFill:
+    """Take ``counts`` sequences of each of these lengths (tokens, descending) as unassigned, to be
+    filled into these classes."""
+    if kernel_fills(classes, int(lengths[0])):
+        return KernelFill(lengths, counts)
+    as_list: list[int] = lengths.tolist()
+    return PythonFill(as_list, counts.tolist(), [-length for length in as_list])

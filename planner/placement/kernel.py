@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.fleet import ClassPlacement, Fleet, Ints, PipelineClass
+from seqplan.planner.placement.fleet import ClassPlacement, Ints, PipelineClass
 
 try:
     from seqplan.planner.placement import fill_kernel
@@ -119,7 +119,8 @@ def kernel_state() -> str:
     return f"Python (kernel {_unusable()})" if _unusable() else "compiled"
 
 
-def kernel_fills(fleet: Fleet, batch: Batch) -> bool:
-    """Whether the kernel fills this fleet with this batch; ``ValueError`` as ``kernel_state``."""
-    largest = max(batch.longest, *(pipeline_class.capacity for pipeline_class in fleet.classes))
+def kernel_fills(classes: Iterable[PipelineClass], longest: int) -> bool:
+    """Whether the kernel fills these classes with sequences of up to ``longest`` tokens;
+    ``ValueError`` as ``kernel_state``."""
+    largest = max(longest, *(pipeline_class.capacity for pipeline_class in classes))
     return kernel_state() == "compiled" and largest < _EXACT

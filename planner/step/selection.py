@@ -11,11 +11,12 @@ from seqplan.planner.bounds.certificate import certify, cheap_bound_ms
 from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.bounds.step_bounds import area_bound_ms, single_bound_ms
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange, layouts_of
+from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange, Layout, layouts_of
 from seqplan.planner.placement.balance import balance
 from seqplan.planner.placement.dispatch import TOLERANCE, dispatch, level, probe
 from seqplan.planner.placement.fill import Filler, Filling, Placement, Shortfall
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
+from seqplan.planner.strategies.constructive import Constructive
 from seqplan.planner.strategies.local_search import Search
 from seqplan.planner.strategies.rounding import rounded_strategies
 from seqplan.plans.plan import Considered
@@ -26,6 +27,9 @@ TAILOR_GAIN = 0.01
 
 TAILOR_ROUNDS = 4
 """Exchanges that the strategy made for the batch may accept."""
+
+CONSTRUCTED_GAIN = 1e-3
+"""Share by which a constructed strategy has to beat the best, so that ties keep a candidate."""
 
 FIRST_FILL = 1.01
 """Candidates are ordered by a fill at this multiple of the least of their bounds."""
@@ -62,13 +66,15 @@ def select(
     1. Every candidate gets a cheap bound and one fill, and is visited by what that promises.
     2. The first is planned; each other is given one fill just below the best time so far and is
        planned if that succeeds, or skipped if its bound forbids it (``_best_candidate``).
-    3. With ``tailor``, a strategy made for the batch from the candidates' schemes is tried
+    3. With ``tailor``, strategies made for the batch are tried: of each layout of the candidates
+       from all schemes (``Constructive``), and of several layouts from the candidates' schemes
        (``_tailored``).
     4. The best gets a proven bound (``certify``), and its placement is polished towards it
        (``_polished``).
 
-    The best has the least time with its ``exchange``. Raises ``Infeasible`` when the longest
-    sequence fits no candidate.
+    The best has the least time with its ``exchange``. Where no candidate holds the longest
+    sequence (or there is none), a strategy is constructed of whichever layout does. Raises
+    ``Infeasible`` when none can.
     """
     search = Search(batch, models, gpus, exchange or NO_EXCHANGE)
     fleets = [Fleet.of(strategy, models) for strategy in candidates]
@@ -76,11 +82,13 @@ def select(
     bounds = {fleet.strategy: cheap_bound_ms(fleet.classes, batch) for fleet in holding}
     times: dict[Strategy, float] = {}
     best = _best_candidate(search, holding, bounds, times) if holding else None
-    if best is None:
-        raise Infeasible(_too_long(batch, fleets))
-    if tailor:
+    if best is not None and tailor:
         best = _tailored(search, best, candidates)
-        times[best.strategy] = best.objective_ms
+    elif tailor:
+        best = _constructed(search, None, sorted(layouts_of(models)))
+    if best is None:
+        raise Infeasible(_too_long(batch, fleets, models if tailor else {}))
+    times[best.strategy] = best.objective_ms
     proven = certify(best.fleet, batch, best.objective_ms)
     best = Placement(best.fleet, _polished(batch, best, proven))
     times[best.strategy] = best.objective_ms
@@ -146,14 +154,42 @@ def _by_first_fill(
 def _tailored(search: Search, best: Placement, candidates: Sequence[Strategy]) -> Placement:
     """Make a strategy for this batch from the candidates' schemes; the best if none beats it.
 
-    One is made of each family of layouts that exchange in the same time, and then improved.
+    One is constructed of each layout. One is made of each family of layouts that exchange in the
+    same time, and then improved; not of a single layout without stages, where GPU-time says all.
     """
     schemes = sorted({scheme for strategy in candidates for scheme, _ in strategy.counts})
-    for family in search.exchange.families(layouts_of(schemes)):
+    layouts = layouts_of(schemes)
+    best = _constructed(search, best, sorted(layouts)) or best
+    for family in search.exchange.families(layouts):
         members = [scheme for scheme in schemes if (scheme.tp, scheme.pp) in family.layouts]
-        if len(members) > 1:
+        bubbles = any(scheme.pp > 1 for scheme in members)
+        if len(members) > 1 and (bubbles or len(layouts_of(members)) > 1):
             best = _tailored_of(search, best, candidates, members, family.exchange_ms)
     return best
+
+
+def _constructed(
+    search: Search, best: Placement | None, layouts: Sequence[Layout]
+) -> Placement | None:
+    """Construct a strategy of each layout; the best of them, if it beats ``best``."""
+    of_layout = []
+    for layout in layouts:
+        members = {s: m for s, m in search.models.items() if (s.tp, s.pp) == layout}
+        constructive = Constructive(members, search.batch, search.gpus)
+        if constructive.holds:
+            exchange_ms = search.exchange.exposed_ms([layout])
+            of_layout.append((constructive.bound_ms + exchange_ms, exchange_ms, constructive))
+    beaten = None
+    for bound_ms, exchange_ms, constructive in sorted(of_layout, key=lambda entry: entry[:2]):
+        limit = inf
+        if best is not None:
+            limit = best.objective_ms + search.exchange.of_strategy_ms(best.strategy)
+        if bound_ms >= limit:
+            break
+        placement = constructive.place((limit - exchange_ms) * (1 - CONSTRUCTED_GAIN))
+        if placement is not None:
+            best = beaten = placement
+    return beaten
 
 
 def _tailored_of(
@@ -204,11 +240,14 @@ def _polished(batch: Batch, best: Placement, proven_ms: float) -> Filling:
     return level(Filler(fleet, batch), filling, area_bound_ms(fleet.classes, batch))
 
 
-def _too_long(batch: Batch, fleets: Sequence[Fleet]) -> str:
+def _too_long(batch: Batch, fleets: Sequence[Fleet], models: Models) -> str:
     longest = batch.longest
     sample = batch.ids[batch.lengths.index(longest)]
-    limit = max(fleet.max_sequence for fleet in fleets)
+    limits = [fleet.max_sequence for fleet in fleets]
+    limits += [model.max_sequence for model in models.values()]
+    holder = "scheme of the profile" if models else "candidate"
+    mend = "truncate it or use more GPUs" if models else "propose again with lengths that reach it"
     return (
-        f"step {batch.step}: sequence {sample} has {longest} tokens, but no candidate holds more "
-        f"than {limit}; propose again with lengths that reach {longest}, or more GPUs"
+        f"step {batch.step}: sequence {sample} has {longest} tokens, but no {holder} holds more "
+        f"than {max(limits, default=0)}; {mend}"
     )

@@ -246,7 +246,7 @@ def test_it_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lengths_beyond_exact_floats_are_left_to_python() -> None:
     some = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=2**54, unit=1, count=1, gpus=1)
     batch = Batch.of_lengths([2**53 + 1])
-    assert not kernel.kernel_fills(fleet((some,)), batch)
+    assert not kernel.kernel_fills([some], batch.longest)
     assert isinstance(Filler(fleet((some,)), batch).fill(2.0**54), Filling)
 
 

@@ -8,11 +8,14 @@ from instances import LLAMA_32B, assert_sound, batch_of
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.errors import Infeasible
+from seqplan.planner.exchange.times import LayoutExchange, layouts_of
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.step.selection import select
+from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.plans.scheme import Strategy
+from seqplan.profiler.shipped.catalogue import shipped
 
 
 def test_selection_plans_on_the_best_candidate_and_accounts_for_all() -> None:
@@ -40,5 +43,44 @@ def test_selection_plans_on_the_best_candidate_and_accounts_for_all() -> None:
 
 def test_selection_says_which_sequence_no_candidate_holds() -> None:
     batch = Batch(7, (40, 41), (100, 30000))
-    with pytest.raises(Infeasible, match=r"step 7: sequence 41 has 30000 tokens.*21928"):
-        select(batch, [Strategy.parse("8xtp8")], LLAMA_32B, 64)
+    with pytest.raises(Infeasible, match=r"step 7: sequence 41 has 30000 .* candidate .* 21928;"):
+        select(batch, [Strategy.parse("8xtp8")], LLAMA_32B, 64, tailor=False)
+
+
+def test_a_strategy_is_made_where_no_candidate_holds_the_longest() -> None:
+    batch = Batch(7, (40, 41), (100, 30000))
+    selected = select(batch, [Strategy.parse("8xtp8")], LLAMA_32B, 64)
+    assert_sound(selected.placement.fleet, batch, selected.placement.filling)
+    assert selected.placement.fleet.max_sequence >= 30000
+    assert selected.lower_bound_ms <= selected.placement.objective_ms
+    assert selected.placement.strategy in {entry.strategy for entry in selected.considered}
+    with pytest.raises(Infeasible, match=r"sequence 0 has 90000 .* scheme of the profile .* 4"):
+        select(Batch.of_lengths([90000]), [Strategy.parse("8xtp8")], LLAMA_32B, 64)
+
+
+def test_no_candidates_are_needed() -> None:
+    profile = shipped("llama-32b-a800-80gb")
+    models = {model.scheme: model for model in profile.usable(64, 32768)}
+    batch = batch_of(1)
+    layouts = sorted(layouts_of(models))
+    times = tuple((layout, 1e4 / (layout[0] * layout[1])) for layout in layouts)
+    exchange = LayoutExchange(0.0, 0.0, "by hand", times)
+    selected = select(batch, [], models, 64, exchange=exchange)
+    assert_sound(selected.placement.fleet, batch, selected.placement.filling)
+    static = best_homogeneous([batch], models, 64, exchange)
+    assert static is not None
+    reached = selected.placement.objective_ms + exchange.of_strategy_ms(selected.placement.strategy)
+    assert reached <= (static[1][0] + exchange.of_strategy_ms(static[0])) * 1.001
+
+
+def test_a_step_is_planned_on_schemes_that_no_candidate_has() -> None:
+    profile = shipped("llama-32b-a800-80gb")
+    models = {model.scheme: model for model in profile.usable(64, 32768)}
+    batch = batch_of(1)
+    candidates = [Strategy.parse("8xtp4.u2"), Strategy.parse("4xtp4.u4")]
+    fixed = select(batch, candidates, models, 64, tailor=False)
+    selected = select(batch, candidates, models, 64)
+    assert selected.placement.objective_ms < fixed.placement.objective_ms * 0.98
+    assert layouts_of(scheme for scheme, _ in selected.placement.strategy.counts) == {(4, 1)}
+    schemes = {scheme for strategy in candidates for scheme, _ in strategy.counts}
+    assert {scheme for scheme, _ in selected.placement.strategy.counts} - schemes

@@ -1,0 +1,164 @@
+"""A strategy of one layout made for one batch: pipelines are opened where prices say so.
+
+Within a layout pipelines differ in Ulysses and ring only, so that GPU-time compares their schemes:
+each sequence goes to the scheme on which it takes the least, and every scheme gets the pipelines
+that its sequences need. No candidates and no linear program are needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.with_exchange import quick_bound_ms
+from seqplan.planner.placement.dispatch import dispatch, probe
+from seqplan.planner.placement.fill import Filler, Placement, unassigned
+from seqplan.planner.placement.fleet import (
+    Fleet,
+    Floats,
+    Ints,
+    Models,
+    PipelineClass,
+    longest_alone,
+    undominated,
+)
+from seqplan.plans.scheme import Scheme, Strategy
+
+TOLERANCE = 2e-3
+"""Relative width at which the search for the least target that pipelines suffice for ends."""
+
+SLACK = 1.02
+"""By how much the target of the pipelines' counts may exceed what placing on them then reaches."""
+
+_LARGEST_STEP = 16.0
+_ROUND = 1.0 + 1e-12
+
+
+class Constructive:
+    """Makes strategies of one layout for one batch on ``gpus`` GPUs.
+
+    ``models``: the layout's schemes; those that others replace at no loss are left out. Without one
+    that holds the longest sequence there is nothing to make: see ``holds``.
+    """
+
+    def __init__(self, models: Models, batch: Batch, gpus: int) -> None:
+        self._models = undominated({s: m for s, m in models.items() if m.max_sequence > 0})
+        self._schemes = list(self._models)
+        self._classes = [PipelineClass.of(model, 1) for model in self._models.values()]
+        self._batch, self._gpus = batch, gpus
+        lengths = batch.distinct
+        fits = np.array([lengths <= k.capacity for k in self._classes])
+        alone = np.array([k.pp * (k.work_ms(lengths) + k.c) for k in self._classes])
+        gpu_ms = np.array([k.gpus * k.work_with_overhead_ms(lengths) for k in self._classes])
+        self._alone_ms: Floats = np.where(fits, alone, np.inf)
+        self._gpu_ms: Floats = np.where(fits, gpu_ms, np.inf)
+
+    @property
+    def holds(self) -> bool:
+        """Whether some scheme holds the batch's longest sequence."""
+        return any(k.capacity >= self._batch.longest for k in self._classes)
+
+    @property
+    def bound_ms(self) -> float:
+        """Bound the step of every strategy of the layout (ms): one sequence alone, and the area."""
+        return quick_bound_ms(self._classes, self._batch, self._gpus)
+
+    def place(self, below_ms: float) -> Placement | None:
+        """Make a strategy and place the batch on it, all ended before ``below_ms``; or None.
+
+        1. The least target is sought for which the pipelines that prices ask for fit the GPUs:
+           galloping up from the bound, then bisecting to ``TOLERANCE``.
+        2. GPUs that are left go to the schemes in use, the most used first.
+        3. The batch is placed on that strategy as on any other (``dispatch``).
+        """
+        if not self.holds:
+            return None
+        low = self.bound_ms
+        if low >= below_ms:
+            return None
+        counts = self._least(low, below_ms)
+        if counts is None:
+            return None
+        filler = Filler(Fleet.of(self._filled_up(counts), self._models), self._batch)
+        better = None if below_ms == inf else probe(filler, low, below_ms)
+        if better is None and below_ms < inf:
+            return None
+        filling = dispatch(filler, low, known=better)
+        return None if filling is None else Placement(filler.fleet, filling)
+
+    def _least(self, low: float, below_ms: float) -> dict[Scheme, int] | None:
+        most = below_ms * SLACK
+        target, step = low * (1 + TOLERANCE), 2 * TOLERANCE
+        while (counts := self.counts_at(target)) is None:
+            if target >= most or step > _LARGEST_STEP:
+                return None
+            low, target, step = target, min(target * (1 + step), most), step * 2
+        while target > low * (1 + TOLERANCE):
+            middle = (low + target) / 2
+            fewer = self.counts_at(middle)
+            if fewer is None:
+                low = middle
+            else:
+                counts, target = fewer, middle
+        return counts
+
+    def counts_at(self, target_ms: float) -> dict[Scheme, int] | None:
+        """Count the pipelines with which the batch ends by a target; None beyond the GPUs.
+
+        Lengths that are cheapest on one scheme are a run. Runs take pipelines one after another,
+        longest first: as many as their own sequences fill, which then take shorter ones, too, in
+        what room is left.
+        """
+        in_time = self._alone_ms <= target_ms * _ROUND
+        prices = np.where(in_time, self._gpu_ms, np.inf)
+        if np.isinf(prices.min(axis=0)).any():
+            return None
+        cheapest = prices.argmin(axis=0)
+        lengths, counts = self._batch.distinct, self._batch.multiplicity
+        ends = [*(np.flatnonzero(np.diff(cheapest)) + 1).tolist(), len(lengths)]
+        pipelines: dict[Scheme, int] = {}
+        left = self._gpus
+        for end in ends:
+            k = int(cheapest[end - 1])
+            own = counts.copy()
+            own[end:] = 0
+            above = int(lengths[end]) if end < len(lengths) else 0
+            most = min(left // self._classes[k].gpus, int(own.sum()))
+            if not own.any():
+                continue
+            opened, unplaced = self._filled(k, most, own, above, target_ms)
+            if unplaced[:end].any():
+                return None
+            if end < len(lengths):
+                _, counts = self._filled(k, opened, counts, above, target_ms)
+            scheme = self._schemes[k]
+            pipelines[scheme] = pipelines.get(scheme, 0) + opened
+            left -= opened * scheme.gpus
+        return pipelines
+
+    def _filled(
+        self, k: int, pipelines: int, counts: Ints, above: int, target_ms: float
+    ) -> tuple[int, Ints]:
+        """Fill pipelines of class ``k``; how many hold something, and the sequences left over."""
+        if not pipelines:
+            return 0, counts
+        pipeline_class = replace(self._classes[k], count=pipelines)
+        reach = min(pipeline_class.capacity, longest_alone(pipeline_class, target_ms))
+        fill = unassigned(self._batch.distinct, counts, [pipeline_class])
+        fill.fill_class(pipeline_class, reach, above, target_ms, target_ms, False)
+        ((_, times),) = fill.placements()
+        return sum(time > 0 for time in times), np.array(fill.counts, dtype=np.int64)
+
+    def _filled_up(self, counts: dict[Scheme, int]) -> Strategy:
+        """Give the GPUs that are left to schemes in use, the most used first, then to any."""
+        left = self._gpus - sum(scheme.gpus * n for scheme, n in counts.items())
+        in_use = sorted(counts, key=lambda scheme: (-scheme.gpus * counts[scheme], scheme))
+        others = sorted(self._schemes, key=lambda scheme: (-scheme.gpus, scheme))
+        for scheme in [*in_use, *others]:
+            more = left // scheme.gpus
+            counts[scheme] = counts.get(scheme, 0) + more
+            left -= more * scheme.gpus
+        return Strategy.of({scheme: n for scheme, n in counts.items() if n})

@@ -1,0 +1,98 @@
+"""Strategies of one layout made for one batch from its schemes alone."""
+
+from __future__ import annotations
+
+import os
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from instances import assert_sound, batch_of
+from oracles.exhaustive import any_strategy_optimum
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.fleet import Models, PipelineClass
+from seqplan.planner.placement.kernel import VARIABLE
+from seqplan.planner.strategies.constructive import Constructive
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.latency import Latency
+from seqplan.profiler.scheme_model import SchemeModel
+from seqplan.profiler.shipped.catalogue import shipped
+
+
+@st.composite
+def one_layout(draw: st.DrawFn) -> tuple[Models, Batch, int]:
+    """Up to three schemes of one layout, a few sequences that the largest holds, and GPUs."""
+    lengths = draw(st.lists(st.integers(1, 24), min_size=1, max_size=5))
+    degrees = draw(st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=3, unique=True))
+    pp, c = draw(st.sampled_from([1, 1, 2])), draw(st.sampled_from([0.0, 1.0, 9.0]))
+    models = {}
+    for degree in degrees:
+        scheme = Scheme(pp=pp, ulysses=degree)
+        latency = Latency(draw(st.sampled_from([0.0, 0.01, 0.1])) / degree, 1.0 / degree**0.9, c)
+        longest = max(lengths) + 2 * degree
+        capacity = draw(st.integers(longest if degree == max(degrees) else 1, 2 * longest))
+        models[scheme] = SchemeModel(scheme, latency, capacity)
+    least = max(scheme.gpus for scheme in models)
+    return models, Batch.of_lengths(lengths), draw(st.integers(least, least + 4))
+
+
+@given(one_layout())
+def test_what_is_constructed_is_sound_and_not_below_the_optimum(
+    case: tuple[Models, Batch, int],
+) -> None:
+    models, batch, gpus = case
+    constructive = Constructive(models, batch, gpus)
+    assert constructive.holds
+    placement = constructive.place(np.inf)
+    assert placement is not None
+    assert_sound(placement.fleet, batch, placement.filling)
+    assert placement.strategy.gpus <= gpus
+    classes = [PipelineClass.of(model, 1) for model in models.values()]
+    optimum = any_strategy_optimum(classes, batch, gpus)
+    assert constructive.bound_ms <= optimum * (1 + 1e-9)
+    assert placement.objective_ms >= optimum * (1 - 1e-9)
+    below = constructive.place(placement.objective_ms)
+    assert below is None or below.objective_ms < placement.objective_ms
+
+
+@pytest.mark.parametrize("layout", [(4, 1), (8, 1)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_is_close_to_the_bound_without_any_candidate(layout: tuple[int, int], seed: int) -> None:
+    usable = shipped("llama-32b-a800-80gb").usable(1024, 32768)
+    models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == layout}
+    batch = batch_of(seed, 1500)
+    constructive = Constructive(models, batch, 1024)
+    placement = constructive.place(np.inf)
+    assert placement is not None
+    assert_sound(placement.fleet, batch, placement.filling)
+    assert placement.strategy.gpus == 1024
+    assert placement.objective_ms <= constructive.bound_ms * 1.08
+    with patch.dict(os.environ, {VARIABLE: "python"}):
+        in_python = Constructive(models, batch, 1024).place(np.inf)
+    assert in_python is not None
+    assert in_python.strategy == placement.strategy
+    assert in_python.filling.bins == placement.filling.bins
+
+
+def test_a_limit_just_above_what_is_reached_does_not_hide_it() -> None:
+    usable = shipped("llama-32b-a800-80gb").usable(1024, 32768)
+    models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == (8, 1)}
+    batch = batch_of(2, 1500)
+    constructive = Constructive(models, batch, 1024)
+    reached = constructive.place(np.inf)
+    assert reached is not None
+    for margin in (1.003, 1.01, 1.05, 1.4):
+        again = constructive.place(reached.objective_ms * margin)
+        assert again is not None
+        assert again.objective_ms <= reached.objective_ms * 1.002
+
+
+def test_a_layout_that_holds_no_such_sequence_makes_none() -> None:
+    scheme = Scheme(tp=2)
+    models = {scheme: SchemeModel(scheme, Latency(0.0, 1.0, 0.0), 10)}
+    constructive = Constructive(models, Batch.of_lengths([11]), 8)
+    assert not constructive.holds
+    assert constructive.place(np.inf) is None

@@ -63,6 +63,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="choose strategies by forward and backward alone, here and in planning",
     )
+    parser.add_argument(
+        "--static-groups",
+        action="store_true",
+        help="groups stay as they are within a step, here and in planning",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write proposal.json")
     parser.add_argument("--json", action="store_true", help="the proposal on stdout")
     return parser
@@ -96,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             method=args.method,
             exchange=exchange,
+            static_groups=args.static_groups,
             progress=progress,
         )
     text = proposal.to_json()

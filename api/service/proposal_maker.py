@@ -188,6 +188,7 @@ def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
         "seed": request["seed"],
         "method": method,
         "exchange": exchange,
+        "static_groups": request.get("static_groups", False),
     }
 
 

@@ -12,6 +12,7 @@ from seqplan.planner.exchange.times import Exchange
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Filling
 from seqplan.planner.placement.fleet import Fleet
+from seqplan.planner.strategies.reforming import ReformingLayout, find_reforming
 from seqplan.plans.scheme import Strategy
 
 RUNGS = (1.01, 1.03, 1.08, 1.2, 1.5, 2.0, 4.0)
@@ -34,6 +35,7 @@ class BatchTimes:
         self.batch = batch
         self.propagation_ms: dict[Strategy, float] = {}
         self.best_ms = self.reached_ms = float("inf")
+        self.gpus = families.whole.gpus
         self._families = families
         self._exchange = exchange
         self._lower = single_bound_ms(families.whole.classes, batch)
@@ -58,6 +60,17 @@ class BatchTimes:
     def time_ms(self, strategy: Strategy) -> float:
         """Return the time of a strategy that was tried, with its exchange."""
         return self.propagation_ms[strategy] + self._exchange.of_strategy_ms(strategy)
+
+    def reforming_ms(self, layout: ReformingLayout, below_ms: float) -> float:
+        """Find the time, with exchange, of groups of a layout that re-form within the step.
+
+        Infinite where none end before ``below_ms``.
+        """
+        if layout.max_sequence < self.batch.longest:
+            return float("inf")
+        below = below_ms - layout.exchange_ms
+        re_formed = find_reforming(layout.classes, self.batch, self.gpus, below)
+        return float("inf") if re_formed is None else re_formed.objective_ms + layout.exchange_ms
 
     @property
     def whole_bound_ms(self) -> float:

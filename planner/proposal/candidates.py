@@ -14,18 +14,23 @@ import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.with_exchange import Families
-from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange, Layout, layouts_of
+from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange, layouts_of
 from seqplan.planner.placement.fleet import Fleet, Models
 from seqplan.planner.proposal.batch_times import BatchTimes
+from seqplan.planner.proposal.layout_times import (
+    layout_times,
+    reforming_times,
+    strategy_layouts,
+)
 from seqplan.planner.proposal.layouts import (
     LayoutChoice,
-    LayoutTimes,
     Scenarios,
     choose_layout,
     explain_choice,
 )
 from seqplan.planner.proposal.search import search
 from seqplan.planner.strategies.homogeneous import promising_homogeneous
+from seqplan.planner.strategies.reforming import ReformingLayout, reforming_layouts
 from seqplan.plans.scheme import Scheme, Strategy
 
 Progress = Callable[[str, int, int], None]
@@ -86,6 +91,8 @@ def propose(
     exchange: Exchange | None = None,
     derived: Collection[Scheme] = (),
     progress: Progress | None = None,
+    *,
+    static_groups: bool = False,
 ) -> Proposal:
     """Propose strategies for data like ``batches``, of which ``effort.judged`` are looked at.
 
@@ -101,8 +108,9 @@ def propose(
        the least mean time of the best per batch (``conclude``): with an ``exchange`` of one layout,
        unless several are better by more than ``ONE_LAYOUT`` (``choose_layout``).
 
-    ``derived``: the schemes whose costs nobody has measured. At least one kept candidate holds
-    ``max_len`` tokens. Raises ``ValueError`` when no scheme does.
+    ``derived``: the schemes whose costs nobody has measured. ``static_groups``: groups do not
+    re-form within a step; otherwise a layout is worth what they reach, too. At least one kept
+    candidate holds ``max_len`` tokens. Raises ``ValueError`` when no scheme does.
     """
     report = progress or (lambda stage, done, total: None)
     families = Families(models, gpus, exchange or NO_EXCHANGE)
@@ -111,9 +119,13 @@ def propose(
     ]
     strategies = _searched(judged, families, max_len, effort, exchange, report)
     scenarios = None
+    may_re_form: list[ReformingLayout] = []
     if exchange is not None:
         drawn = [batch_times.batch for batch_times in judged]
         scenarios = Scenarios(drawn, models, gpus, max_len, exchange, derived)
+        if not static_groups:
+            may_re_form = reforming_layouts(models, exchange)
+            strategies += _of_layouts(may_re_form, strategies, models, gpus, max_len)
     return conclude(
         strategies,
         judged,
@@ -123,6 +135,7 @@ def propose(
         report=report,
         exchange=exchange,
         scenarios=scenarios,
+        may_re_form=may_re_form,
     )
 
 
@@ -198,11 +211,13 @@ def conclude(
     report: Progress,
     exchange: Exchange | None = None,
     scenarios: Scenarios | None = None,
+    may_re_form: Sequence[ReformingLayout] = (),
 ) -> Proposal:
     """Time all strategies on all batches, and keep those that serve best together.
 
     At most ``most_kept`` of them. With an ``exchange`` and ``scenarios``, candidates are of one
-    layout, unless several layouts together are better (``choose_layout``).
+    layout, unless several layouts together are better (``choose_layout``), where groups of
+    ``may_re_form`` count with what they reach by re-forming.
     """
     order = list(strategies)
     for done, batch_times in enumerate(judged):
@@ -218,14 +233,18 @@ def conclude(
     reaches = [_reach_of(strategy, models) for strategy in strategies]
     holds = [reach >= max_len for reach in reaches]
     layouts, layout = None, None
+    re_formed = reforming_times(may_re_form, judged, strategies, times)
+    for entry in may_re_form:
+        bounds = np.minimum(bounds, [entry.bound_ms(b.batch, b.gpus) for b in judged])
     if exchange is not None and scenarios is not None:
-        layout_times = _layout_times(times, strategies, holds)
-        layout = choose_layout(layout_times, scenarios)
-        layouts = explain_choice(layout, layout_times, scenarios, exchange)
+        holding = {entry.layout: entry.max_sequence >= max_len for entry in may_re_form}
+        of_layouts = layout_times(times, strategies, holds, re_formed, holding)
+        layout = choose_layout(of_layouts, scenarios)
+        layouts = explain_choice(layout, of_layouts, scenarios, exchange)
     eligible = [
         i
         for i, strategy in enumerate(strategies)
-        if layout is None or _layouts(strategy) == {layout}
+        if layout is None or strategy_layouts(strategy) == {layout}
     ]
     chosen = [eligible[i] for i in _keep(times[eligible], [holds[i] for i in eligible], most_kept)]
     of_chosen = times[chosen]
@@ -242,38 +261,19 @@ def conclude(
         )
         for place, (i, row) in enumerate(zip(chosen, of_chosen, strict=True))
     )
+    best_kept = of_chosen.min(axis=0)
+    for entry_layout, reached in re_formed.items():
+        if layout in (None, entry_layout):
+            best_kept = np.minimum(best_kept, reached)
     return Proposal(
         candidates=candidates,
-        expected_ms=float(of_chosen.min(axis=0).mean()),
+        expected_ms=float(best_kept.mean()),
         pool_ms=float(times.min(axis=0).mean()),
         lower_bound_ms=float(bounds.mean()),
         judged=len(judged),
         explored=len(strategies),
         layouts=layouts,
     )
-
-
-def _layout_times(
-    times: npt.NDArray[np.float64], strategies: Sequence[Strategy], holds: Sequence[bool]
-) -> LayoutTimes:
-    """Compare layouts by the best of their strategies per batch, and choose."""
-    rows: dict[Layout, list[int]] = {}
-    for i, strategy in enumerate(strategies):
-        if len(layouts := _layouts(strategy)) == 1:
-            rows.setdefault(next(iter(layouts)), []).append(i)
-    means = {
-        layout: float(times[members].min(axis=0).mean())
-        for layout, members in rows.items()
-        if any(holds[i] for i in members)
-    }
-    by_layout = {layout: mean for layout, mean in means.items() if np.isfinite(mean)}
-    static = [
-        (strategies[i], float(times[i].mean()))
-        for i, strategy in enumerate(strategies)
-        if strategy.homogeneous and np.isfinite(times[i]).all()
-    ]
-    best_static = min(static, key=lambda entry: entry[1], default=None)
-    return LayoutTimes(by_layout, float(times.min(axis=0).mean()), best_static)
 
 
 def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], most_kept: int) -> list[int]:
@@ -300,8 +300,22 @@ def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], most_kept: int)
     return chosen
 
 
-def _layouts(strategy: Strategy) -> frozenset[Layout]:
-    return layouts_of(scheme for scheme, _ in strategy.counts)
+def _of_layouts(
+    layouts: Sequence[ReformingLayout],
+    strategies: Sequence[Strategy],
+    models: Models,
+    gpus: int,
+    max_len: int,
+) -> list[Strategy]:
+    """Make a strategy that holds ``max_len`` tokens of each layout that lacks one but could."""
+    more = []
+    for entry in layouts:
+        of_layout = [s for s in strategies if strategy_layouts(s) == {entry.layout}]
+        holding = [s for s in entry.schemes if models[s].max_sequence >= max_len]
+        if holding and not any(_reach_of(s, models) >= max_len for s in of_layout):
+            least = min(holding, key=lambda scheme: (scheme.gpus, scheme))
+            more.append(Strategy.of({least: gpus // least.gpus}))
+    return more
 
 
 def _reach(models: Models) -> int:

@@ -29,7 +29,7 @@ _FIELDS = frozenset(
     | {"optimizer_shards", "lengths", "expected_ms", "lower_bound_ms", "judged_batches"}
     | {"candidates", "profile"}
 )
-_OPTIONAL = frozenset({"exchange", "layouts"})
+_OPTIONAL = frozenset({"exchange", "layouts", "static_groups"})
 _CANDIDATE = frozenset({"strategy", "gpus", "max_sequence", "expected_ms", "runs", "wins"})
 _EXCHANGE = frozenset({"overlap", "optimizer_ms", "source"})
 _GIVEN = frozenset({"homogeneous_ms", "heterogeneous_ms"})
@@ -62,7 +62,8 @@ class ProposalDocument:
 
     ``exchange``: what strategies were, and in planning are, chosen with beside propagation;
     expected times and the bound over all strategies hold it. None: by propagation alone.
-    ``layouts``: which layout the candidates have, and why.
+    ``layouts``: which layout the candidates have, and why. ``static_groups``: groups do not re-form
+    within a step; otherwise expected times hold what they gain where they may.
     """
 
     method: str
@@ -76,6 +77,7 @@ class ProposalDocument:
     judged: int
     exchange: Exchange | None = None
     layouts: LayoutChoice | None = None
+    static_groups: bool = False
 
     def to_json(self) -> str:
         """Write the document with its digest, indented for people."""
@@ -95,6 +97,8 @@ class ProposalDocument:
             weighed["exchange"] = _exchange_fields(self.exchange)
         if self.layouts is not None:
             weighed["layouts"] = asdict(self.layouts)
+        if self.static_groups:
+            weighed["static_groups"] = True
         return {
             **weighed,
             "schema": PROPOSAL_SCHEMA,
@@ -180,6 +184,7 @@ class _ProposalReader(FieldReader):
             judged=self.integer(raw, "judged_batches", ""),
             exchange=self.exchange(raw["exchange"]) if "exchange" in raw else None,
             layouts=self.layout_choice(raw["layouts"]) if "layouts" in raw else None,
+            static_groups="static_groups" in raw and self.boolean(raw, "static_groups", ""),
         )
         self.check_candidates(document)
         return document

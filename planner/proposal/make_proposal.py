@@ -44,13 +44,14 @@ def make_proposal(
     seed: int = 0,
     method: str = "search",
     exchange: Exchange | None = None,
+    static_groups: bool = False,
     progress: Progress | None = None,
 ) -> ProposalDocument:
     """Propose strategies for a data set; ``lengths`` in tokens.
 
     Sequences longer than ``cluster.max_len`` count as truncated to it. With an ``exchange``,
-    strategies are judged and later chosen by their time with it; rounds have no choice that it
-    could decide. Raises ``Infeasible`` when no scheme fits the GPUs or holds the longest sequence;
+    strategies are judged and later chosen by their time with it, and groups may re-form within a
+    step unless ``static_groups``; rounds have no choice that it could decide. Raises ``Infeasible`` when no scheme fits the GPUs or holds the longest sequence;
     ``ValueError`` for an unknown method, and for eq4 with an exchange, which it does not know.
     """
     check_method(profile, method, exchange)
@@ -82,6 +83,7 @@ def make_proposal(
             exchange=exchange,
             derived=[entry.scheme for entry in profile.schemes if entry.origin == "derived"],
             progress=progress,
+            static_groups=static_groups,
         )
     return ProposalDocument(
         method=method,
@@ -112,6 +114,7 @@ def make_proposal(
         judged=proposal.judged,
         exchange=None if profile.rounds else exchange,
         layouts=proposal.layouts,
+        static_groups=static_groups,
     )
 
 

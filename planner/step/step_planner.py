@@ -12,8 +12,9 @@ from seqplan.planner.rounds.assemble import assemble_rounds
 from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.rounds.proof import prove_rounds
 from seqplan.planner.step.assemble import PACKINGS, assemble
-from seqplan.planner.step.reforming_plan import ReformingSchemes, with_reforming
+from seqplan.planner.step.reforming_plan import layouts_to_re_form, with_reforming
 from seqplan.planner.step.selection import select
+from seqplan.planner.strategies.reforming import ReformingLayout
 from seqplan.plans.plan import Plan, Planner
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.version import VERSION
@@ -27,8 +28,8 @@ class StepPlanner:
     times never hold it, as they recompute from the profile.
     ``prove_rounds``: spend seconds on a closer bound for rounds (``rounds.proof``).
     ``packing``: one of ``assemble.PACKINGS``; rounds have one micro-batch a group and ignore it.
-    ``reforming``: whether groups may re-form within a step, where that is faster and all
-    pipelines have one layout without stages; rounds have groups of their own in any case.
+    ``reforming``: whether groups may re-form within a step, where that is faster, in a layout
+    without stages; rounds have groups of their own in any case.
     Making one takes a moment, as all that planning imports is imported then.
     """
 
@@ -57,8 +58,8 @@ class StepPlanner:
         return self.proposal.cluster.models(self.proposal.profile)
 
     @cached_property
-    def _reforming_schemes(self) -> ReformingSchemes | None:
-        return ReformingSchemes.of(self.proposal, self.models) if self.reforming else None
+    def _layouts_to_re_form(self) -> list[ReformingLayout]:
+        return layouts_to_re_form(self.proposal, self.models) if self.reforming else []
 
     @cached_property
     def _planner(self) -> Planner:
@@ -81,9 +82,7 @@ class StepPlanner:
             forward_fraction=fraction,
             packing=self.packing,
         )
-        if self._reforming_schemes is None:
-            return static
-        return with_reforming(static, batch, self._reforming_schemes, self.seed, self.packing)
+        return with_reforming(static, batch, self._layouts_to_re_form, self.seed, self.packing)
 
     def _plan_rounds(self, batch: Batch) -> Plan:
         """Plan, under ZeRO-3, the step's own rounds of groups; candidates do not restrict them."""

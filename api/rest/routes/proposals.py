@@ -44,7 +44,8 @@ class NewProposal(BaseModel):
 
     ``profile``: id or name; ``lengths``: id; ``exchange_ms``: one time, or [equal replicas,
     different layouts]; without it, derived for each layout; ``propagation_only``: leave it out;
-    ``layout``: only schemes of one tp and pp, as tp4.pp2.
+    ``static_groups``: groups do not re-form within a step; ``layout``: only schemes of one tp and
+    pp, as tp4.pp2.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -60,6 +61,7 @@ class NewProposal(BaseModel):
     exchange_ms: ExchangeTimes | None = None
     overlap: Share = 0.0
     propagation_only: bool = False
+    static_groups: bool = False
     schemes: Literal["all", "measured"] = "all"
     layout: Text | None = None
 

@@ -33,7 +33,7 @@ SURFACE = {
     "validate-model": "--rows --json",
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
     "--optimizer-shards --include-flagged --schemes --layout --exchange-ms --overlap "
-    "--propagation-only -o/--output --json",
+    "--propagation-only --static-groups -o/--output --json",
     "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --static-groups "
     "--workers --executor -o/--output --json",
     "check": "plans.jsonl --profile --proposal --json",

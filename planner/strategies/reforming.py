@@ -1,4 +1,4 @@
-"""Groups that re-form within the step: blocks of ranks filled to a target time, and split.
+"""Groups that re-form within a step: blocks of ranks filled to a target time, and split.
 
 At pp = 1 pipelines of one layout hold the same shards whatever their Ulysses and ring degrees, so
 that a block of ranks which ran one long sequence together may go on as several smaller blocks.
@@ -15,8 +15,10 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.with_exchange import quick_bound_ms
-from seqplan.planner.placement.fleet import Bin, Floats, PipelineClass
+from seqplan.planner.exchange.times import Exchange, Layout, layouts_of
+from seqplan.planner.placement.fleet import Bin, Floats, Models, PipelineClass, undominated
 from seqplan.planner.placement.sequence_pool import SequencePool
+from seqplan.plans.scheme import Scheme
 
 TRIALS = 20
 """Random prices that are tried at most, beside the classes' own."""
@@ -54,6 +56,41 @@ class Reforming:
     objective_ms: float
 
 
+@dataclass(frozen=True)
+class ReformingLayout:
+    """A layout whose groups can re-form: its schemes, their classes in the same order, and what
+    its exchange takes that is not hidden (ms)."""
+
+    layout: Layout
+    schemes: tuple[Scheme, ...]
+    classes: tuple[PipelineClass, ...]
+    exchange_ms: float
+
+    @property
+    def max_sequence(self) -> int:
+        """Return the longest sequence (tokens) that some scheme holds."""
+        return max(pipeline_class.capacity for pipeline_class in self.classes)
+
+    def bound_ms(self, batch: Batch, gpus: int) -> float:
+        """Bound step and exchange of every plan of the layout; see ``reforming_bound_ms``."""
+        return reforming_bound_ms(self.classes, batch, gpus) + self.exchange_ms
+
+
+def reforming_layouts(models: Models, exchange: Exchange) -> list[ReformingLayout]:
+    """List the layouts of ``models`` whose groups can re-form: those without stages of which each
+    GPU count divides the next; schemes that others replace at no loss are left out."""
+    layouts = []
+    for layout in sorted(layouts_of(models)):
+        members = undominated(
+            {s: m for s, m in models.items() if (s.tp, s.pp) == layout and m.max_sequence > 0}
+        )
+        classes = tuple(PipelineClass.of(model, 1) for model in members.values())
+        if layout[1] == 1 and nested_sizes(classes) is not None:
+            exchange_ms = exchange.exposed_ms([layout])
+            layouts.append(ReformingLayout(layout, tuple(members), classes, exchange_ms))
+    return layouts
+
+
 def nested_sizes(classes: Sequence[PipelineClass]) -> tuple[int, ...] | None:
     """List the GPU counts of the classes, ascending; None unless each divides the next."""
     sizes = tuple(sorted({pipeline_class.gpus for pipeline_class in classes}))
@@ -81,7 +118,8 @@ def find_reforming(
     """Find groups that re-form and end before ``below_ms``; None where none were found.
 
     One pass of the filler per target time, bisected down from ``below_ms``, then again at random
-    multipliers of the prices. The number of passes is bounded by counts and the random numbers are
+    multipliers of the prices, unless the first pass fails: on the shipped profiles no multiplier
+    has succeeded then. The number of passes is bounded by counts and the random numbers are
     ``seed``'s, so that the same batch has the same placement. ``classes`` must have nested sizes.
     """
     bound = reforming_bound_ms(classes, batch, gpus)
@@ -103,6 +141,8 @@ def find_reforming(
             break
         placed = filler.fill(target, multipliers)
         if placed is None or placed.objective_ms >= reached:
+            if not trial:
+                return None
             continue
         best = _bisected(filler, multipliers, placed, bound)
         reached = best.objective_ms

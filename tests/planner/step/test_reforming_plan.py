@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -16,26 +17,29 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.exchange.times import NO_EXCHANGE
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.assemble import assemble
-from seqplan.planner.step.reforming import (
-    Reforming,
-    ReformingFiller,
-    find_reforming,
-    nested_sizes,
-    reforming_bound_ms,
-)
 from seqplan.planner.step.reforming_plan import (
     REFORMING_GAIN,
-    ReformingSchemes,
     assemble_reforming,
+    layouts_to_re_form,
     with_reforming,
 )
 from seqplan.planner.step.selection import select
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.strategies.reforming import (
+    Reforming,
+    ReformingFiller,
+    ReformingLayout,
+    find_reforming,
+    nested_sizes,
+    reforming_bound_ms,
+    reforming_layouts,
+)
 from seqplan.plans.explain import explain
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.lint import lint
@@ -72,10 +76,11 @@ def one_layout(draw: st.DrawFn) -> Models:
     return models
 
 
-def of_models(models: Models) -> ReformingSchemes:
-    return ReformingSchemes(
-        tuple(models), tuple(PipelineClass.of(model, 1) for model in models.values())
-    )
+def of_models(models: Models) -> ReformingLayout:
+    """All of the schemes, also those that others replace."""
+    first = next(iter(models))
+    classes = tuple(PipelineClass.of(model, 1) for model in models.values())
+    return ReformingLayout((first.tp, first.pp), tuple(models), classes, 0.0)
 
 
 def static_plan(models: Models, batch: Batch, gpus: int) -> Plan | None:
@@ -137,7 +142,7 @@ def test_re_forming_plans_are_sound(
         bound = reforming_bound_ms(schemes.classes, batch, gpus)
         assert placed.objective_ms >= bound * (1 - 1e-9)
         check(assemble_reforming(placed, static, batch, schemes, packing), placed, models)
-    chosen = with_reforming(static, batch, schemes, 3, packing)
+    chosen = with_reforming(static, batch, [schemes], 3, packing)
     if chosen is not static:
         assert chosen.predicted_ms * (1 + REFORMING_GAIN) < static.predicted_ms + 1e-9
 
@@ -207,7 +212,7 @@ def test_a_long_sequence_on_all_ranks_that_then_split() -> None:
     assert [run.first for run in placed.runs] == [0, 0, 1, 2, 3]
     static = static_plan(models, batch, 4)
     assert static is not None
-    plan = with_reforming(static, batch, schemes, 0)
+    plan = with_reforming(static, batch, [schemes], 0)
     assert plan.predicted_ms == pytest.approx(394.5)
     assert "ranks re-form within the step" in explain(plan)
 
@@ -257,11 +262,65 @@ def test_long_code_gains_by_groups_that_re_form() -> None:
     assert max(gains) > 0.03, gains
 
 
-def test_they_are_offered_only_for_one_layout_without_stages() -> None:
+def test_they_are_offered_where_the_exchange_is_weighed_and_groups_may_change() -> None:
     document = long_code()
     planner = StepPlanner(document)
-    assert ReformingSchemes.of(document, planner.models) is not None
-    assert StepPlanner(document, reforming=False).reforming is False
+    (layout,) = layouts_to_re_form(document, planner.models)
+    assert layout.layout == (8, 1)
+    assert layouts_to_re_form(replace(document, static_groups=True), planner.models) == []
+    fixed = StepPlanner(replace(document, static_groups=True))
+    batch = next(iter(Sampler(CODE, 800_000, 131_072, 0).batches(1)))
+    assert fixed.plan(batch).strategy.gpus <= 64
     profile = document.profile
     without = make_proposal(profile, Cluster(16, 8192, 20_000), CODE)
-    assert ReformingSchemes.of(without, StepPlanner(without).models) is None
+    assert layouts_to_re_form(without, StepPlanner(without).models) == []
+
+
+def test_only_layouts_without_stages_re_form() -> None:
+    models = Cluster(64, 131_072, 800_000).models(shipped("llama-32b-a800-80gb"))
+    layouts = reforming_layouts(models, NO_EXCHANGE)
+    assert [entry.layout for entry in layouts] == [(4, 1), (8, 1), (16, 1)]
+    assert long_code().layouts is not None
+    document = replace(long_code(), layouts=replace(long_code().layouts, chosen=None))
+    offered = layouts_to_re_form(document, StepPlanner(document).models)
+    assert [entry.layout for entry in offered] == [(8, 1)]
+
+
+def test_a_proposal_counts_what_groups_gain_by_re_forming() -> None:
+    document = long_code()
+    fixed = make_proposal(
+        document.profile,
+        document.cluster,
+        CODE,
+        exchange=document.exchange,
+        static_groups=True,
+    )
+    assert document.expected_ms < fixed.expected_ms * 0.97
+    assert document.lower_bound_ms <= document.expected_ms
+    assert fixed.lower_bound_ms <= fixed.expected_ms
+    assert ProposalDocument.from_json(fixed.to_json(), "it").static_groups
+    assert not ProposalDocument.from_json(document.to_json(), "it").static_groups
+
+
+def test_with_several_layouts_the_one_that_is_best_for_the_step_re_forms() -> None:
+    """Code up to 128K, four times the tokens: tp8 in one step, tp4 in another."""
+    profile = shipped("llama-32b-a800-80gb")
+    cluster = Cluster(64, 131_072, 800_000)
+    models = cluster.models(profile)
+    exchange = exchange_of(profile, 64)
+    layouts = reforming_layouts(models, exchange)
+    degrees = set()
+    for batch in Sampler(CODE, 800_000, 131_072, 0).batches(4):
+        selected = select(batch, [Strategy.parse("1xtp8.u8")], models, 64, exchange=exchange)
+        static = assemble(batch, selected, PLANNER, 64, 1 / 3)
+        plan = with_reforming(static, batch, layouts, 0)
+        assert lint(plan, models) == []
+        assert plan.exchange_ms is not None
+        assert static.exchange_ms is not None
+        total = plan.predicted_ms + plan.exchange_ms
+        assert total <= static.predicted_ms + static.exchange_ms
+        if plan is not static:
+            degrees.add(plan.pipelines[0].scheme.tp)
+            of_plan = exchange.exposed_ms([(plan.pipelines[0].scheme.tp, 1)])
+            assert plan.exchange_ms == round(of_plan, 3)
+    assert degrees == {4, 8}

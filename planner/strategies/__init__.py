@@ -1,7 +1,8 @@
 """Where strategies come from.
 
-Read ``homogeneous`` (one scheme throughout), ``rounding`` (from fractional pipeline counts) and
-``local_search`` (swaps of pipelines, judged by placement).
+Read ``homogeneous`` (one scheme throughout), ``constructive`` (of one layout, from prices),
+``rounding`` (from fractional pipeline counts), ``local_search`` (swaps of pipelines, judged by
+placement) and ``reforming`` (groups that change within the step).
 """
 
-__all__ = ["homogeneous", "local_search", "rounding"]
+__all__ = ["constructive", "homogeneous", "local_search", "reforming", "rounding"]

@@ -128,7 +128,7 @@ def test_a_step_that_kills_its_worker_every_time_is_named() -> None:
 
 def test_an_infeasible_step_is_reported_in_its_place() -> None:
     proposal, batches = dense_proposal(), drawn_batches(6)
-    batches[2] = Batch(2, (8, 9), (100, 32768 * 3))
+    batches[2] = Batch(2, (8, 9), (100, 32768 * 30))
     said = set()
     for workers in (1, 2):
         got, error = until_failure(produce(proposal, batches, workers=workers))
@@ -136,7 +136,7 @@ def test_an_infeasible_step_is_reported_in_its_place() -> None:
         assert [planned.step for planned in got] == [0, 1]
         said.add(str(error))
     assert len(said) == 1
-    assert said.pop().startswith("step 2: sequence 9 has 98304 tokens")
+    assert said.pop().startswith("step 2: sequence 9 has 983040 tokens")
 
 
 def test_a_failing_source_of_batches_is_reported_after_the_steps_before_it() -> None:

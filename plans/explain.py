@@ -62,7 +62,7 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
         yield f"  of that {times.makespan_ms:,.1f} ms pipelines, {rest:,.1f} ms after the last"
     rounds = {pipeline.round for pipeline in plan.pipelines} - {None}
     notes = f", in {_count(rounds, 'round')}" if rounds else ""
-    if strategy.gpus > plan.world_size - len(plan.idle_ranks):
+    if plan.re_forms:
         notes += ", ranks re-form within the step"
     room = WIDTH - len("pipelines ") - len(notes)
     yield f"pipelines {_cut(str(strategy) or 'none', room)}{notes}"

@@ -90,6 +90,11 @@ class Plan:
         return Strategy.of(Counter(pipeline.scheme for pipeline in self.pipelines))
 
     @property
+    def re_forms(self) -> bool:
+        """Whether some rank is in several pipelines one after another, in rounds or not."""
+        return self.strategy.gpus > self.world_size - len(self.idle_ranks)
+
+    @property
     def strategy_text(self) -> str:
         """Write what runs, for people: ``1×tp16 + 12×tp4``, rounds parted by ``|``."""
         by_round: dict[int | None, Counter[str]] = {}

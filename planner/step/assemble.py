@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.assembly import floor_us, plan_of, planned_pipeline
+from seqplan.planner.placement.assembly import floor_us, gap, plan_of, planned_pipeline
 from seqplan.planner.placement.even_chunks import chunk
 from seqplan.planner.placement.fleet import Bin, PipelineClass
 from seqplan.planner.placement.pack import pack
@@ -73,6 +74,17 @@ def assemble(
         bound_ms=bound,
         selection=candidates,
         exchange_ms=next((c.exchange_ms for c in candidates if c.strategy == strategy), None),
+    )
+
+
+def with_bound(plan: Plan, bound_ms: float) -> Plan:
+    """Return the plan with this lower bound (ms) where it is above the plan's own."""
+    bound = min(max(floor_us(bound_ms), plan.lower_bound_ms), plan.predicted_ms)
+    return replace(
+        plan,
+        lower_bound_ms=bound,
+        gap=gap(plan.predicted_ms, bound),
+        selection=considered(plan.selection, plan.strategy, plan.predicted_ms, bound),
     )
 
 

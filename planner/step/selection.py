@@ -60,6 +60,7 @@ def select(
     *,
     tailor: bool = True,
     exchange: Exchange | None = None,
+    prove: bool = True,
 ) -> Selected:
     """Plan one batch on the best of ``candidates``, or on a strategy made for it.
 
@@ -69,8 +70,8 @@ def select(
     3. With ``tailor``, strategies made for the batch are tried: of each layout of the candidates
        from all schemes (``Constructive``), and of several layouts from the candidates' schemes
        (``_tailored``).
-    4. The best gets a proven bound (``certify``), and its placement is polished towards it
-       (``_polished``).
+    4. The best gets a close bound (``certify``), and its placement is polished towards it
+       (``_polished``). Without ``prove`` it keeps the cheap one, and no linear program is solved.
 
     The best has the least time with its ``exchange``. Where no candidate holds the longest
     sequence (or there is none), a strategy is constructed of whichever layout does. Raises
@@ -83,14 +84,18 @@ def select(
     times: dict[Strategy, float] = {}
     best = _best_candidate(search, holding, bounds, times) if holding else None
     if best is not None and tailor:
-        best = _tailored(search, best, candidates)
+        best = _tailored(search, best, candidates, relaxing=prove)
     elif tailor:
         best = _constructed(search, None, sorted(layouts_of(models)))
     if best is None:
         raise Infeasible(_too_long(batch, fleets, models if tailor else {}))
     times[best.strategy] = best.objective_ms
-    proven = certify(best.fleet, batch, best.objective_ms)
-    best = Placement(best.fleet, _polished(batch, best, proven))
+    if prove:
+        proven = certify(best.fleet, batch, best.objective_ms)
+        best = Placement(best.fleet, _polished(batch, best, proven))
+    else:
+        proven = min(cheap_bound_ms(best.fleet.classes, batch), best.objective_ms)
+        best = Placement(best.fleet, _levelled(batch, best.fleet, best.filling))
     times[best.strategy] = best.objective_ms
     considered = tuple(
         Considered(
@@ -151,15 +156,20 @@ def _by_first_fill(
     return [(filler, filling) for _, _, filler, filling in attempts]
 
 
-def _tailored(search: Search, best: Placement, candidates: Sequence[Strategy]) -> Placement:
+def _tailored(
+    search: Search, best: Placement, candidates: Sequence[Strategy], *, relaxing: bool
+) -> Placement:
     """Make a strategy for this batch from the candidates' schemes; the best if none beats it.
 
-    One is constructed of each layout. One is made of each family of layouts that exchange in the
-    same time, and then improved; not of a single layout without stages, where GPU-time says all.
+    One is constructed of each layout. With ``relaxing``, one is made of each family of layouts that
+    exchange in the same time, by a linear program, and then improved; not of a single layout
+    without stages, where GPU-time says all.
     """
     schemes = sorted({scheme for strategy in candidates for scheme, _ in strategy.counts})
     layouts = layouts_of(schemes)
     best = _constructed(search, best, sorted(layouts)) or best
+    if not relaxing:
+        return best
     for family in search.exchange.families(layouts):
         members = [scheme for scheme in schemes if (scheme.tp, scheme.pp) in family.layouts]
         bubbles = any(scheme.pp > 1 for scheme in members)
@@ -237,6 +247,10 @@ def _polished(batch: Batch, best: Placement, proven_ms: float) -> Filling:
         filling = met
     elif filling.objective_ms > proven_ms * (1 + BALANCE_GAP):
         filling = balance(fleet, batch, filling, proven_ms)
+    return _levelled(batch, fleet, filling)
+
+
+def _levelled(batch: Batch, fleet: Fleet, filling: Filling) -> Filling:
     return level(Filler(fleet, batch), filling, area_bound_ms(fleet.classes, batch))
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from functools import cached_property
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.relaxation import load_solver
 from seqplan.planner.errors import Infeasible
+from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.rounds.assemble import assemble_rounds
 from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.rounds.proof import prove_rounds
-from seqplan.planner.step.assemble import PACKINGS, assemble
+from seqplan.planner.step.assemble import PACKINGS, assemble, with_bound
 from seqplan.planner.step.reforming_plan import layouts_to_re_form, with_reforming
 from seqplan.planner.step.selection import select
 from seqplan.planner.strategies.reforming import ReformingLayout
@@ -65,14 +67,20 @@ class StepPlanner:
     def _planner(self) -> Planner:
         return Planner(VERSION, self.seed, self.proposal.profile.digest, self.proposal.digest)
 
-    def plan(self, batch: Batch) -> Plan:
-        """Make the step's plan; ``Infeasible`` when a sequence fits no candidate."""
+    def plan(self, batch: Batch, *, prove: bool = True) -> Plan:
+        """Make the step's plan; ``Infeasible`` when no scheme holds a sequence.
+
+        Without ``prove`` its bound is one that takes microseconds, for callers that cannot wait:
+        ``prove`` makes it the close one later. Rounds are planned alike in both cases.
+        """
         proposal = self.proposal
         if proposal.profile.rounds:
             return self._plan_rounds(batch)
         candidates = [candidate.strategy for candidate in proposal.candidates]
         gpus = proposal.cluster.gpus
-        selected = select(batch, candidates, self.models, gpus, exchange=proposal.exchange)
+        selected = select(
+            batch, candidates, self.models, gpus, exchange=proposal.exchange, prove=prove
+        )
         fraction = proposal.profile.forward_fraction
         static = assemble(
             batch,
@@ -83,6 +91,22 @@ class StepPlanner:
             packing=self.packing,
         )
         return with_reforming(static, batch, self._layouts_to_re_form, self.seed, self.packing)
+
+    def prove(self, plan: Plan) -> Plan:
+        """Return a plan of this planner with a closer bound, where one can be proven.
+
+        What runs stays as it is; bound, gap and digest change. Groups that re-form and rounds have
+        the closest bound there is of them already. ``ValueError`` for a plan of another profile.
+        """
+        if plan.planner.profile != self.proposal.profile.digest:
+            raise ValueError(
+                f"step {plan.step}: planned with profile {plan.planner.profile}, not this planner's"
+            )
+        if plan.re_forms or self.proposal.profile.rounds:
+            return plan
+        batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
+        fleet = Fleet.of(plan.strategy, self.models)
+        return with_bound(plan, certify(fleet, batch, plan.predicted_ms))
 
     def _plan_rounds(self, batch: Batch) -> Plan:
         """Plan, under ZeRO-3, the step's own rounds of groups; candidates do not restrict them."""

@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqplan import Cluster, find_profile, make_proposal
+from seqplan import Batch, Cluster, Plan, StepPlanner, find_profile, make_proposal
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.exchange.choice import exchange_of
+from seqplan.plans.format.codec import to_json
+from seqplan.plans.lint import lint
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 
 SCRIPT = """
 import sys
@@ -32,3 +38,41 @@ def test_the_first_step_imports_nothing(tmp_path: Path, profile: str, gpus: int)
         [sys.executable, "-c", SCRIPT, str(path)], capture_output=True, text=True, check=False
     )
     assert (done.stderr, done.stdout.split()) == ("", [])
+
+
+def test_a_plan_handed_out_first_is_proven_later() -> None:
+    profile = find_profile("llama-32b-a800-80gb").restricted(layout=(8, 1))
+    cluster = Cluster(64, 32_768, 200_000)
+    document = make_proposal(profile, cluster, CODE, exchange=exchange_of(profile, 64))
+    planner = StepPlanner(document)
+    closer = []
+    for batch in Sampler(CODE, 200_000, 32_768, 5).batches(6):
+        at_once, whole = planner.plan(batch, prove=False), planner.plan(batch)
+        assert lint(at_once, planner.models) == []
+        assert to_json(planner.plan(batch, prove=False)) == to_json(at_once)
+        proven = planner.prove(at_once)
+        assert lint(proven, planner.models) == []
+        assert proven.pipelines == at_once.pipelines
+        assert at_once.lower_bound_ms <= proven.lower_bound_ms <= proven.predicted_ms
+        assert at_once.predicted_ms <= whole.predicted_ms * 1.01
+        assert to_json(planner.prove(proven)) == to_json(proven)
+        if at_once.re_forms:
+            assert proven is at_once
+        closer.append(proven.gap < at_once.gap / 2)
+    assert sum(closer) >= 2, closer
+
+
+def test_a_plan_of_another_profile_is_not_proven() -> None:
+    lengths = np.array([700, 2900] * 50)
+
+    def planned(name: str) -> tuple[StepPlanner, Plan]:
+        document = make_proposal(find_profile(name), Cluster(8, 4096, 8000), lengths)
+        planner = StepPlanner(document)
+        return planner, planner.plan(Batch(0, tuple(range(40)), (700, 2900) * 20))
+
+    dense, plan = planned("llama-7b-a800-80gb")
+    rounds, of_rounds = planned("gpt-7b-a100-40gb")
+    assert rounds.prove(of_rounds) is of_rounds
+    assert dense.prove(plan).lower_bound_ms >= plan.lower_bound_ms
+    with pytest.raises(ValueError, match="step 0: planned with profile sha256:.* not this"):
+        dense.prove(of_rounds)

@@ -25,11 +25,22 @@ from seqplan.planner.systems.hotspa import SWITCH_MS, hotspa
 from seqplan.planner.systems.hydraulis import CBC_S, hydraulis
 from seqplan.planner.systems.megatron import megatron
 from seqplan.planner.systems.megatron_dcp import megatron_dcp
+from seqplan.planner.systems.megatron_packing import megatron_packing
+from seqplan.planner.systems.one_layout import one_layout
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
 from seqplan.planner.systems.static_best import static_best
 from seqplan.profiler.profile import Profile
 
-SYSTEMS = ("static", "megatron", "hotspa", "hydraulis", "deepspeed", "flexsp", "megatron-dcp")
+SYSTEMS = (
+    "one-layout",
+    "static",
+    "megatron",
+    "hotspa",
+    "hydraulis",
+    "deepspeed",
+    "flexsp",
+    "megatron-dcp",
+)
 """Systems that ours may be compared with; some come in several variants."""
 
 
@@ -105,6 +116,7 @@ def compare(
     )
     candidates = [candidate.strategy for candidate in proposal.candidates]
     offers: dict[str, Callable[[], Iterable[Trainer | LeftOut]]] = {
+        "one-layout": lambda: one_layout(setting, proposal, seed),
         "static": lambda: static_best(setting, candidates),
         "megatron": lambda: megatron(setting, search=chosen.search_static),
         "hotspa": lambda: hotspa(setting, switch_ms=chosen.switch_ms),
@@ -113,7 +125,7 @@ def compare(
         ),
         "deepspeed": lambda: deepspeed(setting),
         "flexsp": lambda: flexsp_like(setting),
-        "megatron-dcp": lambda: megatron_dcp(setting),
+        "megatron-dcp": lambda: [*megatron_dcp(setting), *megatron_packing(setting)],
     }
     trainers, left_out = [ours], []
     wanted = [name for name in SYSTEMS if name in chosen.systems]

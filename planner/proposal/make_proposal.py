@@ -51,8 +51,9 @@ def make_proposal(
 
     Sequences longer than ``cluster.max_len`` count as truncated to it. With an ``exchange``,
     strategies are judged and later chosen by their time with it, and groups may re-form within a
-    step unless ``static_groups``; rounds have no choice that it could decide. Raises ``Infeasible`` when no scheme fits the GPUs or holds the longest sequence;
-    ``ValueError`` for an unknown method, and for eq4 with an exchange, which it does not know.
+    step unless ``static_groups``; rounds have no choice that it could decide. Raises ``Infeasible``
+    when no scheme fits the GPUs or holds the longest sequence; ``ValueError`` for an unknown
+    method, and for eq4 with an exchange, which it does not know.
     """
     check_method(profile, method, exchange)
     models = cluster.models(profile)

@@ -1,8 +1,9 @@
 """The systems that ours is compared with, one file each.
 
 Read ``setting`` first (what a system is made of). ``megatron``, ``hotspa``, ``hydraulis``,
-``deepspeed``, ``flexsp``, ``megatron_dcp`` and ``static_best`` each offer trainers or say why there
-are none; ``static_table`` (published configurations) and ``windows`` serve them.
+``deepspeed``, ``flexsp``, ``megatron_dcp``, ``megatron_packing``, ``static_best`` and
+``one_layout`` each offer trainers or say why there are none; ``static_table`` (published
+configurations) and ``windows`` serve them.
 """
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "hydraulis",
     "megatron",
     "megatron_dcp",
+    "megatron_packing",
+    "one_layout",
     "setting",
     "static_best",
 ]

@@ -20,9 +20,10 @@ from seqplan.planner.comparison.advice import ablation, advice, fit_error
 from seqplan.planner.comparison.compare import SYSTEMS, Options, compare, histogram
 from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
 from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.exchange.times import GivenExchange
 from seqplan.profiler.shipped.catalogue import shipped
 
-QUICK = ("static", "megatron", "hotspa", "deepspeed", "flexsp", "megatron-dcp")
+QUICK = ("one-layout", "static", "megatron", "hotspa", "deepspeed", "flexsp", "megatron-dcp")
 
 
 @cache
@@ -59,7 +60,39 @@ def test_what_was_left_out_is_told() -> None:
         "DeepSpeed-like",
         "FlexSP-like",
         "Megatron dynamic CP",
+        "Megatron dynamic CP, packing-aware",
     }
+
+
+def test_one_layout_and_groups_that_re_form_are_told_apart() -> None:
+    profile = shipped("llama-32b-a800-80gb").restricted(layout=(8, 1))
+    cluster, lengths = Cluster(64, 131_072, 800_000), CODE
+    options = Options(("one-layout", "megatron-dcp"))
+    comparison = compare(profile, cluster, lengths, 2, exchange_of(profile, 64), options=options)
+    by_key = {system.key: system for system in comparison.systems}
+    assert set(by_key) == {
+        "ours",
+        "one-layout",
+        "re-forming",
+        "megatron-dcp",
+        "megatron-packing",
+    }
+    staying, re_forming = by_key["one-layout"], by_key["re-forming"]
+    assert re_forming.mean_ms < staying.mean_ms * 0.99
+    assert re_forming.mean_ms == pytest.approx(comparison.ours.mean_ms, rel=5e-3)
+    assert by_key["megatron-packing"].mean_ms > re_forming.mean_ms * 1.02
+    assert by_key["megatron-packing"].mean_ms < by_key["megatron-dcp"].mean_ms
+
+
+def test_without_an_exchange_there_is_no_one_layout_to_compare() -> None:
+    profile = shipped("llama-7b-a800-80gb").restricted(measured=True)
+    exchange = GivenExchange(0.0, 0.0, "none", 0.0, 0.0)
+    options = Options(("one-layout",))
+    comparison = compare(profile, Cluster(8, 16384, 50_000), CODE, 1, exchange, options=options)
+    assert [system.key for system in comparison.systems] == ["ours"]
+    ((name, why),) = comparison.left_out
+    assert name == "One layout, groups that stay"
+    assert "propagation alone" in why
 
 
 def test_the_ablation_begins_at_one() -> None:

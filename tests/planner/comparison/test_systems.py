@@ -19,6 +19,7 @@ from seqplan.planner.systems.hotspa import hotspa
 from seqplan.planner.systems.hydraulis import hydraulis
 from seqplan.planner.systems.megatron import megatron
 from seqplan.planner.systems.megatron_dcp import megatron_dcp
+from seqplan.planner.systems.megatron_packing import megatron_packing
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
 from seqplan.planner.systems.static_best import static_best
 from seqplan.planner.systems.static_table import HOTSPA, MEGATRON, parse, published_strategies
@@ -36,6 +37,7 @@ BY_NAME: dict[str, Callable[[Setting], Offers]] = {
     "deepspeed": deepspeed,
     "flexsp": lambda s: flexsp_like(s, limit_s=0.5),
     "megatron-dcp": megatron_dcp,
+    "megatron-packing": megatron_packing,
 }
 SETTINGS = {"dense": dense, "lockstep": lockstep, "rings": rings}
 APPLY = {
@@ -49,6 +51,7 @@ APPLY = {
     ("lockstep", "flexsp"): ["flexsp"],
     ("rings", "megatron"): ["megatron", "megatron-dense", "megatron-balanced"],
     ("rings", "megatron-dcp"): ["megatron-dcp"],
+    ("rings", "megatron-packing"): ["megatron-packing"],
 }
 """(setting, baseline) → the systems that it gives."""
 
@@ -75,8 +78,21 @@ def test_each_sequence_once_within_memory_and_ranks(where: str, name: str) -> No
                         cost = model.latency.micro_batch_ms(lengths)
                         assert micro.cost_ms == pytest.approx(cost, abs=1e-3)
             assert sorted(seen) == list(range(len(batch.lengths))), offer.key
+            if offer.key == "megatron-packing":  # whose ranks go from group to group
+                _aligned(execution.phases[0], setting.cluster.gpus)
+                continue
             for phase in execution.phases:
                 _no_rank_twice_at_once(phase)
+
+
+def _aligned(phase: object, gpus: int) -> None:
+    """Groups begin at multiples of their size, and every rank has work in each micro-batch."""
+    work = [0] * gpus
+    for pipeline in phase:  # type: ignore[attr-defined]
+        assert pipeline.ranks[0] % pipeline.scheme.gpus == 0
+        for rank in pipeline.ranks:
+            work[rank] += 1
+    assert len(set(work)) == 1, work
 
 
 def _no_rank_twice_at_once(phase: object) -> None:
@@ -97,6 +113,7 @@ def _no_rank_twice_at_once(phase: object) -> None:
         ("lockstep", "hotspa", "ZeRO-3"),
         ("lockstep", "hydraulis", "lockstep"),
         ("lockstep", "megatron-dcp", "no ring"),
+        ("dense", "megatron-packing", "no context-parallel schemes"),
     ],
 )
 def test_what_does_not_apply_says_why(where: str, name: str, why: str) -> None:

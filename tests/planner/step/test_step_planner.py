@@ -74,5 +74,5 @@ def test_a_plan_of_another_profile_is_not_proven() -> None:
     rounds, of_rounds = planned("gpt-7b-a100-40gb")
     assert rounds.prove(of_rounds) is of_rounds
     assert dense.prove(plan).lower_bound_ms >= plan.lower_bound_ms
-    with pytest.raises(ValueError, match="step 0: planned with profile sha256:.* not this"):
+    with pytest.raises(ValueError, match=r"step 0: planned with profile sha256:.* not this"):
         dense.prove(of_rounds)

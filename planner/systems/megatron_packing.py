@@ -1,0 +1,193 @@
+"""Megatron's packing-aware dynamic context parallelism: each micro-batch partitions all ranks.
+
+A micro-batch begins with the longest sequence on the fewest ranks that hold it. Every further one,
+longest first, joins a group or opens one on free ranks, of any degree that holds it, wherever the
+largest load stays least and within a cap. Loads are length² / degree, whatever a micro-batch or a
+token costs beside attention. Ranks left without work widen a group of the smallest degree; what
+found no place waits for the next micro-batch.
+
+Source: ``next_hdp_group_packing_aware`` of Megatron-LM's development branch, August 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.exchange.times import Layout
+from seqplan.planner.simulation.iteration import Execution, propagation_ms
+from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.plans.plan import PlannedPipeline
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.scheme_model import SchemeModel
+
+KEY, NAME = "megatron-packing", "Megatron dynamic CP, packing-aware"
+
+CAP = 1.05
+"""A rank's load stays within this multiple of the longest sequence times a rank's tokens."""
+
+TOKEN_SHARES = (1.0, 0.75, 0.5, 0.35)
+"""Shares of what a rank's memory holds that are tried as its limit of tokens, for the best."""
+
+PROMISING = 1.3
+"""A limit or layout this far above the best on the first batches is not run on the others."""
+
+_FIRST = 2
+
+Ladder = dict[int, SchemeModel]
+"""The fastest scheme of each context-parallel degree of one layout."""
+
+
+def megatron_packing(setting: Setting) -> list[Trainer | LeftOut]:
+    """Set up the rule on the layout and limit of tokens that serve these very batches best."""
+    ladders = _ladders(setting)
+    if not ladders:
+        why = f"profile {setting.profile.name} has no context-parallel schemes without stages"
+        return [LeftOut(KEY, NAME, why)]
+    settings = [
+        (layout, ladder, limit)
+        for layout, ladder in ladders.items()
+        for limit in _limits(ladder)
+        if limit * max(ladder) >= setting.longest
+    ]
+    if not settings:
+        return [LeftOut(KEY, NAME, f"no context parallelism holds {setting.longest:,} tokens")]
+
+    def mean_ms(tried: tuple[Layout, Ladder, int], batches: Sequence[Batch]) -> float:
+        layout, ladder, limit = tried
+        runs = (_micro_batches(setting, batch, ladder, limit) for batch in batches)
+        fraction = setting.profile.forward_fraction
+        propagation = mean(propagation_ms((run,), fraction) for run in runs)
+        return propagation + setting.exchange.exposed_ms([layout])
+
+    first = [mean_ms(tried, setting.batches[:_FIRST]) for tried in settings]
+    near = [
+        tried for tried, time in zip(settings, first, strict=True) if time <= min(first) * PROMISING
+    ]
+    layout, ladder, limit = min(near, key=lambda tried: mean_ms(tried, setting.batches))
+    return [
+        Trainer(
+            KEY,
+            NAME,
+            f"tp{layout[0]}, at most {limit:,} tokens a rank; best of several on these batches",
+            False,
+            lambda batch: Execution((_micro_batches(setting, batch, ladder, limit),)),
+        )
+    ]
+
+
+def _ladders(setting: Setting) -> dict[Layout, Ladder]:
+    ladders: dict[Layout, Ladder] = {}
+    for scheme, model in sorted(setting.models.items()):
+        power = scheme.sp & (scheme.sp - 1) == 0
+        if scheme.pp > 1 or not power or model.max_sequence <= 0:
+            continue
+        ladder = ladders.setdefault((scheme.tp, 1), {})
+        known = ladder.get(scheme.sp)
+        length = min(model.max_sequence, setting.longest)
+        if known is None or model.alone_ms(length) < known.alone_ms(length):
+            ladder[scheme.sp] = model
+    return {layout: ladder for layout, ladder in ladders.items() if 1 in ladder and len(ladder) > 1}
+
+
+def _limits(ladder: Ladder) -> list[int]:
+    """List limits of tokens a rank that every degree of the ladder holds."""
+    most = min(model.max_sequence // degree for degree, model in ladder.items())
+    return sorted({int(most * share) for share in TOKEN_SHARES})
+
+
+@dataclass
+class _Group:
+    """Sequences (positions) that run together on ``degree`` ranks; ``tokens`` and load of one.
+
+    ``scheme``: how they run; its padding counts as tokens.
+    """
+
+    scheme: Scheme
+    positions: list[int] = field(default_factory=list)
+    tokens: float = 0.0
+    load: float = 0.0
+
+    @property
+    def degree(self) -> int:
+        return self.scheme.sp
+
+    def add(self, position: int, length: int) -> None:
+        self.positions.append(position)
+        self.tokens += self.scheme.padded_length(length) / self.degree
+        self.load += length * length / self.degree
+
+
+def _micro_batches(
+    setting: Setting, batch: Batch, ladder: Ladder, limit: int
+) -> tuple[PlannedPipeline, ...]:
+    """Form micro-batches until every sequence runs; ranks go from one to the next as they end."""
+    tp = next(iter(ladder.values())).scheme.tp
+    ranks = setting.cluster.gpus // tp
+    schemes = [model.scheme for degree, model in sorted(ladder.items()) if degree <= ranks]
+    left = sorted(range(len(batch.lengths)), key=lambda i: (-batch.lengths[i], i))
+    pipelines: list[PlannedPipeline] = []
+    while left:
+        groups, left = _next_micro_batch(batch.lengths, left, schemes, ranks, limit)
+        groups.sort(key=lambda group: -group.degree)  # aligned; stable
+        work = [(group.scheme, [group.positions]) for group in groups]
+        pipelines += setting.pipelines(batch, work)
+    return tuple(pipelines)
+
+
+def _next_micro_batch(
+    lengths: Sequence[int], left: Sequence[int], schemes: Sequence[Scheme], ranks: int, limit: int
+) -> tuple[list[_Group], list[int]]:
+    """Place what fits one micro-batch; the groups, and what is left (positions, longest first)."""
+    cap = lengths[left[0]] * limit * CAP
+    groups: list[_Group] = []
+    free, largest = ranks, 0.0
+    later: list[int] = []
+    for position in left:
+        length = lengths[position]
+        best: tuple[float, int, int] | None = None
+        for k, scheme in enumerate(schemes):
+            tokens = scheme.padded_length(length) / scheme.sp
+            if tokens > limit or (best is not None and not groups):
+                continue
+            load = length * length / scheme.sp
+            options = [
+                (max(largest, group.load + load), k, number)
+                for number, group in enumerate(groups)
+                if group.scheme == scheme and group.tokens + tokens <= limit
+            ]
+            if free >= scheme.sp:
+                options.append((max(largest, load), k, -1))
+            for option in options:
+                if (option[0] <= cap or not groups) and (best is None or option[0] < best[0]):
+                    best = option
+        if best is None:
+            later.append(position)
+            continue
+        _, k, number = best
+        if number < 0:
+            free -= schemes[k].sp
+            groups.append(_Group(schemes[k]))
+        groups[number].add(position, length)
+        largest = max(largest, groups[number].load)
+    _widen(groups, lengths, schemes, free)
+    return groups, later
+
+
+def _widen(
+    groups: list[_Group], lengths: Sequence[int], schemes: Sequence[Scheme], free: int
+) -> None:
+    """Give free ranks to groups: the first of the smallest degree takes the next one, again."""
+    while free > 0:
+        smallest = min(group.degree for group in groups)
+        wider = next((scheme for scheme in schemes if scheme.sp > smallest), None)
+        if wider is None or wider.sp - smallest > free:
+            break
+        free -= wider.sp - smallest
+        k = next(k for k, group in enumerate(groups) if group.degree == smallest)
+        widened = _Group(wider)
+        for position in groups[k].positions:
+            widened.add(position, lengths[position])
+        groups[k] = widened

@@ -1,0 +1,67 @@
+"""Our plans confined to one layout, with groups that stay within a step and groups that re-form.
+
+What is left between the first and ours is the worth of re-forming, and between the second and ours
+that of pipelines of different layouts in one step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from seqplan.planner.exchange.times import parse_layout
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.simulation.iteration import Execution
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+
+_STAYING, _RE_FORMING = "One layout, groups that stay", "One layout, groups that re-form"
+
+
+def one_layout(
+    setting: Setting, proposal: ProposalDocument, seed: int = 0
+) -> list[Trainer | LeftOut]:
+    """Set up both on the layout that ``proposal`` chose, or the best that it found of one."""
+    if setting.profile.rounds:
+        return []
+    choice = proposal.layouts
+    if choice is None:
+        why = "the proposal chose by propagation alone, which compares no layouts"
+    elif choice.chosen is None and not choice.rows:
+        why = "no layout alone runs all sampled batches"
+    else:
+        layout = choice.chosen or f"tp{choice.rows[0].tp}.pp{choice.rows[0].pp}"
+        return [
+            _trainer(proposal, layout, seed, reforming=False),
+            _trainer(proposal, layout, seed, reforming=True),
+        ]
+    return [LeftOut("one-layout", _STAYING, why)]
+
+
+def _trainer(
+    proposal: ProposalDocument, layout: str, seed: int, *, reforming: bool
+) -> Trainer | LeftOut:
+    degrees = parse_layout(layout)
+    name = _RE_FORMING if reforming else _STAYING
+    key = "re-forming" if reforming else "one-layout"
+    if reforming and degrees[1] > 1:
+        return LeftOut(key, name, f"the layout {layout} has stages, whose groups cannot re-form")
+    assert proposal.layouts is not None
+    within = tuple(
+        candidate
+        for candidate in proposal.candidates
+        if all((scheme.tp, scheme.pp) == degrees for scheme, _ in candidate.strategy.counts)
+    )
+    confined = replace(
+        proposal,
+        profile=proposal.profile.restricted(layout=degrees),
+        candidates=within,
+        layouts=replace(proposal.layouts, chosen=layout),
+    )
+    planner = StepPlanner(confined, seed, reforming=reforming)
+    return Trainer(
+        key,
+        name,
+        f"{layout} only: pipelines differ in Ulysses and ring; planned anew at every step",
+        True,
+        lambda batch: Execution.of_plan(planner.plan(batch)),
+    )

@@ -19,6 +19,7 @@ NAMES = (
     "table3",
     "whole",
     "reforming",
+    "window",
     "imbalance",
     "large",
     "ingest",

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import IO, Any
@@ -20,6 +20,10 @@ from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.batches_file import read_batches
 from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.batches.window import WindowReport, WindowSampler
+from seqplan.planner.bounds.sequence_costs import sequence_costs
+from seqplan.planner.exchange.times import parse_layout
+from seqplan.planner.placement.fleet import PipelineClass, undominated
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.workers.executor import EXECUTORS
@@ -74,6 +78,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="groups stay as they are within a step, for trainers that cannot change them",
     )
+    parser.add_argument(
+        "--window",
+        metavar="STEPS",
+        type=positive,
+        default=1,
+        help="with --lengths: put the outliers of so many steps together in few of them, so that "
+        "other sequences meet in a step than at random; default 1: as drawn",
+    )
     parser.add_argument("--workers", metavar="W", type=positive, default=1, help="default 1")
     add_executor(parser)
     parser.add_argument(
@@ -95,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` for a step that nothing can run."""
     proposal = ProposalDocument.load(args.proposal)
     check_output(args.output, args.proposal, args.lengths, args.batches)
-    batches, steps, truncated = _batches(args, proposal)
+    batches, steps, truncated, windows = _batches(args, proposal)
     rows = []
     with _output(args.output) as out, ProgressBar(sys.stderr) as progress:
         for row, line in planned_rows(
@@ -111,10 +123,16 @@ def run(args: argparse.Namespace) -> int:
             rows.append(row)
             progress("planning steps", len(rows), steps)
     report = sys.stdout if args.output is not None else sys.stderr
+    composed = None if windows is None else windows.report()
     if args.json:
-        print(json.dumps(summary(rows, truncated)), file=report)
+        figures = summary(rows, truncated)
+        figures |= {} if composed is None else {"window": asdict(composed)}
+        print(json.dumps(figures), file=report)
     else:
-        print("\n".join(summary_lines(rows, truncated)), file=report)
+        lines = summary_lines(rows, truncated)
+        if composed is not None:
+            lines += window_lines(args.window, composed)
+        print("\n".join(lines), file=report)
         if args.output is not None:
             print(f"written: {args.output}")
     return 0
@@ -200,16 +218,35 @@ def summary_lines(rows: Sequence[StepRow], truncated: int) -> list[str]:
     return lines
 
 
+def window_lines(window: int, report: WindowReport) -> list[str]:
+    """What windows of steps have moved, and what that does to sampling."""
+    drawn, composed = (percent(spread) for spread in report.long_spread)
+    return [
+        (
+            f"windows of {window} steps: {report.moved_sequences:,} sequences with "
+            f"{percent(report.moved_tokens)} of the tokens run in another step than drawn, "
+            f"{report.mean_delay:.1f} steps early or late on average, at most "
+            f"{report.largest_delay}"
+        ),
+        (
+            "  long sequences meet more often than at random: their share of a step's tokens has a "
+            f"standard deviation of {composed}, {drawn} as drawn"
+        ),
+    ]
+
+
 def _batches(
     args: argparse.Namespace, proposal: ProposalDocument
-) -> tuple[Iterable[Batch], int, int]:
-    """Batches, their number, and how many sequences of the data set were truncated."""
+) -> tuple[Iterable[Batch], int, int, WindowSampler | None]:
+    """Batches, their number, how many sequences were truncated, and who composes windows if any."""
     limit = proposal.cluster.max_len
     if args.batches is not None:
         if args.tokens is not None:
             raise ValueError("--tokens is for --lengths; the steps of --batches are drawn already")
+        if args.window > 1:
+            raise ValueError("--window is for --lengths; the steps of --batches are drawn already")
         batches = list(read_batches(args.batches, limit))
-        return batches, len(batches), 0
+        return batches, len(batches), 0, None
     lengths = read_lengths([args.lengths]).values
     tokens = args.tokens or proposal.cluster.tokens
     sampler = Sampler(lengths, tokens, limit, args.seed)
@@ -218,7 +255,20 @@ def _batches(
             f"{args.lengths}: has {total} tokens, fewer than a step of {tokens}, which would "
             "repeat sequences; give --tokens, or more data"
         )
-    return sampler.batches(args.steps), args.steps, sampler.truncated
+    if args.window == 1:
+        return sampler.batches(args.steps), args.steps, sampler.truncated, None
+    costs = sequence_costs(_classes(proposal), sampler.lengths, proposal.cluster.gpus)
+    windows = WindowSampler(sampler, args.window, costs, args.seed)
+    return windows.batches(args.steps), args.steps, sampler.truncated, windows
+
+
+def _classes(proposal: ProposalDocument) -> list[PipelineClass]:
+    """The pipelines that steps may use: of the layout that the proposal chose, or all."""
+    models = proposal.cluster.models(proposal.profile)
+    if proposal.layouts is not None and proposal.layouts.chosen is not None:
+        layout = parse_layout(proposal.layouts.chosen)
+        models = {s: m for s, m in models.items() if (s.tp, s.pp) == layout}
+    return [PipelineClass.of(model, 1) for model in undominated(models).values()]
 
 
 @contextmanager

@@ -104,6 +104,10 @@ def test_tokens_have_no_place_beside_batches(dense: Made, output: Path, tmp_path
         "plan", "--proposal", dense.proposal, "--batches", batches, "--tokens", 9, "-o", output
     )
     assert "--tokens is for --lengths" in complaint(outcome)
+    outcome = call(
+        "plan", "--proposal", dense.proposal, "--batches", batches, "--window", 2, "-o", output
+    )
+    assert "--window is for --lengths" in complaint(outcome)
     nothing_left(output)
 
 

@@ -135,6 +135,23 @@ def test_plan_reports_its_summary(made: Made, tmp_path: Path) -> None:
     assert sum(told["strategies"].values()) == made.steps
 
 
+def test_windows_of_steps_say_what_they_moved(made: Made, tmp_path: Path) -> None:
+    path = tmp_path / "plans.jsonl"
+    windows = ("plan", "--proposal", made.proposal, "--lengths", made.lengths, "--window", 4)
+    told = as_json(*windows, "--steps", made.steps, "-o", path)
+    drawn, composed = list(read_plans(made.plans)), list(read_plans(path))
+    assert sorted(i for p in composed for i in p.ids) == sorted(i for p in drawn for i in p.ids)
+    pairs = list(zip(drawn, composed, strict=True))
+    moved = sum(len(set(after.ids) - set(before.ids)) for before, after in pairs)
+    assert told["window"]["moved_sequences"] == moved
+    assert told["window"]["largest_delay"] < 4
+    text = succeeded(call(*windows, "--steps", 2, "-o", path))
+    assert "windows of 4 steps: " in text
+    assert "standard deviation" in text
+    # Windows are composed whole: fewer steps of a run are its first steps.
+    assert [plan.ids for plan in read_plans(path)] == [plan.ids for plan in composed[:2]]
+
+
 def test_plan_without_a_file_writes_plans_on_stdout(made: Made) -> None:
     done = call(
         "plan", "--proposal", made.proposal, "--lengths", made.lengths, "--steps", made.steps

@@ -154,7 +154,8 @@ def _binding(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) ->
         if times.slack_ms[index] < BINDING_MS and pipeline.predicted_ms > 0
     ]
     if not tight:
-        yield "binding: nothing runs"
+        runs = any(pipeline.micro_batches for pipeline in plan.pipelines)
+        yield "binding: unknown, the plan states no times" if runs else "binding: nothing runs"
     for index in sorted(tight, key=lambda index: -plan.pipelines[index].predicted_ms)[:3]:
         pipeline = plan.pipelines[index]
         yield (

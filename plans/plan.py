@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from seqplan.plans.scheme import Scheme, Strategy
+
+if TYPE_CHECKING:
+    from seqplan.plans.views.rank_view import RankView
 
 SCHEMA = 1
 
@@ -88,6 +93,54 @@ class Plan:
     def strategy(self) -> Strategy:
         """Count the pipelines of each scheme, over all rounds."""
         return Strategy.of(Counter(pipeline.scheme for pipeline in self.pipelines))
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Sequence[int],
+        pipelines: Mapping[str, Sequence[Sequence[Sequence[int]]]],
+        *,
+        ids: Sequence[int] | None = None,
+        loss_tokens: int | None = None,
+        step: int = 0,
+        world_size: int | None = None,
+    ) -> Plan:
+        """Write a plan by hand, see ``by_hand.plan_by_hand``."""
+        from seqplan.plans.by_hand import plan_by_hand  # which makes plans
+
+        return plan_by_hand(
+            lengths,
+            pipelines,
+            ids=ids,
+            loss_tokens=loss_tokens,
+            step=step,
+            world_size=world_size,
+        )
+
+    def view(self, rank: int) -> RankView:
+        """Return what one rank runs; ``ValueError`` for a rank that the plan does not have."""
+        from seqplan.plans.views.rank_view import rank_view  # which reads plans
+
+        return rank_view(self, rank, digest=self.digest)
+
+    def explain(self) -> str:
+        """Account for the plan in words: what runs where, what binds it, what was considered."""
+        from seqplan.plans.explain import explain
+
+        return explain(self)
+
+    def to_json(self) -> str:
+        """Write the plan as one line of JSON, with its digest."""
+        from seqplan.plans.format.codec import to_json
+
+        return to_json(self)
+
+    @property
+    def digest(self) -> str:
+        """Return the sha256 of what the plan says: equal plans, equal digests."""
+        from seqplan.plans.format.codec import digest
+
+        return digest(self)
 
     @property
     def re_forms(self) -> bool:

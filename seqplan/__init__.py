@@ -14,9 +14,12 @@ from seqplan.plans.lazy_face import lazy_names
 from seqplan.plans.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from seqplan.planner.balancing.balance_ranks import Balanced, balance
+    from seqplan.planner.balancing.cost import Cost
     from seqplan.planner.batches.batch import Batch
     from seqplan.planner.cluster import Cluster
     from seqplan.planner.errors import Infeasible
+    from seqplan.planner.in_process import Planner
     from seqplan.planner.proposal.document import ProposalDocument
     from seqplan.planner.proposal.make_proposal import make_proposal
     from seqplan.planner.step.step_planner import StepPlanner
@@ -29,9 +32,12 @@ if TYPE_CHECKING:
     from seqplan.profiler.shipped.catalogue import find_profile
 
 _HOMES = {
+    "planner.balancing.balance_ranks": ("Balanced", "balance"),
+    "planner.balancing.cost": ("Cost",),
     "planner.batches.batch": ("Batch",),
     "planner.cluster": ("Cluster",),
     "planner.errors": ("Infeasible",),
+    "planner.in_process": ("Planner",),
     "planner.proposal.document": ("ProposalDocument",),
     "planner.proposal.make_proposal": ("make_proposal",),
     "planner.step.step_planner": ("StepPlanner",),
@@ -45,10 +51,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "Balanced",
     "Batch",
     "Cluster",
+    "Cost",
     "Infeasible",
     "Plan",
+    "Planner",
     "Profile",
     "ProposalDocument",
     "RankView",
@@ -56,6 +65,7 @@ __all__ = [
     "StepPlanner",
     "Strategy",
     "__version__",
+    "balance",
     "find_profile",
     "make_proposal",
     "rank_view",

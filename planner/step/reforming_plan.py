@@ -31,12 +31,12 @@ def layouts_to_re_form(proposal: ProposalDocument, models: Models) -> list[Refor
     """List the layouts that groups may re-form in: the one that the proposal chose, or where it
     chose several, each; of all their schemes, whether candidates or not.
 
-    None where no exchange was weighed.
+    None where no exchange was weighed, or the proposal says that groups stay.
     """
-    if proposal.layouts is None or proposal.exchange is None or proposal.static_groups:
+    if proposal.exchange is None or proposal.static_groups:
         return []
     layouts = reforming_layouts(models, proposal.exchange)
-    if proposal.layouts.chosen is None:
+    if proposal.layouts is None or proposal.layouts.chosen is None:
         return layouts
     chosen = parse_layout(proposal.layouts.chosen)
     return [entry for entry in layouts if entry.layout == chosen]

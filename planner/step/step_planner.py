@@ -28,6 +28,8 @@ class StepPlanner:
 
     Where the proposal states an exchange, strategies are chosen by their time with it; a plan's
     times never hold it, as they recompute from the profile.
+    ``prove``: whether plans have the close bound; without it they have one that takes microseconds,
+    for callers that cannot wait, and ``StepPlanner.prove`` makes it close later.
     ``prove_rounds``: spend seconds on a closer bound for rounds (``rounds.proof``).
     ``packing``: one of ``assemble.PACKINGS``; rounds have one micro-batch a group and ignore it.
     ``reforming``: whether groups may re-form within a step, where that is faster, in a layout
@@ -42,6 +44,7 @@ class StepPlanner:
         packing: str = PACKINGS[0],
         reforming: bool = True,
         *,
+        prove: bool = True,
         prove_rounds: bool = False,
     ) -> None:
         if packing not in PACKINGS:
@@ -50,8 +53,9 @@ class StepPlanner:
         self.seed = seed
         self.packing = packing
         self.reforming = reforming
+        self.with_proof = prove
         self.prove_rounds = prove_rounds
-        if not proposal.profile.rounds:  # which solve nothing
+        if prove and not proposal.profile.rounds:  # which solve nothing
             load_solver()
 
     @cached_property
@@ -67,19 +71,20 @@ class StepPlanner:
     def _planner(self) -> Planner:
         return Planner(VERSION, self.seed, self.proposal.profile.digest, self.proposal.digest)
 
-    def plan(self, batch: Batch, *, prove: bool = True) -> Plan:
-        """Make the step's plan; ``Infeasible`` when no scheme holds a sequence.
-
-        Without ``prove`` its bound is one that takes microseconds, for callers that cannot wait:
-        ``prove`` makes it the close one later. Rounds are planned alike in both cases.
-        """
+    def plan(self, batch: Batch) -> Plan:
+        """Make the step's plan; ``Infeasible`` when no scheme holds a sequence."""
         proposal = self.proposal
         if proposal.profile.rounds:
             return self._plan_rounds(batch)
         candidates = [candidate.strategy for candidate in proposal.candidates]
         gpus = proposal.cluster.gpus
         selected = select(
-            batch, candidates, self.models, gpus, exchange=proposal.exchange, prove=prove
+            batch,
+            candidates,
+            self.models,
+            gpus,
+            exchange=proposal.exchange,
+            prove=self.with_proof,
         )
         fraction = proposal.profile.forward_fraction
         static = assemble(

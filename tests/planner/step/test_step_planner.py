@@ -44,13 +44,14 @@ def test_a_plan_handed_out_first_is_proven_later() -> None:
     profile = find_profile("llama-32b-a800-80gb").restricted(layout=(8, 1))
     cluster = Cluster(64, 32_768, 200_000)
     document = make_proposal(profile, cluster, CODE, exchange=exchange_of(profile, 64))
-    planner = StepPlanner(document)
+    planner, quick = StepPlanner(document), StepPlanner(document, prove=False)
     closer = []
     for batch in Sampler(CODE, 200_000, 32_768, 5).batches(6):
-        at_once, whole = planner.plan(batch, prove=False), planner.plan(batch)
+        at_once, whole = quick.plan(batch), planner.plan(batch)
         assert lint(at_once, planner.models) == []
-        assert to_json(planner.plan(batch, prove=False)) == to_json(at_once)
+        assert to_json(quick.plan(batch)) == to_json(at_once)
         proven = planner.prove(at_once)
+        assert to_json(quick.prove(at_once)) == to_json(proven)
         assert lint(proven, planner.models) == []
         assert proven.pipelines == at_once.pipelines
         assert at_once.lower_bound_ms <= proven.lower_bound_ms <= proven.predicted_ms

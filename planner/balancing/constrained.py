@@ -1,0 +1,188 @@
+"""Balancing where the host binds sequences: kept together, or equally many to each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import ceil, inf
+
+from seqplan.planner.placement.fleet import PipelineClass
+
+EXTRA = 2
+"""Numbers of micro-batches a rank that are tried beyond the fewest."""
+
+MicroBatches = list[list[list[int]]]
+"""Positions of sequences, by rank and micro-batch."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Sequences that share a micro-batch: positions, padded tokens, work (ms)."""
+
+    positions: tuple[int, ...]
+    tokens: int
+    work_ms: float
+
+
+def bundles_of(
+    micro_batch: PipelineClass, lengths: Sequence[int], keys: Sequence[object] | None
+) -> list[Bundle]:
+    """Bundle sequences of the same key, or leave each alone; most work first.
+
+    ``ValueError`` for a bundle beyond a micro-batch.
+    """
+    members: dict[object, list[int]] = {}
+    for position in range(len(lengths)):
+        key = position if keys is None else keys[position]
+        members.setdefault(key, []).append(position)
+    bundles = []
+    for key, positions in members.items():
+        tokens = sum(micro_batch.pad(lengths[i]) for i in positions)
+        if tokens > micro_batch.capacity:
+            raise ValueError(
+                f"keep_together {key!r}: its {len(positions)} sequences have {tokens} tokens, a "
+                f"micro-batch holds {micro_batch.capacity}"
+            )
+        work = sum(lengths[i] * (micro_batch.a * lengths[i] + micro_batch.b) for i in positions)
+        bundles.append(Bundle(tuple(positions), tokens, work))
+    return sorted(bundles, key=lambda bundle: (-bundle.work_ms, bundle.positions))
+
+
+def plan_bundles(
+    micro_batch: PipelineClass,
+    bundles: Sequence[Bundle],
+    ranks: int,
+    *,
+    lockstep: bool,
+    multiple: int,
+) -> MicroBatches:
+    """Give each bundle to the least loaded micro-batch with room, most work first.
+
+    For several numbers of micro-batches a rank, from the fewest that tokens need. Micro-batches are
+    then dealt to ranks: with ``lockstep`` those of like time form a round, else each goes to the
+    rank with least time so far.
+    """
+    tokens = sum(bundle.tokens for bundle in bundles)
+    fewest = max(1, ceil(tokens / (micro_batch.capacity * ranks)))
+    number = ceil(fewest / multiple) * multiple
+    best: MicroBatches | None = None
+    best_ms, tried = inf, 0
+    while best is None or tried <= EXTRA:
+        packed = _packed(micro_batch, bundles, ranks * number)
+        if packed is not None:
+            dealt = _dealt(packed, ranks, number, lockstep=lockstep)
+            time = _time_ms(micro_batch, dealt, lockstep=lockstep)
+            if time < best_ms:
+                best_ms = time
+                best = [
+                    [[i for b in micro for i in b.positions] for micro in of_rank]
+                    for of_rank in dealt
+                ]
+        tried += best is not None
+        number += multiple
+    return best
+
+
+def plan_equal_samples(
+    micro_batch: PipelineClass,
+    bundles: Sequence[Bundle],
+    ranks: int,
+    *,
+    lockstep: bool,
+    multiple: int,
+) -> MicroBatches:
+    """Give each rank equally many bundles: each to the least loaded rank that lacks some.
+
+    Each rank then packs its own, all into the same number of micro-batches with ``lockstep``.
+    ``ValueError`` where they cannot be equally many.
+    """
+    if len(bundles) % ranks or len({len(bundle.positions) for bundle in bundles}) > 1:
+        what = f"{sum(len(bundle.positions) for bundle in bundles)} sequences"
+        if any(len(bundle.positions) > 1 for bundle in bundles):
+            what += f" in {len(bundles)} groups"
+        raise ValueError(f"equal_samples: {what} cannot be dealt equally to {ranks} ranks")
+    each = len(bundles) // ranks
+    loads = [(0.0, rank) for rank in range(ranks)]
+    heapify(loads)
+    of_rank: list[list[Bundle]] = [[] for _ in range(ranks)]
+    for bundle in bundles:
+        load, rank = heappop(loads)
+        of_rank[rank].append(bundle)
+        if len(of_rank[rank]) < each:
+            heappush(loads, (load + bundle.work_ms, rank))
+    packed = [_fewest_packed(micro_batch, own, 1, multiple) for own in of_rank]
+    while lockstep and len({len(micro_batches) for micro_batches in packed}) > 1:
+        most = max(len(micro_batches) for micro_batches in packed)
+        packed = [_fewest_packed(micro_batch, own, most, multiple) for own in of_rank]
+    for micro_batches in packed:
+        micro_batches.sort(key=_work_ms, reverse=True)
+    return [
+        [[i for b in micro for i in b.positions] for micro in micro_batches]
+        for micro_batches in packed
+    ]
+
+
+def _fewest_packed(
+    micro_batch: PipelineClass, bundles: Sequence[Bundle], least: int, multiple: int
+) -> list[list[Bundle]]:
+    """Pack into the fewest micro-batches from ``least`` on, a multiple of ``multiple``."""
+    number = ceil(least / multiple) * multiple
+    while (packed := _packed(micro_batch, bundles, number)) is None:
+        number += multiple
+    return packed
+
+
+def _packed(
+    micro_batch: PipelineClass, bundles: Sequence[Bundle], number: int
+) -> list[list[Bundle]] | None:
+    """Put each bundle into the least loaded of ``number`` micro-batches with room; or None."""
+    loads = [(0.0, place) for place in range(number)]
+    room = [micro_batch.capacity] * number
+    packed: list[list[Bundle]] = [[] for _ in range(number)]
+    for bundle in bundles:
+        full = []
+        while loads and room[loads[0][1]] < bundle.tokens:
+            full.append(heappop(loads))
+        if not loads:
+            return None
+        load, place = heappop(loads)
+        heappush(loads, (load + bundle.work_ms, place))
+        room[place] -= bundle.tokens
+        packed[place].append(bundle)
+        for skipped in full:
+            heappush(loads, skipped)
+    return packed
+
+
+def _dealt(
+    packed: list[list[Bundle]], ranks: int, number: int, *, lockstep: bool
+) -> list[list[list[Bundle]]]:
+    """Deal micro-batches to ranks, ``number`` to each."""
+    ordered = sorted(packed, key=_work_ms, reverse=True)
+    dealt: list[list[list[Bundle]]] = [[] for _ in range(ranks)]
+    if lockstep:
+        for place, micro in enumerate(ordered):
+            dealt[place % ranks].append(micro)
+        return dealt
+    loads = [(0.0, rank) for rank in range(ranks)]
+    heapify(loads)
+    for micro in ordered:
+        load, rank = heappop(loads)
+        dealt[rank].append(micro)
+        if len(dealt[rank]) < number:
+            heappush(loads, (load + _work_ms(micro), rank))
+    return dealt
+
+
+def _work_ms(micro: Sequence[Bundle]) -> float:
+    return float(sum(bundle.work_ms for bundle in micro))
+
+
+def _time_ms(
+    micro_batch: PipelineClass, dealt: Sequence[Sequence[Sequence[Bundle]]], *, lockstep: bool
+) -> float:
+    times = [[_work_ms(micro) + micro_batch.c for micro in of_rank] for of_rank in dealt]
+    if lockstep:
+        return float(sum(max(of_round) for of_round in zip(*times, strict=True)))
+    return float(max(sum(of_rank) for of_rank in times))

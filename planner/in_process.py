@@ -1,0 +1,160 @@
+"""Planning inside a training program: lengths in, a plan out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.errors import Infeasible
+from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.exchange.times import layout_text, parse_layout
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.step.assemble import PACKINGS
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.plans.plan import Plan
+from seqplan.profiler.profile import Profile
+from seqplan.profiler.shipped.catalogue import find_profile
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from seqplan.planner.exchange.times import Exchange
+
+
+class Planner:
+    """Plans each step where it is asked for, the same on every rank that gives the same lengths.
+
+    From a proposal (its candidates, cluster and exchange), or from a profile alone, which needs
+    ``gpus`` and ``max_len`` (tokens): strategies are then constructed for each step from all
+    schemes, in whichever layout is fastest with its exchange. Nothing is learned from step to step,
+    so that any rank and any restart plans alike. ``layout``: only that one, as ``tp4``, for
+    trainers that cannot change it. ``exchange``: by default derived for each layout;
+    ``static_groups``: groups do not re-form within a step. ``prove``: whether plans have a close
+    bound; without it they come in half the time with a bound that takes microseconds, and the
+    method ``prove`` makes it close later. Making a planner takes the time to import what planning
+    needs, so that the first step takes no longer than others.
+
+    ``ValueError`` for what is missing or does not go together, ``Infeasible`` where no scheme fits.
+    """
+
+    def __init__(
+        self,
+        source: Profile | ProposalDocument | str,
+        gpus: int | None = None,
+        max_len: int | None = None,
+        *,
+        layout: str | None = None,
+        exchange: Exchange | None = None,
+        static_groups: bool = False,
+        packing: str = PACKINGS[0],
+        seed: int = 0,
+        prove: bool = True,
+    ) -> None:
+        if isinstance(source, ProposalDocument):
+            given = {"gpus": gpus, "max_len": max_len, "layout": layout, "exchange": exchange}
+            if beside := [name for name, value in given.items() if value is not None]:
+                raise ValueError(f"{beside[0]} is stated by the proposal; leave it out")
+            document = source
+        else:
+            profile = find_profile(source) if isinstance(source, str) else source
+            if gpus is None or max_len is None:
+                raise ValueError("planning from a profile needs gpus and max_len")
+            document = _without_candidates(profile, gpus, max_len, layout, exchange, static_groups)
+        self._planner = StepPlanner(
+            document, seed, packing, reforming=not static_groups, prove=prove
+        )
+        self._step = 0
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs that plans are for."""
+        return self._planner.proposal.cluster.gpus
+
+    def plan(
+        self,
+        lengths: Sequence[int] | npt.NDArray[np.integer],
+        ids: Sequence[int] | None = None,
+        loss_tokens: int | None = None,
+        step: int | None = None,
+    ) -> Plan:
+        """Plan one step of sequences of these ``lengths`` (tokens).
+
+        ``ids``: their numbers in the data set, by default their places; ``loss_tokens``: labels in
+        the loss, by default every token but the first of each sequence; ``step``: by default one
+        more than the last. ``ValueError`` for lengths that are no whole numbers above 0 or exceed
+        ``max_len``; ``Infeasible`` where no scheme holds one.
+        """
+        number = self._step if step is None else step
+        batch = self._batch(number, lengths, ids, loss_tokens)
+        plan = self._planner.plan(batch)
+        self._step = number + 1
+        return plan
+
+    def prove(self, plan: Plan) -> Plan:
+        """Return a plan with the closest bound that can be proven; see ``StepPlanner.prove``."""
+        return self._planner.prove(plan)
+
+    def _batch(
+        self,
+        step: int,
+        lengths: Sequence[int] | npt.NDArray[np.integer],
+        ids: Sequence[int] | None,
+        loss_tokens: int | None,
+    ) -> Batch:
+        values = np.asarray(lengths)
+        limit = self._planner.proposal.cluster.max_len
+        if values.ndim != 1 or not len(values):
+            raise ValueError(f"step {step}: wants a list of lengths with at least one sequence")
+        whole = values.astype(np.int64) if values.dtype.kind in "iu" else None
+        if whole is None and values.dtype.kind == "f" and np.isfinite(values).all():
+            whole = values.astype(np.int64) if (values == np.floor(values)).all() else None
+        if whole is None:
+            raise ValueError(f"step {step}: lengths are not whole numbers of tokens")
+        if whole.max() > limit:
+            place = int(whole.argmax())
+            raise ValueError(
+                f"step {step}: sequence {place if ids is None else ids[place]} has {whole.max()} "
+                f"tokens, beyond max_len {limit}; truncate it or plan for more"
+            )
+        numbers = range(len(whole)) if ids is None else ids
+        return Batch(step, tuple(int(i) for i in numbers), tuple(whole.tolist()), loss_tokens)
+
+
+def _without_candidates(
+    profile: Profile,
+    gpus: int,
+    max_len: int,
+    layout: str | None,
+    exchange: Exchange | None,
+    static_groups: bool,
+) -> ProposalDocument:
+    """Make what stands for a proposal: profile, cluster and exchange."""
+    if layout is not None:
+        degrees = parse_layout(layout)
+        layouts = sorted({(entry.scheme.tp, entry.scheme.pp) for entry in profile.schemes})
+        if degrees not in layouts:
+            known = ", ".join(layout_text(known) for known in layouts)
+            raise ValueError(f"profile {profile.name} has no layout {layout}; it has {known}")
+        profile = profile.restricted(layout=degrees)
+    cluster = Cluster(gpus, max_len, max_len)
+    if not cluster.models(profile):
+        raise Infeasible(f"no scheme of {profile.name} fits {gpus} GPUs; add GPUs")
+    if exchange is None and not profile.rounds:
+        exchange = exchange_of(profile, gpus)
+    return ProposalDocument(
+        method="none",
+        seed=0,
+        cluster=cluster,
+        profile=profile,
+        lengths={},
+        candidates=(),
+        expected_ms=0.0,
+        lower_bound_ms=0.0,
+        judged=0,
+        exchange=exchange,
+        static_groups=static_groups,
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
 
@@ -194,13 +195,17 @@ class _Program:
         ]
 
 
+SOLVER = ("scipy.optimize", "scipy.sparse")
+"""What solving needs to import."""
+
+
 def load_solver() -> None:
     """Import what solving needs: half a second, once, which belongs to no step's planning.
 
     Commands that plan nothing do not wait for it.
     """
-    import scipy.optimize
-    import scipy.sparse  # noqa: F401
+    for module in SOLVER:
+        import_module(module)
 
 
 _Block = tuple[Floats, Ints, Ints]

@@ -16,5 +16,6 @@ __all__ = [
     "plan_bytes",
     "plan_summary",
     "proposal_maker",
+    "proposal_request",
     "service",
 ]

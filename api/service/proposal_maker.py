@@ -8,22 +8,15 @@ import multiprocessing
 import queue
 import threading
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
-
+from seqplan.api.service.proposal_request import propose
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.rows import LengthsRow, ProfileRow, ProposalRow, get
 from seqplan.api.store.store import Claim, Store
 from seqplan.api.store.tables.lengths import lengths_path
 from seqplan.api.store.tables.proposals import settle_proposal
-from seqplan.planner.cluster import Cluster
-from seqplan.planner.exchange.choice import exchange_to_propose_with
-from seqplan.planner.exchange.times import parse_layout
-from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal
-from seqplan.profiler.lengths import parse_histogram, representative
-from seqplan.profiler.profile import Profile
+from seqplan.planner.workers.processes import planning_context, start_process
 
 _RETRY_S = 0.5
 
@@ -127,11 +120,9 @@ class ProposalMaker:
 
     def _in_process(self, key: str, arguments: tuple[Any, ...]) -> dict[str, str] | None:
         """Return ``document`` or ``error``; None when the service ends or it is dropped."""
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_propose, args=(theirs, *arguments), daemon=True)
-        process.start()
-        theirs.close()
+        ours, theirs = multiprocessing.Pipe()
+        with theirs:
+            process = start_process(propose, theirs, *arguments, context=planning_context())
         try:
             while not self._ending(key):
                 if not ours.poll(0.1):
@@ -147,72 +138,3 @@ class ProposalMaker:
             process.join()
             ours.close()
         return None
-
-
-def usable_profile(profile: Profile, request: dict[str, Any]) -> Profile:
-    """The profile with the schemes that a request allows; ``ProfileError`` where there is none."""
-    layout = request.get("layout")
-    return profile.restricted(
-        measured=request.get("schemes", "all") == "measured",
-        layout=None if layout is None else parse_layout(layout),
-    )
-
-
-def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
-    """Turn a request, named as options of ``seqplan propose``, into arguments of ``make_proposal``.
-
-    ``ValueError`` as there. Requests of earlier versions, which had fewer options, may lack some.
-    """
-    times, method = request.get("exchange_ms"), request.get("method", METHODS[0])
-    # Before the exchange was derived, it was left out unless asked for, or "published".
-    propagation_only = request.get("propagation_only", times is None)
-    times = None if times == "published" else times
-    exchange = exchange_to_propose_with(
-        profile,
-        request["gpus"],
-        None if times is None else (times[0], times[-1]),
-        request.get("overlap", 0.0),
-        propagation_only=propagation_only,
-        method=method,
-        spelled=("exchange_ms", "overlap", "propagation_only"),
-    )
-    check_method(profile, method, exchange)
-    return {
-        "cluster": Cluster(
-            request["gpus"],
-            request["max_len"],
-            request["tokens"],
-            request.get("include_flagged", False),
-            request.get("optimizer_shards"),
-        ),
-        "seed": request["seed"],
-        "method": method,
-        "exchange": exchange,
-        "static_groups": request.get("static_groups", False),
-    }
-
-
-def _propose(
-    pipe: Connection,
-    profile_json: str,
-    request: dict[str, Any],
-    path: str,
-    histogram: str | None,
-) -> None:
-    try:
-        profile = usable_profile(Profile.from_json(profile_json, "profile"), request)
-        if histogram is None:
-            lengths = np.load(path, mmap_mode="r")
-        else:
-            lengths = representative(parse_histogram(histogram.encode(), "histogram"))
-        document = make_proposal(
-            profile,
-            lengths=lengths,
-            progress=lambda *values: pipe.send(("progress", values)),
-            **requested(profile, request),
-        )
-        pipe.send(("document", document.to_json()))
-    except (BrokenPipeError, ConnectionError):
-        return  # the service is gone
-    except Exception as error:
-        pipe.send(("error", str(error) or type(error).__name__))

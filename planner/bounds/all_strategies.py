@@ -12,7 +12,7 @@ from seqplan.planner.bounds.relaxation import Mixes, Relaxation, relax
 from seqplan.planner.bounds.resources import RESOURCES, ROUNDING
 from seqplan.planner.bounds.step_bounds import (
     FIXED_MIXES,
-    most_value,
+    HeldValue,
     relaxed_bound_ms,
     single_bound_ms,
 )
@@ -62,8 +62,8 @@ class AllStrategies:
     def _worth(self, batch: Batch, whole: Relaxation, k: int, time_ms: float) -> float:
         """Compute the value per GPU of a class, less the share that is let pass."""
         pipeline_class = self.classes[k]
-        value = most_value(pipeline_class, batch, whole, k, extra=FIXED_MIXES, time_ms=time_ms)
-        return value / pipeline_class.gpus / (1 + PRICED_OUT)
+        held = HeldValue(pipeline_class, batch, whole, k, FIXED_MIXES)
+        return held.most(time_ms) / pipeline_class.gpus / (1 + PRICED_OUT)
 
     def _embed(self, part: Relaxation, active: Sequence[int]) -> Relaxation:
         """Extend a solution to all classes; the others get no pipelines and are priced by work."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.resources import RESOURCES, Resources, peak_levels, resources
+from seqplan.planner.bounds.resources import RESOURCES, ClassLengths, Resources, peak_levels
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 _LADDER = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 48, 64)
@@ -81,8 +82,8 @@ def relax(
     1. Sequences are put into groups: the ``singles`` longest distinct lengths stand alone, the rest
        form ``groups`` of about equal tokens (``_group``).
     2. Each class gets its states, and in each of them the shares of a pipeline's resources that a
-       group takes (``resources``): even states for every useful V, or with ``gpus`` for the V of a
-       ladder, and peaked states at a few levels.
+       group takes (``ClassLengths``): even states for every useful V, or with ``gpus`` for the V of
+       a ladder, and peaked states at a few levels.
     3. The linear program is solved for the least scale (``_solve``). With ``gpus`` the number of
        pipelines of each class is free, within that many GPUs; otherwise it is the class's count.
     4. Each distinct length is worth the least that its shares cost at the duals in the states in
@@ -94,7 +95,7 @@ def relax(
     states = []
     for pipeline_class in classes:
         ladder = _ladder(pipeline_class.most_micro_batches(time_ms), every_v=gpus is None)
-        taken = resources(pipeline_class, ladder, levels, lengths, time_ms)
+        taken = ClassLengths(pipeline_class, lengths, levels).resources(ladder, time_ms)
         states.append(_ClassStates(ladder, taken))
     eligible = np.concatenate([of_class.resources.eligible for of_class in states])
     if not eligible.any(axis=0).all():
@@ -120,7 +121,8 @@ def relax(
     for pipeline_class, of_class, dual, active in zip(
         classes, states, class_duals, in_use, strict=True
     ):
-        taken = resources(pipeline_class, of_class.ladder, levels, batch.distinct, time_ms)
+        distinct = ClassLengths(pipeline_class, batch.distinct, levels)
+        taken = distinct.resources(of_class.ladder, time_ms)
         cost = np.einsum("vr,vrn->vn", dual, taken.share)
         cost[~taken.eligible] = np.inf
         np.minimum(values, cost[active].min(axis=0, initial=np.inf), out=values)
@@ -193,13 +195,17 @@ class _Program:
         ]
 
 
+SOLVER = ("scipy.optimize", "scipy.sparse")
+"""What solving needs to import."""
+
+
 def load_solver() -> None:
     """Import what solving needs: half a second, once, which belongs to no step's planning.
 
     Commands that plan nothing do not wait for it.
     """
-    import scipy.optimize
-    import scipy.sparse  # noqa: F401
+    for module in SOLVER:
+        import_module(module)
 
 
 _Block = tuple[Floats, Ints, Ints]

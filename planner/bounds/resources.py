@@ -24,6 +24,7 @@ of MaxLen or of ``high``; each of these, times c, and the work together are at m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -50,92 +51,146 @@ class Resources:
     eligible: npt.NDArray[np.bool_]
 
 
-def resources(
-    pipeline_class: PipelineClass, micro_batches: Ints, levels: Ints, lengths: Ints, time_ms: float
-) -> Resources:
-    """Describe the states of one class at τ = ``time_ms``: even ones and, at pp > 1, peaked ones.
+@dataclass(frozen=True)
+class ClassLengths:
+    """What ``lengths`` are to a class, whatever the time: asked for at many times.
 
-    Even states for each V in ``micro_batches``, ascending; the last stands for all that are at
-    least as large and must be no less than ``most_micro_batches``, beyond which a larger V offers
-    no more work. Peaked states for M between the works of consecutive ``levels``: lengths, from 0,
-    ascending; the last has no upper end.
+    ``levels``: of the peaked states (lengths in tokens), from 0, ascending.
     """
-    even = _even(pipeline_class, micro_batches, lengths, time_ms)
-    if pipeline_class.pp == 1:
-        return even
-    peaked = _peaked(pipeline_class, levels, int(micro_batches[-1]), lengths, time_ms)
-    return Resources(
-        np.concatenate([even.share, peaked.share]),
-        np.concatenate([even.eligible, peaked.eligible]),
-    )
+
+    pipeline_class: PipelineClass
+    lengths: Ints
+    levels: Ints
+
+    @cached_property
+    def work(self) -> Floats:
+        """Return the work of each length (ms)."""
+        return self.pipeline_class.work_ms(self.lengths)
+
+    @cached_property
+    def padded(self) -> Ints:
+        """Return each length padded (tokens)."""
+        return self.pipeline_class.padded(self.lengths)
+
+    @cached_property
+    def most_padded_per_work(self) -> float:
+        """Return the padded tokens per ms of work of the length with most of them."""
+        return float((self.padded / self.work).max())
+
+    @cached_property
+    def large(self) -> npt.NDArray[np.bool_]:
+        """Return which lengths, padded, are above half of MaxLen."""
+        return 2 * self.padded > self.pipeline_class.capacity
+
+    @cached_property
+    def held(self) -> npt.NDArray[np.bool_]:
+        """Return which lengths, padded, are within MaxLen."""
+        return self.padded <= self.pipeline_class.capacity
+
+    @cached_property
+    def level_works(self) -> tuple[Floats, Floats]:
+        """Return the works (ms) at which the levels begin and end; the last has no end."""
+        starts = self.pipeline_class.work_ms(self.levels)
+        return starts, np.append(starts[1:], np.inf)
+
+    @cached_property
+    def below_level_ends(self) -> npt.NDArray[np.bool_]:
+        """Return which lengths have less work than the level's end (levels, n)."""
+        return self.work < self.level_works[1][:, None]
+
+    @cached_property
+    def work_and_counted(self) -> Floats:
+        """Return what each length takes of what is left beside a peak (levels, 3, n), in ms.
+
+        Its work, and a c for the part of MaxLen that it takes, for a large work and a large length.
+        """
+        counted = np.empty((len(self.levels), 3, len(self.lengths)))
+        counted[:, 0] = self.padded / self.pipeline_class.capacity
+        counted[:, 1] = self.work >= self.level_works[1][:, None] * (0.5 + ROUNDING)
+        counted[:, 2] = self.large
+        return self.work + self.pipeline_class.c * counted
+
+    def resources(self, micro_batches: Ints, time_ms: float) -> Resources:
+        """Describe the class's states at τ = ``time_ms``: even ones and, at pp > 1, peaked ones.
+
+        Even states for each V in ``micro_batches``, ascending; the last stands for all that are at
+        least as large and must be no less than ``most_micro_batches``, beyond which a larger V
+        offers no more work. Peaked states for M between the works of consecutive levels; the last
+        has no upper end.
+        """
+        even = len(micro_batches)
+        states = even if self.pipeline_class.pp == 1 else even + len(self.levels)
+        share = np.empty((states, RESOURCES, len(self.lengths)))
+        eligible = np.empty((states, len(self.lengths)), dtype=np.bool_)
+        _even(self, micro_batches, time_ms, share[:even], eligible[:even])
+        if states > even:
+            _peaked(self, int(micro_batches[-1]), time_ms, share[even:], eligible[even:])
+        eligible &= self.held
+        return Resources(share, eligible)
 
 
 def _even(
-    pipeline_class: PipelineClass, micro_batches: Ints, lengths: Ints, time_ms: float
-) -> Resources:
+    of_class: ClassLengths,
+    micro_batches: Ints,
+    time_ms: float,
+    share: Floats,
+    eligible: npt.NDArray[np.bool_],
+) -> None:
+    """Fill in the even states; ``eligible`` by their work alone."""
+    pipeline_class = of_class.pipeline_class
     v = micro_batches.astype(np.float64)
     if pipeline_class.pp == 1:
-        budget = np.maximum(
-            time_ms - pipeline_class.c * v, 0.0
-        )  # of a pipeline, shared by its micro-batches
+        # Of a pipeline, shared by its micro-batches.
+        budget = np.maximum(time_ms - pipeline_class.c * v, 0.0)
         offered, large = budget.copy(), np.ones_like(v)
     else:
-        budget = np.maximum(
-            time_ms / (v + pipeline_class.pp - 1) - pipeline_class.c, 0.0
-        )  # β, of each micro-batch
+        # β, of each micro-batch.
+        budget = np.maximum(time_ms / (v + pipeline_class.pp - 1) - pipeline_class.c, 0.0)
         offered, large = v * budget, v
-    work = pipeline_class.work_ms(lengths)
-    padded = pipeline_class.padded(lengths)
-    fits = work <= budget[:, None] * (1 + ROUNDING)
+    work, padded = of_class.work, of_class.padded
+    np.less_equal(work, budget[:, None] * (1 + ROUNDING), out=eligible)
     if v[-1] >= MOST:  # the V of the most work may lie beyond: assume the most
         offered[-1] = time_ms
-        fits[-1] = work * pipeline_class.pp <= time_ms * (1 + ROUNDING)
+        eligible[-1] = work * pipeline_class.pp <= time_ms * (1 + ROUNDING)
     tokens = v * pipeline_class.capacity
     # Padding may take many more tokens than a larger V's work suggests: as many as fit its work.
-    tokens[-1] = max(tokens[-1], offered[-1] * float((padded / work).max()))
-    share = np.empty((len(v), RESOURCES, len(lengths)))
-    share[:, 0] = work / np.maximum(offered, 1e-12)[:, None]
-    share[:, 1] = padded / tokens[:, None]
-    share[:, 2] = (work > budget[:, None] * (0.5 + ROUNDING)) / large[:, None]
-    share[:, 3] = (2 * padded > pipeline_class.capacity) / v[:, None]
+    tokens[-1] = max(tokens[-1], offered[-1] * of_class.most_padded_per_work)
+    np.divide(work, np.maximum(offered, 1e-12)[:, None], out=share[:, 0])
+    np.divide(padded, tokens[:, None], out=share[:, 1])
+    np.divide(work > budget[:, None] * (0.5 + ROUNDING), large[:, None], out=share[:, 2])
+    np.divide(of_class.large, v[:, None], out=share[:, 3])
     share[-1, 2:] = 0.0
-    return Resources(share, fits & (padded <= pipeline_class.capacity))
 
 
 def _peaked(
-    pipeline_class: PipelineClass, levels: Ints, most: int, lengths: Ints, time_ms: float
-) -> Resources:
+    of_class: ClassLengths,
+    most: int,
+    time_ms: float,
+    share: Floats,
+    eligible: npt.NDArray[np.bool_],
+) -> None:
+    """Fill in the peaked states; ``eligible`` by their work alone."""
+    pipeline_class = of_class.pipeline_class
     bubbles = pipeline_class.pp - 1
     # Up to β of the last even state nothing is peaked that this state would not cover.
     covered = max(time_ms / (most + bubbles) - pipeline_class.c, 0.0)
-    starts = pipeline_class.work_ms(levels)
-    low, high = np.maximum(starts, covered), np.append(starts[1:], np.inf)
+    starts, high = of_class.level_works
+    low = np.maximum(starts, covered)
     left = np.maximum(time_ms - bubbles * (low + pipeline_class.c), 0.0)
     # M > β also says V > τ/(M + c) − (pp − 1); what is left for work is then most at the M of the
     # best even V, or at the end of the level that is nearest to it.
-    best = np.clip(
-        (time_ms * pipeline_class.c / bubbles) ** 0.5 - pipeline_class.c, low, np.maximum(low, high)
-    )
+    even = (time_ms * pipeline_class.c / bubbles) ** 0.5 - pipeline_class.c
+    best = np.minimum(np.maximum(even, low), np.maximum(low, high))
     offered = np.maximum(
         best * (time_ms / np.maximum(best + pipeline_class.c, 1e-300) - bubbles), 0.0
     )
     offered = np.minimum(offered, left - 2 * pipeline_class.c)
-    work = pipeline_class.work_ms(lengths)
-    padded = pipeline_class.padded(lengths)
-    fits = (work < high[:, None]) & (work <= offered[:, None] * (1 + ROUNDING))
-    fits &= (high > covered)[:, None]
-    share = np.empty((len(levels), RESOURCES, len(lengths)))
-    share[:, 0] = work / np.maximum(offered, 1e-12)[:, None]
-    counted = np.stack(
-        [
-            np.broadcast_to(padded / pipeline_class.capacity, fits.shape),
-            work >= high[:, None] * (0.5 + ROUNDING),
-            np.broadcast_to(2 * padded > pipeline_class.capacity, fits.shape),
-        ],
-        axis=1,
-    )
-    share[:, 1:] = (work + pipeline_class.c * counted) / np.maximum(left, 1e-12)[:, None, None]
-    return Resources(share, fits & (padded <= pipeline_class.capacity))
+    work = of_class.work
+    np.less_equal(work, offered[:, None] * (1 + ROUNDING), out=eligible)
+    eligible &= of_class.below_level_ends
+    eligible &= (high > covered)[:, None]
+    np.divide(work, np.maximum(offered, 1e-12)[:, None], out=share[:, 0])
+    np.divide(of_class.work_and_counted, np.maximum(left, 1e-12)[:, None, None], out=share[:, 1:])
 
 
 def peak_levels(lengths: Ints, singles: int = 6, others: int = 4) -> Ints:

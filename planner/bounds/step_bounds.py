@@ -15,7 +15,7 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import Relaxation
-from seqplan.planner.bounds.resources import RESOURCES, ROUNDING, resources
+from seqplan.planner.bounds.resources import RESOURCES, ROUNDING, ClassLengths
 from seqplan.planner.placement.fleet import Floats, PipelineClass
 
 BISECTION_TOLERANCE = 1e-4
@@ -79,17 +79,20 @@ def relaxed_bound_ms(
     # did is asked first.
     order = list(range(len(classes)))
 
-    def held(k: int, time_ms: float) -> float:
-        return most_value(classes[k], batch, relaxation, k, extra=extra, time_ms=time_ms)
+    held = [
+        HeldValue(pipeline_class, batch, relaxation, k, extra)
+        for k, pipeline_class in enumerate(classes)
+    ]
 
     def refuted(time_ms: float) -> bool:
         if gpus is None:
             most = sum(
-                pipeline_class.count * held(k, time_ms) for k, pipeline_class in enumerate(classes)
+                pipeline_class.count * value.most(time_ms)
+                for pipeline_class, value in zip(classes, held, strict=True)
             )
             return needed > most * (1 + ROUNDING)
         for place, k in enumerate(order):
-            if needed <= gpus * (held(k, time_ms) / classes[k].gpus) * (1 + ROUNDING):
+            if needed <= gpus * (held[k].most(time_ms) / classes[k].gpus) * (1 + ROUNDING):
                 order.insert(0, order.pop(place))
                 return False
         return True
@@ -109,31 +112,49 @@ def relaxed_bound_ms(
     return low
 
 
-def most_value(
-    pipeline_class: PipelineClass,
-    batch: Batch,
-    relaxation: Relaxation,
-    k: int,
-    extra: Floats,
-    time_ms: float,
-) -> float:
-    """Compute the most value that one pipeline of class ``k`` can hold by ``time_ms``.
+class HeldValue:
+    """The most value that one pipeline of class ``k`` can hold, asked for at many times."""
 
-    The last row of the class's mixes stands for all larger V. In each state the ratio of the best
-    mix counts; a sequence that takes nothing of a mix makes that mix useless. At least 0.
-    """
-    mixes, values = relaxation.mixes[k], relaxation.values
-    even = mixes.even
-    top = max(len(even), pipeline_class.most_micro_batches(time_ms))
-    whole = np.concatenate([even, np.repeat(even[-1:], top - len(even), axis=0), mixes.peaked])
-    every_v = np.arange(1, top + 1)
-    available = resources(pipeline_class, every_v, relaxation.levels, batch.distinct, time_ms)
-    weights = np.concatenate(
-        [whole[:, None, :], np.broadcast_to(extra, (len(whole), len(extra), RESOURCES))], axis=1
-    )
-    share = weights @ available.share  # (states, mixes, n)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(available.eligible[:, None, :] & (values > 0), values / share, 0.0).max(
-            axis=2
-        )
-    return float(ratio.min(axis=1).max())
+    def __init__(
+        self,
+        pipeline_class: PipelineClass,
+        batch: Batch,
+        relaxation: Relaxation,
+        k: int,
+        extra: Floats,
+    ) -> None:
+        self._class = pipeline_class
+        self._lengths = ClassLengths(pipeline_class, batch.distinct, relaxation.levels)
+        self._mixes = relaxation.mixes[k]
+        self._values = relaxation.values
+        self._valued = relaxation.values > 0
+        self._extra = extra
+        self._weights: dict[int, Floats] = {}
+
+    def most(self, time_ms: float) -> float:
+        """Compute the most value that a pipeline of the class can hold by ``time_ms``.
+
+        The last row of the class's mixes stands for all larger V. In each state the ratio of the
+        best mix counts; a sequence that takes nothing of a mix makes that mix useless. At least 0.
+        """
+        top = max(len(self._mixes.even), self._class.most_micro_batches(time_ms))
+        available = self._lengths.resources(np.arange(1, top + 1), time_ms)
+        share = self._mixes_of(top) @ available.share  # (states, mixes, n)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(
+                (available.eligible & self._valued)[:, None, :], self._values / share, 0.0
+            ).max(axis=2)
+        return float(ratio.min(axis=1).max())
+
+    def _mixes_of(self, top: int) -> Floats:
+        """Return the mixes of each state, even ones for V up to ``top`` (states, mixes, RESOURCES):
+        the relaxation's own, then the fixed ones."""
+        weights = self._weights.get(top)
+        if weights is None:
+            even, extra = self._mixes.even, self._extra
+            further = np.repeat(even[-1:], top - len(even), axis=0)
+            whole = np.concatenate([even, further, self._mixes.peaked])
+            fixed = np.broadcast_to(extra, (len(whole), len(extra), RESOURCES))
+            weights = np.concatenate([whole[:, None, :], fixed], axis=1)
+            self._weights[top] = weights
+        return weights

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli import main
+from command_forks import CommandProcess
 
-COMMAND = (sys.executable, "-m", "seqplan.api.cli")
+from seqplan.api.cli import main
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,19 @@ def call(*arguments: str | Path | int) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
-def process(
+def process(*arguments: str | Path | int) -> Outcome:
+    """Run ``seqplan arguments…`` as a process, forked from one that has imported it."""
+    with CommandProcess(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        out, err = running.communicate()
+    return Outcome(running.wait(), out, err)
+
+
+def fresh_process(
     *arguments: str | Path | int, environment: Mapping[str, str] | None = None, **options: Any
 ) -> Outcome:
-    """Run ``seqplan arguments…`` as a process; ``options`` go to ``subprocess.run``."""
+    """Run ``seqplan arguments…`` in a new interpreter; ``options`` go to ``subprocess.run``."""
     done = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
+        [sys.executable, "-m", "seqplan.api.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from service_process import COMMAND, PATIENCE_S, ServedProcess
+from command_forks import CommandProcess
+from service_process import PATIENCE_S, ServedProcess
 
 
 @contextmanager
 def serving_logged(log: Path, *arguments: str | Path | int) -> Iterator[ServedProcess]:
     """``seqplan serve`` until the block ends, which may end it; ``log``: what it wrote."""
     with log.open("w") as output:
-        process = subprocess.Popen([*COMMAND, "serve", *map(str, arguments)], stderr=output)
+        process = CommandProcess("serve", *arguments, stderr=output)
     try:
         ends = time.monotonic() + PATIENCE_S
         while (found := re.search(r"^serving on (http://\S+)\n", log.read_text(), re.M)) is None:

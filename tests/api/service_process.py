@@ -1,7 +1,7 @@
 """A service on a free port of loopback, in this process or in one of its own, and asking it.
 
-Starting a process takes two seconds: it is for tests of what only a process does, signals and ends,
-the command line, two services beside each other.
+A process is for tests of what only a process does, signals and ends, the command line, two services
+beside each other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import logging
 import re
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -21,12 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from command_forks import CommandProcess
+
 from seqplan.api.rest.server import make_server
 from seqplan.api.service.service import Service
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.tokens import known_tokens
 
-COMMAND = (sys.executable, "-m", "seqplan.api.cli")
 PATIENCE_S = 60.0
 
 
@@ -95,7 +95,7 @@ class Served:
 class ServedProcess(Served):
     """A service that is a process."""
 
-    process: subprocess.Popen[str]
+    process: CommandProcess
 
 
 @contextmanager
@@ -131,9 +131,7 @@ def serving_here(
 @contextmanager
 def serving(*arguments: str | Path | int, verb: str = "serve") -> Iterator[ServedProcess]:
     """``seqplan serve`` until the block ends; then it must have ended well or been killed."""
-    process = subprocess.Popen(
-        [*COMMAND, verb, *map(str, arguments)], stderr=subprocess.PIPE, text=True
-    )
+    process = CommandProcess(verb, *arguments, stderr=subprocess.PIPE)
     assert process.stderr is not None
     try:
         said, url = "", None

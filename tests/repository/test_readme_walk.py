@@ -35,7 +35,7 @@ def typed(walk: str, port: str, folder: Path) -> str:
     It is read up to the walk's end only: the service goes on after it, with the pipe's other end.
     """
     for written, here, needed in (
-        ("./run seqplan", f"{sys.executable} -m seqplan.api.cli", True),
+        ("./run seqplan", str(Path(sys.executable).with_name("seqplan")), True),
         ("out/seqplan.db", f"{folder}/seqplan.db", True),
         ("out/proposal.json", f"{folder}/proposal.json", False),
         ("8400", port, True),

@@ -31,8 +31,8 @@ def test_importing_it_loads_nothing_heavy() -> None:
 
 def test_a_step_is_planned_from_these_names_alone() -> None:
     profile = seqplan.find_profile("llama-7b-a800-80gb")
-    cluster = seqplan.Cluster(gpus=8, max_len=8192, tokens=40000)
-    batch = seqplan.Batch.of_lengths([8192, 6000, 3000, 900, 700, 300, 120] * 3)
+    cluster = seqplan.Cluster(gpus=2, max_len=4096, tokens=8000)
+    batch = seqplan.Batch.of_lengths([4096, 3000, 900, 700, 300, 120])
     proposal = seqplan.make_proposal(profile, cluster, np.array(batch.lengths), seed=0)
     plan = seqplan.StepPlanner(proposal).plan(batch)
     assert isinstance(plan, seqplan.Plan)

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from seqplan.planner.bounds.relaxation import SOLVER
+
 # Processes are forked from a server that has imported torch and nothing else has happened in: a
 # rank starts in a fraction of the seconds that importing torch takes. One server forks the planners
 # of this process, too, whichever of them is first.
@@ -33,6 +35,7 @@ set_forkserver_preload(
         "seqplan.runtime.steps.consumer",
         "seqplan.runtime.training.run_step",
         "seqplan.planner.workers.processes",
+        *SOLVER,
     ]
 )
 FORKED = get_context("forkserver")

@@ -26,7 +26,7 @@ from seqplan.api.rest.wire.idempotency import once
 from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
 from seqplan.api.rest.wire.texts import body_text
-from seqplan.api.service.proposal_maker import requested, usable_profile
+from seqplan.api.service.proposal_request import requested, usable_profile
 from seqplan.api.store.rows import ListedLengths, ListedProposal, ProfileRow, ProposalRow, get, held
 from seqplan.api.store.tables.lengths import lengths_path, missing
 from seqplan.api.store.tables.profiles import profile_ids, put_profile

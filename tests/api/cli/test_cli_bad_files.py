@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import call, complaint, nothing_left, process
+from command_line import call, complaint, fresh_process, nothing_left
 from made_files import Made, propose
 
 from seqplan.plans.format.canonical import canonical_json, digest_of
@@ -218,7 +218,7 @@ def test_a_file_that_may_not_grow(dense: Made, output: Path, before: str) -> Non
 
     if before:
         output.write_text(before)
-    done = process(
+    done = fresh_process(
         *("plan", "--proposal", dense.proposal, "--lengths", dense.lengths, "--steps", 40),
         *("-o", output),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),

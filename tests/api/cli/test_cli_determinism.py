@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import call, process, succeeded
+from command_line import call, fresh_process, succeeded
 from made_files import MAX_LEN, Made
 
 from seqplan.plans.format.plan_file import read_plans
@@ -21,7 +21,7 @@ def made(request: pytest.FixtureRequest) -> Made:
 def plan(made: Made, output: Path, *more: str | int, hash_seed: str) -> bytes:
     """The plan file that a process of its own writes."""
     succeeded(
-        process(
+        fresh_process(
             *("plan", "--proposal", made.proposal, "--lengths", made.lengths),
             *("--steps", made.steps, "-o", output, *more),
             environment={"PYTHONHASHSEED": hash_seed},
@@ -41,7 +41,7 @@ def test_plans(made: Made, tmp_path: Path) -> None:
 def test_proposals(made: Made, tmp_path: Path) -> None:
     output = tmp_path / "proposal.json"
     succeeded(
-        process(
+        fresh_process(
             *("propose", "--profile", made.profile, "--gpus", made.gpus),
             *("--lengths", made.lengths, "--max-len", MAX_LEN, "--tokens", made.tokens),
             *("--schemes", "measured", "-o", output),

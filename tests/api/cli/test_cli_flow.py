@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import call, process, succeeded
+from command_line import call, fresh_process, succeeded
 from made_files import MAX_LEN, Made
 
 from seqplan.planner.proposal.document import ProposalDocument
@@ -34,10 +34,10 @@ def test_from_a_source_to_an_explained_plan(tmp_path: Path) -> None:
     source.write_text("".join(f"{50 + 37 * i % 3000}\n" for i in range(400)))
     lengths, proposal = tmp_path / "lengths.npy", tmp_path / "proposal.json"
     plans = tmp_path / "plans.jsonl"
-    told = succeeded(process("lengths", source, "-o", lengths))
+    told = succeeded(fresh_process("lengths", source, "-o", lengths))
     assert f"written: {lengths}" in told
     told = succeeded(
-        process(
+        fresh_process(
             *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 4, "--lengths", lengths),
             *("--max-len", 2048, "-o", proposal),
         )
@@ -45,16 +45,16 @@ def test_from_a_source_to_an_explained_plan(tmp_path: Path) -> None:
     assert told.endswith(f"written: {proposal}\n")
     assert "sequences truncated to 2,048 tokens." in told
     told = succeeded(
-        process(
+        fresh_process(
             *("plan", "--proposal", proposal, "--lengths", lengths, "--tokens", 20000),
             *("--steps", 3, "--seed", 1, "--workers", 2, "-o", plans),
         )
     )
     assert told.startswith("3 steps planned and checked")
     assert told.endswith(f"written: {plans}\n")
-    told = succeeded(process("check", plans, "--proposal", proposal))
+    told = succeeded(fresh_process("check", plans, "--proposal", proposal))
     assert told == "3 plans, no broken rules\n"
-    assert "step 2" in succeeded(process("explain", plans, "--step", 2))
+    assert "step 2" in succeeded(fresh_process("explain", plans, "--step", 2))
 
 
 def test_propose_tells_people_and_machines_the_same(made: Made, tmp_path: Path) -> None:

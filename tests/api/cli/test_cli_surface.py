@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import COMMAND, call, complaint, process, succeeded
+from command_forks import CommandProcess
+from command_line import call, complaint, fresh_process, succeeded
 from made_files import MAX_LEN, Made
 
 from seqplan.api.cli import VERBS, build_parser
@@ -87,10 +88,10 @@ def test_help_shows_an_example(verb: str) -> None:
 
 
 def test_help_lists_the_verbs_and_an_example() -> None:
-    told = succeeded(process("--help"))
+    told = succeeded(fresh_process("--help"))
     assert all(re.search(rf"\n    {verb}\s", told) for verb in VERBS)
     assert "example:\n  seqplan propose " in told
-    assert succeeded(process("--version")) == f"seqplan {VERSION}\nfill: {kernel_state()}\n"
+    assert succeeded(fresh_process("--version")) == f"seqplan {VERSION}\nfill: {kernel_state()}\n"
 
 
 def test_the_examples_of_the_help_parse() -> None:
@@ -275,11 +276,10 @@ def test_alternatives_in_the_environment(
 def test_a_reader_that_leaves_is_no_error(dense: Made, tmp_path: Path) -> None:
     batches = tmp_path / "batches.jsonl"
     batches.write_text("".join(f'{{"lengths":{[7] * 5000}}}\n' for _ in range(40)))
-    with subprocess.Popen(
-        [*COMMAND, "plan", "--proposal", str(dense.proposal), "--batches", str(batches)],
+    with CommandProcess(
+        *("plan", "--proposal", dense.proposal, "--batches", batches),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     ) as planning:
         assert planning.stdout is not None
         assert planning.stderr is not None
@@ -294,9 +294,9 @@ def test_a_reader_that_leaves_is_no_error(dense: Made, tmp_path: Path) -> None:
 
 def test_an_encoding_without_our_signs_is_no_error() -> None:
     environment = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    told = succeeded(process("profiles", "llama-32b-a800-80gb", environment=environment))
+    told = succeeded(fresh_process("profiles", "llama-32b-a800-80gb", environment=environment))
     assert "43,614" in told
-    told = process("profiles", "--json", environment=environment).out
+    told = fresh_process("profiles", "--json", environment=environment).out
     assert len(json.loads(told)) == len(json.loads(succeeded(call("profiles", "--json"))))
 
 

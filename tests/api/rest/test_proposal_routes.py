@@ -11,7 +11,7 @@ from command_line import call, succeeded
 from service_process import PATIENCE_S
 from stocked_service import DATA, MAX_LEN, Stocked
 
-from seqplan.api.service.proposal_maker import requested
+from seqplan.api.service.proposal_request import requested
 from seqplan.planner.exchange.times import GivenExchange, LayoutExchange
 from seqplan.profiler.shipped.catalogue import shipped
 

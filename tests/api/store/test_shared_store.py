@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from service_process import COMMAND, Served, serving, serving_here
+from command_line import process
+from service_process import Served, serving, serving_here
 from stocked_service import DATA, WORLD, deliver, stock
 
 STEPS = 12
@@ -97,18 +97,16 @@ def test_two_sidecars_of_one_job(postgresql_url: str, tmp_path: Path) -> None:
 def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     pytest.importorskip("psycopg", reason="no psycopg: install seqplan[postgresql]")
     url = "postgresql+psycopg://seqplan:secret@127.0.0.1:1/none"
-    line = [*COMMAND, "serve", "--store", url, "--files", str(tmp_path / "f"), "--port", "0"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "secret" not in done.stderr
-    assert "cannot be opened" in done.stderr
+    done = process("serve", "--store", url, "--files", tmp_path / "f", "--port", 0)
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    assert "secret" not in done.err
+    assert "cannot be opened" in done.err
 
 
 def test_a_shared_store_wants_a_folder(tmp_path: Path) -> None:
     job = 'profile = "p"\nlengths = "l.npy"\ngpus = 1\ncontext = 1\nsteps = 1\n'
     (tmp_path / "job.toml").write_text(f'{job}store = "postgresql+psycopg://u:secret@h/d"\n')
-    line = [*COMMAND, "sidecar", "--job", str(tmp_path / "job.toml")]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "with --files (files in a job file)" in done.stderr
-    assert "secret" not in done.stderr
+    done = process("sidecar", "--job", tmp_path / "job.toml")
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    assert "with --files (files in a job file)" in done.err
+    assert "secret" not in done.err

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command_line import COMMAND
+from command_forks import CommandProcess
 from small_check import ENDED_S, RANKS, RUNNING, STEPS, have_logs, logs, none_left, process_of
 
 from seqplan.api.training_check import processes
@@ -18,11 +18,12 @@ from seqplan.api.training_check.processes import rank_server
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /proc")
 
 
-def started(plans: Path) -> subprocess.Popen[str]:
+def started(plans: Path) -> CommandProcess:
     """A check of many steps that has begun."""
-    line = ("train-check", "--plans", str(plans), "--ranks", str(RANKS), "--steps", str(STEPS))
-    command = subprocess.Popen(
-        [*COMMAND, *line], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    command = CommandProcess(
+        *("train-check", "--plans", plans, "--ranks", RANKS, "--steps", STEPS),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert command.stderr is not None
     assert command.stderr.readline().startswith("starting ranks")

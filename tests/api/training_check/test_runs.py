@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import COMMAND, call, complaint, process, succeeded
+from command_forks import CommandProcess
+from command_line import call, complaint, process, succeeded
 from random_plans import one_pipeline_plan
 from small_check import (
     ENDED_S,
@@ -40,7 +41,6 @@ def test_ranks_agree_with_one_process(plans: Path, temporary: Path) -> None:
     told = process(
         *("train-check", "--plans", plans, "--ranks", RANKS, "--steps", 4),
         *("--dtype", "float64", "--json"),
-        timeout=120,
     )
     report = json.loads(succeeded(told))
     assert report["agrees"] is True
@@ -153,9 +153,10 @@ def test_runs_that_differ(plans: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def test_rows_come_as_steps_are_done(plans: Path, temporary: Path) -> None:
     """The first rows are there while the ranks still run, and before the last; stopped there,
     none is left behind."""
-    line = ("train-check", "--plans", str(plans), "--ranks", str(RANKS), "--steps", str(STEPS))
-    with subprocess.Popen(
-        [*COMMAND, *line], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    with CommandProcess(
+        *("train-check", "--plans", plans, "--ranks", RANKS, "--steps", STEPS),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as command:
         assert command.stdout is not None
         table = [command.stdout.readline() for _ in range(6)]
@@ -215,7 +216,7 @@ def test_tensor_and_pipeline_parallel_plans_agree_too(tmp_path: Path) -> None:
 def test_data_that_does_not_hold_the_plan(plans: Path, tmp_path: Path, temporary: Path) -> None:
     data = tmp_path / "tokens.jsonl"
     data.write_text("[1, 2, 3]\n")
-    done = process("train-check", "--plans", plans, "--ranks", RANKS, "--data", data, timeout=120)
+    done = process("train-check", "--plans", plans, "--ranks", RANKS, "--data", data)
     assert done.code == 2
     said = done.err.splitlines()[-1]
     assert "of step 0: the data has no such id, it has 1 samples" in said

@@ -29,7 +29,7 @@ print(*sorted(set(sys.modules) - before))
 """
 
 
-@pytest.mark.parametrize(("profile", "gpus"), [("llama-7b-a800-80gb", 4), ("gpt-7b-a100-40gb", 8)])
+@pytest.mark.parametrize(("profile", "gpus"), [("llama-7b-a800-80gb", 2), ("gpt-7b-a100-40gb", 8)])
 def test_the_first_step_imports_nothing(tmp_path: Path, profile: str, gpus: int) -> None:
     path, lengths = tmp_path / "proposal.json", np.array([700, 2900] * 50)
     cluster = Cluster(gpus, 4096, 8000)

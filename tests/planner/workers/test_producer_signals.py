@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from command_forks import CommandProcess
 from producer_cases import dense_proposal, drawn_batches
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
@@ -34,15 +34,13 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @contextmanager
-def planning(files: tuple[Path, Path], output: Path) -> Iterator[subprocess.Popen[str]]:
+def planning(files: tuple[Path, Path], output: Path) -> Iterator[CommandProcess]:
     """``seqplan plan`` with two workers, in a process group of its own."""
-    command = [sys.executable, "-m", "seqplan.api.cli", "plan", "--workers", "2"]
-    command += ["--proposal", str(files[0]), "--batches", str(files[1]), "-o", str(output)]
-    with subprocess.Popen(
-        command,
+    with CommandProcess(
+        *("plan", "--workers", 2),
+        *("--proposal", files[0], "--batches", files[1], "-o", output),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         start_new_session=True,
     ) as running:
         try:

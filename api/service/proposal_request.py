@@ -1,0 +1,94 @@
+"""What is asked of a proposal in a request, and making it, apart from the store and the web.
+
+A process that makes one imports the planner and little else.
+"""
+
+from __future__ import annotations
+
+import signal
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.exchange.choice import exchange_to_propose_with
+from seqplan.planner.exchange.times import parse_layout
+from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal
+from seqplan.profiler.lengths import parse_histogram, representative
+from seqplan.profiler.profile import Profile
+
+
+def usable_profile(profile: Profile, request: dict[str, Any]) -> Profile:
+    """The profile with the schemes that a request allows; ``ProfileError`` where there is none."""
+    layout = request.get("layout")
+    return profile.restricted(
+        measured=request.get("schemes", "all") == "measured",
+        layout=None if layout is None else parse_layout(layout),
+    )
+
+
+def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
+    """Turn a request, named as options of ``seqplan propose``, into arguments of ``make_proposal``.
+
+    ``ValueError`` as there. Requests of earlier versions, which had fewer options, may lack some.
+    """
+    times, method = request.get("exchange_ms"), request.get("method", METHODS[0])
+    # Before the exchange was derived, it was left out unless asked for, or "published".
+    propagation_only = request.get("propagation_only", times is None)
+    times = None if times == "published" else times
+    exchange = exchange_to_propose_with(
+        profile,
+        request["gpus"],
+        None if times is None else (times[0], times[-1]),
+        request.get("overlap", 0.0),
+        propagation_only=propagation_only,
+        method=method,
+        spelled=("exchange_ms", "overlap", "propagation_only"),
+    )
+    check_method(profile, method, exchange)
+    return {
+        "cluster": Cluster(
+            request["gpus"],
+            request["max_len"],
+            request["tokens"],
+            request.get("include_flagged", False),
+            request.get("optimizer_shards"),
+        ),
+        "seed": request["seed"],
+        "method": method,
+        "exchange": exchange,
+        "static_groups": request.get("static_groups", False),
+    }
+
+
+def propose(
+    pipe: Connection,
+    profile_json: str,
+    request: dict[str, Any],
+    path: str,
+    histogram: str | None,
+) -> None:
+    """Make a proposal in a process of its own; what comes of it goes through ``pipe``.
+
+    ``("progress", (stage, done, total))``, then ``("document", text)`` or ``("error", line)``.
+    ``path``: of the array of lengths, where there is no ``histogram`` of them.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service ends it
+    try:
+        profile = usable_profile(Profile.from_json(profile_json, "profile"), request)
+        if histogram is None:
+            lengths = np.load(path, mmap_mode="r")
+        else:
+            lengths = representative(parse_histogram(histogram.encode(), "histogram"))
+        document = make_proposal(
+            profile,
+            lengths=lengths,
+            progress=lambda *values: pipe.send(("progress", values)),
+            **requested(profile, request),
+        )
+        pipe.send(("document", document.to_json()))
+    except (BrokenPipeError, ConnectionError):
+        return  # the service is gone
+    except Exception as error:
+        pipe.send(("error", str(error) or type(error).__name__))

@@ -20,6 +20,7 @@ NAMES = (
     "whole",
     "reforming",
     "window",
+    "balance",
     "imbalance",
     "large",
     "ingest",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from seqplan.plans.scheme import Scheme, Strategy
@@ -106,9 +108,7 @@ class Plan:
         world_size: int | None = None,
     ) -> Plan:
         """Write a plan by hand, see ``by_hand.plan_by_hand``."""
-        from seqplan.plans.by_hand import plan_by_hand  # which makes plans
-
-        return plan_by_hand(
+        plan: Plan = _reader("by_hand").plan_by_hand(
             lengths,
             pipelines,
             ids=ids,
@@ -116,31 +116,28 @@ class Plan:
             step=step,
             world_size=world_size,
         )
+        return plan
 
     def view(self, rank: int) -> RankView:
         """Return what one rank runs; ``ValueError`` for a rank that the plan does not have."""
-        from seqplan.plans.views.rank_view import rank_view  # which reads plans
-
-        return rank_view(self, rank, digest=self.digest)
+        view: RankView = _reader("views.rank_view").rank_view(self, rank, digest=self.digest)
+        return view
 
     def explain(self) -> str:
         """Account for the plan in words: what runs where, what binds it, what was considered."""
-        from seqplan.plans.explain import explain
-
-        return explain(self)
+        text: str = _reader("explain").explain(self)
+        return text
 
     def to_json(self) -> str:
         """Write the plan as one line of JSON, with its digest."""
-        from seqplan.plans.format.codec import to_json
-
-        return to_json(self)
+        line: str = _reader("format.codec").to_json(self)
+        return line
 
     @property
     def digest(self) -> str:
         """Return the sha256 of what the plan says: equal plans, equal digests."""
-        from seqplan.plans.format.codec import digest
-
-        return digest(self)
+        sha256: str = _reader("format.codec").digest(self)
+        return sha256
 
     @property
     def re_forms(self) -> bool:
@@ -157,3 +154,8 @@ class Plan:
             " + ".join(f"{n}×{scheme}" for scheme, n in counts.items())
             for counts in by_round.values()
         )
+
+
+def _reader(module: str) -> ModuleType:
+    """Load a module of this package that reads or makes plans, and so imports this one."""
+    return import_module(f"seqplan.plans.{module}")

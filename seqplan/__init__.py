@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from seqplan.planner.batches.batch import Batch
     from seqplan.planner.cluster import Cluster
     from seqplan.planner.errors import Infeasible
-    from seqplan.planner.in_process import Planner
     from seqplan.planner.proposal.document import ProposalDocument
     from seqplan.planner.proposal.make_proposal import make_proposal
+    from seqplan.planner.step.in_process import Planner
     from seqplan.planner.step.step_planner import StepPlanner
     from seqplan.plans.format.plan_file import read_plans, write_plans
     from seqplan.plans.plan import Plan
@@ -37,9 +37,9 @@ _HOMES = {
     "planner.batches.batch": ("Batch",),
     "planner.cluster": ("Cluster",),
     "planner.errors": ("Infeasible",),
-    "planner.in_process": ("Planner",),
     "planner.proposal.document": ("ProposalDocument",),
     "planner.proposal.make_proposal": ("make_proposal",),
+    "planner.step.in_process": ("Planner",),
     "planner.step.step_planner": ("StepPlanner",),
     "plans.format.plan_file": ("read_plans", "write_plans"),
     "plans.plan": ("Plan",),

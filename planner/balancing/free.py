@@ -13,7 +13,7 @@ from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Bin, Fleet, PipelineClass
 from seqplan.plans.scheme import Scheme, Strategy
 
-GOOD = 5e-3
+GOOD = 1e-2
 """Above this gap a linear program is asked for a closer bound."""
 
 

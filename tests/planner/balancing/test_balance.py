@@ -1,0 +1,255 @@
+"""Balancing over ranks that are alike: every sequence once, within memory, and near the bound."""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqplan import Balanced, Cost, balance
+from seqplan.planner.placement.kernel import VARIABLE
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+COST = Cost(1.2e-6, 0.05, 20.0)
+
+
+def check(done: Balanced, ranks: int, capacity: int, pad_to: int = 1, multiple: int = 1) -> None:
+    """What holds of every result."""
+    assert len(done.micro_batches) == ranks
+    assert sorted(done.order()) == list(range(len(done.lengths)))
+    assert [done.order()[place] for place in done.inverse()] == list(range(len(done.lengths)))
+    counts = [len(of_rank) for of_rank in done.micro_batches]
+    assert all(count % multiple == 0 for count in counts)
+    if done.lockstep:
+        assert len(set(counts)) == 1
+    times = []
+    for of_rank in done.micro_batches:
+        times.append([])
+        for micro in of_rank:
+            own = [done.lengths[i] for i in micro]
+            assert sum(-(-length // pad_to) * pad_to for length in own) <= capacity
+            work = sum(length * (done.cost.a * length + done.cost.b) for length in own)
+            times[-1].append(work + done.cost.c if micro else 0.0)
+    if done.lockstep:
+        predicted = sum(max(of_round) for of_round in zip(*times, strict=True))
+    else:
+        predicted = max(sum(of_rank) for of_rank in times)
+    assert done.predicted_ms == pytest.approx(predicted)
+    assert done.lower_bound_ms <= done.predicted_ms
+    assert done.rank_ms == pytest.approx([sum(of_rank) for of_rank in times])
+    assert done.imbalance >= -1e-12
+
+
+costs = st.builds(
+    Cost,
+    st.sampled_from([0.0, 1e-3, 0.05]),
+    st.sampled_from([0.1, 1.0]),
+    st.sampled_from([0.0, 1.0, 30.0]),
+)
+
+
+@settings(max_examples=150)
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
+    ranks=st.integers(1, 6),
+    room=st.integers(0, 200),
+    cost=costs,
+    lockstep=st.booleans(),
+    multiple=st.integers(1, 3),
+    pad_to=st.sampled_from([1, 4, 16]),
+)
+def test_sound_whatever_is_asked(
+    lengths: list[int],
+    ranks: int,
+    room: int,
+    cost: Cost,
+    lockstep: bool,
+    multiple: int,
+    pad_to: int,
+) -> None:
+    capacity = -(-max(lengths) // pad_to) * pad_to + room
+    done = balance(
+        lengths, ranks, capacity, cost, lockstep=lockstep, count_multiple=multiple, pad_to=pad_to
+    )
+    check(done, ranks, capacity, pad_to, multiple)
+    micro_batches = [micro for of_rank in done.micro_batches for micro in of_rank]
+    if not all(micro_batches):  # only where there are too few sequences
+        assert all(len(micro) <= 1 for micro in micro_batches)
+    again = balance(
+        np.array(lengths),
+        ranks,
+        capacity,
+        cost,
+        lockstep=lockstep,
+        count_multiple=multiple,
+        pad_to=pad_to,
+    )
+    assert again.micro_batches == done.micro_batches
+
+
+@settings(max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=4, max_size=40),
+    ranks=st.integers(1, 4),
+    room=st.integers(0, 150),
+    cost=costs,
+    lockstep=st.booleans(),
+    group=st.integers(1, 3),
+    equal=st.booleans(),
+    multiple=st.integers(1, 2),
+)
+def test_sequences_stay_together_or_are_equally_many(
+    lengths: list[int],
+    ranks: int,
+    room: int,
+    cost: Cost,
+    lockstep: bool,
+    group: int,
+    equal: bool,
+    multiple: int,
+) -> None:
+    if equal:
+        most = len(lengths) - len(lengths) % (group * ranks)
+        if not most:
+            return
+        lengths = lengths[:most]
+    keys = [f"prompt {i // group}" for i in range(len(lengths))]
+    capacity = group * max(lengths) + room
+    done = balance(
+        lengths,
+        ranks,
+        capacity,
+        cost,
+        lockstep=lockstep,
+        keep_together=keys,
+        equal_samples=equal,
+        count_multiple=multiple,
+    )
+    check(done, ranks, capacity, multiple=multiple)
+    for of_rank in done.micro_batches:
+        for micro in of_rank:
+            held = {keys[i] for i in micro}
+            assert sum(key in held for key in keys) == len(micro)
+    if equal:
+        assert {sum(map(len, of_rank)) for of_rank in done.micro_batches} == {len(lengths) // ranks}
+
+
+def optimum(lengths: list[int], ranks: int, capacity: int, cost: Cost, lockstep: bool) -> float:
+    """The least time over all ways: every assignment to at most n micro-batches a rank."""
+    best = float("inf")
+    most = 3
+    for number in range(1, most + 1):
+        for choice in product(range(ranks * number), repeat=len(lengths)):
+            loads = [[0.0, 0] for _ in range(ranks * number)]
+            for length, place in zip(lengths, choice, strict=True):
+                loads[place][0] += length * (cost.a * length + cost.b)
+                loads[place][1] += length
+            if any(tokens > capacity for _, tokens in loads):
+                continue
+            times = [work + cost.c if tokens else 0.0 for work, tokens in loads]
+            if lockstep:
+                time = sum(max(times[k * ranks : (k + 1) * ranks]) for k in range(number))
+            else:
+                time = max(sum(times[rank::ranks]) for rank in range(ranks))
+            best = min(best, time)
+    return best
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    room=st.integers(0, 12),
+    cost=costs,
+    lockstep=st.booleans(),
+    pad_to=st.sampled_from([1, 1, 3]),
+)
+def test_the_bound_is_below_every_way_there_is(
+    lengths: list[int], room: int, cost: Cost, lockstep: bool, pad_to: int
+) -> None:
+    capacity = max(lengths) + room + 2
+    padded = [-(-length // pad_to) * pad_to for length in lengths]
+    if sum(padded) > 3 * 2 * (capacity - capacity % pad_to) or max(padded) > capacity:
+        return
+    done = balance(lengths, 2, capacity, cost, lockstep=lockstep, pad_to=pad_to)
+    # Without padding more fits, so that the optimum is no higher.
+    assert optimum(lengths, 2, capacity, cost, lockstep) <= done.predicted_ms * (1 + 1e-9)
+    if pad_to == 1:
+        least = optimum(lengths, 2, capacity, cost, lockstep)
+        assert done.lower_bound_ms <= least * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize(("sequences", "ranks"), [(4096, 128), (512, 16), (512, 64)])
+@pytest.mark.parametrize("context", [4096, 32_768])
+def test_real_lengths_are_near_the_bound(
+    lockstep: bool, sequences: int, ranks: int, context: int
+) -> None:
+    gaps = []
+    for seed in range(3):
+        drawn = np.random.default_rng(seed).choice(CODE, sequences)
+        done = balance(np.minimum(drawn, context), ranks, context, COST, lockstep=lockstep)
+        check(done, ranks, context)
+        gaps.append(done.gap)
+    assert sorted(gaps)[1] < 0.015, gaps
+    assert max(gaps) < 0.04, gaps
+
+
+def test_the_same_without_a_compiler() -> None:
+    lengths = np.minimum(CODE[:300], 8192)
+    for lockstep in (True, False):
+        compiled = balance(lengths, 8, 8192, COST, lockstep=lockstep)
+        with patch.dict(os.environ, {VARIABLE: "python"}):
+            assert balance(lengths, 8, 8192, COST, lockstep=lockstep) == compiled
+
+
+def test_one_long_sequence_is_alone_on_its_rank() -> None:
+    done = balance([8000, *[100] * 30], 4, 8192, Cost(1e-3, 0.0, 0.0), lockstep=False)
+    (alone,) = [of_rank for of_rank in done.micro_batches if [0] in of_rank]
+    assert alone == [[0]]
+    assert done.gap == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], 2, 10, COST), "no sequences"),
+        (([5, 0], 2, 10, COST), "sequence 1 has length 0"),
+        (([5, -3], 2, 10, COST), "sequence 1 has length -3"),
+        (([5, 2.5], 2, 10, COST), "sequence 1 has length 2.5"),
+        (([5, float("nan")], 2, 10, COST), "sequence 1 has length nan"),
+        (([5, True], 2, 10, COST), "sequence 1 has length True"),
+        (([5, 11], 2, 10, COST), "sequence 1 has 11 tokens; a micro-batch holds 10"),
+        (([5], 0, 10, COST), "ranks must be a whole number of 1 or more, not 0"),
+        (([5], 2, 0, COST), "capacity must be a whole number of 1 or more, not 0"),
+    ],
+)
+def test_what_cannot_be_is_said(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        balance(*arguments)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_bound_is_said() -> None:
+    with pytest.raises(ValueError, match="keep_together has 1 keys for 2 sequences"):
+        balance([5, 5], 2, 10, COST, keep_together=["a"])
+    with pytest.raises(ValueError, match="'a': its 2 sequences have 12 tokens"):
+        balance([6, 6], 2, 10, COST, keep_together=["a", "a"])
+    with pytest.raises(ValueError, match="3 sequences cannot be dealt equally to 2 ranks"):
+        balance([5, 5, 5], 2, 10, COST, equal_samples=True)
+    with pytest.raises(ValueError, match="count_multiple"):
+        balance([5], 1, 10, COST, count_multiple=0)
+    with pytest.raises(ValueError, match="holds nothing padded to multiples of 16"):
+        balance([5], 1, 10, COST, pad_to=16)
+    with pytest.raises(ValueError, match=r"9 tokens, padded to multiples of 8; .* holds 8"):
+        balance([9], 1, 15, COST, pad_to=8)
+
+
+def test_numbers_of_other_kinds_are_taken() -> None:
+    whole = balance([5, 7, 9], 2, 10, COST)
+    assert balance(np.array([5.0, 7.0, 9.0]), 2, 10, COST).micro_batches == whole.micro_batches
+    assert balance(np.array([5, 7, 9], np.uint16), 2, 10, COST) == whole

@@ -1,0 +1,83 @@
+"""Costs of a host's micro-batches: from profiles, from a model and a device, from measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqplan import Cost, Scheme, find_profile
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+}
+
+
+def test_of_a_profile() -> None:
+    profile = find_profile("llama-7b-a800-80gb")
+    entry = next(entry for entry in profile.schemes if entry.scheme == Scheme(tp=2))
+    for source, scheme in (("llama-7b-a800-80gb", "tp2"), (profile, Scheme(tp=2))):
+        cost = Cost.of_profile(source, scheme)
+        assert (cost.a, cost.b, cost.c) == (entry.latency.a, entry.latency.b, entry.latency.c)
+    with pytest.raises(ValueError, match="has no scheme tp64; it has tp"):
+        Cost.of_profile(profile, "tp64")
+    with pytest.raises(ValueError, match=r"tp2\.pp4 has stages"):
+        Cost.of_profile(profile, "tp2.pp4")
+
+
+def test_of_a_model_and_a_device(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA_8B))
+    one, two = (Cost.of_model(config, "a100-80gb", tp=tp) for tp in (1, 2))
+    assert 0.4 < two.b / one.b < 0.8
+    assert 0.4 < two.a / one.a < 0.6
+    # About 6 FLOPs a parameter and token at 40 to 70 % of the peak.
+    flops = 6 * 8e9
+    assert 0.3 < flops / (one.b * 1e-3) / 312e12 < 0.8
+    with pytest.raises(ValueError, match="device 'abacus': there are a100"):
+        Cost.of_model(config, "abacus")
+    with pytest.raises(ValueError, match="model 'some': neither a known one"):
+        Cost.of_model("some", "a100-80gb")
+    with pytest.raises(ValueError, match="gpus 12: wants whole nodes of 8"):
+        Cost.of_model(config, "a100-80gb", gpus=12)
+    config.write_text(json.dumps({"model_type": "llama", "hidden_size": 4096}))
+    with pytest.raises(ValueError, match="does not state layers"):
+        Cost.of_model(config, "a100-80gb")
+
+
+def test_corrected_by_what_was_measured() -> None:
+    random = np.random.default_rng(0)
+    stated, true = Cost(1e-6, 0.05, 5.0), Cost(2e-6, 0.09, 30.0)
+
+    def steps(count: int, factor: float | None) -> list[tuple[list[list[int]], float]]:
+        measured = []
+        for _ in range(count):
+            micro_batches = [
+                random.integers(100, 9000, random.integers(1, 5)).tolist()
+                for _ in range(random.integers(1, 6))
+            ]
+            cost = true if factor is None else stated
+            time = sum(cost.micro_batch_ms(micro) for micro in micro_batches)
+            measured.append((micro_batches, time * (factor or 1.0) * random.normal(1, 0.002)))
+        return measured
+
+    kept, how = stated.corrected(steps(2, 1.7))
+    assert kept == stated
+    assert how.startswith("kept: 2 ")
+    scaled, how = stated.corrected(steps(8, 1.7))
+    assert how.startswith("scaled")
+    assert scaled.b == pytest.approx(stated.b * 1.7, rel=0.02)
+    fitted, how = stated.corrected(steps(80, None))
+    assert how.startswith("fitted")
+    assert (fitted.a, fitted.b) == pytest.approx((true.a, true.b), rel=0.1)
+    assert fitted.c == pytest.approx(true.c, rel=0.4)
+    with pytest.raises(ValueError, match=r"measured -1\.0 ms"):
+        stated.corrected([([[5]], -1)])

@@ -1,0 +1,121 @@
+"""Planning inside a program: from a profile alone, or from a proposal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqplan import Cluster, Infeasible, Planner, find_profile, make_proposal
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.exchange.times import GivenExchange
+from seqplan.planner.strategies.homogeneous import best_homogeneous
+from seqplan.plans.format.codec import from_json
+from seqplan.plans.lint import lint
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+LENGTHS = np.minimum(CODE[:90], 32_768)
+PROFILE = find_profile("llama-32b-a800-80gb")
+
+
+def test_a_profile_is_enough() -> None:
+    planner = Planner("llama-32b-a800-80gb", gpus=64, max_len=32_768)
+    plan = planner.plan(LENGTHS)
+    models = Cluster(64, 32_768, 1).models(PROFILE)
+    assert lint(plan, models) == []
+    assert plan.lengths == tuple(LENGTHS.tolist())
+    assert (plan.step, planner.plan(LENGTHS).step, planner.plan(LENGTHS, step=9).step) == (0, 1, 9)
+    assert planner.plan(LENGTHS).step == 10
+    # Another rank, or the same after a restart, plans alike.
+    again = Planner(PROFILE, 64, 32_768).plan(LENGTHS.tolist())
+    assert again.digest == plan.digest
+    assert from_json(plan.to_json()) == plan
+    assert plan.view(5).digest == plan.digest
+    assert plan.explain().startswith("step 0: ")
+    exchange = exchange_of(PROFILE, 64)
+    batch = Batch.of_lengths(LENGTHS.tolist())
+    static = best_homogeneous([batch], models, 64, exchange)
+    assert static is not None
+    assert plan.exchange_ms is not None
+    static_ms = static[1][0] + exchange.of_strategy_ms(static[0])
+    assert plan.predicted_ms + plan.exchange_ms <= static_ms * 1.001
+
+
+def test_layout_groups_and_exchange_are_as_asked() -> None:
+    free = GivenExchange(0.0, 0.0, "none", 0.0, 0.0)
+    several = Planner(PROFILE, 64, 32_768, exchange=free).plan(LENGTHS)
+    assert {p.scheme.tp for p in several.pipelines} != {16}
+    one = Planner(PROFILE, 64, 32_768, layout="tp16", static_groups=True).plan(LENGTHS)
+    assert {(p.scheme.tp, p.scheme.pp) for p in one.pipelines} == {(16, 1)}
+    assert not one.re_forms
+    quick = Planner(PROFILE, 64, 32_768, layout="tp16", static_groups=True, prove=False)
+    unproven = quick.plan(LENGTHS)
+    assert unproven.lower_bound_ms <= one.lower_bound_ms
+    assert quick.prove(unproven).lower_bound_ms >= unproven.lower_bound_ms
+
+
+def test_a_proposal_brings_its_own() -> None:
+    profile = PROFILE.restricted(layout=(8, 1))
+    document = make_proposal(
+        profile, Cluster(16, 16_384, 60_000), CODE, exchange=exchange_of(profile, 16)
+    )
+    planner = Planner(document)
+    assert planner.gpus == 16
+    plan = planner.plan(LENGTHS[LENGTHS <= 16_384], loss_tokens=17)
+    assert plan.planner.proposal == document.digest
+    assert plan.loss_tokens == 17
+    with pytest.raises(ValueError, match="max_len is stated by the proposal"):
+        Planner(document, max_len=9)
+
+
+def test_rounds_of_zero_3() -> None:
+    plan = Planner("gpt-7b-a100-40gb", gpus=8, max_len=8192).plan([700, 2900] * 20)
+    assert {pipeline.round is None for pipeline in plan.pipelines} == {False}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([], "at least one sequence"),
+        ([[1, 2]], "wants a list of lengths"),
+        ([3, 0], "step 0: sequence 1 has length 0"),
+        ([3, 2.5], "not whole numbers"),
+        ([3, float("nan")], "not whole numbers"),
+        (["a"], "not whole numbers"),
+        ([3, 9000], "step 0: sequence 1 has 9000 tokens, beyond max_len 8192"),
+    ],
+)
+def test_lengths_that_are_none(lengths: list[int], message: str) -> None:
+    planner = Planner("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
+    with pytest.raises(ValueError, match=message):
+        planner.plan(lengths)
+    assert planner.plan([5]).step == 0
+
+
+def test_what_is_missing_is_said() -> None:
+    with pytest.raises(ValueError, match="needs gpus and max_len"):
+        Planner(PROFILE, gpus=8)
+    with pytest.raises(ValueError, match="has no layout tp3; it has "):
+        Planner(PROFILE, 64, 8192, layout="tp3")
+    with pytest.raises(Infeasible, match=r"no scheme of .* fits 1 GPUs"):
+        Planner(PROFILE, 1, 8192)
+    with pytest.raises(Infeasible, match="no scheme of the profile holds"):
+        Planner("llama-7b-a800-80gb", 8, 10_000_000).plan([9_000_000])
+
+
+def test_neither_torch_nor_the_solver_is_needed() -> None:
+    script = (
+        "import sys, seqplan\n"
+        "planner = seqplan.Planner('llama-7b-a800-80gb', 8, 8192, prove=False)\n"
+        "planner.plan([700, 2900] * 20)\n"
+        "seqplan.balance([5, 6, 7], 2, 16, seqplan.Cost(0.0, 1.0, 1.0))\n"
+        "print([name for name in ('torch', 'scipy', 'ortools') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.stderr, done.stdout.strip()) == ("", "[]")

@@ -26,8 +26,15 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """The dotted names that a file imports, wherever the import stands."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    """The dotted names that a file imports, wherever the import stands; not what only types need.
+
+    A plan names the type of its rank views, which are made by a module that reads plans.
+    """
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:

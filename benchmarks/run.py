@@ -28,6 +28,7 @@ NAMES = (
     "serve",
     "sidecar",
     "kills",
+    "architectures",
 )
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from seqplan.runtime.steps.consumer import PlanConsumer, Step
     from seqplan.runtime.steps.fan_out import FanOutSource
     from seqplan.runtime.steps.http_source import HttpSource
+    from seqplan.runtime.steps.in_process import agreed_steps
     from seqplan.runtime.steps.source import FileSource, PlanSource
     from seqplan.runtime.training.loss import (
         chunked_loss,
@@ -60,6 +61,7 @@ _HOMES = {
     "steps.consumer": ("PlanConsumer", "Step"),
     "steps.fan_out": ("FanOutSource",),
     "steps.http_source": ("HttpSource",),
+    "steps.in_process": ("agreed_steps",),
     "steps.source": ("FileSource", "PlanSource"),
     "states.checkpoint": ("Cursor", "restore", "save"),
     "training.loss": (
@@ -106,6 +108,7 @@ __all__ = [
     "TargetData",
     "Targets",
     "TokenData",
+    "agreed_steps",
     "attention",
     "attention_context",
     "chunked_loss",

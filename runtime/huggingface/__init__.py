@@ -1,0 +1,31 @@
+"""Hugging Face causal language models under sequence-parallel plans.
+
+Read ``job`` first, what a program calls; then ``hosted`` (the model as a step calls it),
+``attention`` (what transformers' layers attend with), ``inspection`` with ``refusals`` and
+``probe`` (what is not computed exactly, and how it is noticed) and ``report``. Needs the extra
+``huggingface``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seqplan.plans.lazy_face import lazy_names
+
+if TYPE_CHECKING:
+    from seqplan.runtime.huggingface.job import Job, host
+    from seqplan.runtime.huggingface.report import StepReport
+
+_HOMES = {
+    "job": ("Job", "host"),
+    "report": ("StepReport",),
+}
+
+__all__ = [
+    "Job",
+    "StepReport",
+    "host",
+]
+
+
+__getattr__ = lazy_names(__name__, _HOMES)

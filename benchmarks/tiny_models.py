@@ -6,6 +6,10 @@ from typing import Any
 
 VOCAB = 97
 
+SEED = 200
+"""Of the first rank's weights. With some seeds, rounding puts a token on the other side of a ReLU's
+kink (opt) or to another expert (granitemoe) in one of the ten steps, which norms show by 1e-5."""
+
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -148,5 +152,5 @@ def tiny_model(name: str, seed: int, attention: str = "eager") -> Any:
 
     changes = (MODELS | LONG_DOCUMENTS | REFUSED)[name]
     config = AutoConfig.for_model(name.split(",")[0], **{**_BASE, **changes})
-    torch.manual_seed(seed)
+    torch.manual_seed(SEED + seed)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention)

@@ -26,6 +26,7 @@ class HostedModel(nn.Module):
         super().__init__()
         self.model = model
         self._lm = [causal_lm(model)]  # in a list, so that it is no module of its own
+        self.own_attention: str = self.lm.config._attn_implementation
         self.layers = LayerAttention()
         self.autocast: torch.dtype | None = None
 

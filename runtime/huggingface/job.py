@@ -208,16 +208,16 @@ class Job:
         return values
 
     @contextmanager
-    def evaluation(self, attention: str = "sdpa") -> Iterator[nn.Module]:
+    def evaluation(self) -> Iterator[nn.Module]:
         """Lend the model as transformers has it, with the values after the last step.
 
-        In evaluation mode and without gradients, to evaluate on batches of one's own or to
-        generate; ``attention``: transformers' implementation. All ranks enter it together, between
-        steps; what is done within is each rank's own.
+        With the attention that it was loaded with, in evaluation mode and without gradients, to
+        evaluate on batches of one's own or to generate. All ranks enter it together, between steps;
+        what is done within is each rank's own.
         """
         self.states.materialize()
         lm = self._hosted.lm
-        lm.set_attn_implementation(attention)
+        lm.set_attn_implementation(self._hosted.own_attention)
         self._hosted.eval()
         try:
             with torch.no_grad():

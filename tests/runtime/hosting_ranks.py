@@ -28,13 +28,17 @@ def hosted(
     world_size: int,
     *args: Any,
     timeout_s: float = 240,
+    joined: bool = True,
 ) -> tuple[list[Any], Any]:
     """``function(rank, world_size, *args)`` of every rank, in rank order, and ``beside()``.
 
+    Each rank has the default gloo group, unless they are not to be ``joined``.
     ``AssertionError`` with the traceback of the first that fails. No process is left behind.
     """
     here, there = FORKED.Pipe()
-    process = FORKED.Process(target=_fork_ranks, args=(there, function, beside, world_size, args))
+    process = FORKED.Process(
+        target=_fork_ranks, args=(there, function, beside, world_size, joined, args)
+    )
     process.start()
     there.close()
     try:
@@ -52,6 +56,7 @@ def _fork_ranks(
     function: Callable[..., Any],
     beside: Callable[[], Any],
     world_size: int,
+    joined: bool,
     args: tuple[Any, ...],
 ) -> None:
     import peft
@@ -73,7 +78,8 @@ def _fork_ranks(
         for rank in range(world_size):
             here, there = forking.Pipe()
             forking.Process(
-                target=_rank, args=(there, function, rank, world_size, Path(folder), args)
+                target=_rank,
+                args=(there, function, rank, world_size, Path(folder) if joined else None, args),
             ).start()
             there.close()
             pipes.append(here)
@@ -96,22 +102,24 @@ def _rank(
     function: Callable[..., Any],
     rank: int,
     world_size: int,
-    folder: Path,
+    folder: Path | None,
     args: tuple[Any, ...],
 ) -> None:
     import torch.distributed as dist
 
     _end_with_parent()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    meeting = f"file://{folder / 'meeting'}"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
+    if folder is not None:
+        meeting = f"file://{folder / 'meeting'}"
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
     try:
         pipe.send((function(rank, world_size, *args), ""))
     except BaseException:
         pipe.send((None, traceback.format_exc()))
         os._exit(1)
-    dist.barrier()
-    dist.destroy_process_group()
+    if folder is not None:
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def _end_with_parent() -> None:

@@ -138,8 +138,11 @@ def _compare_all() -> None:
         for process in ranks:
             process.join()
     print(f"\n{len(MODELS)} architectures, 4 CPU ranks, {len(hostile_plans(LONGEST))} steps each\n")
-    print(markdown(["model", "loss differs by", "norm differs by", "saved model read back"], rows))
-    print(markdown(["refused", "with", "on every rank"], refusals))
+    print(
+        markdown(["model", "loss differs by", "norm differs by", "saved model read back"], rows)
+        + "\n"
+    )
+    print(markdown(["refused", "with", "on every rank"], refusals) + "\n")
     print(f"{time.monotonic() - started:.0f} s")
     if failures:
         raise SystemExit("\n".join(failures))

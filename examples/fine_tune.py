@@ -22,7 +22,7 @@ import seqplan
 from seqplan.runtime import IndexedTargets, huggingface
 
 PROFILE = Path(__file__).parent / "data" / "llama-small-cpu.json"
-VOCAB, SEQUENCES, STEPS, LONGEST = 32, 10, 12, 400
+VOCAB, SEQUENCES, STEPS, LONGEST = 32, 10, 12, 300
 Rows = list[dict[str, list[int]]]
 
 

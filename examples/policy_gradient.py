@@ -23,7 +23,7 @@ from seqplan import runtime
 from seqplan.runtime import huggingface
 
 PROFILE = Path(__file__).parent / "data" / "llama-small-cpu.json"
-VOCAB, PROMPTS, LONGEST, ROLLOUTS, UPDATES = 16, 32, 40, 8, 2
+VOCAB, PROMPTS, LONGEST, ROLLOUTS, UPDATES = 16, 24, 32, 6, 2
 
 
 def main() -> list[float]:

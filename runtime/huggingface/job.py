@@ -65,7 +65,7 @@ def host(
     ``UnsupportedModel``, on every rank, for a model that is not computed exactly;
     ``ValueError`` where frozen values differ between ranks.
     """
-    _join(model)
+    joined = _join(model)
     return Job(
         model,
         data,
@@ -76,6 +76,7 @@ def host(
         autocast=autocast,
         callbacks=callbacks,
         groups=groups or Communicators.create(),
+        ends_process_group=joined,
     )
 
 
@@ -97,6 +98,7 @@ class Job:
         autocast: torch.dtype | None,
         callbacks: Sequence[Callable[[StepReport], None]],
         groups: Communicators,
+        ends_process_group: bool,
     ) -> None:
         self.model, self.groups = model, groups
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -109,6 +111,7 @@ class Job:
         self._loss_of = chunked_loss(self._hosted.logits, loss_of, loss_rows)
         self._rows = loss_rows
         self._callbacks = list(callbacks)
+        self._ends_process_group = ends_process_group
         self._prepare = hosted_preparation(self._hosted, attends, data, groups, self.states.device)
         self._consumer: PlanConsumer[Work] | None = None
         self._digest: str | None = None
@@ -266,15 +269,16 @@ class Job:
         )
 
     def close(self) -> None:
-        """End the process group, after the last call; all ranks together."""
+        """Wait for all ranks after the last call; end the process group, where ``host`` made it."""
         dist.barrier(group=self.groups.control)
-        dist.destroy_process_group()
+        if self._ends_process_group:
+            dist.destroy_process_group()
 
 
-def _join(model: nn.Module) -> None:
-    """Make the default process group where there is none."""
+def _join(model: nn.Module) -> bool:
+    """Make the default process group where there is none; whether that was so."""
     if dist.is_initialized():
-        return
+        return False
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     backend = "nccl" if device.type == "cuda" else "gloo"
     if "WORLD_SIZE" in os.environ:
@@ -282,3 +286,4 @@ def _join(model: nn.Module) -> None:
     else:
         store = HashStore()
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    return True

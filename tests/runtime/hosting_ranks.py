@@ -6,12 +6,12 @@ import os
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from ranks import FORKED
@@ -22,23 +22,26 @@ needs_transformers = pytest.mark.skipif(
 )
 
 
-def hosted(
-    function: Callable[..., Any],
-    beside: Callable[[], Any],
-    world_size: int,
-    *args: Any,
-    timeout_s: float = 240,
-    joined: bool = True,
-) -> tuple[list[Any], Any]:
-    """``function(rank, world_size, *args)`` of every rank, in rank order, and ``beside()``.
+class Program(NamedTuple):
+    """``function(rank, world_size, *args)`` of so many ranks, and ``beside()`` meanwhile.
 
-    Each rank has the default gloo group, unless they are not to be ``joined``.
+    The ranks have the default gloo group, unless they are not to be ``joined``.
+    """
+
+    function: Callable[..., Any]
+    world_size: int
+    args: tuple[Any, ...]
+    joined: bool = True
+    beside: Callable[[], Any] = int
+
+
+def hosted(programs: Sequence[Program], timeout_s: float = 400) -> list[tuple[list[Any], Any]]:
+    """Run one after the other; of each what its ranks gave, in rank order, and what ``beside`` did.
+
     ``AssertionError`` with the traceback of the first that fails. No process is left behind.
     """
     here, there = FORKED.Pipe()
-    process = FORKED.Process(
-        target=_fork_ranks, args=(there, function, beside, world_size, joined, args)
-    )
+    process = FORKED.Process(target=_run_programs, args=(there, programs))
     process.start()
     there.close()
     try:
@@ -48,45 +51,49 @@ def hosted(
         process.kill()
         process.join()
     assert not error, error
-    return results[:-1], results[-1]
+    outcomes: list[tuple[list[Any], Any]] = results
+    return outcomes
 
 
-def _fork_ranks(
-    pipe: Connection,
-    function: Callable[..., Any],
-    beside: Callable[[], Any],
-    world_size: int,
-    joined: bool,
-    args: tuple[Any, ...],
-) -> None:
+def _run_programs(pipe: Connection, programs: Sequence[Program]) -> None:
     import peft
     import torch
     import torch._dynamo  # an optimizer imports it when it is made, which takes seconds
     import transformers
     from transformers import AutoModelForCausalLM  # noqa: F401 - loads what models need
 
+    import seqplan.runtime.huggingface.job
+
     assert peft
+    assert seqplan
     _end_with_parent()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
+    results = []
+    error = ""
+    for program in programs:
+        if not error:
+            ranks, own, error = _run_program(program)
+            results.append((ranks, own))
+    pipe.send((results, error))
+
+
+def _run_program(program: Program) -> tuple[list[Any], Any, str]:
     forking = get_context("fork")
     results: list[Any] = []
-    error = ""
+    own, error = None, ""
     with tempfile.TemporaryDirectory() as folder:
         pipes = []
-        for rank in range(world_size):
+        for rank in range(program.world_size):
             here, there = forking.Pipe()
-            forking.Process(
-                target=_rank,
-                args=(there, function, rank, world_size, Path(folder) if joined else None, args),
-            ).start()
+            forking.Process(target=_rank, args=(there, program, rank, Path(folder))).start()
             there.close()
             pipes.append(here)
         try:
-            own: Any = beside()
+            own = program.beside()
         except BaseException:
-            own, error = None, traceback.format_exc()
+            error = traceback.format_exc()
         for rank, there in enumerate(pipes):
             try:
                 value, trace = there.recv()
@@ -94,30 +101,25 @@ def _fork_ranks(
                 value, trace = None, "died"
             results.append(value)
             error = error or (f"rank {rank}: {trace}" if trace else "")
-        pipe.send(([*results, own], error))
+    return results, own, error
 
 
-def _rank(
-    pipe: Connection,
-    function: Callable[..., Any],
-    rank: int,
-    world_size: int,
-    folder: Path | None,
-    args: tuple[Any, ...],
-) -> None:
+def _rank(pipe: Connection, program: Program, rank: int, folder: Path) -> None:
     import torch.distributed as dist
 
     _end_with_parent()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    if folder is not None:
+    if program.joined:
         meeting = f"file://{folder / 'meeting'}"
-        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
+        dist.init_process_group(
+            "gloo", init_method=meeting, rank=rank, world_size=program.world_size
+        )
     try:
-        pipe.send((function(rank, world_size, *args), ""))
+        pipe.send((program.function(rank, program.world_size, *program.args), ""))
     except BaseException:
         pipe.send((None, traceback.format_exc()))
         os._exit(1)
-    if folder is not None:
+    if program.joined:
         dist.barrier()
         dist.destroy_process_group()
 

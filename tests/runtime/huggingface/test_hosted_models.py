@@ -6,6 +6,9 @@ every part of a job.
 
 from __future__ import annotations
 
+import os
+import runpy
+import socket
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hosting_ranks import hosted, needs_transformers
+from hosting_ranks import Program, hosted, needs_transformers
 from random_plans import one_pipeline_plan, random_plan
 
 from seqplan import runtime
@@ -24,6 +27,7 @@ from seqplan.plans.scheme import Scheme
 
 pytestmark = needs_transformers
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 RANKS, VOCAB = 4, 61
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -52,7 +56,6 @@ LATENT = {
 }
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
-    "qwen3_moe": {"head_dim": 8, **MOE},
     "deepseek_v3": LATENT,
     "nemotron": {},  # does not hand arguments of the forward on to attention
 }
@@ -261,7 +264,7 @@ def long_documents(rank: int, groups: runtime.Communicators) -> list[str]:
 
 
 def resumed(rank: int, groups: runtime.Communicators, folder: Path) -> dict[str, Any]:
-    """Losses of four steps with dropout; and of two, then two of a job that goes on from there."""
+    """Losses of three steps with dropout; and of two, then one of a job that goes on from there."""
     from seqplan.runtime import huggingface
 
     def job(seed: int) -> huggingface.Job:
@@ -278,14 +281,14 @@ def resumed(rank: int, groups: runtime.Communicators, folder: Path) -> dict[str,
         return made
 
     straight = job(1)
-    losses = [straight.run(step).loss for step in straight.steps(plans())]
+    losses = [straight.run(step).loss for step in straight.steps(plans()[:3])]
     before = job(1)
     first = [before.run(step).loss for step in before.steps(plans()[:2])]
     before.save_checkpoint(folder, {"seen": [1, 2]})
     after = job(2)
     empty = after.resume(folder / "nothing")
     user = after.resume(folder)
-    second = [after.run(step).loss for step in after.steps(plans())]
+    second = [after.run(step).loss for step in after.steps(plans()[:3])]
     return {"straight": losses, "parts": first + second, "user": user, "empty": empty}
 
 
@@ -303,13 +306,42 @@ def beside() -> dict[str, Any]:
     return {name: trained_plainly(name) for name in CASES}
 
 
+def examples(rank: int, world_size: int, ports: list[int], folder: Path) -> Any:
+    """What each example's ``main`` returns, started as by torchrun; the saved model's words."""
+    from transformers import AutoConfig
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    outcomes = []
+    for port, name, arguments in (
+        (ports[0], "fine_tune", [["--output", str(folder / "fine-tuned")]]),
+        (ports[1], "policy_gradient", []),
+    ):
+        os.environ["MASTER_PORT"] = str(port)
+        outcomes.append(runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](*arguments))
+    return *outcomes, AutoConfig.from_pretrained(folder / "fine-tuned").vocab_size
+
+
 @pytest.fixture(scope="module")
-def outcomes() -> Any:
+def every_outcome() -> Any:
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
     with tempfile.TemporaryDirectory() as folder:
         with write_plans(Path(folder) / "plans.jsonl") as write:
             for plan in plans():
                 write(plan)
-        return hosted(on_rank, beside, RANKS, Path(folder))
+        return hosted(
+            [
+                Program(on_rank, RANKS, (Path(folder),), beside=beside),
+                Program(examples, 2, (ports, Path(folder)), joined=False),
+            ]
+        )
+
+
+@pytest.fixture(scope="module")
+def outcomes(every_outcome: Any) -> Any:
+    return every_outcome[0]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -397,3 +429,18 @@ def test_a_job_goes_on_bit_for_bit(outcomes: Any) -> None:
         assert mine["parts"] == mine["straight"]
         assert mine["user"] == {"seen": [1, 2]}
         assert mine["empty"] is None
+
+
+def test_the_example_of_fine_tuning_learns_the_answers(every_outcome: Any) -> None:
+    ranks, _ = every_outcome[1]
+    losses = [rank[0] for rank in ranks]
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < 0.6 * losses[0][0]
+    assert [rank[2] for rank in ranks] == [32, 32]
+
+
+def test_the_example_of_a_policy_gradient_is_rewarded(every_outcome: Any) -> None:
+    ranks, _ = every_outcome[1]
+    rewards = [rank[1] for rank in ranks]
+    assert rewards[0] == rewards[1]
+    assert sum(rewards[0][-2:]) > sum(rewards[0][:2]) + 0.2

@@ -43,6 +43,7 @@ class Case:
     checkpointing: bool = False
     dtype: str = "float32"
     autocast: bool = False
+    exact_norms: bool = False
     rows: int = 4096
 
     @property
@@ -54,8 +55,9 @@ class Case:
             *([f"{self.targets} of the data"] if self.targets else []),
             *(["checkpointing"] if self.checkpointing else []),
             *([self.dtype] if self.dtype != "float32" else []),
-            *(["autocast bf16, fp32 weights"] if self.autocast else []),
-            *([f"{self.rows} logits at a time"] if self.rows < LONGEST else []),
+            *(["fp32 norms"] if self.exact_norms else []),
+            *(["autocast bf16"] if self.autocast else []),
+            *([f"{self.rows} tokens' logits at a time"] if self.rows < LONGEST else []),
             *([f"documents ≤ {self.longest}"] if self.longest < LONGEST else []),
         ]
         return " · ".join(how)
@@ -74,6 +76,10 @@ def cases() -> list[Case]:
         *(Case(name, rows=32, targets="weights") for name in ("llama", "gemma2, no caps")),
         *(Case(name, dtype="bfloat16") for name in ("llama", "qwen2", "gemma3_text")),
         *(Case(name, autocast=True) for name in ("llama", "qwen2", "gemma3_text")),
+        *(
+            Case(name, dtype="bfloat16", exact_norms=True, autocast=True)
+            for name in ("llama", "qwen2", "gemma3_text")
+        ),
         *(Case(name) for name in LONG_DOCUMENTS),
         *(Case(name) for name in REFUSED),
     ]
@@ -236,7 +242,7 @@ def _saved_alike(case: Case, model: Any, folder: Path) -> bool:
 
         again = PeftModel.from_pretrained(_base(case, seed=0), folder)
     else:
-        again = AutoModelForCausalLM.from_pretrained(folder)
+        again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     stored = dict(again.named_parameters())
     return bool(trained) and all(
         torch.equal(stored[name].to(value.dtype), value) for name, value in trained.items()
@@ -284,7 +290,12 @@ def _plain(case: Case, *, exact: bool = False) -> Outcome:
 def _base(case: Case, seed: int) -> Any:
     import torch
 
-    return tiny_model(case.name, seed).to(getattr(torch, case.dtype))
+    model = tiny_model(case.name, seed).to(getattr(torch, case.dtype))
+    if case.exact_norms:
+        for name, module in model.named_modules():
+            if "norm" in name:
+                module.float()
+    return model
 
 
 def _model(case: Case, seed: int) -> Any:

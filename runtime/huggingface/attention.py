@@ -59,15 +59,17 @@ def layer_options(
     module: nn.Module, mask: Tensor | None, options: Mapping[str, Any]
 ) -> LayerOptions:
     """Read what a layer asks of attention, from its call and the mark in place of its mask."""
-    limits = [] if mask is None or int(mask) == NOT_CAUSAL else [int(mask)]
+    others = [] if mask is None or mask.dim() == 0 else ["a mask of its own making"]
+    mark = None if mask is None or mask.dim() else int(mask)
+    limits = [] if mark is None or mark == NOT_CAUSAL else [mark]
     if options.get("sliding_window") is not None:
         limits.append(int(options["sliding_window"]))
     causal = (
-        (mask is None or int(mask) != NOT_CAUSAL)
+        mark != NOT_CAUSAL
         and bool(getattr(module, "is_causal", True))
         and options.get("is_causal") is not False
     )
-    others = [
+    others += [
         name
         for name, value in options.items()
         if name not in _WITHOUT_EFFECT and value is not None and value is not False

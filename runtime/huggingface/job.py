@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.states.checkpoint import Cursor, restore, save
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.steps.consumer import PlanConsumer, Step
+from seqplan.runtime.steps.http_source import HttpSource
 from seqplan.runtime.steps.in_process import agreed_steps
 from seqplan.runtime.steps.source import FileSource, PlanSource
 from seqplan.runtime.training.loss import LossOf, chunked_loss, label_loss, log_probabilities
@@ -121,13 +123,14 @@ class Job:
     ) -> Iterator[Step[Work]]:
         """Yield the steps of ``plans`` from ``next_step`` on, each agreed on by all ranks.
 
-        ``plans``: a plan file that every rank can read, a source (``HttpSource``,
-        ``FanOutSource``), or plans made here, alike on every rank, each when it is asked for.
+        ``plans``: a plan file that every rank can read, a job of a planning service
+        (``http://HOST:PORT/v1/jobs/JOB``, with ``SEQPLAN_TOKEN`` of the environment where there is
+        one), a source, or plans made here, alike on every rank, each when it is asked for.
         ``options``: further ones of ``PlanConsumer``. ``PlanError`` on every rank where a step
         cannot be had or run.
         """
         if isinstance(plans, (str, os.PathLike)):
-            plans = FileSource(plans, world_size=self.world_size)
+            plans = _source(plans, self.world_size)
         where: dict[str, Any] = {
             "rank": self.rank,
             "world_size": self.world_size,
@@ -275,15 +278,25 @@ class Job:
             dist.destroy_process_group()
 
 
+def _source(where: str | os.PathLike[str], world_size: int) -> PlanSource:
+    """Open a plan file, or a planning service's job; ``ValueError`` for another URL."""
+    if not isinstance(where, str) or not where.startswith(("http://", "https://")):
+        return FileSource(where, world_size=world_size)
+    base, found, job = where.rstrip("/").partition("/v1/jobs/")
+    if not found or not job or "/" in job:
+        raise ValueError(f"{where}: a job of a planning service is http://HOST:PORT/v1/jobs/JOB")
+    return HttpSource(base, unquote(job), os.environ.get("SEQPLAN_TOKEN"))
+
+
 def _join(model: nn.Module) -> bool:
     """Make the default process group where there is none; whether that was so."""
     if dist.is_initialized():
         return False
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     backend = "nccl" if device.type == "cuda" else "gloo"
+    on: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     if "WORLD_SIZE" in os.environ:
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, **on)
     else:
-        store = HashStore()
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, **on)
     return True

@@ -88,7 +88,7 @@ def _reasons(model: PreTrainedModel) -> Iterator[str]:
             )
     for name, module in model.named_modules():
         if _MIXERS.search(type(module).__name__) or isinstance(module, (nn.Conv1d, nn.RNNBase)):
-            yield f"{name} ({type(module).__name__}) mixes tokens outside attention"
+            yield f"{name or 'it'} ({type(module).__name__}) mixes tokens outside attention"
         for kind in _rope_types(module):
             if kind not in (*FIXED_ROPES, "dynamic", "longrope"):
                 yield f"{name} has rope_type {kind!r} (config.rope_parameters), which is not known"

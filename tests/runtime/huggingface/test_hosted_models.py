@@ -10,7 +10,7 @@ import os
 import runpy
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from hosting_ranks import Program, hosted, needs_transformers
+from plan_service import PlanService, serving
 from random_plans import one_pipeline_plan, random_plan
 
 from seqplan import runtime
@@ -89,7 +90,7 @@ class Rows(Mapping[int, dict[str, Any]]):
             "weights": rng.random(60),
         }
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[int]:
         return iter(range(1000))
 
     def __len__(self) -> int:
@@ -139,7 +140,9 @@ CASES: dict[str, Callable[[int], Any]] = {
 }
 
 
-def trained_on_ranks(rank: int, groups: runtime.Communicators, folder: Path, name: str) -> Any:
+def trained_on_ranks(
+    rank: int, groups: runtime.Communicators, folder: Path, url: str, name: str
+) -> Any:
     """Losses, norms, what was reported, log-probabilities, a local batch's logits, read back."""
     from transformers import AutoModelForCausalLM
 
@@ -159,7 +162,8 @@ def trained_on_ranks(rank: int, groups: runtime.Communicators, folder: Path, nam
         groups=groups,
     )
     results, values, logits = [], [], None
-    for step in job.steps(plans() if name == "LoRA" else folder / "plans.jsonl"):
+    sources: dict[str, Any] = {"LoRA": plans(), "deepseek_v3": url}
+    for step in job.steps(sources.get(name, folder / "plans.jsonl")):
         results.append(job.run(step, clip_norm=1.0))
         if step.view.step == 1:  # between steps, and training goes on
             values = job.token_values(step)
@@ -238,13 +242,19 @@ def refusals(groups: runtime.Communicators) -> dict[str, str]:
     skipping = model("llama")
     skipping.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
     refused("skipping", skipping)
+    masking = model("llama")
+    masking.model.layers[1].self_attn.register_forward_pre_hook(
+        lambda _, given, named: (given, {**named, "attention_mask": torch.zeros(1, 1, 12, 12)}),
+        with_kwargs=True,
+    )
+    refused("masking", masking)
     refused("base", adapted(0, base_seed=groups.control.rank()))
     refused("no model", torch.nn.Linear(2, 2))
     return said
 
 
 def long_documents(rank: int, groups: runtime.Communicators) -> list[str]:
-    """What windows of 30 tokens say to documents of at most 30, and of more."""
+    """What windows of 30 tokens say to longer documents; ranks to plans that are not alike."""
     from seqplan.runtime import huggingface
 
     said = []
@@ -253,10 +263,17 @@ def long_documents(rank: int, groups: runtime.Communicators) -> list[str]:
     short = one_pipeline_plan(Scheme(ring=4), [30, 4])
     long = one_pipeline_plan(Scheme(ulysses=4), [9, 31], step=1)
     other = one_pipeline_plan(Scheme(ulysses=4), [9, 12 + (rank == 2)], step=1)
-    for following in (long, other):
+
+    def failing() -> Iterator[Plan]:
+        yield short
+        if rank == 1:
+            raise ValueError("no lengths")
+        yield other
+
+    for following in ([short, long], [short, other], failing()):
         job.next_step = 0
         try:
-            for step in job.steps([short, following]):
+            for step in job.steps(following):
                 job.run(step)
         except runtime.PlanError as error:
             said.append(str(error))
@@ -292,10 +309,10 @@ def resumed(rank: int, groups: runtime.Communicators, folder: Path) -> dict[str,
     return {"straight": losses, "parts": first + second, "user": user, "empty": empty}
 
 
-def on_rank(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
+def on_rank(rank: int, world_size: int, folder: Path, url: str) -> dict[str, Any]:
     groups = runtime.Communicators.create(200)
     return {
-        **{name: trained_on_ranks(rank, groups, folder, name) for name in CASES},
+        **{name: trained_on_ranks(rank, groups, folder, url, name) for name in CASES},
         "refusals": refusals(groups),
         "long": long_documents(rank, groups),
         "resumed": resumed(rank, groups, folder / "checkpoints"),
@@ -331,12 +348,18 @@ def every_outcome() -> Any:
         with write_plans(Path(folder) / "plans.jsonl") as write:
             for plan in plans():
                 write(plan)
-        return hosted(
-            [
-                Program(on_rank, RANKS, (Path(folder),), beside=beside),
-                Program(examples, 2, (ports, Path(folder)), joined=False),
-            ]
-        )
+        with serving(PlanService(plans())) as service:
+            arguments = Path(folder), f"{service.url}/v1/jobs/a%20job"
+            ran = hosted(
+                [
+                    Program(on_rank, RANKS, arguments, beside=beside),
+                    Program(examples, 2, (ports, Path(folder)), joined=False),
+                ]
+            )
+        assert sorted((ack["step"], ack["rank"]) for ack in service.acks) == [
+            (plan.step, rank) for plan in plans() for rank in range(RANKS)
+        ]
+        return ran
 
 
 @pytest.fixture(scope="module")
@@ -406,6 +429,7 @@ def test_what_is_not_exact_is_refused_by_name_on_every_rank(outcomes: Any, name:
     [
         ("mixing", "after the last layer a token depends on what else is in the call"),
         ("skipping", "layers 1 do not attend by transformers' attention interface"),
+        ("masking", "layer 1 passes a mask of its own making to attention"),
         ("base", "is not trained and has other values"),
         ("no model", "Linear is no causal language model of transformers"),
     ],
@@ -415,13 +439,14 @@ def test_what_no_configuration_says_is_noticed(outcomes: Any, what: str, message
     assert all(message in rank["refusals"][what] for rank in ranks)
 
 
-def test_documents_longer_than_a_window_are_refused_before_the_step(outcomes: Any) -> None:
+def test_what_cannot_be_run_is_refused_on_every_rank_before_the_step(outcomes: Any) -> None:
     for said in (rank["long"] for rank in outcomes[0]):
-        assert len(said) == 2
+        assert len(said) == 3
         assert (
             "step 1: sample 11 has 31 tokens, and the model's config.sliding_window 30" in said[0]
         )
         assert "step 1: rank 2 has the plan sha256:" in said[1]
+        assert said[2] == "rank 1: no lengths"
 
 
 def test_a_job_goes_on_bit_for_bit(outcomes: Any) -> None:

@@ -207,6 +207,10 @@ def refusals(rank: int, world_size: int) -> list[str]:
                     runtime.run_step(step.view, step.prepared, model, states, optimizer)
         except runtime.PlanError as error:
             said.append(str(error))
+    try:
+        runtime.StagedLlama(llama(), groups).preparation(data())
+    except runtime.DataError as error:
+        said.append(str(error))
     return said
 
 
@@ -227,8 +231,9 @@ class OnePlan:
 
 
 def test_wrong_targets_are_refused_on_every_rank_before_the_step() -> None:
-    for tokens, weights, mask, planned in run_ranks(refusals, RANKS):
+    for tokens, weights, mask, planned, staged in run_ranks(refusals, RANKS):
         assert "of step 0: token 64 is outside the model's vocabulary of 64" in tokens
         assert "of step 0: a weight is -1.0" in weights
         assert "of step 0: column 'mask' has 3 entries for " in mask
         assert planned.startswith("step 0: the plan has 3 loss tokens, the data ")
+        assert "the built-in Llama learns the next token only" in staged

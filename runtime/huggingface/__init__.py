@@ -28,4 +28,15 @@ __all__ = [
 ]
 
 
-__getattr__ = lazy_names(__name__, _HOMES)
+_names = lazy_names(__name__, _HOMES)
+
+
+def __getattr__(name: str) -> object:
+    """Load a name when it is first asked for; ``ImportError`` says which extra is missing."""
+    try:
+        return _names(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "transformers":
+            raise
+        needs = "pip install 'seqplan[runtime,huggingface]'"
+        raise ImportError(f"hosting models of transformers needs it: {needs}") from None

@@ -25,6 +25,7 @@ def inspected(
 ) -> tuple[HostedModel, Attends]:
     """Host the model where every rank's can be; ``UnsupportedModel`` on all of them or on none."""
     reason: str | None = None
+    hosted: HostedModel | None = None
     try:
         hosted = HostedModel(model)
         refuse_unsupported(hosted.lm)
@@ -42,7 +43,10 @@ def inspected(
         dist.all_gather_object(reasons, reason, group=groups.control)
     for rank, refusal in enumerate(reasons):
         if refusal is not None:
+            if hosted is not None:  # as it was
+                hosted.lm.set_attn_implementation(hosted.own_attention)
             raise UnsupportedModel(refusal if rank == 0 else f"rank {rank}: {refusal}")
+    assert hosted is not None
     return hosted, attends
 
 

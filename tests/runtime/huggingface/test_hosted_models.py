@@ -7,6 +7,7 @@ every part of a job.
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import socket
 import sys
@@ -84,11 +85,9 @@ class Rows(Mapping[int, dict[str, Any]]):
 
     def __getitem__(self, id: int) -> dict[str, Any]:
         rng = np.random.default_rng(id)
-        return {
-            "input_ids": rng.integers(0, VOCAB, 60),
-            "mask": rng.random(60) < 0.7,
-            "weights": rng.random(60),
-        }
+        tokens, mask = rng.integers(0, VOCAB, 60), rng.random(60) < 0.7
+        labels = np.where(mask, tokens, -100)
+        return {"input_ids": tokens, "labels": labels, "mask": mask, "weights": rng.random(60)}
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(1000))
@@ -311,6 +310,28 @@ def resumed(rank: int, groups: runtime.Communicators, folder: Path) -> dict[str,
     return {"straight": losses, "parts": first + second, "user": user, "empty": empty}
 
 
+def page(folder: Path) -> tuple[int, str]:
+    """The next step after the program of the page, and the dtype of what it has saved."""
+    from transformers import AutoModelForCausalLM
+
+    from seqplan.runtime import huggingface
+
+    text = (EXAMPLES.parent / "docs" / "huggingface.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {
+        "AutoModelForCausalLM": AutoModelForCausalLM,
+        "huggingface": huggingface,
+        "runtime": runtime,
+        "torch": torch,
+        "name": folder / "llama",
+        "dataset": Rows(),
+    }
+    os.chdir(folder)
+    exec(program, names)
+    stored = AutoModelForCausalLM.from_pretrained("trained").dtype
+    return names["job"].next_step, str(stored)
+
+
 def on_rank(rank: int, world_size: int, folder: Path, url: str) -> dict[str, Any]:
     groups = runtime.Communicators.create(200)
     return {
@@ -318,6 +339,7 @@ def on_rank(rank: int, world_size: int, folder: Path, url: str) -> dict[str, Any
         "refusals": refusals(groups),
         "long": long_documents(rank, groups),
         "resumed": resumed(rank, groups, folder / "checkpoints"),
+        "page": page(folder),
     }
 
 
@@ -466,6 +488,10 @@ def test_a_job_goes_on_bit_for_bit(outcomes: Any) -> None:
         assert mine["parts"] == mine["straight"]
         assert mine["user"] == {"seen": [1, 2]}
         assert mine["empty"] is None
+
+
+def test_the_program_of_the_page_trains(outcomes: Any) -> None:
+    assert [rank["page"] for rank in outcomes[0]] == [(len(plans()), "torch.bfloat16")] * RANKS
 
 
 def test_the_example_of_fine_tuning_learns_the_answers(every_outcome: Any) -> None:

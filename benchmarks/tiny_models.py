@@ -108,13 +108,17 @@ MODELS: dict[str, dict[str, Any]] = {
     "glm4_moe": {**_WIDE, **_ROUTED},
     "deepseek_v2": {**_MLA, **_ROUTED, "head_dim": 8, "topk_method": "greedy"},
     "deepseek_v3": {**_MLA, **_ROUTED},
-    "llama4_text": _LLAMA4,
+    "llama4_text, no tuning": {**_LLAMA4, "attn_temperature_tuning": False},
 }
 """By ``model_type``, and what is special about it."""
 
 LONG_DOCUMENTS: dict[str, dict[str, Any]] = {
     "mistral, window of 64": {**_WIDE, "sliding_window": 64},
-    "llama4_text, chunks of 64": {**_LLAMA4, "attention_chunk_size": 64},
+    "llama4_text, chunks of 64": {
+        **_LLAMA4,
+        "attention_chunk_size": 64,
+        "attn_temperature_tuning": False,
+    },
     "llama, rope dynamic": {"max_position_embeddings": 64, **_rope("dynamic", factor=4.0)},
     "phi3, rope longrope": {"original_max_position_embeddings": 64, **_LONGROPE},
 }
@@ -124,6 +128,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "gemma2": _WIDE,
     "gpt_oss": {**_WIDE, "num_local_experts": 4, "num_experts_per_tok": 2},
     "seed_oss": _WIDE,
+    "llama4_text": {**_LLAMA4, "no_rope_layers": [1, 0]},
     "qwen3_moe, router loss": {**_WIDE, **_MOE, "output_router_logits": True},
     "qwen3_next": {
         **_WIDE,

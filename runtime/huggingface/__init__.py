@@ -2,8 +2,8 @@
 
 Read ``job`` first, what a program calls; then ``hosted`` (the model as a step calls it),
 ``attention`` (what transformers' layers attend with), ``inspection`` with ``refusals`` and
-``probe`` (what is not computed exactly, and how it is noticed) and ``report``. Needs the extra
-``huggingface``.
+``probe`` (what is not computed exactly, and how it is noticed), ``launch``, ``progress`` and
+``report``. Needs the extra ``huggingface``.
 """
 
 from __future__ import annotations

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from seqplan.plans.plan import Plan
 from seqplan.runtime.communicators import Communicators
@@ -21,14 +19,14 @@ from seqplan.runtime.errors import communicating
 from seqplan.runtime.huggingface.attention import IMPLEMENTATION
 from seqplan.runtime.huggingface.hosted import copied_state
 from seqplan.runtime.huggingface.inspection import hosted_preparation, inspected
+from seqplan.runtime.huggingface.launch import join_ranks, plan_source
 from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.states.checkpoint import Cursor, restore, save
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.steps.consumer import PlanConsumer, Step
-from seqplan.runtime.steps.http_source import HttpSource
 from seqplan.runtime.steps.in_process import agreed_steps
-from seqplan.runtime.steps.source import FileSource, PlanSource
+from seqplan.runtime.steps.source import PlanSource
 from seqplan.runtime.training.loss import LossOf, chunked_loss, label_loss, log_probabilities
 from seqplan.runtime.training.prepare import MicroBatchWork
 from seqplan.runtime.training.run_step import StepResult, run_step
@@ -67,7 +65,7 @@ def host(
     ``UnsupportedModel``, on every rank, for a model that is not computed exactly;
     ``ValueError`` where frozen values differ between ranks.
     """
-    joined = _join(model)
+    joined = join_ranks(model)
     return Job(
         model,
         data,
@@ -130,7 +128,7 @@ class Job:
         cannot be had or run.
         """
         if isinstance(plans, (str, os.PathLike)):
-            plans = _source(plans, self.world_size)
+            plans = plan_source(plans, self.world_size)
         where: dict[str, Any] = {
             "rank": self.rank,
             "world_size": self.world_size,
@@ -276,27 +274,3 @@ class Job:
         dist.barrier(group=self.groups.control)
         if self._ends_process_group:
             dist.destroy_process_group()
-
-
-def _source(where: str | os.PathLike[str], world_size: int) -> PlanSource:
-    """Open a plan file, or a planning service's job; ``ValueError`` for another URL."""
-    if not isinstance(where, str) or not where.startswith(("http://", "https://")):
-        return FileSource(where, world_size=world_size)
-    base, found, job = where.rstrip("/").partition("/v1/jobs/")
-    if not found or not job or "/" in job:
-        raise ValueError(f"{where}: a job of a planning service is http://HOST:PORT/v1/jobs/JOB")
-    return HttpSource(base, unquote(job), os.environ.get("SEQPLAN_TOKEN"))
-
-
-def _join(model: nn.Module) -> bool:
-    """Make the default process group where there is none; whether that was so."""
-    if dist.is_initialized():
-        return False
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    on: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
-    if "WORLD_SIZE" in os.environ:
-        dist.init_process_group(backend, **on)
-    else:
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, **on)
-    return True

@@ -7,9 +7,11 @@ attention gave them before. Where everything outside attention works token by to
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from seqplan.runtime.errors import UnsupportedModel
 from seqplan.runtime.huggingface.attention import (
@@ -80,6 +82,7 @@ def probe(model: HostedModel) -> Attends:
             model.train()  # dropout of attention is asked for in training only
             model.hidden(tokens, positions)
             _refuse_layers(model, asked)
+            _refuse_numbered_rows(model, asked, tokens, positions)
             model.eval()
             whole = _Record()
             model.layers.instead = whole
@@ -112,6 +115,56 @@ def _refuse_layers(model: HostedModel, asked: _Record) -> None:
         raise UnsupportedModel(
             f"{name}: {which} not attend by transformers' attention interface once: {len(numbers)} "
             f"calls for {layers} layers (config.num_hidden_layers)"
+        )
+
+
+class _Numbering(TorchFunctionMode):
+    """Notes the layers that make a number for each row of a call by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer: nn.Module | None = None
+        self.layers: list[nn.Module] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is torch.arange and self.layer is not None and made.numel() == TOKENS:
+            self.layers.append(self.layer)
+        return made
+
+
+def _refuse_numbered_rows(
+    model: HostedModel, asked: _Record, tokens: Tensor, positions: Tensor
+) -> None:
+    """Refuse layers that count rows where they should read positions.
+
+    The forwards that are compared do not show it where such numbers matter in thousands only.
+    """
+    numbering = _Numbering()
+
+    def entered(module: nn.Module, _: Any) -> None:
+        numbering.layer = module
+
+    def left(module: nn.Module, _: Any, __: Any) -> None:
+        numbering.layer = None
+
+    hooks = [module.register_forward_pre_hook(entered) for module in asked.modules]
+    hooks += [module.register_forward_hook(left) for module in asked.modules]
+    try:
+        with numbering:
+            model.hidden(tokens, positions)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if numbering.layers:
+        fields = model.lm.config.get_text_config().to_dict().items()
+        tuning = [name for name, value in fields if value is True and "temperature" in name]
+        remedy = f" (config.{tuning[0]}: set it to False)" if tuning else ""
+        raise UnsupportedModel(
+            f"{type(model.lm).__name__}: layer {_number(numbering.layers[0])} numbers the rows of "
+            f"a call by itself and does not take position_ids for it{remedy}"
         )
 
 

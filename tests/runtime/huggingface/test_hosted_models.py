@@ -70,6 +70,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "seed_oss": ({"head_dim": 8}, "config.attention_dropout: set it to 0"),
     "qwen3_moe": ({"head_dim": 8, **MOE, "output_router_logits": True}, "output_router_logits"),
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, "layer 0 is of kind 'conv'"),
+    "llama4_text": (
+        {
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 48,
+            "no_rope_layers": [1, 0],
+        },
+        "layer 1 numbers the rows of a call by itself",
+    ),
     "bloom": ({"n_layer": 2, "n_head": 4}, "does not take registered attention functions"),
 }
 

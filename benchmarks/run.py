@@ -30,6 +30,7 @@ NAMES = (
     "serve",
     "sidecar",
     "kills",
+    "architectures",
 )
 
 

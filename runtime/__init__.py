@@ -18,6 +18,7 @@ from seqplan.plans.lazy_face import lazy_names
 if TYPE_CHECKING:
     from seqplan.runtime.communicators import Communicators
     from seqplan.runtime.data.megatron import MegatronTokens
+    from seqplan.runtime.data.targets import IndexedTargets, TargetData, Targets
     from seqplan.runtime.data.tokens import IndexedTokens, SeededTokens, TokenData
     from seqplan.runtime.errors import DataError, EndOfPlans, PlanError, PlanTimeout, RankLost
     from seqplan.runtime.pipeline.staged_llama import StagedLlama
@@ -33,10 +34,19 @@ if TYPE_CHECKING:
     from seqplan.runtime.steps.consumer import PlanConsumer, Step
     from seqplan.runtime.steps.fan_out import FanOutSource
     from seqplan.runtime.steps.http_source import HttpSource
+    from seqplan.runtime.steps.in_process import agreed_steps
     from seqplan.runtime.steps.source import FileSource, PlanSource
-    from seqplan.runtime.training.model import Llama, ModelConfig, token_loss
+    from seqplan.runtime.training.loss import (
+        chunked_loss,
+        label_loss,
+        log_probabilities,
+        loss_divisor,
+        token_loss,
+    )
+    from seqplan.runtime.training.model import Llama, ModelConfig
     from seqplan.runtime.training.prepare import MicroBatchWork, preparation
     from seqplan.runtime.training.run_step import StepResult, run_step
+    from seqplan.runtime.training.token_values import SequenceValues, token_values
 
 _HOMES = {
     "sequence_parallel.peers": ("Peers",),
@@ -45,16 +55,26 @@ _HOMES = {
     "communicators": ("Communicators",),
     "pipeline.staged_llama": ("StagedLlama",),
     "data.megatron": ("MegatronTokens",),
+    "data.targets": ("IndexedTargets", "TargetData", "Targets"),
     "data.tokens": ("IndexedTokens", "SeededTokens", "TokenData"),
     "errors": ("DataError", "EndOfPlans", "PlanError", "PlanTimeout", "RankLost"),
     "steps.consumer": ("PlanConsumer", "Step"),
     "steps.fan_out": ("FanOutSource",),
     "steps.http_source": ("HttpSource",),
+    "steps.in_process": ("agreed_steps",),
     "steps.source": ("FileSource", "PlanSource"),
     "states.checkpoint": ("Cursor", "restore", "save"),
-    "training.model": ("Llama", "ModelConfig", "token_loss"),
+    "training.loss": (
+        "chunked_loss",
+        "label_loss",
+        "log_probabilities",
+        "loss_divisor",
+        "token_loss",
+    ),
+    "training.model": ("Llama", "ModelConfig"),
     "training.prepare": ("MicroBatchWork", "preparation"),
     "training.run_step": ("StepResult", "run_step"),
+    "training.token_values": ("SequenceValues", "token_values"),
     "states.sharded_states": ("ShardedStates",),
 }
 
@@ -67,6 +87,7 @@ __all__ = [
     "FanOutSource",
     "FileSource",
     "HttpSource",
+    "IndexedTargets",
     "IndexedTokens",
     "Llama",
     "MegatronTokens",
@@ -79,19 +100,28 @@ __all__ = [
     "PlanTimeout",
     "RankLost",
     "SeededTokens",
+    "SequenceValues",
     "ShardedStates",
     "StagedLlama",
     "Step",
     "StepResult",
+    "TargetData",
+    "Targets",
     "TokenData",
+    "agreed_steps",
     "attention",
     "attention_context",
+    "chunked_loss",
+    "label_loss",
     "local_context",
+    "log_probabilities",
+    "loss_divisor",
     "preparation",
     "restore",
     "run_step",
     "save",
     "token_loss",
+    "token_values",
 ]
 
 

@@ -8,7 +8,15 @@ from contextlib import contextmanager
 
 from seqplan.plans.format.decode import PlanError
 
-__all__ = ["DataError", "EndOfPlans", "PlanError", "PlanTimeout", "RankLost", "communicating"]
+__all__ = [
+    "DataError",
+    "EndOfPlans",
+    "PlanError",
+    "PlanTimeout",
+    "RankLost",
+    "UnsupportedModel",
+    "communicating",
+]
 
 
 class PlanTimeout(PlanError):
@@ -21,6 +29,10 @@ class EndOfPlans(Exception):
 
 class DataError(ValueError):
     """The data set does not hold what the plan says it holds."""
+
+
+class UnsupportedModel(ValueError):
+    """A model computes what a plan's ranks would compute otherwise, or is not known not to."""
 
 
 class RankLost(Exception):

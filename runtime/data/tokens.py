@@ -94,6 +94,7 @@ class IndexedTokens:
         self._data = data
         self._field = field
         self._last: tuple[int, Tokens] | None = None
+        self._last_row: tuple[int, Any] | None = None
 
     def length(self, id: int) -> int:
         return len(self._sample(id))
@@ -101,15 +102,20 @@ class IndexedTokens:
     def tokens(self, id: int, start: int, stop: int) -> Tokens:
         return self._sample(id)[start:stop]
 
-    def _sample(self, id: int) -> Tokens:
+    def _row(self, id: int) -> Any:
         # Reading one may mean decoding it, and a share asks for its length and two ranges.
+        if self._last_row is None or self._last_row[0] != id:
+            try:
+                self._last_row = id, self._data[id]
+            except (IndexError, KeyError):
+                raise DataError(f"the data has no such id{_size(self._data)}") from None
+        return self._last_row[1]
+
+    def _sample(self, id: int) -> Tokens:
         last = self._last
         if last is not None and last[0] == id:
             return last[1]
-        try:
-            row = self._data[id]
-        except (IndexError, KeyError):
-            raise DataError(f"the data has no such id{_size(self._data)}") from None
+        row = self._row(id)
         if self._field is not None:
             if not isinstance(row, Mapping) or self._field not in row:
                 raise DataError(f"has no field {self._field!r}{_fields(row)}")

@@ -11,8 +11,9 @@ from seqplan.plans.scheme_limits import refusal
 from seqplan.plans.views.placement import pushes_overlap
 from seqplan.plans.views.rank_view import PipelineView, RankView
 from seqplan.plans.views.resharding import shards_of
+from seqplan.runtime.data.targets import TargetData
 from seqplan.runtime.data.tokens import TokenData, load_share
-from seqplan.runtime.errors import PlanError
+from seqplan.runtime.errors import DataError, PlanError
 from seqplan.runtime.sequence_parallel.context import AttentionContext, attention_context
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.staged_states import StagedStates
@@ -71,8 +72,14 @@ def staged_preparation(
     """Return what a consumer does with a view ahead: check it, load its tokens, lay it out.
 
     The returned function raises ``PlanError`` for a plan that cannot run here and ``DataError``
-    for one that the data set does not match; it communicates with no other rank.
+    for one that the data set does not match; it communicates with no other rank. ``DataError`` at
+    once for data with targets of its own: stages learn the next token only.
     """
+    if isinstance(data, TargetData):
+        raise DataError(
+            "the data has targets of its own, and the built-in Llama learns the next token only: "
+            "train a module under ShardedStates with it"
+        )
 
     def prepare(view: RankView) -> tuple[PreparedPipeline, ...]:
         refuse_unrunnable(view, config)

@@ -12,9 +12,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,10 +39,15 @@ _SLICE = re.compile(r"(?P<kind>[^/]+)/(?P<name>.+)\[(?P<start>\d+):(?P<stop>\d+)
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a job is: the next step to run, and the digest of the plan of the last one."""
+    """Where a job is: the next step to run, and the digest of the plan of the last one.
+
+    ``extra``: what this rank gave ``save`` beside it, on a rank that there was not what the first
+    one did; None where nothing was given.
+    """
 
     next_step: int
     last_digest: str | None
+    extra: Mapping[str, Any] | None = None
 
 
 def save(
@@ -52,11 +58,14 @@ def save(
     group: dist.ProcessGroup,
     *,
     keep: int = 2,
+    extra: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a checkpoint into ``folder``, which all ranks share; returns its path.
 
     Every rank calls it between two steps, with the same cursor. The newest ``keep`` checkpoints
-    remain. ``OSError`` where the folder cannot be written; ``group`` is any CPU group.
+    remain. ``extra``: what else to keep of this rank, of tensors, numbers, texts, lists and
+    mappings; every rank gives some or none. ``OSError`` where the folder cannot be written;
+    ``group`` is any CPU group.
     """
     root = Path(folder)
     final = root / f"step-{cursor.next_step:08d}"
@@ -69,9 +78,20 @@ def save(
         dist.barrier(group=group)
         slices = dict(_slices(states, optimizer))
         state_dict_saver.save(slices, checkpoint_id=partial, process_group=group)
+    if extra is not None:
+        with _extra_path(partial, dist.get_rank(group)).open("wb") as kept:
+            torch.save(dict(extra), kept)
+            kept.flush()
+            os.fsync(kept.fileno())
+    with communicating(_SAVING):
+        dist.barrier(group=group)
     if first:
-        transposed = sorted(_transposed(states))
-        document = {"format": FORMAT, "transposed": transposed, **asdict(cursor)}
+        document = {
+            "format": FORMAT,
+            "transposed": sorted(_transposed(states)),
+            "next_step": cursor.next_step,
+            "last_digest": cursor.last_digest,
+        }
         with (partial / _CURSOR).open("w", encoding="utf-8") as file:
             json.dump(document, file)
             file.flush()
@@ -109,7 +129,7 @@ def restore(
     wanted = list(_owned(states, optimizer))
     refusal, buffers = None, {}
     try:
-        cursor, transposed = _read_cursor(path)
+        cursor, transposed = _read_cursor(path, dist.get_rank(group))
         stored = _Stored(path, transposed)
         buffers = {
             key: stored.buffer(key)
@@ -129,15 +149,27 @@ def restore(
     return cursor
 
 
-def _read_cursor(path: Path) -> tuple[Cursor, frozenset[str]]:
+def _read_cursor(path: Path, rank: int) -> tuple[Cursor, frozenset[str]]:
     """Read where the job is, and the names of the parameters that are stored transposed."""
     document = json.loads((path / _CURSOR).read_text(encoding="utf-8"))
     if document.get("format") not in (1, FORMAT):
         raise ValueError(
             f"{path}: format {document.get('format')}, this version reads 1 to {FORMAT}"
         )
-    cursor = Cursor(document["next_step"], document["last_digest"])
+    cursor = Cursor(document["next_step"], document["last_digest"], _read_extra(path, rank))
     return cursor, frozenset(document.get("transposed", ()))
+
+
+def _extra_path(path: Path, rank: int) -> Path:
+    return path / f"extra-{rank:05}.pt"
+
+
+def _read_extra(path: Path, rank: int) -> Mapping[str, Any] | None:
+    for file in (_extra_path(path, rank), _extra_path(path, 0)):
+        if file.is_file():
+            extra: Mapping[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+            return extra
+    return None
 
 
 def _transposed(states: UnitStates) -> frozenset[str]:

@@ -116,6 +116,14 @@ class UnitStates:
         squares, total = sums.tolist()
         return squares**0.5, total
 
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Return each of ``values`` summed over all ranks."""
+        sums = torch.tensor(values, dtype=torch.float64, device=self.device)
+        with communicating("summing what the step counts"):
+            dist.all_reduce(sums, group=self._group)
+        totals: list[float] = sums.tolist()
+        return totals
+
     def scale_gradients(self, factor: float) -> None:
         """Multiply the summed gradients, for clipping by their global norm."""
         for unit in self.units:

@@ -2,8 +2,9 @@
 
 Read ``source`` first, the contract of all sources and the one of plan files; then ``http_source``
 (a planning service, over ``http_connection``) and ``fan_out`` (one rank asks for all),
-``agreement`` and, which puts them together, ``consumer``. Public are the modules named here; the
-names that a trainer needs are in ``seqplan.runtime``.
+``agreement`` and, which puts them together, ``consumer``; ``in_process`` for plans that are made on
+the ranks themselves. Public are the modules named here; the names that a trainer needs are in
+``seqplan.runtime``.
 """
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "fan_out",
     "http_connection",
     "http_source",
+    "in_process",
     "source",
 ]

@@ -10,7 +10,7 @@ from enum import IntEnum
 import torch
 import torch.distributed as dist
 
-from seqplan.runtime.errors import RankLost, communicating
+from seqplan.runtime.errors import EndOfPlans, PlanError, RankLost, communicating
 
 _RECORD = struct.Struct("<Bq80s400s")
 """State, step, digest and message, UTF-8, cut to their fields: the same size on every rank."""
@@ -88,3 +88,10 @@ def disagreement(records: Sequence[Record]) -> str | None:
                 f"rank 0 {first.digest or 'without digest'}"
             )
     return None
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's text in one line; its type too where the message is not for people."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    known = isinstance(error, (PlanError, ValueError, OSError, EndOfPlans))
+    return text if known else f"{type(error).__name__}: {text}"

@@ -14,7 +14,13 @@ import torch.distributed as dist
 
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout, RankLost
-from seqplan.runtime.steps.agreement import Record, State, all_gather_records, disagreement
+from seqplan.runtime.steps.agreement import (
+    Record,
+    State,
+    all_gather_records,
+    disagreement,
+    one_line,
+)
 from seqplan.runtime.steps.source import PlanSource
 
 Prepared = TypeVar("Prepared")
@@ -139,7 +145,7 @@ class PlanConsumer(Generic[Prepared]):
         try:
             self._source.acknowledge(step, self._rank, self._digests.pop(step), measured_ms)
         except Exception as error:
-            self._ack_failure = self._ack_failure or _line(error)
+            self._ack_failure = self._ack_failure or one_line(error)
 
     def close(self) -> None:
         """End the thread and close the source. Idempotent, and safe after any failure."""
@@ -182,7 +188,7 @@ class PlanConsumer(Generic[Prepared]):
         if isinstance(fetched.stop, EndOfPlans):
             return Record(State.END, fetched.number)
         assert fetched.stop is not None
-        return Record(State.FAILED, fetched.number, message=_line(fetched.stop))
+        return Record(State.FAILED, fetched.number, message=one_line(fetched.stop))
 
     def _fetch(self, number: int) -> None:
         """Fetch one step after another, until one cannot be had: what the thread does."""
@@ -210,7 +216,7 @@ class PlanConsumer(Generic[Prepared]):
             except PlanTimeout as late:
                 # Time counts from when the step is asked for, which ``__next__`` sees to; so far
                 # ahead of it a plan may well be missing.
-                self._doing = f"waiting for its plan: {_line(late)}"
+                self._doing = f"waiting for its plan: {one_line(late)}"
                 if self._closed.wait(max(0.0, asked + 0.05 - time.monotonic())):
                     raise
                 continue
@@ -224,10 +230,3 @@ class PlanConsumer(Generic[Prepared]):
                         f"step {number}: the view has {name} {stated}, this rank wants {expected}"
                     )
             return view
-
-
-def _line(error: Exception) -> str:
-    """Return one line; the type too where the message is not made for people."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    known = isinstance(error, (PlanError, ValueError, OSError, EndOfPlans))
-    return text if known else f"{type(error).__name__}: {text}"

@@ -1,13 +1,16 @@
 """Training steps as plans have them: a model, what is done ahead of a step, and the step itself.
 
 Read ``run_step`` first, a whole step, and ``stopwatch``, its time; then ``prepare`` (what is done
-ahead of it) and ``model`` (a small decoder). Public are the modules named here; the names that a
-trainer needs are in ``seqplan.runtime``.
+ahead of it), ``loss`` (sums over tokens, and what divides them), ``token_values`` (a value for each
+token, without training) and ``model`` (a small decoder). Public are the modules named here; the
+names that a trainer needs are in ``seqplan.runtime``.
 """
 
 __all__ = [
+    "loss",
     "model",
     "prepare",
     "run_step",
     "stopwatch",
+    "token_values",
 ]

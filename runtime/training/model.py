@@ -194,13 +194,3 @@ def rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     cosine, sine = rotation
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-
-
-def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of the cross-entropy of the labelled tokens; label −100 counts nothing.
-
-    A sum, not a mean: the caller divides once by the plan's ``loss_tokens``, so that every token of
-    the global batch weighs the same wherever it was computed.
-    """
-    exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    return nn.functional.cross_entropy(logits.to(exact), labels, ignore_index=-100, reduction="sum")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from seqplan.plans.views.placement import pushes_overlap
-from seqplan.plans.views.rank_view import RankView
-from seqplan.runtime.data.tokens import TokenData, load_share
-from seqplan.runtime.errors import PlanError
+from seqplan.plans.views.rank_view import MicroBatchView, RankView, SequenceShare
+from seqplan.runtime.data.targets import TargetData, load_targets
+from seqplan.runtime.data.tokens import NO_LABEL, TokenData, Tokens, load_share
+from seqplan.runtime.errors import DataError, PlanError
 from seqplan.runtime.sequence_parallel.context import AttentionContext, attention_context
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.ulysses import HeadSplit
@@ -23,13 +25,37 @@ class MicroBatchWork:
 
     ``tokens`` and ``labels``: int64 (local tokens,), labels shifted within each document and −100
     at its end; ``last``: the rank's last of the step, after which no gradient changes, where
-    gradients may then leave during its backward (``pushes_overlap``), else never.
+    gradients may then leave during its backward (``pushes_overlap``), else never. Where the data
+    has targets: ``weights`` (local tokens,) of the labels, float64, 0 without one, and ``extras``
+    by name, (local tokens, …), both shifted as labels are. ``shares``: the sequences, and what the
+    rank holds of each.
     """
 
     tokens: Tensor
     labels: Tensor
     context: AttentionContext
     last: bool
+    weights: Tensor | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    shares: tuple[SequenceShare, ...] = ()
+    labelled: int = 0
+    weight: float = 0.0
+
+    @property
+    def sequences_ended(self) -> int:
+        """Count the sequences whose last token is held here."""
+        return sum(share.ranges[-1][1] == share.length for share in self.shares if share.ranges)
+
+    def rows(self, start: int, stop: int) -> MicroBatchWork:
+        """Return what a loss of rows ``[start, stop)`` alone wants; the context is of all."""
+        part = slice(start, stop)
+        return replace(
+            self,
+            tokens=self.tokens[part],
+            labels=self.labels[part],
+            weights=None if self.weights is None else self.weights[part],
+            extras={name: values[part] for name, values in self.extras.items()},
+        )
 
 
 def runnable(view: RankView, heads: int, kv_heads: int) -> None:
@@ -57,12 +83,15 @@ def preparation(
     *,
     heads: int,
     kv_heads: int,
+    vocab: int | None = None,
     device: torch.device | str = "cpu",
 ) -> Callable[[RankView], tuple[MicroBatchWork, ...]]:
     """Return what a consumer does with a view ahead: check it, load its tokens, lay it out.
 
-    The returned function raises ``PlanError`` for a plan that cannot run here and ``DataError``
-    for one that the data set does not match; it communicates with no other rank.
+    ``data`` may have targets of its own (``TargetData``); ``vocab``: tokens and labels must be
+    below it, unchecked where None. The returned function raises ``PlanError`` for a plan that
+    cannot run here and ``DataError`` for one that the data set does not match; it communicates with
+    no other rank.
     """
 
     def prepare(view: RankView) -> tuple[MicroBatchWork, ...]:
@@ -76,14 +105,42 @@ def preparation(
         work = []
         for index, (pipeline, micro_batch) in enumerate(batches, start=1):
             share = load_share(data, micro_batch, step=view.step)
+            labels, targets = share.labels, None
+            if isinstance(data, TargetData):
+                targets = load_targets(data, micro_batch, step=view.step)
+                labels = targets.labels
+            if vocab is not None:
+                _refuse_unknown_tokens(share.tokens, labels, vocab, micro_batch, view.step)
+            counts = labels != NO_LABEL
+            weights = None if targets is None else torch.from_numpy(targets.weights).to(device)
+            extras = {} if targets is None else targets.extras
             work.append(
                 MicroBatchWork(
                     tokens=torch.from_numpy(share.tokens).to(device),
-                    labels=torch.from_numpy(share.labels).to(device),
+                    labels=torch.from_numpy(labels).to(device),
                     context=attention_context(pipeline, micro_batch, peers, device=device),
                     last=overlap and index == len(batches),
+                    weights=weights,
+                    extras={name: torch.from_numpy(e).to(device) for name, e in extras.items()},
+                    shares=micro_batch.sequences,
+                    labelled=int(counts.sum()),
+                    weight=float(counts.sum() if targets is None else targets.weights.sum()),
                 )
             )
         return tuple(work)
 
     return prepare
+
+
+def _refuse_unknown_tokens(
+    tokens: Tokens, labels: Tokens, vocab: int, view: MicroBatchView, step: int
+) -> None:
+    for name, ids in (("token", tokens), ("label", np.where(labels == NO_LABEL, 0, labels))):
+        wrong = np.flatnonzero((ids < 0) | (ids >= vocab))
+        if len(wrong):
+            ends = np.cumsum([sum(b - a for a, b in share.ranges) for share in view.sequences])
+            share = view.sequences[int(np.searchsorted(ends, wrong[0], side="right"))]
+            raise DataError(
+                f"sample {share.id} of step {step}: {name} {ids[wrong[0]]} is outside the model's "
+                f"vocabulary of {vocab}"
+            )

@@ -6,7 +6,7 @@ What ``run_step`` does can be done in a trainer's own loop, in this order, with 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import RankLost
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.states.unit_states import UnitStates
-from seqplan.runtime.training.model import token_loss
+from seqplan.runtime.training.loss import LossOf, label_loss, loss_divisor
 from seqplan.runtime.training.prepare import MicroBatchWork
 from seqplan.runtime.training.stopwatch import Stopwatch
 
@@ -25,9 +25,10 @@ from seqplan.runtime.training.stopwatch import Stopwatch
 class StepResult:
     """A step's outcome, the same on every rank but for ``compute_s``.
 
-    ``loss``: mean over the loss tokens of the global batch; ``gradient_norm``: of the whole
-    gradient, before clipping; ``compute_s``: seconds this rank's device spent on its micro-batches,
-    waiting for peers within them included; ``step_s``: seconds of the whole step here.
+    ``loss``: mean over the labels of the global batch, each by its weight; ``gradient_norm``: of
+    the whole gradient, before clipping; ``compute_s``: seconds this rank's device spent on its
+    micro-batches, waiting for peers within them included; ``step_s``: seconds of the whole step
+    here.
     """
 
     step: int
@@ -45,14 +46,15 @@ def run_step(
     optimizer: torch.optim.Optimizer,
     *,
     clip_norm: float | None = None,
-    loss_of: Callable[[Tensor, Tensor], Tensor] = token_loss,
+    loss_of: LossOf = label_loss,
 ) -> StepResult:
     """Run a rank's part of a step and update the parameters it owns.
 
-    Called by every rank, also by those without work. ``model(tokens, context)`` gives logits and
-    ``loss_of(logits, labels)`` a sum over tokens, which is divided once, by the loss tokens of the
-    global batch. ``clip_norm`` bounds the norm of the whole gradient. ``RankLost`` where another
-    rank died; ``ValueError`` where the model does not call seqplan's attention.
+    Called by every rank, also by those without work. ``model(tokens, context)`` gives logits, or
+    hidden states (``chunked_loss``), and ``loss_of`` of them and the micro-batch a sum over tokens,
+    which is divided once, by ``loss_divisor`` of the global batch. ``clip_norm`` bounds the norm of
+    the whole gradient. ``RankLost`` where another rank died; ``ValueError`` where the model does
+    not call seqplan's attention.
     """
     try:
         return _run_step(view, work, model, states, optimizer, clip_norm, loss_of)
@@ -67,17 +69,18 @@ def _run_step(
     states: ShardedStates,
     optimizer: torch.optim.Optimizer,
     clip_norm: float | None,
-    loss_of: Callable[[Tensor, Tensor], Tensor],
+    loss_of: LossOf,
 ) -> StepResult:
     started = time.perf_counter()
+    divisor = loss_divisor(view, work, states)
     states.pull()
     total: Tensor | float = 0.0
     computing = Stopwatch(states.device)
     calls: int | None = None
     for micro_batch in work:
-        logits = model(micro_batch.tokens, micro_batch.context)
+        output = model(micro_batch.tokens, micro_batch.context)
         calls = micro_batch.context.attention_calls(calls)
-        loss = loss_of(logits, micro_batch.labels) / max(view.loss_tokens, 1)
+        loss = loss_of(output, micro_batch) / divisor
         states.backward(loss, last=micro_batch.last)
         total = total + loss.detach().double()
     computing.stop()

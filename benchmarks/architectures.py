@@ -1,0 +1,357 @@
+"""Hugging Face models under hostile plans on four CPU ranks, beside plain code in one process.
+
+Ten steps of AdamW with clipping; the plain code knows no plan: each document alone, transformers'
+own attention. The ranks are forked from a process that has imported transformers.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.hostile_plans import RANKS, hostile_plans
+from benchmarks.settings import markdown
+from benchmarks.tiny_models import LONG_DOCUMENTS, MODELS, REFUSED, VOCAB, tiny_model
+
+LONGEST = 300
+CLIP_NORM = 1.0
+LOSS_LIMIT, NORM_LIMIT = 1e-6, 3e-6
+"""Relative differences that fp32 runs may have."""
+
+BF16_FACTOR = 2.0
+"""How much larger than one process's the bf16 error of the ranks may be."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of the tables and how it is trained; ``longest``: tokens of the longest document."""
+
+    name: str
+    longest: int = LONGEST
+    targets: str = ""  # "", "mask" or "weights"
+    lora: bool = False
+    checkpointing: bool = False
+    dtype: str = "float32"
+    autocast: bool = False
+    exact_norms: bool = False
+    rows: int = 4096
+
+    @property
+    def label(self) -> str:
+        """What the table calls it."""
+        how = [
+            self.name,
+            *(["LoRA"] if self.lora else []),
+            *([f"{self.targets} of the data"] if self.targets else []),
+            *(["checkpointing"] if self.checkpointing else []),
+            *([self.dtype] if self.dtype != "float32" else []),
+            *(["fp32 norms"] if self.exact_norms else []),
+            *(["autocast bf16"] if self.autocast else []),
+            *([f"{self.rows} tokens' logits at a time"] if self.rows < LONGEST else []),
+            *([f"documents ≤ {self.longest}"] if self.longest < LONGEST else []),
+        ]
+        return " · ".join(how)
+
+
+def cases() -> list[Case]:
+    """List all that is tried, in the table's order."""
+    ways = ("llama", "qwen3_moe", "deepseek_v3")
+    return [
+        *(Case(name) for name in MODELS),
+        *(Case(name, longest=64) for name in LONG_DOCUMENTS),
+        *(Case(name, targets="mask") for name in ways),
+        *(Case(name, targets="weights") for name in ways),
+        *(Case(name, lora=True, targets="mask") for name in ways),
+        *(Case(name, checkpointing=True, targets="weights") for name in ways),
+        *(Case(name, rows=32, targets="weights") for name in ("llama", "gemma2, no caps")),
+        *(Case(name, dtype="bfloat16") for name in ("llama", "qwen2", "gemma3_text")),
+        *(Case(name, autocast=True) for name in ("llama", "qwen2", "gemma3_text")),
+        *(
+            Case(name, dtype="bfloat16", exact_norms=True, autocast=True)
+            for name in ("llama", "qwen2", "gemma3_text")
+        ),
+        *(Case(name) for name in LONG_DOCUMENTS),
+        *(Case(name) for name in REFUSED),
+    ]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Losses and norms by step; or why there are none."""
+
+    losses: list[float]
+    norms: list[float]
+    refusal: str = ""
+    refused_by_all: bool = False
+    saved_alike: bool = False
+
+
+def run(data: object) -> None:
+    """Print what was trained and what was refused; ``SystemExit`` where a limit is exceeded."""
+    # A process of its own: ranks are forked from it before it has started any thread.
+    process = get_context("spawn").Process(target=_compare_all)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit("architectures: a case failed")
+
+
+def _compare_all() -> None:
+    import torch
+    import torch._dynamo  # an optimizer imports it when it is made, which takes seconds
+    import transformers
+
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    started = time.monotonic()
+    forking = get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, ranks = [], []
+        for rank in range(RANKS):
+            here, there = forking.Pipe()
+            process = forking.Process(
+                target=_run_rank, args=(rank, there, Path(folder)), daemon=True
+            )
+            process.start()
+            there.close()
+            pipes.append(here)
+            ranks.append(process)
+        rows, refusals, failures = [], [], []
+        for case in cases():
+            outcomes: list[Outcome] = [pipe.recv() for pipe in pipes]
+            first = outcomes[0]
+            if not first.refusal:
+                cells, faults = _compared(case, first)
+                rows.append([case.label, *cells])
+                failures += [f"{case.label}: {fault}" for fault in faults]
+                continue
+            alike = len({outcome.refusal for outcome in outcomes}) == 1
+            refusals.append([case.label, first.refusal, "yes" if alike else "no"])
+            if not alike or case.name in MODELS:
+                failures.append(f"{case.label}: {first.refusal}")
+        for process in ranks:
+            process.join()
+    print(f"\n{len(MODELS)} architectures, 4 CPU ranks, {len(hostile_plans(LONGEST))} steps each\n")
+    print(
+        markdown(["model", "loss differs by", "norm differs by", "saved model read back"], rows)
+        + "\n"
+    )
+    print(markdown(["refused", "with", "on every rank"], refusals) + "\n")
+    print(f"{time.monotonic() - started:.0f} s")
+    if failures:
+        raise SystemExit("\n".join(failures))
+
+
+def _compared(case: Case, outcome: Outcome) -> tuple[list[str], list[str]]:
+    """Compare with plain code: the cells of a row, and what exceeds its limit."""
+    plain = _plain(case)
+    faults = [] if outcome.saved_alike else ["the saved model differs"]
+    rounded = case.dtype != "float32" or case.autocast
+    exact = _plain(case, exact=True) if rounded else plain
+    cells = []
+    for what, limit, mine, ours, true in (
+        ("losses", LOSS_LIMIT, outcome.losses, plain.losses, exact.losses),
+        ("norms", NORM_LIMIT, outcome.norms, plain.norms, exact.norms),
+    ):
+        error = _differences(mine, true).max()
+        if rounded:  # of one step the error may happen to be small
+            error, of_one = (_mean_square(some, true) for some in (mine, ours))
+            limit = BF16_FACTOR * of_one
+        if not error <= limit:
+            faults.append(f"{what} differ by {error:.1e}, more than {limit:.1e}")
+        beside = f" of fp32; one process {of_one:.1e}" if rounded else ""
+        cells.append(f"{error:.1e}{beside}")
+    return [*cells, "bit-equal" if outcome.saved_alike else "no"], faults
+
+
+def _differences(some: list[float], same: list[float]) -> Any:
+    """Return relative differences by step."""
+    assert len(some) == len(same)
+    return np.abs(np.subtract(some, same) / np.array(same))
+
+
+def _mean_square(some: list[float], same: list[float]) -> float:
+    return float(np.sqrt((_differences(some, same) ** 2).mean()))
+
+
+def _run_rank(rank: int, pipe: Connection, folder: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from seqplan import runtime
+
+    torch.set_num_threads(1)
+    meeting = f"file://{folder / 'meeting'}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS)
+    groups = runtime.Communicators.create()
+    for number, case in enumerate(cases()):
+        try:
+            outcome = _hosted(case, rank, groups, folder / str(number))
+        except ValueError as error:
+            outcome = Outcome([], [], refusal=" ".join(str(error).split()))
+        except Exception:
+            traceback.print_exc()
+            outcome = Outcome([], [], refusal=f"FAILS: {traceback.format_exc(limit=1)}")
+        pipe.send(outcome)
+        dist.barrier(group=groups.control)
+    dist.destroy_process_group()
+
+
+def _hosted(case: Case, rank: int, groups: Any, folder: Path) -> Outcome:
+    import torch
+
+    from seqplan.runtime import huggingface
+
+    model = _model(case, seed=rank)  # rank 0's values must win
+    job = huggingface.host(
+        model,
+        _data(case),
+        optimizer=_optimizer,
+        autocast=torch.bfloat16 if case.autocast else None,
+        loss_rows=case.rows,
+        groups=groups,
+    )
+    results = [job.run(step, clip_norm=CLIP_NORM) for step in job.steps(_plans(case))]
+    job.save_pretrained(folder)
+    alike = True
+    if rank == 0:
+        alike = _saved_alike(case, model, folder)
+    losses = [result.loss for result in results]
+    return Outcome(losses, [result.gradient_norm for result in results], saved_alike=alike)
+
+
+def _saved_alike(case: Case, model: Any, folder: Path) -> bool:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    if case.lora:
+        from peft import PeftModel
+
+        again = PeftModel.from_pretrained(_base(case, seed=0), folder)
+    else:
+        again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    stored = dict(again.named_parameters())
+    return bool(trained) and all(
+        torch.equal(stored[name].to(value.dtype), value) for name, value in trained.items()
+    )
+
+
+def _plain(case: Case, *, exact: bool = False) -> Outcome:
+    """Train in one process that knows no plan; ``exact``: in fp32 whatever the case says."""
+    import torch
+
+    model = _model(case, seed=0)
+    if exact:
+        model = model.float()
+    optimizer = _optimizer(list(model.named_parameters()))
+    trained = [value for value in model.parameters() if value.requires_grad]
+    losses, norms = [], []
+    for plan in _plans(case):
+        optimizer.zero_grad()
+        total, divisor = 0.0, 0.0
+        documents = []
+        for id, length in zip(plan.ids, plan.lengths, strict=True):
+            row = _Rows()[id]
+            weights = np.ones(length - 1)
+            if case.targets:
+                weights *= row["mask"][1:length]
+            if case.targets == "weights":
+                weights *= row["weights"][1:length]
+            divisor += float(weights.sum())
+            documents.append((torch.from_numpy(row["tokens"][:length]), torch.tensor(weights)))
+        for tokens, counts in documents:
+            if len(tokens) == 1:
+                continue
+            with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast and not exact):
+                logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+            each = torch.nn.functional.cross_entropy(logits.float(), tokens[1:], reduction="none")
+            loss = (each * counts.float()).sum() / divisor
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        norms.append(torch.nn.utils.clip_grad_norm_(trained, CLIP_NORM).item())
+        optimizer.step()
+        losses.append(total)
+    return Outcome(losses, norms)
+
+
+def _base(case: Case, seed: int) -> Any:
+    import torch
+
+    model = tiny_model(case.name, seed).to(getattr(torch, case.dtype))
+    if case.exact_norms:
+        for name, module in model.named_modules():
+            if "norm" in name:
+                module.float()
+    return model
+
+
+def _model(case: Case, seed: int) -> Any:
+    import torch
+
+    # What is not trained must be alike on every rank.
+    model = _base(case, seed=0 if case.lora else seed)
+    if case.lora:
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(seed)
+        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+        for name, value in model.named_parameters():
+            if "lora_B" in name:  # 0 at first, so that nothing else would have a gradient
+                torch.nn.init.normal_(value, std=0.02)
+    model.train()
+    if case.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def _optimizer(parameters: Any) -> Any:
+    import torch
+
+    trained = [(name, value) for name, value in parameters if value.requires_grad]
+    return torch.optim.AdamW(trained, lr=1e-3, eps=1e-6)
+
+
+def _plans(case: Case) -> Any:
+    return hostile_plans(case.longest)
+
+
+def _data(case: Case) -> Any:
+    from seqplan import runtime
+
+    if not case.targets:
+        return runtime.SeededTokens(VOCAB, 0)
+    weights = "weights" if case.targets == "weights" else None
+    return runtime.IndexedTargets(_Rows(), "tokens", mask="mask", weights=weights)
+
+
+class _Rows(Mapping[int, dict[str, Any]]):
+    """Columns by sample id, made of the id alone."""
+
+    def __getitem__(self, id: int) -> dict[str, Any]:
+        from seqplan import runtime
+
+        rng = np.random.default_rng(id)
+        return {
+            "tokens": runtime.SeededTokens(VOCAB, 0).tokens(id, 0, LONGEST),
+            "mask": rng.random(LONGEST) < 0.6,
+            "weights": rng.random(LONGEST),
+        }
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __len__(self) -> int:
+        return 10_000

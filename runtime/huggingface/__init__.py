@@ -1,0 +1,42 @@
+"""Hugging Face causal language models under sequence-parallel plans.
+
+Read ``job`` first, what a program calls; then ``hosted`` (the model as a step calls it),
+``attention`` (what transformers' layers attend with), ``inspection`` with ``refusals`` and
+``probe`` (what is not computed exactly, and how it is noticed), ``launch``, ``progress`` and
+``report``. Needs the extra ``huggingface``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seqplan.plans.lazy_face import lazy_names
+
+if TYPE_CHECKING:
+    from seqplan.runtime.huggingface.job import Job, host
+    from seqplan.runtime.huggingface.report import StepReport
+
+_HOMES = {
+    "job": ("Job", "host"),
+    "report": ("StepReport",),
+}
+
+__all__ = [
+    "Job",
+    "StepReport",
+    "host",
+]
+
+
+_names = lazy_names(__name__, _HOMES)
+
+
+def __getattr__(name: str) -> object:
+    """Load a name when it is first asked for; ``ImportError`` says which extra is missing."""
+    try:
+        return _names(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "transformers":
+            raise
+        needs = "pip install 'seqplan[runtime,huggingface]'"
+        raise ImportError(f"hosting models of transformers needs it: {needs}") from None

@@ -1,0 +1,94 @@
+"""Whether every rank's model can be hosted, and what is done ahead of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.data.tokens import TokenData
+from seqplan.runtime.errors import PlanError, UnsupportedModel, communicating
+from seqplan.runtime.huggingface.attention import IMPLEMENTATION
+from seqplan.runtime.huggingface.hosted import HostedModel
+from seqplan.runtime.huggingface.probe import Attends, probe
+from seqplan.runtime.huggingface.refusals import refuse_unsupported
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.training.prepare import MicroBatchWork, preparation, runnable
+
+
+def inspected(
+    model: nn.Module, autocast: torch.dtype | None, groups: Communicators
+) -> tuple[HostedModel, Attends]:
+    """Host the model where every rank's can be; ``UnsupportedModel`` on all of them or on none."""
+    reason: str | None = None
+    hosted: HostedModel | None = None
+    try:
+        hosted = HostedModel(model)
+        refuse_unsupported(hosted.lm)
+        hosted.autocast = autocast
+        hosted.lm.set_attn_implementation(IMPLEMENTATION)
+        hosted.layers.attach(model)
+        attends = probe(hosted)
+    except UnsupportedModel as error:
+        reason = str(error)
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        reason = f"{type(model).__name__}: a forward of a few tokens fails: {text}"
+    reasons: list[str | None] = [None] * groups.control.size()
+    with communicating("comparing what the ranks' models can do"):
+        dist.all_gather_object(reasons, reason, group=groups.control)
+    for rank, refusal in enumerate(reasons):
+        if refusal is not None:
+            if hosted is not None:  # as it was
+                hosted.lm.set_attn_implementation(hosted.own_attention)
+            raise UnsupportedModel(refusal if rank == 0 else f"rank {rank}: {refusal}")
+    assert hosted is not None
+    return hosted, attends
+
+
+def hosted_preparation(
+    hosted: HostedModel,
+    attends: Attends,
+    data: TokenData,
+    groups: Communicators,
+    device: torch.device,
+) -> Callable[[RankView], tuple[MicroBatchWork, ...]]:
+    """Return what is done ahead of a step of a hosted model, see ``preparation``.
+
+    ``PlanError`` too for a document longer than what the model computes exactly.
+    """
+    (heads, kv_heads), *others = sorted(attends.heads)
+    prepare = preparation(
+        data,
+        Peers(groups.attention),
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab=int(hosted.lm.config.get_text_config().vocab_size),
+        device=device,
+    )
+
+    def checked(view: RankView) -> tuple[MicroBatchWork, ...]:
+        for more in others:
+            runnable(view, *more)
+        _refuse_long_documents(view, attends.limits)
+        return prepare(view)
+
+    return checked
+
+
+def _refuse_long_documents(view: RankView, limits: Mapping[str, int]) -> None:
+    """Refuse documents longer than what a window or a rotary embedding leaves alone."""
+    for pipeline in view.pipelines:
+        for micro_batch in pipeline.micro_batches:
+            for share in micro_batch.sequences:
+                for name, limit in limits.items():
+                    if share.length > limit:
+                        raise PlanError(
+                            f"step {view.step}: sample {share.id} has {share.length} tokens, and "
+                            f"the model's {name} is exact up to {limit}: plan with at most "
+                            f"--max-len {limit}"
+                        )

@@ -1,0 +1,108 @@
+"""What a model's configuration and modules say that a plan's ranks would not compute exactly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from seqplan.runtime.errors import UnsupportedModel
+
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""Kinds of layers, as ``config.layer_types`` names them, whose every mixing is in attention."""
+
+FIXED_ROPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
+"""Rotary embeddings whose angles depend on a token's own position alone."""
+
+_MIXERS = re.compile("Mamba|SSM|Rwkv|DeltaNet|LinearAttention|ShortConv|Recurrent|Lightning")
+"""In the names of modules that mix tokens by other means than attention."""
+
+
+def causal_lm(model: nn.Module) -> PreTrainedModel:
+    """Return the transformers model that ``model`` is, or is wrapped around by peft.
+
+    ``UnsupportedModel`` where there is none, or peft puts tokens of its own before the text.
+    """
+    configs = getattr(model, "peft_config", None)
+    if configs is not None and hasattr(model, "get_base_model"):
+        for name, config in configs.items():
+            if config.is_prompt_learning:
+                raise UnsupportedModel(
+                    f"adapter {name!r} learns a prompt ({config.peft_type.value}), whose tokens no "
+                    "plan has: use adapters within layers, such as LoRA"
+                )
+        wrapper: Any = model
+        model = wrapper.get_base_model()
+    if type(model).__name__ == "OptimizedModule":
+        raise UnsupportedModel("the model is compiled: host it as it is, compile its layers")
+    if not isinstance(model, PreTrainedModel) or not model.can_generate():
+        raise UnsupportedModel(
+            f"{type(model).__name__} is no causal language model of transformers: load it with "
+            "AutoModelForCausalLM"
+        )
+    return model
+
+
+def refuse_unsupported(model: PreTrainedModel) -> None:
+    """Refuse what configuration and modules alone show; ``UnsupportedModel`` with one sentence."""
+    for reason in _reasons(model):
+        raise UnsupportedModel(f"{type(model).__name__}: {reason}")
+
+
+def rope_limits(model: PreTrainedModel) -> dict[str, int]:
+    """Return the longest documents that rotary embeddings leave alone, by what limits them.
+
+    Beyond it the angles of all tokens of a call depend on the largest position in it.
+    """
+    limits = {}
+    for module in model.modules():
+        for kind in _rope_types(module):
+            if kind == "dynamic":
+                limits["rope_type 'dynamic'"] = int(module.original_max_seq_len)
+            elif kind == "longrope":
+                parameters: Any = module.config.rope_parameters
+                limits["rope_type 'longrope'"] = int(parameters["original_max_position_embeddings"])
+    return limits
+
+
+def _reasons(model: PreTrainedModel) -> Iterator[str]:
+    config = model.config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False):
+        yield "has an encoder (config.is_encoder_decoder)"
+    if getattr(model, "is_quantized", False):
+        yield "is quantized, which has not been tried under plans: load it in bf16 or fp32"
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1 or torch.device("meta") in devices:
+        yield "is spread over several devices (device_map): load it whole on this rank's device"
+    if not model._can_set_attn_implementation():
+        yield "does not take registered attention functions (old modelling code)"
+    for number, kind in enumerate(getattr(config, "layer_types", None) or ()):
+        if kind not in ATTENTION_LAYERS:
+            yield (
+                f"layer {number} is of kind {kind!r} (config.layer_types), which mixes tokens "
+                "outside attention"
+            )
+    for name, module in model.named_modules():
+        if _MIXERS.search(type(module).__name__) or isinstance(module, (nn.Conv1d, nn.RNNBase)):
+            yield f"{name or 'it'} ({type(module).__name__}) mixes tokens outside attention"
+        for kind in _rope_types(module):
+            if kind not in (*FIXED_ROPES, "dynamic", "longrope"):
+                yield f"{name} has rope_type {kind!r} (config.rope_parameters), which is not known"
+    if getattr(config, "output_router_logits", False):
+        yield (
+            "adds the router's auxiliary loss (config.output_router_logits), a product of means "
+            "over the global batch: set it to False"
+        )
+    if getattr(config, "layerdrop", 0.0):
+        yield "drops whole layers in training, others on each rank (config.layerdrop: set it to 0)"
+
+
+def _rope_types(module: nn.Module) -> list[str]:
+    kinds = getattr(module, "rope_type", None)
+    if isinstance(kinds, str):
+        return [kinds]
+    return [str(kind) for kind in kinds.values()] if isinstance(kinds, dict) else []

@@ -1,0 +1,80 @@
+"""Steps of plans that are made where they run: each planned when it is asked for, on every rank.
+
+For reinforcement learning, where lengths are known after the rollout: nothing is fetched ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from seqplan.plans.format.codec import digest
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Plan
+from seqplan.plans.views.rank_view import RankView, rank_view
+from seqplan.runtime.errors import PlanError
+from seqplan.runtime.steps.agreement import (
+    Record,
+    State,
+    all_gather_records,
+    disagreement,
+    one_line,
+)
+from seqplan.runtime.steps.consumer import Step
+
+Prepared = TypeVar("Prepared")
+
+
+def agreed_steps(
+    plans: Iterable[Plan],
+    *,
+    rank: int,
+    world_size: int,
+    prepare: Callable[[RankView], Prepared],
+    control_group: dist.ProcessGroup,
+    first_step: int = 0,
+) -> Iterator[Step[Prepared]]:
+    """Yield this rank's steps of ``plans``, an iterator that plans on every rank alike.
+
+    Plans before ``first_step`` are passed over. ``PlanError`` on every rank where one fails or
+    plans something else: with the number and the message of the first that does. ``RankLost`` where
+    another rank died.
+    """
+    following = iter(plans)
+    expected = first_step
+    while True:
+        step: Step[Prepared] | None = None
+        cause: Exception | None = None
+        try:
+            plan = next(following, None)
+            while plan is not None and plan.step < first_step:
+                plan = next(following, None)
+            if plan is None:
+                record = Record(State.END, expected)
+            else:
+                step = _prepared(plan, rank, world_size, prepare)
+                record = Record(State.READY, plan.step, step.view.digest or "")
+        except Exception as error:
+            record, cause = Record(State.FAILED, expected, message=one_line(error)), error
+        fault = disagreement(all_gather_records(record, control_group))
+        if fault is not None:
+            raise PlanError(fault) from cause
+        if step is None:
+            return
+        expected = step.view.step + 1
+        yield step
+
+
+def _prepared(
+    plan: Plan, rank: int, world_size: int, prepare: Callable[[RankView], Prepared]
+) -> Step[Prepared]:
+    if plan.world_size != world_size:
+        raise PlanError(
+            f"step {plan.step}: is planned for {plan.world_size} ranks, the job has {world_size}"
+        )
+    if faults := lint(plan, None):
+        raise PlanError(f"step {plan.step}: is not sound: {faults[0]}")
+    view = rank_view(plan, rank, digest=digest(plan))
+    return Step(view, prepare(view))

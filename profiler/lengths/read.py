@@ -10,10 +10,11 @@ from pathlib import Path
 from seqplan.profiler.lengths.sources.collector import Collector, Lengths, Progress
 from seqplan.profiler.lengths.sources.error import LengthsError, first_line
 from seqplan.profiler.lengths.sources.options import SourceOptions
+from seqplan.profiler.lengths.sources.saved_dataset import is_saved_dataset, saved_files
 from seqplan.profiler.lengths.sources.token_count import TokenCounter
 
 SUFFIXES = (".npy", ".txt", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", ".idx")
-"""Files that are understood; a folder is read as text files."""
+"""Files that are understood; a folder is read as text files, unless ``datasets`` saved it."""
 
 _WITH_FIELDS = (".jsonl", ".jsonl.gz", ".parquet", ".arrow")
 
@@ -25,8 +26,9 @@ def read_lengths(
 ) -> Lengths:
     """Read the lengths, in tokens, of every sequence of the sources, in the order given.
 
-    A source is a file with one of ``SUFFIXES``, a folder of text files, or a pattern such as
-    ``shards/*.idx``, which stands for the files it matches in sorted order. ``LengthsError``
+    A source is a file with one of ``SUFFIXES``, a folder of text files or one that
+    ``datasets.save_to_disk`` wrote, or a pattern such as ``shards/*.idx``, which stands for the
+    files it matches in sorted order. ``LengthsError``
     says in one line what is wrong, where, and how to mend it.
     """
     options = options or SourceOptions()
@@ -52,12 +54,16 @@ def _expand(sources: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
         source = os.fspath(given)
         # A name that exists is that file, whatever characters are in it.
         if os.path.lexists(source) or not glob.has_magic(source):
-            yield Path(source)
-            continue
-        matches = sorted(glob.glob(source, recursive=True))
-        if not matches:
+            paths = [Path(source)]
+        else:
+            paths = [Path(match) for match in sorted(glob.glob(source, recursive=True))]
+        if not paths:
             raise LengthsError(f"{source}: matches no file")
-        yield from map(Path, matches)
+        for path in paths:
+            if is_saved_dataset(path):
+                yield from saved_files(path)
+            else:
+                yield path
 
 
 def _suffix(path: Path) -> str:
@@ -75,7 +81,7 @@ def _suffix(path: Path) -> str:
     hint = "; give the .idx beside it" if path.suffix == ".bin" else ""
     raise LengthsError(
         f"{path}: {path.suffix or 'a name without suffix'} is not a source of lengths{hint} "
-        f"(understood: {' '.join(SUFFIXES)}, a folder of text files)"
+        f"(understood: {' '.join(SUFFIXES)}, a folder of text files or of a saved data set)"
     )
 
 

@@ -42,7 +42,10 @@ TEXT = (
     "is text: give --tokenizer tokenizer.json to count its tokens, "
     "or --bytes-per-token to estimate them (about 4 for English)"
 )
-UNDERSTOOD = "(understood: .npy .txt .jsonl .jsonl.gz .parquet .arrow .idx, a folder of text files)"
+UNDERSTOOD = (
+    "(understood: .npy .txt .jsonl .jsonl.gz .parquet .arrow .idx, "
+    "a folder of text files or of a saved data set)"
+)
 ONE_A_LINE = "is not an integer; a .txt source has one length a line"
 
 CASES: dict[str, tuple[Callable[[Path], Path], str]] = {

@@ -7,7 +7,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -30,6 +30,7 @@ from seqplan.planner.workers.executor import EXECUTORS
 from seqplan.planner.workers.produce import produce
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.codec import from_json
+from seqplan.plans.format.export import check_export, export_plans
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 from seqplan.profiler.lengths import read_lengths
@@ -91,6 +92,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="plans.jsonl; without it, stdout"
     )
+    parser.add_argument(
+        "--export",
+        metavar="FILE",
+        type=Path,
+        help="also the ids of each rank's micro-batches, .jsonl or .parquet, for loaders that "
+        "cannot read plans",
+    )
     parser.add_argument("--json", action="store_true", help="the summary as JSON")
     return parser
 
@@ -107,9 +115,13 @@ def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` for a step that nothing can run."""
     proposal = ProposalDocument.load(args.proposal)
     check_output(args.output, args.proposal, args.lengths, args.batches)
+    check_output(args.export, args.proposal, args.lengths, args.batches, args.output)
+    if args.export is not None:
+        check_export(args.export)
     batches, steps, truncated, windows = _batches(args, proposal)
     rows = []
-    with _output(args.output) as out, ProgressBar(sys.stderr) as progress:
+    exporting = nullcontext() if args.export is None else export_plans(args.export)
+    with _output(args.output) as out, exporting as export, ProgressBar(sys.stderr) as progress:
         for row, line in planned_rows(
             proposal,
             batches,
@@ -120,6 +132,8 @@ def run(args: argparse.Namespace) -> int:
             reforming=not args.static_groups,
         ):
             out.write(line + "\n")
+            if export is not None:
+                export(row.plan)
             rows.append(row)
             progress("planning steps", len(rows), steps)
     report = sys.stdout if args.output is not None else sys.stderr
@@ -135,6 +149,8 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(lines), file=report)
         if args.output is not None:
             print(f"written: {args.output}")
+    if args.export is not None and not args.json:
+        print(f"exported: {args.export}", file=report)
     return 0
 
 

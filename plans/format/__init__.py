@@ -1,7 +1,8 @@
 """Plans as text: canonical JSON out, checked fields in, files that are whole or absent.
 
 Read ``codec`` (plan to JSON and back) and ``plan_file`` (JSON Lines), then what they stand on:
-``canonical``, ``fields``, ``decode``, ``atomic_file``; ``schema`` describes the format to others.
+``canonical``, ``fields``, ``decode``, ``atomic_file``; ``schema`` describes the format to others,
+``export`` writes plain lists of ids for those who read neither.
 """
 
-__all__ = ["atomic_file", "canonical", "codec", "decode", "fields", "plan_file", "schema"]
+__all__ = ["atomic_file", "canonical", "codec", "decode", "export", "fields", "plan_file", "schema"]

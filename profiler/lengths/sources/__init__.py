@@ -2,7 +2,8 @@
 
 Read ``collector`` first, which all readers give their lengths to; ``options`` is what a caller may
 say, ``token_count`` counts text, ``error`` is the one error. Each reader is imported when its kind
-of file is met; ``saved_dataset`` finds the files of a folder that ``datasets`` saved. Public are the modules named here, for ``seqplan.profiler.lengths``.
+of file is met; ``saved_dataset`` finds the files of a folder that ``datasets`` saved. Public are
+the modules named here, for ``seqplan.profiler.lengths``.
 """
 
 __all__ = [

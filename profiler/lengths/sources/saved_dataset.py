@@ -36,8 +36,9 @@ def saved_files(folder: Path) -> list[Path]:
             f"{folder}: its rows are chosen by an index file; save it again after flatten_indices()"
         )
     files = state.get("_data_files")
-    names = [file.get("filename") for file in files] if _are_files(files) else []
-    if not names or not all(isinstance(name, str) for name in names):
+    entries = files if isinstance(files, list) else []
+    names = [entry["filename"] for entry in entries if _names_a_file(entry)]
+    if not names or len(names) < len(entries):
         raise LengthsError(f"{folder / _STATE}: names no data files")
     for name in names:
         if not (folder / name).is_file():
@@ -45,8 +46,8 @@ def saved_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _are_files(files: Any) -> bool:
-    return isinstance(files, list) and all(isinstance(file, dict) for file in files)
+def _names_a_file(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("filename"), str)
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -152,6 +152,24 @@ def test_windows_of_steps_say_what_they_moved(made: Made, tmp_path: Path) -> Non
     assert [plan.ids for plan in read_plans(path)] == [plan.ids for plan in composed[:2]]
 
 
+def test_plans_are_exported_for_loaders(made: Made, tmp_path: Path) -> None:
+    export, path = tmp_path / "export.jsonl", tmp_path / "plans.jsonl"
+    planned = ("plan", "--proposal", made.proposal, "--lengths", made.lengths, "--steps", 2)
+    said = succeeded(call(*planned, "-o", path, "--export", export))
+    assert f"exported: {export}" in said
+    lines = [json.loads(line) for line in export.read_text().splitlines()]
+    for plan in read_plans(path):
+        of_step = [line for line in lines if line["step"] == plan.step]
+        assert [line["rank"] for line in of_step] == list(range(plan.world_size))
+        ids = {i for line in of_step for micro in line["micro_batches"] for i in micro}
+        assert ids == set(plan.ids)
+    refused = call(*planned, "-o", path, "--export", tmp_path / "export.csv")
+    assert "an export ends in .jsonl or .parquet" in refused.err
+    assert refused.code != 0
+    same = call(*planned, "-o", path, "--export", path)
+    assert "is an input of this command" in same.err
+
+
 def test_plan_without_a_file_writes_plans_on_stdout(made: Made) -> None:
     done = call(
         "plan", "--proposal", made.proposal, "--lengths", made.lengths, "--steps", made.steps

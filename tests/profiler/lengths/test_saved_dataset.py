@@ -40,7 +40,9 @@ def test_a_split_must_be_named(tmp_path: Path) -> None:
     train = saved(tmp_path / "set" / "train", [[5, 3]])
     saved(tmp_path / "set" / "test", [[9]])
     (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(LengthsError, match="has the splits train, test; give one, as .*/set/train"):
+    with pytest.raises(
+        LengthsError, match=r"has the splits train, test; give one, as .*/set/train"
+    ):
         read_lengths([tmp_path / "set"], OPTIONS)
     assert read_lengths([train], OPTIONS).values.tolist() == [5, 3]
 

@@ -11,9 +11,10 @@ from statistics import mean
 
 import numpy as np
 
-from benchmarks.settings import CLUSTERS, Data, cluster, markdown
+from benchmarks.settings import Data, markdown
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.with_exchange import Families, exchange_bound_ms
+from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
@@ -21,13 +22,16 @@ from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.profiler.shipped.catalogue import shipped
 
 SETTINGS = (
-    ("32b", 64, 16384),
-    ("32b", 64, 32768),
-    ("32b", 64, 131072),
-    ("13b", 64, 32768),
-    ("7b", 64, 32768),
-    ("32b", 1024, 32768),
+    ("32b", 64, 16384, 200_000),
+    ("32b", 64, 32768, 200_000),
+    ("32b", 64, 131072, 200_000),
+    ("32b", 64, 131072, 800_000),
+    ("13b", 64, 32768, 200_000),
+    ("13b", 64, 131072, 800_000),
+    ("7b", 64, 32768, 200_000),
+    ("32b", 1024, 32768, 3_200_000),
 )
+"""Model, GPUs, context, tokens of a step."""
 STEPS = {64: 8, 1024: 2}
 
 
@@ -36,20 +40,20 @@ def run(data: Sequence[Data]) -> None:
     for source in data:
         rows = [_row(source, *setting) for setting in SETTINGS]
         print(f"### {source.name}: whole iterations, simulated on the A800 profiles\n")
-        head = ["model, GPUs, context", "layout", "ours", "best static", "static / ours"]
+        head = ["model, GPUs, context, tokens", "layout", "ours", "best static", "static / ours"]
         head += ["worst step", "above the bound", "proposal, CPU", "step, CPU"]
         print(markdown(head, rows) + "\n")
 
 
-def _row(source: Data, model: str, gpus: int, context: int) -> list[str]:
+def _row(source: Data, model: str, gpus: int, context: int, tokens: int) -> list[str]:
     profile = shipped(f"llama-{model}-a800-80gb")
-    where = cluster(gpus, context)
+    where = Cluster(gpus, context, tokens)
     exchange = exchange_of(profile, gpus)
     began = time.process_time()
     proposal = make_proposal(profile, where, source.lengths, exchange=exchange)
     proposed_s = time.process_time() - began
     assert proposal.layouts is not None
-    batches = list(Sampler(source.lengths, CLUSTERS[gpus], context, 0).batches(STEPS[gpus]))
+    batches = list(Sampler(source.lengths, tokens, context, 0).batches(STEPS[gpus]))
     planner = StepPlanner(proposal)
     began = time.process_time()
     plans = [planner.plan(batch) for batch in batches]
@@ -63,7 +67,7 @@ def _row(source: Data, model: str, gpus: int, context: int) -> list[str]:
         for batch, reached in zip(batches, ours.tolist(), strict=True)
     ]
     row = [
-        f"{model.upper()}, {gpus:,}, {context // 1024}K",
+        f"{model.upper()}, {gpus:,}, {context // 1024}K, {tokens:,}",
         proposal.layouts.chosen or "several",
         f"{mean(ours) / 1000:.2f} s",
     ]

@@ -11,7 +11,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TOPS = ("plans", "profiler", "planner", "runtime", "api")
+TOPS = ("plans", "profiler", "planner", "runtime", "api", "hosts")
 Folders = dict[str, set[str]]
 
 

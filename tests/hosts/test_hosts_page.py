@@ -1,0 +1,28 @@
+"""The page on hosts: its code trains."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from trainer_ranks import SAMPLES, arguments, model, on_ranks
+
+PAGE = Path(__file__).parents[2] / "docs" / "hosts.md"
+
+
+def run_the_page() -> int:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {"dataset": SAMPLES, "model": model(), "args": arguments("unused")}
+    exec(code, names)
+    return int(names["trainer"].state.global_step)
+
+
+def test_the_code_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert on_ranks(2, run_the_page) == [6, 6]

@@ -185,18 +185,20 @@ def test_the_bound_is_below_every_way_there_is(
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
-@pytest.mark.parametrize(("sequences", "ranks"), [(4096, 128), (512, 16), (512, 64)])
-@pytest.mark.parametrize("context", [4096, 32_768])
+@pytest.mark.parametrize(
+    ("sequences", "ranks", "context", "draws"),
+    [(4096, 128, 32_768, 1), (512, 16, 4096, 3), (512, 16, 32_768, 3), (512, 64, 32_768, 3)],
+)
 def test_real_lengths_are_near_the_bound(
-    lockstep: bool, sequences: int, ranks: int, context: int
+    lockstep: bool, sequences: int, ranks: int, context: int, draws: int
 ) -> None:
     gaps = []
-    for seed in range(3):
+    for seed in range(draws):
         drawn = np.random.default_rng(seed).choice(CODE, sequences)
         done = balance(np.minimum(drawn, context), ranks, context, COST, lockstep=lockstep)
         check(done, ranks, context)
         gaps.append(done.gap)
-    assert sorted(gaps)[1] < 0.015, gaps
+    assert sorted(gaps)[len(gaps) // 2] < 0.015, gaps
     assert max(gaps) < 0.04, gaps
 
 

@@ -59,9 +59,9 @@ def test_layout_groups_and_exchange_are_as_asked() -> None:
 
 
 def test_a_proposal_brings_its_own() -> None:
-    profile = PROFILE.restricted(layout=(8, 1))
+    profile = PROFILE.restricted(layout=(8, 1), measured=True)
     document = make_proposal(
-        profile, Cluster(16, 16_384, 60_000), CODE, exchange=exchange_of(profile, 16)
+        profile, Cluster(16, 16_384, 60_000), CODE[:3000], exchange=exchange_of(profile, 16)
     )
     planner = Planner(document)
     assert planner.gpus == 16

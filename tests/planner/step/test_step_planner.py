@@ -67,7 +67,8 @@ def test_a_plan_of_another_profile_is_not_proven() -> None:
     lengths = np.array([700, 2900] * 50)
 
     def planned(name: str) -> tuple[StepPlanner, Plan]:
-        document = make_proposal(find_profile(name), Cluster(8, 4096, 8000), lengths)
+        profile = find_profile(name).restricted(measured=True)
+        document = make_proposal(profile, Cluster(4, 4096, 8000), lengths)
         planner = StepPlanner(document)
         return planner, planner.plan(Batch(0, tuple(range(40)), (700, 2900) * 20))
 

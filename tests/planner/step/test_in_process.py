@@ -61,11 +61,11 @@ def test_layout_groups_and_exchange_are_as_asked() -> None:
 def test_a_proposal_brings_its_own() -> None:
     profile = PROFILE.restricted(layout=(8, 1), measured=True)
     document = make_proposal(
-        profile, Cluster(16, 16_384, 60_000), CODE[:3000], exchange=exchange_of(profile, 16)
+        profile, Cluster(32, 8192, 60_000), CODE[:3000], exchange=exchange_of(profile, 32)
     )
     planner = Planner(document)
-    assert planner.gpus == 16
-    plan = planner.plan(LENGTHS[LENGTHS <= 16_384], loss_tokens=17)
+    assert planner.gpus == 32
+    plan = planner.plan(LENGTHS[LENGTHS <= 8192], loss_tokens=17)
     assert plan.planner.proposal == document.digest
     assert plan.loss_tokens == 17
     with pytest.raises(ValueError, match="max_len is stated by the proposal"):

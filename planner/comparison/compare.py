@@ -23,6 +23,7 @@ from seqplan.planner.systems.deepspeed import deepspeed
 from seqplan.planner.systems.flexsp import flexsp_like
 from seqplan.planner.systems.hotspa import SWITCH_MS, hotspa
 from seqplan.planner.systems.hydraulis import CBC_S, hydraulis
+from seqplan.planner.systems.karmarkar_karp import karmarkar_karp
 from seqplan.planner.systems.megatron import megatron
 from seqplan.planner.systems.megatron_dcp import megatron_dcp
 from seqplan.planner.systems.megatron_packing import megatron_packing
@@ -40,6 +41,7 @@ SYSTEMS = (
     "deepspeed",
     "flexsp",
     "megatron-dcp",
+    "verl",
 )
 """Systems that ours may be compared with; some come in several variants."""
 
@@ -125,6 +127,7 @@ def compare(
         ),
         "deepspeed": lambda: deepspeed(setting),
         "flexsp": lambda: flexsp_like(setting),
+        "verl": lambda: karmarkar_karp(setting),
         "megatron-dcp": lambda: [*megatron_dcp(setting), *megatron_packing(setting)],
     }
     trainers, left_out = [ours], []

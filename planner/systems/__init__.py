@@ -1,9 +1,9 @@
 """The systems that ours is compared with, one file each.
 
 Read ``setting`` first (what a system is made of). ``megatron``, ``hotspa``, ``hydraulis``,
-``deepspeed``, ``flexsp``, ``megatron_dcp``, ``megatron_packing``, ``static_best`` and
-``one_layout`` each offer trainers or say why there are none; ``static_table`` (published
-configurations) and ``windows`` serve them.
+``deepspeed``, ``flexsp``, ``megatron_dcp``, ``megatron_packing``, ``karmarkar_karp``,
+``static_best`` and ``one_layout`` each offer trainers or say why there are none; ``static_table``
+(published configurations) and ``windows`` serve them.
 """
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "flexsp",
     "hotspa",
     "hydraulis",
+    "karmarkar_karp",
     "megatron",
     "megatron_dcp",
     "megatron_packing",

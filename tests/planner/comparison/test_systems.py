@@ -17,6 +17,7 @@ from seqplan.planner.systems.deepspeed import deepspeed
 from seqplan.planner.systems.flexsp import flexsp_like
 from seqplan.planner.systems.hotspa import hotspa
 from seqplan.planner.systems.hydraulis import hydraulis
+from seqplan.planner.systems.karmarkar_karp import differencing, karmarkar_karp
 from seqplan.planner.systems.megatron import megatron
 from seqplan.planner.systems.megatron_dcp import megatron_dcp
 from seqplan.planner.systems.megatron_packing import megatron_packing
@@ -38,6 +39,7 @@ BY_NAME: dict[str, Callable[[Setting], Offers]] = {
     "flexsp": lambda s: flexsp_like(s, limit_s=0.5),
     "megatron-dcp": megatron_dcp,
     "megatron-packing": megatron_packing,
+    "verl": karmarkar_karp,
 }
 SETTINGS = {"dense": dense, "lockstep": lockstep, "rings": rings}
 APPLY = {
@@ -52,6 +54,8 @@ APPLY = {
     ("rings", "megatron"): ["megatron", "megatron-dense", "megatron-balanced"],
     ("rings", "megatron-dcp"): ["megatron-dcp"],
     ("rings", "megatron-packing"): ["megatron-packing"],
+    ("dense", "verl"): ["verl"],
+    ("rings", "verl"): ["verl"],
 }
 """(setting, baseline) → the systems that it gives."""
 
@@ -120,6 +124,21 @@ def test_what_does_not_apply_says_why(where: str, name: str, why: str) -> None:
     (offer,) = BY_NAME[name](SETTINGS[where]())
     assert isinstance(offer, LeftOut)
     assert why in offer.why
+
+
+def test_differencing_makes_parts_of_about_equal_sums() -> None:
+    # Korf's example: 4, 5, 6, 7, 8 differ by 2 where the best differ by 0.
+    assert differencing([4, 5, 6, 7, 8], 2) == [[0, 1, 3], [2, 4]]
+    rng = np.random.default_rng(0)
+    numbers = rng.integers(1, 1000, 240).tolist()
+    for equal_size in (False, True):
+        parts = differencing(numbers, 8, equal_size=equal_size)
+        assert sorted(i for part in parts for i in part) == list(range(240))
+        sums = [sum(numbers[i] for i in part) for part in parts]
+        assert max(sums) - min(sums) <= (5 if equal_size else 1)
+        if equal_size:
+            assert {len(part) for part in parts} == {30}
+    assert differencing([3], 3) == [[0], [], []]
 
 
 def test_dense_attention_is_never_faster() -> None:

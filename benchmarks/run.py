@@ -12,6 +12,7 @@ from benchmarks.settings import data_sets, machine
 NAMES = (
     "proposal",
     "step",
+    "exact",
     "fill",
     "published",
     "flexsp",

@@ -87,6 +87,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="with --lengths: put the outliers of so many steps together in few of them, so that "
         "other sequences meet in a step than at random; default 1: as drawn",
     )
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="solve steps of few sequences whose proven gap is above 1 %% by constraint "
+        "programming, for a better plan or a closer bound; takes up to a minute for each",
+    )
     parser.add_argument("--workers", metavar="W", type=positive, default=1, help="default 1")
     add_executor(parser)
     parser.add_argument(
@@ -130,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
             args.packing,
             args.executor,
             reforming=not args.static_groups,
+            exact=args.exact,
         ):
             out.write(line + "\n")
             if export is not None:
@@ -162,6 +169,7 @@ def planned_rows(
     packing: str = PACKINGS[0],
     executor: str = EXECUTORS[0],
     reforming: bool = True,
+    exact: bool = False,
 ) -> Iterator[tuple[StepRow, str]]:
     """Plan and check steps in order. ``RuntimeError`` if a plan breaks a rule, which is a bug."""
     models = proposal.cluster.models(proposal.profile)
@@ -171,6 +179,7 @@ def planned_rows(
         seed=seed,
         packing=packing,
         reforming=reforming,
+        exact=exact,
         workers=workers,
         executor=executor,
     ):

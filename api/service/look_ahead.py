@@ -87,7 +87,13 @@ class LookAhead:
             self._next = planned[-1] + 1
         proposal = ready_document(proposal_row)
         pool = open_executor(
-            self._executor, proposal.to_json(), self._row.seed, PACKINGS[0], True, self._workers
+            self._executor,
+            proposal.to_json(),
+            self._row.seed,
+            PACKINGS[0],
+            reforming=True,
+            exact=False,
+            workers=self._workers,
         )
         try:
             self._keep_ahead(pool, proposal, planned)

@@ -11,6 +11,11 @@ from math import ceil, inf
 from seqplan.planner.placement.fleet import _ROUND, Bin, ClassPlacement, PipelineClass, form_s
 from seqplan.planner.placement.sequence_pool import SequencePool
 
+MOST_COUNTED = 10_000
+"""Micro-batches of a pipeline up to which the best V is sought. More would add less than pp/10,000
+of what it holds: bubbles take (pp − 1)/(V + pp − 1) of its time, and V is no limit on what is put
+into it, only on the largest micro-batch."""
+
 
 class PythonFill:
     """Fills classes of pipelines, one after the other, from the sequences of one batch."""
@@ -135,7 +140,9 @@ def _open(pipeline_class: PipelineClass, longest: int, target: float, ceiling: f
         return _Pipeline(pipeline_class, budget, inf)
     bubbles = pipeline_class.pp - 1
     token_work = pipeline_class.capacity * (pipeline_class.a * longest + pipeline_class.b)
-    most = max(int(budget / (work + pipeline_class.c)) - bubbles, 1)
+    # Without overhead, V rises as long as each holds that sequence.
+    fitting = min(budget / (work + pipeline_class.c), float(MOST_COUNTED + bubbles))
+    most = max(int(fitting) - bubbles, 1)
     best, micro_batches = -1.0, 1
     for v in range(1, most + 1):
         capacity = v * min(budget / (v + bubbles) - pipeline_class.c, token_work)

@@ -8,7 +8,7 @@
  * SOURCE is the digest of this file without the line that defines it. fill_kernel's caller compares
  * it with the file beside it: a kernel that was built from another text is not used.
  */
-#define SOURCE "09c541ba95f4694b"
+#define SOURCE "85f5c47d06cc1028"
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -26,6 +26,8 @@
 
 #define NONE (-1)
 #define EXACT ((int64_t)1 << 53) /* whole numbers below it are exact as doubles */
+
+#define MOST_COUNTED 10000 /* class_fill.MOST_COUNTED */
 
 static const double ROUND = 1.0 + 1e-12;
 
@@ -204,12 +206,12 @@ static int open_pipeline(Fill *fill, int64_t longest, double target, double ceil
     int64_t bubbles = class->pp - 1;
     double token_work =
         (double)class->capacity * (class->a * (double)longest + class->b);
-    double by_work = budget / (work + class->c);
-    if (!(by_work < (double)EXACT)) {
-        PyErr_SetString(PyExc_OverflowError, "more micro-batches than can be counted");
+    if (work + class->c == 0.0) {
+        PyErr_SetString(PyExc_ZeroDivisionError, "a sequence that takes no time");
         return 0;
     }
-    int64_t fitting = (int64_t)by_work - bubbles;
+    double by_work = least(budget / (work + class->c), (double)(MOST_COUNTED + bubbles));
+    int64_t fitting = (int64_t)most(by_work, 0.0) - bubbles;
     if (fitting < 1) fitting = 1;
     double best = -1.0;
     int64_t even = 1;

@@ -35,8 +35,9 @@ class Planner:
     trainers that cannot change it. ``exchange``: by default derived for each layout;
     ``static_groups``: groups do not re-form within a step. ``prove``: whether plans have a close
     bound; without it they come in half the time with a bound that takes microseconds, and the
-    method ``prove`` makes it close later. Making a planner takes the time to import what planning
-    needs, so that the first step takes no longer than others.
+    method ``prove`` makes it close later. ``exact``: solve steps of few sequences that keep a large
+    gap, which takes seconds for each; see ``StepPlanner``. Making a planner takes the time to
+    import what planning needs, so that the first step takes no longer than others.
 
     ``ValueError`` for what is missing or does not go together, ``Infeasible`` where no scheme fits.
     """
@@ -53,6 +54,7 @@ class Planner:
         packing: str = PACKINGS[0],
         seed: int = 0,
         prove: bool = True,
+        exact: bool = False,
     ) -> None:
         if isinstance(source, ProposalDocument):
             given = {"gpus": gpus, "max_len": max_len, "layout": layout, "exchange": exchange}
@@ -65,7 +67,7 @@ class Planner:
                 raise ValueError("planning from a profile needs gpus and max_len")
             document = _without_candidates(profile, gpus, max_len, layout, exchange, static_groups)
         self._planner = StepPlanner(
-            document, seed, packing, reforming=not static_groups, prove=prove
+            document, seed, packing, reforming=not static_groups, prove=prove, exact=exact
         )
         self._step = 0
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.relaxation import load_solver
 from seqplan.planner.errors import Infeasible
+from seqplan.planner.exact.close_gap import EXACT_GAP, close_gap, load_exact_solver
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.rounds.assemble import assemble_rounds
@@ -15,7 +17,7 @@ from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.rounds.proof import prove_rounds
 from seqplan.planner.step.assemble import PACKINGS, assemble, with_bound
 from seqplan.planner.step.reforming_plan import layouts_to_re_form, with_reforming
-from seqplan.planner.step.selection import select
+from seqplan.planner.step.selection import Selected, select
 from seqplan.planner.strategies.reforming import ReformingLayout
 from seqplan.plans.plan import Plan, Planner
 from seqplan.plans.scheme import Scheme
@@ -31,6 +33,9 @@ class StepPlanner:
     ``prove``: whether plans have the close bound; without it they have one that takes microseconds,
     for callers that cannot wait, and ``StepPlanner.prove`` makes it close later.
     ``prove_rounds``: spend seconds on a closer bound for rounds (``rounds.proof``).
+    ``exact``: where groups do not re-form and the proven gap is above 1 %, a step in which at most
+    60 sequences matter is solved by constraint programming (``planner.exact``), for seconds; its
+    plan is then faster, or its bound higher, or both stay.
     ``packing``: one of ``assemble.PACKINGS``; rounds have one micro-batch a group and ignore it.
     ``reforming``: whether groups may re-form within a step, where that is faster, in a layout
     without stages; rounds have groups of their own in any case.
@@ -46,17 +51,27 @@ class StepPlanner:
         *,
         prove: bool = True,
         prove_rounds: bool = False,
+        exact: bool = False,
     ) -> None:
         if packing not in PACKINGS:
             raise ValueError(f"unknown packing {packing!r}; choose one of {', '.join(PACKINGS)}")
+        if exact and not prove:
+            raise ValueError("exact answers start from the close bound; leave prove=False out")
+        if exact and proposal.profile.rounds:
+            raise ValueError(
+                f"exact answers are for pipelines; {proposal.profile.name} runs in rounds (ZeRO-3)"
+            )
         self.proposal = proposal
         self.seed = seed
         self.packing = packing
         self.reforming = reforming
         self.with_proof = prove
         self.prove_rounds = prove_rounds
+        self.exact = exact
         if prove and not proposal.profile.rounds:  # which solve nothing
             load_solver()
+        if exact:
+            load_exact_solver()
 
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
@@ -86,16 +101,27 @@ class StepPlanner:
             exchange=proposal.exchange,
             prove=self.with_proof,
         )
-        fraction = proposal.profile.forward_fraction
-        static = assemble(
+        static = self._assembled(batch, selected)
+        plan = with_reforming(static, batch, self._layouts_to_re_form, self.seed, self.packing)
+        if not self.exact or plan.re_forms or plan.gap <= EXACT_GAP:
+            return plan
+        # A plan may be packed better than its placement was: then only the bound can gain.
+        placement, bound_ms = close_gap(selected.placement, batch, selected.lower_bound_ms)
+        closer = replace(selected, placement=placement, lower_bound_ms=bound_ms)
+        solved = self._assembled(batch, closer)
+        return solved if solved.predicted_ms <= plan.predicted_ms else with_bound(plan, bound_ms)
+
+    def _assembled(self, batch: Batch, selected: Selected) -> Plan:
+        """Make the plan of fixed groups."""
+        profile = self.proposal.profile
+        return assemble(
             batch,
             selected,
             self._planner,
-            gpus,
-            forward_fraction=fraction,
+            self.proposal.cluster.gpus,
+            forward_fraction=profile.forward_fraction,
             packing=self.packing,
         )
-        return with_reforming(static, batch, self._layouts_to_re_form, self.seed, self.packing)
 
     def prove(self, plan: Plan) -> Plan:
         """Return a plan of this planner with a closer bound, where one can be proven.

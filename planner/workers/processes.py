@@ -26,8 +26,10 @@ from seqplan.planner.workers.planned_step import Planned, plan_one
 class ProcessWorkforce:
     """Starts processes that each read the proposal once."""
 
-    def __init__(self, proposal: str, seed: int, packing: str, reforming: bool) -> None:
-        self._arguments = (proposal, seed, packing, reforming)
+    def __init__(
+        self, proposal: str, seed: int, packing: str, reforming: bool, exact: bool
+    ) -> None:
+        self._arguments = (proposal, seed, packing, reforming, exact)
 
     def start(self) -> ProcessWorker:
         """Start a process."""
@@ -40,7 +42,9 @@ class ProcessWorkforce:
 class ProcessWorker:
     """A process that plans, and this end of the pipe to it."""
 
-    def __init__(self, proposal: str, seed: int, packing: str, reforming: bool) -> None:
+    def __init__(
+        self, proposal: str, seed: int, packing: str, reforming: bool, exact: bool
+    ) -> None:
         self._pipe, child_end = multiprocessing.Pipe()
         with child_end:
             self.process = start_process(
@@ -50,6 +54,7 @@ class ProcessWorker:
                 seed,
                 packing,
                 reforming,
+                exact,
                 context=planning_context(),
             )
 
@@ -117,12 +122,14 @@ def _interrupts_left_to_the_parent() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _serve(pipe: Connection, proposal: str, seed: int, packing: str, reforming: bool) -> None:
+def _serve(
+    pipe: Connection, proposal: str, seed: int, packing: str, reforming: bool, exact: bool
+) -> None:
     """Plan what comes through the pipe until it is closed, all the life of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a server of the program may not have blocked it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     document = ProposalDocument.from_json(proposal, "proposal")
-    planner = StepPlanner(document, seed, packing, reforming)
+    planner = StepPlanner(document, seed, packing, reforming, exact=exact)
     try:
         pipe.send(None)  # ready
         while True:

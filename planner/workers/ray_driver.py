@@ -47,7 +47,7 @@ class ActorDied(Exception):
 
 
 def drive(
-    pipes: list[Connection], patience_s: float, arguments: tuple[str, int, str, bool]
+    pipes: list[Connection], patience_s: float, arguments: tuple[str, int, str, bool, bool]
 ) -> None:
     """Pass steps from pipes to actors until the parent process ends this one, or has ended.
 
@@ -81,9 +81,11 @@ def _silence_ray() -> None:
 class PlanningActor:
     """What one actor is asked to do; made with ``ray.remote`` by a driver of the same release."""
 
-    def __init__(self, proposal: str, seed: int, packing: str, reforming: bool) -> None:
+    def __init__(
+        self, proposal: str, seed: int, packing: str, reforming: bool, exact: bool
+    ) -> None:
         document = ProposalDocument.from_json(proposal, "proposal")
-        self._planner = StepPlanner(document, seed, packing, reforming)
+        self._planner = StepPlanner(document, seed, packing, reforming, exact=exact)
 
     def version(self) -> str:
         return VERSION
@@ -97,7 +99,13 @@ _StartWorker = Callable[[], Any]
 
 
 def _connected(
-    workers: int, patience_s: float, proposal: str, seed: int, packing: str, reforming: bool
+    workers: int,
+    patience_s: float,
+    proposal: str,
+    seed: int,
+    packing: str,
+    reforming: bool,
+    exact: bool,
 ) -> _StartWorker:
     """Join the cluster, or start one; a failure is what every attempt to hire then raises."""
     address = os.environ.get(ADDRESS, "")
@@ -106,7 +114,7 @@ def _connected(
     while True:
         try:
             return _worker_starter(
-                _join(address, workers), place, proposal, seed, packing, reforming
+                _join(address, workers), place, proposal, seed, packing, reforming, exact
             )
         except Exception as error:
             if time.monotonic() >= end:
@@ -150,13 +158,13 @@ def _check_port(address: str) -> None:
 
 
 def _worker_starter(
-    ray: Any, place: str, proposal: str, seed: int, packing: str, reforming: bool
+    ray: Any, place: str, proposal: str, seed: int, packing: str, reforming: bool, exact: bool
 ) -> _StartWorker:
     remote = ray.remote(PlanningActor).options(num_cpus=1, max_restarts=0, max_task_retries=0)
     text = ray.put(proposal)
 
     def start_worker() -> Any:
-        actor = remote.remote(text, seed, packing, reforming)
+        actor = remote.remote(text, seed, packing, reforming, exact)
         try:
             version = ray.get(actor.version.remote(), timeout=_ACTOR_S)
         except ray.exceptions.GetTimeoutError:

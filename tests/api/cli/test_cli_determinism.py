@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import call, fresh_process, succeeded
-from made_files import MAX_LEN, Made
+from command_line import call, complaint, fresh_process, succeeded
+from made_files import MAX_LEN, Made, propose
 
 from seqplan.plans.format.plan_file import read_plans
 
@@ -36,6 +37,28 @@ def test_plans(made: Made, tmp_path: Path) -> None:
     for workers, hash_seed in ((2, "1"), (3, "12345")):
         output = tmp_path / f"{workers}.jsonl"
         assert plan(made, output, "--workers", workers, hash_seed=hash_seed) == expected
+
+
+def test_exact_answers_are_never_worse(lockstep: Made, lengths: Path, tmp_path: Path) -> None:
+    options = ("--profile", "llama-7b-a800-80gb", "--gpus", 4, "--tokens", 8000)
+    proposal = tmp_path / "proposal.json"
+    succeeded(propose(lengths, proposal, *options, "--propagation-only", "--schemes", "measured"))
+    few = replace(lockstep, proposal=proposal, steps=5)
+
+    def plans(name: str, *more: str | int) -> bytes:
+        return plan(few, tmp_path / name, *more, hash_seed="1")
+
+    plans("searched.jsonl")
+    assert plans("exact.jsonl", "--exact") == plans("again.jsonl", "--exact", "--workers", 2)
+    succeeded(call("check", tmp_path / "exact.jsonl", "--proposal", proposal))
+    before, after = (list(read_plans(tmp_path / f"{name}.jsonl")) for name in ("searched", "exact"))
+    for old, new in zip(before, after, strict=True):
+        assert new.predicted_ms <= old.predicted_ms
+        assert new.lower_bound_ms >= old.lower_bound_ms
+        assert new == old or old.gap > 0.01 > new.gap
+    assert any(new.predicted_ms < old.predicted_ms for old, new in zip(before, after, strict=True))
+    refused = call("plan", "--proposal", lockstep.proposal, "--lengths", lengths, "--exact")
+    assert "gpt-7b-a100-40gb runs in rounds (ZeRO-3)" in complaint(refused)
 
 
 def test_proposals(made: Made, tmp_path: Path) -> None:

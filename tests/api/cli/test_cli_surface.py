@@ -36,7 +36,7 @@ SURFACE = {
     "--optimizer-shards --include-flagged --schemes --layout --exchange-ms --overlap "
     "--propagation-only --static-groups -o/--output --json",
     "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --static-groups "
-    "--window --workers --executor -o/--output --export --json",
+    "--window --exact --workers --executor -o/--output --export --json",
     "check": "plans.jsonl --profile --proposal --json",
     "explain": "plans.jsonl --step! --rank --json",
     "compare": "--profile! --gpus! --lengths! --max-len! --tokens --steps --seed --systems "

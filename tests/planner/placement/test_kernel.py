@@ -22,6 +22,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement import kernel
+from seqplan.planner.placement.class_fill import MOST_COUNTED
 from seqplan.planner.placement.dispatch import dispatch, level
 from seqplan.planner.placement.fill import Filler, Filling, Shortfall
 from seqplan.planner.placement.fleet import PipelineClass
@@ -65,10 +66,6 @@ def outcome(
     return Filler(fleet(classes), batch).fill(target, ceiling, new_first=new_first)
 
 
-MOST_COUNTED = 100_000
-"""Micro-batches of one pipeline: the reference counts them one by one, and millions in minutes."""
-
-
 @st.composite
 def fleets(draw: st.DrawFn) -> Case:
     """One to five classes of up to six pipelines, and batches from a few to some 200 sequences."""
@@ -85,9 +82,6 @@ def fleets(draw: st.DrawFn) -> Case:
         c = pipeline.c * draw(st.floats(0.5, 1.5)) * scale / 24
         count = draw(st.integers(1, 6))
         classes.append(replace(pipeline, a=a, b=b, c=c, count=count))
-    shortest = np.array([min(batch.lengths)])
-    least = min(float(some.work_ms(shortest)[0]) + some.c for some in classes)
-    assume(single_bound_ms(classes, batch) < MOST_COUNTED * least)
     return tuple(draw(st.permutations(classes))), batch
 
 
@@ -133,6 +127,24 @@ def test_a_fill_that_just_fits_has_the_same_bits(case: Case, factor: float) -> N
         target = tight + ulps * math.ulp(tight)
         ours, reference = both(partial(outcome, case, target, None, False))
         assert bits(ours) == bits(reference)
+
+
+@compiled
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_without_overhead_micro_batches_are_counted_to_a_limit(pp: int) -> None:
+    """Many more fit, and are made: their number is no limit on what a pipeline takes."""
+    some = PipelineClass(pp=pp, a=0.0, b=1e-7, c=0.0, capacity=1, unit=1, count=1, gpus=1)
+    case = (some,), Batch.of_lengths([1] * (3 * MOST_COUNTED))
+    target = 1e-7 * (3 * MOST_COUNTED + pp - 1)
+    ours, reference = both(partial(outcome, case, target * (1 + 1e-9), None, False))
+    assert bits(ours) == bits(reference)
+    assert isinstance(ours, Filling)
+    assert len(ours.bins[0][0]) == 3 * MOST_COUNTED
+    # One long sequence beside them, and a target that would allow for a million.
+    case = (replace(some, capacity=50),), Batch.of_lengths([50] + [1] * 2000)
+    ours, reference = both(partial(outcome, case, 5.0, None, False))
+    assert bits(ours) == bits(reference)
+    assert isinstance(ours, Filling)
 
 
 @compiled

@@ -1,0 +1,44 @@
+"""The flow: a placement with a large gap → exact model → a better placement, or a closer bound."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.exact.instance import Instance
+from seqplan.planner.exact.model import DETERMINISTIC_LIMIT, solve
+from seqplan.planner.exact.placement import placement_of
+from seqplan.planner.placement.balance import balance
+from seqplan.planner.placement.fill import Placement
+
+EXACT_GAP = 0.01
+"""The gap above which a step is solved."""
+
+
+def load_exact_solver() -> None:
+    """Import what solving needs: a moment, once, which belongs to no step's planning."""
+    import_module("ortools.sat.python.cp_model")
+
+
+def close_gap(
+    placement: Placement, batch: Batch, bound_ms: float, limit: float = DETERMINISTIC_LIMIT
+) -> tuple[Placement, float]:
+    """Return the placement or a faster one of its strategy, and a bound that is no lower (ms).
+
+    Both are returned as given where the gap is at most ``EXACT_GAP`` or too many sequences matter.
+    ``limit``: the solver's work (``model.DETERMINISTIC_LIMIT``).
+    """
+    time_ms = placement.objective_ms
+    if time_ms <= bound_ms * (1 + EXACT_GAP):
+        return placement, bound_ms
+    instance = Instance.of(placement.fleet, batch, time_ms)
+    if instance is None:
+        return placement, bound_ms
+    answer = solve(instance, bound_ms, limit)
+    proven_ms = max(bound_ms, answer.bound_ms)
+    filling = placement_of(instance, answer)
+    if filling is not None:
+        filling = balance(placement.fleet, batch, filling, proven_ms)
+    if filling is not None and filling.objective_ms < time_ms:
+        placement = Placement(placement.fleet, filling)
+    return placement, min(proven_ms, placement.objective_ms)

@@ -1,0 +1,135 @@
+"""From a solution of the exact model to a placement: formed micro-batches at their real times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from seqplan.planner.exact.instance import Instance
+from seqplan.planner.exact.model import Answer
+from seqplan.planner.placement.fill import Filling
+from seqplan.planner.placement.fleet import Bin, PipelineBins, PipelineClass, form_s
+from seqplan.planner.placement.pack import pack
+
+
+def placement_of(instance: Instance, answer: Answer) -> Filling | None:
+    """Place the sequences as the answer says, and negligible ones where they end first.
+
+    None where it has no solution, or a negligible sequence fits no pipeline.
+    """
+    if answer.pipeline is None:
+        return None
+    pipelines = instance.fleet.pipelines
+    members: list[list[int]] = [[] for _ in pipelines]
+    formed: list[dict[int, list[int]]] = [{} for _ in pipelines]
+    for i, p, j in zip(instance.sequences, answer.pipeline, answer.micro_batch, strict=True):
+        members[p].append(i)
+        if j is not None:
+            formed[p].setdefault(j, []).append(i)
+    unformed = [len(members[p]) - sum(map(len, formed[p].values())) for p in range(len(pipelines))]
+    extra = _shared_out(instance, members)
+    if extra is None:
+        return None
+    bins: list[PipelineBins] = []
+    for p, pipeline_class in enumerate(pipelines):
+        options = [_packed(instance, pipeline_class, members[p] + extra[p])]
+        if formed[p] and not unformed[p]:
+            options.append(_topped_up(instance, pipeline_class, formed[p].values(), extra[p]))
+        bins.append(min(options, key=lambda micro: _time_ms(instance, pipeline_class, micro)))
+    placements, times, first = [], [], 0
+    for pipeline_class in instance.fleet.classes:
+        of_class = tuple(bins[first : first + pipeline_class.count])
+        placements.append(of_class)
+        times.append(tuple(_time_ms(instance, pipeline_class, micro) for micro in of_class))
+        first += pipeline_class.count
+    return Filling(tuple(placements), tuple(times))
+
+
+def _shared_out(instance: Instance, members: list[list[int]]) -> list[list[int]] | None:
+    """Give each negligible sequence, longest first, to the pipeline that then ends first."""
+    pipelines = instance.fleet.pipelines
+    distinct = instance.batch.distinct.tolist()
+    extra: list[list[int]] = [[] for _ in pipelines]
+    if not instance.negligible.any():
+        return extra
+    work = [0.0] * len(pipelines)
+    tokens = [0] * len(pipelines)
+    largest = [0.0] * len(pipelines)
+    for p, pipeline_class in enumerate(pipelines):
+        for i in members[p]:
+            own = _work_ms(pipeline_class, distinct[i])
+            work[p] += own
+            tokens[p] += pipeline_class.pad(distinct[i])
+            largest[p] = max(largest[p], own)
+
+    def time_with(p: int, length: int) -> float:
+        pipeline_class = pipelines[p]
+        own = _work_ms(pipeline_class, length)
+        count = -(-(tokens[p] + pipeline_class.pad(length)) // pipeline_class.capacity)
+        peak = max(largest[p], own, (work[p] + own) / count)
+        overheads = (count + pipeline_class.pp - 1) * pipeline_class.c
+        return work[p] + own + overheads + (pipeline_class.pp - 1) * peak
+
+    for i in np.repeat(np.arange(len(distinct)), instance.negligible).tolist():
+        length = distinct[i]
+        holding = [p for p, k in enumerate(pipelines) if k.pad(length) <= k.capacity]
+        if not holding:
+            return None
+        p = min(holding, key=lambda p: (time_with(p, length), p))
+        own = _work_ms(pipelines[p], length)
+        work[p] += own
+        tokens[p] += pipelines[p].pad(length)
+        largest[p] = max(largest[p], own)
+        extra[p].append(i)
+    return extra
+
+
+def _packed(instance: Instance, pipeline_class: PipelineClass, indices: list[int]) -> PipelineBins:
+    """Pack a pipeline's sequences, given by their distinct lengths."""
+    packing = pack(pipeline_class, [int(instance.batch.distinct[i]) for i in indices])
+    return tuple(_bin(indices[j] for j in micro) for micro in packing.micro_batches)
+
+
+def _topped_up(
+    instance: Instance,
+    pipeline_class: PipelineClass,
+    formed: Iterable[list[int]],
+    extra: list[int],
+) -> PipelineBins:
+    """Add negligible sequences to formed micro-batches: to the least loaded that has room."""
+    distinct = instance.batch.distinct.tolist()
+    micro_batches = [list(micro) for micro in formed]
+    work = [sum(_work_ms(pipeline_class, distinct[i]) for i in micro) for micro in micro_batches]
+    room = [
+        pipeline_class.capacity - sum(pipeline_class.pad(distinct[i]) for i in micro)
+        for micro in micro_batches
+    ]
+    for i in extra:
+        need = pipeline_class.pad(distinct[i])
+        fitting = [(work[j], j) for j in range(len(room)) if room[j] >= need]
+        if fitting:
+            j = min(fitting)[1]
+        else:
+            j = len(room)
+            micro_batches.append([])
+            work.append(0.0)
+            room.append(pipeline_class.capacity)
+        micro_batches[j].append(i)
+        work[j] += _work_ms(pipeline_class, distinct[i])
+        room[j] -= need
+    return tuple(_bin(micro) for micro in micro_batches)
+
+
+def _bin(indices: Iterable[int]) -> Bin:
+    return sorted(Counter(indices).items())
+
+
+def _work_ms(pipeline_class: PipelineClass, length: int) -> float:
+    return length * (pipeline_class.a * length + pipeline_class.b)
+
+
+def _time_ms(instance: Instance, pipeline_class: PipelineClass, bins: PipelineBins) -> float:
+    lengths: list[int] = instance.batch.distinct.tolist()
+    return form_s(pipeline_class, lengths, bins)

@@ -1,0 +1,158 @@
+"""Exact answers against exhaustive optima, and on steps whose gap the search leaves open."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from instances import Case, assert_sound, fleet, random_case
+from oracles.exhaustive import step_optimum
+
+from seqplan import Planner, find_profile
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.bounds.certificate import certify
+from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.exact.close_gap import EXACT_GAP, close_gap
+from seqplan.planner.exact.instance import MOST_SEQUENCES, Instance
+from seqplan.planner.exact.model import LEAST_GAIN, MOST_FORMED, Answer, solve
+from seqplan.planner.exact.placement import placement_of
+from seqplan.planner.placement.dispatch import dispatch
+from seqplan.planner.placement.fill import Filler, Placement
+from seqplan.planner.placement.fleet import Fleet, PipelineClass
+from seqplan.plans.format.codec import to_json
+from seqplan.plans.lint import lint
+from seqplan.plans.scheme import Scheme, Strategy
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+
+
+def drawn(step: int) -> Batch:
+    """A step of code lengths."""
+    return next(islice(Sampler(CODE, 200_000, 32_768, 3).batches(step + 1), step, None))
+
+
+def solved(case: Case, negligible: float, slower: float) -> tuple[float, float, float]:
+    """Solve a case to beat what the search finds, made ``slower``; return the least time known,
+    the bound and the optimum (ms)."""
+    classes, batch = case
+    some = fleet(classes)
+    filling = dispatch(Filler(some, batch), single_bound_ms(classes, batch))
+    assert filling is not None
+    time_ms = filling.objective_ms * slower
+    instance = Instance.of(some, batch, time_ms, negligible)
+    assert instance is not None
+    answer = solve(instance, 0.0, limit=0.5)
+    better = placement_of(instance, answer)
+    if better is not None:
+        assert_sound(some, batch, better)
+        time_ms = min(time_ms, better.objective_ms)
+    return time_ms, answer.bound_ms, step_optimum(classes, batch)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_small_steps_are_solved(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    case = random_case(rng)
+    time_ms, bound_ms, optimum = solved(case, 0.0, float(rng.choice([1.0, 1.5])))
+    assert bound_ms <= optimum * (1 + 1e-9)
+    assert bound_ms >= optimum * (1 - 2 * LEAST_GAIN)
+    assert optimum * (1 - 1e-9) <= time_ms <= optimum * (1 + 2 * LEAST_GAIN)
+
+
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_divisible_sequences_keep_the_bound_one(seed: int) -> None:
+    time_ms, bound_ms, optimum = solved(random_case(np.random.default_rng(seed)), 0.2, 1.0)
+    assert bound_ms <= optimum * (1 + 1e-9)
+    assert time_ms >= optimum * (1 - 1e-9)
+
+
+def test_more_micro_batches_than_are_formed_are_still_counted() -> None:
+    pipeline = PipelineClass(pp=3, a=0.01, b=1.0, c=0.5, capacity=10, unit=1, count=1, gpus=3)
+    batch = Batch.of_lengths([9] * MOST_FORMED + [8] * 4)
+    time_ms, bound_ms, optimum = solved(((pipeline,), batch), 0.0, 1.0)
+    assert optimum * (1 - 2 * LEAST_GAIN) <= bound_ms <= optimum * (1 + 1e-9)
+    assert time_ms == pytest.approx(optimum)
+
+
+def test_too_many_sequences_are_left_alone() -> None:
+    pipeline = PipelineClass(pp=1, a=0.0, b=1.0, c=5.0, capacity=30, unit=1, count=20, gpus=1)
+    batch = Batch.of_lengths([20] * (MOST_SEQUENCES + 1))
+    some = Fleet(Strategy.of({Scheme(): 20}), (pipeline,))
+    filling = dispatch(Filler(some, batch), single_bound_ms((pipeline,), batch))
+    assert filling is not None
+    assert Instance.of(some, batch, filling.objective_ms) is None
+    placement = Placement(some, filling)
+    assert close_gap(placement, batch, 1.0) == (placement, 1.0)
+
+
+def test_a_step_that_just_misses_fitting_is_proven_optimal() -> None:
+    profile = find_profile("llama-32b-a800-80gb").restricted(measured=True)
+    models = {model.scheme: model for model in profile.usable(64, 32_768)}
+    some = Fleet.of(Strategy.of({Scheme(tp=16): 3, Scheme(tp=4): 4}), models)
+    batch = drawn(20)  # long sequences fill the large pipelines, and the rest just misses
+    filling = dispatch(Filler(some, batch), single_bound_ms(some.classes, batch))
+    assert filling is not None
+    placement = Placement(some, filling)
+    searched = certify(some, batch, placement.objective_ms)
+    assert placement.objective_ms > 1.1 * searched
+    after, bound_ms = close_gap(placement, batch, searched)
+    assert searched < bound_ms <= after.objective_ms <= placement.objective_ms
+    assert after.objective_ms < bound_ms * (1 + EXACT_GAP / 10)
+    assert close_gap(placement, batch, searched) == (after, bound_ms)
+
+
+def test_an_answer_cut_short_is_the_same_again() -> None:
+    batch = Batch.of_lengths(np.random.default_rng(4).integers(40, 400, 50).tolist())
+    pipelines = [
+        PipelineClass(pp=1, a=1e-4, b=1.0, c=90.0, capacity=640, unit=1, count=5, gpus=4),
+        PipelineClass(pp=2, a=1e-4, b=0.8, c=60.0, capacity=500, unit=2, count=4, gpus=4),
+    ]
+    instance = Instance.of(fleet(tuple(pipelines)), batch, 3000.0)
+    assert instance is not None
+    answers = [solve(instance, 900.0, limit) for limit in (0.2, 0.2, 0.5)]
+    assert answers[0] == answers[1]
+    assert isinstance(answers[0], Answer)
+    assert answers[0].bound_ms <= answers[2].bound_ms
+    assert answers[0].bound_ms < answers[2].bound_ms or answers[0].pipeline != answers[2].pipeline
+
+
+def test_plans_are_faster_or_closer_or_as_they_were() -> None:
+    profile = find_profile("llama-32b-a800-80gb").restricted(measured=True)
+    plain, exact = (
+        Planner(profile, 64, 32_768, static_groups=True, exact=exact) for exact in (False, True)
+    )
+    models = {model.scheme: model for model in profile.usable(64, 32_768)}
+    lengths = drawn(27).lengths
+    before, after = plain.plan(lengths), exact.plan(lengths)
+    assert lint(after, models) == []
+    assert after.strategy == before.strategy
+    assert after.predicted_ms < before.predicted_ms
+    assert after.lower_bound_ms >= before.lower_bound_ms
+    assert before.gap > EXACT_GAP > after.gap
+    again = exact.plan(lengths, step=after.step)
+    assert to_json(again) == to_json(after)
+    short = [700, 2900] * 40
+    assert to_json(plain.plan(short, step=7)) == to_json(exact.plan(short, step=7))
+
+
+def test_what_exact_answers_are_not_for_is_said() -> None:
+    with pytest.raises(ValueError, match="close bound; leave prove=False out"):
+        Planner("llama-7b-a800-80gb", 8, 4096, prove=False, exact=True)
+    with pytest.raises(ValueError, match="gpt-7b-a100-40gb runs in rounds"):
+        Planner("gpt-7b-a100-40gb", 8, 4096, exact=True)
+
+
+def test_the_solver_is_imported_where_it_is_asked_for() -> None:
+    code = (
+        "import sys; from seqplan import Planner\n"
+        "for exact in (False, True):\n"
+        "    Planner('llama-7b-a800-80gb', 8, 4096, exact=exact)\n"
+        "    print('ortools' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

@@ -22,6 +22,7 @@ NAMES = (
     "reforming",
     "window",
     "balance",
+    "in_process",
     "imbalance",
     "large",
     "ingest",

@@ -91,6 +91,8 @@ class Constructive:
 
     def _least(self, low: float, below_ms: float) -> dict[Scheme, int] | None:
         most = below_ms * SLACK
+        if most < inf and self.counts_at(most) is None:
+            return None
         target, step = low * (1 + TOLERANCE), 2 * TOLERANCE
         while (counts := self.counts_at(target)) is None:
             if target >= most or step > _LARGEST_STEP:

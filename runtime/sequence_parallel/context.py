@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -125,7 +125,7 @@ def attention_context(
     device: torch.device | str = "cpu",
     kernel: Kernel | None = None,
     gather_below: int = GATHER_BELOW,
-    masks: Iterable[Mask] = (),
+    masks: Collection[Mask] = (),
 ) -> AttentionContext:
     """Prepare the context of one of a rank view's micro-batches, without communication.
 

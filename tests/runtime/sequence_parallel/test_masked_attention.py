@@ -30,7 +30,7 @@ HEADS = [(8, 8), (8, 2), (4, 1), (6, 2), (5, 5)]
 KINDS = ["window", "chunk", "softcap", "sinks", "narrow values", "scale", "all", "chunked, all"]
 
 Errors = dict[tuple[torch.dtype, str], tuple[float, float]]
-"""Relative, by dtype and tensor: on the ranks, and of one process in that dtype."""
+"""Relative, by dtype and tensor: on the ranks and, without a gate, in one process."""
 
 
 def options(kind: str, rng: np.random.Generator) -> dict[str, Any]:
@@ -88,7 +88,9 @@ def errors_of_plan(plan: Plan, rank: int, number: int, kind: str, dtype: torch.d
             out.backward(whole[3][rows])
             mine = [out.detach(), *(leaf.grad for leaf in leaves)]
             exact, exact_sinks = gradients(whole, sinks, lengths, asked, torch.float64)
-            single, single_sinks = gradients(whole, sinks, lengths, asked, dtype)
+            single, single_sinks = exact, exact_sinks
+            if dtype not in GATES:
+                single, single_sinks = gradients(whole, sinks, lengths, asked, dtype)
             names = ("out", "dq", "dk", "dv")
             for name, some, right, one in zip(names, mine, exact, single, strict=True):
                 assert some is not None
@@ -153,7 +155,7 @@ def exactness(rank: int, world_size: int) -> Errors:
     return worst
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 4])
 def test_output_and_gradients_are_those_of_whole_documents(world_size: int) -> None:
     ranks = run_ranks(exactness, world_size, timeout_s=120)
     worst: Errors = {}

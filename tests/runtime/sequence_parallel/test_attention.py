@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from itertools import starmap
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -202,17 +203,19 @@ def repeated(rank: int, world_size: int) -> bool:
     context = attention_context(pipeline, micro_batch, Peers(dist.group.WORLD))
     generator = torch.Generator().manual_seed(rank)
     q, k, v = (torch.randn(micro_batch.local_tokens, 4, 8, generator=generator) for _ in range(3))
-    results = []
-    for _ in range(10):
-        leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
-        out = attention(*leaves, context)
-        out.square().sum().backward()
-        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
-    return all(
-        torch.equal(first, other)
-        for result in results
-        for first, other in zip(results[0], result, strict=True)
-    )
+    masked: dict[str, Any] = {"window": 40, "softcap": 2.0}
+    sinks = torch.randn(4, generator=generator)
+    for asked in ({}, masked):
+        results = []
+        for _ in range(10):
+            leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v, sinks)]
+            out = attention(*leaves[:3], context, sinks=leaves[3] if asked else None, **asked)
+            out.square().sum().backward()
+            results.append([out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
+        for result in results:
+            if not all(starmap(torch.equal, zip(results[0], result, strict=True))):
+                return False
+    return True
 
 
 def test_bitwise_repeatable() -> None:

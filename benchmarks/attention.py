@@ -115,7 +115,6 @@ def masked_comparisons() -> list[tuple[str, list[int], str, list[Way]]]:
     ]
     return [
         ("cut", [16384], "float32", cut),
-        ("cut", [16384], "bfloat16", cut),
         ("capped", [16384], "float32", capped),
     ]
 

@@ -80,6 +80,10 @@ def cases() -> list[Case]:
             Case(name, dtype="bfloat16", exact_norms=True, autocast=True)
             for name in ("llama", "qwen2", "gemma3_text")
         ),
+        *(
+            Case(name, dtype="bfloat16")
+            for name in ("gemma2, window of 64", "gpt_oss, window of 64")
+        ),
         *(Case(name) for name in LONG_DOCUMENTS),
         *(Case(name) for name in REFUSED),
     ]

@@ -9,6 +9,7 @@ cluster would pay. Every comparison runs the same kernel, so that the difference
   against gathering all of them (the way of Llama 3's context parallelism).
 - *ragged*: documents of a long-tailed distribution: under a plan made with the example profile of a
   small model on four CPU ranks, against one ring and one Ulysses group for all.
+- *cut*, *capped*: one document of 16K tokens on a ring under windows, chunks, soft caps and sinks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.profiler.profile import Profile
 from seqplan.runtime.sequence_parallel.context import attention_context
-from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.sequence_parallel.peers import Peer, Peers, Transfer
 from seqplan.runtime.sequence_parallel.ring_layout import GATHER_BELOW
 from seqplan.runtime.sequence_parallel.unified import attention
 
@@ -49,8 +50,16 @@ CUTS = (2048, 4096)
 EXAMPLE = CODE.with_name("llama-small-cpu.json")
 ALL = 10**9
 
-Way = tuple[str, Scheme | None, int]
-"""Name, scheme (None: planned), and below how many tokens a rank documents are gathered."""
+
+class Way(NamedTuple):
+    """How to attend: ``scheme`` (None: planned), below how many tokens a rank documents are
+    gathered, and options of ``attention``, with ``sinks`` to be made."""
+
+    name: str
+    scheme: Scheme | None
+    gather_below: int
+    options: tuple[tuple[str, Any], ...] = ()
+
 
 RING, ULYSSES = Scheme(1, 1, 1, RANKS), Scheme(1, 1, RANKS, 1)
 
@@ -60,31 +69,65 @@ def run(data: Sequence[Data]) -> None:
     rng = np.random.default_rng(0)
     ragged = rng.choice(data[0].lengths, 58)
     short = [int(length) for length in rng.integers(16, 257, 96)]
-    ours = ("ours", RING, GATHER_BELOW)
-    plans: list[Way] = [("planned", None, GATHER_BELOW), ("ring", RING, 0), ("ulysses", ULYSSES, 0)]
+    ours = Way("ours", RING, GATHER_BELOW)
+    torchs, alone = Way("torch", RING, 0), Way("one process", RING, 0)
+    ring, gathered = Way("ring", RING, 0), Way("gathered", RING, ALL)
+    plans = [Way("planned", None, GATHER_BELOW), ring, Way("ulysses", ULYSSES, 0)]
     comparisons: list[tuple[str, list[int], str, list[Way]]] = [
-        ("dense", [4096], "float32", [ours, ("torch", RING, 0), ("one process", RING, 0)]),
-        ("short", short, "bfloat16", [ours, ("ring", RING, 0), ("gathered", RING, ALL)]),
-        ("short", short, "float32", [ours, ("ring", RING, 0), ("gathered", RING, ALL)]),
+        ("dense", [4096], "float32", [ours, torchs, alone]),
+        ("short", short, "bfloat16", [ours, ring, gathered]),
+        ("short", short, "float32", [ours, ring, gathered]),
         *(
             ("ragged", [int(length) for length in ragged.clip(1, cut)], "float32", plans)
             for cut in CUTS
         ),
+        *masked_comparisons(),
     ]
     rows = []
     for title, lengths, dtype, ways in comparisons:
-        times = _on_ranks(lengths, dtype, ways)
-        first = times[ways[0][0]]
-        for name, seconds in times.items():
+        measured = _on_ranks(lengths, dtype, ways)
+        first = measured[ways[0].name]
+        for name, (seconds, sent) in measured.items():
             tokens = f"{len(lengths)} of {sum(lengths):,} tokens"
-            rows.append([title, tokens, dtype, name, f"{seconds:.3f}", f"{seconds / first:.2f}"])
-    header = ["comparison", "documents", "dtype", "way", "CPU-seconds", "÷ first"]
+            relative = f"{seconds / first.seconds:.3f}"
+            mebibytes = "" if name == "torch" else f"{sent / 2**20:.1f}"
+            rows.append([title, tokens, dtype, name, f"{seconds:.3f}", relative, mebibytes])
+    header = ["comparison", "documents", "dtype", "way", "CPU-seconds", "÷ first", "MiB sent"]
     print(f"attention on {RANKS} ranks, {HEADS} heads of {HEAD_DIM}, {KV_HEADS} key heads\n")
     print(markdown(header, rows))
 
 
-def _on_ranks(lengths: list[int], dtype: str, ways: list[Way]) -> dict[str, float]:
-    """Median CPU-seconds of each way, its repeats taking turns with the others'."""
+def masked_comparisons() -> list[tuple[str, list[int], str, list[Way]]]:
+    """List what is compared of windows, chunks, soft caps and sinks."""
+
+    def way(name: str, **options: Any) -> Way:
+        return Way(name, RING, GATHER_BELOW, tuple(options.items()))
+
+    cut = [
+        way("full"),
+        way("window 1,024", window=1024),
+        way("window 128, sinks", window=128, sinks=True),
+        way("chunk 2,048", chunk=2048),
+    ]
+    capped = [
+        way("capped", softcap=50.0),
+        way("capped, window 1,024", softcap=50.0, window=1024),
+    ]
+    return [
+        ("cut", [16384], "float32", cut),
+        ("capped", [16384], "float32", capped),
+    ]
+
+
+class Measured(NamedTuple):
+    """Of all ranks, forward and backward: median CPU-seconds, and bytes sent."""
+
+    seconds: float
+    sent: int
+
+
+def _on_ranks(lengths: list[int], dtype: str, ways: list[Way]) -> dict[str, Measured]:
+    """Measure each way, its repeats taking turns with the others'."""
     context = multiprocessing.get_context("spawn")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes, processes = [], []
@@ -100,9 +143,11 @@ def _on_ranks(lengths: list[int], dtype: str, ways: list[Way]) -> dict[str, floa
     for process in processes:
         process.join()
     medians = {}
-    for index, (name, _, _) in enumerate(ways):
-        sums = [sum(times) for times in zip(*(result[index] for result in results), strict=True)]
-        medians[name] = statistics.median(sums[WARM_UP:])
+    for index, way in enumerate(ways):
+        of_ranks = [times[index] for times, _ in results]
+        sums = [sum(times) for times in zip(*of_ranks, strict=True)]
+        sent = sum(each[index] for _, each in results)
+        medians[way.name] = Measured(statistics.median(sums[WARM_UP:]), sent)
     return medians
 
 
@@ -113,7 +158,8 @@ def _rank(
     store = TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     dtype: torch.dtype = getattr(torch, dtype_name)
-    calls = [_call(name, scheme, below, rank, lengths, dtype) for name, scheme, below in ways]
+    peers = [_CountingPeers() for _ in ways]
+    calls = [_call(way, rank, lengths, dtype, each) for way, each in zip(ways, peers, strict=True)]
     times: list[list[float]] = [[] for _ in ways]
     for _ in range(WARM_UP + REPEATS):
         for call, taken in zip(calls, times, strict=True):
@@ -121,19 +167,28 @@ def _rank(
             started = time.process_time()
             call()
             taken.append(time.process_time() - started)
-    pipe.send(times)
+    pipe.send((times, [each.sent // (WARM_UP + REPEATS) for each in peers]))
     dist.destroy_process_group()
 
 
+class _CountingPeers(Peers):
+    """Peers that count the bytes that they send."""
+
+    def __init__(self) -> None:
+        super().__init__(dist.group.WORLD)
+        self.sent = 0
+
+    def transfer(self, sends: Sequence[Peer], receives: Sequence[Peer]) -> Transfer:
+        self.sent += sum(tensor.numel() * tensor.element_size() for tensor, _ in sends)
+        return super().transfer(sends, receives)
+
+
 def _call(
-    name: str,
-    scheme: Scheme | None,
-    gather_below: int,
-    rank: int,
-    lengths: list[int],
-    dtype: torch.dtype,
+    way: Way, rank: int, lengths: list[int], dtype: torch.dtype, peers: Peers
 ) -> Callable[[], Any]:
     """One forward and backward of all that a rank has to do."""
+    name, scheme, gather_below, _ = way
+    options = dict(way.options)
     if name == "torch":
         return _torch_ring(sum(lengths) // RANKS, dtype)
     if scheme is None:
@@ -142,7 +197,8 @@ def _call(
         plan = _plan(Scheme(), (0,), lengths)
     else:
         plan = _plan(scheme, tuple(range(RANKS)), lengths)
-    peers = Peers(dist.group.WORLD)
+    if options.get("sinks"):
+        options["sinks"] = torch.randn(HEADS).to(dtype).requires_grad_()
     work = []
     for pipeline in rank_view(plan, rank).pipelines:
         for micro_batch in pipeline.micro_batches:
@@ -151,7 +207,7 @@ def _call(
 
     def call() -> None:
         for (q, k, v, dout), context in work:
-            attention(q, k, v, context).backward(dout)  # type: ignore[no-untyped-call]
+            attention(q, k, v, context, **options).backward(dout)  # type: ignore[no-untyped-call]
             q.grad = k.grad = v.grad = None
 
     return call

@@ -42,7 +42,15 @@ _ROUTED = {
     "first_k_dense_replace": 1,
     "moe_intermediate_size": 32,
 }
-_LLAMA4 = {**_WIDE, "num_local_experts": 4, "intermediate_size_mlp": 96}
+_LLAMA4 = {
+    **_WIDE,
+    "num_local_experts": 4,
+    "intermediate_size_mlp": 96,
+    "no_rope_layers": [1, 0],
+    "floor_scale": 32,  # so that its tuning changes within these documents
+}
+_SLIDING = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
+_GPT_OSS = {**_WIDE, "num_local_experts": 4, "num_experts_per_tok": 2}
 
 
 def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
@@ -109,26 +117,28 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**_MLA, **_ROUTED, "head_dim": 8, "topk_method": "greedy"},
     "deepseek_v3": {**_MLA, **_ROUTED},
     "llama4_text, no tuning": {**_LLAMA4, "attn_temperature_tuning": False},
+    "mistral, window of 64": {**_WIDE, "sliding_window": 64},
+    "ministral, window of 64": {**_WIDE, **_SLIDING},
+    "gemma2": _WIDE,
+    "gemma2, window of 64": {**_WIDE, **_SLIDING},
+    "gemma3_text, window of 64": {**_WIDE, **_SLIDING},
+    "olmo3, window of 64": _SLIDING,
+    "exaone4, window of 64": _SLIDING,
+    "gpt_oss": _GPT_OSS,
+    "gpt_oss, window of 64": {**_GPT_OSS, **_SLIDING},
+    "llama4_text": _LLAMA4,
+    "llama4_text, chunks of 64": {**_LLAMA4, "attention_chunk_size": 64},
 }
 """By ``model_type``, and what is special about it."""
 
 LONG_DOCUMENTS: dict[str, dict[str, Any]] = {
-    "mistral, window of 64": {**_WIDE, "sliding_window": 64},
-    "llama4_text, chunks of 64": {
-        **_LLAMA4,
-        "attention_chunk_size": 64,
-        "attn_temperature_tuning": False,
-    },
     "llama, rope dynamic": {"max_position_embeddings": 64, **_rope("dynamic", factor=4.0)},
     "phi3, rope longrope": {"original_max_position_embeddings": 64, **_LONGROPE},
 }
 """Exact up to documents of 64 tokens, and refused beyond."""
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "gemma2": _WIDE,
-    "gpt_oss": {**_WIDE, "num_local_experts": 4, "num_experts_per_tok": 2},
     "seed_oss": _WIDE,
-    "llama4_text": {**_LLAMA4, "no_rope_layers": [1, 0]},
     "qwen3_moe, router loss": {**_WIDE, **_MOE, "output_router_logits": True},
     "qwen3_next": {
         **_WIDE,

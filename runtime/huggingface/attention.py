@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from seqplan.runtime.errors import UnsupportedModel
+from seqplan.runtime.huggingface.row_numbers import numbers_rows, tuned_by_position
 from seqplan.runtime.sequence_parallel.context import AttentionContext
+from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.unified import attention
 
 IMPLEMENTATION = "seqplan"
@@ -25,8 +27,8 @@ IMPLEMENTATION = "seqplan"
 ATTRIBUTE = "seqplan_attention"
 """Where every module of a hosted model has its ``LayerAttention``."""
 
-NOT_CAUSAL = -1
-"""The mark of a mask that is not the causal one; others are how many tokens a query sees."""
+NOT_CAUSAL = 0
+"""The mark of a mask of no known kind; windows of n tokens are marked n, chunks −n."""
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -43,14 +45,15 @@ _WITHOUT_EFFECT = frozenset(
 class LayerOptions:
     """What a layer asks of attention beyond q, k and v.
 
-    ``window``: tokens that a query sees at most, None for all before it, whether as a window that
-    slides or as a chunk; ``others``: options that nothing is known of.
+    ``scale``, ``softcap`` and ``sinks`` as ``attention`` takes them; ``others``: options that
+    nothing is known of.
     """
 
     causal: bool
-    window: int | None
+    mask: Mask
+    scale: float | None
     softcap: float | None
-    sinks: bool
+    sinks: Tensor | None
     dropout: float
     others: tuple[str, ...]
 
@@ -61,9 +64,14 @@ def layer_options(
     """Read what a layer asks of attention, from its call and the mark in place of its mask."""
     others = [] if mask is None or mask.dim() == 0 else ["a mask of its own making"]
     mark = None if mask is None or mask.dim() else int(mask)
-    limits = [] if mark is None or mark == NOT_CAUSAL else [mark]
-    if options.get("sliding_window") is not None:
-        limits.append(int(options["sliding_window"]))
+    window = mark if mark is not None and mark > 0 else None
+    chunk = -mark if mark is not None and mark < 0 else None
+    asked = options.get("sliding_window")
+    if asked is not None and asked != window:
+        others.append(f"a window of {asked} beside a mask that has another")
+    sinks = options.get("s_aux")
+    if sinks is not None and sinks.dim() != 1:
+        others.append(f"sinks of shape {tuple(sinks.shape)}")
     causal = (
         mark != NOT_CAUSAL
         and bool(getattr(module, "is_causal", True))
@@ -76,25 +84,19 @@ def layer_options(
     ]
     return LayerOptions(
         causal=causal,
-        window=min(limits, default=None),
+        mask=Mask.of(window, chunk),
+        scale=options.get("scaling"),
         softcap=options.get("softcap"),
-        sinks=options.get("s_aux") is not None,
+        sinks=sinks,
         dropout=float(options.get("dropout") or 0.0),
         others=tuple(sorted(others)),
     )
 
 
 def attention_refusal(options: LayerOptions) -> str | None:
-    """Say what of a layer's attention is not computed, with the config field; None where all is.
-
-    Windows are not refused here: they hide nothing of shorter documents (``longest_document``).
-    """
+    """Say what of a layer's attention is not computed, with the config field; None where all is."""
     if not options.causal:
         return "attends other than causally"
-    if options.softcap is not None:
-        return f"caps scores at {options.softcap} (config.attn_logit_softcapping)"
-    if options.sinks:
-        return "has attention sinks (the layer's sinks)"
     if options.dropout:
         return (
             f"drops {options.dropout:.0%} of the attention weights in training "
@@ -114,6 +116,7 @@ class LayerAttention:
 
     def __init__(self) -> None:
         self.context: AttentionContext | None = None
+        self.positions: Tensor | None = None  # of the call's rows
         self.instead: Callable[[nn.Module, Tensor, Tensor, Tensor, LayerOptions], Tensor] | None
         self.instead = None  # the probe's
 
@@ -141,25 +144,28 @@ class LayerAttention:
             )
         asked = layer_options(module, mask, options)
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        if numbers_rows(module) and self.positions is not None:
+            q = tuned_by_position(module, q, self.positions)
         if self.instead is not None:
             return self.instead(module, q, k, v, asked)[None]
         context = self.context
         if context is None:
             raise RuntimeError("a hosted model is called by its job only, or in job.evaluation()")
-        longest = max(context.lengths, default=0)
         reason = attention_refusal(asked)
-        if reason is None and asked.window is not None and asked.window < longest:
-            reason = f"sees {asked.window} tokens of a document of {longest}"
         if reason is not None:
             raise UnsupportedModel(f"{type(module).__name__} {reason}")
-        scale = options.get("scaling")
-        rows, width = context.positions.shape[0], v.shape[2]
-        scale = q.shape[2] ** -0.5 if scale is None else float(scale)
-        widest = max(q.shape[2], width)  # of latent attention, values are narrower than keys
-        q, k, v = (
-            nn.functional.pad(tensor[:rows], (0, widest - tensor.shape[2])) for tensor in (q, k, v)
+        rows = context.positions.shape[0]
+        out = attention(
+            q[:rows],
+            k[:rows],
+            v[:rows],
+            context,
+            scale=None if asked.scale is None else float(asked.scale),
+            window=asked.mask.window,
+            chunk=asked.mask.chunk,
+            softcap=asked.softcap,
+            sinks=asked.sinks,
         )
-        out = attention(q, k, v, context, scale=scale)[:, :, :width]
         # A rank without a token computes one that counts nothing, see ``HostedModel``.
         return nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - rows))[None]
 
@@ -182,21 +188,37 @@ def hosted_attention(
 
 
 def marked_mask(
-    *_: Any, mask_function: Any = None, local_size: int | None = None, **sizes: Any
+    *_: Any,
+    mask_function: Any = None,
+    local_size: int | None = None,
+    config: Any = None,
+    **sizes: Any,
 ) -> Tensor | None:
-    """Return a mark in place of a mask: None for the causal one, else how far a query sees.
+    """Return a mark in place of a mask: None for the causal one, else its window or its chunk.
 
     For transformers' mask interface, which is asked once for each kind of layer that a model may
     have, used or not: what is not supported is refused where a layer uses it.
     """
-    length = int(sizes.get("q_length") or 0)
-    if LOOKING_AT_MASKS.get() and (local_size is None or local_size >= length):
-        at = torch.tensor(0)
-        tokens = [torch.tensor(token) for token in range(length)]
-        seen = [[bool(mask_function(at, at, q, kv)) for kv in tokens] for q in tokens]
-        if seen != [[kv <= q for kv in range(length)] for q in range(length)]:
+    chunks = local_size is not None and local_size == getattr(config, "attention_chunk_size", None)
+    mask = Mask(chunk=local_size) if chunks else Mask(window=local_size)
+    if LOOKING_AT_MASKS.get():
+        queries = [*range(int(sizes.get("q_length") or 0))]
+        if local_size is not None:  # where masks of a kind end
+            queries += [local_size - 1, local_size, 2 * local_size]
+        if not all(_sees(mask_function, mask, query) for query in queries):
             return torch.tensor(NOT_CAUSAL)
-    return None if local_size is None else torch.tensor(local_size)
+    return None if local_size is None else torch.tensor(-local_size if chunks else local_size)
+
+
+def _sees(mask_function: Any, mask: Mask, query: int) -> bool:
+    """Whether a mask function lets a query see the keys that it sees under ``mask``, no others."""
+    first = mask.first_seen(query)
+    keys = [key for key in {*range(12), first - 1, first, query, query + 1} if key >= 0]
+    at, row = torch.tensor(0), torch.tensor(query)
+    return all(
+        bool(mask_function(at, at, row, torch.tensor(key))) == (first <= key <= query)
+        for key in keys
+    )
 
 
 LOOKING_AT_MASKS: ContextVar[bool] = ContextVar("looking at masks", default=False)

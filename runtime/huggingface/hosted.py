@@ -59,6 +59,7 @@ class HostedModel(nn.Module):
         rows = len(tokens)
         if not rows:
             tokens, positions = tokens.new_zeros(1), positions.new_zeros(1)
+        self.layers.positions = positions
         with self._casting(tokens.device):
             output = self.decoder(
                 input_ids=tokens[None], position_ids=positions[None], use_cache=False

@@ -69,6 +69,7 @@ def hosted_preparation(
         kv_heads=kv_heads,
         vocab=int(hosted.lm.config.get_text_config().vocab_size),
         device=device,
+        masks=attends.masks,
     )
 
     def checked(view: RankView) -> tuple[MicroBatchWork, ...]:
@@ -81,7 +82,7 @@ def hosted_preparation(
 
 
 def _refuse_long_documents(view: RankView, limits: Mapping[str, int]) -> None:
-    """Refuse documents longer than what a window or a rotary embedding leaves alone."""
+    """Refuse documents longer than what a rotary embedding leaves alone."""
     for pipeline in view.pipelines:
         for micro_batch in pipeline.micro_batches:
             for share in micro_batch.sequences:

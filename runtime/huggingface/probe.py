@@ -21,6 +21,8 @@ from seqplan.runtime.huggingface.attention import (
 )
 from seqplan.runtime.huggingface.hosted import HostedModel
 from seqplan.runtime.huggingface.refusals import rope_limits
+from seqplan.runtime.huggingface.row_numbers import numbers_rows
+from seqplan.runtime.sequence_parallel.masks import Mask
 
 TOKENS = 12
 PART = (9, 2, 10, 3, 5)
@@ -35,9 +37,13 @@ COARSE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Attends:
-    """How a model attends: pairs of query and key heads, and the longest document by its limit."""
+    """How a model attends: its layers' pairs of query and key heads, and masks.
+
+    ``limits``: the longest documents that it computes exactly, by what limits them.
+    """
 
     heads: frozenset[tuple[int, int]]
+    masks: frozenset[Mask]
     limits: dict[str, int]
 
 
@@ -93,12 +99,8 @@ def probe(model: HostedModel) -> Attends:
         LOOKING_AT_MASKS.reset(looking)
         model.layers.instead = None
         model.train(training)
-    for options in asked.options:
-        if options.window is not None:
-            name = _window_field(model, options.window)
-            limits[name] = options.window
     heads = frozenset((q.shape[1], k.shape[1]) for q, k, _ in whole.inputs)
-    return Attends(heads, limits)
+    return Attends(heads, frozenset(options.mask for options in asked.options), limits)
 
 
 def _refuse_layers(model: HostedModel, asked: _Record) -> None:
@@ -158,13 +160,11 @@ def _refuse_numbered_rows(
     finally:
         for hook in hooks:
             hook.remove()
-    if numbering.layers:
-        fields = model.lm.config.get_text_config().to_dict().items()
-        tuning = [name for name, value in fields if value is True and "temperature" in name]
-        remedy = f" (config.{tuning[0]}: set it to False)" if tuning else ""
+    unknown = [layer for layer in numbering.layers if not numbers_rows(layer)]
+    if unknown:
         raise UnsupportedModel(
-            f"{type(model.lm).__name__}: layer {_number(numbering.layers[0])} numbers the rows of "
-            f"a call by itself and does not take position_ids for it{remedy}"
+            f"{type(model.lm).__name__}: layer {_number(unknown[0])} numbers the rows of "
+            "a call by itself and does not take position_ids for it"
         )
 
 
@@ -211,13 +211,6 @@ def _dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _number(module: nn.Module) -> str:
     return str(getattr(module, "layer_idx", "?"))
-
-
-def _window_field(model: HostedModel, window: int) -> str:
-    config = model.lm.config.get_text_config()
-    names = [name for name, value in config.to_dict().items() if value == window]
-    windows = [name for name in names if "window" in name or "chunk" in name]
-    return f"config.{windows[0]} {window}" if windows else f"a window of {window}"
 
 
 def _cuda(device: torch.device) -> list[torch.device]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from seqplan.plans.views.rank_view import MicroBatchView, PipelineView
 from seqplan.runtime.sequence_parallel.kernels import Kernel
+from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.ring_layout import GATHER_BELOW, RingLayout, ring_layout
 from seqplan.runtime.sequence_parallel.ulysses import UlyssesLayout
@@ -40,7 +41,8 @@ class AttentionContext:
 
     ``positions``: int64 (local tokens,), each token's position in its own document, for RoPE;
     ``lengths``: tokens of the micro-batch's whole documents, in packed order, the same on all ranks
-    of the pipeline; ``kernel``: chosen by the tensors' device, dtype and head dimension where None.
+    of the pipeline; ``ring``: the layout of layers without mask, see ``layout``; ``kernel``: chosen
+    by the tensors' device, dtype and head dimension where None.
     """
 
     positions: Tensor
@@ -50,8 +52,24 @@ class AttentionContext:
     ring_ranks: tuple[int, ...]
     peers: Peers
     kernel: Kernel | None = None
+    gather_below: int = GATHER_BELOW
     indices: DeviceIndices = field(default_factory=DeviceIndices, compare=False, repr=False)
+    _layouts: dict[Mask, RingLayout] = field(default_factory=dict, compare=False, repr=False)
     _calls: list[int] = field(default_factory=lambda: [0], compare=False, repr=False)
+
+    def layout(self, mask: Mask) -> RingLayout:
+        """Return the ring's layout for layers with ``mask``, made once."""
+        if not any(mask.cuts(length) for length in self.lengths):
+            return self.ring
+        if mask not in self._layouts:
+            self._layouts[mask] = ring_layout(
+                self.lengths,
+                self.ring.ring,
+                self.ring.rank,
+                mask,
+                gather_below=self.gather_below,
+            )
+        return self._layouts[mask]
 
     def count_call(self) -> None:
         """Note that attention was called with this context."""
@@ -107,10 +125,12 @@ def attention_context(
     device: torch.device | str = "cpu",
     kernel: Kernel | None = None,
     gather_below: int = GATHER_BELOW,
+    masks: Collection[Mask] = (),
 ) -> AttentionContext:
     """Prepare the context of one of a rank view's micro-batches, without communication.
 
-    ``gather_below``: see ``ring_layout``.
+    ``gather_below``: see ``ring_layout``; ``masks``: those of the model's layers, which are laid
+    out here and not in the first layer that has one.
     """
     scheme, at = pipeline.scheme, pipeline.at
     layout = ring_layout(
@@ -119,7 +139,7 @@ def attention_context(
         at.ring,
         gather_below=gather_below,
     )
-    return AttentionContext(
+    context = AttentionContext(
         positions=torch.from_numpy(micro_batch.positions()).to(device),
         lengths=tuple(share.length for share in micro_batch.sequences),
         ulysses=UlyssesLayout.of(layout.tokens, pipeline.ulysses_group, at.ulysses),
@@ -127,4 +147,8 @@ def attention_context(
         ring_ranks=pipeline.ring_group,
         peers=peers,
         kernel=kernel,
+        gather_below=gather_below,
     )
+    for mask in masks:
+        context.layout(mask)
+    return context

@@ -12,7 +12,8 @@ A causal piece has as many queries as keys and step 0 gives every query its own 
 conventions of aligning a causal mask agree, and the running log-sum-exp is always finite.
 
 A document too short to be worth R − 1 small pieces is *gathered* instead: its keys and values from
-all ring ranks in one exchange, then at most two pieces whatever the ring's length.
+all ring ranks in one exchange, then at most two pieces whatever the ring's length. One that a
+window or a chunk cuts goes neither way: see ``cut_layout``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.plans.views.sharding import Range, ring_chunks, ring_tokens
+from seqplan.runtime.sequence_parallel.cut_layout import Cut, cut_layout
+from seqplan.runtime.sequence_parallel.fetch_layout import Fetch, concatenated
 from seqplan.runtime.sequence_parallel.kernels import Piece, Pieces
+from seqplan.runtime.sequence_parallel.masks import WHOLE, Mask
 
 GATHER_BELOW = 128
 """Documents of fewer tokens *per ring rank* are gathered rather than passed round the ring.
@@ -37,16 +41,9 @@ keys and values fill more memory (``python -m benchmarks.run attention``).
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The exchange of the gathered documents' keys and values.
+    """The gathered documents: ``pieces`` of this rank's queries and the keys that it fetches."""
 
-    ``rows``: this rank's rows that it sends, int64; ``counts``: rows of every ring rank, in whose
-    order they are concatenated; ``order``: which rows of that concatenation this rank needs, in
-    the order in which ``pieces`` count them.
-    """
-
-    rows: npt.NDArray[np.int64]
-    counts: tuple[int, ...]
-    order: npt.NDArray[np.int64]
+    fetch: Fetch
     pieces: Pieces
 
 
@@ -68,8 +65,8 @@ class Passed:
 class RingLayout:
     """The attention of one micro-batch on ring rank ``rank``.
 
-    ``tokens``: rows of its buffer; ``own``: the causal pieces of step 0. ``gathered`` and
-    ``passed`` are None where no document goes that way; every rank of the ring agrees.
+    ``tokens``: rows of its buffer; ``own``: the causal pieces of step 0. ``gathered``, ``passed``
+    and ``cut`` are None where no document goes that way; every rank of the ring agrees.
     """
 
     ring: int
@@ -78,29 +75,44 @@ class RingLayout:
     own: Pieces
     gathered: Gathered | None
     passed: Passed | None
+    cut: Cut | None
 
 
 def ring_layout(
-    lengths: Sequence[int], ring: int, rank: int, *, gather_below: int = GATHER_BELOW
+    lengths: Sequence[int],
+    ring: int,
+    rank: int,
+    mask: Mask = WHOLE,
+    *,
+    gather_below: int = GATHER_BELOW,
 ) -> RingLayout:
-    """Lay out documents of ``lengths`` tokens in packed order.
+    """Lay out documents of ``lengths`` tokens in packed order, as a layer with ``mask`` sees them.
 
-    ``gather_below``: 0 passes every document round the ring; a large number gathers them all.
+    ``gather_below``: 0 passes every whole document round the ring; a large number gathers them all.
     """
     offsets = _offsets(lengths, ring, rank)
+    cut = [mask.cuts(length) for length in lengths]
     own = tuple(
-        Piece(start, stop, start, stop) for start, stop in pairwise(offsets) if stop > start
+        Piece(start, stop, start, stop)
+        for (start, stop), apart in zip(pairwise(offsets), cut, strict=True)
+        if stop > start and not apart
     )
-    gathered = [length < gather_below * ring for length in lengths] if ring > 1 else []
+    gathered = [
+        ring > 1 and not apart and length < gather_below * ring
+        for length, apart in zip(lengths, cut, strict=True)
+    ]
+    passed = [
+        ring > 1 and not apart and not short for apart, short in zip(cut, gathered, strict=True)
+    ]
+    every = [_offsets(lengths, ring, member) for member in range(ring)] if any(cut) else []
     return RingLayout(
         ring=ring,
         rank=rank,
         tokens=offsets[-1],
         own=own,
         gathered=_gathered(lengths, ring, rank, offsets, gathered) if any(gathered) else None,
-        passed=_passed(lengths, ring, rank, offsets, gathered)
-        if ring > 1 and not all(gathered)
-        else None,
+        passed=_passed(lengths, ring, rank, offsets, passed) if any(passed) else None,
+        cut=cut_layout(lengths, ring, rank, mask, every) if any(cut) else None,
     )
 
 
@@ -110,21 +122,14 @@ def _offsets(lengths: Sequence[int], ring: int, rank: int) -> list[int]:
 
 def _rows(offsets: Sequence[int], chosen: Sequence[bool]) -> npt.NDArray[np.int64]:
     """Return the rows of the chosen documents in one rank's buffer."""
-    return _concatenated(
+    return concatenated(
         [(offsets[at], offsets[at + 1]) for at, wanted in enumerate(chosen) if wanted]
     )
 
 
-def _concatenated(ranges: Sequence[Range]) -> npt.NDArray[np.int64]:
-    if not ranges:
-        return np.empty(0, dtype=np.int64)
-    return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ranges])
-
-
 def _passed(
-    lengths: Sequence[int], ring: int, rank: int, offsets: Sequence[int], gathered: Sequence[bool]
+    lengths: Sequence[int], ring: int, rank: int, offsets: Sequence[int], passed: Sequence[bool]
 ) -> Passed:
-    passed = [not short for short in gathered]
     documents = [at for at, wanted in enumerate(passed) if wanted]
     long = [lengths[at] for at in documents]
     steps: list[Pieces] = []
@@ -158,7 +163,8 @@ def _gathered(
     documents = [at for at, wanted in enumerate(gathered) if wanted]
     short = [lengths[at] for at in documents]
     placed = [_offsets(short, ring, member) for member in range(ring)]
-    starts = list(accumulate((member[-1] for member in placed), initial=0))
+    counts = [0 if member == rank else each[-1] for member, each in enumerate(placed)]
+    starts = list(accumulate(counts, initial=0))
     last = 2 * ring - 1
     order: list[Range] = []
     pieces: list[Piece] = []
@@ -189,9 +195,14 @@ def _gathered(
                 Piece(middle, q1, before, taken),
             ]
         pieces += [piece for piece in candidates if piece.q1 > piece.q0 and piece.k1 > piece.k0]
+    rows = _rows(offsets, gathered)
+    none = concatenated([])
     return Gathered(
-        rows=_rows(offsets, gathered),
-        counts=tuple(member[-1] for member in placed),
-        order=_concatenated(order),
+        fetch=Fetch(
+            sent=tuple(none if member == rank else rows for member in range(ring)),
+            counts=tuple(counts),
+            own=none,
+            order=concatenated(order),
+        ),
         pieces=tuple(pieces),
     )

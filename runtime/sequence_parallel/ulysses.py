@@ -10,14 +10,20 @@ One exchange carries q, k and v: a third of the latency of three.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from seqplan.plans.views.sharding import Range, ulysses_piece
 from seqplan.runtime.dtypes import accumulation_dtype
+from seqplan.runtime.sequence_parallel.flat_heads import (
+    Heads,
+    flat_width,
+    flattened,
+    unflattened,
+)
 from seqplan.runtime.sequence_parallel.peers import Peers
 
 
@@ -86,43 +92,34 @@ def scatter_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Exchange (local tokens, all heads, d) for (ring buffer's tokens, this rank's heads, d).
 
-    The results are views of one buffer in which every rank's piece arrives in its place.
+    The results are views of one buffer in which every rank's piece arrives in its place; v may be
+    of another width than q and k.
     """
-    (first, stop), (key, last) = split.queries[layout.rank], split.keys[layout.rank]
-    heads, keys = stop - first, last - key
-    buffer = q.new_empty(layout.tokens, heads + 2 * keys, q.shape[2])
-    sends = []
-    for member, rank in enumerate(layout.ranks):
-        part = _fused(q, k, v, split, member)
-        if member == layout.rank:
-            buffer[slice(*_piece(layout, member))] = part
-        else:
-            sends.append((part, rank))
-    _receive_pieces(buffer, sends, layout, peers)
-    return buffer[:, :heads], buffer[:, heads : heads + keys], buffer[:, heads + keys :]
+    parts = [
+        flattened(q[:, slice(*queries)], k[:, slice(*keys)], v[:, slice(*keys)])
+        for queries, keys in zip(split.queries, split.keys, strict=True)
+    ]
+    heads = _exchanged_heads(split, layout.rank, q.shape[2], v.shape[2])
+    q, k, v = unflattened(_gather_tokens(parts, layout, peers), *heads)
+    return q, k, v
 
 
 def gather_heads(out: Tensor, layout: UlyssesLayout, split: HeadSplit, peers: Peers) -> Tensor:
     """Exchange (ring buffer's tokens, this rank's heads, d) for (local tokens, all heads, d)."""
-    parts = _return_pieces(out, [stop - first for first, stop in split.queries], layout, peers)
-    return torch.cat(parts, dim=1)
+    width = out.shape[2]
+    widths = [(stop - first) * width for first, stop in split.queries]
+    rows = torch.cat(_return_tokens(out.flatten(1), widths, layout, peers), dim=1)
+    return unflattened(rows, (split.queries[-1][1], width))[0]
 
 
 def scatter_output_gradient(
     dout: Tensor, layout: UlyssesLayout, split: HeadSplit, peers: Peers
 ) -> Tensor:
     """Compute the backward of ``gather_heads``."""
+    parts = [dout[:, slice(*queries)].flatten(1) for queries in split.queries]
     first, stop = split.queries[layout.rank]
-    buffer = dout.new_empty(layout.tokens, stop - first, dout.shape[2])
-    sends = []
-    for member, rank in enumerate(layout.ranks):
-        part = dout[:, slice(*split.queries[member])]
-        if member == layout.rank:
-            buffer[slice(*_piece(layout, member))] = part
-        else:
-            sends.append((part.contiguous(), rank))
-    _receive_pieces(buffer, sends, layout, peers)
-    return buffer
+    rows = _gather_tokens(parts, layout, peers)
+    return unflattened(rows, (stop - first, dout.shape[2]))[0]
 
 
 def gather_input_gradients(
@@ -135,63 +132,67 @@ def gather_input_gradients(
     peers: Peers,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the backward of ``scatter_heads``; key heads that several ranks had are summed."""
-    fused = torch.cat((dq, dk, dv), dim=1)
-    widths = [
-        stop - first + 2 * (last - key)
-        for (first, stop), (key, last) in zip(split.queries, split.keys, strict=True)
+    heads = [
+        _exchanged_heads(split, member, dq.shape[2], dv.shape[2])
+        for member in range(len(layout.ranks))
     ]
-    parts = _return_pieces(fused, widths, layout, peers)
+    widths = [flat_width(*each) for each in heads]
+    parts = _return_tokens(flattened(dq, dk, dv), widths, layout, peers)
     tokens = parts[0].shape[0]
     # In the accumulation dtype: up to ``degree`` gradients of one head are summed.
-    wide = dq.new_zeros(2, tokens, kv_heads, dq.shape[2], dtype=accumulation_dtype(dq.dtype))
+    keys, values = (
+        gradient.new_zeros(
+            tokens, kv_heads, gradient.shape[2], dtype=accumulation_dtype(gradient.dtype)
+        )
+        for gradient in (dk, dv)
+    )
     queries = []
-    for part, (first, stop), (key, last) in zip(parts, split.queries, split.keys, strict=True):
-        heads, keys = stop - first, last - key
-        queries.append(part[:, :heads])
-        wide[0, :, key:last] += part[:, heads : heads + keys]
-        wide[1, :, key:last] += part[:, heads + keys :]
-    dk, dv = wide.to(dk.dtype)
-    return torch.cat(queries, dim=1), dk, dv
+    for part, each, (key, last) in zip(parts, heads, split.keys, strict=True):
+        of_queries, of_keys, of_values = unflattened(part, *each)
+        queries.append(of_queries)
+        keys[:, key:last] += of_keys
+        values[:, key:last] += of_values
+    return torch.cat(queries, dim=1), keys.to(dk.dtype), values.to(dv.dtype)
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, split: HeadSplit, member: int) -> Tensor:
-    heads, keys = slice(*split.queries[member]), slice(*split.keys[member])
-    return torch.cat((q[:, heads], k[:, keys], v[:, keys]), dim=1)
+def _exchanged_heads(
+    split: HeadSplit, member: int, width: int, value_width: int
+) -> tuple[Heads, Heads, Heads]:
+    """Return the heads of queries, keys and values of a rank, and how wide they are."""
+    (first, stop), (key, last) = split.queries[member], split.keys[member]
+    return (stop - first, width), (last - key, width), (last - key, value_width)
 
 
 def _piece(layout: UlyssesLayout, member: int) -> Range:
     return layout.offsets[member], layout.offsets[member + 1]
 
 
-def _receive_pieces(
-    buffer: Tensor, sends: list[tuple[Tensor, int]], layout: UlyssesLayout, peers: Peers
-) -> None:
-    """Fill the rows of all other ranks' pieces."""
-    receives = [
-        (buffer[first:stop], rank)
-        for member, ((first, stop), rank) in enumerate(
-            zip(pairwise(layout.offsets), layout.ranks, strict=True)
-        )
-        if member != layout.rank
-    ]
-    peers.transfer(sends, receives).wait()
+def _gather_tokens(parts: Sequence[Tensor], layout: UlyssesLayout, peers: Peers) -> Tensor:
+    """Give rank m the rows ``parts[m]``: return the whole buffer's, in this rank's width."""
+    own = parts[layout.rank]
+    buffer = own.new_empty(layout.tokens, own.shape[1])
+    buffer[slice(*_piece(layout, layout.rank))] = own
+    others = [member for member in range(len(parts)) if member != layout.rank]
+    peers.transfer(
+        [(parts[member].contiguous(), layout.ranks[member]) for member in others],
+        [(buffer[slice(*_piece(layout, member))], layout.ranks[member]) for member in others],
+    ).wait()
+    return buffer
 
 
-def _return_pieces(
-    tensor: Tensor, widths: list[int], layout: UlyssesLayout, peers: Peers
+def _return_tokens(
+    rows: Tensor, widths: Sequence[int], layout: UlyssesLayout, peers: Peers
 ) -> list[Tensor]:
-    """Give every rank its rows back: from rank m those of ``widths[m]`` heads, in rank order."""
+    """Give every rank its rows back: from rank m those of ``widths[m]``, in rank order."""
     first, stop = _piece(layout, layout.rank)
-    tensor = tensor.contiguous()
+    rows = rows.contiguous()
     parts = [
-        tensor[first:stop]
-        if member == layout.rank
-        else tensor.new_empty(stop - first, width, tensor.shape[2])
+        rows[first:stop] if member == layout.rank else rows.new_empty(stop - first, width)
         for member, width in enumerate(widths)
     ]
     others = [member for member in range(len(widths)) if member != layout.rank]
     peers.transfer(
-        [(tensor[slice(*_piece(layout, member))], layout.ranks[member]) for member in others],
+        [(rows[slice(*_piece(layout, member))], layout.ranks[member]) for member in others],
         [(parts[member], layout.ranks[member]) for member in others],
     ).wait()
     return parts

@@ -6,6 +6,7 @@ degrees of one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,15 @@ import torch
 from torch import Tensor
 
 from seqplan.runtime.sequence_parallel.context import AttentionContext
-from seqplan.runtime.sequence_parallel.kernels import Attended, kernel_for
-from seqplan.runtime.sequence_parallel.ring import Ring, ring_backward, ring_forward
+from seqplan.runtime.sequence_parallel.kernels import Attended, Scores, kernel_for
+from seqplan.runtime.sequence_parallel.masks import Mask
+from seqplan.runtime.sequence_parallel.ring import (
+    Ring,
+    ring_backward,
+    ring_forward,
+    sink_gradients,
+)
+from seqplan.runtime.sequence_parallel.ring_transfers import RingPlace
 from seqplan.runtime.sequence_parallel.ulysses import (
     HeadSplit,
     gather_heads,
@@ -34,42 +42,57 @@ def attention(
     scale: float | None = None,
     dropout: float = 0.0,
     window: int | None = None,
+    chunk: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Compute causal attention within each document of the micro-batch, differentiable.
 
-    q: (local tokens, heads, d); k and v: (local tokens, kv heads, d), heads a multiple of kv
-    heads; the result is shaped like q. All ranks of the pipeline call it together, also those
-    with no local token. ``scale`` is 1/√d where None; ``window``: how many keys back a query sees,
-    its own included. It computes in v's dtype and gives its result in it: autocast leaves rotated q
-    and k in fp32. ``ValueError`` where the heads cannot be split over the Ulysses degree or the
-    rows are not the micro-batch's; ``NotImplementedError`` for dropout, soft-capped scores, and a
-    window that hides keys of the micro-batch's longest document.
+    q: (local tokens, heads, d); k: (local tokens, kv heads, d), heads a multiple of kv heads; v:
+    (local tokens, kv heads, values' d); the result: (local tokens, heads, values' d). All ranks of
+    the pipeline call it together, also those with no local token.
+
+    ``scale`` is 1/√d where None. ``window``: how many tokens of its document a query sees, its own
+    included; or ``chunk``: of how many tokens the chunks are that its document is divided into, of
+    which a query sees its own. ``softcap`` c makes c·tanh(score / c) of scores. ``sinks``: (heads,)
+    scores that count in the softmax's denominator; their gradient is of this rank's tokens and
+    heads, and sums over the ranks to the whole, as those of other parameters do.
+
+    It computes in v's dtype and gives its result in it: autocast leaves rotated q and k in fp32.
+    ``ValueError`` where the heads cannot be split over the Ulysses degree, the rows are not the
+    micro-batch's, or an option makes no sense; ``NotImplementedError`` for dropout.
     """
-    longest = max(context.lengths, default=0)
-    for name, asked in (
-        ("dropout", dropout != 0.0),
-        (
-            f"a window of {window} tokens over a document of {longest}",
-            window is not None and window < longest,
-        ),
-        ("softcap", softcap is not None),
-    ):
-        if asked:
-            raise NotImplementedError(f"attention with {name} is not supported: turn it off")
+    if dropout != 0.0:
+        raise NotImplementedError("attention with dropout is not supported: turn it off")
+    mask = Mask.of(window, chunk)
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"softcap is {softcap}: scores are capped at a positive number")
+    _refuse_shapes(q, k, v, context)
+    if sinks is not None and sinks.shape != q.shape[1:2]:
+        raise ValueError(
+            f"sinks are of shape {tuple(sinks.shape)}: there is one for each of the "
+            f"{q.shape[1]} query heads"
+        )
     q, k = q.to(v.dtype), k.to(v.dtype)
+    split = HeadSplit.of(q.shape[1], k.shape[1], len(context.ulysses.ranks))
+    context.count_call()
+    scores = Scores(q.shape[2] ** -0.5 if scale is None else scale, softcap)
+    result: Tensor = _Attention.apply(q, k, v, sinks, context, split, scores, mask)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _refuse_shapes(q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> None:
     tokens = context.positions.shape[0]
     if not q.shape[0] == k.shape[0] == v.shape[0] == tokens:
         raise ValueError(
             f"q, k and v have {q.shape[0]}, {k.shape[0]} and {v.shape[0]} rows; "
             f"this rank holds {tokens} tokens of the micro-batch"
         )
-    split = HeadSplit.of(q.shape[1], k.shape[1], len(context.ulysses.ranks))
-    context.count_call()
-    if scale is None:
-        scale = q.shape[2] ** -0.5
-    result: Tensor = _Attention.apply(q, k, v, context, split, scale)  # type: ignore[no-untyped-call]
-    return result
+    if q.shape[2] != k.shape[2] or k.shape[1] != v.shape[1]:
+        raise ValueError(
+            f"q, k and v have heads (number, width) of {tuple(q.shape[1:])}, {tuple(k.shape[1:])} "
+            f"and {tuple(v.shape[1:])}: q and k need the same width, k and v the same number"
+        )
 
 
 class _Attention(torch.autograd.Function):
@@ -81,26 +104,31 @@ class _Attention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        sinks: Tensor | None,
         context: AttentionContext,
         split: HeadSplit,
-        scale: float,
+        scores: Scores,
+        mask: Mask,
     ) -> Tensor:
-        ctx.context, ctx.split, ctx.scale, ctx.kv_heads = context, split, scale, k.shape[1]
+        ctx.context, ctx.split, ctx.scores, ctx.mask = context, split, scores, mask
+        ctx.kv_heads = k.shape[1]
         layout = context.ulysses
         if len(layout.ranks) > 1:
             q, k, v = scatter_heads(q, k, v, layout, split, context.peers)
         else:
             q, k, v = (_unit_stride(tensor) for tensor in (q, k, v))
-        ring = _ring(context, q)
-        out, lse = ring_forward(q, *_expanded(k, v, split, context), ring, scale)
-        ctx.save_for_backward(q, k, v, out, lse)
+        ring = _ring(context, q, v, scores, mask)
+        keys, values = _expanded(k, v, split, context)
+        own_sinks = None if sinks is None else sinks[slice(*split.queries[layout.rank])]
+        out, lse = ring_forward(q, keys, values, ring, own_sinks)
+        ctx.save_for_backward(q, k, v, sinks, out, lse)
         if len(layout.ranks) > 1:
             return gather_heads(out, layout, split, context.peers)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, sinks, out, lse = ctx.saved_tensors
         context: AttentionContext = ctx.context
         split: HeadSplit = ctx.split
         layout = context.ulysses
@@ -109,21 +137,29 @@ class _Attention(torch.autograd.Function):
             dout = scatter_output_gradient(dout, layout, split, context.peers)
         else:
             dout = _unit_stride(dout)
-        ring = _ring(context, q)
+        ring = _ring(context, q, v, ctx.scores, ctx.mask)
         keys, values = _expanded(k, v, split, context)
-        attended = Attended(q, keys, values, out, lse)
-        dq, dk, dv = ring_backward(dout, attended, ring, ctx.scale)
+        dq, dk, dv = ring_backward(dout, Attended(q, keys, values, out, lse), ring)
         dk, dv = (_reduced(gradient, k.shape[1], split, context) for gradient in (dk, dv))
         if len(layout.ranks) > 1:
             dq, dk, dv = gather_input_gradients(
                 dq, dk, dv, ctx.kv_heads, layout, split, context.peers
             )
-        return dq, dk, dv, None, None, None
+        dsinks = None
+        if sinks is not None:
+            dsinks = torch.zeros_like(sinks)
+            heads = slice(*split.queries[layout.rank])
+            dsinks[heads] = sink_gradients(dout, out, lse, sinks[heads]).to(sinks.dtype)
+        return dq, dk, dv, dsinks, None, None, None, None
 
 
-def _ring(context: AttentionContext, q: Tensor) -> Ring:
-    kernel = kernel_for(q) if context.kernel is None else context.kernel
-    return Ring(context.ring, context.ring_ranks, context.peers, kernel, context.indices)
+def _ring(context: AttentionContext, q: Tensor, v: Tensor, scores: Scores, mask: Mask) -> Ring:
+    kernel = context.kernel
+    if kernel is None:
+        kernel = kernel_for(q, v, softcap=scores.softcap)
+    layout = context.layout(mask)
+    place = RingPlace(layout, mask, context.ring_ranks, context.peers, context.indices)
+    return Ring(place, kernel, scores)
 
 
 def _unit_stride(tensor: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from seqplan.runtime.data.targets import TargetData, load_targets
 from seqplan.runtime.data.tokens import NO_LABEL, TokenData, Tokens, load_share
 from seqplan.runtime.errors import DataError, PlanError
 from seqplan.runtime.sequence_parallel.context import AttentionContext, attention_context
+from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.ulysses import HeadSplit
 
@@ -85,13 +86,14 @@ def preparation(
     kv_heads: int,
     vocab: int | None = None,
     device: torch.device | str = "cpu",
+    masks: Collection[Mask] = (),
 ) -> Callable[[RankView], tuple[MicroBatchWork, ...]]:
     """Return what a consumer does with a view ahead: check it, load its tokens, lay it out.
 
     ``data`` may have targets of its own (``TargetData``); ``vocab``: tokens and labels must be
-    below it, unchecked where None. The returned function raises ``PlanError`` for a plan that
-    cannot run here and ``DataError`` for one that the data set does not match; it communicates with
-    no other rank.
+    below it, unchecked where None; ``masks``: of the model's layers, see ``attention_context``. The
+    returned function raises ``PlanError`` for a plan that cannot run here and ``DataError`` for one
+    that the data set does not match; it communicates with no other rank.
     """
 
     def prepare(view: RankView) -> tuple[MicroBatchWork, ...]:
@@ -118,7 +120,9 @@ def preparation(
                 MicroBatchWork(
                     tokens=torch.from_numpy(share.tokens).to(device),
                     labels=torch.from_numpy(labels).to(device),
-                    context=attention_context(pipeline, micro_batch, peers, device=device),
+                    context=attention_context(
+                        pipeline, micro_batch, peers, device=device, masks=masks
+                    ),
                     last=overlap and index == len(batches),
                     weights=weights,
                     extras={name: torch.from_numpy(e).to(device) for name, e in extras.items()},

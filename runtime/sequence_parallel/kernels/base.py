@@ -7,7 +7,11 @@ makes the gradients of every piece exact whatever the order of the pieces (the s
 flash attention's backward rests on).
 
 Tensors are (tokens, heads, head_dim) with a contiguous last axis; the heads of q are a multiple of
-those of k and v, consecutive ones sharing one. Log-sum-exps are (tokens, heads).
+those of k and v, consecutive ones sharing one, and values may be of another width than keys.
+Log-sum-exps are (tokens, heads).
+
+A causal piece is aligned at the bottom right: its last query sees its last key, the one before all
+keys but that. It has at least as many keys as queries.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 class Piece(NamedTuple):
@@ -34,8 +40,22 @@ Rows = slice | Tensor
 """Rows of a packed tensor: a range, or an int64 index."""
 
 
+class Scores(NamedTuple):
+    """How scores come of queries and keys, and which of a piece count.
+
+    ``scale``: what their products are multiplied with; ``softcap``: c of c·tanh(score / c), None
+    without; ``causal``: whether pieces are; ``window``: how many keys a causal query sees, up to
+    its own, None for all before it.
+    """
+
+    scale: float
+    softcap: float | None = None
+    causal: bool = False
+    window: int | None = None
+
+
 class Partial(NamedTuple):
-    """Output (rows, heads, head_dim) and log-sum-exp (rows, heads) of the query rows ``rows``."""
+    """Output (rows, heads, values' width) and log-sum-exp (rows, heads) of query rows ``rows``."""
 
     rows: Rows
     out: Tensor
@@ -71,13 +91,51 @@ class Kernel(Protocol):
     """What the ring needs of a device's attention."""
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, *, causal: bool, scale: float
+        self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores
     ) -> Iterator[Partial]:
         """Yield the partial results of all pieces, each query row in at most one of them."""
         ...
 
     def backward(
-        self, dout: Tensor, attended: Attended, pieces: Pieces, *, causal: bool, scale: float
+        self, dout: Tensor, attended: Attended, pieces: Pieces, scores: Scores
     ) -> Iterator[PartialGradients]:
-        """Yield the gradients of all pieces; a key row may be in several."""
+        """Yield the gradients of all pieces; a row may be in several."""
         ...
+
+
+def query_blocks(piece: Piece, rows: int, window: int | None) -> Iterator[Piece]:
+    """Yield causal pieces of at most ``rows`` queries each that make up a causal one.
+
+    Their keys are those that a query of the block sees.
+    """
+    q0, q1, k0, k1 = piece
+    for start in range(q0, q1, rows):
+        stop = min(q1, start + rows)
+        own = k1 - (q1 - start)  # the key of the first query's own token
+        first = k0 if window is None else max(k0, own - window + 1)
+        yield Piece(start, stop, first, k1 - (q1 - stop))
+
+
+def hidden_keys(
+    rows: int, columns: int, window: int | None, device: torch.device | None = None
+) -> Tensor:
+    """Return which keys of a causal piece are hidden: bool (rows, columns), bottom-right."""
+    own = torch.arange(columns - rows, columns, device=device)[:, None]
+    back = own - torch.arange(columns, device=device)
+    hidden = back < 0
+    return hidden if window is None else hidden | (back >= window)
+
+
+def same_width(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Pad heads with zeros, which add nothing to scores or outputs, to the widest ones' width."""
+    width = max(tensor.shape[2] for tensor in tensors)
+    return tuple(
+        tensor if tensor.shape[2] == width else pad(tensor, (0, width - tensor.shape[2]))
+        for tensor in tensors
+    )
+
+
+def refuse_capping(scores: Scores) -> None:
+    """Refuse soft caps where a fused kernel is asked; ``NotImplementedError``."""
+    if scores.softcap is not None:
+        raise NotImplementedError("the fused kernel caps no scores: BlockKernel does")

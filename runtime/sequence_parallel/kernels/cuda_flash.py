@@ -16,6 +16,9 @@ from seqplan.runtime.sequence_parallel.kernels.base import (
     PartialGradients,
     Pieces,
     Rows,
+    Scores,
+    refuse_capping,
+    same_width,
 )
 
 
@@ -23,15 +26,19 @@ class CudaFlashKernel:
     """The flash attention that ships with torch, all pieces in one variable-length call.
 
     bf16 and fp16 only. Other implementations registered with torch for the same operators are
-    used without a change here.
+    used without a change here. Values of another width than keys are padded. It caps no scores:
+    ``BlockKernel`` does.
     """
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, *, causal: bool, scale: float
+        self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores
     ) -> Iterator[Partial]:
         """Yield one partial result, of all pieces together."""
         if not pieces:
             return
+        refuse_capping(scores)
+        width = v.shape[2]
+        q, k, v = same_width(q, k, v)
         index = _varlen_index(pieces, q.shape[0], k.shape[0], q.device)
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             _taken(q, index.q_rows),
@@ -42,19 +49,21 @@ class CudaFlashKernel:
             index.max_q,
             index.max_k,
             0.0,
-            causal,
+            scores.causal,
             False,
-            scale=scale,
+            scale=scores.scale,
+            **_window(scores),
         )
-        yield Partial(_rows(index.q_rows), out, lse.transpose(0, 1))
+        yield Partial(_rows(index.q_rows), out[..., :width], lse.transpose(0, 1))
 
     def backward(
-        self, dout: Tensor, attended: Attended, pieces: Pieces, *, causal: bool, scale: float
+        self, dout: Tensor, attended: Attended, pieces: Pieces, scores: Scores
     ) -> Iterator[PartialGradients]:
         """Yield the gradients of all pieces together."""
         if not pieces:
             return
-        q, k, v = attended.q, attended.k, attended.v
+        key_width, value_width = attended.k.shape[2], attended.v.shape[2]
+        dout, q, k, v, out = same_width(dout, attended.q, attended.k, attended.v, attended.out)
         index = _varlen_index(pieces, q.shape[0], k.shape[0], q.device)
         unused = torch.zeros(2, dtype=torch.uint64, device=q.device)
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
@@ -62,19 +71,33 @@ class CudaFlashKernel:
             _taken(q, index.q_rows),
             _taken(k, index.k_rows),
             _taken(v, index.k_rows),
-            _taken(attended.out, index.q_rows).contiguous(),
+            _taken(out, index.q_rows).contiguous(),
             _taken(attended.lse, index.q_rows).transpose(0, 1).contiguous(),
             index.cu_q,
             index.cu_k,
             index.max_q,
             index.max_k,
             0.0,
-            causal,
+            scores.causal,
             unused,
             unused[:0],
-            scale=scale,
+            scale=scores.scale,
+            **_window(scores),
         )
-        yield PartialGradients(_rows(index.q_rows), _rows(index.k_rows), dq, dk, dv)
+        yield PartialGradients(
+            _rows(index.q_rows),
+            _rows(index.k_rows),
+            dq[..., :key_width],
+            dk[..., :key_width],
+            dv[..., :value_width],
+        )
+
+
+def _window(scores: Scores) -> dict[str, int]:
+    """Return the kernel's options, which count the keys before a query's own."""
+    if scores.window is None:
+        return {}
+    return {"window_size_left": scores.window - 1, "window_size_right": 0}
 
 
 def _rows(rows: Tensor | None) -> Rows:

@@ -57,28 +57,31 @@ LATENT = {
     "first_k_dense_replace": 1,
     "moe_intermediate_size": 16,
 }
+SLIDING = {
+    "head_dim": 8,
+    "sliding_window": 13,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "deepseek_v3": LATENT,
+    "gemma2": {**SLIDING, "attn_logit_softcapping": 0.5},
+    "gpt_oss": {**SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "llama4_text": {
+        "head_dim": 8,
+        "num_local_experts": 4,
+        "intermediate_size_mlp": 48,
+        "attention_chunk_size": 13,
+        "no_rope_layers": [1, 0],
+        "floor_scale": 8,
+    },
 }
+"""Latent attention, windows, soft caps, sinks, chunks, and queries tuned by position."""
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "gemma2": ({"head_dim": 8}, "layer 0 caps scores at 50.0 (config.attn_logit_softcapping)"),
-    "gpt_oss": (
-        {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
-        "layer 0 has attention sinks",
-    ),
     "seed_oss": ({"head_dim": 8}, "config.attention_dropout: set it to 0"),
     "qwen3_moe": ({"head_dim": 8, **MOE, "output_router_logits": True}, "output_router_logits"),
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, "layer 0 is of kind 'conv'"),
-    "llama4_text": (
-        {
-            "head_dim": 8,
-            "num_local_experts": 4,
-            "intermediate_size_mlp": 48,
-            "no_rope_layers": [1, 0],
-        },
-        "layer 1 numbers the rows of a call by itself",
-    ),
     "bloom": ({"n_layer": 2, "n_head": 4}, "does not take registered attention functions"),
 }
 
@@ -258,18 +261,29 @@ def refusals(groups: runtime.Communicators) -> dict[str, str]:
         with_kwargs=True,
     )
     refused("masking", masking)
+    numbering = model("llama")
+    numbering.model.layers[1].self_attn.q_proj.register_forward_hook(
+        lambda _, __, out: out * torch.arange(1, 1 + out.shape[1])[:, None]
+    )
+    refused("numbering", numbering)
+    windowing = model("llama")
+    windowing.model.layers[1].self_attn.register_forward_pre_hook(
+        lambda _, given, named: (given, {**named, "sliding_window": 8}), with_kwargs=True
+    )
+    refused("windowing", windowing)
     refused("base", adapted(0, base_seed=groups.control.rank()))
     refused("no model", torch.nn.Linear(2, 2))
     return said
 
 
 def long_documents(rank: int, groups: runtime.Communicators) -> list[str]:
-    """What windows of 30 tokens say to longer documents; ranks to plans that are not alike."""
+    """What rotary embeddings of 30 tokens say to longer documents; ranks to plans unlike."""
     from seqplan.runtime import huggingface
 
     said = []
-    windowed = model("mistral", sliding_window=30, head_dim=8)
-    job = huggingface.host(windowed, data(), optimizer=optimizer, groups=groups)
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    dynamic = model("llama", max_position_embeddings=30, rope_parameters=rope)
+    job = huggingface.host(dynamic, data(), optimizer=optimizer, groups=groups)
     short = one_pipeline_plan(Scheme(ring=4), [30, 4])
     long = one_pipeline_plan(Scheme(ulysses=4), [9, 31], step=1)
     other = one_pipeline_plan(Scheme(ulysses=4), [9, 12 + (rank == 2)], step=1)
@@ -463,6 +477,8 @@ def test_what_is_not_exact_is_refused_by_name_on_every_rank(outcomes: Any, name:
         ("mixing", "after the last layer a token depends on what else is in the call"),
         ("skipping", "layers 1 do not attend by transformers' attention interface"),
         ("masking", "layer 1 passes a mask of its own making to attention"),
+        ("numbering", "layer 1 numbers the rows of a call by itself"),
+        ("windowing", "layer 1 passes a window of 8 beside a mask that has another to attention"),
         ("base", "is not trained and has other values"),
         ("no model", "Linear is no causal language model of transformers"),
     ],
@@ -485,9 +501,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_run_is_refused_on_every_rank_before_the_step(outcomes: Any) -> None:
     for said in (rank["long"] for rank in outcomes[0]):
         assert len(said) == 3
-        assert (
-            "step 1: sample 11 has 31 tokens, and the model's config.sliding_window 30" in said[0]
-        )
+        assert "step 1: sample 11 has 31 tokens, and the model's rope_type 'dynamic' is" in said[0]
         assert "step 1: rank 2 has the plan sha256:" in said[1]
         assert said[2] == "rank 1: no lengths"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from itertools import starmap
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,16 +12,17 @@ import torch.distributed as dist
 from random_plans import one_pipeline_plan, random_lengths, random_plan
 from ranks import run_ranks, run_ranks_expecting_failure
 from torch import Tensor
+from whole_attention import local_rows
 
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import MicroBatchView, rank_view
+from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.sequence_parallel.context import (
     AttentionContext,
     attention_context,
     local_context,
 )
-from seqplan.runtime.sequence_parallel.kernels import DenseKernel, Kernel
+from seqplan.runtime.sequence_parallel.kernels import BlockKernel, Kernel
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.unified import attention
 
@@ -101,17 +103,6 @@ def check(worst: Errors) -> None:
         assert error.ranks <= GATES.get(dtype, 2 * error.single), (dtype, name, error)
 
 
-def local_rows(view: MicroBatchView) -> Tensor:
-    """The rows of the packed whole documents that a rank holds."""
-    offsets = view.cu_seqlens()
-    rows = [
-        np.arange(start, stop) + offsets[at]
-        for at, share in enumerate(view.sequences)
-        for start, stop in share.ranges
-    ]
-    return torch.from_numpy(np.concatenate(rows) if rows else np.empty(0, dtype=np.int64))
-
-
 def attend(plan: Plan, rank: int, case: Case, kernel: Kernel | None = None) -> Errors:
     """The errors of a rank's part of a plan."""
     peers = Peers(dist.group.WORLD)
@@ -174,13 +165,13 @@ def every_split(rank: int, world_size: int) -> Errors:
     return worst
 
 
-def dense_kernel(rank: int, world_size: int) -> Errors:
+def block_kernel(rank: int, world_size: int) -> Errors:
     """The kernel of matrix products in the place of the fused one."""
     worst: Errors = {}
     rng = np.random.default_rng(3)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         plan = random_plan(rng, world_size, heads=4, longest=60)
-        add(worst, attend(plan, rank, Case(0, 4, 2, dtype, 0), DenseKernel()))
+        add(worst, attend(plan, rank, Case(0, 4, 2, dtype, 0), BlockKernel()))
     return worst
 
 
@@ -188,7 +179,7 @@ def comparisons(rank: int, world_size: int, count: int) -> tuple[Errors, Errors,
     return (
         random_cases(rank, world_size, count),
         every_split(rank, world_size),
-        dense_kernel(rank, world_size),
+        block_kernel(rank, world_size),
     )
 
 
@@ -212,17 +203,19 @@ def repeated(rank: int, world_size: int) -> bool:
     context = attention_context(pipeline, micro_batch, Peers(dist.group.WORLD))
     generator = torch.Generator().manual_seed(rank)
     q, k, v = (torch.randn(micro_batch.local_tokens, 4, 8, generator=generator) for _ in range(3))
-    results = []
-    for _ in range(10):
-        leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
-        out = attention(*leaves, context)
-        out.square().sum().backward()
-        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
-    return all(
-        torch.equal(first, other)
-        for result in results
-        for first, other in zip(results[0], result, strict=True)
-    )
+    masked: dict[str, Any] = {"window": 40, "softcap": 2.0}
+    sinks = torch.randn(4, generator=generator)
+    for asked in ({}, masked):
+        results = []
+        for _ in range(10):
+            leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v, sinks)]
+            out = attention(*leaves[:3], context, sinks=leaves[3] if asked else None, **asked)
+            out.square().sum().backward()
+            results.append([out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
+        for result in results:
+            if not all(starmap(torch.equal, zip(results[0], result, strict=True))):
+                return False
+    return True
 
 
 def test_bitwise_repeatable() -> None:
@@ -234,40 +227,10 @@ def one_rank_context(tokens: int = 8) -> AttentionContext:
     return attention_context(pipeline, pipeline.micro_batches[0], Peers(None))
 
 
-@pytest.mark.parametrize(
-    ("option", "name"),
-    [({"dropout": 0.1}, "dropout"), ({"window": 4}, "window"), ({"softcap": 30.0}, "softcap")],
-)
-def test_what_does_not_exist_is_refused_by_name(option: dict[str, float], name: str) -> None:
+def test_dropout_is_refused_by_name() -> None:
     q = torch.randn(8, 2, 4)
-    with pytest.raises(NotImplementedError, match=name):
-        attention(q, q, q, one_rank_context(), **option)  # type: ignore[arg-type]
-
-
-def test_a_window_that_hides_nothing_is_none() -> None:
-    q, k, v = torch.randn(3, 12, 2, 4)
-    context = local_context([7, 5])
-    whole = attention(q, k, v, context)
-    assert torch.equal(attention(q, k, v, context, window=7), whole)
-    with pytest.raises(NotImplementedError, match="a window of 6 tokens over a document of 7"):
-        attention(q, k, v, context, window=6)
-
-
-def windowed(rank: int, world_size: int) -> str:
-    """Documents of 9 and 3 tokens on two ranks: also a rank that holds 5 of the 9 refuses."""
-    (pipeline,) = rank_view(one_pipeline_plan(Scheme(ring=2), [9, 3]), rank).pipelines
-    context = attention_context(pipeline, pipeline.micro_batches[0], Peers(dist.group.WORLD))
-    q = torch.randn(len(context.positions), 2, 4)
-    attention(q, q, q, context, window=9)
-    with pytest.raises(NotImplementedError) as refused:
-        attention(q, q, q, context, window=8)
-    return str(refused.value)
-
-
-def test_a_window_is_judged_by_the_plan_alike_on_all_ranks() -> None:
-    first, other = run_ranks(windowed, 2)
-    assert first == other
-    assert "a window of 8 tokens over a document of 9" in first
+    with pytest.raises(NotImplementedError, match="dropout"):
+        attention(q, q, q, one_rank_context(), dropout=0.1)
 
 
 def test_rotated_queries_of_autocast_are_computed_in_the_values_dtype() -> None:
@@ -302,6 +265,8 @@ def test_wrong_rows_and_heads_are_refused() -> None:
     q, k = torch.randn(8, 3, 4), torch.randn(8, 2, 4)
     with pytest.raises(ValueError, match="3 query heads cannot share 2"):
         attention(q, k, k, one_rank_context())
+    with pytest.raises(ValueError, match=r"q and k need the same width"):
+        attention(torch.randn(8, 2, 8), k, k, one_rank_context())
 
 
 def too_many_ulysses(rank: int, world_size: int) -> None:

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan.plans.views.sharding import ring_chunks
+from seqplan.runtime.sequence_parallel.fetch_layout import Fetch
 from seqplan.runtime.sequence_parallel.kernels import Pieces
+from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.ring_layout import ring_layout
 
 
@@ -22,50 +24,75 @@ def row_positions(lengths: list[int], ring: int, rank: int) -> list[tuple[int, i
     ]
 
 
+Row = tuple[int, int]
+
+
 def pairs(
     pieces: Pieces,
-    queries: list[tuple[int, int]],
-    keys: list[tuple[int, int]],
+    queries: list[Row],
+    keys: list[Row],
     *,
     causal: bool,
-) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    return [
-        (queries[q], keys[k])
-        for q0, q1, k0, k1 in pieces
-        for q in range(q0, q1)
-        for k in range(k0, k1 if not causal else k0 + q - q0 + 1)
-    ]
+    window: int | None = None,
+) -> list[tuple[Row, Row]]:
+    """The queries and keys of pieces, which are aligned at the bottom right."""
+    met = []
+    for q0, q1, k0, k1 in pieces:
+        for q in range(q0, q1):
+            own = k1 - (q1 - q) if causal else k1 - 1
+            first = k0 if window is None else max(k0, own - window + 1)
+            met += [(queries[q], keys[k]) for k in range(first, own + 1)]
+    return met
+
+
+def fetched(fetches: list[Fetch], rank: int, buffers: list[list[Row]]) -> list[Row]:
+    """What a rank has after an exchange, as its pieces count it; sizes agree on both sides."""
+    mine = fetches[rank]
+    rows = [buffers[rank][row] for row in mine.own]
+    for member, other in enumerate(fetches):
+        assert len(other.sent[rank]) == mine.counts[member]
+        assert len(set(other.sent[rank].tolist())) == len(other.sent[rank])
+        rows += [buffers[member][row] for row in other.sent[rank]]
+    assert len(np.unique(mine.order)) == len(mine.order)
+    return [rows[at] for at in mine.order]
 
 
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
     ring=st.integers(1, 5),
     gather_below=st.integers(0, 12),
+    mask=st.one_of(
+        st.just(Mask()),
+        st.integers(1, 40).map(lambda window: Mask(window=window)),
+        st.integers(1, 40).map(lambda chunk: Mask(chunk=chunk)),
+    ),
 )
-def test_every_query_meets_every_earlier_key_once(
-    lengths: list[int], ring: int, gather_below: int
+def test_every_query_meets_every_key_that_it_sees_once(
+    lengths: list[int], ring: int, gather_below: int, mask: Mask
 ) -> None:
     buffers = [row_positions(lengths, ring, rank) for rank in range(ring)]
-    layouts = [ring_layout(lengths, ring, rank, gather_below=gather_below) for rank in range(ring)]
+    layouts = [
+        ring_layout(lengths, ring, rank, mask, gather_below=gather_below) for rank in range(ring)
+    ]
     met = []
     for rank, layout in enumerate(layouts):
         mine = buffers[rank]
         assert layout.tokens == len(mine)
         met += pairs(layout.own, mine, mine, causal=True)
         if layout.gathered is not None:
-            everyone = [
-                buffers[member][row]
-                for member, other in enumerate(layouts)
-                if other.gathered is not None
-                for row in other.gathered.rows
-            ]
-            assert layout.gathered.counts == tuple(
-                len(other.gathered.rows) for other in layouts if other.gathered is not None
-            )
-            order = layout.gathered.order
-            assert len(np.unique(order)) == len(order)
-            keys = [everyone[row] for row in order]
+            fetches = [other.gathered.fetch for other in layouts if other.gathered is not None]
+            keys = fetched(fetches, rank, buffers)
             met += pairs(layout.gathered.pieces, mine, keys, causal=False)
+        if layout.cut is not None:
+            keys = mine
+            if ring > 1:
+                fetches = [
+                    other.cut.fetch
+                    for other in layouts
+                    if other.cut is not None and other.cut.fetch is not None
+                ]
+                keys = fetched(fetches, rank, buffers)
+            met += pairs(layout.cut.pieces, mine, keys, causal=True, window=mask.window)
         if layout.passed is not None:
             for step, pieces in enumerate(layout.passed.pieces, start=1):
                 source = (rank - step) % ring
@@ -79,6 +106,8 @@ def test_every_query_meets_every_earlier_key_once(
         for document, length in enumerate(lengths)
         for query in range(length)
         for key in range(query + 1)
+        if mask.window is None or query - key < mask.window
+        if mask.chunk is None or query // mask.chunk == key // mask.chunk
     ]
     assert sorted(met) == wanted
 

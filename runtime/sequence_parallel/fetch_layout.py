@@ -1,0 +1,78 @@
+"""Which rows of each rank's keys and values every rank of a ring fetches in one exchange.
+
+All of it follows from the documents' lengths, so that sender and receiver agree without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.plans.views.sharding import Range
+
+
+class Segment(NamedTuple):
+    """Rows ``[start, stop)`` of the buffer of ring rank ``source``."""
+
+    source: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One exchange of keys and values among the ranks of a ring, as one of them sees it.
+
+    ``sent``: this rank's rows that each ring rank gets, int64, none for itself; ``counts``: rows
+    that come from each, 0 from itself; ``own``: this rank's rows that it needs beside those;
+    ``order``: where the needed rows, as pieces count them, are among its own followed by those
+    that come, in rank order. No row is needed twice.
+    """
+
+    sent: tuple[npt.NDArray[np.int64], ...]
+    counts: tuple[int, ...]
+    own: npt.NDArray[np.int64]
+    order: npt.NDArray[np.int64]
+
+
+def fetch_layout(ring: int, rank: int, needed: Callable[[int], Sequence[Segment]]) -> Fetch:
+    """Lay out the exchange in which each ring rank m gets the segments ``needed(m)``, in order."""
+    mine = needed(rank)
+    counts = [0] * ring
+    for source, start, stop in mine:
+        counts[source] += stop - start
+    # Where the next rows of each rank are: this rank's own come first.
+    next_row, rows = [0] * ring, counts[rank]
+    for source in range(ring):
+        if source != rank:
+            next_row[source] = rows
+            rows += counts[source]
+    order = []
+    for source, start, stop in mine:
+        order.append((next_row[source], next_row[source] + stop - start))
+        next_row[source] += stop - start
+    counts[rank] = 0
+    return Fetch(
+        sent=tuple(
+            _rows_of(rank, needed(member)) if member != rank else concatenated([])
+            for member in range(ring)
+        ),
+        counts=tuple(counts),
+        own=_rows_of(rank, mine),
+        order=concatenated(order),
+    )
+
+
+def _rows_of(rank: int, segments: Sequence[Segment]) -> npt.NDArray[np.int64]:
+    return concatenated([(start, stop) for source, start, stop in segments if source == rank])
+
+
+def concatenated(ranges: Sequence[Range]) -> npt.NDArray[np.int64]:
+    """Return the integers of all ranges one after the other."""
+    if not ranges:
+        return np.empty(0, dtype=np.int64)
+    return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ranges])

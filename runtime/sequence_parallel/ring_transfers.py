@@ -1,0 +1,167 @@
+"""How keys and values get to the ranks of a ring that need them, and their gradients home.
+
+Both are rows of flat heads, keys before values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seqplan.runtime.sequence_parallel.context import DeviceIndices
+from seqplan.runtime.sequence_parallel.fetch_layout import Fetch
+from seqplan.runtime.sequence_parallel.kernels import Pieces, Rows
+from seqplan.runtime.sequence_parallel.masks import Mask
+from seqplan.runtime.sequence_parallel.peers import Peers, Transfer
+from seqplan.runtime.sequence_parallel.ring_layout import Passed, RingLayout
+
+
+@dataclass(frozen=True, slots=True)
+class RingPlace:
+    """A rank's place on a ring: its layout, by which mask, and the global ranks on the ring."""
+
+    layout: RingLayout
+    mask: Mask
+    ranks: tuple[int, ...]
+    peers: Peers
+    indices: DeviceIndices
+
+    @property
+    def next(self) -> int:
+        """The global rank that this one sends to."""
+        return self.ranks[(self.layout.rank + 1) % self.layout.ring]
+
+    @property
+    def previous(self) -> int:
+        """The global rank that this one receives from."""
+        return self.ranks[self.layout.rank - 1]
+
+
+class Passing:
+    """Keys and values on their way round the ring; iterating gives those of each step."""
+
+    def __init__(self, rows: Tensor, place: RingPlace, layout: Passed) -> None:
+        self._place = place
+        self._layout = layout
+        self._own_rows: Rows = slice(None)
+        if layout.rows is not None:
+            name = (place.mask, "passed rows")
+            self._own_rows = place.indices.tensor(name, layout.rows, rows.device)
+        self._rows = rows[self._own_rows]
+        self._arriving = self._start(1)
+        self._gradients: tuple[Transfer, Tensor] | None = None
+
+    def _count(self, step: int) -> int:
+        """Return how many rows travel of the rank whose keys and values are here at ``step``."""
+        layout = self._place.layout
+        return self._layout.counts[(layout.rank - step) % layout.ring]
+
+    def _start(self, step: int) -> tuple[Transfer, Tensor]:
+        return self._send_on(self._rows, self._count(step))
+
+    def _send_on(self, rows: Tensor, receiving: int) -> tuple[Transfer, Tensor]:
+        received = rows.new_empty(receiving, rows.shape[1])
+        place = self._place
+        sends, receives = [(rows, place.next)], [(received, place.previous)]
+        return place.peers.transfer(sends, receives), received
+
+    def __iter__(self) -> Iterator[tuple[Pieces, Tensor]]:
+        for step, pieces in enumerate(self._layout.pieces, start=1):
+            transfer, received = self._arriving
+            transfer.wait()
+            self._rows = received
+            if step < self._place.layout.ring - 1:
+                self._arriving = self._start(step + 1)
+            yield pieces, received
+
+    def send_on(self, step: int, gradients: Tensor) -> None:
+        """Add to the gradients of the rows of ``step`` those that travel, and pass them on.
+
+        They are of the same rows, one hop behind.
+        """
+        if self._gradients is not None:
+            transfer, travelling = self._gradients
+            transfer.wait()
+            gradients += travelling
+        self._gradients = self._send_on(gradients, self._count(step + 1))
+
+    def add_home(self, total: Tensor) -> None:
+        """Add what came home after the last step to this rank's rows."""
+        if self._gradients is not None:
+            transfer, travelling = self._gradients
+            transfer.wait()
+            add_rows(total, self._own_rows, travelling)
+
+
+class Fetching:
+    """Keys and values that come from other ranks in one exchange, and those needed beside them."""
+
+    def __init__(self, rows: Tensor, place: RingPlace, name: str, fetch: Fetch) -> None:
+        def index(part: object, numbers: object) -> Tensor:
+            key = (place.mask, name, part)
+            return place.indices.tensor(key, numbers, rows.device)  # type: ignore[arg-type]
+
+        self._place = place
+        self._counts = list(fetch.counts)
+        self._others = [member for member in range(place.layout.ring) if self._is_other(member)]
+        self._sent = {member: index(member, fetch.sent[member]) for member in self._others}
+        self._own = index("own", fetch.own)
+        self._order = index("order", fetch.order)
+        self._rows = rows
+        self._received = rows.new_empty(sum(self._counts), rows.shape[1])
+        self._transfer = self._exchange(
+            {member: rows[chosen] for member, chosen in self._sent.items()},
+            self._by_member(self._received),
+        )
+        self._home: dict[int, Tensor] = {}
+
+    def _is_other(self, member: int) -> bool:
+        return member != self._place.layout.rank
+
+    def _by_member(self, rows: Tensor) -> dict[int, Tensor]:
+        parts = torch.split(rows, self._counts)
+        return {member: parts[member] for member in self._others}
+
+    def _exchange(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Transfer:
+        ranks = self._place.ranks
+        return self._place.peers.transfer(
+            [(part, ranks[member]) for member, part in sends.items()],
+            [(part, ranks[member]) for member, part in receives.items()],
+        )
+
+    def needed(self) -> Tensor:
+        """Wait for the rows that this rank's queries need, in the order of the layout's pieces."""
+        self._transfer.wait()
+        rows = self._received
+        if len(self._own):
+            rows = torch.cat((self._rows[self._own], rows))
+        return rows.index_select(0, self._order)
+
+    def send_home(self, gradients: Tensor, total: Tensor) -> None:
+        """Add the gradients of the needed rows to ``total`` or send them where they came from."""
+        own = len(self._own)
+        spread = gradients.new_zeros(own + sum(self._counts), gradients.shape[1])
+        spread[self._order] = gradients  # a row is needed once at most
+        add_rows(total, self._own, spread[:own])
+        self._home = {
+            member: gradients.new_empty(len(rows), gradients.shape[1])
+            for member, rows in self._sent.items()
+        }
+        self._transfer = self._exchange(self._by_member(spread[own:]), self._home)
+
+    def add_home(self, total: Tensor) -> None:
+        """Add what the other ranks computed for this rank's rows, in rank order."""
+        self._transfer.wait()
+        for member, gradients in self._home.items():
+            add_rows(total, self._sent[member], gradients)
+
+
+def add_rows(total: Tensor, rows: Rows, part: Tensor) -> None:
+    """Add ``part`` to rows of ``total``."""
+    if isinstance(rows, slice):
+        total[rows] += part.to(total.dtype)
+    else:
+        total.index_add_(0, rows, part.to(total.dtype))

@@ -133,6 +133,8 @@ def proposal_lines(proposal: ProposalDocument) -> list[str]:
     lines = table(("strategy", "GPUs", "longest", "expected", "can run", "best on"), rows)
     bound = proposal.lower_bound_ms
     best = "best candidate per batch"
+    if proposal.exchange is not None and not proposal.static_groups:
+        best += ", or groups that re-form within the step where that is faster"
     if proposal.profile.rounds:
         best = "rounds of groups chosen per step (the rows above: one degree throughout)"
     lines += [

@@ -165,7 +165,7 @@ def until_failure(produced: Iterator[Planned]) -> tuple[list[int], Exception]:
 def test_what_planning_raises_is_raised_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that nothing can run, and one that ends its actor every time."""
     batches = drawn_batches(5)
-    batches[2] = Batch(2, (8, 9), (100, 32768 * 3))
+    batches[2] = Batch(2, (8, 9), (100, 32768 * 30))
     said = []
     for executor in ("processes", "ray"):
         produced = produce(dense_proposal(), batches, workers=2, executor=executor)

@@ -160,12 +160,12 @@ class Planned:
             self._isolated = True
         total: Any = 0.0
         micro_batches = inputs["micro_batches"]
-        each = self.sync_each_micro_batch and self.accelerator.is_fsdp2
+        every_time = self.sync_each_micro_batch and self.accelerator.is_fsdp2
         trainer: Any = super()
         for k, micro_batch in enumerate(micro_batches):
             last = k == len(micro_batches) - 1
             self.accelerator.gradient_state._set_sync_gradients(last)  # DeepSpeed steps where set
-            with nullcontext() if last or each else self.accelerator.no_sync(model):
+            with nullcontext() if last or every_time else self.accelerator.no_sync(model):
                 total = total + trainer.training_step(model, micro_batch, num_items_in_batch)
         return total
 

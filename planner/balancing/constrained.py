@@ -102,14 +102,14 @@ def plan_equal_samples(
         if any(len(bundle.positions) > 1 for bundle in bundles):
             what += f" in {len(bundles)} groups"
         raise ValueError(f"equal_samples: {what} cannot be dealt equally to {ranks} ranks")
-    each = len(bundles) // ranks
+    share = len(bundles) // ranks
     loads = [(0.0, rank) for rank in range(ranks)]
     heapify(loads)
     of_rank: list[list[Bundle]] = [[] for _ in range(ranks)]
     for bundle in bundles:
         load, rank = heappop(loads)
         of_rank[rank].append(bundle)
-        if len(of_rank[rank]) < each:
+        if len(of_rank[rank]) < share:
             heappush(loads, (load + bundle.work_ms, rank))
     packed = [_fewest_packed(micro_batch, own, 1, multiple) for own in of_rank]
     while lockstep and len({len(micro_batches) for micro_batches in packed}) > 1:

@@ -136,8 +136,8 @@ class Job:
             "control_group": self.groups.control,
         }
         if not hasattr(plans, "view"):
-            made: Any = plans
-            yield from agreed_steps(made, first_step=self.next_step, **where)
+            in_process: Any = plans
+            yield from agreed_steps(in_process, first_step=self.next_step, **where)
             return
         source: Any = plans
         with PlanConsumer(source, start_step=self.next_step, **where, **options) as consumer:

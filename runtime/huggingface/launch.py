@@ -19,8 +19,8 @@ def plan_source(where: str | os.PathLike[str], world_size: int) -> PlanSource:
     """Open a plan file, or a planning service's job; ``ValueError`` for another URL."""
     if not isinstance(where, str) or not where.startswith(("http://", "https://")):
         return FileSource(where, world_size=world_size)
-    base, found, job = where.rstrip("/").partition("/v1/jobs/")
-    if not found or not job or "/" in job:
+    base, separator, job = where.rstrip("/").partition("/v1/jobs/")
+    if not separator or not job or "/" in job:
         raise ValueError(f"{where}: a job of a planning service is http://HOST:PORT/v1/jobs/JOB")
     return HttpSource(base, unquote(job), os.environ.get("SEQPLAN_TOKEN"))
 

@@ -131,10 +131,10 @@ class _Numbering(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func is torch.arange and self.layer is not None and made.numel() == TOKENS:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.arange and self.layer is not None and result.numel() == TOKENS:
             self.layers.append(self.layer)
-        return made
+        return result
 
 
 def _refuse_numbered_rows(

@@ -65,7 +65,7 @@ def cut_layout(
             segment
             for at in cut
             for run in _seen_runs(lengths[at], ring, member, mask)
-            for segment in _segments(lengths[at], ring, run, [each[at] for each in offsets])
+            for segment in _segments(lengths[at], ring, run, [of_rank[at] for of_rank in offsets])
         ]
 
     fetch = fetch_layout(ring, rank, needed) if ring > 1 else None

@@ -26,5 +26,5 @@ def flattened(*tensors: Tensor) -> Tensor:
 
 def unflattened(rows: Tensor, *heads: Heads) -> tuple[Tensor, ...]:
     """View (tokens, features) as tensors (tokens, heads, width), in the order of ``heads``."""
-    parts = torch.split(rows, [flat_width(each) for each in heads], 1)
-    return tuple(part.view(len(part), *each) for part, each in zip(parts, heads, strict=True))
+    parts = torch.split(rows, [flat_width(shape) for shape in heads], 1)
+    return tuple(part.view(len(part), *shape) for part, shape in zip(parts, heads, strict=True))

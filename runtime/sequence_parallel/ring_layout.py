@@ -163,7 +163,7 @@ def _gathered(
     documents = [at for at, wanted in enumerate(gathered) if wanted]
     short = [lengths[at] for at in documents]
     placed = [_offsets(short, ring, member) for member in range(ring)]
-    counts = [0 if member == rank else each[-1] for member, each in enumerate(placed)]
+    counts = [0 if member == rank else ends[-1] for member, ends in enumerate(placed)]
     starts = list(accumulate(counts, initial=0))
     last = 2 * ring - 1
     order: list[Range] = []

@@ -136,7 +136,7 @@ def gather_input_gradients(
         _exchanged_heads(split, member, dq.shape[2], dv.shape[2])
         for member in range(len(layout.ranks))
     ]
-    widths = [flat_width(*each) for each in heads]
+    widths = [flat_width(*shapes) for shapes in heads]
     parts = _return_tokens(flattened(dq, dk, dv), widths, layout, peers)
     tokens = parts[0].shape[0]
     # In the accumulation dtype: up to ``degree`` gradients of one head are summed.
@@ -147,8 +147,8 @@ def gather_input_gradients(
         for gradient in (dk, dv)
     )
     queries = []
-    for part, each, (key, last) in zip(parts, heads, split.keys, strict=True):
-        of_queries, of_keys, of_values = unflattened(part, *each)
+    for part, shapes, (key, last) in zip(parts, heads, split.keys, strict=True):
+        of_queries, of_keys, of_values = unflattened(part, *shapes)
         queries.append(of_queries)
         keys[:, key:last] += of_keys
         values[:, key:last] += of_values

@@ -79,10 +79,10 @@ def save(
         slices = dict(_slices(states, optimizer))
         state_dict_saver.save(slices, checkpoint_id=partial, process_group=group)
     if extra is not None:
-        with _extra_path(partial, dist.get_rank(group)).open("wb") as kept:
-            torch.save(dict(extra), kept)
-            kept.flush()
-            os.fsync(kept.fileno())
+        with _extra_path(partial, dist.get_rank(group)).open("wb") as file:
+            torch.save(dict(extra), file)
+            file.flush()
+            os.fsync(file.fileno())
     with communicating(_SAVING):
         dist.barrier(group=group)
     if first:

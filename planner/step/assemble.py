@@ -33,24 +33,14 @@ def assemble(
     so that no micro-batch needs more memory than it must.
     """
     strategy = selected.placement.fleet.strategy
-    shares = _deal(batch, selected)
-    times = [time for times in selected.placement.filling.pipeline_ms for time in times]
     classes = selected.placement.fleet.pipelines
-    # Packing anew can shorten the step only where no pipeline of one stage is as slow.
-    serial = max(
-        (t for t, pipeline_class in zip(times, classes, strict=True) if pipeline_class.pp == 1),
-        default=0.0,
-    )
+    shares = _shortened(batch, selected, _deal(batch, selected))
     pipelines = []
     first = 0
-    for scheme, pipeline_class, micro_batches, time in zip(
-        strategy, classes, shares, times, strict=True
-    ):
+    for scheme, pipeline_class, micro_batches in zip(strategy, classes, shares, strict=True):
         ranks = tuple(range(first, first + scheme.gpus))
         first += scheme.gpus
-        if pipeline_class.pp > 1 and time > max(serial, selected.lower_bound_ms):
-            micro_batches = _repacked(pipeline_class, micro_batches, batch.lengths)
-        elif pipeline_class.pp == 1 and packing == "even" and micro_batches:
+        if pipeline_class.pp == 1 and packing == "even" and micro_batches:
             micro_batches = evened(pipeline_class, micro_batches, batch.lengths)
         pipelines.append(
             planned_pipeline(
@@ -118,20 +108,42 @@ def _deal(batch: Batch, selected: Selected) -> list[list[list[int]]]:
     ]
 
 
+def _shortened(
+    batch: Batch, selected: Selected, shares: list[list[list[int]]]
+) -> list[list[list[int]]]:
+    """Pack pipelines of several stages anew, slowest first, until one stays the slowest.
+
+    Only their times fall by that: of one stage the number of micro-batches alone costs time, and it
+    is the least already. What ends before the slowest is left as it is.
+    """
+    times = [time for times in selected.placement.filling.pipeline_ms for time in times]
+    classes = selected.placement.fleet.pipelines
+    shares = list(shares)
+    slowest = selected.lower_bound_ms
+    for i in sorted(range(len(times)), key=lambda i: (-times[i], i)):
+        if times[i] <= slowest:
+            break
+        if classes[i].pp == 1:
+            slowest = times[i]
+            continue
+        shares[i], time = _repacked(classes[i], shares[i], batch.lengths, times[i])
+        slowest = max(slowest, time)
+    return shares
+
+
 def _repacked(
-    pipeline_class: PipelineClass, micro_batches: list[list[int]], lengths: Sequence[int]
-) -> list[list[int]]:
-    """Pack the same sequences into better micro-batches, where packing them anew finds any."""
+    pipeline_class: PipelineClass,
+    micro_batches: list[list[int]],
+    lengths: Sequence[int],
+    time_ms: float,
+) -> tuple[list[list[int]], float]:
+    """Pack the same sequences into better micro-batches, where packing them anew finds any; with
+    the time that they take."""
     positions = [i for micro in micro_batches for i in micro]
     packing = pack(pipeline_class, [lengths[i] for i in positions])
-    costs = [
-        sum(lengths[i] * (pipeline_class.a * lengths[i] + pipeline_class.b) for i in micro)
-        + pipeline_class.c
-        for micro in micro_batches
-    ]
-    if packing.objective_ms >= sum(costs) + (pipeline_class.pp - 1) * max(costs):
-        return micro_batches
-    return [[positions[j] for j in micro] for micro in packing.micro_batches]
+    if packing.objective_ms >= time_ms:
+        return micro_batches, time_ms
+    return [[positions[j] for j in micro] for micro in packing.micro_batches], packing.objective_ms
 
 
 def evened(

@@ -200,14 +200,16 @@ def test_an_interrupt_while_workers_start_reaches_the_consumer() -> None:
     endless = (Batch.of_lengths([100, 200], step) for step in range(10**9))
     produced = produce(dense_proposal(), endless, workers=2)
 
+    others = {process.pid for process in multiprocessing.active_children()}
+
     def interrupt() -> None:
-        while not multiprocessing.active_children():
+        while not {process.pid for process in multiprocessing.active_children()} - others:
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
     with pytest.raises(KeyboardInterrupt):
+        interrupting.start()
         for _ in produced:
             pass
     interrupting.join()

@@ -44,6 +44,20 @@ class ProfiledScheme:
 
 
 @dataclass(frozen=True)
+class MeasuredExchange:
+    """Pull and push of the whole model between pipelines of ⟨tp, pp⟩ that fill ``gpus`` GPUs (ms).
+
+    None of it hidden; ``optimizer_ms``: the optimizer's step on what a rank of as many owns.
+    """
+
+    tp: int
+    pp: int
+    gpus: int
+    ms: float
+    optimizer_ms: float
+
+
+@dataclass(frozen=True)
 class Profile:
     """What is known of one model on one kind of GPU. Built by ``Profile.from_json``."""
 
@@ -58,6 +72,7 @@ class Profile:
     forward_fraction: float
     memory: Memory
     schemes: tuple[ProfiledScheme, ...]
+    exchange: tuple[MeasuredExchange, ...]
     digest: str
     document: Mapping[str, Any] = field(repr=False, compare=False)
 

@@ -98,8 +98,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--optimizer-ms",
         metavar="MS",
         type=number,
-        default=OPTIMIZER_MS,
-        help=f"default {OPTIMIZER_MS:g}",
+        help=f"default as measured, else {OPTIMIZER_MS:g}",
     )
     add(
         "--switch-ms",

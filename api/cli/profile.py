@@ -12,7 +12,7 @@ from seqplan.api.cli.frame.output_file import check_output
 from seqplan.api.cli.verb_parts.profile_derived import completed, estimated, write_derived
 from seqplan.api.cli.verb_parts.profile_measured import measure_and_write, write_measured
 from seqplan.profiler.fit.busy import busy
-from seqplan.profiler.fit.pooling import merged
+from seqplan.profiler.fit.pooling import merged, merged_exchanges
 from seqplan.profiler.measure.design import FIT_POINTS
 
 _DESCRIPTION = """\
@@ -112,6 +112,12 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(
                 "--merge wants --capacity-gib: samples do not say how much memory there is"
             )
-        write_measured(args, measured_on, samples, capacity_gib=args.capacity_gib)
+        write_measured(
+            args,
+            measured_on,
+            samples,
+            capacity_gib=args.capacity_gib,
+            exchanges=merged_exchanges(args.merge),
+        )
         return 0
     return measure_and_write(args)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seqplan.planner.exchange.derive import OPTIMIZER_MS, derived_exchange
+from seqplan.planner.exchange.derive import derived_exchange, optimizer_of
 from seqplan.planner.exchange.times import Exchange, GivenExchange
 from seqplan.profiler.profile import Profile
 
@@ -13,12 +13,15 @@ def exchange_of(
     *,
     exchange_ms: tuple[float, float] | None = None,
     overlap: float = 0.0,
-    optimizer_ms: float = OPTIMIZER_MS,
+    optimizer_ms: float | None = None,
 ) -> Exchange:
     """Make the exchange on ``gpus`` GPUs: as given (equal replicas, different ones), or derived.
 
-    Under ZeRO-3 there is none: the gathers of every layer are part of the profile's latency.
+    ``optimizer_ms``: by default as measured or published. Under ZeRO-3 there is no exchange: the
+    gathers of every layer are part of the profile's latency.
     """
+    if optimizer_ms is None:
+        optimizer_ms = optimizer_of(profile, gpus)
     if profile.rounds and exchange_ms is None:
         source = "none, as under ZeRO-3 the gathers are part of the profile's latency"
         return GivenExchange(overlap, optimizer_ms, source, 0.0, 0.0)

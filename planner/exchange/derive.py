@@ -1,5 +1,7 @@
 """The exchange derived: bytes of the fullest rank over the cluster's links, by layout.
 
+Where a profile has measured exchanges, what is derived is corrected by them.
+
 Every rank owns an even part of each unit (a layer, an embedding, the head). A step pulls what a
 pipeline's shard of the unit lacks, in bf16, and pushes its gradients to their owners, in fp32; the
 rank whose tp·pp is smallest moves most. Per direction and unit:
@@ -16,7 +18,11 @@ left of both is about the same, and is taken as fixed (``FIXED_MS_PER_UNIT``).
 
 from __future__ import annotations
 
-from seqplan.planner.exchange.times import Layout, LayoutExchange, layouts_of
+from collections.abc import Mapping
+from math import exp, log
+from statistics import mean
+
+from seqplan.planner.exchange.times import Layout, LayoutExchange, layout_text, layouts_of
 from seqplan.profiler.analytic.hardware import DEVICES, LINK_EFFICIENCY, Hardware
 from seqplan.profiler.model_sizes import ModelShape
 from seqplan.profiler.profile import Profile
@@ -39,28 +45,89 @@ ASSUMED = "a800-80gb"
 
 
 def derived_exchange(
-    profile: Profile, gpus: int, *, overlap: float = 0.0, optimizer_ms: float = OPTIMIZER_MS
+    profile: Profile, gpus: int, *, overlap: float = 0.0, optimizer_ms: float | None = None
 ) -> LayoutExchange:
     """Derive the exchange of every layout of the profile on ``gpus`` GPUs (ms).
 
     The links are those of the profile's hardware where its data sheet is known, else ``ASSUMED``.
+    Where the profile has measured exchanges, what was measured on as many GPUs is taken as it is,
+    and every other time is multiplied by what was measured over what is derived for the same: of
+    the same layout on the nearest number of GPUs, of a layout that was not measured by all of them.
     """
     hardware = hardware_of(profile)
     links = hardware or DEVICES[ASSUMED]
     layouts = sorted(layouts_of(entry.scheme for entry in profile.schemes))
-    times = tuple(
-        (layout, round(_layout_ms(profile.shape, layout, gpus, profile.gpus_per_node, links), 3))
-        for layout in layouts
-    )
+    derived = {layout: _derived_ms(profile, layout, gpus, links) for layout in layouts}
     near = "in one node" if gpus <= profile.gpus_per_node else "across nodes"
     speed = links.intra_gb_s if gpus <= profile.gpus_per_node else links.inter_gb_s
     assumed = "" if hardware else f" (those of {links.name}, as the profile's GPU is not listed)"
     source = (
         f"derived for each layout: {PULLED_BYTES + PUSHED_BYTES} bytes a parameter of the fullest "
         f"rank, links {near} of {speed:g} GB/s a GPU{assumed}, the fixed part from Hydraulis "
-        f"Table 1; {overlap:.0%} of it hidden; nothing was measured"
+        "Table 1"
     )
-    return LayoutExchange(overlap, optimizer_ms, source, times)
+    if profile.exchange and gpus > 1:
+        times, source = _measured(profile, derived, gpus, links)
+        source += f"; {overlap:.0%} of it hidden"
+    else:
+        times = derived
+        source += f"; {overlap:.0%} of it hidden; nothing was measured"
+    return LayoutExchange(
+        overlap,
+        optimizer_of(profile, gpus) if optimizer_ms is None else optimizer_ms,
+        source,
+        tuple((layout, round(times[layout], 3)) for layout in layouts),
+    )
+
+
+def _measured(
+    profile: Profile, derived: Mapping[Layout, float], gpus: int, links: Hardware
+) -> tuple[dict[Layout, float], str]:
+    """Return each layout's time by what was measured, and say how they come from it."""
+    factors: dict[Layout, float] = {}
+    for layout in sorted({(entry.tp, entry.pp) for entry in profile.exchange}):
+        entry = min(
+            (entry for entry in profile.exchange if (entry.tp, entry.pp) == layout),
+            key=lambda entry: (abs(log(entry.gpus / gpus)), entry.gpus),
+        )
+        factors[layout] = entry.ms / _derived_ms(profile, layout, entry.gpus, links)
+    others = exp(mean(log(factor) for factor in factors.values()))
+    as_measured = {
+        (entry.tp, entry.pp): entry.ms for entry in profile.exchange if entry.gpus == gpus
+    }
+    times = {
+        layout: as_measured.get(layout, ms * factors.get(layout, others))
+        for layout, ms in derived.items()
+    }
+    there = sorted(as_measured.keys() & derived.keys())
+    parts = []
+    if there:
+        parts.append(f"measured on {gpus} GPUs for {', '.join(map(layout_text, there))}")
+    if len(there) < len(derived):
+        counts = " or ".join(str(gpus) for gpus in sorted({e.gpus for e in profile.exchange}))
+        low, high = min(factors.values()), max(factors.values())
+        parts.append(
+            f"{'others ' if there else ''}derived and multiplied by {low:.3g} to {high:.3g}, "
+            f"as what was measured on {counts} GPUs is"
+        )
+    return times, "; ".join(parts)
+
+
+def _derived_ms(profile: Profile, layout: Layout, gpus: int, links: Hardware) -> float:
+    return _layout_ms(profile.shape, layout, gpus, profile.gpus_per_node, links)
+
+
+def optimizer_of(profile: Profile, gpus: int) -> float:
+    """Return the optimizer's step (ms).
+
+    What was measured on the nearest number of GPUs, shared by ``gpus``; or what is published.
+    """
+    if not profile.exchange:
+        return OPTIMIZER_MS
+    entry = min(
+        profile.exchange, key=lambda entry: (abs(log(entry.gpus / gpus)), entry.gpus, entry.tp)
+    )
+    return round(entry.optimizer_ms * entry.gpus / gpus, 3)
 
 
 def hardware_of(profile: Profile) -> Hardware | None:

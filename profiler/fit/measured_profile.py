@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.fit.exchange_samples import ExchangeSample, fit_exchange
 from seqplan.profiler.fit.latency_fit import LEAST_LENGTHS, Errors, Fit, Observed, fit_latency
 from seqplan.profiler.fit.pooling import device_spread
 from seqplan.profiler.fit.samples import PLAIN_TENSOR_PARALLEL, MeasuredOn, Sample, SampleError
@@ -169,11 +170,16 @@ def _fragmentation(samples: Sequence[Sample]) -> float | None:
 
 
 def profile_document(
-    fit: MeasuredFit, devices: ProfiledDevices, *, name: str, source: str
+    fit: MeasuredFit,
+    devices: ProfiledDevices,
+    *,
+    name: str,
+    source: str,
+    exchanges: Sequence[ExchangeSample] = (),
 ) -> dict[str, Any]:
     """Return the profile (schema 1) of what was fitted, ZeRO-1, every scheme measured.
 
-    ``source``: the command and the date.
+    ``source``: the command and the date; ``exchanges``: measured between several ranks.
     """
     sizes = fit.measured_on.sizes()
     model = ModelSizes.of(sizes)
@@ -204,6 +210,8 @@ def profile_document(
         },
         "schemes": [_scheme(scheme, latency) for scheme, latency in fit.latencies.items()],
     }
+    if exchanges:
+        document["exchange"] = fit_exchange(exchanges, model.layers)
     notes = []
     if any(scheme.tp > 1 for scheme in fit.latencies):
         document["tensor_parallel"] = fit.measured_on.tensor_parallel

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.fit.sample_file import read_samples
+from seqplan.profiler.fit.exchange_samples import ExchangeSample
+from seqplan.profiler.fit.sample_file import read_exchanges, read_samples
 from seqplan.profiler.fit.samples import MeasuredOn, Role, Sample, SampleError, require_same
 
 Floats = npt.NDArray[np.float64]
@@ -32,6 +33,11 @@ def merged(files: list[Path]) -> tuple[MeasuredOn, list[Sample]]:
     if not samples:
         raise SampleError(f"{', '.join(map(str, files))}: nothing was measured; measure again")
     return measured_on, pooled(samples)
+
+
+def merged_exchanges(files: Sequence[Path]) -> list[ExchangeSample]:
+    """Read the exchanges of several runs that ``merged`` takes."""
+    return [exchange for path in files for exchange in read_exchanges(path)]
 
 
 def steadied(samples: Sequence[Sample]) -> list[Sample]:

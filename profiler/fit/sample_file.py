@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.fit.exchange_samples import ExchangeSample
 from seqplan.profiler.fit.samples import (
     PLAIN_TENSOR_PARALLEL,
     MeasuredOn,
@@ -21,6 +22,9 @@ from seqplan.profiler.fit.samples import (
 from seqplan.profiler.model_sizes import SIZES, ModelSizes
 
 FORMAT = 1
+
+_EXCHANGE = "exchange"
+"""Key of a line that is no sample of a micro-batch."""
 
 
 class SampleFile:
@@ -35,6 +39,7 @@ class SampleFile:
     def __init__(self, path: Path, measured_on: MeasuredOn) -> None:
         self.path = path
         self.samples: list[Sample] = []
+        self.exchanges: list[ExchangeSample] = []
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._file = path.open("ab")
@@ -51,6 +56,11 @@ class SampleFile:
         """Append a sample."""
         self._append(_line(_sample_fields(sample)))
         self.samples.append(sample)
+
+    def add_exchange(self, exchange: ExchangeSample) -> None:
+        """Append a measured exchange."""
+        self._append(_line({_EXCHANGE: exchange.as_dict()}))
+        self.exchanges.append(exchange)
 
     def close(self) -> None:
         """Let other runs add to the file."""
@@ -83,7 +93,7 @@ class SampleFile:
                 )
             self._append(header[len(content) :])
             return
-        before, self.samples = _parsed(self.path, content)
+        before, self.samples, self.exchanges = _parsed(self.path, content)
         require_same(before, measured_on, str(self.path))
         self._file.truncate(content.rindex(b"\n") + 1)
 
@@ -99,7 +109,13 @@ def read_samples(path: Path) -> tuple[MeasuredOn, list[Sample]]:
     A last line without an end is left out: a run was killed, or is just writing it. ``SampleError``
     names the line that cannot be read.
     """
-    return _parsed(path, _content(path))
+    measured_on, samples, _ = _parsed(path, _content(path))
+    return measured_on, samples
+
+
+def read_exchanges(path: Path) -> list[ExchangeSample]:
+    """Read the exchanges that were measured beside the samples, as ``read_samples`` does."""
+    return _parsed(path, _content(path))[2]
 
 
 def _content(path: Path) -> bytes:
@@ -109,7 +125,7 @@ def _content(path: Path) -> bytes:
         raise SampleError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _parsed(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample]]:
+def _parsed(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[ExchangeSample]]:
     whole = content[: content.rfind(b"\n") + 1]
     try:
         lines = whole.decode("utf-8").splitlines()
@@ -123,12 +139,16 @@ def _parsed(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample]]:
     number = 1
     try:
         measured_on = _measured_on(json.loads(lines[0]))
-        samples = []
+        samples, exchanges = [], []
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007 - for the message
-            samples.append(_sample(json.loads(line)))
+            fields = json.loads(line)
+            if _EXCHANGE in fields:
+                exchanges.append(ExchangeSample.from_dict(fields[_EXCHANGE]))
+            else:
+                samples.append(_sample(fields))
     except (ValueError, KeyError, TypeError) as error:
         raise SampleError(f"{path}, line {number}: not a sample ({error})") from None
-    return measured_on, samples
+    return measured_on, samples, exchanges
 
 
 def _line(fields: Mapping[str, Any]) -> bytes:

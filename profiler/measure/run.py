@@ -9,17 +9,20 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.fit.exchange_samples import ExchangeSample
 from seqplan.profiler.fit.pooling import pooled, steadied
 from seqplan.profiler.fit.sample_file import SampleFile
 from seqplan.profiler.fit.samples import SEQUENCE_PARALLEL, MeasuredOn, Sample
 from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.device import device_name
+from seqplan.profiler.measure.exchange import Key, measure_exchange, wanted_exchanges
 from seqplan.profiler.measure.lost_ranks import Alarm
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import CudaAllocator
@@ -48,8 +51,13 @@ class Task:
 ROUNDS = 3
 """Times that the whole design is gone through; see ``pooled``."""
 
+Value = TypeVar("Value")
+
 Report = Callable[[int, int, float, Sample], None]
 """Done, of how many, seconds left by estimate, the newest sample; called on rank 0 only."""
+
+Measured = tuple[MeasuredOn, Sequence[Sample], Sequence[ExchangeSample]]
+"""On what, the samples, and the exchanges that were measured where there are several ranks."""
 
 
 def start_ranks(device: str) -> tuple[int, int]:
@@ -70,18 +78,21 @@ def measure(
     world_size: int,
     report: Report | None = None,
     complain: Callable[[str], None] | None = None,
-) -> tuple[MeasuredOn, Sequence[Sample]]:
-    """Measure what the file of samples lacks; return on what and, on rank 0, all samples.
+) -> Measured:
+    """Measure what the file of samples lacks; return on what and, on rank 0, all of it.
 
-    These are ``steadied`` and ``pooled``; other ranks have none to return. Longer micro-batches of
-    a scheme that has run out of memory are not tried. ``SampleError`` on rank 0 for a file of
-    another device, dtype or model. ``complain``: called with the reason, on rank 0, before
-    ``Alarm`` ends all ranks.
+    Samples are ``steadied`` and ``pooled``; other ranks have nothing to return. Longer
+    micro-batches of a scheme that has run out of memory are not tried. ``SampleError`` on rank 0
+    for a file of another device, dtype or model. ``complain``: called with the reason, on rank 0,
+    before ``Alarm`` ends all ranks.
     """
     run = _Run.open(task, path, rank, world_size, complain)
     with nullcontext() if run.file is None else run.file:
         _measure_all(run, report)
-    return run.measured_on, () if run.file is None else tuple(pooled(steadied(run.file.samples)))
+        _measure_exchanges(run)
+    if run.file is None:
+        return run.measured_on, (), ()
+    return run.measured_on, tuple(pooled(steadied(run.file.samples))), tuple(run.file.exchanges)
 
 
 def _measure_all(run: _Run, report: Report | None) -> None:
@@ -93,6 +104,16 @@ def _measure_all(run: _Run, report: Report | None) -> None:
         if sample is not None and run.file is not None and report is not None:
             left_s = (time.monotonic() - started) * (sum(weights) / done - 1)
             report(count, len(run.todo), left_s, sample)
+
+
+def _measure_exchanges(run: _Run) -> None:
+    """Measure the exchange of every layout, where there are several ranks to exchange between."""
+    if run.groups is None:
+        return
+    for key in run.exchanges:
+        exchange = measure_exchange(run.bench, key, run.groups.states)
+        if run.file is not None:
+            run.file.add_exchange(exchange)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +157,19 @@ def _all_wanted(task: Task) -> list[_Wanted]:
 class _Run:
     """A design on its way: what is still to be measured, and with what.
 
-    ``todo``: indexes of ``wanted``; ``limits``: by scheme the tokens that have not fitted; ``file``
-    on rank 0 only; ``alarm`` where there are several ranks.
+    ``todo``: indexes of ``wanted``; ``limits``: by scheme the tokens that have not fitted;
+    ``exchanges``: those still to be measured; ``file`` on rank 0 only; ``groups`` and ``alarm``
+    where there are several ranks.
     """
 
     measured_on: MeasuredOn
     wanted: list[_Wanted]
     todo: list[int]
     limits: dict[Scheme, float]
+    exchanges: list[Key]
     file: SampleFile | None
+    bench: Bench
+    groups: Communicators | None
     measurer: Measurer
     alarm: Alarm | None
 
@@ -163,7 +188,7 @@ class _Run:
         measured_on = _measured_on(task, device)
         file = SampleFile(path, measured_on) if rank == 0 else None
         wanted = _all_wanted(task)
-        todo, limits = _agreed(None if file is None else _left(wanted, file.samples), groups)
+        todo, limits = _of_first_rank(None if file is None else _left(wanted, file.samples), groups)
 
         def give_up(index: int, lacking: int) -> None:
             assert file is not None
@@ -193,7 +218,21 @@ class _Run:
             allocator=None if device.type == "cpu" else CudaAllocator(device),
             out_of_memory=(lambda: None) if alarm is None else alarm.sound,
         )
-        return cls(measured_on, wanted, todo, limits, file, Measurer(bench), alarm)
+        done = None if file is None else {exchange.key for exchange in file.exchanges}
+        exchanges = wanted_exchanges(task.schemes, bench)
+        measured = _of_first_rank(done, groups)
+        return cls(
+            measured_on=measured_on,
+            wanted=wanted,
+            todo=todo,
+            limits=limits,
+            exchanges=[key for key in exchanges if key not in measured],
+            file=file,
+            bench=bench,
+            groups=groups,
+            measurer=Measurer(bench),
+            alarm=alarm,
+        )
 
     def measure(self, index: int) -> Sample | None:
         """Measure and keep one micro-batch; None where a shorter one of its scheme did not fit."""
@@ -266,11 +305,9 @@ def _left(
     return todo, limits
 
 
-def _agreed(
-    left: tuple[list[int], dict[Scheme, float]] | None, groups: Communicators | None
-) -> tuple[list[int], dict[Scheme, float]]:
+def _of_first_rank(value: Value | None, groups: Communicators | None) -> Value:
     """Give rank 0's to every rank."""
-    shared = [left]
+    shared = [value]
     if groups is not None:
         dist.broadcast_object_list(shared, 0, group=groups.control)
     assert shared[0] is not None

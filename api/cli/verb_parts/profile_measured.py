@@ -8,9 +8,9 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.frame.extras import need_torch
 from seqplan.api.cli.frame.options import sizes_of
@@ -18,6 +18,7 @@ from seqplan.api.cli.frame.terminal import ProgressBar, percent, table
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.busy import busy
+from seqplan.profiler.fit.exchange_samples import ExchangeSample
 from seqplan.profiler.fit.latency_fit import Errors
 from seqplan.profiler.fit.measured_profile import (
     MeasuredFit,
@@ -82,7 +83,7 @@ def measure_and_write(args: argparse.Namespace) -> int:
         def complain(text: str) -> None:
             print(f"\n{text}", file=sys.stderr, flush=True)
 
-        measured_on, samples = measure(task, path, rank, world_size, report, complain)
+        measured_on, samples, exchanges = measure(task, path, rank, world_size, report, complain)
     reason = None if args.even_if_busy else busy(samples)
     if reason is not None:
         print(
@@ -102,6 +103,7 @@ def measure_and_write(args: argparse.Namespace) -> int:
             else args.capacity_gib,
             context_bytes=context_bytes(device),
             ranks=world_size,
+            exchanges=exchanges,
         )
     if world_size > 1:
         torch.distributed.barrier()
@@ -117,6 +119,7 @@ def write_measured(
     capacity_gib: float,
     context_bytes: int = 0,
     ranks: int = 1,
+    exchanges: Sequence[ExchangeSample] = (),
 ) -> None:
     """Fit the samples, write the profile and print what is known of it."""
     for problem in unfitted(samples).values():
@@ -134,6 +137,7 @@ def write_measured(
         devices,
         name=args.name or f"{args.model or 'model'}-{gpu}".lower().replace(" ", "-"),
         source=_source(measured_on, ranks),
+        exchanges=exchanges,
     )
     Profile.from_document(document, str(args.output))
     with atomic_write(args.output, "w") as file:
@@ -143,7 +147,7 @@ def write_measured(
     if args.json:
         print(json.dumps(document, ensure_ascii=False))
         return
-    print("\n".join(fit_lines(fit)))
+    print("\n".join([*fit_lines(fit), *_exchange_lines(document.get("exchange", ()))]))
     print(f"\n{args.output}: profile {document['name']}")
 
 
@@ -196,6 +200,15 @@ def fit_lines(fit: MeasuredFit) -> list[str]:
         lines.append(f"memory: {per_token:,.0f} bytes a token at tp {tp}, {counted}")
     lines.append(f"memory error: {_errors(memory.errors)}")
     return lines
+
+
+def _exchange_lines(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Say what the exchange of the whole model takes, by layout and number of ranks."""
+    return [
+        f"exchange: {Scheme(entry['tp'], entry['pp'])} on {entry['gpus']} ranks "
+        f"{entry['ms']:,.1f} ms, optimizer {entry['optimizer_ms']:,.1f} ms"
+        for entry in entries
+    ]
 
 
 def _errors(errors: Errors) -> str:

@@ -9,7 +9,9 @@ import pytest
 from command_line import Outcome, call, succeeded
 from trainers import launched
 
+from seqplan.planner.exchange.choice import exchange_of
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.fit.sample_file import read_exchanges
 from seqplan.profiler.measure.design import design
 from seqplan.profiler.profile import Profile
 
@@ -131,6 +133,23 @@ def test_ranks_measure_every_axis(four_ranks: tuple[Path, str]) -> None:
         "tp8: tp·ulysses = 8 does not divide the 4 attention heads: left out",
     ):
         assert said.count(line) == 1
+
+
+def test_ranks_measure_the_exchange(four_ranks: tuple[Path, str]) -> None:
+    """Of every layout that there was, with one layer of a stage and with two."""
+    output, said = four_ranks
+    profile = Profile.load(output)
+    layouts = [(1, 1), (1, 2), (2, 1)]
+    assert [(entry.tp, entry.pp) for entry in profile.exchange] == layouts
+    assert {entry.gpus for entry in profile.exchange} == {4}
+    measured = read_exchanges(output.with_suffix(".samples.jsonl"))
+    wanted = [(tp, pp, 4, layers) for tp, pp in layouts for layers in (1, 2)]
+    assert [exchange.key for exchange in measured] == wanted
+    exchange = exchange_of(profile, 4)
+    assert exchange.source.startswith("measured on 4 GPUs for tp1, pp2, tp2; 0% of it hidden")
+    for entry in profile.exchange:
+        assert exchange.whole_ms([(entry.tp, entry.pp)]) == entry.ms
+        assert f"on 4 ranks {entry.ms:,.1f} ms, optimizer {entry.optimizer_ms:,.1f} ms" in said
 
 
 def test_every_measured_scheme_is_on_the_page(four_ranks: tuple[Path, str]) -> None:

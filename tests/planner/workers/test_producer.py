@@ -198,8 +198,6 @@ def test_a_consumer_that_fails_ends_the_workers() -> None:
 def test_an_interrupt_while_workers_start_reaches_the_consumer() -> None:
     """Starting workers shields them from Ctrl-C, but not their parent."""
     endless = (Batch.of_lengths([100, 200], step) for step in range(10**9))
-    produced = produce(dense_proposal(), endless, workers=2)
-
     others = {process.pid for process in multiprocessing.active_children()}
 
     def interrupt() -> None:
@@ -208,12 +206,15 @@ def test_an_interrupt_while_workers_start_reaches_the_consumer() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)
-    with pytest.raises(KeyboardInterrupt):
+
+    def consume() -> None:
         interrupting.start()
-        for _ in produced:
+        for _ in produce(dense_proposal(), endless, workers=2):
             pass
+
+    with pytest.raises(KeyboardInterrupt):
+        consume()
     interrupting.join()
-    del produced
 
 
 def test_from_another_thread() -> None:

@@ -49,7 +49,7 @@ def measured(rank: int, world_size: int, folder: Path, lacking: int) -> list[int
     def complain(text: str) -> None:
         folder.joinpath("said").write_text(text)
 
-    _, samples = measure(TASK, folder / "s.jsonl", rank, world_size, None, complain)
+    _, samples, _ = measure(TASK, folder / "s.jsonl", rank, world_size, None, complain)
     return [sample.tokens for sample in samples if not sample.oom]
 
 

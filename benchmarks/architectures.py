@@ -6,6 +6,7 @@ own attention. The ranks are forked from a process that has imported transformer
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 import traceback
@@ -73,6 +74,7 @@ def cases() -> list[Case]:
         *(Case(name, targets="weights") for name in ways),
         *(Case(name, lora=True, targets="mask") for name in ways),
         *(Case(name, checkpointing=True, targets="weights") for name in ways),
+        Case("qwen3_moe, router loss", lora=True, checkpointing=True, targets="mask"),
         *(Case(name, rows=32, targets="weights") for name in ("llama", "gemma2, no caps")),
         *(Case(name, dtype="bfloat16") for name in ("llama", "qwen2", "gemma3_text")),
         *(Case(name, autocast=True) for name in ("llama", "qwen2", "gemma3_text")),
@@ -263,10 +265,11 @@ def _plain(case: Case, *, exact: bool = False) -> Outcome:
     optimizer = _optimizer(list(model.named_parameters()))
     trained = [value for value in model.parameters() if value.requires_grad]
     losses, norms = [], []
+    routed = getattr(model.config, "output_router_logits", False)
     for plan in _plans(case):
         optimizer.zero_grad()
         total, divisor = 0.0, 0.0
-        documents = []
+        documents, routers = [], []
         for id, length in zip(plan.ids, plan.lengths, strict=True):
             row = _Rows()[id]
             weights = np.ones(length - 1)
@@ -277,18 +280,35 @@ def _plain(case: Case, *, exact: bool = False) -> Outcome:
             divisor += float(weights.sum())
             documents.append((torch.from_numpy(row["tokens"][:length]), torch.tensor(weights)))
         for tokens, counts in documents:
-            if len(tokens) == 1:
+            if len(tokens) == 1 and not routed:
                 continue
             with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast and not exact):
-                logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+                output = model(input_ids=tokens[None], use_cache=False)
+            logits = output.logits[0, :-1]
+            if routed:
+                routers.append(output.router_logits)
             each = torch.nn.functional.cross_entropy(logits.float(), tokens[1:], reduction="none")
             loss = (each * counts.float()).sum() / divisor
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward(retain_graph=routed)  # type: ignore[no-untyped-call]
+            total += loss.item()
+        if routed:
+            lm = model.get_base_model() if case.lora else model
+            loss = lm.router_aux_loss_coef * _router_loss(lm, routers)
+            loss.backward()
             total += loss.item()
         norms.append(torch.nn.utils.clip_grad_norm_(trained, CLIP_NORM).item())
         optimizer.step()
         losses.append(total)
     return Outcome(losses, norms)
+
+
+def _router_loss(model: Any, routers: list[tuple[Any, ...]]) -> Any:
+    """Return transformers' own loss of the routers, of all documents together."""
+    import torch
+
+    together = tuple(torch.cat(layer) for layer in zip(*routers, strict=True))
+    function: Any = vars(sys.modules[type(model).__module__])["load_balancing_loss_func"]
+    return function(together, model.num_experts, model.num_experts_per_tok)
 
 
 def _base(case: Case, seed: int) -> Any:

@@ -50,6 +50,7 @@ _LLAMA4 = {
     "floor_scale": 32,  # so that its tuning changes within these documents
 }
 _SLIDING = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
+_ROUTER_LOSS = {"output_router_logits": True, "router_aux_loss_coef": 0.1}
 _GPT_OSS = {**_WIDE, "num_local_experts": 4, "num_experts_per_tok": 2}
 
 
@@ -111,6 +112,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "sliding_window": None},
     "qwen2_moe": {**_MOE, "shared_expert_intermediate_size": 32},
     "qwen3_moe": {**_WIDE, **_MOE},
+    "qwen3_moe, router loss": {**_WIDE, **_MOE, **_ROUTER_LOSS},
+    "mixtral, router loss": {"num_local_experts": 4, "num_experts_per_tok": 2, **_ROUTER_LOSS},
+    "gpt_oss, router loss": {**_GPT_OSS, **_SLIDING, **_ROUTER_LOSS},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "glm4_moe": {**_WIDE, **_ROUTED},
@@ -139,7 +143,6 @@ LONG_DOCUMENTS: dict[str, dict[str, Any]] = {
 
 REFUSED: dict[str, dict[str, Any]] = {
     "seed_oss": _WIDE,
-    "qwen3_moe, router loss": {**_WIDE, **_MOE, "output_router_logits": True},
     "qwen3_next": {
         **_WIDE,
         **_MOE,

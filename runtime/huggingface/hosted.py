@@ -19,7 +19,8 @@ class HostedModel(nn.Module):
     """``model``, of transformers or wrapped by peft, called with packed tokens and a context.
 
     It gives hidden states; ``logits`` makes logits of them, a part of the rows at a time where
-    those of all would not fit.
+    those of all would not fit. ``with_routers``: whether a forward leaves
+    ``router_logits``, of each layer with a router (local tokens, experts).
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -29,6 +30,8 @@ class HostedModel(nn.Module):
         self.own_attention: str = self.lm.config._attn_implementation
         self.layers = LayerAttention()
         self.autocast: torch.dtype | None = None
+        self.with_routers = False
+        self.router_logits: tuple[Tensor, ...] = ()
 
     @property
     def lm(self) -> PreTrainedModel:
@@ -60,9 +63,15 @@ class HostedModel(nn.Module):
         if not rows:
             tokens, positions = tokens.new_zeros(1), positions.new_zeros(1)
         self.layers.positions = positions
+        options = {"output_router_logits": True} if self.with_routers else {}
         with self._casting(tokens.device):
             output = self.decoder(
-                input_ids=tokens[None], position_ids=positions[None], use_cache=False
+                input_ids=tokens[None], position_ids=positions[None], use_cache=False, **options
+            )
+        if self.with_routers:
+            routers = getattr(output, "router_logits", None) or ()
+            self.router_logits = tuple(
+                logits.reshape(-1, logits.shape[-1])[:rows] for logits in routers
             )
         hidden: Tensor = output.last_hidden_state
         return hidden[0, :rows]

@@ -22,6 +22,7 @@ from seqplan.runtime.huggingface.inspection import hosted_preparation, inspected
 from seqplan.runtime.huggingface.launch import join_ranks, plan_source
 from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.huggingface.report import StepReport
+from seqplan.runtime.huggingface.router_loss import RoutedLoss
 from seqplan.runtime.states.checkpoint import Cursor, restore, save
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.steps.consumer import PlanConsumer, Step
@@ -109,6 +110,11 @@ class Job:
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
         self.next_step = 0
         self._loss_of = chunked_loss(self._hosted.logits, loss_of, loss_rows)
+        self._routed: RoutedLoss | None = None
+        if attends.router_loss is not None:
+            self._routed = RoutedLoss(
+                attends.router_loss, self._hosted, self._loss_of, groups.control
+            )
         self._rows = loss_rows
         self._callbacks = list(callbacks)
         self._ends_process_group = ends_process_group
@@ -161,9 +167,10 @@ class Job:
             self.states,
             self.optimizer,
             clip_norm=clip_norm,
-            loss_of=self._loss_of,
+            loss_of=self._loss_of if self._routed is None else self._routed,
+            before=None if self._routed is None else self._routed.count,
         )
-        self._hosted.layers.context = None
+        self._hosted.layers.context, self._hosted.router_logits = None, ()
         if self.scheduler is not None:
             self.scheduler.step()
         measured_ms = 1e3 * result.compute_s if step.prepared else None
@@ -208,7 +215,7 @@ class Job:
         values = token_values(
             step.prepared, self._hosted, self.states, self.groups.control, values_of=by_parts
         )
-        self._hosted.layers.context = None
+        self._hosted.layers.context, self._hosted.router_logits = None, ()
         return values
 
     @contextmanager

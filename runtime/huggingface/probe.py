@@ -21,6 +21,7 @@ from seqplan.runtime.huggingface.attention import (
 )
 from seqplan.runtime.huggingface.hosted import HostedModel
 from seqplan.runtime.huggingface.refusals import rope_limits
+from seqplan.runtime.huggingface.router_loss import RouterLoss, router_loss
 from seqplan.runtime.huggingface.row_numbers import numbers_rows
 from seqplan.runtime.sequence_parallel.masks import Mask
 
@@ -39,12 +40,14 @@ COARSE = 0.05
 class Attends:
     """How a model attends: its layers' pairs of query and key heads, and masks.
 
-    ``limits``: the longest documents that it computes exactly, by what limits them.
+    ``limits``: the longest documents that it computes exactly, by what limits them;
+    ``router_loss``: what its routers add to the loss, None where nothing.
     """
 
     heads: frozenset[tuple[int, int]]
     masks: frozenset[Mask]
     limits: dict[str, int]
+    router_loss: RouterLoss | None = None
 
 
 @dataclass(slots=True)
@@ -95,12 +98,14 @@ def probe(model: HostedModel) -> Attends:
             hidden = model.hidden(tokens, positions)
             LOOKING_AT_MASKS.set(False)
             _refuse_mixing(model, whole, hidden, tokens, positions)
+            model.layers.instead = _Record()
+            routers = router_loss(model, tokens, positions)
     finally:
         LOOKING_AT_MASKS.reset(looking)
         model.layers.instead = None
         model.train(training)
     heads = frozenset((q.shape[1], k.shape[1]) for q, k, _ in whole.inputs)
-    return Attends(heads, frozenset(options.mask for options in asked.options), limits)
+    return Attends(heads, frozenset(options.mask for options in asked.options), limits, routers)
 
 
 def _refuse_layers(model: HostedModel, asked: _Record) -> None:

@@ -92,11 +92,6 @@ def _reasons(model: PreTrainedModel) -> Iterator[str]:
         for kind in _rope_types(module):
             if kind not in (*FIXED_ROPES, "dynamic", "longrope"):
                 yield f"{name} has rope_type {kind!r} (config.rope_parameters), which is not known"
-    if getattr(config, "output_router_logits", False):
-        yield (
-            "adds the router's auxiliary loss (config.output_router_logits), a product of means "
-            "over the global batch: set it to False"
-        )
     if getattr(config, "layerdrop", 0.0):
         yield "drops whole layers in training, others on each rank (config.layerdrop: set it to 0)"
 

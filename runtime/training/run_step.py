@@ -6,7 +6,7 @@ What ``run_step`` does can be done in a trainer's own loop, in this order, with 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,9 @@ from seqplan.runtime.states.unit_states import UnitStates
 from seqplan.runtime.training.loss import LossOf, label_loss, loss_divisor
 from seqplan.runtime.training.prepare import MicroBatchWork
 from seqplan.runtime.training.stopwatch import Stopwatch
+
+BeforeMicroBatches = Callable[[RankView, Sequence[MicroBatchWork], float], None]
+"""Called ahead of a step's micro-batches, with what their losses are divided by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +50,19 @@ def run_step(
     *,
     clip_norm: float | None = None,
     loss_of: LossOf = label_loss,
+    before: BeforeMicroBatches | None = None,
 ) -> StepResult:
     """Run a rank's part of a step and update the parameters it owns.
 
     Called by every rank, also by those without work. ``model(tokens, context)`` gives logits, or
     hidden states (``chunked_loss``), and ``loss_of`` of them and the micro-batch a sum over tokens,
-    which is divided once, by ``loss_divisor`` of the global batch. ``clip_norm`` bounds the norm of
-    the whole gradient. ``RankLost`` where another rank died; ``ValueError`` where the model does
-    not call seqplan's attention.
+    which is divided once, by ``loss_divisor`` of the global batch. ``before`` is called on every
+    rank when the parameters are on their way, with that divisor, for what a loss must know of the
+    whole batch. ``clip_norm`` bounds the norm of the whole gradient. ``RankLost`` where another
+    rank died; ``ValueError`` where the model does not call seqplan's attention.
     """
     try:
-        return _run_step(view, work, model, states, optimizer, clip_norm, loss_of)
+        return _run_step(view, work, model, states, optimizer, clip_norm, loss_of, before)
     except RankLost as loss:
         raise loss.in_step(view.step) from None
 
@@ -70,12 +75,15 @@ def _run_step(
     optimizer: torch.optim.Optimizer,
     clip_norm: float | None,
     loss_of: LossOf,
+    before: BeforeMicroBatches | None,
 ) -> StepResult:
     started = time.perf_counter()
     divisor = loss_divisor(view, work, states)
     states.pull()
     total: Tensor | float = 0.0
     computing = Stopwatch(states.device)
+    if before is not None:
+        before(view, work, divisor)
     calls: int | None = None
     for micro_batch in work:
         output = model(micro_batch.tokens, micro_batch.context)

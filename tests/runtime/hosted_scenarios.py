@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
     "pad_token_id": 0,
 }
-MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT = {
     "q_lora_rank": 12,
     "kv_lora_rank": 8,
@@ -53,7 +53,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "deepseek_v3": LATENT,
     "gemma2": {**SLIDING, "attn_logit_softcapping": 0.5},
-    "gpt_oss": {**SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {
+        **SLIDING,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.1,
+    },
     "llama4_text": {
         "head_dim": 8,
         "num_local_experts": 4,
@@ -63,11 +69,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "floor_scale": 8,
     },
 }
-"""Latent attention, windows, soft caps, sinks, chunks, and queries tuned by position."""
+"""Latent attention, windows, soft caps, sinks, routers' loss, chunks, queries tuned by position."""
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "seed_oss": ({"head_dim": 8}, "config.attention_dropout: set it to 0"),
-    "qwen3_moe": ({"head_dim": 8, **MOE, "output_router_logits": True}, "output_router_logits"),
+    "llama4_text": (
+        {"output_router_logits": True},
+        "adds an auxiliary loss of its routers (config.output_router_logits) in a way that is not",
+    ),
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, "layer 0 is of kind 'conv'"),
     "bloom": ({"n_layer": 2, "n_head": 4}, "does not take registered attention functions"),
 }
@@ -195,20 +204,29 @@ def trained_plainly(name: str) -> Any:
     schedule = warm_up(stepping)
     trained = [value for value in plain.parameters() if value.requires_grad]
     losses, norms, values, logits = [], [], [], None
+    routers: list[tuple[torch.Tensor, ...]] = []
+    routed = getattr(plain.config, "output_router_logits", False)
 
     def of(id: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         row = Rows()[id]
         tokens = torch.from_numpy(row["input_ids"][:length])
-        new = plain(input_ids=tokens[None]).logits[0].log_softmax(-1)
+        output = plain(input_ids=tokens[None])
+        routers.append(output.router_logits if routed else ())
+        new = output.logits[0].log_softmax(-1)
         weights = torch.from_numpy(row["mask"] * row["weights"])[1:length]
         return new[:-1].gather(1, tokens[1:, None])[:, 0], weights
 
     for plan in plans():
         batch = list(zip(plan.ids, plan.lengths, strict=True))
         stepping.zero_grad()
+        routers.clear()
         each = [of(*entry) for entry in batch]
         divisor = sum(weights.sum().item() for _, weights in each)
         loss = -sum((new * weights).sum() for new, weights in each) / divisor  # type: ignore[operator]
+        if routed:  # by transformers' own function, of all documents together
+            function = vars(sys.modules[type(plain).__module__])["load_balancing_loss_func"]
+            together = tuple(torch.cat(layer) for layer in zip(*routers, strict=True))
+            loss = loss + 0.1 * function(together, plain.num_experts, plain.num_experts_per_tok)
         loss.backward()
         losses.append(loss.item())
         norms.append(torch.nn.utils.clip_grad_norm_(trained, 1.0).item())

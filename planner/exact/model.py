@@ -75,6 +75,8 @@ def solve(instance: Instance, lower_ms: float, limit: float = DETERMINISTIC_LIMI
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = limit
+    # It would put its own handler, and none after: Ctrl-C would then end the program on the spot.
+    solver.parameters.catch_sigint_signal = False
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
         return Answer(instance.ms(highest + 1), None)

@@ -140,6 +140,20 @@ def test_plans_are_faster_or_closer_or_as_they_were() -> None:
     assert to_json(plain.plan(short, step=7)) == to_json(exact.plan(short, step=7))
 
 
+def caught() -> str:
+    """The signals for which this process has handlers, as the system knows them."""
+    status = Path("/proc/self/status").read_text()
+    return next(line for line in status.splitlines() if line.startswith("SigCgt"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_ctrl_c_is_handled_as_before() -> None:
+    """CP-SAT by itself leaves SIGINT without a handler, whatever Python believes."""
+    before = caught()
+    solved(random_case(np.random.default_rng(0)), 0.0, 1.0)
+    assert caught() == before
+
+
 def test_what_exact_answers_are_not_for_is_said() -> None:
     with pytest.raises(ValueError, match="close bound; leave prove=False out"):
         Planner("llama-7b-a800-80gb", 8, 4096, prove=False, exact=True)

@@ -78,6 +78,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama, tied": {"tie_word_embeddings": True},
     "llama, rope llama3": _LLAMA3_ROPE,
+    "llama, rope dynamic": {"max_position_embeddings": 64, **_rope("dynamic", factor=4.0)},
+    "phi3, rope longrope": {"original_max_position_embeddings": 64, **_LONGROPE},
     "llama, rope yarn": _rope("yarn", factor=4.0, original_max_position_embeddings=128),
     "qwen2": {},
     "qwen3": _WIDE,
@@ -135,12 +137,6 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 """By ``model_type``, and what is special about it."""
 
-LONG_DOCUMENTS: dict[str, dict[str, Any]] = {
-    "llama, rope dynamic": {"max_position_embeddings": 64, **_rope("dynamic", factor=4.0)},
-    "phi3, rope longrope": {"original_max_position_embeddings": 64, **_LONGROPE},
-}
-"""Exact up to documents of 64 tokens, and refused beyond."""
-
 REFUSED: dict[str, dict[str, Any]] = {
     "seed_oss": _WIDE,
     "qwen3_next": {
@@ -168,7 +164,7 @@ def tiny_model(name: str, seed: int, attention: str = "eager") -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    changes = (MODELS | LONG_DOCUMENTS | REFUSED)[name]
+    changes = (MODELS | REFUSED)[name]
     config = AutoConfig.for_model(name.split(",")[0], **{**_BASE, **changes})
     torch.manual_seed(SEED + seed)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention)

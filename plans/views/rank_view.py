@@ -76,6 +76,12 @@ class MicroBatchView:
             return np.empty(0, dtype=np.int64)
         return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ranges])
 
+    def document_lengths(self) -> npt.NDArray[np.int64]:
+        """Return the tokens of each held token's whole sequence: int64, shape (local_tokens,)."""
+        held = [sum(stop - start for start, stop in share.ranges) for share in self.sequences]
+        lengths = np.array([share.length for share in self.sequences], dtype=np.int64)
+        return np.repeat(lengths, held)
+
 
 @dataclass(frozen=True, slots=True)
 class PipelineView:

@@ -117,6 +117,7 @@ class LayerAttention:
     def __init__(self) -> None:
         self.context: AttentionContext | None = None
         self.positions: Tensor | None = None  # of the call's rows
+        self.lengths: Tensor | None = None  # of the documents of the call's rows
         self.instead: Callable[[nn.Module, Tensor, Tensor, Tensor, LayerOptions], Tensor] | None
         self.instead = None  # the probe's
 

@@ -54,8 +54,13 @@ class HostedModel(nn.Module):
         A rank without a token computes one that counts nothing, as many models cannot do with
         none, and takes part in attention all the same.
         """
-        self.layers.context = context
+        self.layers.context, self.layers.lengths = context, context.document_lengths
         return self.hidden(tokens, context.positions)
+
+    def forget_call(self) -> None:
+        """Forget what the last forward was of: only the model's own use follows, or another."""
+        self.layers.context = self.layers.lengths = None
+        self.router_logits = ()
 
     def hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Compute hidden states of tokens at positions, with whatever the layers attend with."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -11,11 +11,12 @@ from torch import nn
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import TokenData
-from seqplan.runtime.errors import PlanError, UnsupportedModel, communicating
+from seqplan.runtime.errors import UnsupportedModel, communicating
 from seqplan.runtime.huggingface.attention import IMPLEMENTATION
 from seqplan.runtime.huggingface.hosted import HostedModel
 from seqplan.runtime.huggingface.probe import Attends, probe
 from seqplan.runtime.huggingface.refusals import refuse_unsupported
+from seqplan.runtime.huggingface.rotary import rotate_by_document
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.training.prepare import MicroBatchWork, preparation, runnable
 
@@ -32,6 +33,7 @@ def inspected(
         hosted.autocast = autocast
         hosted.lm.set_attn_implementation(IMPLEMENTATION)
         hosted.layers.attach(model)
+        rotate_by_document(model, hosted.layers)
         attends = probe(hosted)
     except UnsupportedModel as error:
         reason = str(error)
@@ -57,10 +59,7 @@ def hosted_preparation(
     groups: Communicators,
     device: torch.device,
 ) -> Callable[[RankView], tuple[MicroBatchWork, ...]]:
-    """Return what is done ahead of a step of a hosted model, see ``preparation``.
-
-    ``PlanError`` too for a document longer than what the model computes exactly.
-    """
+    """Return what is done ahead of a step of a hosted model, see ``preparation``."""
     (heads, kv_heads), *others = sorted(attends.heads)
     prepare = preparation(
         data,
@@ -75,21 +74,6 @@ def hosted_preparation(
     def checked(view: RankView) -> tuple[MicroBatchWork, ...]:
         for more in others:
             runnable(view, *more)
-        _refuse_long_documents(view, attends.limits)
         return prepare(view)
 
     return checked
-
-
-def _refuse_long_documents(view: RankView, limits: Mapping[str, int]) -> None:
-    """Refuse documents longer than what a rotary embedding leaves alone."""
-    for pipeline in view.pipelines:
-        for micro_batch in pipeline.micro_batches:
-            for share in micro_batch.sequences:
-                for name, limit in limits.items():
-                    if share.length > limit:
-                        raise PlanError(
-                            f"step {view.step}: sample {share.id} has {share.length} tokens, and "
-                            f"the model's {name} is exact up to {limit}: plan with at most "
-                            f"--max-len {limit}"
-                        )

@@ -170,7 +170,7 @@ class Job:
             loss_of=self._loss_of if self._routed is None else self._routed,
             before=None if self._routed is None else self._routed.count,
         )
-        self._hosted.layers.context, self._hosted.router_logits = None, ()
+        self._hosted.forget_call()
         if self.scheduler is not None:
             self.scheduler.step()
         measured_ms = 1e3 * result.compute_s if step.prepared else None
@@ -215,7 +215,7 @@ class Job:
         values = token_values(
             step.prepared, self._hosted, self.states, self.groups.control, values_of=by_parts
         )
-        self._hosted.layers.context, self._hosted.router_logits = None, ()
+        self._hosted.forget_call()
         return values
 
     @contextmanager

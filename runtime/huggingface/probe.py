@@ -20,7 +20,7 @@ from seqplan.runtime.huggingface.attention import (
     attention_refusal,
 )
 from seqplan.runtime.huggingface.hosted import HostedModel
-from seqplan.runtime.huggingface.refusals import rope_limits
+from seqplan.runtime.huggingface.rotary import rope_limit
 from seqplan.runtime.huggingface.router_loss import RouterLoss, router_loss
 from seqplan.runtime.huggingface.row_numbers import numbers_rows
 from seqplan.runtime.sequence_parallel.masks import Mask
@@ -40,13 +40,11 @@ COARSE = 0.05
 class Attends:
     """How a model attends: its layers' pairs of query and key heads, and masks.
 
-    ``limits``: the longest documents that it computes exactly, by what limits them;
     ``router_loss``: what its routers add to the loss, None where nothing.
     """
 
     heads: frozenset[tuple[int, int]]
     masks: frozenset[Mask]
-    limits: dict[str, int]
     router_loss: RouterLoss | None = None
 
 
@@ -76,11 +74,11 @@ def probe(model: HostedModel) -> Attends:
     layers that do not attend, and where something outside attention mixes tokens.
     """
     device = next(model.parameters()).device
-    limits = rope_limits(model.lm)
     config = model.lm.config.get_text_config()
     tokens = torch.arange(TOKENS, device=device) % config.vocab_size
     # The last positions that the model knows: some of it changes with position in large steps.
-    last = min([int(getattr(config, "max_position_embeddings", 0) or 0), *limits.values()])
+    limits = [limit for module in model.lm.modules() if (limit := rope_limit(module)) is not None]
+    last = min([int(getattr(config, "max_position_embeddings", 0) or 0), *limits])
     positions = tokens.new_tensor(range(TOKENS)) + max(last - TOKENS, 0)
     training = model.training
     looking = LOOKING_AT_MASKS.set(True)
@@ -105,7 +103,7 @@ def probe(model: HostedModel) -> Attends:
         model.layers.instead = None
         model.train(training)
     heads = frozenset((q.shape[1], k.shape[1]) for q, k, _ in whole.inputs)
-    return Attends(heads, frozenset(options.mask for options in asked.options), limits, routers)
+    return Attends(heads, frozenset(options.mask for options in asked.options), routers)
 
 
 def _refuse_layers(model: HostedModel, asked: _Record) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from seqplan.runtime.errors import UnsupportedModel
+from seqplan.runtime.huggingface.rotary import BY_LENGTH, rope_types
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """Kinds of layers, as ``config.layer_types`` names them, whose every mixing is in attention."""
@@ -53,22 +54,6 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         raise UnsupportedModel(f"{type(model).__name__}: {reason}")
 
 
-def rope_limits(model: PreTrainedModel) -> dict[str, int]:
-    """Return the longest documents that rotary embeddings leave alone, by what limits them.
-
-    Beyond it the angles of all tokens of a call depend on the largest position in it.
-    """
-    limits = {}
-    for module in model.modules():
-        for kind in _rope_types(module):
-            if kind == "dynamic":
-                limits["rope_type 'dynamic'"] = int(module.original_max_seq_len)
-            elif kind == "longrope":
-                parameters: Any = module.config.rope_parameters
-                limits["rope_type 'longrope'"] = int(parameters["original_max_position_embeddings"])
-    return limits
-
-
 def _reasons(model: PreTrainedModel) -> Iterator[str]:
     config = model.config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
@@ -89,15 +74,8 @@ def _reasons(model: PreTrainedModel) -> Iterator[str]:
     for name, module in model.named_modules():
         if _MIXERS.search(type(module).__name__) or isinstance(module, (nn.Conv1d, nn.RNNBase)):
             yield f"{name or 'it'} ({type(module).__name__}) mixes tokens outside attention"
-        for kind in _rope_types(module):
-            if kind not in (*FIXED_ROPES, "dynamic", "longrope"):
+        for kind in rope_types(module):
+            if kind not in FIXED_ROPES | BY_LENGTH:
                 yield f"{name} has rope_type {kind!r} (config.rope_parameters), which is not known"
     if getattr(config, "layerdrop", 0.0):
         yield "drops whole layers in training, others on each rank (config.layerdrop: set it to 0)"
-
-
-def _rope_types(module: nn.Module) -> list[str]:
-    kinds = getattr(module, "rope_type", None)
-    if isinstance(kinds, str):
-        return [kinds]
-    return [str(kind) for kind in kinds.values()] if isinstance(kinds, dict) else []

@@ -40,12 +40,14 @@ class AttentionContext:
     """Everything that attention needs to know of a micro-batch on this rank.
 
     ``positions``: int64 (local tokens,), each token's position in its own document, for RoPE;
+    ``document_lengths``: int64 (local tokens,), tokens of the document that each is of;
     ``lengths``: tokens of the micro-batch's whole documents, in packed order, the same on all ranks
     of the pipeline; ``ring``: the layout of layers without mask, see ``layout``; ``kernel``: chosen
     by the tensors' device, dtype and head dimension where None.
     """
 
     positions: Tensor
+    document_lengths: Tensor
     lengths: tuple[int, ...]
     ulysses: UlyssesLayout
     ring: RingLayout
@@ -109,6 +111,7 @@ def local_context(
     positions = [torch.arange(length) for length in lengths]
     return AttentionContext(
         positions=torch.cat(positions or [torch.arange(0)]).to(device),
+        document_lengths=torch.tensor(lengths).repeat_interleave(torch.tensor(lengths)).to(device),
         lengths=tuple(lengths),
         ulysses=UlyssesLayout.of(tokens, (0,), 0),
         ring=ring_layout(lengths, 1, 0),
@@ -141,6 +144,7 @@ def attention_context(
     )
     context = AttentionContext(
         positions=torch.from_numpy(micro_batch.positions()).to(device),
+        document_lengths=torch.from_numpy(micro_batch.document_lengths()).to(device),
         lengths=tuple(share.length for share in micro_batch.sequences),
         ulysses=UlyssesLayout.of(layout.tokens, pipeline.ulysses_group, at.ulysses),
         ring=layout,

@@ -109,9 +109,10 @@ def local_context(
     """
     tokens = sum(lengths)
     positions = [torch.arange(length) for length in lengths]
+    document_lengths = [torch.full((length,), length) for length in lengths]
     return AttentionContext(
         positions=torch.cat(positions or [torch.arange(0)]).to(device),
-        document_lengths=torch.tensor(lengths).repeat_interleave(torch.tensor(lengths)).to(device),
+        document_lengths=torch.cat(document_lengths or [torch.arange(0)]).to(device),
         lengths=tuple(lengths),
         ulysses=UlyssesLayout.of(tokens, (0,), 0),
         ring=ring_layout(lengths, 1, 0),

@@ -1,4 +1,4 @@
-"""Twenty steps under strategies that change at each, against one process."""
+"""Steps under strategies that change at each, against one process."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def reference(world_size: int, dtype: torch.dtype, steps: int) -> Outcome:
 def test_losses_and_parameters_are_those_of_one_process(
     world_size: int, dtype: torch.dtype, loss_gate: float, parameter_gate: float
 ) -> None:
-    steps = 20
+    steps = 14
     losses, norms, parameters = reference(world_size, dtype, steps)
     assert max(norms) > CLIP > min(norms)  # clipping is tried both ways
     for outcome in run_ranks(train, world_size, dtype, steps, timeout_s=120):
@@ -123,14 +123,14 @@ def many_steps(rank: int, world_size: int, steps: int) -> list[tuple[int, int, i
     for plan in plans(world_size, steps, longest=40, sequences=2):
         view = rank_view(plan, rank)
         run_step(view, prepare(view), trained, states, optimizer)
-        if plan.step % 30 == 29:
+        if plan.step % 20 == 19:
             usages.append(usage())
     return usages
 
 
-def test_nothing_grows_over_150_changes_of_strategy() -> None:
-    for usages in run_ranks(many_steps, 4, 150, timeout_s=180):
+def test_nothing_grows_over_100_changes_of_strategy() -> None:
+    for usages in run_ranks(many_steps, 4, 100, timeout_s=180):
         threads, descriptors, resident = zip(*usages, strict=True)
         assert threads[-1] <= threads[0]
         assert descriptors[-1] <= descriptors[0]
-        assert resident[-1] - resident[1] < 2400  # 90 changes; the first fill torch's caches
+        assert resident[-1] - resident[1] < 1600  # 60 changes; the first fill torch's caches

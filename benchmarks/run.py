@@ -33,6 +33,7 @@ NAMES = (
     "sidecar",
     "kills",
     "architectures",
+    "data_parallel",
 )
 
 

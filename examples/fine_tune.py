@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
         scheduler=lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 0.2, 1.0, 4),
         callbacks=[said] if os.environ.get("RANK", "0") == "0" else [],
     )
+    if job.rank == 0:
+        print(job.held_bytes, flush=True)
     losses = [
         job.run(step, clip_norm=1.0).loss
         for step in job.steps(options.plans or planned(rows, job.world_size))

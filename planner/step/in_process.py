@@ -16,6 +16,7 @@ from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.plans.plan import Plan
+from seqplan.plans.scheme import Scheme
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import find_profile
 
@@ -75,6 +76,15 @@ class Planner:
     def gpus(self) -> int:
         """Return the GPUs that plans are for."""
         return self._planner.proposal.cluster.gpus
+
+    @property
+    def resident_bytes(self) -> float:
+        """Return what the profile counts on a GPU beside activations, at tp = pp = 1: parameters,
+        gradients and its part of the states."""
+        proposal = self._planner.proposal
+        memory, cluster = proposal.profile.memory, proposal.cluster
+        held = memory.fixed_bytes(Scheme(), cluster.gpus, cluster.max_len)
+        return held - memory.context_bytes
 
     def plan(
         self,

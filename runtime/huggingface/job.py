@@ -24,6 +24,7 @@ from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.huggingface.router_loss import RoutedLoss
 from seqplan.runtime.states.checkpoint import Cursor, restore, save
+from seqplan.runtime.states.held_bytes import HeldBytes, held_bytes
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.steps.consumer import PlanConsumer, Step
 from seqplan.runtime.steps.in_process import agreed_steps
@@ -51,6 +52,7 @@ def host(
     autocast: torch.dtype | None = None,
     callbacks: Sequence[Callable[[StepReport], None]] = (),
     groups: Communicators | None = None,
+    resident_bytes: float | None = None,
 ) -> Job:
     """Take a causal language model over and return the job that trains it, on every rank together.
 
@@ -60,11 +62,12 @@ def host(
     element-wise. ``scheduler`` gets the optimizer and is stepped after each step. ``loss_of`` gets
     logits and the micro-batch, or parts of ``loss_rows`` tokens of both, and gives a sum over
     tokens. ``autocast``: dtype in which the model computes. ``callbacks`` are called after each
-    step. ``groups``: made here where None, after the default process group where there is none
-    either: of torchrun's ranks, or of this process alone.
+    step. ``resident_bytes``: what plans count on beside activations (``Planner.resident_bytes``);
+    a model that takes well more is refused. ``groups``: made here where None, after the default
+    process group where there is none either: of torchrun's ranks, or of this process alone.
 
     ``UnsupportedModel``, on every rank, for a model that is not computed exactly;
-    ``ValueError`` where frozen values differ between ranks.
+    ``ValueError`` where frozen values differ between ranks, or more is held than that.
     """
     joined = join_ranks(model)
     return Job(
@@ -77,6 +80,7 @@ def host(
         autocast=autocast,
         callbacks=callbacks,
         groups=groups or Communicators.create(),
+        resident_bytes=resident_bytes,
         ends_process_group=joined,
     )
 
@@ -99,12 +103,15 @@ class Job:
         autocast: torch.dtype | None,
         callbacks: Sequence[Callable[[StepReport], None]],
         groups: Communicators,
+        resident_bytes: float | None,
         ends_process_group: bool,
     ) -> None:
         self.model, self.groups = model, groups
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._hosted, attends = inspected(model, autocast, groups)
         self.states = ShardedStates(self._hosted, groups.states)
+        if resident_bytes is not None:
+            self.held_bytes.refuse_above(resident_bytes)
         masters = self.states.master_parameters()
         self.optimizer = optimizer([(n.removeprefix(_PREFIX), p) for n, p in masters])
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
@@ -121,6 +128,12 @@ class Job:
         self._prepare = hosted_preparation(self._hosted, attends, data, groups, self.states.device)
         self._consumer: PlanConsumer[Work] | None = None
         self._digest: str | None = None
+
+    @property
+    def held_bytes(self) -> HeldBytes:
+        """Count what this rank holds before any activation; as text a line for people."""
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return held_bytes(self.states.units, tensors)
 
     def steps(
         self, plans: str | os.PathLike[str] | PlanSource | Iterable[Plan], **options: Any

@@ -3,13 +3,14 @@
 Read ``unit_states`` first (owned slices, pull and push), then ``unit`` (one unit of them) with
 ``exchange`` (how it travels); ``sharded_states`` (of a module that computes with whole parameters)
 and ``staged_states`` (of pipelines with tensor parallelism and stages); ``replicas`` (what ranks
-must hold alike) and ``checkpoint``. Public are the modules named here; the names that a trainer
-needs are in ``seqplan.runtime``.
+must hold alike), ``held_bytes`` (of memory) and ``checkpoint``. Public are the modules named here;
+the names that a trainer needs are in ``seqplan.runtime``.
 """
 
 __all__ = [
     "checkpoint",
     "exchange",
+    "held_bytes",
     "replicas",
     "sharded_states",
     "staged_states",

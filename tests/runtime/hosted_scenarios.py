@@ -288,6 +288,30 @@ def refusals(groups: runtime.Communicators) -> dict[str, str]:
     return said
 
 
+def memory(groups: runtime.Communicators) -> dict[str, Any]:
+    """What ranks hold of a model in bf16, of one with adapters; what is said of too much."""
+    from seqplan.runtime import huggingface
+
+    held: dict[str, Any] = {}
+    whole, adapters = model("llama").bfloat16(), adapted(0)
+    for name, hosted_model in (("whole", whole), ("adapters", adapters)):
+        sizes = {p: p.numel() for p in hosted_model.parameters()}
+        trained = sum(size for p, size in sizes.items() if p.requires_grad)
+        job = huggingface.host(hosted_model, data(), optimizer=optimizer, groups=groups)
+        held[name] = (job.held_bytes, trained, sum(sizes.values()) - trained)
+        held[f"{name} said"] = str(job.held_bytes)
+    enough = held["whole"][0].total
+    fitting = model("llama").bfloat16()
+    huggingface.host(fitting, data(), optimizer=optimizer, groups=groups, resident_bytes=enough)
+    try:
+        huggingface.host(
+            model("llama"), data(), optimizer=optimizer, groups=groups, resident_bytes=enough
+        )
+    except ValueError as error:
+        held["too much"] = str(error)
+    return held
+
+
 def unlike_plans(rank: int, groups: runtime.Communicators) -> list[str]:
     """What ranks say to plans that are not those of the others, or cannot be had."""
     from seqplan.runtime import huggingface
@@ -369,6 +393,7 @@ def on_rank(rank: int, world_size: int, folder: Path, url: str) -> dict[str, Any
     return {
         **{name: trained_on_ranks(rank, groups, folder, url, name) for name in CASES},
         "refusals": refusals(groups),
+        "memory": memory(groups),
         "unlike": unlike_plans(rank, groups),
         "resumed": resumed(rank, groups, folder / "checkpoints"),
         "page": page(folder),

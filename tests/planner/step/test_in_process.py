@@ -119,3 +119,13 @@ def test_neither_torch_nor_the_solver_is_needed() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert (done.stderr, done.stdout.strip()) == ("", "[]")
+
+
+def test_resident_bytes_are_what_the_profile_counts() -> None:
+    """Parameters and gradients whole, the states over the GPUs; as more GPUs share them, less."""
+    few, many = (Planner("llama-7b-a800-80gb", gpus, 4096) for gpus in (8, 64))
+    memory = find_profile("llama-7b-a800-80gb").memory
+    whole = memory.resident_layer_bytes + memory.resident_embedding_bytes
+    ((_, sharded),) = memory.sharded_state_bytes
+    assert few.resident_bytes == pytest.approx(whole + sharded / 8)
+    assert many.resident_bytes == pytest.approx(whole + sharded / 64)

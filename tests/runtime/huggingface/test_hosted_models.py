@@ -151,6 +151,21 @@ def test_what_cannot_be_run_is_refused_on_every_rank_before_the_step(outcomes: A
         assert said[1] == "rank 1: no lengths"
 
 
+def test_what_a_rank_holds_is_counted(outcomes: Any) -> None:
+    """2 bytes a parameter and 4 a gradient, 16 over the ranks; padding is less than a hundredth."""
+    for held in (rank["memory"] for rank in outcomes[0]):
+        whole, trained, _ = held["whole"]
+        assert whole.parameters == pytest.approx(2 * trained, rel=0.01)
+        assert whole.gradients == pytest.approx(4 * trained, rel=0.01)
+        assert whole.states == pytest.approx(16 * trained / RANKS, rel=0.01)
+        adapters, trained, frozen = held["adapters"]
+        assert adapters.parameters == pytest.approx(4 * trained, rel=0.1)
+        assert adapters.frozen == pytest.approx(4 * frozen, rel=0.02)  # and buffers
+        assert held["adapters said"].startswith("a rank holds ")
+        assert ", frozen " in held["adapters said"]
+        assert "the profile that plans are made with counts" in held["too much"]
+
+
 def test_a_job_goes_on_bit_for_bit(outcomes: Any) -> None:
     for mine in (rank["resumed"] for rank in outcomes[0]):
         assert mine["parts"] == mine["straight"]

@@ -1,0 +1,76 @@
+"""What a rank holds of a model whatever it computes: before any activation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from seqplan.runtime.states.unit import Unit
+
+MOMENTS = 2
+"""Of a master parameter in AdamW, each as long as it is; another optimizer may keep others."""
+
+TOLERANCE = 1.1
+"""How much more may be held than a profile counts: slices are padded, and buffers are not in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBytes:
+    """Bytes of this rank: ``parameters`` and ``gradients`` that it computes with.
+
+    ``states`` that it owns: masters, their summed gradients, moments as of AdamW; ``frozen``:
+    tensors of the model beside all these.
+    """
+
+    parameters: int
+    gradients: int
+    states: int
+    frozen: int
+
+    @property
+    def total(self) -> int:
+        """Sum of all."""
+        return self.parameters + self.gradients + self.states + self.frozen
+
+    def __str__(self) -> str:
+        """One line for people."""
+        parts = {
+            "parameters": self.parameters,
+            "gradients": self.gradients,
+            "owned states, with AdamW's": self.states,
+            "frozen": self.frozen,
+        }
+        said = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
+        return f"a rank holds {_gib(self.total)} before activations: {said}"
+
+    def refuse_above(self, counted: float) -> None:
+        """Raise ``ValueError`` where this is well above what plans count on (bytes)."""
+        if self.total > TOLERANCE * counted:
+            raise ValueError(
+                f"{self}; the profile that plans are made with counts {_gib(counted)}: plan with a "
+                "profile of this model, dtype and number of GPUs"
+            )
+
+
+def held_bytes(units: Iterable[Unit], others: Iterable[Tensor] = ()) -> HeldBytes:
+    """Count what is held of ``units`` by what is laid out now, and of ``others``, each once."""
+    parameters = gradients = states = 0
+    ours = set()
+    for unit in units:
+        parameters += unit.flat.nbytes
+        gradients += unit.gradient.nbytes
+        states += unit.master.nbytes + unit.reduced.nbytes + MOMENTS * unit.master.nbytes
+        ours.add(unit.flat.untyped_storage().data_ptr())
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in others}
+    frozen = sum(
+        tensor.untyped_storage().nbytes()
+        for address, tensor in storages.items()
+        if address not in ours
+    )
+    return HeldBytes(parameters, gradients, states, frozen)
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.1f} MiB"

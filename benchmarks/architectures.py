@@ -45,6 +45,7 @@ class Case:
     autocast: bool = False
     exact_norms: bool = False
     rows: int = 4096
+    compiled: bool = False
 
     @property
     def label(self) -> str:
@@ -57,6 +58,7 @@ class Case:
             *([self.dtype] if self.dtype != "float32" else []),
             *(["fp32 norms"] if self.exact_norms else []),
             *(["autocast bf16"] if self.autocast else []),
+            *(["compiled layers"] if self.compiled else []),
             *([f"{self.rows} tokens' logits at a time"] if self.rows < LONGEST else []),
         ]
         return " · ".join(how)
@@ -71,6 +73,7 @@ def cases() -> list[Case]:
         *(Case(name, targets="weights") for name in ways),
         *(Case(name, lora=True, targets="mask") for name in ways),
         *(Case(name, checkpointing=True, targets="weights") for name in ways),
+        *(Case(name, compiled=True) for name in ("llama", "gemma2, window of 64")),
         Case("qwen3_moe, router loss", lora=True, checkpointing=True, targets="mask"),
         *(Case(name, rows=32, targets="weights") for name in ("llama", "gemma2, no caps")),
         *(Case(name, dtype="bfloat16") for name in ("llama", "qwen2", "gemma3_text")),
@@ -217,6 +220,9 @@ def _hosted(case: Case, rank: int, groups: Any, folder: Path) -> Outcome:
     from seqplan.runtime import huggingface
 
     model = _model(case, seed=rank)  # rank 0's values must win
+    if case.compiled:
+        for layer in model.model.layers:
+            layer.compile(backend="aot_eager")
     job = huggingface.host(
         model,
         _data(case),

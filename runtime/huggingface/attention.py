@@ -122,9 +122,15 @@ class LayerAttention:
         self.instead = None  # the probe's
 
     def attach(self, model: nn.Module) -> None:
-        """Let every layer of ``model`` find this by itself."""
+        """Let every layer of ``model`` find this by itself.
+
+        Layers that are compiled leave their graph for attention, whose ranks wait for each other.
+        """
         for module in model.modules():
             setattr(module, ATTRIBUTE, self)
+        if any(module._compiled_call_impl is not None for module in model.modules()):
+            outside: Any = torch.compiler.disable
+            self.attend = outside(self.attend)  # type: ignore[method-assign]
 
     def attend(
         self,

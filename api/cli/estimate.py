@@ -8,13 +8,20 @@ import json
 import textwrap
 from typing import Any
 
-from seqplan.api.cli.frame.options import add_cluster, add_model, cluster_of, positive, sizes_of
+from seqplan.api.cli.frame.model_options import (
+    add_cluster,
+    add_model,
+    add_training,
+    deployment_of,
+)
+from seqplan.api.cli.frame.options import positive
 from seqplan.api.cli.frame.terminal import percent, table
 from seqplan.api.cli.frame.verb import add_verb
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.deployment import CHECKPOINTING, Deployment
 from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.profiler.analytic.hardware import GIB, Hardware
-from seqplan.profiler.analytic.terms import CHECKPOINTING, Deployment
+from seqplan.profiler.analytic.memory import VERDICTS
 
 NONE_FITS = 3
 """Exit code where estimates are printed, and none of them fits into memory."""
@@ -23,8 +30,9 @@ _DESCRIPTION = """\
 Estimate an iteration of equal sequences: milliseconds by term, TFLOP/s, model FLOPs utilisation,
 and bytes on the fullest GPU. From data sheets and kernel efficiencies; nothing is measured (see
 seqplan validate-model for how far that is right). Lists of degrees give a table, fastest first;
-what does not fit into memory is in it, too, after what fits. Exit code 3: estimates are printed,
-and none of them fits; 2: no scheme can run at all.
+what does not fit into memory is in it, too, after what fits and what is tight: within a tenth of
+what there is, which is as far as the bytes may be off. Exit code 3: estimates are printed, and none
+of them fits or is tight; 2: no scheme can run at all.
 """
 
 _EXAMPLES = """\
@@ -61,18 +69,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
     parser.add_argument("--checkpointing", choices=CHECKPOINTING, default="none")
+    add_training(parser, schedule=True)
     parser.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` where no scheme can run; 3 where none fits into memory."""
-    deployment = Deployment(
-        cluster=cluster_of(args),
-        sizes=sizes_of(args, longest=args.seq_len),
-        zero=args.zero,
-        checkpointing=args.checkpointing,
-    )
+    deployment = deployment_of(args, longest=args.seq_len)
     load = Load(seq_len=args.seq_len, batch=args.batch, micro_batch=args.micro_batch)
     estimates, refused = [], {}
     for degrees in itertools.product(args.tp, args.pp, args.ulysses, args.ring):
@@ -86,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"no scheme can run: {reasons}")
     estimates.sort(
         key=lambda estimated: (
-            not estimated.fits,
+            VERDICTS.index(estimated.verdict),
             estimated.iteration_ms,
             estimated.scheme,
         )
@@ -122,7 +126,9 @@ def as_json(estimated: Estimate) -> dict[str, Any]:
         "memory_bytes": {name: round(size) for name, size in estimated.memory_bytes.items()},
         "peak_bytes": round(estimated.peak_bytes),
         "usable_bytes": round(estimated.usable_bytes),
+        "capacity_bytes": round(estimated.capacity_bytes),
         "fits": estimated.fits,
+        "verdict": estimated.verdict,
     }
 
 
@@ -133,7 +139,7 @@ def _ranked(deployment: Deployment, estimates: list[Estimate]) -> list[str]:
         (
             *("scheme", "dp", "iteration", "tokens/s", "TFLOP/s", "MFU"),
             *(("efficiencies",) if marked else ()),
-            *("peak", "fits", "most time in"),
+            *("peak", "memory", "most time in"),
         ),
         [
             (
@@ -145,7 +151,7 @@ def _ranked(deployment: Deployment, estimates: list[Estimate]) -> list[str]:
                 percent(estimated.mfu),
                 *((marked,) if marked else ()),
                 f"{estimated.peak_bytes / GIB:.1f} GiB",
-                "yes" if estimated.fits else "no",
+                estimated.verdict,
                 _largest(estimated),
             )
             for estimated in estimates
@@ -210,7 +216,7 @@ def _described(deployment: Deployment, estimated: Estimate) -> list[str]:
         ("memory of the fullest GPU", "GiB"),
         [(name, f"{size / GIB:.2f}") for name, size in estimated.memory_bytes.items() if size],
     )
-    lines.append(f"fits: {'yes' if estimated.fits else 'no'}, {_room(estimated)}")
+    lines.append(f"{estimated.verdict}: {_room(estimated)}")
     lines += ["", *textwrap.wrap(f"hardware: {cluster.hardware.source}", 98)]
     return lines
 

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.frame.options import above_zero, add_cluster, add_model, positive
+from seqplan.api.cli.frame.model_options import add_cluster, add_model, add_training
+from seqplan.api.cli.frame.options import above_zero, positive
 from seqplan.api.cli.frame.output_file import check_output
 from seqplan.api.cli.verb_parts.profile_derived import completed, estimated, write_derived
 from seqplan.api.cli.verb_parts.profile_measured import measure_and_write, write_measured
@@ -63,9 +64,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--repeats", metavar="N", type=positive, default=25, help="of a point, at most; default 25"
     )
-    parser.add_argument("--checkpointing", choices=("none", "mlp", "full"), default="none")
+    parser.add_argument(
+        "--checkpointing", choices=("none", "selective", "mlp", "full"), default="none"
+    )
     add_cluster(parser, required=False)
     parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="with --estimate")
+    add_training(parser, schedule=False)
     parser.add_argument(
         "--capacity-gib",
         metavar="GIB",

@@ -17,7 +17,8 @@ left of both is about the same, and is taken as fixed (``FIXED_MS_PER_UNIT``).
 from __future__ import annotations
 
 from seqplan.planner.exchange.times import Layout, LayoutExchange, layouts_of
-from seqplan.profiler.analytic.hardware import DEVICES, LINK_EFFICIENCY, Hardware
+from seqplan.profiler.analytic.devices import DEVICES
+from seqplan.profiler.analytic.hardware import LINK_EFFICIENCY, Hardware
 from seqplan.profiler.model_sizes import ModelShape
 from seqplan.profiler.profile import Profile
 
@@ -64,11 +65,18 @@ def derived_exchange(
 
 
 def hardware_of(profile: Profile) -> Hardware | None:
-    """Look up the data sheet of the profile's GPU by its name; None where it is not listed."""
+    """Look up the data sheet of the profile's GPU by its name; None where it is not listed.
+
+    The most of a listed name counts, of equals the plainest; None where two are as near.
+    """
     name = profile.hardware.lower().replace(" ", "").replace("_", "-")
-    listed = [device for device in DEVICES.values() if device.name.split("-")[0] in name]
-    same_memory = [device for device in listed if device.name.split("-")[1] in name]
-    return next(iter(same_memory or (listed if len(listed) == 1 else ())), None)
+    ranks = {}
+    for device in DEVICES.values():
+        family, *others = device.name.split("-")
+        if family in name:
+            ranks[device.name] = (sum(part in name for part in others), len(family), -len(others))
+    best = [of for of, rank in ranks.items() if rank == max(ranks.values())]
+    return DEVICES[best[0]] if len(best) == 1 else None
 
 
 def held_parameters(shape: ModelShape, layout: Layout) -> tuple[float, int]:

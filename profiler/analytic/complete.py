@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.calibrate import Calibration, calibrate
+from seqplan.profiler.analytic.deployment import Deployment
 from seqplan.profiler.analytic.derived_scheme import (
     check_schemes,
     derived_entry,
@@ -20,7 +21,7 @@ from seqplan.profiler.analytic.derived_scheme import (
 )
 from seqplan.profiler.analytic.hardware import ClusterHardware
 from seqplan.profiler.analytic.memory import activation_bytes_per_token
-from seqplan.profiler.analytic.terms import Deployment, stage_terms
+from seqplan.profiler.analytic.terms import stage_terms
 from seqplan.profiler.model_sizes import SIZES, ModelSizes
 from seqplan.profiler.profile import Profile, ProfiledScheme
 from seqplan.profiler.scheme_rules import doubts
@@ -172,7 +173,7 @@ def _memory(profile: Profile, deployment: Deployment, missing: Sequence[Scheme])
 
 
 def _activation(deployment: Deployment, tp: int) -> float:
-    whole = activation_bytes_per_token(deployment.sizes, deployment.checkpointing, tp)
+    whole = activation_bytes_per_token(deployment, tp)
     return whole + gathered_bytes(deployment.sizes.hidden, tp)
 
 

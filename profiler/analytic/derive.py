@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.deployment import Deployment
 from seqplan.profiler.analytic.derived_scheme import (
     check_schemes,
     derived_entry,
@@ -23,7 +24,7 @@ from seqplan.profiler.analytic.memory import (
     activation_bytes_per_token,
     state_bytes,
 )
-from seqplan.profiler.analytic.terms import Deployment, stage_terms
+from seqplan.profiler.analytic.terms import stage_terms
 from seqplan.profiler.profile import PROFILE_SCHEMA
 
 Floats = npt.NDArray[np.float64]
@@ -71,7 +72,7 @@ def derive_profile(
             "resident_layer_bytes": layers,
             "resident_embedding_bytes": embeddings,
             "activation_bytes_per_token": {
-                str(tp): activation_bytes_per_token(sizes, deployment.checkpointing, tp)
+                str(tp): activation_bytes_per_token(deployment, tp)
                 + gathered_bytes(sizes.hidden, tp)
                 for tp in sorted({scheme.tp for scheme in schemes})
             },

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from seqplan.api.cli.frame.extras import need_torch
-from seqplan.api.cli.frame.options import sizes_of
+from seqplan.api.cli.frame.model_options import sizes_of
 from seqplan.api.cli.frame.terminal import ProgressBar, percent, table
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme

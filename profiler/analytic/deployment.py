@@ -1,0 +1,83 @@
+"""What is trained, on what, and how: everything but the scheme and the load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seqplan.profiler.analytic.hardware import ClusterHardware
+from seqplan.profiler.model_sizes import ModelSizes
+
+CHECKPOINTING = ("none", "selective", "mlp", "full")
+"""What backward computes again instead of keeping: nothing; all but products and attention (norms,
+positions, activation functions); the feed-forward; the whole layer."""
+
+PRECISIONS = ("bf16", "fp8")
+"""Of the products of the layers; attention, norms, head and loss are in bf16 in both."""
+
+EXCHANGES = ("exposed", "hidden")
+"""Of gradients and parameters under ZeRO 1 and 2: after all propagation, or beside it."""
+
+CONTEXT_PARALLEL = ("ring", "all-gather")
+"""How keys and values reach the ranks of ``ring``: passed on step by step, or gathered at once."""
+
+FP8_GAIN = 1.8
+"""How much faster products run in fp8 than in bf16, casts included: the peak is twice as high, and
+less of it is reached. Between what two tables ask for: see docs/analytic-model.md."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment:
+    """A model on a cluster, and how it is trained; ``ValueError`` for values that are unknown.
+
+    - ``zero``: ZeRO stage 1, 2 or 3; ``checkpointing``, ``precision``, ``exchange``,
+      ``context_parallel``: see the constants above.
+    - ``gradient_bytes``: of a gradient's sum during a step, 4 in fp32, 2 in bf16.
+    - ``fp8_gain``: of products in fp8.
+    - ``virtual_stages``: parts that a rank's layers are cut into (interleaved 1F1B).
+    - ``tp_overlap``: share of tensor parallelism's collectives that products hide.
+    - ``sequence_parallel``: whether tp splits norms and residuals by tokens too, as this runtime
+      and Megatron's sequence parallelism do.
+    """
+
+    cluster: ClusterHardware
+    sizes: ModelSizes
+    zero: int = 1
+    checkpointing: str = "none"
+    gradient_bytes: int = 4
+    precision: str = "bf16"
+    fp8_gain: float = FP8_GAIN
+    virtual_stages: int = 1
+    exchange: str = "exposed"
+    tp_overlap: float = 0.0
+    context_parallel: str = "ring"
+    sequence_parallel: bool = True
+
+    def __post_init__(self) -> None:
+        if self.zero not in (1, 2, 3):
+            raise ValueError(f"zero wants 1, 2 or 3, not {self.zero!r}")
+        if self.gradient_bytes not in (2, 4):
+            raise ValueError(f"gradient_bytes wants 2 or 4, not {self.gradient_bytes!r}")
+        for name, choices in (
+            ("checkpointing", CHECKPOINTING),
+            ("precision", PRECISIONS),
+            ("exchange", EXCHANGES),
+            ("context_parallel", CONTEXT_PARALLEL),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} wants one of {', '.join(choices)}, not {getattr(self, name)!r}"
+                )
+        hardware = self.cluster.hardware
+        if self.precision == "fp8" and hardware.generation == "ampere":
+            raise ValueError(f"precision fp8: {hardware.name} has no products in fp8")
+        if not 1 <= self.fp8_gain <= 4:
+            raise ValueError(f"fp8_gain wants a number from 1 to 4, not {self.fp8_gain!r}")
+        if not 1 <= self.virtual_stages <= 1024:
+            raise ValueError(f"virtual_stages wants 1 to 1024, not {self.virtual_stages!r}")
+        if not 0 <= self.tp_overlap <= 1:
+            raise ValueError(f"tp_overlap wants a share from 0 to 1, not {self.tp_overlap!r}")
+
+    def stage_layers(self, pp: int) -> int:
+        """Count the layers of the longest of ``pp`` stages: all its virtual stages together."""
+        parts = pp * self.virtual_stages
+        return -(-self.sizes.layers // parts) * self.virtual_stages

@@ -9,7 +9,7 @@ from typing import Any
 LARGEST_SIZE = 10**7
 """Of any size; products of them stay finite."""
 
-FLAGS = frozenset({"ungated", "sinks"})
+FLAGS = frozenset({"ungated", "sinks", "attention_gate"})
 """Which of an ``Architecture`` are yes or no."""
 
 
@@ -19,7 +19,8 @@ class Architecture:
 
     - ``ungated``: the feed-forward has two matrices, not three; ``positions``: learned positions.
     - ``window_layers`` attend to the last ``window`` tokens only, ``chunk_layers`` to those of
-      their own chunk of ``chunk`` tokens; ``sinks``: attention has a learned sink in each head.
+      their own chunk of ``chunk`` tokens; ``sinks``: attention has a learned sink in each head;
+      ``attention_gate``: a gate as wide as its result.
     - ``linear_layers`` have linear attention (gated delta rule) of ``linear_key_heads`` heads of
       ``linear_key_dim`` and ``linear_value_heads`` of ``linear_value_dim``, behind a convolution of
       ``linear_conv`` tokens. All layers that are none of these have full attention.
@@ -37,6 +38,7 @@ class Architecture:
     chunk_layers: int = 0
     chunk: int = 0
     sinks: bool = False
+    attention_gate: bool = False
     linear_layers: int = 0
     linear_key_heads: int = 0
     linear_value_heads: int = 0

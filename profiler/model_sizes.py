@@ -148,7 +148,8 @@ class ModelSizes:
         special = self.architecture
         sinks = self.heads if special.sinks else 0
         if not special.kv_rank:
-            return 2 * self.hidden * (self.attention_width + self.kv_width) + sinks
+            gate = self.hidden * self.attention_width if special.attention_gate else 0
+            return 2 * self.hidden * (self.attention_width + self.kv_width) + gate + sinks
         queries = self.heads * (special.nope_dim + special.rope_dim)
         if special.query_rank:
             of_queries = special.query_rank * (self.hidden + queries)
@@ -215,16 +216,42 @@ class ModelSizes:
 
 
 MODELS: dict[str, dict[str, int]] = {
-    name: dict(zip(SIZES, sizes, strict=True))
-    for name, sizes in {
-        "small": (512, 8, 8, 4, 1408, 8192),
-        "llama-7b": (4096, 32, 32, 32, 11008, 32000),
-        "llama-13b": (5120, 40, 40, 40, 13824, 32000),
-        "llama-32b": (6656, 60, 64, 64, 17920, 32000),
-        "llama3-8b": (4096, 32, 32, 8, 14336, 128256),
-        "gpt-7b": (4096, 32, 64, 64, 10944, 50304),
-        "gpt-13b": (5120, 40, 64, 64, 13696, 50304),
-        "gpt-30b": (6656, 60, 64, 64, 17792, 50304),
+    name: {**dict(zip(SIZES, sizes, strict=True)), **others}
+    for name, (sizes, others) in {
+        "small": ((512, 8, 8, 4, 1408, 8192), {}),
+        "llama-7b": ((4096, 32, 32, 32, 11008, 32000), {}),
+        "llama-13b": ((5120, 40, 40, 40, 13824, 32000), {}),
+        "llama-32b": ((6656, 60, 64, 64, 17920, 32000), {}),
+        "llama3-8b": ((4096, 32, 32, 8, 14336, 128256), {}),
+        "llama3-70b": ((8192, 80, 64, 8, 28672, 128256), {}),
+        "qwen3-8b": ((4096, 36, 32, 8, 12288, 151936), {}),
+        "qwen3-32b": ((5120, 64, 64, 8, 25600, 151936), {"head_dim": 128}),
+        "qwen3-30b-a3b": (
+            (2048, 48, 32, 4, 6144, 151936),
+            {
+                "head_dim": 128,
+                "expert_layers": 48,
+                "experts": 128,
+                "experts_per_token": 8,
+                "expert_ffn": 768,
+            },
+        ),
+        "gpt-oss-20b": (
+            (2880, 24, 64, 8, 2880, 201088),
+            {
+                "head_dim": 64,
+                "window_layers": 12,
+                "window": 128,
+                "sinks": True,
+                "expert_layers": 24,
+                "experts": 32,
+                "experts_per_token": 4,
+                "expert_ffn": 2880,
+            },
+        ),
+        "gpt-7b": ((4096, 32, 64, 64, 10944, 50304), {}),
+        "gpt-13b": ((5120, 40, 64, 64, 13696, 50304), {}),
+        "gpt-30b": ((6656, 60, 64, 64, 17792, 50304), {}),
     }.items()
 }
 """Sizes by name; ``SOURCES`` says where they come from."""
@@ -236,6 +263,16 @@ SOURCES: dict[str, str] = {
     "llama-13b": "LLaMA, arXiv 2302.13971, table 2; feed-forward and vocabulary of its release",
     "llama-32b": "Hydraulis, arXiv 2412.07894, public code: LLaMA-33B's widths with 64 heads",
     "llama3-8b": "config.json of Meta-Llama-3-8B",
+    "llama3-70b": "config.json of Meta-Llama-3-70B",
+    **{
+        name: f"config.json of {release}"
+        for name, release in (
+            ("qwen3-8b", "Qwen3-8B"),
+            ("qwen3-32b", "Qwen3-32B"),
+            ("qwen3-30b-a3b", "Qwen3-30B-A3B"),
+            ("gpt-oss-20b", "gpt-oss-20b"),
+        )
+    },
     **dict.fromkeys(
         ("gpt-7b", "gpt-13b", "gpt-30b"),
         "FlexSP, arXiv 2412.01523: hidden and layers; 64 heads, as it runs 64-way Ulysses; its two "

@@ -20,7 +20,7 @@ from seqplan.api.cli.frame.verb import add_verb
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.deployment import CHECKPOINTING, Deployment
 from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
-from seqplan.profiler.analytic.hardware import GIB, Hardware
+from seqplan.profiler.analytic.hardware import GIB
 from seqplan.profiler.analytic.memory import VERDICTS
 
 NONE_FITS = 3
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         document = {
             "hardware": deployment.cluster.hardware.name,
-            "unchecked": deployment.cluster.hardware.warning,
+            "unchecked": "; ".join(deployment.notes) or None,
             "estimates": [as_json(estimated) for estimated in estimates],
             "refused": refused,
         }
@@ -133,8 +133,7 @@ def as_json(estimated: Estimate) -> dict[str, Any]:
 
 
 def _ranked(deployment: Deployment, estimates: list[Estimate]) -> list[str]:
-    hardware = deployment.cluster.hardware
-    marked = "unchecked" if hardware.unchecked else ""
+    marked = "unchecked" if deployment.notes else ""
     lines = table(
         (
             *("scheme", "dp", "iteration", "tokens/s", "TFLOP/s", "MFU"),
@@ -157,11 +156,11 @@ def _ranked(deployment: Deployment, estimates: list[Estimate]) -> list[str]:
             for estimated in estimates
         ],
     )
-    return lines + _warned(hardware)
+    return lines + _warned(deployment)
 
 
-def _warned(hardware: Hardware) -> list[str]:
-    return [] if hardware.warning is None else textwrap.wrap(hardware.warning, 98)
+def _warned(deployment: Deployment) -> list[str]:
+    return [line for note in deployment.notes for line in textwrap.wrap(note, 98)]
 
 
 def _none_fits(estimates: list[Estimate]) -> list[str]:
@@ -203,7 +202,7 @@ def _described(deployment: Deployment, estimated: Estimate) -> list[str]:
         f"{estimated.tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {percent(estimated.mfu)} "
         "(causal attention, no recomputation)"
     )
-    lines = [setup, result, *_warned(cluster.hardware), ""]
+    lines = [setup, result, *_warned(deployment), ""]
     lines += table(
         ("term", "time", "share"),
         [

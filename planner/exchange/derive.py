@@ -87,9 +87,13 @@ def held_parameters(shape: ModelShape, layout: Layout) -> tuple[float, int]:
     if shape.kv_heads is not None and shape.heads is not None:
         attention = round(attention * (1 + shape.kv_heads / shape.heads) / 2)
     layers = -(-shape.layers // pp)
+    if not shape.architecture.dense and (sizes := shape.sizes) is not None:
+        of_layers = layers * sizes.layers_parameters / shape.layers
+    else:
+        of_layers = layers * (attention + ffn)
     embeddings = 1 if shape.tied or pp > 1 else 2
     in_embeddings = embeddings * (shape.vocab or 0) * shape.hidden
-    return (layers * (attention + ffn) + in_embeddings) / tp, layers + embeddings
+    return (of_layers + in_embeddings) / tp, layers + embeddings
 
 
 def _layout_ms(

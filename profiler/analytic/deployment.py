@@ -77,6 +77,30 @@ class Deployment:
         if not 0 <= self.tp_overlap <= 1:
             raise ValueError(f"tp_overlap wants a share from 0 to 1, not {self.tp_overlap!r}")
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must be said beside figures of it: what is assumed, and held against nothing."""
+        special, notes = self.sizes.architecture, []
+        if (warning := self.cluster.hardware.warning) is not None:
+            notes.append(warning)
+        if special.expert_layers:
+            notes.append(
+                "unchecked: experts. Every rank of tp holds its part of all of them (no expert "
+                "parallelism), and tokens are taken as spread evenly over them"
+            )
+        if special.window_layers or special.chunk_layers:
+            notes.append(
+                "unchecked: attention within windows or chunks is taken as fast as full attention "
+                "with as many keys"
+            )
+        if special.linear_layers:
+            notes.append(
+                "unchecked: linear attention is taken to reach a quarter of the rate of products"
+            )
+        if special.kv_rank:
+            notes.append("unchecked: latent attention (MLA), whose keys and values are made whole")
+        return tuple(notes)
+
     def stage_layers(self, pp: int) -> int:
         """Count the layers of the longest of ``pp`` stages: all its virtual stages together."""
         parts = pp * self.virtual_stages

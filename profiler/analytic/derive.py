@@ -16,7 +16,7 @@ from seqplan.profiler.analytic.derived_scheme import (
     fit_residuals,
     fit_terms,
     gathered_bytes,
-    hardware_notes,
+    largest_error,
 )
 from seqplan.profiler.analytic.memory import (
     CONTEXT_BYTES,
@@ -43,13 +43,17 @@ def derive_profile(
     check_schemes(deployment.sizes, deployment.cluster, schemes, deployment.zero)
     cluster, sizes = deployment.cluster, deployment.sizes
 
-    def times(scheme: Scheme, lengths: Floats) -> Floats:
+    def times(scheme: Scheme, micro_batches: Floats) -> Floats:
         dp = max(1, cluster.gpus // scheme.gpus)
-        terms = stage_terms(deployment, scheme, lengths[:, None], dp)
+        terms = stage_terms(deployment, scheme, micro_batches, dp)
         return np.asarray(np.sum(list(terms.values()), axis=0))
 
-    fitted = {scheme: fit_terms(times, scheme, longest) for scheme in sorted(set(schemes))}
-    hardware = cluster.hardware
+    fitted = {
+        scheme: fit_terms(times, scheme, longest, packed=not sizes.architecture.dense)
+        for scheme in sorted(set(schemes))
+    }
+    hardware, errors = cluster.hardware, [errors for _, errors in fitted.values()]
+    notes = list(deployment.notes)
     sharded, layers, embeddings = state_bytes(deployment)
     return {
         "schema": PROFILE_SCHEMA,
@@ -57,11 +61,12 @@ def derive_profile(
         "source": f"derived: analytic model of {hardware.name}, {cluster.nodes} nodes of "
         f"{cluster.gpus_per_node} GPUs; nothing was measured. Hardware: {hardware.source}",
         "residuals": "derived: "
-        + fit_residuals([errors for _, errors in fitted.values()])
+        + fit_residuals(errors)
+        + f"; {largest_error(errors)}"
         + (f"; efficiencies of {hardware.name} unchecked" if hardware.unchecked else ""),
         "hardware": {"gpu": hardware.name.upper(), "gpus_per_node": cluster.gpus_per_node},
         "model": sizes.as_dict(),
-        **hardware_notes(hardware),
+        **({"notes": notes} if notes else {}),
         "zero_stage": deployment.zero,
         "checkpointing": deployment.checkpointing,
         "memory": {

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.hardware import ClusterHardware, Hardware
+from seqplan.profiler.analytic.hardware import ClusterHardware
 from seqplan.profiler.fit.latency_fit import Errors, Observed, fit_latency
 from seqplan.profiler.latency import Latency
 from seqplan.profiler.model_sizes import ModelSizes
@@ -20,21 +20,36 @@ Floats = npt.NDArray[np.float64]
 SHORTEST, POINTS = 128, 25
 """Lengths that coefficients are fitted to: from SHORTEST tokens to the longest, geometrically."""
 
+PACKED_TOKENS, PACKED_LENGTHS = 32768, (256, 1024, 4096, 16384)
+"""Micro-batches of so many tokens, in sequences of each length, which are fitted beside them where
+windows or experts make the time of a micro-batch no quadratic of its lengths."""
+
+Times = Callable[[Scheme, Floats], Floats]
+"""Times (ms) of micro-batches on a scheme, from lengths of shape (micro-batches, sequences)."""
+
 
 def fit_terms(
-    times: Callable[[Scheme, Floats], Floats], scheme: Scheme, longest: int
+    times: Times, scheme: Scheme, longest: int, *, packed: bool = False
 ) -> tuple[Latency, Errors]:
-    """Fit a·l² + b·l + c to ``times`` (scheme and lengths → ms), and say how well.
+    """Fit a·l² + b·l + c to ``times``, and say how well.
 
-    ``longest``: tokens up to which it is fitted; ``ValueError`` for too few.
+    ``longest``: tokens up to which it is fitted; ``ValueError`` for too few. ``packed``: also to
+    micro-batches of several sequences.
     """
     if longest < 4 * SHORTEST:
         raise ValueError(f"longest {longest}: wants at least {4 * SHORTEST} tokens")
     least = max(SHORTEST, 2 * scheme.stage_gpus)
     lengths = np.unique(np.geomspace(least, max(longest, 16 * least), POINTS).round())
+    micro_batches: list[tuple[int, ...]] = [(int(length),) for length in lengths]
+    if packed:
+        micro_batches += [
+            (length,) * (PACKED_TOKENS // length)
+            for length in PACKED_LENGTHS
+            if least <= length < longest
+        ]
     observed = [
-        Observed((int(length),), float(ms))
-        for length, ms in zip(lengths, times(scheme, lengths), strict=True)
+        Observed(micro_batch, float(times(scheme, np.array([micro_batch], dtype=np.float64))[0]))
+        for micro_batch in micro_batches
     ]
     fit = fit_latency(observed, (), ())
     return fit.latency, fit.in_sample
@@ -50,9 +65,15 @@ def fit_residuals(errors: Sequence[Errors]) -> str:
     )
 
 
-def hardware_notes(hardware: Hardware) -> dict[str, list[str]]:
-    """The field of a profile that warns of what is unchecked; none where everything is checked."""
-    return {} if hardware.warning is None else {"notes": [hardware.warning]}
+def largest_error(errors: Sequence[Errors]) -> str:
+    """Say how far the worst scheme's quadratic is from any of the times that it was fitted to.
+
+    Layers that attend within a window cost in proportion to a sequence's length beyond it, and few
+    tokens leave experts idle, so that no quadratic is right over the whole range; the coefficients
+    are what plans are made with, and bounds proven for.
+    """
+    largest = max(of_scheme.largest for of_scheme in errors if of_scheme.largest is not None)
+    return f"nowhere further than {largest:.1%} from them"
 
 
 def derived_entry(scheme: Scheme, latency: Latency) -> dict[str, Any]:

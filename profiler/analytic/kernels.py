@@ -90,7 +90,8 @@ def seen_keys_ms(
     flops: Floats = (4 * heads * head_width * q * (k + KEY_RAMP)).sum(axis=-1)
     tiles = heads * np.ceil(q / QUERY_TILE).sum(axis=-1)
     speed = hardware.attention_rate
-    filled = tiles / (tiles + speed.wave * hardware.multiprocessors)
+    # Where there are no tokens there is nothing to do, and the rate does not matter.
+    filled = np.maximum(tiles, 1.0) / (tiles + speed.wave * hardware.multiprocessors)
     share = speed.backward if backward else speed.forward
     rate = hardware.peak_tflops * 1e9 * share * speed.of_width(head_width) * filled
     rate = rate * (speed.causal if masked else 1.0)

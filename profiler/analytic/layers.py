@@ -112,7 +112,8 @@ def _attention_weights(sizes: ModelSizes, tp: int) -> list[tuple[float, float]]:
     if not special.kv_rank:
         width = sizes.attention_width / tp
         kv_width = max(sizes.kv_heads / tp, 1.0) * sizes.head_width
-        return [(sizes.hidden, width + 2 * kv_width), (width, sizes.hidden)]
+        gate = width if special.attention_gate else 0.0
+        return [(sizes.hidden, width + gate + 2 * kv_width), (width, sizes.hidden)]
     heads = sizes.heads / tp
     queries = heads * (special.nope_dim + special.rope_dim)
     return [
@@ -152,6 +153,7 @@ def memory_bound_ms(
     expanded = 2 if special.ungated else 3
     positions = 4.0 * (sizes.attention_width + sizes.kv_width)
     positions += 4.0 * sizes.attention_width if special.sinks else 0.0
+    positions += 6.0 * sizes.attention_width if special.attention_gate else 0.0
     linear = 4.0 * special.linear_conv * _linear_width(sizes)
     per_layer = special.linear_layers * linear + sizes.attending_layers * positions
     attention = sizes.layers * norms + per_layer

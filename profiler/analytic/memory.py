@@ -65,6 +65,8 @@ def layer_activation_bytes(
     attended = 2 * sizes.attention_width + 2 * sizes.kv_width
     if special.kv_rank:
         attended += special.query_rank + special.kv_rank + special.rope_dim
+    if special.attention_gate:
+        attended += 2 * sizes.attention_width  # the gate, and what it is multiplied with
     values = special.linear_value_heads * special.linear_value_dim
     linear = 2 * special.linear_key_heads * special.linear_key_dim + 3 * values
     layers = sizes.layers

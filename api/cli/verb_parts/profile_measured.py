@@ -217,6 +217,12 @@ def _measured_model(sizes: ModelSizes, checkpointing: str) -> ModelConfig:
     """Return the model whose layers are run."""
     from seqplan.runtime.training.model import ModelConfig
 
+    if special := sizes.architecture.as_dict():
+        said = ", ".join(f"{name} {value}" for name, value in special.items())
+        raise ValueError(
+            f"model: {said}: the layers that are measured have none of these; derive a profile "
+            "with --estimate --hardware"
+        )
     return ModelConfig(
         **{name: getattr(sizes, name) for name in SIZES},
         head_dim=sizes.head_width,

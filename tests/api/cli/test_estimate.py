@@ -175,6 +175,17 @@ def test_a_config_file_and_single_sizes(tmp_path: Path) -> None:
     assert succeeded(call(*qwen)) != succeeded(call(*qwen, "--no-tied"))
 
 
+def test_figures_of_layers_that_nobody_checked_say_so() -> None:
+    rest = ("--hardware", "h100-80gb", "--nodes", 4, "--seq-len", 8192, "--batch", 4, "--tp", 8)
+    told = " ".join(call("estimate", "--model", CONFIGS / "gpt-oss-120b.json", *rest).out.split())
+    assert "unchecked: experts. Every rank of tp holds its part of all of them" in told
+    assert "unchecked: attention within windows or chunks" in told
+    asked = ("estimate", "--model", CONFIGS / "qwen3-next-80b.json", *rest, "--json")
+    document = json.loads(call(*asked).out)
+    assert "linear attention is taken to reach a quarter" in document["unchecked"]
+    assert document["estimates"][0]["terms_ms"]["linear attention"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -200,7 +211,8 @@ def test_a_config_file_and_single_sizes(tmp_path: Path) -> None:
         (("--tp-overlap", 2), "tp_overlap wants a share from 0 to 1, not 2.0"),
         (("--fp8-gain", 0), "fp8_gain wants a number from 1 to 4, not 0.0"),
         (("--virtual-stages", 40), "40 stages (pp · virtual stages) are more than the 32 layers"),
-        (("--model", CONFIGS / "gpt-oss-120b.json"), "not modelled: num_local_experts 128: a mix"),
+        (("--model", CONFIGS / "gemma-3-4b.json"), "a part of a larger model: give it as a file"),
+        (("--model", CONFIGS / "qwen3-next-80b.json", "--ring", 2), "no ring passes on the state"),
         (("--checkpointing", "some"), "argument --checkpointing: invalid choice: 'some'"),
         (("--seq-len", 1, "--ring", 8), "sequences of 1 tokens are too short for 8 GPUs"),
     ],

@@ -15,7 +15,6 @@ from seqplan.profiler.profile import Profile
 
 TINY = ["--hidden", "32", "--layers", "4", "--heads", "4", "--kv-heads", "2"]
 TINY += ["--ffn", "48", "--vocab", "50"]
-QWEN_MOE = Path(__file__).parents[2] / "profiler" / "model_configs" / "qwen3-30b-a3b.json"
 PATIENCE_S = 60.0
 FIELDS = {"a", "b", "c", "origin", "fit"}
 """Of a scheme all of whose degrees are 1."""
@@ -198,8 +197,10 @@ def test_what_was_measured_on_ranks_completes_itself(
             "profile 'llama-7b' is neither a file nor a shipped profile; did you mean llama-7b-",
         ),
         (("--head-dim", "5"), "head_dim must be even and at least 2, not 5"),
-        (("--model", str(QWEN_MOE)), "num_experts 128, moe_intermediate_size 768"),
-        (("--model", str(QWEN_MOE), "--estimate", "--hardware", "a100-80gb"), "num_experts 128"),
+        (
+            ("--model", "qwen3-30b-a3b", "--hidden", "64", "--layers", "48"),
+            "expert_layers 48, experts 128, experts_per_token 8, expert_ffn 768: the layers that",
+        ),
         (("--merge", "none.jsonl"), "none.jsonl: cannot be read"),
     ],
 )

@@ -97,7 +97,7 @@ def measured_split(factors: dict[str, float], left_out: Scheme | None = None) ->
     from seqplan.profiler.analytic.derived_scheme import fit_terms
 
     def times(scheme: Scheme, lengths: Any) -> Any:
-        terms = stage_terms(DEPLOYMENT, scheme, lengths[:, None])
+        terms = stage_terms(DEPLOYMENT, scheme, lengths)
         return np.sum([factors.get(name, 1.0) * ms for name, ms in terms.items()], axis=0)
 
     schemes = [scheme for scheme in SPLIT if scheme != left_out]

@@ -17,7 +17,6 @@ from seqplan.profiler.analytic.derived_scheme import (
     fit_residuals,
     fit_terms,
     gathered_bytes,
-    largest_error,
 )
 from seqplan.profiler.analytic.hardware import ClusterHardware
 from seqplan.profiler.analytic.memory import activation_bytes_per_token
@@ -90,9 +89,7 @@ def complete(
     ]
     document["memory"] = _memory(profile, deployment, missing)
     errors = [errors for _, errors in fitted.values()]
-    said = fit_residuals(errors)
-    if not deployment.sizes.architecture.dense:
-        said += f"; {largest_error(errors)}"
+    said = fit_residuals(errors, largest=not deployment.sizes.architecture.dense)
     how = "compute as measured on one device, communication analytic on"
     if calibration is not None:
         how = f"{calibration}; Ulysses and ring by the links of"

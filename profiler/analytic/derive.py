@@ -16,7 +16,6 @@ from seqplan.profiler.analytic.derived_scheme import (
     fit_residuals,
     fit_terms,
     gathered_bytes,
-    largest_error,
 )
 from seqplan.profiler.analytic.memory import (
     CONTEXT_BYTES,
@@ -61,8 +60,7 @@ def derive_profile(
         "source": f"derived: analytic model of {hardware.name}, {cluster.nodes} nodes of "
         f"{cluster.gpus_per_node} GPUs; nothing was measured. Hardware: {hardware.source}",
         "residuals": "derived: "
-        + fit_residuals(errors)
-        + f"; {largest_error(errors)}"
+        + fit_residuals(errors, largest=True)
         + (f"; efficiencies of {hardware.name} unchecked" if hardware.unchecked else ""),
         "hardware": {"gpu": hardware.name.upper(), "gpus_per_node": cluster.gpus_per_node},
         "model": sizes.as_dict(),

@@ -40,40 +40,36 @@ def fit_terms(
         raise ValueError(f"longest {longest}: wants at least {4 * SHORTEST} tokens")
     least = max(SHORTEST, 2 * scheme.stage_gpus)
     lengths = np.unique(np.geomspace(least, max(longest, 16 * least), POINTS).round())
-    micro_batches: list[tuple[int, ...]] = [(int(length),) for length in lengths]
-    if packed:
-        micro_batches += [
-            (length,) * (PACKED_TOKENS // length)
-            for length in PACKED_LENGTHS
-            if least <= length < longest
-        ]
     observed = [
-        Observed(micro_batch, float(times(scheme, np.array([micro_batch], dtype=np.float64))[0]))
-        for micro_batch in micro_batches
+        Observed((int(length),), float(ms))
+        for length, ms in zip(lengths, times(scheme, lengths[:, None]), strict=True)
     ]
+    for length in PACKED_LENGTHS:
+        if packed and least <= length < longest:
+            micro_batch = (length,) * (PACKED_TOKENS // length)
+            ms = times(scheme, np.array([micro_batch], dtype=np.float64))
+            observed.append(Observed(micro_batch, float(ms[0])))
     fit = fit_latency(observed, (), ())
     return fit.latency, fit.in_sample
 
 
-def fit_residuals(errors: Sequence[Errors]) -> str:
-    """Say how far the worst scheme's quadratic is from the terms it was fitted to."""
-    medians = [of_scheme.median for of_scheme in errors if of_scheme.median is not None]
-    largest = [of_scheme.p90 for of_scheme in errors if of_scheme.p90 is not None]
-    return (
-        f"a·l² + b·l + c is within {max(medians):.1%} (median) and {max(largest):.1%} (p90) of the "
-        "analytic terms in the worst scheme; how far those are from devices: seqplan validate-model"
-    )
+def fit_residuals(errors: Sequence[Errors], *, largest: bool = False) -> str:
+    """Say how far the worst scheme's quadratic is from the terms it was fitted to.
 
-
-def largest_error(errors: Sequence[Errors]) -> str:
-    """Say how far the worst scheme's quadratic is from any of the times that it was fitted to.
-
-    Layers that attend within a window cost in proportion to a sequence's length beyond it, and few
-    tokens leave experts idle, so that no quadratic is right over the whole range; the coefficients
-    are what plans are made with, and bounds proven for.
+    ``largest``: also at the worst micro-batch. Layers that attend within a window cost in
+    proportion to a sequence's length beyond it, and few tokens leave experts idle, so that no
+    quadratic is right over the whole range; the coefficients are what plans are made with, and
+    bounds proven for.
     """
-    largest = max(of_scheme.largest for of_scheme in errors if of_scheme.largest is not None)
-    return f"nowhere further than {largest:.1%} from them"
+    medians = [of_scheme.median for of_scheme in errors if of_scheme.median is not None]
+    most = [of_scheme.p90 for of_scheme in errors if of_scheme.p90 is not None]
+    worst = max(of_scheme.largest for of_scheme in errors if of_scheme.largest is not None)
+    nowhere = f", nowhere further than {worst:.1%}" if largest else ""
+    return (
+        f"a·l² + b·l + c is within {max(medians):.1%} (median) and {max(most):.1%} (p90) of the "
+        f"analytic terms in the worst scheme{nowhere}; how far those are from devices: seqplan "
+        "validate-model"
+    )
 
 
 def derived_entry(scheme: Scheme, latency: Latency) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def test_a_profile_says_what_its_model_is_and_completing_keeps_it() -> None:
     assert document["model"]["window"] == 128
     profile = Profile.from_document(document, "p")
     assert profile.shape.sizes == deployment.sizes
-    assert "; nowhere further than " in profile.residuals
+    assert ", nowhere further than " in profile.residuals
     alone = derive_profile(deployment, [Scheme()], name="p")
     alone["schemes"][0]["origin"] = "measured"
     completed = complete(Profile.from_document(alone, "p"), CLUSTER, schemes)

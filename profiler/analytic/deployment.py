@@ -78,6 +78,22 @@ class Deployment:
             raise ValueError(f"tp_overlap wants a share from 0 to 1, not {self.tp_overlap!r}")
 
     @property
+    def told(self) -> str:
+        """Say how it is trained: precision, attention's kernel, and what is not the default."""
+        parts = [self.precision, f"attention by {self.cluster.hardware.attention_kernel}"]
+        if self.precision == "fp8":
+            parts[0] += f" (products {self.fp8_gain:g} times as fast)"
+        if self.gradient_bytes != 4:
+            parts.append(f"gradients of {self.gradient_bytes} bytes")
+        if self.tp_overlap:
+            parts.append(f"{self.tp_overlap:.0%} of tp's collectives hidden")
+        if self.context_parallel != CONTEXT_PARALLEL[0]:
+            parts.append("keys and values gathered, not passed on")
+        if not self.sequence_parallel:
+            parts.append("norms and residuals whole on every rank of tp")
+        return ", ".join(parts)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What must be said beside figures of it: what is assumed, and held against nothing."""
         special, notes = self.sizes.architecture, []
@@ -103,5 +119,7 @@ class Deployment:
 
     def stage_layers(self, pp: int) -> int:
         """Count the layers of the longest of ``pp`` stages: all its virtual stages together."""
+        if pp == 1:
+            return self.sizes.layers
         parts = pp * self.virtual_stages
         return -(-self.sizes.layers // parts) * self.virtual_stages

@@ -210,7 +210,10 @@ def test_figures_of_layers_that_nobody_checked_say_so() -> None:
         (("--matmul-efficiency", 2), "matmul_efficiency must be from 0.01 to 1, not 2.0"),
         (("--tp-overlap", 2), "tp_overlap wants a share from 0 to 1, not 2.0"),
         (("--fp8-gain", 0), "fp8_gain wants a number from 1 to 4, not 0.0"),
-        (("--virtual-stages", 40), "40 stages (pp · virtual stages) are more than the 32 layers"),
+        (
+            ("--pp", 8, "--virtual-stages", 5),
+            "40 stages (pp · virtual stages) are more than the 32",
+        ),
         (("--model", CONFIGS / "gemma-3-4b.json"), "a part of a larger model: give it as a file"),
         (("--model", CONFIGS / "qwen3-next-80b.json", "--ring", 2), "no ring passes on the state"),
         (("--checkpointing", "some"), "argument --checkpointing: invalid choice: 'some'"),

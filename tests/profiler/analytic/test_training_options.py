@@ -11,6 +11,7 @@ from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.attention import attention_ms
 from seqplan.profiler.analytic.attention_rates import RATES, rate_of
 from seqplan.profiler.analytic.deployment import Deployment
+from seqplan.profiler.analytic.derive import derive_profile
 from seqplan.profiler.analytic.devices import DEVICES
 from seqplan.profiler.analytic.estimate import Load, estimate, problem
 from seqplan.profiler.analytic.hardware import ClusterHardware, Hardware
@@ -112,9 +113,13 @@ def test_the_longest_stage_counts_where_pp_does_not_divide_the_layers() -> None:
         float(stage_terms(deployment, Scheme(tp=8, pp=pp), [8192])["attention"]) for pp in (8, 1)
     )
     assert one == pytest.approx(whole * 16 / 126)
-    assert problem(deployment, Scheme(tp=1, pp=64), Load(seq_len=8192, batch=1)) is None
-    refused = problem(replace(deployment, virtual_stages=64), scheme, load)
-    assert refused == "512 stages (pp · virtual stages) are more than the 126 layers"
+    # Embedding and head may stand for a layer each: 128 stages, but no more.
+    many = replace(deployment, virtual_stages=16)
+    assert (many.stage_layers(8), problem(many, scheme, load)) == (16, None)
+    refused = problem(replace(deployment, virtual_stages=17), scheme, load)
+    assert refused is not None
+    assert refused.startswith("136 stages (pp · virtual stages) are more than the 126 layers, ")
+    assert many.stage_layers(1) == 126
 
 
 def test_the_exchange_hides_behind_long_backwards_only() -> None:
@@ -185,3 +190,23 @@ def test_a_tenth_below_what_is_usable_and_above_what_is_there_is_tight(
 ) -> None:
     """Of 80 GiB 76 are usable."""
     assert verdict(needed * 2**30, 80 * 2**30) == said
+
+
+def test_a_derived_profile_says_how_it_is_trained() -> None:
+    fast = replace(H100, attention_kernel="fa3")
+    deployment = replace(
+        DEPLOYMENT,
+        cluster=ClusterHardware(fast, 2, 8),
+        precision="fp8",
+        gradient_bytes=2,
+        tp_overlap=0.5,
+        context_parallel="all-gather",
+        sequence_parallel=False,
+    )
+    source = derive_profile(deployment, [Scheme(tp=8)], name="p")["source"]
+    assert (
+        "fp8 (products 1.8 times as fast), attention by fa3, gradients of 2 bytes, 50% of tp's "
+        "collectives hidden, keys and values gathered, not passed on, norms and residuals whole"
+    ) in source
+    usual = derive_profile(DEPLOYMENT, [Scheme(tp=8)], name="p")["source"]
+    assert "2 nodes of 8 GPUs, bf16, attention by fa2; nothing was measured" in usual

@@ -101,7 +101,7 @@ class Architecture:
     @classmethod
     def split(cls, sizes: Mapping[str, Any]) -> tuple[Architecture, dict[str, Any]]:
         """Split sizes by name into those of the architecture and all others."""
-        own = {name: sizes[name] for name in NAMES if sizes.get(name)}
+        own = {name: sizes[name] for name in NAMES if sizes.get(name) is not None}
         return cls(**own), {name: value for name, value in sizes.items() if name not in NAMES}
 
 

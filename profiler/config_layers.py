@@ -8,6 +8,8 @@ from typing import Any
 
 from seqplan.profiler.config_keys import EXPERTS_OF_FFN, LAYER_TYPES, SLIDING_PERIOD, UNGATED
 
+MOST_LAYERS = 100_000
+
 
 class ConfigError(ValueError):
     """A key of a config.json that is wrong or not modelled: ``key`` and why."""
@@ -24,6 +26,8 @@ class ConfigLayers:
     """
 
     def __init__(self, config: Mapping[str, Any], layers: int, longest: int | None) -> None:
+        if layers > MOST_LAYERS:
+            raise ConfigError("num_hidden_layers", f"wants at most {MOST_LAYERS:,}")
         self.config, self.layers = config, layers
         self.kind = str(config.get("model_type"))
         stated = config.get("max_position_embeddings")
@@ -36,6 +40,8 @@ class ConfigLayers:
             sizes["ungated"] = True
         if self.kind == "gpt_oss":
             sizes["sinks"] = True
+        if self.kind == "llama4_text" and (dense := self.whole("intermediate_size_mlp")):
+            sizes["ffn"] = dense
         if self.kind == "gpt2":
             sizes["positions"] = self.whole("n_positions") or self.whole("n_ctx") or 1024
         if self.kind == "qwen3_next" or self.config.get("attn_output_gate"):
@@ -163,7 +169,10 @@ class ConfigLayers:
         listed = config.get("moe_layers")
         if type(listed) is list:
             return layer in listed
-        if layer in (config.get("mlp_only_layers") or ()):
+        dense = config.get("mlp_only_layers") or []
+        if type(dense) is not list:
+            raise ConfigError("mlp_only_layers", "wants a list of layers")
+        if layer in dense:
             return False
         first = self.whole("first_k_dense_replace") or self.whole("moe_layer_start_index")
         last = config.get("moe_layer_end_index")

@@ -75,11 +75,9 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
         sizes[name] = config[key]
     if "heads" in sizes:
         sizes.setdefault("kv_heads", sizes["heads"])
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if kind == "gpt2" and "hidden" in sizes:
         sizes.setdefault("ffn", 4 * sizes["hidden"])
-    if kind == "llama4_text":
-        sizes["ffn"] = config.get("intermediate_size_mlp") or sizes.get("ffn")
     if config.get("kv_lora_rank"):
         sizes.pop("head_dim", None)  # the rotary part of one, where it is stated
     tied = config.get(_TIED)
@@ -98,7 +96,7 @@ def _not_modelled(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if config.get(key):
             yield key, meaning
     model_type = config.get("model_type")
-    if model_type is not None and model_type not in GATED | UNGATED | SPARSE:
+    if model_type is not None and str(model_type) not in GATED | UNGATED | SPARSE:
         yield "model_type", BEYOND.get(str(model_type), "layers that are not known here")
         return
     for key, value in config.items():

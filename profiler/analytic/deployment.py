@@ -99,6 +99,9 @@ class Deployment:
         special, notes = self.sizes.architecture, []
         if (warning := self.cluster.hardware.warning) is not None:
             notes.append(warning)
+        hardware = self.cluster.hardware
+        if self.precision == "fp8" and hardware.generation != "hopper":
+            notes.append(f"unchecked: products in fp8 on {hardware.name}")
         if special.expert_layers:
             notes.append(
                 "unchecked: experts. Every rank of tp holds its part of all of them (no expert "

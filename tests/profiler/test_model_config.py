@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from seqplan.profiler.config_keys import MODELLED
 from seqplan.profiler.model_config import read_model_config
 from seqplan.profiler.model_sizes import ModelSizes
 
@@ -290,3 +292,24 @@ def test_embeddings_are_tied_where_the_release_has_them_so(tmp_path: Path) -> No
     assert "tied" not in read_model_config(changed(tmp_path, "llama3-8b", tie_word_embeddings=None))
     with pytest.raises(ValueError, match='tie_word_embeddings wants true or false, not "yes"'):
         read_model_config(changed(tmp_path, "llama3-8b", tie_word_embeddings="yes"))
+
+
+VALUES = (None, True, False, 0, -1, 2, 7, 1.5, "8", "LG", "", [], [1], {"a": 1}, 10**30, 10**8)
+
+
+def test_whatever_a_key_says_the_answer_is_sizes_or_a_line(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    configs = [json.loads(path.read_text()) for path in sorted(CONFIGS.glob("*.json"))]
+    path, lines, read = tmp_path / "config.json", [], 0
+    for _ in range(500):
+        config = dict(rng.choice(configs))
+        for _ in range(rng.randint(1, 3)):
+            config[rng.choice(sorted(MODELLED | set(config)))] = rng.choice(VALUES)
+        path.write_text(json.dumps(config))
+        try:
+            read += read_model_config(path).get("layers", 1) >= 1
+        except ValueError as refusal:
+            lines.append(str(refusal))
+    assert read > 50
+    assert len(lines) > 50
+    assert all(line.startswith(f"{path}: ") and "\n" not in line for line in lines)

@@ -228,6 +228,22 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
     )
 
 
+_TRAINING_DEFAULTS = {
+    "precision": "bf16",
+    "context_parallel": "ring",
+    "tp_overlap": 0.0,
+    "gradient_bytes": 4,
+    "sequence_parallel": True,
+}
+
+
+def refuse_training(args: argparse.Namespace, why: str) -> None:
+    """``ValueError`` where an option says how the model is trained, and that is not asked for."""
+    for name, default in _TRAINING_DEFAULTS.items():
+        if getattr(args, name) != default:
+            raise ValueError(f"--{name.replace('_', '-')} goes with --estimate only: {why}")
+
+
 def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deployment:
     """What was asked for of cluster, model and training; ``ValueError`` as the parts."""
     from seqplan.profiler.analytic.deployment import Deployment

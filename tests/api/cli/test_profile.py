@@ -196,6 +196,12 @@ def test_what_was_measured_on_ranks_completes_itself(
             ("--complete", "llama-7b", "--hardware", "a800-80gb"),
             "profile 'llama-7b' is neither a file nor a shipped profile; did you mean llama-7b-",
         ),
+        (("--precision", "fp8"), "--precision goes with --estimate only: layers are measured as"),
+        (("--checkpointing", "selective"), "checkpointing must be one of none, mlp, full, not"),
+        (
+            *[("--complete", "llama-7b-a800-80gb", "--hardware", "a800-80gb", "--tp-overlap", "1")],
+            "--tp-overlap goes with --estimate only: schemes are derived as the others",
+        ),
         (("--head-dim", "5"), "head_dim must be even and at least 2, not 5"),
         (
             ("--model", "qwen3-30b-a3b", "--hidden", "64", "--layers", "48"),

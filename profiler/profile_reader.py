@@ -9,6 +9,8 @@ from typing import Any
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.fields import FieldReader, shown
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.architecture import NAMES as ARCHITECTURE
+from seqplan.profiler.architecture import Architecture
 from seqplan.profiler.latency import Latency
 from seqplan.profiler.memory import Memory
 from seqplan.profiler.model_sizes import ModelShape
@@ -114,8 +116,8 @@ class ProfileReader(FieldReader):
 
     def shape(self, raw: Any) -> ModelShape:
         """Read the model's sizes; those that are absent or null are unknown."""
-        self.fields(raw, ".model", _MODEL, _MODEL_OPTIONAL | {"tied"})
-        sizes = {
+        self.fields(raw, ".model", _MODEL, _MODEL_OPTIONAL | {"tied", *ARCHITECTURE})
+        sizes: dict[str, Any] = {
             name: self.integer(raw, name, ".model", 1)
             for name in sorted(_MODEL | _MODEL_OPTIONAL)
             if name in _MODEL or raw.get(name) is not None
@@ -125,7 +127,12 @@ class ProfileReader(FieldReader):
         tied = raw.get("tied", False)
         if type(tied) is not bool:
             self.fail(".model.tied", f"wants true or false, not {shown(tied)}")
-        return ModelShape(**sizes, tied=tied)
+        try:
+            architecture, _ = Architecture.split({n: raw[n] for n in ARCHITECTURE if n in raw})
+            architecture.check_layers(raw["layers"])
+            return ModelShape(tied=tied, architecture=architecture, **sizes)
+        except ValueError as error:
+            self.fail(".model", str(error).removeprefix("model: "))
 
     def schemes(self, raw: Any, shape: ModelShape, zero_stage: int) -> list[ProfiledScheme]:
         """Read the schemes, which must differ and be possible for the model."""

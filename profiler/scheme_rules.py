@@ -16,13 +16,19 @@ SPREAD = 2.0
 
 
 def scheme_problem(
-    scheme: Scheme, shape: ModelShape, *, gpus_per_node: int | None = None
+    scheme: Scheme,
+    shape: ModelShape,
+    *,
+    gpus_per_node: int | None = None,
+    equal_stages: bool = True,
 ) -> str | None:
     """Why ``shape`` cannot run ``scheme``, or None when it can.
 
     tp and ulysses both split the attention heads; pp splits the layers; key/value heads are split
     with the heads or, where there are fewer of them, replicated whole. ``gpus_per_node``: also
     refuse tensor parallelism across nodes (leave it out for schemes that were measured).
+    ``equal_stages``: refuse a pp that does not divide the layers, as a profile's memory is of equal
+    ones. Linear attention's heads are split likewise, and no ring passes its state on.
     """
     split = scheme.tp * scheme.ulysses
     if shape.heads is not None and shape.heads % split:
@@ -32,8 +38,13 @@ def scheme_problem(
             return f"tp = {scheme.tp} neither divides nor replicates {shape.kv_heads} KV heads"
         if shape.kv_heads % split and split % shape.kv_heads:
             return f"tp·ulysses = {split} neither divides nor replicates {shape.kv_heads} KV heads"
-    if shape.layers % scheme.pp:
+    if equal_stages and shape.layers % scheme.pp:
         return f"pp = {scheme.pp} does not divide the {shape.layers} layers"
+    special = shape.architecture
+    if special.linear_layers and scheme.ring > 1:
+        return f"no ring passes on the state of {special.linear_layers} linear-attention layers"
+    if special.linear_layers and special.linear_key_heads % split:
+        return f"tp·ulysses = {split} does not divide the {special.linear_key_heads} linear heads"
     if gpus_per_node is not None and scheme.tp > gpus_per_node:
         return f"tp = {scheme.tp} spans nodes of {gpus_per_node} GPUs"
     return None

@@ -8,13 +8,20 @@ import json
 import textwrap
 from typing import Any
 
-from seqplan.api.cli.frame.options import add_cluster, add_model, cluster_of, positive, sizes_of
+from seqplan.api.cli.frame.model_options import (
+    add_cluster,
+    add_model,
+    add_training,
+    deployment_of,
+)
+from seqplan.api.cli.frame.options import positive
 from seqplan.api.cli.frame.terminal import percent, table
 from seqplan.api.cli.frame.verb import add_verb
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.deployment import CHECKPOINTING, Deployment
 from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
-from seqplan.profiler.analytic.hardware import GIB, Hardware
-from seqplan.profiler.analytic.terms import CHECKPOINTING, Deployment
+from seqplan.profiler.analytic.hardware import GIB
+from seqplan.profiler.analytic.memory import VERDICTS
 
 NONE_FITS = 3
 """Exit code where estimates are printed, and none of them fits into memory."""
@@ -23,8 +30,9 @@ _DESCRIPTION = """\
 Estimate an iteration of equal sequences: milliseconds by term, TFLOP/s, model FLOPs utilisation,
 and bytes on the fullest GPU. From data sheets and kernel efficiencies; nothing is measured (see
 seqplan validate-model for how far that is right). Lists of degrees give a table, fastest first;
-what does not fit into memory is in it, too, after what fits. Exit code 3: estimates are printed,
-and none of them fits; 2: no scheme can run at all.
+what does not fit into memory is in it, too, after what fits and what is tight: within a tenth of
+what there is, which is as far as the bytes may be off. Exit code 3: estimates are printed, and none
+of them fits or is tight; 2: no scheme can run at all.
 """
 
 _EXAMPLES = """\
@@ -61,18 +69,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
     parser.add_argument("--checkpointing", choices=CHECKPOINTING, default="none")
+    add_training(parser, schedule=True)
     parser.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` where no scheme can run; 3 where none fits into memory."""
-    deployment = Deployment(
-        cluster=cluster_of(args),
-        sizes=sizes_of(args, longest=args.seq_len),
-        zero=args.zero,
-        checkpointing=args.checkpointing,
-    )
+    deployment = deployment_of(args, longest=args.seq_len)
     load = Load(seq_len=args.seq_len, batch=args.batch, micro_batch=args.micro_batch)
     estimates, refused = [], {}
     for degrees in itertools.product(args.tp, args.pp, args.ulysses, args.ring):
@@ -86,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"no scheme can run: {reasons}")
     estimates.sort(
         key=lambda estimated: (
-            not estimated.fits,
+            VERDICTS.index(estimated.verdict),
             estimated.iteration_ms,
             estimated.scheme,
         )
@@ -94,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         document = {
             "hardware": deployment.cluster.hardware.name,
-            "unchecked": deployment.cluster.hardware.warning,
+            "unchecked": "; ".join(deployment.notes) or None,
             "estimates": [as_json(estimated) for estimated in estimates],
             "refused": refused,
         }
@@ -122,18 +126,19 @@ def as_json(estimated: Estimate) -> dict[str, Any]:
         "memory_bytes": {name: round(size) for name, size in estimated.memory_bytes.items()},
         "peak_bytes": round(estimated.peak_bytes),
         "usable_bytes": round(estimated.usable_bytes),
+        "capacity_bytes": round(estimated.capacity_bytes),
         "fits": estimated.fits,
+        "verdict": estimated.verdict,
     }
 
 
 def _ranked(deployment: Deployment, estimates: list[Estimate]) -> list[str]:
-    hardware = deployment.cluster.hardware
-    marked = "unchecked" if hardware.unchecked else ""
+    marked = "unchecked" if deployment.notes else ""
     lines = table(
         (
             *("scheme", "dp", "iteration", "tokens/s", "TFLOP/s", "MFU"),
             *(("efficiencies",) if marked else ()),
-            *("peak", "fits", "most time in"),
+            *("peak", "memory", "most time in"),
         ),
         [
             (
@@ -145,17 +150,17 @@ def _ranked(deployment: Deployment, estimates: list[Estimate]) -> list[str]:
                 percent(estimated.mfu),
                 *((marked,) if marked else ()),
                 f"{estimated.peak_bytes / GIB:.1f} GiB",
-                "yes" if estimated.fits else "no",
+                estimated.verdict,
                 _largest(estimated),
             )
             for estimated in estimates
         ],
     )
-    return lines + _warned(hardware)
+    return lines + _warned(deployment)
 
 
-def _warned(hardware: Hardware) -> list[str]:
-    return [] if hardware.warning is None else textwrap.wrap(hardware.warning, 98)
+def _warned(deployment: Deployment) -> list[str]:
+    return [line for note in deployment.notes for line in textwrap.wrap(note, 98)]
 
 
 def _none_fits(estimates: list[Estimate]) -> list[str]:
@@ -197,7 +202,7 @@ def _described(deployment: Deployment, estimated: Estimate) -> list[str]:
         f"{estimated.tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {percent(estimated.mfu)} "
         "(causal attention, no recomputation)"
     )
-    lines = [setup, result, *_warned(cluster.hardware), ""]
+    lines = [setup, result, *_warned(deployment), ""]
     lines += table(
         ("term", "time", "share"),
         [
@@ -210,7 +215,7 @@ def _described(deployment: Deployment, estimated: Estimate) -> list[str]:
         ("memory of the fullest GPU", "GiB"),
         [(name, f"{size / GIB:.2f}") for name, size in estimated.memory_bytes.items() if size],
     )
-    lines.append(f"fits: {'yes' if estimated.fits else 'no'}, {_room(estimated)}")
+    lines.append(f"{estimated.verdict}: {_room(estimated)}")
     lines += ["", *textwrap.wrap(f"hardware: {cluster.hardware.source}", 98)]
     return lines
 

@@ -7,7 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.frame.options import above_zero, add_cluster, add_model, positive
+from seqplan.api.cli.frame.model_options import (
+    add_cluster,
+    add_model,
+    add_training,
+    refuse_training,
+)
+from seqplan.api.cli.frame.options import above_zero, positive
 from seqplan.api.cli.frame.output_file import check_output
 from seqplan.api.cli.verb_parts.profile_derived import completed, estimated, write_derived
 from seqplan.api.cli.verb_parts.profile_measured import measure_and_write, write_measured
@@ -63,9 +69,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--repeats", metavar="N", type=positive, default=25, help="of a point, at most; default 25"
     )
-    parser.add_argument("--checkpointing", choices=("none", "mlp", "full"), default="none")
+    parser.add_argument(
+        "--checkpointing", choices=("none", "selective", "mlp", "full"), default="none"
+    )
     add_cluster(parser, required=False)
     parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="with --estimate")
+    add_training(parser, schedule=False)
     parser.add_argument(
         "--capacity-gib",
         metavar="GIB",
@@ -101,9 +110,12 @@ def run(args: argparse.Namespace) -> int:
         if args.plot is not None:
             raise ValueError("--plot: a derived profile has no samples to show")
         check_output(args.output, args.complete)
+        if args.complete:
+            refuse_training(args, "schemes are derived as the others of the profile were measured")
         write_derived(args, estimated(args) if args.estimate else completed(args))
         return 0
     check_output(args.plot, args.output, *(args.merge or ()))
+    refuse_training(args, "layers are measured as this runtime runs them")
     if args.merge:
         measured_on, samples = merged(args.merge)
         if not args.even_if_busy and (reason := busy(samples)) is not None:

@@ -9,9 +9,10 @@ from seqplan.planner.step.selection import select
 from seqplan.plans.plan import Plan, Planner
 from seqplan.plans.scheme import Strategy
 from seqplan.plans.version import VERSION
+from seqplan.profiler.analytic.deployment import Deployment
 from seqplan.profiler.analytic.derive import derive_profile
-from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
-from seqplan.profiler.analytic.terms import Deployment
+from seqplan.profiler.analytic.devices import DEVICES
+from seqplan.profiler.analytic.hardware import ClusterHardware
 from seqplan.profiler.model_sizes import MODELS, ModelSizes
 from seqplan.profiler.profile import Profile
 

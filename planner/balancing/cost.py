@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.deployment import Deployment
 from seqplan.profiler.analytic.derive import derive_profile
-from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
-from seqplan.profiler.analytic.terms import Deployment
+from seqplan.profiler.analytic.devices import DEVICES
+from seqplan.profiler.analytic.hardware import ClusterHardware
 from seqplan.profiler.fit.latency_fit import Observed
 from seqplan.profiler.fit.refit import refit
 from seqplan.profiler.latency import Latency

@@ -23,7 +23,8 @@ from math import exp, log
 from statistics import mean
 
 from seqplan.planner.exchange.times import Layout, LayoutExchange, layout_text, layouts_of
-from seqplan.profiler.analytic.hardware import DEVICES, LINK_EFFICIENCY, Hardware
+from seqplan.profiler.analytic.devices import DEVICES
+from seqplan.profiler.analytic.hardware import LINK_EFFICIENCY, Hardware
 from seqplan.profiler.model_sizes import ModelShape
 from seqplan.profiler.profile import Profile
 
@@ -131,11 +132,18 @@ def optimizer_of(profile: Profile, gpus: int) -> float:
 
 
 def hardware_of(profile: Profile) -> Hardware | None:
-    """Look up the data sheet of the profile's GPU by its name; None where it is not listed."""
+    """Look up the data sheet of the profile's GPU by its name; None where it is not listed.
+
+    The most of a listed name counts, of equals the plainest; None where two are as near.
+    """
     name = profile.hardware.lower().replace(" ", "").replace("_", "-")
-    listed = [device for device in DEVICES.values() if device.name.split("-")[0] in name]
-    same_memory = [device for device in listed if device.name.split("-")[1] in name]
-    return next(iter(same_memory or (listed if len(listed) == 1 else ())), None)
+    ranks = {}
+    for device in DEVICES.values():
+        family, *others = device.name.split("-")
+        if family in name:
+            ranks[device.name] = (sum(part in name for part in others), len(family), -len(others))
+    best = [of for of, rank in ranks.items() if rank == max(ranks.values())]
+    return DEVICES[best[0]] if len(best) == 1 else None
 
 
 def held_parameters(shape: ModelShape, layout: Layout) -> tuple[float, int]:
@@ -146,9 +154,13 @@ def held_parameters(shape: ModelShape, layout: Layout) -> tuple[float, int]:
     if shape.kv_heads is not None and shape.heads is not None:
         attention = round(attention * (1 + shape.kv_heads / shape.heads) / 2)
     layers = -(-shape.layers // pp)
+    if not shape.architecture.dense and (sizes := shape.sizes) is not None:
+        of_layers = layers * sizes.layers_parameters / shape.layers
+    else:
+        of_layers = layers * (attention + ffn)
     embeddings = 1 if shape.tied or pp > 1 else 2
     in_embeddings = embeddings * (shape.vocab or 0) * shape.hidden
-    return (layers * (attention + ffn) + in_embeddings) / tp, layers + embeddings
+    return (of_layers + in_embeddings) / tp, layers + embeddings
 
 
 def _layout_ms(

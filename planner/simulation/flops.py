@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from seqplan.profiler.analytic.estimate import model_flops as flops_of_sizes
 from seqplan.profiler.model_sizes import ModelShape, parameters
 
-PEAK_FLOPS = {"A100": 312e12, "A800": 312e12, "H100": 989e12, "H800": 989e12, "H200": 989e12}
+PEAK_FLOPS = {
+    **dict.fromkeys(("A100", "A800"), 312e12),
+    **dict.fromkeys(("H100", "H800", "H200"), 989e12),
+    "GB200": 2500e12,
+    "B200": 2250e12,
+    "MI300X": 1307e12,
+}
 """Dense bf16 FLOP/s of a GPU by the name its profile gives it (NVIDIA data sheets, SXM)."""
 
 
@@ -20,8 +27,11 @@ def model_flops(shape: ModelShape, lengths: Sequence[int]) -> float | None:
 
     6 per parameter and token, and 12·layers·hidden·Σl²/2 (the width of all heads, where that is not
     hidden) for causal attention within each sequence: what packing or recomputation adds is not
-    counted.
+    counted. Of a model that is no dense decoder its own layers count: of experts those that a token
+    runs through, of windows what a query sees.
     """
+    if not shape.architecture.dense and (sizes := shape.sizes) is not None:
+        return sum(flops_of_sizes(sizes, length) for length in lengths)
     weights = parameters(shape)
     if weights is None:
         return None

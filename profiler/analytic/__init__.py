@@ -1,20 +1,25 @@
 """The analytic cost model: time and memory of a scheme from data sheets, without a device.
 
-Read ``hardware`` (devices and clusters), then ``kernels`` and ``links`` (one operation each),
-``attention``, ``terms`` (a stage's time) and ``memory``; ``estimate`` puts a whole iteration
-together, ``derive`` makes profiles, ``validate`` and ``validate_tables`` hold the model against
-published figures. Public are the modules named here.
+Read ``hardware`` (a device, a cluster), ``devices`` (those with a name) and ``deployment`` (what
+is trained and how), then ``kernels``, ``attention_rates`` and ``links`` (one operation each),
+``layers`` and ``attention``, ``terms`` (a stage's time) and ``memory``; ``estimate`` puts a whole
+iteration together, ``derive`` makes profiles, ``complete`` adds to measured ones, and
+``validation`` holds the model against published figures. Public are the modules named here.
 """
 
 __all__ = [
     "attention",
+    "attention_rates",
+    "complete",
+    "deployment",
     "derive",
+    "devices",
     "estimate",
     "hardware",
     "kernels",
+    "layers",
     "links",
     "memory",
     "terms",
-    "validate",
-    "validate_tables",
+    "validation",
 ]

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.terms import Deployment, stage_terms
+from seqplan.profiler.analytic.deployment import Deployment
+from seqplan.profiler.analytic.terms import stage_terms
 from seqplan.profiler.profile import ProfiledScheme
 
 Floats = npt.NDArray[np.float64]

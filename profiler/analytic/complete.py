@@ -10,24 +10,25 @@ import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.calibrate import Calibration, calibrate
+from seqplan.profiler.analytic.deployment import Deployment
 from seqplan.profiler.analytic.derived_scheme import (
     check_schemes,
     derived_entry,
     fit_residuals,
     fit_terms,
     gathered_bytes,
-    hardware_notes,
 )
 from seqplan.profiler.analytic.hardware import ClusterHardware
 from seqplan.profiler.analytic.memory import activation_bytes_per_token
-from seqplan.profiler.analytic.terms import Deployment, stage_terms
+from seqplan.profiler.analytic.terms import stage_terms
+from seqplan.profiler.architecture import Architecture
 from seqplan.profiler.model_sizes import SIZES, ModelSizes
 from seqplan.profiler.profile import Profile, ProfiledScheme
 from seqplan.profiler.scheme_rules import doubts
 
 Floats = npt.NDArray[np.float64]
 
-WORK = ("matrix products", "memory-bound", "attention", "head and loss")
+WORK = ("matrix products", "memory-bound", "attention", "linear attention", "head and loss")
 """Terms that one device has too and that grow with tokens: measuring it says how fast they are."""
 
 LEAST_WORK = 0.25
@@ -75,23 +76,33 @@ def complete(
     if any((entry.scheme.tp, entry.scheme.pp) != (1, 1) for entry in measured.values()):
         calibration = calibrate(deployment, list(measured.values()))
     source = _Source(deployment, measured, calibration, longest)
-    fitted = {scheme: fit_terms(source.times, scheme, longest) for scheme in missing}
+    fitted = {
+        scheme: fit_terms(
+            source.times, scheme, longest, packed=not deployment.sizes.architecture.dense
+        )
+        for scheme in missing
+    }
     document = dict(profile.document)
     document["schemes"] = [
         *profile.entries_of({entry.scheme for entry in unchanged}),
         *(derived_entry(scheme, latency) for scheme, (latency, _) in fitted.items()),
     ]
     document["memory"] = _memory(profile, deployment, missing)
+    errors = [errors for _, errors in fitted.values()]
+    said = fit_residuals(errors, largest=not deployment.sizes.architecture.dense)
     how = "compute as measured on one device, communication analytic on"
     if calibration is not None:
         how = f"{calibration}; Ulysses and ring by the links of"
     document["notes"] = [
         *(note for note in document.get("notes", ()) if not note.startswith(_DERIVED)),
-        f"{_DERIVED} {how} {cluster.nodes} nodes of {cluster.gpus_per_node} "
-        f"{cluster.hardware.name}; " + fit_residuals([errors for _, errors in fitted.values()]),
-        *hardware_notes(cluster.hardware).get("notes", ()),
+        f"{_DERIVED} {how} {_of_cluster(cluster)}; {said}",
+        *deployment.notes,
     ]
     return document
+
+
+def _of_cluster(cluster: ClusterHardware) -> str:
+    return f"{cluster.nodes} nodes of {cluster.gpus_per_node} {cluster.hardware.name}"
 
 
 _DERIVED = "Schemes marked derived:"
@@ -129,33 +140,34 @@ class _Source:
         self.longest = longest
         self.single = calibration is None
 
-    def times(self, scheme: Scheme, lengths: Floats) -> Floats:
-        """Compute T(l, P) in ms for each length."""
+    def times(self, scheme: Scheme, micro_batches: Floats) -> Floats:
+        """Compute the time (ms) of each micro-batch, lengths (micro-batches, sequences)."""
         base = Scheme() if self.single else Scheme(scheme.tp, scheme.pp)
-        terms = self._terms(scheme, lengths)
+        terms = self._terms(scheme, micro_batches)
         measured = self.measured.get(base)
         if measured is None:
             return self.calibration.total(terms)
-        alone, far = self._terms(base, lengths), self._terms(base, np.array([self.longest]))
+        alone = self._terms(base, micro_batches)
+        far = self._terms(base, np.array([[float(self.longest)]]))
         slower = measured.latency.micro_batch_ms([self.longest]) / float(
             self.calibration.total(far)[0]
         )
         fixed = min(measured.latency.c, slower * float(self._part(far, ("launch",))[0]))
         work, work_alone = (self._part(of, WORK) for of in (terms, alone))
         links = self.calibration.total(alone) - work_alone - self._part(alone, ("launch",))
-        whole = measured.latency.work_ms(lengths) + measured.latency.c - fixed
+        whole = measured.latency.work_ms(micro_batches).sum(axis=-1) + measured.latency.c - fixed
         device_ms = whole if self.single else np.maximum(whole - links, LEAST_WORK * whole)
         device_ms = device_ms * work / work_alone + fixed * terms["launch"] / alone["launch"]
         return np.asarray(
             device_ms + self.calibration.total(terms) - work - self._part(terms, ("launch",))
         )
 
-    def _terms(self, scheme: Scheme, lengths: Floats) -> dict[str, Floats]:
+    def _terms(self, scheme: Scheme, micro_batches: Floats) -> dict[str, Floats]:
         dp = max(1, self.deployment.cluster.gpus // scheme.gpus)
-        return stage_terms(self.deployment, scheme, lengths[:, None], dp)
+        return stage_terms(self.deployment, scheme, micro_batches, dp)
 
     def _part(self, terms: Mapping[str, Floats], names: Sequence[str]) -> Floats:
-        return self.calibration.total({name: terms[name] for name in names})
+        return self.calibration.total({name: terms[name] for name in names if name in terms})
 
 
 def _memory(profile: Profile, deployment: Deployment, missing: Sequence[Scheme]) -> dict[str, Any]:
@@ -172,7 +184,7 @@ def _memory(profile: Profile, deployment: Deployment, missing: Sequence[Scheme])
 
 
 def _activation(deployment: Deployment, tp: int) -> float:
-    whole = activation_bytes_per_token(deployment.sizes, deployment.checkpointing, tp)
+    whole = activation_bytes_per_token(deployment, tp)
     return whole + gathered_bytes(deployment.sizes.hidden, tp)
 
 
@@ -191,6 +203,13 @@ def _sizes(profile: Profile, others: Mapping[str, int]) -> ModelSizes:
                 f"profile {profile.name}: its model has {name} {value}, not {other}; give the "
                 "sizes of the profile's model"
             )
+    architecture, _ = Architecture.split(others)
+    if not architecture.dense and architecture != shape.architecture:
+        said = shape.architecture.as_dict() or "nothing beyond a dense decoder"
+        raise ValueError(
+            f"profile {profile.name}: its model has {said}, not {architecture.as_dict()}; give the "
+            "sizes of the profile's model"
+        )
     sizes = {n: others.get(n) if value is None else value for n, value in stated.items()}
     if missing := [name for name, value in sizes.items() if value is None]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
@@ -198,4 +217,9 @@ def _sizes(profile: Profile, others: Mapping[str, int]) -> ModelSizes:
             f"profile {profile.name}: does not state the model's {', '.join(missing)}; give "
             f"{options} or --model"
         )
-    return ModelSizes(**sizes, head_dim=shape.head_dim, tied=shape.tied)  # type: ignore[arg-type]
+    return ModelSizes(
+        **sizes,  # type: ignore[arg-type]
+        head_dim=shape.head_dim,
+        tied=shape.tied,
+        architecture=shape.architecture,
+    )

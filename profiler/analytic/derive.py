@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.deployment import Deployment
 from seqplan.profiler.analytic.derived_scheme import (
     check_schemes,
     derived_entry,
     fit_residuals,
     fit_terms,
     gathered_bytes,
-    hardware_notes,
 )
 from seqplan.profiler.analytic.memory import (
     CONTEXT_BYTES,
@@ -23,7 +23,7 @@ from seqplan.profiler.analytic.memory import (
     activation_bytes_per_token,
     state_bytes,
 )
-from seqplan.profiler.analytic.terms import Deployment, stage_terms
+from seqplan.profiler.analytic.terms import stage_terms
 from seqplan.profiler.profile import PROFILE_SCHEMA
 
 Floats = npt.NDArray[np.float64]
@@ -42,25 +42,30 @@ def derive_profile(
     check_schemes(deployment.sizes, deployment.cluster, schemes, deployment.zero)
     cluster, sizes = deployment.cluster, deployment.sizes
 
-    def times(scheme: Scheme, lengths: Floats) -> Floats:
+    def times(scheme: Scheme, micro_batches: Floats) -> Floats:
         dp = max(1, cluster.gpus // scheme.gpus)
-        terms = stage_terms(deployment, scheme, lengths[:, None], dp)
+        terms = stage_terms(deployment, scheme, micro_batches, dp)
         return np.asarray(np.sum(list(terms.values()), axis=0))
 
-    fitted = {scheme: fit_terms(times, scheme, longest) for scheme in sorted(set(schemes))}
-    hardware = cluster.hardware
+    fitted = {
+        scheme: fit_terms(times, scheme, longest, packed=not sizes.architecture.dense)
+        for scheme in sorted(set(schemes))
+    }
+    hardware, errors = cluster.hardware, [errors for _, errors in fitted.values()]
+    notes = list(deployment.notes)
     sharded, layers, embeddings = state_bytes(deployment)
     return {
         "schema": PROFILE_SCHEMA,
         "name": name,
         "source": f"derived: analytic model of {hardware.name}, {cluster.nodes} nodes of "
-        f"{cluster.gpus_per_node} GPUs; nothing was measured. Hardware: {hardware.source}",
+        f"{cluster.gpus_per_node} GPUs, {deployment.told}; nothing was measured. "
+        f"Hardware: {hardware.source}",
         "residuals": "derived: "
-        + fit_residuals([errors for _, errors in fitted.values()])
+        + fit_residuals(errors, largest=True)
         + (f"; efficiencies of {hardware.name} unchecked" if hardware.unchecked else ""),
         "hardware": {"gpu": hardware.name.upper(), "gpus_per_node": cluster.gpus_per_node},
         "model": sizes.as_dict(),
-        **hardware_notes(hardware),
+        **({"notes": notes} if notes else {}),
         "zero_stage": deployment.zero,
         "checkpointing": deployment.checkpointing,
         "memory": {
@@ -71,7 +76,7 @@ def derive_profile(
             "resident_layer_bytes": layers,
             "resident_embedding_bytes": embeddings,
             "activation_bytes_per_token": {
-                str(tp): activation_bytes_per_token(sizes, deployment.checkpointing, tp)
+                str(tp): activation_bytes_per_token(deployment, tp)
                 + gathered_bytes(sizes.hidden, tp)
                 for tp in sorted({scheme.tp for scheme in schemes})
             },

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.attention import Mask
+from seqplan.profiler.analytic.deployment import Deployment
 from seqplan.profiler.analytic.kernels import memory_ms
-from seqplan.profiler.analytic.links import placement, ring_collective_ms, shift_ms
+from seqplan.profiler.analytic.links import Group, placement, ring_collective_ms, shift_ms
 from seqplan.profiler.analytic.memory import (
     PARAMETER_BYTES,
     peak_bytes,
     usable_bytes,
+    verdict,
 )
-from seqplan.profiler.analytic.terms import Deployment, stage_terms
+from seqplan.profiler.analytic.terms import stage_terms
 from seqplan.profiler.model_sizes import ModelSizes
 from seqplan.profiler.scheme_rules import scheme_problem
 
@@ -56,7 +61,12 @@ class Estimate:
     mfu: float
     terms_ms: Mapping[str, float]
     memory_bytes: Mapping[str, float]
-    usable_bytes: float
+    capacity_bytes: float
+
+    @property
+    def usable_bytes(self) -> float:
+        """What of the GPU's memory may be planned with."""
+        return usable_bytes(self.capacity_bytes)
 
     @property
     def peak_bytes(self) -> float:
@@ -64,9 +74,14 @@ class Estimate:
         return sum(self.memory_bytes.values())
 
     @property
+    def verdict(self) -> str:
+        """``fits``, ``tight`` (they may be there) or ``does not fit``."""
+        return verdict(self.peak_bytes, self.capacity_bytes)
+
+    @property
     def fits(self) -> bool:
-        """Whether they are there."""
-        return self.peak_bytes <= self.usable_bytes
+        """Whether they are there or may be."""
+        return self.verdict != "does not fit"
 
 
 def problem(deployment: Deployment, scheme: Scheme, load: Load) -> str | None:
@@ -74,12 +89,19 @@ def problem(deployment: Deployment, scheme: Scheme, load: Load) -> str | None:
     gpus = deployment.cluster.gpus
     if gpus % scheme.gpus:
         return f"its {scheme.gpus} GPUs do not divide the cluster's {gpus}"
-    if reason := scheme_problem(scheme, deployment.sizes.shape):
+    if reason := scheme_problem(scheme, deployment.sizes.shape, equal_stages=False):
         return reason
     if deployment.zero == 3 and scheme.pp > 1:
         return "ZeRO-3 gathers every layer on every rank; use it with pp = 1"
     if load.seq_len < 2 * scheme.stage_gpus:
         return f"sequences of {load.seq_len} tokens are too short for {scheme.stage_gpus} GPUs"
+    stages = scheme.pp * deployment.virtual_stages
+    # Embedding and head may stand for a layer each, as in Llama 3's 126 on 128 stages.
+    if scheme.pp > 1 and stages > deployment.sizes.layers + 2:
+        return (
+            f"{stages} stages (pp · virtual stages) are more than the {deployment.sizes.layers} "
+            "layers, embedding and head"
+        )
     dp = gpus // scheme.gpus
     if load.batch % (dp * load.micro_batch):
         return f"batch {load.batch} is no multiple of dp · micro-batch = {dp} · {load.micro_batch}"
@@ -89,9 +111,10 @@ def problem(deployment: Deployment, scheme: Scheme, load: Load) -> str | None:
 def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
     """Time an iteration of 1F1B on dp = GPUs / scheme replicas; ``ValueError`` for a ``problem``.
 
-    (m + pp − 1) · stage for m micro-batches, activations sent between stages, one exchange of
-    gradients and parameters that nothing hides (ZeRO 2 scatters gradients every micro-batch), and
-    the optimizer.
+    (m + (pp − 1)/v) · stage for m micro-batches and v virtual stages, activations sent between
+    stages (beside kernels where stages are interleaved, but for the first and last), the exchange
+    of gradients and parameters, and the optimizer. Where pp·v does not divide the layers the
+    longest stage counts.
     """
     if reason := problem(deployment, scheme, load):
         raise ValueError(f"{scheme}: {reason}")
@@ -107,19 +130,22 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
     }
     terms = {name: value * count for name, value in stage.items()}
     groups = placement(scheme, dp)
+    stage_ms = sum(stage.values())
     if scheme.pp > 1:
-        terms["pipeline bubble"] = (scheme.pp - 1) * sum(stage.values())
+        virtual = deployment.virtual_stages
+        terms["pipeline bubble"] = (scheme.pp - 1) / virtual * stage_ms
         payload = 2 * tokens * sizes.hidden / (scheme.sp * scheme.tp)
         sent = float(shift_ms(cluster, groups["pp"], payload))
-        terms["pipeline sends"] = 2 * (count + scheme.pp - 1) * sent
-    held = sizes.stored_parameters(scheme.pp) / (scheme.tp * scheme.pp)
+        # Interleaved stages send beside the next stage's kernels, but when filling and draining.
+        steady = count if virtual == 1 else 0
+        terms["pipeline sends"] = 2 * (steady + scheme.pp - 1) * sent
+    held = deployment.stage_layers(scheme.pp) / sizes.layers * sizes.layers_parameters
+    held += (sizes.stored_parameters(scheme.pp) - sizes.layers_parameters) / scheme.pp
+    held /= scheme.tp
     if deployment.zero < 3:
-        scattered = float(
-            ring_collective_ms(cluster, groups["replica"], deployment.gradient_bytes * held)
+        terms["parameter exchange"] = _exchange_ms(
+            deployment, groups["replica"], held, count, stage_ms
         )
-        gathered = float(ring_collective_ms(cluster, groups["replica"], PARAMETER_BYTES * held))
-        times = count if deployment.zero == 2 else 1
-        terms["parameter exchange"] = times * scattered + gathered
     shard = held / groups["replica"].size
     terms["optimizer"] = float(memory_ms(cluster.hardware, OPTIMIZER_MOVED_BYTES * shard))
     iteration_ms = sum(terms.values())
@@ -135,13 +161,44 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
         mfu=per_gpu / cluster.peak_flops,
         terms_ms={name: value for name, value in terms.items() if value > 0},
         memory_bytes=peak_bytes(deployment, scheme, dp, tokens),
-        usable_bytes=usable_bytes(cluster.hardware.memory_bytes),
+        capacity_bytes=cluster.hardware.memory_bytes,
+    )
+
+
+def _exchange_ms(
+    deployment: Deployment, group: Group, held: float, count: int, stage_ms: float
+) -> float:
+    """Time the exchange of gradients and parameters of ``held`` parameters a rank, what is exposed.
+
+    ``exposed``: gradients are scattered and parameters gathered after all propagation; ZeRO 2
+    scatters after every micro-batch. ``hidden``: gradients are summed on the rank (also under ZeRO
+    2) and scattered beside the last backward, parameters gathered beside the first forward; what
+    takes longer is exposed, and what of the last layer nothing runs beside.
+    """
+    cluster, layers = deployment.cluster, deployment.sizes.layers
+    scattered = float(ring_collective_ms(cluster, group, deployment.gradient_bytes * held))
+    gathered = float(ring_collective_ms(cluster, group, PARAMETER_BYTES * held))
+    if deployment.exchange == "exposed":
+        return (count if deployment.zero == 2 else 1) * scattered + gathered
+    return sum(
+        max(moved - share * stage_ms, moved / layers)
+        for moved, share in ((scattered, 2 / 3), (gathered, 1 / 3))
     )
 
 
 def model_flops(sizes: ModelSizes, length: int, *, causal: bool = True) -> float:
     """Count forward + backward FLOPs of a sequence: 6 per parameter in a product and token, and
-    12·layers·(heads·head_dim)·l² of attention, half of it with the causal mask."""
-    products = sizes.layers * sizes.layer_parameters + sizes.vocab * sizes.hidden
-    attention = 12.0 * sizes.layers * sizes.attention_width * length**2
-    return 6.0 * products * length + attention * (0.5 if causal else 1.0)
+    12·layers·(heads·head_dim)·l² of attention, half of it with the causal mask, and less in layers
+    of a window or chunks. The recurrence of linear attention is not counted."""
+    products = sizes.active_parameters + sizes.vocab * sizes.hidden
+    special = sizes.architecture
+    full = sizes.attending_layers - special.window_layers - special.chunk_layers
+    pairs = 0.0  # of queries and keys, over all layers
+    for mask, layers in (
+        (Mask(), full),
+        (Mask(window=special.window), special.window_layers),
+        (Mask(chunk=special.chunk), special.chunk_layers),
+    ):
+        seen = mask.seen(np.array([float(length)]))[0] if causal or mask.reach else length
+        pairs += layers * length * float(seen)
+    return 6.0 * products * length + 12.0 * sizes.attention_width * pairs

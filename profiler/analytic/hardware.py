@@ -1,8 +1,10 @@
-"""GPUs and clusters as their data sheets state them, and how much of it kernels and links reach."""
+"""A GPU, its node and a cluster as data sheets state them, and how much of it links reach."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from seqplan.profiler.analytic.attention_rates import AttentionRate, rate_of
 
 GIB = 2**30
 
@@ -17,10 +19,12 @@ class Hardware:
     - ``intra_latency_us``, ``inter_latency_us``: start of a transfer.
     - ``socket_gpus``, ``switch_gpus``: of a node without NVLink: GPUs under one host bridge, and
       under one PCIe switch below it; 0 with NVLink. Traffic between switches shares the bridge.
-    - ``matmul_efficiency``, ``attention_efficiency``: share of the peak that large matrix products
-      and the forward attention kernel without a mask reach.
+    - ``matmul_efficiency``: share of the peak that large matrix products reach.
+    - ``generation``: of ``attention_rates``, whose kernels it runs; ``attention_kernel``: the one
+      that is meant, by default what this runtime calls.
+    - ``inter_rails``: network cards that a collective of part of a node's GPUs uses; 0 for one.
     - ``source``: of the data-sheet figures.
-    - ``unchecked``: whether no published measurement has been held against those two shares.
+    - ``unchecked``: whether no published measurement has been held against what is reached of them.
     """
 
     name: str
@@ -36,19 +40,27 @@ class Hardware:
     switch_gpus: int = 0
     gpus_per_node: int = 8
     matmul_efficiency: float = 0.85
-    attention_efficiency: float = 0.73
+    generation: str = "ampere"
+    attention_kernel: str = "fa2"
+    inter_rails: int = 0
     source: str
     unchecked: bool = False
 
     @property
+    def attention_rate(self) -> AttentionRate:
+        """How fast its attention kernel runs."""
+        return rate_of(self.generation, self.attention_kernel)
+
+    @property
     def warning(self) -> str | None:
         """What must be said beside every figure that is predicted for it, or None."""
-        if not self.unchecked:
+        rate = self.attention_rate
+        if not self.unchecked and rate.checked:
             return None
         return (
             f"unchecked: that {self.name} reaches {self.matmul_efficiency:.0%} of its peak in "
-            f"products and {self.attention_efficiency:.0%} in attention is assumed, and held "
-            "against no measurement; times may be off by a factor of two"
+            f"products and {rate.forward:.0%} in attention ({self.attention_kernel}) is assumed, "
+            "and held against no measurement; times may be off by a factor of two"
         )
 
     def __post_init__(self) -> None:
@@ -57,6 +69,12 @@ class Hardware:
                 raise ValueError(
                     f"hardware: {field} must be from 0.001 to 1e15, not {getattr(self, field)!r}"
                 )
+        if not 0.01 <= self.matmul_efficiency <= 1:
+            raise ValueError(
+                "hardware: matmul_efficiency must be from 0.01 to 1, not "
+                f"{self.matmul_efficiency!r}"
+            )
+        rate_of(self.generation, self.attention_kernel)
 
 
 LINK_EFFICIENCY = 0.8
@@ -70,92 +88,6 @@ BRIDGE_FLOWS = 3.5
 """Concurrent transfers that a PCIe host bridge serves at its full rate; f of them share
 BRIDGE_FLOWS/f of it. No source states it; taken from whole programs (USP, table 4,
 whose winners are found with any value from 3.2 to 3.9)."""
-
-_A100 = "NVIDIA A100 data sheet: 312 TFLOP/s, NVLink 600 GB/s; DGX A100: 200 Gb/s HDR per GPU"
-_H100 = "data sheet: 989 TFLOP/s dense, NVLink 900 GB/s; DGX: 400 Gb/s NDR per GPU"
-
-DEVICES: dict[str, Hardware] = {
-    device.name: device
-    for device in (
-        Hardware(
-            name="a100-40gb",
-            peak_tflops=312,
-            memory_bytes=40 * GIB,
-            hbm_gb_s=1555,
-            multiprocessors=108,
-            intra_gb_s=300,
-            inter_gb_s=25,
-            source=f"{_A100}; 1,555 GB/s",
-        ),
-        Hardware(
-            name="a100-80gb",
-            peak_tflops=312,
-            memory_bytes=80 * GIB,
-            hbm_gb_s=2039,
-            multiprocessors=108,
-            intra_gb_s=300,
-            inter_gb_s=25,
-            source=f"{_A100}; 2,039 GB/s",
-        ),
-        Hardware(
-            name="a800-80gb",
-            peak_tflops=312,
-            memory_bytes=80 * GIB,
-            hbm_gb_s=2039,
-            multiprocessors=108,
-            intra_gb_s=200,
-            inter_gb_s=25,
-            source="as A100-80 SXM with NVLink of 400 GB/s (A800 data sheet)",
-        ),
-        Hardware(
-            name="h100-80gb",
-            peak_tflops=989,
-            memory_bytes=80 * GIB,
-            hbm_gb_s=3350,
-            multiprocessors=132,
-            intra_gb_s=450,
-            inter_gb_s=50,
-            matmul_efficiency=0.7,
-            attention_efficiency=0.6,
-            unchecked=True,
-            source=f"NVIDIA H100 SXM {_H100}; 3.35 TB/s",
-        ),
-        Hardware(
-            name="h200-141gb",
-            peak_tflops=989,
-            memory_bytes=141e9,
-            hbm_gb_s=4800,
-            multiprocessors=132,
-            intra_gb_s=450,
-            inter_gb_s=50,
-            matmul_efficiency=0.7,
-            attention_efficiency=0.6,
-            unchecked=True,
-            source=f"NVIDIA H200 SXM {_H100}; 4.8 TB/s",
-        ),
-        Hardware(
-            name="l20-48gb",
-            peak_tflops=119.5,
-            memory_bytes=48 * GIB,
-            hbm_gb_s=864,
-            multiprocessors=92,
-            intra_gb_s=32,
-            inter_gb_s=12.5,
-            attention_efficiency=0.95,
-            socket_gpus=4,
-            switch_gpus=2,
-            intra_latency_us=20.0,
-            source="NVIDIA L20 data sheet: 119.5 TFLOP/s, 864 GB/s, PCIe 4.0 x16 (32 GB/s one "
-            "way); 8 GPUs in a server of two sockets, two PCIe switches each (assumed), 100 Gb/s "
-            "Ethernet per GPU (assumed)",
-        ),
-    )
-}
-"""Hardware by name. Kernel efficiencies: FlashAttention-2 (arXiv 2307.08691) states 73 % of an
-A100's peak forward; large bf16 products reach about 85 % on A100. Assumed, not measured: 70 % and
-60 % on Hopper, whose power limits it, and 95 % on the L20, whose tensor cores run at half the rate
-of their kind and leave the rest of a kernel time to keep up: with 85 % the kernels alone would take
-longer than all of USP's basic ring at 128K."""
 
 
 @dataclass(frozen=True, slots=True)

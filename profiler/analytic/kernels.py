@@ -19,34 +19,36 @@ KEY_RAMP = 256
 """Keys at which the attention kernel's inner loop reaches half of its rate (FlashAttention-2,
 figures 4 to 6: about two thirds at 512 tokens of what it reaches at 16,384)."""
 
-CAUSAL_EFFICIENCY = 0.9
-"""Rate with a causal mask over the rate without (FlashAttention-2, figures 4 to 6): query tiles
-take unequal time, and tiles on the diagonal are computed whole."""
-
-BACKWARD_EFFICIENCY = 0.63 / 0.73
-"""Rate of the attention backward over the forward's (FlashAttention-2: 63 and 73 % of the peak)."""
-
 BACKWARD_FLOPS = 2.5
 """Attention backward over forward: five matrix products instead of two."""
 
 
 def matmul_ms(
-    hardware: Hardware, rows: npt.ArrayLike, inner: npt.ArrayLike, columns: npt.ArrayLike
+    hardware: Hardware,
+    rows: npt.ArrayLike,
+    inner: npt.ArrayLike,
+    columns: npt.ArrayLike,
+    *,
+    count: npt.ArrayLike = 1,
+    gain: float = 1.0,
+    element_bytes: float = 2,
 ) -> Floats:
-    """Time a bf16 product (rows × inner)·(inner × columns).
+    """Time ``count`` products (rows × inner)·(inner × columns) of one call.
 
-    Arithmetic at the efficiency of large products, lessened by half a wave of tiles that leaves
-    multiprocessors idle at the end; reading the operands and writing the result does not overlap
-    with it entirely and is added.
+    Arithmetic at the efficiency of large bf16 products, ``gain`` times as fast, lessened by half a
+    wave of tiles that leaves multiprocessors idle at the end; reading the operands, of
+    ``element_bytes`` an element, and writing the result in bf16 does not overlap with it entirely
+    and is added.
     """
     m, k, n = (np.asarray(x, dtype=np.float64) for x in (rows, inner, columns))
-    tiles = np.ceil(m / TILE[0]) * np.ceil(n / TILE[1])
+    times = np.asarray(count, dtype=np.float64)
+    tiles = times * np.ceil(m / TILE[0]) * np.ceil(n / TILE[1])
     # Few tiles are split along the inner dimension, down to slices of a tile's width.
     tiles = np.maximum(tiles, np.minimum(hardware.multiprocessors, tiles * k / TILE[1]))
     filled = tiles / (tiles + 0.5 * hardware.multiprocessors)
-    rate = hardware.peak_tflops * 1e9 * hardware.matmul_efficiency * filled
-    moved = memory_ms(hardware, 2 * (m * k + k * n + m * n))
-    return np.asarray(2 * m * k * n / rate + moved)
+    rate = hardware.peak_tflops * 1e9 * hardware.matmul_efficiency * gain * filled
+    moved = memory_ms(hardware, times * (element_bytes * (m * k + k * n) + 2 * m * n))
+    return np.asarray(times * 2 * m * k * n / rate + moved)
 
 
 def attention_kernel_ms(
@@ -54,7 +56,7 @@ def attention_kernel_ms(
     queries: npt.ArrayLike,
     keys: npt.ArrayLike,
     heads: float,
-    head_width: int,
+    head_width: float,
     *,
     causal: bool,
     backward: bool = False,
@@ -66,16 +68,34 @@ def attention_kernel_ms(
     Shape of the result: that of ``queries`` without the last axis; a sequence of 0 costs nothing.
     """
     q, k = (np.asarray(x, dtype=np.float64) for x in (queries, keys))
-    flops: Floats = (4 * heads * head_width * q * (k * (0.5 if causal else 1.0) + KEY_RAMP)).sum(
-        axis=-1
-    )
+    seen = k * (0.5 if causal else 1.0)
+    return seen_keys_ms(hardware, q, seen, heads, head_width, masked=causal, backward=backward)
+
+
+def seen_keys_ms(
+    hardware: Hardware,
+    queries: npt.ArrayLike,
+    seen: npt.ArrayLike,
+    heads: float,
+    head_width: float,
+    *,
+    masked: bool,
+    backward: bool = False,
+) -> Floats:
+    """Time a varlen call by how many keys a query sees on average, ``seen``; shapes as above.
+
+    ``masked``: whether tiles are cut by a mask (causal, a window), which costs some of the rate.
+    """
+    q, k = (np.asarray(x, dtype=np.float64) for x in (queries, seen))
+    flops: Floats = (4 * heads * head_width * q * (k + KEY_RAMP)).sum(axis=-1)
     tiles = heads * np.ceil(q / QUERY_TILE).sum(axis=-1)
-    filled = tiles / (tiles + 0.5 * hardware.multiprocessors)
-    rate = hardware.peak_tflops * 1e9 * hardware.attention_efficiency * filled
-    rate = rate * (CAUSAL_EFFICIENCY if causal else 1.0)
-    if backward:
-        return np.asarray(flops * BACKWARD_FLOPS / (rate * BACKWARD_EFFICIENCY))
-    return np.asarray(flops / rate)
+    speed = hardware.attention_rate
+    # Where there are no tokens there is nothing to do, and the rate does not matter.
+    filled = np.maximum(tiles, 1.0) / (tiles + speed.wave * hardware.multiprocessors)
+    share = speed.backward if backward else speed.forward
+    rate = hardware.peak_tflops * 1e9 * share * speed.of_width(head_width) * filled
+    rate = rate * (speed.causal if masked else 1.0)
+    return np.asarray(flops * (BACKWARD_FLOPS if backward else 1.0) / rate)
 
 
 def memory_ms(hardware: Hardware, size_bytes: npt.ArrayLike) -> Floats:

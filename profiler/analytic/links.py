@@ -74,14 +74,19 @@ def ring_collective_ms(
 ) -> Floats:
     """Time an all-gather into, or reduce-scatter of, ``whole_bytes`` on every rank, by rings.
 
-    Between nodes NCCL builds as many rings as the group has GPUs in a node, each over its own
-    network card.
+    Between nodes NCCL builds a ring for every GPU of a node that the group has, each over its own
+    network card, where the group has all of them. Groups that hold a part of a node lie side by
+    side there, and each is given one card (USP, arXiv 2405.07719, tables 6 and 7, whose tp2 and tp4
+    rows take longer by just that); clusters with rails of their own do better
+    (``Hardware.inter_rails``).
     """
     whole = np.asarray(whole_bytes, dtype=np.float64)
     if group.size == 1:
         return np.zeros_like(whole)
     share = (group.size - 1) / group.size
-    rails = group.members_per_node(cluster)
+    near = group.members_per_node(cluster)
+    rails = near if near == cluster.gpus_per_node else 1
+    rails = min(near, cluster.hardware.inter_rails or rails)
     return _ms(whole, share * _ring_seconds_per_gb(cluster, group, rails)) + _latency_ms(
         cluster, group
     )

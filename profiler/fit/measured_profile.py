@@ -183,7 +183,6 @@ def profile_document(
     """
     sizes = fit.measured_on.sizes()
     model = ModelSizes.of(sizes)
-    layer_parameters = model.layer_parameters * model.layers
     dtype_bytes = _DTYPE_BYTES[fit.measured_on.dtype]
     document = {
         "schema": PROFILE_SCHEMA,
@@ -200,7 +199,7 @@ def profile_document(
             "context_bytes": devices.context_bytes,
             "margin_bytes": fit.memory.margin * devices.capacity_bytes,
             "sharded_state_bytes": [[None, float(MASTER_BYTES * model.parameters)]],
-            "resident_layer_bytes": float((dtype_bytes + GRADIENT_BYTES) * layer_parameters),
+            "resident_layer_bytes": float((dtype_bytes + GRADIENT_BYTES) * model.layers_parameters),
             "resident_embedding_bytes": float(
                 (dtype_bytes + GRADIENT_BYTES) * model.embedding_parameters
             ),

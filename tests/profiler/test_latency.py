@@ -26,7 +26,9 @@ def util_len_by_search(latency: Latency, threshold: float) -> int:
     return int(np.argmax(per_token * threshold <= best * (1 + 1e-12))) + 1
 
 
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize(
+    "name", [name for name in shipped_names() if name.endswith(("a100-40gb", "a800-80gb"))]
+)
 @pytest.mark.parametrize("threshold", [0.5, 0.85, 0.95])
 def test_util_len_is_its_definition(name: str, threshold: float) -> None:
     for entry in shipped(name).schemes:

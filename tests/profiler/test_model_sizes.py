@@ -72,7 +72,8 @@ def test_heads_that_are_wider_than_hidden_over_heads() -> None:
     qwen = {"hidden": 5120, "layers": 64, "heads": 64, "kv_heads": 8, "ffn": 25600, "vocab": 151936}
     sizes = ModelSizes(**qwen, head_dim=128)
     assert (sizes.attention_width, sizes.kv_width) == (8192, 1024)
-    assert sizes.layer_parameters - 3 * 5120 * 25600 - 2 * 5120 == 2 * 5120 * (8192 + 1024)
+    layer = 2 * 5120 * (8192 + 1024) + 3 * 5120 * 25600 + 2 * 5120
+    assert sizes.layers_parameters == 64 * layer
     assert sizes.as_dict() == {**qwen, "head_dim": 128}
     assert ModelSizes(**qwen, head_dim=80).as_dict() == qwen
     shape = sizes.shape

@@ -7,13 +7,9 @@ it uses, and no more.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from seqplan.profiler.analytic.hardware import ClusterHardware
-    from seqplan.profiler.model_sizes import ModelSizes
     from seqplan.profiler.profile import Profile
 
 
@@ -102,42 +98,6 @@ def usable_profile(args: argparse.Namespace) -> Profile:
     return profile.restricted(measured=args.schemes == "measured", layout=args.layout)
 
 
-def add_cluster(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add ``--hardware``, ``--nodes``, ``--gpus-per-node`` and the bandwidths."""
-    from seqplan.profiler.analytic.hardware import DEVICES
-
-    group = parser.add_argument_group("cluster")
-    group.add_argument("--hardware", metavar="NAME", required=required, help=", ".join(DEVICES))
-    group.add_argument("--nodes", metavar="N", type=positive, default=1, help="default 1")
-    group.add_argument("--gpus-per-node", metavar="N", type=positive, help="default 8")
-    group.add_argument(
-        "--intra-gb-s",
-        metavar="GB/S",
-        type=number,
-        help="link of a GPU to others of its node, one way; default by hardware",
-    )
-    group.add_argument(
-        "--inter-gb-s",
-        metavar="GB/S",
-        type=number,
-        help="a GPU's share of the links to other nodes, one way; default by hardware",
-    )
-
-
-def cluster_of(args: argparse.Namespace) -> ClusterHardware:
-    """The cluster that was asked for; ``ValueError`` for unknown hardware or a bandwidth of 0."""
-    from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
-
-    if args.hardware not in DEVICES:
-        raise ValueError(f"--hardware {args.hardware!r}: wants one of {', '.join(DEVICES)}")
-    hardware = DEVICES[args.hardware]
-    if args.intra_gb_s is not None:
-        hardware = replace(hardware, intra_gb_s=args.intra_gb_s)
-    if args.inter_gb_s is not None:
-        hardware = replace(hardware, inter_gb_s=args.inter_gb_s)
-    return ClusterHardware(hardware, args.nodes, args.gpus_per_node or hardware.gpus_per_node)
-
-
 def number(text: str) -> float:
     """An argparse type: a number of 0 or more."""
     try:
@@ -196,67 +156,3 @@ def add_executor(parser: argparse.ArgumentParser) -> None:
         default=EXECUTORS[0],
         help="workers are processes here (default), or actors of the Ray cluster at RAY_ADDRESS",
     )
-
-
-def add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add ``--model`` and a flag for every size."""
-    from seqplan.profiler.model_sizes import MODELS, SIZES
-
-    group = parser.add_argument_group("model")
-    group.add_argument(
-        "--model",
-        metavar="NAME|FILE",
-        required=required,
-        help=f"{', '.join(MODELS)}, or a config.json",
-    )
-    for size in SIZES:
-        group.add_argument(f"--{size.replace('_', '-')}", metavar="N", type=positive)
-    group.add_argument(
-        "--head-dim", metavar="N", type=positive, help="of one head; default hidden / heads"
-    )
-    group.add_argument(
-        "--tied",
-        action=argparse.BooleanOptionalAction,
-        help="the output head's weight is the embedding's; default by model, or not",
-    )
-
-
-def sizes_of(args: argparse.Namespace, longest: int | None = None) -> ModelSizes:
-    """The sizes that were asked for, single flags over those of the named model.
-
-    ``longest``: tokens of the longest sequence that is meant, by default the longest that the model
-    is made for. ``ValueError`` for an unknown name, a file that is no config or whose model is not
-    modelled, a size that is missing, and sizes that do not fit together.
-    """
-    from seqplan.profiler.model_sizes import SIZES, ModelSizes
-
-    sizes = stated_sizes(args, longest)
-    if missing := [size for size in SIZES if size not in sizes]:
-        raise ValueError(
-            f"model: {', '.join(missing)} not given; name a --model or give every size"
-        )
-    return ModelSizes.of(sizes)
-
-
-def stated_sizes(args: argparse.Namespace, longest: int | None = None) -> dict[str, int]:
-    """The sizes that were asked for, as far as they were; errors as ``sizes_of``."""
-    from seqplan.profiler.model_sizes import SIZES
-
-    sizes = dict(_named(args.model, longest)) if args.model else {}
-    for size in (*SIZES, "head_dim", "tied"):
-        if (value := getattr(args, size)) is not None:
-            sizes[size] = value
-    return sizes
-
-
-def _named(name: str, longest: int | None) -> dict[str, int]:
-    from seqplan.profiler.model_config import read_model_config
-    from seqplan.profiler.model_sizes import MODELS
-
-    if name in MODELS:
-        return MODELS[name]
-    if not name.endswith(".json"):
-        raise ValueError(
-            f"--model {name!r}: neither a known model ({', '.join(MODELS)}) nor a config.json"
-        )
-    return read_model_config(Path(name), longest)

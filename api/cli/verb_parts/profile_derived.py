@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from seqplan.api.cli.frame.options import cluster_of, sizes_of, stated_sizes
+from seqplan.api.cli.frame.model_options import cluster_of, deployment_of, stated_sizes
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.hardware import ClusterHardware
@@ -23,17 +23,11 @@ from seqplan.profiler.shipped.catalogue import find_profile
 def estimated(args: argparse.Namespace) -> dict[str, Any]:
     """``--estimate``: every scheme derived. ``ValueError`` for what cannot be."""
     from seqplan.profiler.analytic.derive import derive_profile
-    from seqplan.profiler.analytic.terms import Deployment
 
-    sizes, cluster = sizes_of(args), _cluster(args, "--estimate")
-    deployment = Deployment(
-        cluster=cluster,
-        sizes=sizes,
-        zero=args.zero,
-        checkpointing=args.checkpointing,
-    )
+    cluster = _cluster(args, "--estimate")
+    deployment = deployment_of(args)
     name = args.name or f"{args.model or 'model'}-{args.hardware}-estimate"
-    schemes = _schemes(args, sizes.shape, cluster, zero=args.zero)
+    schemes = _schemes(args, deployment.sizes.shape, cluster, zero=args.zero)
     return derive_profile(deployment, schemes, name=name)
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.frame.extras import need_torch
-from seqplan.api.cli.frame.options import sizes_of
+from seqplan.api.cli.frame.model_options import sizes_of
 from seqplan.api.cli.frame.terminal import ProgressBar, percent, table
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
@@ -230,6 +230,12 @@ def _measured_model(sizes: ModelSizes, checkpointing: str) -> ModelConfig:
     """Return the model whose layers are run."""
     from seqplan.runtime.training.model import ModelConfig
 
+    if special := sizes.architecture.as_dict():
+        said = ", ".join(f"{name} {value}" for name, value in special.items())
+        raise ValueError(
+            f"model: {said}: the layers that are measured have none of these; derive a profile "
+            "with --estimate --hardware"
+        )
     return ModelConfig(
         **{name: getattr(sizes, name) for name in SIZES},
         head_dim=sizes.head_width,

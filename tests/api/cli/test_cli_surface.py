@@ -24,13 +24,19 @@ SURFACE = {
     "profiles": "NAME|FILE --gpus --max-len --optimizer-shards --json",
     "profile": "--model --hidden --layers --heads --kv-heads --ffn --vocab --head-dim "
     "--tied/--no-tied --device --dtype --schemes --lengths --points --measured-layers --repeats "
-    "--checkpointing --hardware --nodes --gpus-per-node --intra-gb-s --inter-gb-s --zero "
-    "--capacity-gib --even-if-busy --name --samples --estimate --complete --merge --plot "
+    "--checkpointing --hardware --nodes --gpus-per-node --intra-gb-s --inter-gb-s --inter-rails "
+    "--peak-tflops --hbm-gb-s --memory-gib --matmul-efficiency --attention-kernel --zero "
+    "--precision --fp8-gain --context-parallel --tp-overlap --gradient-bytes "
+    "--sequence-parallel/--no-sequence-parallel --capacity-gib "
+    "--even-if-busy --name --samples --estimate --complete --merge --plot "
     "-o/--output! --json",
     "refit": "--profile --plans --server --measurements --job --token -o/--output --json",
     "estimate": "--model --hidden --layers --heads --kv-heads --ffn --vocab --head-dim "
-    "--tied/--no-tied --hardware! --nodes --gpus-per-node --intra-gb-s --inter-gb-s --tp --pp "
-    "--ulysses --ring --seq-len! --batch --micro-batch --zero --checkpointing --json",
+    "--tied/--no-tied --hardware! --nodes --gpus-per-node --intra-gb-s --inter-gb-s --inter-rails "
+    "--peak-tflops --hbm-gb-s --memory-gib --matmul-efficiency --attention-kernel --tp --pp "
+    "--ulysses --ring --seq-len! --batch --micro-batch --zero --checkpointing "
+    "--precision --fp8-gain --context-parallel --tp-overlap --gradient-bytes "
+    "--sequence-parallel/--no-sequence-parallel --virtual-stages --exchange --json",
     "validate-model": "--rows --json",
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
     "--optimizer-shards --include-flagged --schemes --layout --exchange-ms --overlap "

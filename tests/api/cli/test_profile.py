@@ -17,7 +17,6 @@ from seqplan.profiler.profile import Profile
 
 TINY = ["--hidden", "32", "--layers", "4", "--heads", "4", "--kv-heads", "2"]
 TINY += ["--ffn", "48", "--vocab", "50"]
-QWEN_MOE = Path(__file__).parents[2] / "profiler" / "model_configs" / "qwen3-30b-a3b.json"
 PATIENCE_S = 60.0
 FIELDS = {"a", "b", "c", "origin", "fit"}
 """Of a scheme all of whose degrees are 1."""
@@ -189,7 +188,9 @@ def test_what_was_measured_on_ranks_completes_itself(
     # Both are of trainers that split norms and residuals over tp.
     assert measured["tensor_parallel"] == "sequence-parallel"
     assert "notes" not in measured
-    assert bytes_per_token["2"] == pytest.approx(was["2"], rel=0.02)
+    # What is added for tp2 is counted in bf16, what was measured is in fp32.
+    assert bytes_per_token["2"] == pytest.approx(was["2"], rel=0.03)
+    assert was["1"] < bytes_per_token["2"] < was["2"]
 
 
 @pytest.mark.parametrize(
@@ -214,9 +215,17 @@ def test_what_was_measured_on_ranks_completes_itself(
             ("--complete", "llama-7b", "--hardware", "a800-80gb"),
             "profile 'llama-7b' is neither a file nor a shipped profile; did you mean llama-7b-",
         ),
+        (("--precision", "fp8"), "--precision goes with --estimate only: layers are measured as"),
+        (("--checkpointing", "selective"), "checkpointing must be one of none, mlp, full, not"),
+        (
+            *[("--complete", "llama-7b-a800-80gb", "--hardware", "a800-80gb", "--tp-overlap", "1")],
+            "--tp-overlap goes with --estimate only: schemes are derived as the others",
+        ),
         (("--head-dim", "5"), "head_dim must be even and at least 2, not 5"),
-        (("--model", str(QWEN_MOE)), "num_experts 128, moe_intermediate_size 768"),
-        (("--model", str(QWEN_MOE), "--estimate", "--hardware", "a100-80gb"), "num_experts 128"),
+        (
+            ("--model", "qwen3-30b-a3b", "--hidden", "64", "--layers", "48"),
+            "expert_layers 48, experts 128, experts_per_token 8, expert_ffn 768: the layers that",
+        ),
         (("--merge", "none.jsonl"), "none.jsonl: cannot be read"),
     ],
 )

@@ -10,9 +10,11 @@ import pytest
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.complete import complete
+from seqplan.profiler.analytic.deployment import Deployment
 from seqplan.profiler.analytic.derive import derive_profile
-from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
-from seqplan.profiler.analytic.terms import Deployment, stage_terms
+from seqplan.profiler.analytic.devices import DEVICES
+from seqplan.profiler.analytic.hardware import ClusterHardware
+from seqplan.profiler.analytic.terms import stage_terms
 from seqplan.profiler.model_sizes import MODELS, ModelSizes
 from seqplan.profiler.profile import Profile, ProfileError
 from seqplan.profiler.shipped.catalogue import shipped
@@ -95,7 +97,7 @@ def measured_split(factors: dict[str, float], left_out: Scheme | None = None) ->
     from seqplan.profiler.analytic.derived_scheme import fit_terms
 
     def times(scheme: Scheme, lengths: Any) -> Any:
-        terms = stage_terms(DEPLOYMENT, scheme, lengths[:, None])
+        terms = stage_terms(DEPLOYMENT, scheme, lengths)
         return np.sum([factors.get(name, 1.0) * ms for name, ms in terms.items()], axis=0)
 
     schemes = [scheme for scheme in SPLIT if scheme != left_out]
@@ -159,7 +161,11 @@ def test_what_ships_is_what_completing_gives(model: str) -> None:
     cluster = ClusterHardware(DEVICES["a800-80gb"], 8, 8)
     for part in (whole.restricted(measured=True), whole):  # what is derived already is so anew
         again = complete(part, cluster, derived, sizes=MODELS[f"llama-{model}"])
-        assert again == whole.document
+        # The order of sums decides the last digits, and where the fit of coefficients ends.
+        for entry, shipping in zip(again["schemes"], whole.document["schemes"], strict=True):
+            coefficients = {name: pytest.approx(shipping[name], rel=1e-3) for name in "abc"}
+            assert entry == {**shipping, **coefficients}
+        assert {**again, "schemes": []} == {**whole.document, "schemes": []}
 
 
 @pytest.mark.parametrize("model", ["7b", "13b", "32b"])

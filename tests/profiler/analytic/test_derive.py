@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.deployment import Deployment
 from seqplan.profiler.analytic.derive import derive_profile
-from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
+from seqplan.profiler.analytic.devices import DEVICES
+from seqplan.profiler.analytic.hardware import ClusterHardware
 from seqplan.profiler.analytic.memory import peak_bytes, usable_bytes
-from seqplan.profiler.analytic.terms import Deployment, stage_terms
+from seqplan.profiler.analytic.terms import stage_terms
 from seqplan.profiler.model_sizes import MODELS, ModelSizes
 from seqplan.profiler.profile import Profile
 

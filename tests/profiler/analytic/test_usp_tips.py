@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.deployment import Deployment
+from seqplan.profiler.analytic.devices import DEVICES
 from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
-from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
-from seqplan.profiler.analytic.terms import Deployment, stage_terms
+from seqplan.profiler.analytic.hardware import ClusterHardware
+from seqplan.profiler.analytic.terms import stage_terms
 from seqplan.profiler.model_sizes import MODELS, ModelSizes
 
 LLAMA = ModelSizes.of(MODELS["llama-7b"])

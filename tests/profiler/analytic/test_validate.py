@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from seqplan.profiler.analytic.validate import TableCheck
-from seqplan.profiler.analytic.validate_tables import checks
+from seqplan.profiler.analytic.validation.published import published
+from seqplan.profiler.analytic.validation.table_check import TableCheck
+from seqplan.profiler.analytic.validation.tables import checks
+from seqplan.profiler.analytic.validation.training_tables import foundry_runs, nvidia_runs
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +30,12 @@ def by_name() -> dict[str, TableCheck]:
         ("llama-13b-a800-80gb: MaxLen", 12, 0.99, 0.09),
         ("llama-32b-a800-80gb: MaxLen", 13, 0.99, 0.06),
         ("FlexSP: all-to-all", 6, 0.94, 0.22),
+        ("llm-foundry, a100-80gb bf16", 61, 0.99, 0.02),
+        ("llm-foundry, h100-80gb bf16", 52, 0.99, 0.04),
+        ("llm-foundry, h100-80gb fp8", 7, 0.99, 0.05),
+        ("NVIDIA, h100-80gb fp8", 22, 0.99, 0.1),
+        ("attention kernels, a100-80gb", 23, 0.96, 0.07),
+        ("attention kernels, h100-80gb", 84, 0.97, 0.04),
     ],
 )
 def test_ranks_and_sizes(
@@ -53,6 +63,21 @@ def test_what_fits_is_agreed_on_by_every_scheme(by_name: dict[str, TableCheck]) 
     for name, schemes in (("llama-7b", 13), ("llama-13b", 12), ("llama-32b", 15)):
         said = by_name[f"{name}-a800-80gb: MaxLen"].missing
         assert said.startswith(f"On {schemes} of {schemes} schemes both agree")
+
+
+def test_no_run_that_was_published_is_said_not_to_fit() -> None:
+    foundry, nvidia = published("llm_foundry.json"), published("nvidia_h100.json")
+    verdicts = Counter(
+        [
+            estimated.verdict
+            for name in ("a100-80gb bf16", "h100-80gb bf16", "h100-80gb fp8")
+            for estimated, _ in foundry_runs(foundry, *name.split())
+        ]
+        + [estimated.verdict for estimated, _ in nvidia_runs(nvidia)]
+    )
+    assert verdicts.total() == 61 + 52 + 7 + 22
+    assert verdicts["does not fit"] == 0
+    assert verdicts["fits"] > 40
 
 
 def test_every_table_that_misses_names_an_effect(by_name: dict[str, TableCheck]) -> None:

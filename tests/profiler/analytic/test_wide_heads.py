@@ -8,11 +8,13 @@ import pytest
 
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.complete import complete
+from seqplan.profiler.analytic.deployment import Deployment
 from seqplan.profiler.analytic.derive import derive_profile
+from seqplan.profiler.analytic.devices import DEVICES
 from seqplan.profiler.analytic.estimate import Load, estimate, model_flops
-from seqplan.profiler.analytic.hardware import DEVICES, ClusterHardware
+from seqplan.profiler.analytic.hardware import ClusterHardware
 from seqplan.profiler.analytic.memory import layer_activation_bytes
-from seqplan.profiler.analytic.terms import Deployment, stage_terms
+from seqplan.profiler.analytic.terms import stage_terms
 from seqplan.profiler.model_sizes import ModelSizes
 from seqplan.profiler.profile import Profile, ProfileError
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.memory import UNSPLIT_BYTES, layer_activation_bytes
+from seqplan.profiler.analytic.memory import layer_activation_bytes
 from seqplan.profiler.fit.pooling import pooled
 from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import DesignPoint
@@ -56,8 +56,7 @@ def test_the_analytic_model_counts_what_layers_keep(checkpointing: str) -> None:
     """In elements, without what fused kernels do not keep and these layers do.
 
     On a CPU each norm keeps what it multiplies by its weight; q and k are kept rotated and not;
-    the activation is kept beside its product. The analytic model has none of these, and 1.5 bytes
-    a hidden unit for what tp does not split.
+    the activation is kept beside its product. The analytic model has none of these.
     """
     sizes = ModelSizes.of(SIZES)
     many, few = (
@@ -66,10 +65,9 @@ def test_the_analytic_model_counts_what_layers_keep(checkpointing: str) -> None:
     counted = (many - few) / 4 / 4  # elements of one layer
     unfused = sizes.hidden + sizes.hidden + sizes.kv_width  # of attention
     unfused += {"none": sizes.hidden + sizes.ffn, "mlp": 0, "full": 0}[checkpointing]
-    unsplit = UNSPLIT_BYTES * sizes.hidden
     if checkpointing == "full":
-        unfused, unsplit = 0, 0
-    analytic = (layer_activation_bytes(sizes, checkpointing, 1) - unsplit) / 2 + unfused
+        unfused = 0
+    analytic = layer_activation_bytes(sizes, checkpointing, 1) / 2 + unfused
     assert counted == pytest.approx(analytic, rel=0.02)
 
 

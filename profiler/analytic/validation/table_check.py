@@ -21,7 +21,10 @@ class ValidatedRow:
 
 @dataclass(frozen=True, slots=True)
 class TableCheck:
-    """A table of figures; ``missing``: which effects explain the misses, a line each."""
+    """A table of figures; ``missing``: which effects explain the misses, a line each.
+
+    ``compete``: whether rows of a group do the same work, so that one of them is best.
+    """
 
     name: str
     what: str
@@ -29,6 +32,7 @@ class TableCheck:
     larger_is_better: bool
     rows: tuple[ValidatedRow, ...]
     missing: str = ""
+    compete: bool = True
 
     @property
     def rank_correlation(self) -> float:
@@ -48,13 +52,21 @@ class TableCheck:
         predicted, published = self._columns()
         return float(np.median(np.abs(predicted / published - 1)))
 
+    @property
+    def p90_error(self) -> float:
+        """What nine tenths of |predicted / published − 1| are within."""
+        predicted, published = self._columns()
+        return float(np.quantile(np.abs(predicted / published - 1), 0.9))
+
     def winners(self) -> dict[str, tuple[str, str, float]]:
         """Return the predicted best, the published best, and what is lost, by group of two or more.
 
         Lost is how much worse than the published best the predicted one is as published, a share.
         """
         sign = 1 if self.larger_is_better else -1
-        by_group = {}
+        by_group: dict[str, tuple[str, str, float]] = {}
+        if not self.compete:
+            return by_group
         for group in dict.fromkeys(row.group for row in self.rows):
             rows = [row for row in self.rows if row.group == group]
             if len(rows) < 2:

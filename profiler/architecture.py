@@ -1,0 +1,117 @@
+"""What the layers of a decoder have beside full attention and one gated feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+LARGEST_SIZE = 10**7
+"""Of any size; products of them stay finite."""
+
+FLAGS = frozenset({"ungated", "sinks", "attention_gate"})
+"""Which of an ``Architecture`` are yes or no."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Architecture:
+    """Sizes that a dense decoder does not have; 0 and False throughout: it is one.
+
+    - ``ungated``: the feed-forward has two matrices, not three; ``positions``: learned positions.
+    - ``window_layers`` attend to the last ``window`` tokens only, ``chunk_layers`` to those of
+      their own chunk of ``chunk`` tokens; ``sinks``: attention has a learned sink in each head;
+      ``attention_gate``: a gate as wide as its result.
+    - ``linear_layers`` have linear attention (gated delta rule) of ``linear_key_heads`` heads of
+      ``linear_key_dim`` and ``linear_value_heads`` of ``linear_value_dim``, behind a convolution of
+      ``linear_conv`` tokens. All layers that are none of these have full attention.
+    - latent attention (MLA) where ``kv_rank`` is above 0: keys and values come from ``kv_rank``
+      elements, queries from ``query_rank`` (0: from the hidden state); heads are of ``nope_dim`` +
+      ``rope_dim`` elements in queries and keys, and of ``value_dim`` in values.
+    - ``expert_layers`` have ``experts`` feed-forwards of ``expert_ffn``, of which a token runs
+      through ``experts_per_token``, and one of ``shared_ffn`` (0: none) for all tokens.
+    """
+
+    ungated: bool = False
+    positions: int = 0
+    window_layers: int = 0
+    window: int = 0
+    chunk_layers: int = 0
+    chunk: int = 0
+    sinks: bool = False
+    attention_gate: bool = False
+    linear_layers: int = 0
+    linear_key_heads: int = 0
+    linear_value_heads: int = 0
+    linear_key_dim: int = 0
+    linear_value_dim: int = 0
+    linear_conv: int = 0
+    query_rank: int = 0
+    kv_rank: int = 0
+    rope_dim: int = 0
+    nope_dim: int = 0
+    value_dim: int = 0
+    expert_layers: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+
+    def __post_init__(self) -> None:
+        for name in NAMES:
+            value = getattr(self, name)
+            if type(value) is not (bool if name in FLAGS else int):
+                wanted = "true or false" if name in FLAGS else "a whole number"
+                raise ValueError(f"model: {name} wants {wanted}, not {value!r}")
+            if not 0 <= value <= LARGEST_SIZE:
+                raise ValueError(f"model: {name} must be from 0 to {LARGEST_SIZE:,}, not {value}")
+        for of, needed in (
+            ("window_layers", ("window",)),
+            ("chunk_layers", ("chunk",)),
+            ("linear_layers", LINEAR),
+            ("kv_rank", ("nope_dim", "value_dim")),
+            ("expert_layers", ("experts", "experts_per_token", "expert_ffn")),
+        ):
+            if getattr(self, of) and (missing := [n for n in needed if not getattr(self, n)]):
+                raise ValueError(f"model: {of} {getattr(self, of)} wants {', '.join(missing)} too")
+        if self.experts_per_token > self.experts:
+            raise ValueError(
+                f"model: experts_per_token {self.experts_per_token} is more than the "
+                f"{self.experts} experts"
+            )
+
+    @property
+    def dense(self) -> bool:
+        """Whether there is nothing beyond a dense decoder with full attention."""
+        return self == DENSE
+
+    def check_layers(self, layers: int) -> None:
+        """``ValueError`` where more layers are special than the model has."""
+        attending = self.window_layers + self.chunk_layers + self.linear_layers
+        for what, count in (
+            ("window, chunk and linear", attending),
+            ("expert", self.expert_layers),
+        ):
+            if count > layers:
+                raise ValueError(f"model: {count} {what} layers of {layers}")
+
+    def as_dict(self) -> dict[str, int]:
+        """Return what differs from a dense decoder, by name."""
+        return {name: value for name in NAMES if (value := getattr(self, name))}
+
+    @classmethod
+    def split(cls, sizes: Mapping[str, Any]) -> tuple[Architecture, dict[str, Any]]:
+        """Split sizes by name into those of the architecture and all others."""
+        own = {name: sizes[name] for name in NAMES if sizes.get(name) is not None}
+        return cls(**own), {name: value for name, value in sizes.items() if name not in NAMES}
+
+
+LINEAR = (
+    "linear_key_heads",
+    "linear_value_heads",
+    "linear_key_dim",
+    "linear_value_dim",
+)
+NAMES = tuple(field.name for field in fields(Architecture))
+"""What an architecture's sizes are called everywhere."""
+
+DENSE = Architecture()

@@ -1,0 +1,135 @@
+"""What the keys and model types of a config.json mean: modelled, without effect, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SIZE_KEYS = {
+    "hidden": ("hidden_size", "n_embd"),
+    "layers": ("num_hidden_layers", "n_layer"),
+    "heads": ("num_attention_heads", "n_head"),
+    "kv_heads": ("num_key_value_heads",),
+    "ffn": ("intermediate_size", "n_inner"),
+    "vocab": ("vocab_size",),
+    "head_dim": ("head_dim",),
+}
+"""The keys of a size, the usual one first."""
+
+GATED = frozenset(
+    {"baichuan", "cohere", "cohere2", "ernie4_5", "exaone", "exaone4", "gemma", "gemma2"}
+    | {"gemma3_text", "glm", "glm4", "granite", "helium", "internlm2", "internlm3", "llama"}
+    | {"minicpm", "ministral", "mistral", "olmo", "olmo2", "olmo3", "phi3", "qwen2", "qwen3"}
+    | {"seed_oss", "smollm3", "stablelm"}
+)
+"""Values of model_type that are decoders with a gated feed-forward, and nothing else in a layer but
+what other keys say."""
+
+UNGATED = frozenset(
+    {"apertus", "arcee", "gpt2", "gpt_neox", "nemotron", "persimmon", "phi", "starcoder2"}
+)
+"""Those whose feed-forward has two matrices."""
+
+SPARSE = frozenset(
+    {"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe"}
+    | {"llama4_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_next"}
+)
+"""Those with experts, wherever other keys say."""
+
+EXPERTS_OF_FFN = frozenset({"gpt_oss", "granitemoe", "llama4_text", "mixtral", "olmoe", "phimoe"})
+"""Those whose experts are as wide as ``intermediate_size`` says."""
+
+SLIDING_PERIOD = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3": 4}
+"""Of so many layers the last has full attention and the others a window, where neither layer_types
+nor sliding_window_pattern says it."""
+
+TIED_UNSAID = frozenset(
+    {"cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt2", "starcoder2"}
+)
+"""Values of model_type whose embeddings are tied where the file does not say."""
+
+_STATE_SPACE = "state-space layers"
+_LINEAR = "layers of linear attention of a kind that is not known here"
+
+BEYOND = {
+    **dict.fromkeys(
+        {"bamba", "falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "nemotron_h"}
+        | {"zamba", "zamba2"},
+        _STATE_SPACE,
+    ),
+    **dict.fromkeys({"kimi_linear", "minimax", "rwkv", "rwkv5", "rwkv6", "rwkv7"}, _LINEAR),
+    "dbrx": "experts whose sizes are nested",
+    "llama4": "a part of a larger model: give its text_config as a file of its own",
+    "recurrent_gemma": "recurrent layers",
+    **dict.fromkeys({"bert", "roberta"}, "no decoder"),
+    **dict.fromkeys({"bart", "t5"}, "an encoder and a decoder"),
+}
+"""What the layers of a model_type have that is not modelled; of any other that is not above nothing
+is known."""
+
+REFUSED = {
+    "num_nextn_predict_layers": "layers that predict further tokens: 0 leaves them out",
+    "num_kv_shared_layers": "layers that share keys and values",
+    "text_config": "a part of a larger model: give it as a file of its own",
+    "vision_config": "a part of a larger model: give its text_config as a file of its own",
+    "is_encoder_decoder": "an encoder and a decoder",
+    **dict.fromkeys(
+        ("mamba_d_state", "mamba_d_ssm", "ssm_cfg", "ssm_state_size", "state_size"), _STATE_SPACE
+    ),
+    **dict.fromkeys(("zero_expert_num", "num_zero_experts"), "experts that do nothing"),
+}
+"""Keys that mean something which is not modelled, unless null, false or 0."""
+
+LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
+"""Entries of layer_types that are modelled."""
+
+MODELLED = frozenset(
+    {key for keys in SIZE_KEYS.values() for key in keys}
+    | {"model_type", "tie_word_embeddings", "max_position_embeddings", "n_positions", "n_ctx"}
+    | {"layer_types", "sliding_window", "sliding_window_pattern", "use_sliding_window"}
+    | {"max_window_layers", "attention_chunk_size", "no_rope_layers", "no_rope_layer_interval"}
+    | {"full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim"}
+    | {"linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim"}
+    | {"kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"}
+    | {"qk_head_dim", "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
+    | {"num_experts_per_tok", "experts_per_token", "moe_k", "moe_intermediate_size"}
+    | {"shared_expert_intermediate_size", "n_shared_experts", "moe_num_shared_experts"}
+    | {"num_shared_experts", "decoder_sparse_step", "mlp_only_layers", "first_k_dense_replace"}
+    | {"moe_layer_freq", "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"}
+    | {"interleave_moe_layer_step", "intermediate_size_mlp", "moe_layers"}
+    | {"attn_output_gate"}
+)
+
+_WITHOUT_EFFECT = frozenset(
+    {"architectures", "auto_map", "activation_function", "hidden_act", "hidden_activation"}
+    | {"hidden_act_mlp", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "name"}
+    | {"use_cache", "cache_implementation", "quantization_config", "pretraining_tp", "rotary_pct"}
+    | {"attn_implementation", "_attn_implementation", "attn_type", "task_specific_params"}
+    | {"original_max_position_embeddings", "initial_context_length", "seq_length", "logit_scale"}
+    | {"max_sequence_length", "model_max_length", "rope_scaling", "rope_parameters", "rope_ratio"}
+    | {"rope_type", "rope_interleave", "rotary_emb_base", "rotary_dim", "partial_rotary_factor"}
+    | {"rope_local_base_freq", "clip_qkv", "qkv_bias", "attn_logit_softcapping"}
+    | {"final_logit_softcapping", "query_pre_attn_scalar", "swiglu_limit", "swiglu_alpha"}
+    | {"norm_topk_prob", "norm_type", "topk_group", "topk_method", "n_group", "scoring_func"}
+    | {"seq_aux", "aux_loss_alpha", "ep_size", "output_router_logits", "router_jitter_noise"}
+    | {"input_jitter_noise", "use_qk_norm", "qk_layernorm", "use_parallel_residual"}
+    | {"parallel_attn", "scale_emb", "dim_model_base", "scale_depth", "mup_denominator"}
+    | {"attn_temperature_tuning", "floor_scale", "attn_scale", "for_llm_compressor"}
+    | {"residual_in_fp32", "head_type", "tie_encoder_decoder", "bad_words_ids", "n_special"}
+    | {"scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"}
+    | {"predict_special_tokens", "summary_type", "summary_use_proj", "summary_activation"}
+    | {"summary_proj_to_labels", "summary_first_dropout", "id2label", "label2id", "problem_type"}
+    | {"output_attentions", "output_hidden_states", "use_return_dict", "return_dict"}
+    | {"use_bidirectional_attention", "model_version", "is_decoder", "chunk_size_feed_forward"}
+    | {"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"}
+)
+_ENDINGS_WITHOUT_EFFECT = (
+    *("_token_id", "_token_ids", "_token_index", "_dropout", "_pdrop", "_drop", "dropout_rate"),
+    *("_eps", "_epsilon", "_bias", "_theta", "_coef", "_range", "_std", "_beta", "_factor"),
+)
+
+
+def without_effect(key: str, value: Any) -> bool:
+    """Whether a key says nothing of what layers cost: it is absent in effect, or known so."""
+    if value is None or value is False or value in (0, "", [], {}):
+        return True
+    return key in _WITHOUT_EFFECT or key.endswith(_ENDINGS_WITHOUT_EFFECT)

@@ -1,0 +1,79 @@
+"""Planning with derived profiles of models with windows and experts: bounds hold, plans lint."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles.exhaustive import any_strategy_optimum
+
+from seqplan import Batch, Cluster, StepPlanner, make_proposal
+from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
+from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.placement.dispatch import dispatch
+from seqplan.planner.placement.fill import Filler
+from seqplan.planner.placement.fleet import Fleet
+from seqplan.planner.proposal.search import search
+from seqplan.plans.lint import lint
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.analytic.deployment import Deployment
+from seqplan.profiler.analytic.derive import derive_profile
+from seqplan.profiler.analytic.devices import DEVICES
+from seqplan.profiler.analytic.hardware import ClusterHardware
+from seqplan.profiler.model_config import read_model_config
+from seqplan.profiler.model_sizes import MODELS, ModelSizes
+from seqplan.profiler.profile import Profile
+
+GEMMA = Path(__file__).parents[2] / "profiler" / "model_configs" / "gemma-3-1b.json"
+SCHEMES = [Scheme.parse(text) for text in ("tp1", "u2", "u4", "u2.r2", "tp4", "tp4.u2", "tp8")]
+NAMES = ["gemma-3-1b", "gpt-oss-20b", "qwen3-30b-a3b"]
+
+
+@cache
+def profile_of(name: str) -> Profile:
+    sizes = ModelSizes.of(MODELS[name] if name in MODELS else read_model_config(GEMMA))
+    cluster = ClusterHardware(DEVICES["h200-141gb"], 2, 8)
+    possible = [scheme for scheme in SCHEMES if sizes.heads % (scheme.tp * scheme.ulysses) == 0]
+    document = derive_profile(Deployment(cluster=cluster, sizes=sizes), possible, name=name)
+    return Profile.from_document(document, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", range(8))
+def test_bounds_hold_against_exhaustive_search(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.choice([200, 700, 4096, 9000, 20000], size=rng.integers(2, 6))
+    models = {
+        model.scheme: model
+        for model in profile_of(name).usable(8, 32768)
+        if model.max_sequence >= max(lengths)
+    }
+    batch = Batch.of_lengths(lengths.tolist())
+    all_strategies = AllStrategies(models, 8)
+    best = any_strategy_optimum(all_strategies.classes, batch, 8)
+    strategies = list(search(all_strategies, batch))
+    assert strategies
+    for strategy in strategies:
+        filling = dispatch(Filler(Fleet.of(strategy, models), batch), best)
+        assert filling is not None
+        assert filling.objective_ms >= best * (1 - 1e-9)
+        assert all_strategies_bound_ms(all_strategies, batch, filling.objective_ms) <= best * (
+            1 + 1e-9
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plans_lint_and_stay_above_their_bound(name: str) -> None:
+    rng = np.random.default_rng(3)
+    lengths = np.minimum(rng.lognormal(8.0, 1.2, 400).astype(np.int64) + 16, 32768)
+    profile = profile_of(name)
+    document = make_proposal(
+        profile, Cluster(16, 32768, 200_000), lengths, exchange=exchange_of(profile, 16)
+    )
+    planner = StepPlanner(document)
+    plan = planner.plan(Batch.of_lengths(lengths[:60].tolist()))
+    assert lint(plan, planner.models) == []
+    assert 0 < plan.lower_bound_ms <= plan.predicted_ms
+    assert plan.predicted_ms <= 1.25 * plan.lower_bound_ms

@@ -27,10 +27,10 @@ from seqplan.plans.plan import Plan
 from seqplan.runtime.data.tokens import SeededTokens
 
 RANKS = 4
-SIZES = {"hidden": 128, "layers": 4, "heads": 4, "kv_heads": 4, "ffn": 384, "vocab": 512}
+SIZES = {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 4, "ffn": 768, "vocab": 512}
 SCHEMES = ("u1", "u2", "u4")
 LONGEST, CAPACITY, MEASURED_TO = 4096, 4096, 2048
-EQUAL_LENGTH, EQUAL_EACH, EQUAL_STEPS = 256, 8, 6
+EQUAL_LENGTH, EQUAL_EACH, EQUAL_STEPS = 512, 6, 6
 MEDIAN, RAGGED, RAGGED_STEPS = 128, 64, 5
 """Tokens of the middle document, documents of a ragged batch, steps."""
 

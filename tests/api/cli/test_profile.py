@@ -188,8 +188,8 @@ def test_what_was_measured_on_ranks_completes_itself(
     # Both are of trainers that split norms and residuals over tp.
     assert measured["tensor_parallel"] == "sequence-parallel"
     assert "notes" not in measured
-    # What is added for tp2 is counted in bf16, what was measured is in fp32.
-    assert bytes_per_token["2"] == pytest.approx(was["2"], rel=0.03)
+    # What is added for tp2 is counted in bf16, what was measured is in fp32, and of tp2.u2.
+    assert bytes_per_token["2"] == pytest.approx(was["2"], rel=0.04)
     assert was["1"] < bytes_per_token["2"] < was["2"]
 
 

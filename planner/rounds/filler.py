@@ -63,15 +63,6 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _FilledRound:
-    """One round, its time, and what is left of each length after it."""
-
-    parts: tuple[_Part, ...]
-    time_ms: float
-    left: Ints
-
-
-@dataclass(frozen=True)
 class FilledRounds:
     """Rounds filled to targets; ``times_ms``: of each round."""
 
@@ -82,6 +73,17 @@ class FilledRounds:
     def total_ms(self) -> float:
         """Return Σ rounds: they run one after another."""
         return sum(self.times_ms)
+
+    @classmethod
+    def of_bins(cls, rounds: Sequence[Sequence[Bin]], times_ms: Sequence[float]) -> FilledRounds:
+        """Make rounds of one degree from their micro-batches."""
+        parts = tuple((_Part(0, tuple((micro,) for micro in of_round)),) for of_round in rounds)
+        return cls(parts, tuple(times_ms))
+
+    def of_class(self, k: int) -> FilledRounds:
+        """Return these rounds of one degree as those of the class ``k`` of several."""
+        parts = tuple(tuple(_Part(k, p.placement) for p in of_round) for of_round in self.parts)
+        return FilledRounds(parts, self.times_ms)
 
     def __add__(self, after: FilledRounds) -> FilledRounds:
         """Return these rounds and others after them."""
@@ -103,13 +105,6 @@ def _groups(part: _Part) -> list[tuple[int, Bin]]:
         for pipeline in unpacked
         if pipeline
     ]
-
-
-def _rounds_of(filled: Sequence[_FilledRound]) -> FilledRounds:
-    return FilledRounds(
-        tuple(of_round.parts for of_round in filled),
-        tuple(of_round.time_ms for of_round in filled),
-    )
 
 
 class RoundsFiller:
@@ -160,15 +155,14 @@ class RoundsFiller:
 
         None where sequences are left.
         """
-        counts = self.sequences.counts
-        filled: list[_FilledRound] = []
+        fill = self._unassigned(self.sequences.lengths, self.sequences.counts)
+        of_rounds = []
         for target in targets_ms:
-            if not counts.any():
+            if not fill.left:
                 break
-            longest = int(np.argmax(counts > 0))
-            filled.append(self._round(counts, longest, max(target, self._alone_ms[longest])))
-            counts = filled[-1].left
-        return None if counts.any() else _rounds_of(filled)
+            longest = int((np.asarray(fill.counts) > 0).argmax())
+            of_rounds.append(self._fill_round(fill, longest, max(target, self._alone_ms[longest])))
+        return None if fill.left else self._rounds(fill, of_rounds)
 
     def _unassigned(self, lengths: Ints, counts: Ints) -> PythonFill | KernelFill:
         """Take ``counts`` sequences of each of these lengths as unassigned."""
@@ -188,48 +182,62 @@ class RoundsFiller:
         Returns the rounds, and how many of each length are left.
         """
         counts = self.sequences.counts
-        filled: list[_FilledRound] = []
-        while counts.any() and len(filled) < rounds:
-            filled.append(self._full_round(counts))
-            counts = filled[-1].left
-        return _rounds_of(filled), counts
+        filled = FilledRounds((), ())
+        while counts.any() and len(filled.times_ms) < rounds:
+            one, counts = self._full_round(counts)
+            filled += one
+        return filled, counts
 
-    def _full_round(self, counts: Ints) -> _FilledRound:
+    def _full_round(self, counts: Ints) -> tuple[FilledRounds, Ints]:
         longest = int(np.argmax(counts > 0))
-        best = self._round(counts, longest, self._full_ms[longest])
+        best, left = self._one_round(counts, longest, self._full_ms[longest])
         lengths = self.sequences.lengths
-        wanted = int(lengths @ (counts - best.left)) * (1 - SPARED)
-        low, high = self._alone_ms[longest], best.time_ms
+        wanted = int(lengths @ (counts - left)) * (1 - SPARED)
+        low, high = self._alone_ms[longest], best.total_ms
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            tried = self._round(counts, longest, middle)
-            if int(lengths @ (counts - tried.left)) < wanted:
+            tried, after = self._one_round(counts, longest, middle)
+            if int(lengths @ (counts - after)) < wanted:
                 low = middle
             else:
-                best, high = tried, min(middle, tried.time_ms)
+                best, left, high = tried, after, min(middle, tried.total_ms)
             if high - low < SPARED * high:
                 break
-        return best
+        return best, left
 
-    def _timed(
-        self, fill: PythonFill | KernelFill, classes: Sequence[tuple[int, float]]
-    ) -> _FilledRound:
-        """Take what was filled as a round; ``classes`` with the overhead counted for each (ms)."""
-        parts, slowest = [], 0.0
+    def _one_round(self, counts: Ints, longest: int, target_ms: float) -> tuple[FilledRounds, Ints]:
+        """Fill one round from what is left of each length; and what is left then."""
+        fill = self._unassigned(self.sequences.lengths, counts)
+        parts = self._fill_round(fill, longest, target_ms)
+        return self._rounds(fill, [parts]), np.asarray(fill.counts)
+
+    def _rounds(
+        self, fill: PythonFill | KernelFill, of_rounds: Sequence[Sequence[tuple[int, float]]]
+    ) -> FilledRounds:
+        """Take what was filled as rounds: of each its classes, with the overhead counted (ms)."""
         placements: Sequence[_OfClass] = fill.placements()
-        for (k, overhead), (placement, group_ms) in zip(classes, placements, strict=True):
-            parts.append(_Part(k, placement))
-            extra = 0.0 if self.one_each else self.classes[k].c - overhead
-            slowest = max(slowest, max(group_ms) + extra)
-        return _FilledRound(tuple(parts), slowest, np.asarray(fill.counts))
+        filled = iter(placements)
+        parts, times = [], []
+        for of_round in of_rounds:
+            of_parts, slowest = [], 0.0
+            for k, overhead in of_round:
+                placement, group_ms = next(filled)
+                of_parts.append(_Part(k, placement))
+                extra = 0.0 if self.one_each else self.classes[k].c - overhead
+                slowest = max(slowest, max(group_ms) + extra)
+            parts.append(tuple(of_parts))
+            times.append(slowest)
+        return FilledRounds(tuple(parts), tuple(times))
 
-    def _round(self, counts: Ints, longest: int, target_ms: float) -> _FilledRound:
+    def _fill_round(
+        self, fill: PythonFill | KernelFill, longest: int, target_ms: float
+    ) -> list[tuple[int, float]]:
         """Fill one round, the largest groups first, each opened for a sequence that needs it.
 
         A sequence needs a degree where the next smaller one cannot hold it or not end by the
-        target; the group is then topped up with what fits tokens and target.
+        target; the group is then topped up with what fits tokens and target. ``longest``: the place
+        of the longest that is left. Returns the classes, with the overhead counted for each (ms).
         """
-        fill = self._unassigned(self.sequences.lengths, counts)
         reach = [min(c.capacity, longest_alone(c, target_ms)) for c in self.classes]
         free, parts = self.ranks, []
         tokens = self._lengths[longest]
@@ -245,10 +253,10 @@ class RoundsFiller:
             overhead = self._fill_groups(fill, k, reach[k], below, number, target_ms)
             parts.append((k, overhead))
             free -= number * degree.gpus
-            if not fill.left:
+            if not fill.left or k == len(reach) - 1:
                 break
-            tokens = self._lengths[int(np.argmax(np.asarray(fill.counts) > 0))]
-        return self._timed(fill, parts)
+            tokens = self._lengths[int((np.asarray(fill.counts) > 0).argmax())]
+        return parts
 
     def _needing(
         self,
@@ -281,13 +289,13 @@ class RoundsFiller:
 
         For one micro-batch a group it is so large that no second one fits beside the first.
         """
-        degree = self.classes[k]
+        d = self.classes[k]
         if self.one_each:
-            degree = replace(degree, count=number)
-            fill.fill_class(degree, reach, below, target_ms, target_ms, False)
-            return degree.c
-        work = (target_ms - degree.c) * _ROUND
+            groups = PipelineClass(1, d.a, d.b, d.c, d.capacity, d.unit, number, d.gpus)
+            fill.fill_class(groups, reach, below, target_ms, target_ms, False)
+            return d.c
+        work = (target_ms - d.c) * _ROUND
         overhead = 2 * work + 1
-        degree = replace(degree, count=number, c=overhead)
-        fill.fill_class(degree, reach, below, overhead + work, overhead + work, False)
+        groups = PipelineClass(1, d.a, d.b, overhead, d.capacity, d.unit, number, d.gpus)
+        fill.fill_class(groups, reach, below, overhead + work, overhead + work, False)
         return overhead

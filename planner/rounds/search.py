@@ -57,7 +57,10 @@ def full_rounds(filler: RoundsFiller, rounds: int) -> FilledRounds | None:
 
 
 def improved(
-    filler: RoundsFiller, start: FilledRounds, bound_ms: float, fills: int = TRIED_FILLS
+    filler: RoundsFiller,
+    start: FilledRounds,
+    bound_ms: float,
+    fills: int = TRIED_FILLS,
 ) -> FilledRounds:
     """Change one round's target, later ones in common, while the sum of the rounds falls.
 

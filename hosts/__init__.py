@@ -3,7 +3,15 @@
 Hosts that take steps: ``balanced_steps`` (which sequences each step takes, balanced over ranks),
 then ``huggingface_trainer`` (``transformers.Trainer`` and what subclasses it). Hosts that ask for a
 schedule of the sequences they have: ``degree_costs`` (what a micro-batch costs there), then
-``megatron``; ``versions`` refuses those that lack the place for it.
+``megatron``, ``slime`` and ``verl``; ``versions`` refuses those that lack the place for it.
 """
 
-__all__ = ["balanced_steps", "degree_costs", "huggingface_trainer", "megatron", "versions"]
+__all__ = [
+    "balanced_steps",
+    "degree_costs",
+    "huggingface_trainer",
+    "megatron",
+    "slime",
+    "verl",
+    "versions",
+]

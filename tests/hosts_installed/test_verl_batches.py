@@ -51,7 +51,7 @@ ours, places = prepared(lengths)
 out = {"lengths": lengths, "ours": ours, "places": places, "times": slowest(places)}
 out["figures"] = dict(planned.figures)
 out["multiple"] = len(prepared(lengths, num_batches_divided_by=4)[0])
-grouped = batch(lengths, force_group_size=2)
+grouped = batch([min(n, 4096) for n in lengths], force_group_size=2)
 out["grouped"] = utils.prepare_micro_batches(grouped)[1]
 out["workload"] = calculate_workload(torch.tensor([1000, 2000])).tolist()
 out["metrics"] = log_seqlen_unbalance([100, 300, 200, 200], [[0, 1], [2, 3]], "seq")

@@ -22,6 +22,7 @@ NAMES = (
     "reforming",
     "window",
     "balance",
+    "hosts",
     "in_process",
     "imbalance",
     "large",

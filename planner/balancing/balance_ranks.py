@@ -17,15 +17,11 @@ from seqplan.planner.balancing.constrained import (
     plan_equal_samples,
 )
 from seqplan.planner.balancing.free import plan_free
-from seqplan.planner.balancing.lockstep import (
-    Sequences,
-    fewest_rounds,
-    plan_rounds,
-    rounds_bound_ms,
-)
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import cheap_bound_ms
 from seqplan.planner.placement.fleet import Bin, PipelineClass
+from seqplan.planner.rounds.filler import FilledRounds, Sequences
+from seqplan.planner.rounds.one_degree import fewest_rounds, plan_rounds, rounds_bound_ms
 from seqplan.profiler.latency import Latency
 
 
@@ -104,11 +100,11 @@ def balance(
     ``ValueError`` names a length that is no whole number above 0 or exceeds ``capacity``, and what
     else cannot be.
     """
-    micro_batch = _micro_batch(cost, capacity, pad_to)
+    micro_batch = host_micro_batch(cost, capacity, pad_to)
     for name, value in (("ranks", ranks), ("count_multiple", count_multiple)):
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
-    whole = _checked(lengths, micro_batch, pad_to)
+    whole = checked_lengths(lengths, micro_batch, pad_to)
     if keep_together is not None and len(keep_together) != len(whole):
         raise ValueError(f"keep_together has {len(keep_together)} keys for {len(whole)} sequences")
     batch = Batch.of_lengths(whole)
@@ -120,19 +116,19 @@ def balance(
         bound = _bound_ms(micro_batch, sequences, batch, ranks, lockstep=lockstep)
     elif lockstep:
         rounds, bound = plan_rounds(micro_batch, sequences, ranks, count_multiple)
-        by_rank = zip(*rounds.micro_batches, strict=True)
-        parts = _positions(by_rank, batch)
+        parts = _positions(_by_rank(rounds, ranks), batch)
     else:
         placement, bound = plan_free(micro_batch, batch, ranks)
         parts = _positions(placement, batch)
     parts = _padded_counts(parts, count_multiple, lockstep=lockstep)
     if keep_together is None:
         _fill_empty(parts, whole, across_ranks=not equal_samples, lockstep=lockstep)
-    predicted = _predicted_ms(parts, whole, cost, lockstep=lockstep)
+    predicted = predicted_ms(parts, whole, cost, lockstep=lockstep)
     return Balanced(parts, tuple(whole), cost, lockstep, predicted, min(bound, predicted))
 
 
-def _micro_batch(cost: Latency, capacity: int, pad_to: int) -> PipelineClass:
+def host_micro_batch(cost: Latency, capacity: int, pad_to: int) -> PipelineClass:
+    """Describe a micro-batch of a rank; ``ValueError`` where it holds nothing."""
     for name, value in (("capacity", capacity), ("pad_to", pad_to)):
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
@@ -150,7 +146,7 @@ def _micro_batch(cost: Latency, capacity: int, pad_to: int) -> PipelineClass:
     )
 
 
-def _checked(
+def checked_lengths(
     lengths: Sequence[int] | npt.NDArray[np.integer], micro_batch: PipelineClass, pad_to: int
 ) -> list[int]:
     """Turn lengths into whole numbers; ``ValueError`` for the first that is none or too long."""
@@ -183,6 +179,15 @@ def _bound_ms(
     # More rounds cost more, so that the fewest are the least of all.
     rounds = fewest_rounds(micro_batch, sequences, ranks)
     return rounds_bound_ms(micro_batch, sequences, ranks, rounds)
+
+
+def _by_rank(rounds: FilledRounds, ranks: int) -> list[list[Bin]]:
+    """Return each rank's micro-batch in every round, empty where it has none."""
+    of_rounds = [[micro for _, micro in round_.groups] for round_ in rounds.rounds()]
+    return [
+        [groups[rank] if rank < len(groups) else [] for groups in of_rounds]
+        for rank in range(ranks)
+    ]
 
 
 def _positions(by_rank: Iterable[Sequence[Bin]], batch: Batch) -> MicroBatches:
@@ -231,9 +236,10 @@ def _fill_empty(
             parts[rank][k] = [shortest]
 
 
-def _predicted_ms(
+def predicted_ms(
     parts: MicroBatches, lengths: Sequence[int], cost: Latency, *, lockstep: bool
 ) -> float:
+    """Time micro-batches: Σ of rounds, or the slowest rank (ms)."""
     a, b, c = cost.a, cost.b, cost.c
     times = [
         [c + sum(lengths[i] * (a * lengths[i] + b) for i in micro) if micro else 0.0 for micro in r]

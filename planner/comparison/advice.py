@@ -41,7 +41,30 @@ def assumptions(
     return tuple(sentences)
 
 
-def advice(profile: Profile, systems: Sequence[System]) -> str:
+SHORT, LITTLE = 8_192, 0.05
+"""Contexts (tokens) up to which a gain below this share over packed hosts is said to be little."""
+
+PACKED = ("trl", "slime", "verl")
+"""Hosts that pack, as they are."""
+
+
+def advice(profile: Profile, systems: Sequence[System], max_len: int | None = None) -> str:
+    """Whether heterogeneous plans are worth it, and whether a short context leaves much to gain.
+
+    ``max_len``: the context (tokens); hosts that pack are looked at where it is short.
+    """
+    said = _against_static(profile, systems)
+    packed = [system for system in systems[1:] if system.key in PACKED]
+    if max_len is None or max_len > SHORT or not packed:
+        return said
+    best = min(packed, key=lambda system: system.mean_ms)
+    gain = best.mean_ms / systems[0].mean_ms - 1
+    if gain > LITTLE:
+        return said
+    return f"{said} Contexts up to 8K leave little to gain: {gain:.1%} over {best.name}."
+
+
+def _against_static(profile: Profile, systems: Sequence[System]) -> str:
     """Whether heterogeneous plans are worth it: ``systems[0]`` against the best static one.
 
     The gain in propagation must exceed what different replicas cost more in the exchange, and the

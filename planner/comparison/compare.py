@@ -21,6 +21,7 @@ from seqplan.planner.simulation.iteration import Execution, Iteration, simulate_
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.systems.deepspeed import deepspeed
 from seqplan.planner.systems.flexsp import flexsp_like
+from seqplan.planner.systems.host_rules import host_rules
 from seqplan.planner.systems.hotspa import SWITCH_MS, hotspa
 from seqplan.planner.systems.hydraulis import CBC_S, hydraulis
 from seqplan.planner.systems.karmarkar_karp import karmarkar_karp
@@ -42,6 +43,7 @@ SYSTEMS = (
     "flexsp",
     "megatron-dcp",
     "verl",
+    "hosts",
 )
 """Systems that ours may be compared with; some come in several variants."""
 
@@ -128,6 +130,7 @@ def compare(
         "deepspeed": lambda: deepspeed(setting),
         "flexsp": lambda: flexsp_like(setting),
         "verl": lambda: karmarkar_karp(setting),
+        "hosts": lambda: host_rules(setting),
         "megatron-dcp": lambda: [*megatron_dcp(setting), *megatron_packing(setting)],
     }
     trainers, left_out = [ours], []
@@ -151,7 +154,7 @@ def compare(
         histogram=histogram(sampler.lengths),
         systems=systems,
         left_out=tuple(left_out),
-        advice=advice(profile, systems),
+        advice=advice(profile, systems, cluster.max_len),
         assumptions=assumptions(profile, exchange, sampler.truncated, cluster),
         optimizer_shards=cluster.optimizer_shards,
         include_flagged=cluster.include_flagged,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, heapreplace
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.placement.fleet import Bin, PipelineClass, longest_alone
 from seqplan.planner.placement.sequence_pool import SequencePool
+from seqplan.planner.rounds.filler import Round
 
 TOLERANCE = 2e-3
 """Relative width at which a search for a round's least target ends."""
@@ -20,14 +19,6 @@ STEPS, LEAST_STEPS = 24, 5
 
 
 PASSES = 3
-
-
-@dataclass(frozen=True)
-class Round:
-    """Groups of one round, largest degree first: (index of the class, its micro-batch)."""
-
-    groups: tuple[tuple[int, Bin], ...]
-    time_ms: float
 
 
 class RoundFiller:
@@ -87,48 +78,6 @@ class RoundFiller:
                 left -= pipeline_class.gpus
                 slowest = max(slowest, target_ms - work)
         return Round(tuple(groups), slowest)
-
-
-def even_rounds(
-    classes: Sequence[PipelineClass], k: int, batch: Batch, gpus: int, rounds: int
-) -> tuple[Round, ...] | None:
-    """Use one degree throughout: each sequence goes to the least loaded group with room.
-
-    Longest sequences first. Groups are dealt to rounds by their time, the slowest together. None
-    where no group has room.
-    """
-    pipeline_class = classes[k]
-    side_by_side = gpus // pipeline_class.gpus
-    loads = [(0.0, place) for place in range(rounds * side_by_side)]
-    room = [pipeline_class.capacity] * len(loads)
-    groups: list[dict[int, int]] = [{} for _ in loads]
-    heapify(loads)
-    lengths, counts = batch.distinct.tolist(), batch.multiplicity.tolist()
-    for i, (length, n) in enumerate(zip(lengths, counts, strict=True)):
-        padded = pipeline_class.pad(length)
-        for _ in range(n):
-            full = []
-            while loads and room[loads[0][1]] < padded:
-                full.append(heappop(loads))
-            if not loads:
-                return None
-            load, place = loads[0]
-            heapreplace(
-                loads, (load + length * (pipeline_class.a * length + pipeline_class.b), place)
-            )
-            room[place] -= padded
-            groups[place][i] = groups[place].get(i, 0) + 1
-            for skipped in full:
-                heappush(loads, skipped)
-    ordered = [(load, place) for load, place in sorted(loads, reverse=True) if groups[place]]
-    return tuple(
-        Round(
-            tuple((k, list(groups[place].items())) for _, place in part),
-            part[0][0] + pipeline_class.c,
-        )
-        for first in range(0, len(ordered), side_by_side)
-        for part in [ordered[first : first + side_by_side]]
-    )
 
 
 def common_target(filler: RoundFiller, rounds: int, lower_ms: float) -> tuple[Round, ...] | None:

@@ -9,21 +9,21 @@ group's sequences are chosen anew.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.rounds import one_degree
 from seqplan.planner.rounds.fill import (
-    Round,
     RoundFiller,
     common_target,
-    even_rounds,
     improve_rounds,
     total_ms,
 )
+from seqplan.planner.rounds.filler import Round, Sequences
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.scheme_model import SchemeModel
 
@@ -56,17 +56,20 @@ def plan_rounds(batch: Batch, models: Sequence[SchemeModel], gpus: int) -> Round
     For each number of rounds from the fewest that memory allows and each smallest degree: all
     rounds with one common target, the least that works; then, from the best of these, targets are
     changed one against the others while the sum falls. (Larger groups than needed can be better
-    where memory is tight: they mix long and short sequences.)
+    where memory is tight: they mix long and short sequences.) Rounds of one degree throughout are
+    tried first, which is all where there is no other.
     """
     ordered = sorted(models, key=lambda model: (-model.scheme.gpus, model.scheme))
     classes = tuple(PipelineClass.of(model, 1) for model in ordered)
     schemes = tuple(model.scheme for model in ordered)
     if batch.longest > max(pipeline_class.capacity for pipeline_class in classes):
         return None
+    best, one_bound = _best_of_one_degree(classes, batch, gpus)
+    best_ms = total_ms(best) if best is not None else inf
+    if len(classes) == 1 and best is not None:
+        return Rounds(classes, schemes, best, one_bound)
     fewest = fewest_rounds(classes, batch, gpus)
     fillers = [RoundFiller(classes, batch, gpus, last) for last in _smallest(classes, batch)]
-    best: tuple[Round, ...] | None = None
-    best_ms = inf
     for count in range(fewest, fewest + EXTRA_ROUNDS + 1):
         lower_ms = rounds_bound_ms(classes, batch, gpus, count)
         if best is not None and lower_ms >= best_ms:
@@ -75,8 +78,6 @@ def plan_rounds(batch: Batch, models: Sequence[SchemeModel], gpus: int) -> Round
         common = [(start, filler) for start, filler in starts if start is not None]
         common.sort(key=lambda pair: total_ms(pair[0]))
         options = [improve_rounds(filler, start) for start, filler in common[:IMPROVED]]
-        even = (even_rounds(classes, k, batch, gpus, count) for k in range(len(classes)))
-        options += [rounds for rounds in even if rounds is not None]
         for rounds in options:
             if total_ms(rounds) < best_ms:
                 best, best_ms = rounds, total_ms(rounds)
@@ -84,6 +85,26 @@ def plan_rounds(batch: Batch, models: Sequence[SchemeModel], gpus: int) -> Round
         return None
     bound = rounds_bound_ms(classes, batch, gpus, fewest)
     return Rounds(classes, schemes, best, min(bound, best_ms))
+
+
+def _best_of_one_degree(
+    classes: Sequence[PipelineClass], batch: Batch, gpus: int
+) -> tuple[tuple[Round, ...] | None, float]:
+    """Find the best rounds with one of the degrees throughout, and the bound of that degree (ms).
+
+    None where none that the GPUs can form holds the longest sequence.
+    """
+    sequences = Sequences(batch.distinct, batch.multiplicity)
+    best, best_ms, bound = None, inf, 0.0
+    for k, degree in enumerate(classes):
+        side_by_side = gpus // degree.gpus
+        if not side_by_side or degree.capacity < batch.longest:
+            continue
+        one_gpu = replace(degree, gpus=1)
+        filled, of_degree = one_degree.plan_rounds(one_gpu, sequences, side_by_side)
+        if filled.total_ms < best_ms:
+            best, best_ms, bound = filled.of_class(k).rounds(), filled.total_ms, of_degree
+    return best, bound
 
 
 def rounds_bound_ms(

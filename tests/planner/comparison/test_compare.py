@@ -244,3 +244,15 @@ def test_bad_input_is_one_line(lengths: Path, more: tuple[str, ...], code: int, 
     assert says in err
     assert len(err.splitlines()) == 1
     assert out == ""
+
+
+def test_short_contexts_leave_little_to_gain() -> None:
+    ours = small().ours
+    profile = shipped("llama-7b-a800-80gb")
+
+    def said(factor: float, context: int) -> str:
+        return advice(profile, [ours, stretched(ours, "trl", factor)], context)
+
+    assert "Contexts up to 8K leave little to gain: " in said(1.01, 8_192)
+    assert "little" not in said(1.5, 8_192)
+    assert "little" not in said(1.01, 32_768)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from hypothesis import given, settings
-from test_rounds import optimum, settings_of_rounds
+from oracles.rounds import least_rounds_ms
+from test_rounds import settings_of_rounds
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.rounds.proof import prove_rounds
 from seqplan.profiler.scheme_model import SchemeModel
@@ -21,7 +23,7 @@ def test_it_is_never_above_the_best_rounds(case: tuple[list[SchemeModel], Batch,
     rounds = plan_rounds(batch, models, gpus)
     assert rounds is not None
     proven = prove_rounds(rounds, batch, gpus)
-    best = optimum(models, batch, gpus)
+    best = least_rounds_ms([PipelineClass.of(model, 1) for model in models], batch.lengths, gpus)
     assert rounds.lower_bound_ms <= proven.lower_bound_ms <= best * (1 + 1e-9)
     assert proven.rounds == rounds.rounds
 

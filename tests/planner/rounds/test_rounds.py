@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import product
-from math import inf
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.exhaustive import partitions
+from oracles.rounds import least_rounds_ms
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
@@ -21,34 +18,6 @@ from seqplan.profiler.scheme_model import SchemeModel
 from seqplan.profiler.shipped.catalogue import shipped
 
 PLANNER = Planner("0", 0, "sha256:0", None)
-
-
-def optimum(models: list[SchemeModel], batch: Batch, gpus: int) -> float:
-    """Σ rounds of the best plan by enumeration: groups, their schemes, and their rounds."""
-    classes = [PipelineClass.of(model, 1) for model in models]
-    best = inf
-    for groups in partitions(range(len(batch.lengths))):
-        options = []
-        for group in groups:
-            lengths = [batch.lengths[i] for i in group]
-            options.append(
-                [
-                    (kind.gpus, sum(n * (kind.a * n + kind.b) for n in lengths) + kind.c)
-                    for kind in classes
-                    if sum(-(-n // kind.unit) * kind.unit for n in lengths) <= kind.capacity
-                ]
-            )
-        for rounds in partitions(range(len(groups))):
-            total = 0.0
-            for one in rounds:
-                times = [
-                    max(time for _, time in choice)
-                    for choice in product(*(options[i] for i in one))
-                    if sum(size for size, _ in choice) <= gpus
-                ]
-                total += min(times, default=inf)
-            best = min(best, total)
-    return best
 
 
 @st.composite
@@ -79,8 +48,8 @@ def test_rounds_lie_between_the_bound_and_twice_the_optimum(
     models, batch, gpus = case
     rounds = plan_rounds(batch, models, gpus)
     assert rounds is not None
-    best = optimum(models, batch, gpus)
     classes = [PipelineClass.of(model, 1) for model in models]
+    best = least_rounds_ms(classes, batch.lengths, gpus)
     assert rounds_bound_ms(classes, batch, gpus, 1) <= best * (1 + 1e-9)
     assert rounds.lower_bound_ms <= best * (1 + 1e-9)
     assert best * (1 - 1e-9) <= rounds.objective_ms <= 2 * best

@@ -1,0 +1,38 @@
+"""Rounds by enumeration: every way to group sequences, to choose degrees and to form rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import inf
+
+from oracles.exhaustive import partitions
+
+from seqplan.planner.placement.fleet import PipelineClass
+
+
+def least_rounds_ms(classes: Sequence[PipelineClass], lengths: Sequence[int], gpus: int) -> float:
+    """Σ rounds of the best plan: groups, their schemes, and their rounds."""
+    best = inf
+    for groups in partitions(range(len(lengths))):
+        options = []
+        for group in groups:
+            own = [lengths[i] for i in group]
+            options.append(
+                [
+                    (kind.gpus, sum(n * (kind.a * n + kind.b) for n in own) + kind.c)
+                    for kind in classes
+                    if sum(-(-n // kind.unit) * kind.unit for n in own) <= kind.capacity
+                ]
+            )
+        for rounds in partitions(range(len(groups))):
+            total = 0.0
+            for one in rounds:
+                times = [
+                    max(time for _, time in choice)
+                    for choice in product(*(options[i] for i in one))
+                    if sum(size for size, _ in choice) <= gpus
+                ]
+                total += min(times, default=inf)
+            best = min(best, total)
+    return best

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainer_ranks import SAMPLES, arguments, model, needs_trainer, on_ranks
 
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-
-from trainer_ranks import SAMPLES, arguments, model, on_ranks
-
+pytestmark = needs_trainer
 PAGE = Path(__file__).parents[2] / "docs" / "hosts.md"
 
 

@@ -8,28 +8,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-
 import torch
 from trainer_ranks import (
     LENGTHS,
+    NO_LABEL,
     SAMPLES,
     SEQUENCES,
     STEPS,
-    PlannedTrainer,
     arguments,
     model,
+    needs_trainer,
     on_ranks,
+    packing,
     planned,
+    planned_trainer,
     trained,
 )
-from transformers.data.data_collator import DataCollatorWithFlattening
 
 from seqplan import Cost
 from seqplan.hosts.balanced_steps import BalancedSteps
-from seqplan.hosts.huggingface_trainer import IGNORED, UnplannableError
+
+pytestmark = needs_trainer
 
 Logs = list[dict[str, float]]
 
@@ -43,14 +42,14 @@ def plain() -> Logs:
     for epoch in range(2):
         for step in planned().epoch(epoch, 1, lockstep=False):
             places = [i for micro in step.micro_batches[0] for i in micro]
-            labels = sum(label != IGNORED for i in places for label in SAMPLES[i]["labels"][1:])
+            labels = sum(label != NO_LABEL for i in places for label in SAMPLES[i]["labels"][1:])
             total = 0.0
             for i in places:
                 ids = torch.tensor([SAMPLES[i]["input_ids"]])
                 logits = reference(input_ids=ids, use_cache=False).logits[0, :-1]
                 targets = torch.tensor(SAMPLES[i]["labels"][1:])
                 loss = torch.nn.functional.cross_entropy(
-                    logits, targets, ignore_index=IGNORED, reduction="sum"
+                    logits, targets, ignore_index=NO_LABEL, reduction="sum"
                 )
                 (loss / labels).backward()
                 total += loss.item() / labels
@@ -122,15 +121,17 @@ def test_a_run_resumes_within_an_epoch(tmp_path: Path) -> None:
 
 def refused(**changes: Any) -> str:
     """The message of a trainer that is refused, at its making or its first step."""
+    from seqplan.hosts.huggingface_trainer import UnplannableError
+
     options: dict[str, Any] = {
         "model": model(),
         "train_dataset": SAMPLES,
-        "data_collator": DataCollatorWithFlattening(),
+        "data_collator": packing(),
         "planned": planned(),
     }
     arguments_ = changes.pop("arguments", {})
     with pytest.raises(UnplannableError) as raised:
-        PlannedTrainer(args=arguments("unused", **arguments_), **{**options, **changes}).train()
+        planned_trainer()(args=arguments("unused", **arguments_), **{**options, **changes}).train()
     return str(raised.value)
 
 

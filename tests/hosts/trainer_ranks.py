@@ -1,7 +1,12 @@
-"""Ranks that train a tiny model by ``transformers.Trainer``, forked from one process."""
+"""Ranks that train a tiny model by ``transformers.Trainer``, forked from one process.
+
+Importing it does not import transformers, which takes seconds: tests are collected by processes
+that run others.
+"""
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import socket
@@ -9,21 +14,25 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
-import transformers
-from accelerate import PartialState
-from accelerate.utils import DistributedType
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-from transformers.data.data_collator import DataCollatorWithFlattening
 
 from seqplan import Cost
 from seqplan.hosts.balanced_steps import BalancedSteps
-from seqplan.hosts.huggingface_trainer import IGNORED, Planned
 
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, TrainingArguments
+
+needs_trainer = pytest.mark.skipif(
+    find_spec("transformers") is None or find_spec("accelerate") is None,
+    reason="transformers and accelerate are not installed",
+)
+NO_LABEL = -100
 STEPS, SEQUENCES = 3, 12
 LENGTHS = np.minimum(
     np.random.default_rng(0).lognormal(3.3, 0.8, STEPS * SEQUENCES).astype(int) + 6, 150
@@ -36,7 +45,7 @@ def sample(place: int) -> dict[str, list[int]]:
     generator = torch.Generator().manual_seed(place)
     ids = torch.randint(3, 64, (int(LENGTHS[place]),), generator=generator).tolist()
     prompt = len(ids) * (place % 4) // 5
-    return {"input_ids": ids, "labels": [IGNORED] * prompt + ids[prompt:]}
+    return {"input_ids": ids, "labels": [NO_LABEL] * prompt + ids[prompt:]}
 
 
 SAMPLES = [sample(place) for place in range(len(LENGTHS))]
@@ -46,11 +55,29 @@ def planned(capacity: int = 160) -> BalancedSteps:
     return BalancedSteps(LENGTHS, SEQUENCES, capacity, COST, seed=1)
 
 
-class PlannedTrainer(Planned, Trainer):
+@functools.cache
+def planned_trainer() -> Any:
     """What a user writes."""
+    from transformers import Trainer
+
+    from seqplan.hosts.huggingface_trainer import Planned
+
+    class PlannedTrainer(Planned, Trainer):  # type: ignore[misc]
+        pass
+
+    return PlannedTrainer
+
+
+def packing() -> Any:
+    """Transformers' collator that packs."""
+    from transformers.data.data_collator import DataCollatorWithFlattening
+
+    return DataCollatorWithFlattening()
 
 
 def model(dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64,
@@ -65,6 +92,8 @@ def model(dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
 
 
 def arguments(folder: str, **more: Any) -> TrainingArguments:
+    from transformers import TrainingArguments
+
     usual = {
         "output_dir": folder,
         "per_device_train_batch_size": 1,
@@ -88,6 +117,9 @@ def trained(
     *, sharded: bool = False, resume: str | None = None, folder: str | None = None, **more: Any
 ) -> list[dict[str, float]]:
     """Train; what was logged of each step."""
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
+
     with tempfile.TemporaryDirectory() as scratch:
         if sharded:
             more["fsdp"] = True
@@ -101,21 +133,25 @@ def trained(
             # On CPUs accelerate takes plain data parallelism, whatever it is told.
             PartialState()
             PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-        trainer = PlannedTrainer(
+        trainer = planned_trainer()(
             model=model(),
             args=args,
             train_dataset=SAMPLES,
-            data_collator=DataCollatorWithFlattening(),
+            data_collator=packing(),
             planned=planned(),
         )
         if sharded:
             assert trainer.accelerator.is_fsdp2
         trainer.train(resume_from_checkpoint=resume)
-        return [entry for entry in trainer.state.log_history if "loss" in entry]
+        logged: list[dict[str, float]] = trainer.state.log_history
+        return [entry for entry in logged if "loss" in entry]
 
 
 def on_ranks(ranks: int, work: Callable[[], Any], seconds: float = 120.0) -> list[Any]:
     """Run ``work`` on forked ranks; what each returned. ``RuntimeError`` where one fails."""
+    import transformers
+
+    planned_trainer()  # imported once, here
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -16,6 +16,9 @@ from seqplan.plans.scheme import Scheme, Strategy
 ONE_LAYOUT = 0.01
 """One layout is chosen where several together are not better by more than this share."""
 
+BEHIND_STATIC = 0.001
+"""By what share a layout may be slower than the best static strategy to be chosen all the same."""
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -155,12 +158,16 @@ def _usual(excess: Mapping[Layout, float], layout: Layout) -> float:
 def choose_layout(times: LayoutTimes, scenarios: Scenarios) -> Layout | None:
     """Choose the layout for all candidates; None where several together are better.
 
-    One layout wins ties within ``ONE_LAYOUT``; among such, the one that loses least at other costs.
+    One layout wins ties within ``ONE_LAYOUT``; among such, the one that loses least at other costs,
+    unless it is behind the best static strategy by more than ``BEHIND_STATIC``.
     """
     limit = times.several_ms * (1 + ONE_LAYOUT)
     near = [layout for layout, ms in sorted(times.by_layout.items()) if ms <= limit]
     if not near:
         return None
+    if times.static is not None:
+        enough = times.static[1] * (1 + BEHIND_STATIC)
+        near = [layout for layout in near if times.by_layout[layout] <= enough] or near
     return min(near, key=lambda layout: (scenarios.worst_ratio(layout, times), layout))
 
 

@@ -24,6 +24,7 @@ from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies, strategy_ms
 from seqplan.plans.lint import lint
+from seqplan.plans.scheme import Strategy
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped
 
@@ -126,8 +127,11 @@ def test_one_layout_wins_ties_and_the_one_that_loses_least() -> None:
         batches, models, CLUSTER.gpus, int(LENGTHS.max()), exchange, tuple(models)
     )
 
-    def choice(tp2: float, tp4: float, several: float) -> str | None:
-        times = LayoutTimes({(2, 1): tp2, (4, 1): tp4}, several, None)
+    def choice(
+        tp2: float, tp4: float, several: float, static_ms: float | None = None
+    ) -> str | None:
+        static = None if static_ms is None else (Strategy.parse("8×tp2"), static_ms)
+        times = LayoutTimes({(2, 1): tp2, (4, 1): tp4}, several, static)
         layout = choose_layout(times, scenarios)
         return None if layout is None else layout_text(layout)
 
@@ -135,3 +139,6 @@ def test_one_layout_wins_ties_and_the_one_that_loses_least() -> None:
     assert choice(3000, 4000, 2900) is None
     # A tie: half of tp2's time or more is exchange, and doubled it would lose most.
     assert choice(3000, 3010, 3000) == "tp4"
+    # Not where a static strategy of the other layout is faster.
+    assert choice(3000, 3010, 3000, static_ms=3009) == "tp4"
+    assert choice(3000, 3010, 3000, static_ms=3003) == "tp2"

@@ -15,6 +15,9 @@ from seqplan.plans.scheme import Scheme, Strategy
 ALIKE = 0.01
 """Share by which the exchange of layouts may differ and count as taking equally long in bounds."""
 
+PULLED_SHARE = 1 / 3
+"""Of the exchange: parameters in bf16, where gradients are pushed in fp32."""
+
 Layout = tuple[int, int]
 """⟨tp, pp⟩: how a pipeline splits parameters."""
 
@@ -30,6 +33,9 @@ class Family:
 @dataclass(frozen=True)
 class Exchange(ABC):
     """Times of one iteration in ms; ``overlap``: share of the exchange hidden by propagation.
+
+    Of plans with stages, or whose groups re-form, only of the pull: their pushes wait for the last
+    pass of a rank (``pushes_overlap``).
 
     ``source``: where the times come from, a sentence for people. ``ValueError`` for a negative time
     or a share outside 0 … 1.
@@ -56,9 +62,11 @@ class Exchange(ABC):
         """List families of strategies of these layouts, such that each strategy is in one that
         takes no longer than the strategy itself; by what they take."""
 
-    def exposed_ms(self, layouts: Collection[Layout]) -> float:
-        """Return what propagation does not hide of it."""
-        return self.whole_ms(layouts) * (1 - self.overlap)
+    def exposed_ms(self, layouts: Collection[Layout], *, re_forming: bool = False) -> float:
+        """Return what propagation does not hide; ``re_forming``: ranks change their groups."""
+        pushes_wait = re_forming or any(pp > 1 for _, pp in layouts)
+        hidden = self.overlap * (PULLED_SHARE if pushes_wait else 1.0)
+        return self.whole_ms(layouts) * (1 - hidden)
 
     def of_strategy_ms(self, strategy: Strategy) -> float:
         """Return what an iteration of a strategy takes beside propagation and optimizer."""
@@ -83,10 +91,10 @@ class GivenExchange(Exchange):
     def families(self, layouts: Collection[Layout]) -> list[Family]:
         """List each layout alone, and all of them; all alone where different ones cost no more."""
         whole = Family(frozenset(layouts), self.heterogeneous_ms * (1 - self.overlap))
-        alone = self.homogeneous_ms * (1 - self.overlap)
-        if alone >= whole.exchange_ms:
+        alone = {layout: self.exposed_ms([layout]) for layout in sorted(layouts)}
+        if min(alone.values(), default=0.0) >= whole.exchange_ms:
             return [whole]
-        single = [Family(frozenset({layout}), alone) for layout in sorted(layouts)]
+        single = [Family(frozenset({layout}), ms) for layout, ms in alone.items()]
         return [*single, *([whole] if len(layouts) > 1 else [])]
 
 
@@ -111,18 +119,18 @@ class LayoutExchange(Exchange):
         return max((times[layout] for layout in layouts), default=0.0)
 
     def families(self, layouts: Collection[Layout]) -> list[Family]:
-        """List all layouts that take at most as long as each in turn.
+        """List all layouts that take at most as long as each in turn, what is hidden taken off.
 
         Times within ``ALIKE`` of each other make one family, with the least of them.
         """
-        times = dict(self.by_layout_ms)
+        times = {layout: self.exposed_ms([layout]) for layout in layouts}
         families = []
         rising = sorted({times[layout] for layout in layouts})
         while rising:
             alike = [time for time in rising if time <= rising[0] * (1 + ALIKE)]
             rising = rising[len(alike) :]
             members = frozenset(layout for layout in layouts if times[layout] <= alike[-1])
-            families.append(Family(members, alike[0] * (1 - self.overlap)))
+            families.append(Family(members, alike[0]))
         return families
 
 

@@ -111,6 +111,12 @@ class Execution:
         return " → ".join(_phase_text(phase) for phase in self.phases)
 
 
+def _re_forms(phase: Sequence[PlannedPipeline]) -> bool:
+    """Whether a rank is in two pipelines of a phase."""
+    ranks = [rank for pipeline in phase for rank in pipeline.ranks]
+    return len(set(ranks)) < len(ranks)
+
+
 def simulate_iteration(
     batch: Batch, execution: Execution, profile: Profile, gpus: int, exchange: Exchange
 ) -> Iteration:
@@ -132,7 +138,13 @@ def simulate_iteration(
             clock += execution.switch_ms
         clock = _run_phase(phase, profile, clock, switched, spans=spans, ranks=(busy, end, taken))
     propagation = clock - switched
-    exposed = max((exchange.exposed_ms(layouts) for layouts in execution.layouts), default=0.0)
+    exposed = max(
+        (
+            exchange.exposed_ms(layouts, re_forming=_re_forms(phase))
+            for layouts, phase in zip(execution.layouts, execution.phases, strict=True)
+        ),
+        default=0.0,
+    )
     for kind, lasts in (("exchange", exposed), ("optimizer", exchange.optimizer_ms)):
         if lasts:
             spans.append(Span((0, gpus), kind, None, clock, clock + lasts))

@@ -86,7 +86,7 @@ def reforming_layouts(models: Models, exchange: Exchange) -> list[ReformingLayou
         )
         classes = tuple(PipelineClass.of(model, 1) for model in members.values())
         if layout[1] == 1 and nested_sizes(classes) is not None:
-            exchange_ms = exchange.exposed_ms([layout])
+            exchange_ms = exchange.exposed_ms([layout], re_forming=True)
             layouts.append(ReformingLayout(layout, tuple(members), classes, exchange_ms))
     return layouts
 

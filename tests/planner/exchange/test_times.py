@@ -106,3 +106,13 @@ def test_layouts_are_written_like_schemes() -> None:
         parse_layout("tp4.u2")
     with pytest.raises(ValueError, match="is not understood"):
         parse_layout("four")
+
+
+def test_pushes_that_wait_are_not_hidden() -> None:
+    """Of stages, and of groups that re-form, the pull alone: a third of the bytes."""
+    exchange = GivenExchange(0.6, 0.0, "given", 300.0, 600.0)
+    assert exchange.exposed_ms([(4, 1)]) == pytest.approx(120.0)
+    assert exchange.exposed_ms([(4, 2)]) == pytest.approx(240.0)
+    assert exchange.exposed_ms([(4, 1)], re_forming=True) == pytest.approx(240.0)
+    assert exchange.exposed_ms([(4, 1), (2, 2)]) == pytest.approx(480.0)
+    assert min(family.exchange_ms for family in exchange.families([(4, 2)])) <= 240.0

@@ -25,7 +25,10 @@ MINUTES, QUICK_SECONDS = 10.0, 20.0
 
 CHECKS = {
     "attention": "kernels and rings against fp64, forward and backward",
+    "rates": "attention, products and memory, sustained, beside what the analytic model assumes",
     "profile": "a fit against lengths and packings held out; few layers against more",
+    "memory": "bytes predicted from small micro-batches against larger ones",
+    "step": "a training step's own times against the wall's",
 }
 """By name, what is checked."""
 
@@ -77,13 +80,19 @@ def run(args: argparse.Namespace) -> int:
     need_torch("verify-device")
     import torch
 
+    from seqplan.profiler.measure.device import capacity_bytes, device_name
+    from seqplan.profiler.measure.verify.rates_check import listed
     from seqplan.profiler.measure.verify.settings import Settings
     from seqplan.profiler.measure.verify.verification import verification_document, verify
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: no CUDA device is there; use --device cpu")
     seconds = QUICK_SECONDS if args.quick else 60 * min(args.minutes, MINUTES)
-    settings = Settings(device=torch.device(args.device), seconds=seconds, quick=args.quick)
+    device = torch.device(args.device)
+    hardware = None
+    if args.device == "cuda":
+        hardware = listed(device_name(device), capacity_bytes(device))
+    settings = Settings(device, seconds, quick=args.quick, hardware=hardware)
 
     def report(name: str) -> None:
         print(f"{name}: {CHECKS[name]}", file=sys.stderr, flush=True)

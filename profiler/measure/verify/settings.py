@@ -15,8 +15,7 @@ SHARES = {
     "rates": 0.15,
     "profile": 0.4,
     "memory": 0.15,
-    "step": 0.1,
-    "ranks": 0.05,
+    "step": 0.15,
 }
 """The checks in their order, and what part of the time each is given."""
 
@@ -35,8 +34,6 @@ class Settings:
     seconds: float
     quick: bool = False
     hardware: Hardware | None = None
-    rank: int = 0
-    world_size: int = 1
 
     def seconds_of(self, check: str) -> float:
         """Return the time that a check is given."""

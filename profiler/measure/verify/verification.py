@@ -16,14 +16,20 @@ from seqplan.profiler.measure.device import device_name
 from seqplan.profiler.measure.out_of_memory import is_out_of_memory
 from seqplan.profiler.measure.verify.attention_check import check_attention
 from seqplan.profiler.measure.verify.figures import CheckResult, Figure
+from seqplan.profiler.measure.verify.memory_check import check_memory
 from seqplan.profiler.measure.verify.profile_check import check_profile
+from seqplan.profiler.measure.verify.rates_check import check_rates
 from seqplan.profiler.measure.verify.settings import Settings
+from seqplan.profiler.measure.verify.step_check import check_step
 
 Check = Callable[[Settings], tuple[list[Figure], list[str]]]
 
 CHECKS: dict[str, Check] = {
     "attention": check_attention,
+    "rates": check_rates,
     "profile": check_profile,
+    "memory": check_memory,
+    "step": check_step,
 }
 """By name, in the order in which they are run."""
 

@@ -17,8 +17,19 @@ from seqplan.api.cli.frame.environment import apply_environment
 from seqplan.plans.version import VERSION
 
 VERBS = (
-    *("lengths", "profiles", "profile", "estimate", "validate-model", "propose", "plan", "check"),
-    *("explain", "compare", "trace", "train-check", "refit", "serve", "sidecar", "demo"),
+    *("lengths", "profiles", "profile", "verify-device", "estimate", "validate-model", "propose"),
+    *(
+        "plan",
+        "check",
+        "explain",
+        "compare",
+        "trace",
+        "train-check",
+        "refit",
+        "serve",
+        "sidecar",
+        "demo",
+    ),
 )
 """In the order of use; each has a module ``seqplan.api.cli.<verb>``, with _ for -."""
 

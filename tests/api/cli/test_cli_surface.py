@@ -38,6 +38,7 @@ SURFACE = {
     "--precision --fp8-gain --context-parallel --tp-overlap --gradient-bytes "
     "--sequence-parallel/--no-sequence-parallel --virtual-stages --exchange --json",
     "validate-model": "--rows --json",
+    "verify-device": "--device --checks --minutes --quick -o/--output --json",
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
     "--optimizer-shards --include-flagged --schemes --layout --exchange-ms --overlap "
     "--propagation-only --static-groups -o/--output --json",

@@ -1,0 +1,174 @@
+"""``seqplan verify-device``: is what profiles and training rest on true of this device."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seqplan.api.cli.frame.extras import need_torch
+from seqplan.api.cli.frame.options import above_zero
+from seqplan.api.cli.frame.output_file import check_output
+from seqplan.api.cli.frame.terminal import percent, table
+from seqplan.api.cli.frame.verb import add_verb
+from seqplan.plans.format.atomic_file import atomic_write
+
+if TYPE_CHECKING:
+    from seqplan.profiler.measure.verify.figures import CheckResult, Figure
+    from seqplan.profiler.measure.verify.settings import Settings
+
+MINUTES, QUICK_SECONDS = 10.0, 20.0
+
+CHECKS = {
+    "attention": "kernels and rings against fp64, forward and backward",
+    "rates": "attention, products and memory, sustained, beside what the analytic model assumes",
+    "profile": "a fit against lengths and packings held out; few layers against more",
+    "memory": "bytes predicted from small micro-batches against larger ones",
+    "step": "a training step's own times against the wall's",
+}
+"""By name, what is checked."""
+
+_DESCRIPTION = """\
+Check on this device, in at most ten minutes, what profiles and training rest on. Every figure has
+its limit beside it; where one is missed it is named, and the exit code is 1. Checks:
+""" + "\n".join(f"  {name:<10} {what}" for name, what in CHECKS.items())
+
+_EXAMPLES = """\
+examples:
+  seqplan verify-device --device cuda -o verified.json
+  seqplan verify-device --checks attention --minutes 2
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the verb and its options."""
+    parser = add_verb(
+        subparsers,
+        "verify-device",
+        run,
+        help="check what profiles and training rest on, on this device",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
+    parser.add_argument(
+        "--checks", metavar="LIST", default=",".join(CHECKS), help="default all: %(default)s"
+    )
+    parser.add_argument(
+        "--minutes",
+        metavar="M",
+        type=above_zero,
+        default=MINUTES,
+        help="that all checks together take about, at most; default 10",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, for seconds: times are not judged"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="every figure, as JSON")
+    parser.add_argument("--json", action="store_true", help="print that instead of tables")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb: 0 where no limit is missed, 1 otherwise. ``ValueError`` on bad input."""
+    names = _names(args.checks)
+    check_output(args.output)
+    need_torch("verify-device")
+    import torch
+
+    from seqplan.profiler.measure.device import capacity_bytes, device_name
+    from seqplan.profiler.measure.verify.rates_check import listed
+    from seqplan.profiler.measure.verify.settings import Settings
+    from seqplan.profiler.measure.verify.verification import verification_document, verify
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: no CUDA device is there; use --device cpu")
+    seconds = QUICK_SECONDS if args.quick else 60 * min(args.minutes, MINUTES)
+    device = torch.device(args.device)
+    hardware = None
+    if args.device == "cuda":
+        hardware = listed(device_name(device), capacity_bytes(device))
+    settings = Settings(device, seconds, quick=args.quick, hardware=hardware)
+
+    def report(name: str) -> None:
+        print(f"{name}: {CHECKS[name]}", file=sys.stderr, flush=True)
+
+    results = verify(settings, names, report)
+    command = shlex.join(["seqplan", *sys.argv[1:]])
+    document = verification_document(settings, results, command)
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    if args.output is not None:
+        with atomic_write(args.output, "w") as file:
+            file.write(text + "\n")
+    print(text if args.json else "\n".join(_lines(settings, document, results)))
+    return 1 if document["missed"] else 0
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in CHECKS:
+            raise ValueError(
+                f"--checks {text}: {name!r} is no check; there are {', '.join(CHECKS)}"
+            )
+    return names
+
+
+def _lines(
+    settings: Settings, document: dict[str, Any], results: Sequence[CheckResult]
+) -> list[str]:
+    """Tables for people: of each row of figures the one nearest to its limit, and every miss."""
+    from seqplan.profiler.measure.verify.figures import by_group
+
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    lines = [f"{document['device']}; {versions}"]
+    for result in results:
+        lines += ["", f"{result.name}: {CHECKS[result.name]} ({result.seconds:.0f} s)"]
+        if result.skipped is not None:
+            lines.append(f"  not run: {result.skipped}")
+            continue
+        rows = [_cells(group, figures) for group, figures in by_group(result.figures).items()]
+        lines += [f"  {line}" for line in table(_HEADER, rows, left=2)]
+        lines += [f"  {note}" for note in result.notes]
+    misses = [(result.name, figure) for result in results for figure in result.misses]
+    lines += ["", "no limit was missed" if not misses else f"missed: {len(misses)}"]
+    lines += [
+        f"  {name}: {figure.group}: {figure.name}: {_value(figure, figure.value)}, {_limit(figure)}"
+        for name, figure in misses
+    ]
+    if settings.quick:
+        lines.append("quick: sizes are too small to judge times by")
+    return lines
+
+
+_HEADER = ("figures", "nearest to its limit", "of", "value", "limit", "model")
+
+
+def _cells(group: str, figures: Sequence[Figure]) -> tuple[str, ...]:
+    worst = max(figures, key=lambda figure: figure.strain)
+    return (
+        group,
+        worst.name,
+        str(len(figures)),
+        _value(worst, worst.value),
+        _limit(worst),
+        "–" if worst.assumed is None else _value(worst, worst.assumed),
+    )
+
+
+def _limit(figure: Figure) -> str:
+    if figure.least is not None and figure.most is not None:
+        return f"{_value(figure, figure.least)} to {_value(figure, figure.most)}"
+    if figure.most is not None:
+        return f"at most {_value(figure, figure.most)}"
+    return "none" if figure.least is None else f"at least {_value(figure, figure.least)}"
+
+
+def _value(figure: Figure, value: float) -> str:
+    if figure.unit == "%":
+        return percent(value)
+    return f"{value:,.3g} {figure.unit}".rstrip()

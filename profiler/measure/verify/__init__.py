@@ -1,0 +1,21 @@
+"""Verifying a device: is what the profiler and the runtime rest on true of it, within ten minutes.
+
+Read ``verification`` first, which runs the checks in order, and ``figures``, what they give. Each
+check is a module: ``attention_check`` (with ``attention_cases``, ``ring_emulation`` and
+``dense_attention``), ``rates_check``, ``profile_check``, ``memory_check`` and ``step_check``;
+``settings`` has their sizes. Public are the modules named here.
+"""
+
+__all__ = [
+    "attention_cases",
+    "attention_check",
+    "dense_attention",
+    "figures",
+    "memory_check",
+    "profile_check",
+    "rates_check",
+    "ring_emulation",
+    "settings",
+    "step_check",
+    "verification",
+]

@@ -1,0 +1,92 @@
+"""All checks of a device in order, and their document."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from seqplan.plans.version import VERSION
+from seqplan.profiler.measure.device import device_name
+from seqplan.profiler.measure.out_of_memory import is_out_of_memory
+from seqplan.profiler.measure.verify.attention_check import check_attention
+from seqplan.profiler.measure.verify.figures import CheckResult, Figure
+from seqplan.profiler.measure.verify.memory_check import check_memory
+from seqplan.profiler.measure.verify.profile_check import check_profile
+from seqplan.profiler.measure.verify.rates_check import check_rates
+from seqplan.profiler.measure.verify.settings import Settings
+from seqplan.profiler.measure.verify.step_check import check_step
+
+Check = Callable[[Settings], tuple[list[Figure], list[str]]]
+
+CHECKS: dict[str, Check] = {
+    "attention": check_attention,
+    "rates": check_rates,
+    "profile": check_profile,
+    "memory": check_memory,
+    "step": check_step,
+}
+"""By name, in the order in which they are run."""
+
+
+def verify(
+    settings: Settings, names: Sequence[str], report: Callable[[str], None] | None = None
+) -> list[CheckResult]:
+    """Run the checks of these names in their order.
+
+    ``report``: called with each name before it is run. A check that runs out of memory is a miss
+    of its own, and the others go on.
+    """
+    torch.manual_seed(0)
+    if settings.cuda:  # read by cuBLAS when it starts; deterministic algorithms ask for it
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    workers = torch.get_num_threads()
+    if settings.quick:  # small work takes longer in several workers than in one
+        torch.set_num_threads(1)
+    try:
+        return [_result(name, settings, report) for name in CHECKS if name in names]
+    finally:
+        torch.set_num_threads(workers)
+
+
+def _result(name: str, settings: Settings, report: Callable[[str], None] | None) -> CheckResult:
+    if report is not None:
+        report(name)
+    started = time.monotonic()
+    try:
+        figures, notes = CHECKS[name](settings)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        figures, notes = [Figure("out of memory", "times", 1.0, most=0.0)], []
+        notes.append(f"out of memory: {' '.join(str(error).split())[:200]}")
+    if settings.cuda:
+        torch.cuda.empty_cache()
+    return CheckResult(name, tuple(figures), time.monotonic() - started, tuple(notes))
+
+
+def verification_document(
+    settings: Settings, results: Sequence[CheckResult], command: str
+) -> dict[str, Any]:
+    """Return everything as JSON: date, device, versions, command, and every figure."""
+    return {
+        "schema": 1,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": device_name(settings.device),
+        "compared_with": None if settings.hardware is None else settings.hardware.name,
+        "versions": {
+            "seqplan": VERSION,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+        },
+        "command": command,
+        "quick": settings.quick,
+        "missed": sum(len(result.misses) for result in results),
+        "checks": [result.document() for result in results],
+    }

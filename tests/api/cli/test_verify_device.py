@@ -1,0 +1,99 @@
+"""``seqplan verify-device``: every check on this machine's CPU, a wrong kernel, bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import call, complaint, nothing_left, succeeded
+
+from seqplan.api.cli.verify_device import CHECKS
+from seqplan.profiler.measure.verify import attention_check, verification
+from seqplan.profiler.measure.verify.attention_cases import AttentionCase, attention_cases
+from seqplan.profiler.measure.verify.settings import Settings
+from seqplan.runtime.sequence_parallel.kernels import CpuKernel, PartialGradients
+
+
+def test_every_check_on_a_cpu(tmp_path: Path) -> None:
+    output = tmp_path / "verified.json"
+    done = call("verify-device", "--quick", "-o", output)
+    told = succeeded(done)
+    assert "no limit was missed" in told
+    document = json.loads(output.read_text())
+    assert document["versions"]["torch"] == torch.__version__
+    assert {"date", "device", "command", "versions"} <= set(document)
+    assert [check["check"] for check in document["checks"]] == list(CHECKS)
+    assert set(CHECKS) == set(verification.CHECKS)
+    for check in document["checks"]:
+        assert check["figures"] or check["skipped"], check["check"]
+        assert f"\n{check['check']}: " in told
+    attention = figures_of(document, "attention")
+    for dtype in ("bf16", "fp32"):
+        for scores in ("causal", "window", "chunk", "soft cap", "sinks", "passed", "gathered"):
+            for tensor in ("out", "dq", "dk", "dv"):
+                ring = [
+                    figure
+                    for figure in attention
+                    if figure["group"].startswith(f"{dtype}: rings")
+                    and figure["name"].startswith(f"{scores}, ")
+                    and figure["name"].endswith(f"ring 4: {tensor}")
+                ]
+                assert ring, (dtype, scores, tensor)
+    assert all("most" in figure for figure in attention)
+
+
+def figures_of(document: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    (figures,) = [check["figures"] for check in document["checks"] if check["check"] == name]
+    return figures
+
+
+class WrongKernel(CpuKernel):
+    """Loses a thousandth of the gradients of values."""
+
+    def backward(self, *arguments: Any) -> Iterator[PartialGradients]:
+        for gradients in super().backward(*arguments):
+            yield gradients._replace(dv=0.999 * gradients.dv)
+
+
+def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def one_case(settings: Settings) -> list[AttentionCase]:
+        cases = attention_cases(settings)
+        return [replace(next(case for case in cases if case.dtype == "fp32"), rings=(2,))]
+
+    monkeypatch.setattr(attention_check, "attention_cases", one_case)
+    monkeypatch.setattr(attention_check, "kernel_for", lambda *_, **__: WrongKernel())
+    output = tmp_path / "verified.json"
+    done = call("verify-device", "--quick", "--checks", "attention", "-o", output, "--json")
+    assert done.code == 1
+    assert json.loads(done.out) == json.loads(output.read_text())
+    missed = [
+        figure for figure in figures_of(json.loads(done.out), "attention") if figure["missed"]
+    ]
+    assert {figure["name"].split(": ")[-1] for figure in missed} == {"dv"}
+    assert all(figure["value"] == pytest.approx(1e-3, rel=0.1) for figure in missed)
+    shown = call("verify-device", "--quick", "--checks", "attention")
+    assert shown.code == 1
+    assert "missed: 1\n  attention: fp32: fused call against fp64: causal, packed" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "cuda"], "--device cuda: no CUDA device is there; use --device cpu"),
+        (["--checks", "attention,speed"], "--checks attention,speed: 'speed' is no check; there"),
+        (["--checks", ""], "--checks : '' is no check; there are attention"),
+        (["--minutes", "0"], "argument --minutes: wants a number above 0"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    output = tmp_path / "verified.json"
+    assert message in complaint(call("verify-device", "-o", output, *arguments))
+    nothing_left(output)

@@ -28,8 +28,9 @@ EXTRAPOLATION_ERROR = 0.05
 RUNS = 15
 """Runs of a micro-batch that a profile takes about, those that warm up and count bytes too."""
 
-STACK_SHARE = 0.3
-"""Part of the time that stacks of layers are given."""
+STACK_REPEATS = 3
+OTHER_RUNS = 50
+"""As many runs of the longest micro-batch as choosing it and the stacks of more layers take."""
 
 
 def check_profile(settings: Settings) -> tuple[list[Figure], list[str]]:
@@ -75,7 +76,7 @@ def _range(settings: Settings) -> tuple[int, int]:
         return 8, 64
     shortest, longest = (256, 4096) if settings.cuda else (64, 256)
     most = 65536 if settings.cuda else 4096
-    time_ms = settings.seconds_of("profile") * (1 - STACK_SHARE) * 1e3
+    time_ms = settings.seconds_of("profile") * 1e3
     measurer = Measurer(_bench(settings, MEASURED_LAYERS))
     while longest < most:
         sample = measurer.measure(Scheme(), DesignPoint("fit", (2 * longest,)), repeats=1)
@@ -83,7 +84,7 @@ def _range(settings: Settings) -> tuple[int, int]:
             break
         tokens = sum(sum(point.lengths) for point in design(shortest, 2 * longest, points=8))
         once_ms = sample.layers_ms[0] + sample.ends_ms[0]
-        if RUNS * once_ms * tokens / (2 * longest) > time_ms:
+        if (RUNS * tokens / (2 * longest) + OTHER_RUNS) * once_ms > time_ms:
             break
         longest *= 2
     return shortest, longest
@@ -109,13 +110,15 @@ def _stack_figures(settings: Settings, longest: int) -> list[Figure]:
     stacks = (2, 4) if settings.quick else (2, 4, 8)
     packings = [
         DesignPoint("packed", tuple(lengths))
-        for lengths in ((longest // 2,), (longest // 8,) * 4, (longest // 4, longest // 8))
+        for lengths in ((longest // 4,), (longest // 16,) * 4, (longest // 8, longest // 16))
     ]
     times_ms: dict[tuple[int, int], float] = {}
     for layers in stacks:
         measurer = Measurer(_bench(settings, layers))
         for number, point in enumerate(packings):
-            sample = measurer.measure(Scheme(), point, repeats=1 if settings.quick else 9)
+            sample = measurer.measure(
+                Scheme(), point, repeats=1 if settings.quick else STACK_REPEATS
+            )
             if not sample.oom:
                 times_ms[layers, number] = median(sample.layers_ms)
     figures = []

@@ -29,6 +29,7 @@ CHECKS = {
     "profile": "a fit against lengths and packings held out; few layers against more",
     "memory": "bytes predicted from small micro-batches against larger ones",
     "step": "a training step's own times against the wall's",
+    "ranks": "attention over all ranks of torchrun against fp64; that alone runs there",
 }
 """By name, what is checked."""
 
@@ -41,6 +42,7 @@ _EXAMPLES = """\
 examples:
   seqplan verify-device --device cuda -o verified.json
   seqplan verify-device --checks attention --minutes 2
+  torchrun --nproc-per-node 8 -m seqplan.api.cli verify-device --device cuda
 """
 
 
@@ -81,9 +83,11 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from seqplan.profiler.measure.device import capacity_bytes, device_name
+    from seqplan.profiler.measure.run import start_ranks
     from seqplan.profiler.measure.verify.rates_check import listed
     from seqplan.profiler.measure.verify.settings import Settings
     from seqplan.profiler.measure.verify.verification import verification_document, verify
+    from seqplan.runtime.communicators import Communicators
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: no CUDA device is there; use --device cpu")
@@ -92,20 +96,39 @@ def run(args: argparse.Namespace) -> int:
     hardware = None
     if args.device == "cuda":
         hardware = listed(device_name(device), capacity_bytes(device))
-    settings = Settings(device, seconds, quick=args.quick, hardware=hardware)
+    rank, world_size = start_ranks(args.device)
+    groups = Communicators.create() if world_size > 1 else None
+    if args.device == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    settings = Settings(device, seconds, args.quick, hardware, rank, world_size, groups)
 
     def report(name: str) -> None:
-        print(f"{name}: {CHECKS[name]}", file=sys.stderr, flush=True)
+        if rank == 0:
+            print(f"{name}: {CHECKS[name]}", file=sys.stderr, flush=True)
 
     results = verify(settings, names, report)
+    if world_size > 1:
+        torch.distributed.barrier(group=groups.control if groups else None)
+        torch.distributed.destroy_process_group()
     command = shlex.join(["seqplan", *sys.argv[1:]])
     document = verification_document(settings, results, command)
+    if rank == 0:
+        _write(args, settings, document, results)
+    return 1 if document["missed"] else 0
+
+
+def _write(
+    args: argparse.Namespace,
+    settings: Settings,
+    document: dict[str, Any],
+    results: Sequence[CheckResult],
+) -> None:
+    """Write the document and print it, or its tables."""
     text = json.dumps(document, indent=1, ensure_ascii=False)
     if args.output is not None:
         with atomic_write(args.output, "w") as file:
             file.write(text + "\n")
     print(text if args.json else "\n".join(_lines(settings, document, results)))
-    return 1 if document["missed"] else 0
 
 
 def _names(text: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 Read ``verification`` first, which runs the checks in order, and ``figures``, what they give. Each
 check is a module: ``attention_check`` (with ``attention_cases``, ``ring_emulation`` and
-``dense_attention``), ``rates_check``, ``profile_check``, ``memory_check`` and ``step_check``;
-``settings`` has their sizes. Public are the modules named here.
+``dense_attention``), ``rates_check``, ``profile_check``, ``memory_check``, ``step_check`` and
+``ranks_check``; ``settings`` has their sizes. Public are the modules named here.
 """
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "figures",
     "memory_check",
     "profile_check",
+    "ranks_check",
     "rates_check",
     "ring_emulation",
     "settings",

@@ -68,7 +68,9 @@ def _figures(case: AttentionCase, device: torch.device) -> Iterator[Figure]:
         )
 
     fused = attended(1)
-    fused_errors = {name: _error(fused, exact, name) for name in TENSORS}
+    fused_errors = {
+        name: relative_error(getattr(fused, name), getattr(exact, name)) for name in TENSORS
+    }
     for name, error in fused_errors.items():
         yield Figure(
             f"{case.dtype}: fused call against fp64",
@@ -82,7 +84,7 @@ def _figures(case: AttentionCase, device: torch.device) -> Iterator[Figure]:
             yield Figure(
                 f"{case.dtype}: rings against twice the fused call",
                 f"{case.name}, ring {ring}: {name}",
-                _error(results, exact, name),
+                relative_error(getattr(results, name), getattr(exact, name)),
                 most=max(RING_OVER_FUSED * fused_error, FLOOR[case.dtype]),
             )
         yield _lse_figure(case, ring, results, exact)
@@ -90,10 +92,9 @@ def _figures(case: AttentionCase, device: torch.device) -> Iterator[Figure]:
     yield _repeat_figure(case, attended)
 
 
-def _error(results: AttentionResults, exact: AttentionResults, name: str) -> float:
+def relative_error(got: Tensor, exact: Tensor) -> float:
     """Root mean square of the difference over that of the exact tensor."""
-    got, wanted = getattr(results, name).double(), getattr(exact, name)
-    return _rms(got - wanted) / max(_rms(wanted), LEAST_SCALE)
+    return _rms(got.double() - exact) / max(_rms(exact), LEAST_SCALE)
 
 
 def _rms(tensor: Tensor) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 from statistics import median
 
@@ -10,11 +11,12 @@ from seqplan.plans.scheme import Scheme
 from seqplan.profiler.fit.busy import busy
 from seqplan.profiler.fit.latency_fit import USABLE_MEDIAN, USABLE_P90, USABLE_SPREAD
 from seqplan.profiler.fit.measured_profile import fit_all
+from seqplan.profiler.fit.pooling import merged
 from seqplan.profiler.fit.samples import MeasuredOn, Sample
 from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import DesignPoint, design
 from seqplan.profiler.measure.measurer import Measurer
-from seqplan.profiler.measure.run import Task, measure
+from seqplan.profiler.measure.run import ROUNDS, Task, measure
 from seqplan.profiler.measure.saved_memory import CudaAllocator
 from seqplan.profiler.measure.verify.figures import Figure
 from seqplan.profiler.measure.verify.settings import Settings
@@ -28,8 +30,9 @@ EXTRAPOLATION_ERROR = 0.05
 RUNS = 15
 """Runs of a micro-batch that a profile takes about, those that warm up and count bytes too."""
 
-STACK_SHARE = 0.3
-"""Part of the time that stacks of layers are given."""
+STACK_REPEATS = 3
+OTHER_RUNS = 50
+"""As many runs of the longest micro-batch as choosing it and the stacks of more layers take."""
 
 
 def check_profile(settings: Settings) -> tuple[list[Figure], list[str]]:
@@ -75,7 +78,7 @@ def _range(settings: Settings) -> tuple[int, int]:
         return 8, 64
     shortest, longest = (256, 4096) if settings.cuda else (64, 256)
     most = 65536 if settings.cuda else 4096
-    time_ms = settings.seconds_of("profile") * (1 - STACK_SHARE) * 1e3
+    time_ms = settings.seconds_of("profile") * 1e3
     measurer = Measurer(_bench(settings, MEASURED_LAYERS))
     while longest < most:
         sample = measurer.measure(Scheme(), DesignPoint("fit", (2 * longest,)), repeats=1)
@@ -83,7 +86,7 @@ def _range(settings: Settings) -> tuple[int, int]:
             break
         tokens = sum(sum(point.lengths) for point in design(shortest, 2 * longest, points=8))
         once_ms = sample.layers_ms[0] + sample.ends_ms[0]
-        if RUNS * once_ms * tokens / (2 * longest) > time_ms:
+        if (RUNS * tokens / (2 * longest) + OTHER_RUNS) * once_ms > time_ms:
             break
         longest *= 2
     return shortest, longest
@@ -99,9 +102,23 @@ def _measured(settings: Settings, points: list[DesignPoint]) -> tuple[MeasuredOn
         points=tuple(points),
         repeats=1 if settings.quick else 6,
     )
+    until = time.monotonic() + settings.seconds_of("profile")
+
+    def stop_in_time(done: int, of: int, left_s: float, sample: Sample) -> None:
+        if ROUNDS * done >= of and time.monotonic() > until and not settings.quick:
+            raise _TimeUp
+
     with tempfile.TemporaryDirectory() as folder:
-        measured_on, samples, _ = measure(task, Path(folder) / "samples.jsonl", 0, 1)
+        path = Path(folder) / "samples.jsonl"
+        try:
+            measured_on, samples, _ = measure(task, path, 0, 1, stop_in_time)
+        except _TimeUp:
+            return merged([path])
     return measured_on, list(samples)
+
+
+class _TimeUp(Exception):
+    """The time is up, and the first round is done: all of the design is measured once."""
 
 
 def _stack_figures(settings: Settings, longest: int) -> list[Figure]:
@@ -109,13 +126,15 @@ def _stack_figures(settings: Settings, longest: int) -> list[Figure]:
     stacks = (2, 4) if settings.quick else (2, 4, 8)
     packings = [
         DesignPoint("packed", tuple(lengths))
-        for lengths in ((longest // 2,), (longest // 8,) * 4, (longest // 4, longest // 8))
+        for lengths in ((longest // 4,), (longest // 16,) * 4, (longest // 8, longest // 16))
     ]
     times_ms: dict[tuple[int, int], float] = {}
-    for layers in stacks:
-        measurer = Measurer(_bench(settings, layers))
-        for number, point in enumerate(packings):
-            sample = measurer.measure(Scheme(), point, repeats=1 if settings.quick else 9)
+    measurers = {layers: Measurer(_bench(settings, layers)) for layers in stacks}
+    for number, point in enumerate(packings):  # stacks one behind the other: a device may slow down
+        for layers, measurer in measurers.items():
+            sample = measurer.measure(
+                Scheme(), point, repeats=1 if settings.quick else STACK_REPEATS
+            )
             if not sample.oom:
                 times_ms[layers, number] = median(sample.layers_ms)
     figures = []
@@ -123,7 +142,7 @@ def _stack_figures(settings: Settings, longest: int) -> list[Figure]:
         biases = [
             times_ms[stacks[0], number] * layers / stacks[0] / time_ms - 1
             for (of, number), time_ms in times_ms.items()
-            if of == layers
+            if of == layers and (stacks[0], number) in times_ms
         ]
         if biases:
             limit = None if settings.quick else EXTRAPOLATION_ERROR

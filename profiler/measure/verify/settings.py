@@ -8,6 +8,7 @@ import torch
 
 from seqplan.profiler.analytic.hardware import Hardware
 from seqplan.profiler.model_sizes import MODELS, SIZES, ModelSizes
+from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.training.model import ModelConfig
 
 SHARES = {
@@ -27,13 +28,17 @@ class Settings:
     """What is verified, and how long it may take.
 
     ``seconds``: of all checks together; ``quick``: small sizes, times shown and not judged;
-    ``hardware``: what the analytic model knows of the device, None where it is not listed.
+    ``hardware``: what the analytic model knows of the device, None where it is not listed;
+    ``groups``: of all ranks, None where there is one.
     """
 
     device: torch.device
     seconds: float
     quick: bool = False
     hardware: Hardware | None = None
+    rank: int = 0
+    world_size: int = 1
+    groups: Communicators | None = None
 
     def seconds_of(self, check: str) -> float:
         """Return the time that a check is given."""

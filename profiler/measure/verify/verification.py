@@ -18,11 +18,14 @@ from seqplan.profiler.measure.verify.attention_check import check_attention
 from seqplan.profiler.measure.verify.figures import CheckResult, Figure
 from seqplan.profiler.measure.verify.memory_check import check_memory
 from seqplan.profiler.measure.verify.profile_check import check_profile
+from seqplan.profiler.measure.verify.ranks_check import check_ranks
 from seqplan.profiler.measure.verify.rates_check import check_rates
 from seqplan.profiler.measure.verify.settings import Settings
 from seqplan.profiler.measure.verify.step_check import check_step
 
 Check = Callable[[Settings], tuple[list[Figure], list[str]]]
+
+RANKS = "ranks"
 
 CHECKS: dict[str, Check] = {
     "attention": check_attention,
@@ -30,6 +33,7 @@ CHECKS: dict[str, Check] = {
     "profile": check_profile,
     "memory": check_memory,
     "step": check_step,
+    RANKS: check_ranks,
 }
 """By name, in the order in which they are run."""
 
@@ -54,14 +58,25 @@ def verify(
         torch.set_num_threads(workers)
 
 
+def _skipped(name: str, settings: Settings) -> str | None:
+    """Say why a check cannot be run with so many ranks; None where it can."""
+    if (name == RANKS) == (settings.world_size > 1):
+        return None
+    if name == RANKS:
+        return "there is one rank: start with torchrun on several devices"
+    return "of one process: start without torchrun"
+
+
 def _result(name: str, settings: Settings, report: Callable[[str], None] | None) -> CheckResult:
+    if (reason := _skipped(name, settings)) is not None:
+        return CheckResult(name, (), 0.0, skipped=reason)
     if report is not None:
         report(name)
     started = time.monotonic()
     try:
         figures, notes = CHECKS[name](settings)
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        if settings.world_size > 1 or not is_out_of_memory(error):
             raise
         figures, notes = [Figure("out of memory", "times", 1.0, most=0.0)], []
         notes.append(f"out of memory: {' '.join(str(error).split())[:200]}")
@@ -78,6 +93,7 @@ def verification_document(
         "schema": 1,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": device_name(settings.device),
+        "ranks": settings.world_size,
         "compared_with": None if settings.hardware is None else settings.hardware.name,
         "versions": {
             "seqplan": VERSION,

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 from command_line import call, complaint, nothing_left, succeeded
+from trainers import launched
 
 from seqplan.api.cli.verify_device import CHECKS
 from seqplan.profiler.measure.verify import attention_check, verification
 from seqplan.profiler.measure.verify.attention_cases import AttentionCase, attention_cases
 from seqplan.profiler.measure.verify.settings import Settings
 from seqplan.runtime.sequence_parallel.kernels import CpuKernel, PartialGradients
+
+PATIENCE_S = 60.0
 
 
 def test_every_check_on_a_cpu(tmp_path: Path) -> None:
@@ -50,6 +53,28 @@ def test_every_check_on_a_cpu(tmp_path: Path) -> None:
 def figures_of(document: dict[str, Any], name: str) -> list[dict[str, Any]]:
     (figures,) = [check["figures"] for check in document["checks"] if check["check"] == name]
     return figures
+
+
+def test_ranks_attend_as_one_process_does(tmp_path: Path) -> None:
+    output = tmp_path / "verified.json"
+    ranks = launched(2, "seqplan.api.cli", ["verify-device", "--quick", "-o", output])
+    try:
+        said = "".join(rank.output.read() for rank in ranks)
+        for rank in ranks:
+            rank.process.join(PATIENCE_S)
+        assert [rank.process.exitcode for rank in ranks] == [0, 0], said
+    finally:
+        for rank in ranks:
+            rank.end()
+    assert said.count("no limit was missed") == 1
+    document = json.loads(output.read_text())
+    assert document["ranks"] == 2
+    skipped = {check["check"] for check in document["checks"] if check["skipped"]}
+    assert skipped == set(CHECKS) - {"ranks"}
+    groups = {figure["group"].split(":")[0] for figure in figures_of(document, "ranks")}
+    assert groups == {
+        f"{dtype} on {scheme}" for dtype in ("bf16", "fp32") for scheme in ("u2", "r2")
+    }
 
 
 class WrongKernel(CpuKernel):

@@ -11,6 +11,7 @@ from seqplan.api.cli.frame.model_options import (
     add_cluster,
     add_model,
     add_training,
+    refuse_devices,
     refuse_training,
 )
 from seqplan.api.cli.frame.options import above_zero, positive
@@ -116,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     check_output(args.plot, args.output, *(args.merge or ()))
     refuse_training(args, "layers are measured as this runtime runs them")
+    refuse_devices(args, "the devices are those that measure")
     if args.merge:
         measured_on, samples = merged(args.merge)
         if not args.even_if_busy and (reason := busy(samples)) is not None:

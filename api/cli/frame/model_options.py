@@ -244,6 +244,20 @@ def refuse_training(args: argparse.Namespace, why: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} goes with --estimate only: {why}")
 
 
+_DEVICE_OPTIONS = (
+    *("hardware", "intra_gb_s", "inter_gb_s", "inter_rails", "peak_tflops", "hbm_gb_s"),
+    *("memory_gib", "matmul_efficiency", "attention_kernel"),
+)
+
+
+def refuse_devices(args: argparse.Namespace, why: str) -> None:
+    """``ValueError`` where an option describes devices, and those there are are measured."""
+    named = [name for name in _DEVICE_OPTIONS if getattr(args, name) is not None]
+    if named or args.nodes != 1:
+        option = (named or ["nodes"])[0].replace("_", "-")
+        raise ValueError(f"--{option} goes with --estimate and --complete only: {why}")
+
+
 def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deployment:
     """What was asked for of cluster, model and training; ``ValueError`` as the parts."""
     from seqplan.profiler.analytic.deployment import Deployment

@@ -206,6 +206,9 @@ def test_what_was_measured_on_ranks_completes_itself(
         (("--schemes", "u3"), "tp·ulysses = 3 does not divide the 4 attention heads: left out"),
         (("--schemes", "x3"), "'x3' is not understood"),
         (("--device", "cuda"), "no CUDA device is there"),
+        (("--hardware", "h100-80gb"), "--hardware goes with --estimate and --complete only"),
+        (("--nodes", "2"), "--nodes goes with --estimate and --complete only: the devices are"),
+        (("--memory-gib", "80"), "--memory-gib goes with --estimate and --complete only"),
         (("--model", "nonesuch"), "neither a known model"),
         (
             ("--complete", "llama-7b-a800-80gb", "--hardware", "a800-80gb"),

@@ -70,9 +70,11 @@ def _compare() -> None:
             there.close()
             pipes.append(here)
         outcomes: list[dict[str, list[float]]] = [pipe.recv() for pipe in pipes]
-    totals = {name: sum(sum(each[name]) for each in outcomes) for name in outcomes[0]}
+    totals = {name: sum(sum(times[name]) for times in outcomes) for name in outcomes[0]}
     slowest = {
-        name: sum(max(times) for times in zip(*(each[name] for each in outcomes), strict=True))
+        name: sum(
+            max(times) for times in zip(*(of_rank[name] for of_rank in outcomes), strict=True)
+        )
         for name in outcomes[0]
     }
     rows = [

@@ -103,9 +103,9 @@ def _megatron() -> list[tuple[str, Schedule, bool]]:
     schedules: list[tuple[str, Schedule, bool]] = []
     if hybrid := getattr(module, "BalancedCPScheduler", None):
         schedules.append(("Megatron, hybrid", partial(_hybrid, hybrid), True))
-    for key, made in getattr(module, "scheduler_map", {}).items():
+    for key, scheduler in getattr(module, "scheduler_map", {}).items():
         if getattr(key, "value", key) == "default_dynamic_cp":
-            schedules.append(("Megatron, dynamic", partial(_dynamic, made), False))
+            schedules.append(("Megatron, dynamic", partial(_dynamic, scheduler), False))
     return schedules
 
 
@@ -120,8 +120,8 @@ def _hybrid(scheduler: Any, lengths: list[int], ranks: int) -> MicroBatches:
 
 
 def _dynamic(scheduler: Any, lengths: list[int], ranks: int) -> MicroBatches:
-    made = scheduler(CAPACITY, 1, ranks, None)
-    places: MicroBatches = made.get_groups_and_subsamples(list(enumerate(lengths)))
+    schedule = scheduler(CAPACITY, 1, ranks, None)
+    places: MicroBatches = schedule.get_groups_and_subsamples(list(enumerate(lengths)))
     return places
 
 

@@ -105,14 +105,14 @@ def planned_schedule(
     rollouts: dict[int, list[int]] = {}
     for sample, rollout in enumerate(rollout_indices):
         rollouts.setdefault(rollout, []).append(sample)
-    kept = list(rollouts.values())
-    if len(kept) < global_batch_size:
-        raise ValueError(f"{len(kept)} rollouts for steps of {global_batch_size}")
+    sample_lists = list(rollouts.values())
+    if len(sample_lists) < global_batch_size:
+        raise ValueError(f"{len(sample_lists)} rollouts for steps of {global_batch_size}")
     partitions: list[list[int]] = [[] for _ in range(ranks)]
     places: list[list[list[int]]] = [[] for _ in range(ranks)]
     counts = []
-    for first in range(0, len(kept) - global_batch_size + 1, global_batch_size):
-        samples = [i for own in kept[first : first + global_batch_size] for i in own]
+    for first in range(0, len(sample_lists) - global_batch_size + 1, global_batch_size):
+        samples = [i for own in sample_lists[first : first + global_batch_size] for i in own]
         lengths = [int(total_lengths[i]) for i in samples]
         done = balance(lengths, ranks, capacity, cost, count_multiple=multiple)
         if not all(micro for of_rank in done.micro_batches for micro in of_rank):

@@ -78,7 +78,7 @@ class Deployment:
             raise ValueError(f"tp_overlap wants a share from 0 to 1, not {self.tp_overlap!r}")
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Say how it is trained: precision, attention's kernel, and what is not the default."""
         parts = [self.precision, f"attention by {self.cluster.hardware.attention_kernel}"]
         if self.precision == "fp8":

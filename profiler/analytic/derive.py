@@ -58,7 +58,7 @@ def derive_profile(
         "schema": PROFILE_SCHEMA,
         "name": name,
         "source": f"derived: analytic model of {hardware.name}, {cluster.nodes} nodes of "
-        f"{cluster.gpus_per_node} GPUs, {deployment.told}; nothing was measured. "
+        f"{cluster.gpus_per_node} GPUs, {deployment.description}; nothing was measured. "
         f"Hardware: {hardware.source}",
         "residuals": "derived: "
         + fit_residuals(errors, largest=True)

@@ -99,13 +99,13 @@ def activation_bytes_per_token(deployment: Deployment, tp: int) -> float:
 
 def _kept_and_recomputed(deployment: Deployment, tp: int) -> tuple[float, float]:
     """Count a layer's bytes per token that stay, and those that recomputing it adds."""
-    kept, whole = (
+    kept_bytes, whole = (
         layer_activation_bytes(
             deployment.sizes, checkpointing, tp, sequence_parallel=deployment.sequence_parallel
         )
         for checkpointing in (deployment.checkpointing, "none")
     )
-    return kept, whole - kept
+    return kept_bytes, whole - kept_bytes
 
 
 def peak_bytes(

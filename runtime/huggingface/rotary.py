@@ -83,5 +83,5 @@ def _by_document(
         parts.append((cos[:, :-1], sin[:, :-1]))
         rows.append(of_length)
     order = torch.cat(rows).argsort()
-    cos, sin = (torch.cat(each, 1)[:, order] for each in zip(*parts, strict=True))
+    cos, sin = (torch.cat(values, 1)[:, order] for values in zip(*parts, strict=True))
     return cos, sin

@@ -80,7 +80,7 @@ def nvidia_runs(figures: Any) -> Iterator[tuple[Estimate, ValidatedRow]]:
     """Predict GPT-3, Llama 2 and Llama 3 on DGX H100 in fp8, 8 to 1,024 GPUs, likewise."""
     hardware = replace(DEVICES["h100-80gb"], attention_kernel="cudnn", inter_rails=8)
     for row in figures["h100-80gb fp8"]:
-        model, told, gpus, tp, pp, virtual, ring, zero, tokens, batch, micro, rate = row
+        model, software, gpus, tp, pp, virtual, ring, zero, tokens, batch, micro, rate = row
         deployment = Deployment(
             cluster=ClusterHardware(hardware, gpus // 8, 8),
             sizes=sizes_of(figures, model),
@@ -93,7 +93,7 @@ def nvidia_runs(figures: Any) -> Iterator[tuple[Estimate, ValidatedRow]]:
         load = Load(seq_len=tokens, batch=batch, micro_batch=micro)
         run = estimate(deployment, Scheme(tp=tp, pp=pp, ring=ring), load)
         predicted = run.tokens_per_s / gpus
-        yield run, ValidatedRow(f"{model} {tokens:,}", f"{told}, {gpus} GPUs", predicted, rate)
+        yield run, ValidatedRow(f"{model} {tokens:,}", f"{software}, {gpus} GPUs", predicted, rate)
 
 
 def _table(

@@ -50,13 +50,13 @@ def check_memory(settings: Settings) -> tuple[list[Figure], list[str]]:
     taken = sum(sample.whole_bytes(LAYERS) for sample in small)
     per_token = taken / sum(sample.tokens for sample in small)
     sizes = ModelSizes(**{name: getattr(config, name) for name in SIZES})
-    kept = small[-1].layers_saved_bytes / (LAYERS * small[-1].tokens)
+    kept_bytes = small[-1].layers_saved_bytes / (LAYERS * small[-1].tokens)
     element_bytes = torch.empty((), dtype=settings.dtype).element_size()
     figures = [
         Figure(
             "bytes kept a token and layer",
             f"{small[-1].tokens:,} tokens",
-            kept,
+            kept_bytes,
             "B",
             assumed=layer_activation_bytes(sizes, "none", 1) * element_bytes / 2,
         )

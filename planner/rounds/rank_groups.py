@@ -218,7 +218,7 @@ class _Layout:
         loads = [(0.0, place) for place in range(number)]
         room = [len(positions) * degree.capacity if self._one_each else degree.capacity] * number
         dealt: list[list[int]] = [[] for _ in loads]
-        each = degree.c if self._one_each else 0.0
+        overhead = degree.c if self._one_each else 0.0
         for i in sorted(positions, key=lambda i: (-lengths[i], i)):
             full = []
             while loads and room[loads[0][1]] < lengths[i]:
@@ -227,7 +227,7 @@ class _Layout:
                 return None
             load, place = loads[0]
             work = lengths[i] * (degree.a * lengths[i] + degree.b)
-            heapreplace(loads, (load + work + each, place))
+            heapreplace(loads, (load + work + overhead, place))
             room[place] -= lengths[i]
             dealt[place].append(i)
             for skipped in full:

@@ -154,8 +154,8 @@ def cluster_of(args: argparse.Namespace) -> ClusterHardware:
     changed = [name for name in DEVICE_FIGURES if name in given]
     if changed:
         given["unchecked"] = True
-        told = ", ".join(f"{name.replace('_', ' ')} {given[name]:g}" for name in changed)
-        given["source"] = f"{hardware.source}; as given: {told}"
+        figures = ", ".join(f"{name.replace('_', ' ')} {given[name]:g}" for name in changed)
+        given["source"] = f"{hardware.source}; as given: {figures}"
     hardware = replace(hardware, **given)
     return ClusterHardware(hardware, args.nodes, args.gpus_per_node or hardware.gpus_per_node)
 

@@ -20,8 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from seqplan.plans.views.parameter_layout import ParameterLayout
 from seqplan.runtime.errors import communicating
@@ -70,6 +68,9 @@ def save(
     root = Path(folder)
     final = root / f"step-{cursor.next_step:08d}"
     partial = root / f"{final.name}.partial"
+    # Imported where there is a checkpoint only, as it takes more than a second.
+    from torch.distributed.checkpoint import state_dict_saver
+
     first = dist.get_rank(group) == 0
     if first:
         root.mkdir(parents=True, exist_ok=True)
@@ -127,6 +128,8 @@ def restore(
         return None
     path = newest[0][1]
     wanted = list(_owned(states, optimizer))
+    from torch.distributed.checkpoint import state_dict_loader
+
     refusal, buffers = None, {}
     try:
         cursor, transposed = _read_cursor(path, dist.get_rank(group))
@@ -221,6 +224,9 @@ class _Stored:
     """What a checkpoint holds: its keys by parameter, without reading the tensors."""
 
     def __init__(self, path: Path, transposed: frozenset[str]) -> None:
+        from torch.distributed.checkpoint import filesystem
+        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
         self.path, self._transposed = path, transposed
         self.sizes: dict[str, tuple[torch.Size, torch.dtype]] = {}
         self.by_name: dict[str, list[tuple[str, int, int, str]]] = {}

@@ -202,9 +202,9 @@ def test_a_sidecar_whose_job_was_removed(tmp_path: Path) -> None:
     for gpus in (4, 2):
         file.write_text(
             'profile = "llama-7b-a800-80gb"\nlengths = "lengths.npy"\ncontext = 2048\n'
-            f"tokens = 8000\nsteps = 2\nport = 0\ngpus = {2 * gpus}\n"
+            f"tokens = 8000\nsteps = 2\nport = 0\ngpus = {gpus}\n"
         )
         with serving("--job", file, verb="sidecar") as served:
             plan = served.ask("GET", "/v1/jobs/job/plans/1?wait=30").json
-            assert plan["world_size"] == 2 * gpus
+            assert plan["world_size"] == gpus
             assert served.ask("DELETE", "/v1/jobs/job").status == 204

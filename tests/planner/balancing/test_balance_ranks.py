@@ -54,7 +54,7 @@ costs = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=90)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
     ranks=st.integers(1, 6),

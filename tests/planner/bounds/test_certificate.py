@@ -12,7 +12,7 @@ from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=90, deadline=None)
 @given(cases())
 def test_a_certificate_is_a_bound_on_every_placement_of_the_fleet(case: Case) -> None:
     classes, batch = case

@@ -44,7 +44,7 @@ def check(classes: tuple[PipelineClass, ...], batch: Batch, filling: Filling) ->
     assert filling.objective_ms == max(max(times) for times in filling.pipeline_ms)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(cases(most=10), st.floats(0.8, 4))
 def test_a_filling_ends_by_its_target(case: Case, factor: float) -> None:
     classes, batch = case
@@ -56,7 +56,7 @@ def test_a_filling_ends_by_its_target(case: Case, factor: float) -> None:
         assert filling.objective_ms <= target * SLACK
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(cases(most=10), st.floats(0.3, 2), st.floats(1, 4))
 def test_a_filling_ends_by_its_ceiling(case: Case, factor: float, above: float) -> None:
     classes, batch = case

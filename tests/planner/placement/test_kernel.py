@@ -86,7 +86,7 @@ def fleets(draw: st.DrawFn) -> Case:
 
 
 @compiled
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=160, deadline=None)
 @given(fleets(), st.floats(0.2, 6), st.sampled_from([None, 1.0, 1.3, 2.5]), st.booleans())
 def test_a_fill_has_the_same_bits(
     case: Case, factor: float, above: float | None, new_first: bool

@@ -56,7 +56,7 @@ def check(
     assert done.imbalance >= -1e-12
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30),
     ranks=st.sampled_from([1, 2, 4, 6, 8, 12]),

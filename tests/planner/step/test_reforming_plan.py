@@ -117,7 +117,7 @@ def check(plan: Plan, placed: Reforming, models: Models) -> None:
         rank_view(plan, rank)
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(
     models=one_layout(),
     gpus=st.integers(1, 14),

@@ -9,9 +9,10 @@ import torch
 from ranks import run_ranks
 from staged_runs import CONFIG, GATES, Case, Outcome, differences, staged
 
+HALVED = replace(CONFIG, layers=2)
 BFLOAT16 = (
-    Case(4, 9, torch.bfloat16, steps=3),
-    Case(4, 2, torch.bfloat16, steps=3, by_messages=False),
+    Case(4, 9, torch.bfloat16, HALVED, steps=2),
+    Case(4, 2, torch.bfloat16, HALVED, steps=2, by_messages=False),
 )
 WHOLE = tuple(replace(case, whole=True) for case in BFLOAT16)
 

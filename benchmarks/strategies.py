@@ -30,7 +30,12 @@ from seqplan.runtime.pipeline.staged_llama import StagedLlama
 from seqplan.runtime.training.model import Llama, ModelConfig
 
 WARM_UP, STEPS = 1, 3
-CONFIG = ModelConfig(hidden=256, layers=4, heads=8, kv_heads=4, ffn=704, vocab=1024)
+MODELS = tuple(
+    ModelConfig(hidden=hidden, layers=4, heads=8, kv_heads=4, ffn=hidden * 11 // 4, vocab=1024)
+    for hidden in (256, 768)
+)
+"""What crosses between ranks grows with the width, what is computed with its square."""
+
 SCHEMES = {
     2: ("tp1", "u2", "r2", "tp2", "pp2"),
     4: ("tp1", "u4", "r4", "tp4", "pp4", "tp2.pp2", "tp2.u2"),
@@ -52,18 +57,21 @@ def run(data: Sequence[Data]) -> None:
     """Print one table; the sequences are drawn from the first of ``data``, cut to ``LONGEST``."""
     rng = np.random.default_rng(SEED)
     lengths = [int(length) for length in rng.choice(data[0].lengths, SEQUENCES).clip(1, LONGEST)]
-    rows = []
-    for ranks, schemes in SCHEMES.items():
-        steps = _on_ranks(ranks, schemes, lengths)
-        whole = steps[schemes[0]].whole
-        for scheme, step in steps.items():
-            figures = f"{step.whole:.2f}", f"{step.transport:.2f}", f"{step.whole / whole:.2f}"
-            rows.append([str(ranks), scheme, *figures])
-    print(
-        f"### A step of {len(lengths)} sequences, {sum(lengths):,} tokens: "
-        f"Llama of {CONFIG.layers} layers, hidden {CONFIG.hidden}, float32\n"
-    )
-    print(markdown(["ranks", "pipelines of", "CPU-seconds", "of gloo's threads", "÷ tp1"], rows))
+    for config in MODELS:
+        rows = []
+        for ranks, schemes in SCHEMES.items():
+            steps = _on_ranks(ranks, schemes, lengths, config)
+            whole = steps[schemes[0]].whole
+            for scheme, step in steps.items():
+                figures = f"{step.whole:.2f}", f"{step.transport:.2f}", f"{step.whole / whole:.2f}"
+                rows.append([str(ranks), scheme, *figures])
+        print(
+            f"### A step of {len(lengths)} sequences, {sum(lengths):,} tokens: "
+            f"Llama of {config.layers} layers, hidden {config.hidden}, float32\n"
+        )
+        print(
+            markdown(["ranks", "pipelines of", "CPU-seconds", "of gloo's threads", "÷ tp1"], rows)
+        )
 
 
 def planned(scheme: Scheme, lengths: Sequence[int], ranks: int) -> Plan:
@@ -97,7 +105,9 @@ def planned(scheme: Scheme, lengths: Sequence[int], ranks: int) -> Plan:
     )
 
 
-def _on_ranks(ranks: int, schemes: Sequence[str], lengths: list[int]) -> dict[str, Seconds]:
+def _on_ranks(
+    ranks: int, schemes: Sequence[str], lengths: list[int], config: ModelConfig
+) -> dict[str, Seconds]:
     """Least CPU-seconds of a step by scheme, of all ranks together."""
     # Forked from a server that has imported what takes seconds.
     multiprocessing.set_forkserver_preload(["torch._dynamo", "benchmarks.strategies"])
@@ -106,7 +116,7 @@ def _on_ranks(ranks: int, schemes: Sequence[str], lengths: list[int]) -> dict[st
     pipes, processes = [], []
     for rank in range(ranks):
         here, there = context.Pipe()
-        arguments = (there, rank, ranks, store.port, schemes, lengths)
+        arguments = (there, rank, ranks, store.port, schemes, lengths, config)
         process = context.Process(target=_rank, args=arguments, daemon=True)
         process.start()
         there.close()
@@ -127,16 +137,23 @@ def _on_ranks(ranks: int, schemes: Sequence[str], lengths: list[int]) -> dict[st
 
 
 def _rank(
-    pipe: Connection, rank: int, ranks: int, port: int, schemes: Sequence[str], lengths: list[int]
+    pipe: Connection,
+    rank: int,
+    ranks: int,
+    port: int,
+    schemes: Sequence[str],
+    lengths: list[int],
+    config: ModelConfig,
 ) -> None:
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     groups = Communicators.create()
     torch.manual_seed(0)
-    job = StagedLlama(Llama(CONFIG), groups)
+    tensor_degrees = sorted({Scheme.parse(scheme).tp for scheme in schemes} - {1})
+    job = StagedLlama(Llama(config), groups, tensor_degrees=tensor_degrees)
     optimizer = torch.optim.AdamW([master for _, master in job.states.master_parameters()])
-    prepare = job.preparation(SeededTokens(CONFIG.vocab, 0))
+    prepare = job.preparation(SeededTokens(config.vocab, 0))
     taken: dict[str, list[Seconds]] = {scheme: [] for scheme in schemes}
     for _ in range(WARM_UP + STEPS):
         for scheme, steps in taken.items():

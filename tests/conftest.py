@@ -10,7 +10,7 @@ from hypothesis import settings
 os.environ["OMP_NUM_THREADS"] = "1"
 
 # A busy machine is no failure: no test is judged by its time.
-# Most of what is held is held by exact cases too: 60 examples are as many as the suite has time for.
+# Most is held by exact cases too: 60 examples are as many as the suite has time for.
 settings.register_profile("seqplan", deadline=None, max_examples=60)
 settings.load_profile("seqplan")
 

@@ -14,24 +14,28 @@ class AttentionRate:
     """Shares of the peak that long calls reach, heads of 128 elements and no mask.
 
     ``forward``, ``backward``: each counted by its own FLOPs; ``causal``: the rate with a causal
-    mask over the rate without; ``narrow``: that of heads of 64 elements over that of 128; ``wave``:
-    tiles that a call loses at its end, over those that all multiprocessors take at once;
-    ``checked``: whether published measurements have been held against them.
+    mask over the rate without; ``narrow``: that of heads of 64 elements over that of 128,
+    ``narrow_causal`` with a causal mask where that differs; ``wave``: tiles that a call loses at
+    its end, over those that all multiprocessors take at once; ``checked``: whether published
+    measurements have been held against them.
     """
 
     forward: float
     backward: float
     causal: float = 0.9
     narrow: float = 1.0
+    narrow_causal: float | None = None
     wave: float = 0.5
     checked: bool = False
 
-    def of_width(self, head_width: float) -> float:
+    def of_width(self, head_width: float, *, masked: bool) -> float:
         """Return the rate for heads of so many elements over that of 128: of 64 at most, less.
 
         Nothing is published of widths between; those above 128 are taken as that.
         """
-        return self.narrow if head_width <= 64 else 1.0
+        if head_width > 64:
+            return 1.0
+        return self.narrow if self.narrow_causal is None or not masked else self.narrow_causal
 
 
 ATTENTION_KERNELS = ("fa1", "fa2", "fa3", "cudnn")
@@ -40,7 +44,9 @@ is FlashAttention-2."""
 
 RATES: dict[tuple[str, str], AttentionRate] = {
     ("ampere", "fa1"): AttentionRate(forward=0.45, backward=0.32),
-    ("ampere", "fa2"): AttentionRate(forward=0.73, backward=0.63, narrow=0.9, checked=True),
+    ("ampere", "fa2"): AttentionRate(
+        forward=0.73, backward=0.63, narrow=0.88, narrow_causal=0.91, checked=True
+    ),
     ("ada", "fa2"): AttentionRate(forward=0.95, backward=0.82, checked=True),
     ("hopper", "fa1"): AttentionRate(forward=0.25, backward=0.18),
     ("hopper", "fa2"): AttentionRate(

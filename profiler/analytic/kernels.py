@@ -93,7 +93,7 @@ def seen_keys_ms(
     # Where there are no tokens there is nothing to do, and the rate does not matter.
     filled = np.maximum(tiles, 1.0) / (tiles + speed.wave * hardware.multiprocessors)
     share = speed.backward if backward else speed.forward
-    rate = hardware.peak_tflops * 1e9 * share * speed.of_width(head_width) * filled
+    rate = hardware.peak_tflops * 1e9 * share * speed.of_width(head_width, masked=masked) * filled
     rate = rate * (speed.causal if masked else 1.0)
     return np.asarray(flops * (BACKWARD_FLOPS if backward else 1.0) / rate)
 

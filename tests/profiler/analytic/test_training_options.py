@@ -46,7 +46,7 @@ def test_part_of_a_node_has_one_network_card_unless_it_is_said() -> None:
 def test_rates_are_shares_and_backward_is_slower(generation: str, kernel: str) -> None:
     rate = rate_of(generation, kernel)
     assert 0 < rate.backward < rate.forward < 1
-    assert 0 < rate.narrow <= 1
+    assert 0 < rate.narrow <= (rate.narrow_causal or 1) <= 1
     assert 0 < rate.causal <= 1
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import static_hosts
 from benchmarks.settings import Data, markdown
 from seqplan import Cost
 from seqplan.hosts.degree_costs import by_degree, ring_costs
@@ -40,6 +41,7 @@ def run(data: Sequence[Data]) -> None:
     head = ["host's planner", "lengths", "sequences × ranks", "its time over ours, least"]
     head += ["median", "its CPU, median", "our CPU, median"]
     print(markdown(head, rows) + "\n")
+    static_hosts.run(data, Cost.of_profile(PROFILE, SCHEME))
 
 
 def _row(

@@ -1,0 +1,168 @@
+"""Hosts of one static scheme beside ``seqplan.balance``, each by its own code, on the same lengths.
+
+verl deals a batch to ranks by Karmarkar-Karp and then packs each rank's part; TRL packs windows of
+the context by best fit, which reach ranks as they come; Hugging Face's batch rebalancing cuts the
+sorted sequences into runs, each padded to its longest. slime is not on PyPI: its rule as seqplan's
+comparison has it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from benchmarks.settings import Data, markdown
+from seqplan import Cost, balance
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.systems.host_rules import first_fit_split
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.latency import Latency
+from seqplan.profiler.scheme_model import SchemeModel
+
+CONTEXTS, TOKENS, RANKS = (4096, 8192, 32768), (500_000, 4_000_000), 64
+LEAST_CAPACITY = 8192
+
+Lengths = list[list[list[int]]]
+"""Lengths by rank and micro-batch, as they are computed."""
+
+Host = Callable[[list[int], int, Cost], Lengths]
+"""Deals lengths to ``RANKS`` ranks, micro-batches of so many tokens."""
+
+
+def run(data: Sequence[Data], cost: Cost) -> None:
+    """Print a table of the hosts that are installed."""
+    rows = []
+    for name, package, host, lockstep in _HOSTS:
+        try:
+            import_module(package)
+        except ImportError:
+            print(f"{name} is not installed: left out\n")
+            continue
+        for source in data:
+            for context in CONTEXTS:
+                for tokens in TOKENS:
+                    rows.append(_row(name, host, source, context, tokens, cost, lockstep=lockstep))
+    print(f"### Hosts of one static scheme, {RANKS} ranks\n")
+    head = ["host's planner", "lengths", "context", "tokens a step", "its time over ours"]
+    print(markdown([*head, "our gap", "its CPU", "our CPU"], rows) + "\n")
+
+
+def _row(
+    name: str,
+    host: Host,
+    source: Data,
+    context: int,
+    tokens: int,
+    cost: Cost,
+    *,
+    lockstep: bool,
+) -> list[str]:
+    lengths = _drawn(source, context, tokens)
+    capacity = max(context, LEAST_CAPACITY)
+    began = time.process_time()
+    ours = balance(lengths, RANKS, capacity, cost, lockstep=lockstep)
+    planned = time.process_time()
+    theirs = host(lengths, capacity if host is not _trl else context, cost)
+    their_cpu = time.process_time() - planned
+    ratio = step_ms(theirs, cost, lockstep=lockstep) / ours.predicted_ms
+    return [
+        name,
+        source.name,
+        f"{context:,}",
+        f"{sum(lengths):,}",
+        f"{ratio:.3f}",
+        f"{ours.gap:.2%}",
+        f"{1000 * their_cpu:,.0f} ms",
+        f"{1000 * (planned - began):,.0f} ms",
+    ]
+
+
+def _drawn(source: Data, context: int, tokens: int) -> list[int]:
+    """Draw sequences of so many tokens in all, as many as can be dealt to ranks evenly."""
+    drawn = np.random.default_rng(0).choice(source.lengths, 4 * tokens // 100)
+    lengths = np.minimum(drawn, context)
+    count = int(np.searchsorted(np.cumsum(lengths), tokens)) // RANKS * RANKS
+    places: list[int] = lengths[:count].tolist()
+    return places
+
+
+def step_ms(lengths: Lengths, cost: Cost, *, lockstep: bool) -> float:
+    """Time a step: the slowest rank, with ``lockstep`` of each micro-batch by itself."""
+    times = [[cost.micro_batch_ms(micro) if micro else 0.0 for micro in of] for of in lengths]
+    if not lockstep:
+        return max(sum(of_rank) for of_rank in times)
+    rounds = max(len(of_rank) for of_rank in times)
+    return sum(max(of[k] if k < len(of) else 0.0 for of in times) for k in range(rounds))
+
+
+def _verl(lengths: list[int], capacity: int, cost: Cost) -> Lengths:
+    """Call what ``RayPPOTrainer`` and the workers do: ranks first, then each rank's micro-batches,
+    as many on all ranks."""
+    del cost
+    import torch
+
+    own = import_module("verl.utils.seqlen_balancing")
+    work = own.calculate_workload(torch.tensor(lengths)).tolist()
+    of_ranks = own.get_seqlen_balanced_partitions(work, k_partitions=RANKS, equal_size=True)
+    rows = [[torch.zeros(lengths[i], dtype=torch.int8) for i in of_rank] for of_rank in of_ranks]
+    count = 1
+    while True:
+        packed: Lengths = []
+        for tokens in rows:
+            ids = torch.nested.as_nested_tensor(tokens, layout=torch.jagged)
+            batch = import_module("tensordict").TensorDict(
+                {"input_ids": ids}, batch_size=[len(tokens)]
+            )
+            parts = own.rearrange_micro_batches(batch, capacity, min_num_micro_batch=count)[1]
+            packed.append([[len(tokens[i]) for i in part] for part in parts])
+        most = max(len(parts) for parts in packed)
+        if min(len(parts) for parts in packed) == most:
+            return packed
+        count = most
+
+
+def _trl(lengths: list[int], context: int, cost: Cost) -> Lengths:
+    """Windows of ``pack_dataset``, to ranks in the order of a shuffled sampler."""
+    del cost
+    ids = {"input_ids": [np.zeros(length, np.int8) for length in lengths]}
+    samples = import_module("datasets").Dataset.from_dict(ids)
+    windows = import_module("trl.data_utils").pack_dataset(samples, context, "bfd")["seq_lengths"]
+    order = np.random.default_rng(0).permutation(len(windows))
+    return [[list(windows[k]) for k in order[rank::RANKS]] for rank in range(RANKS)]
+
+
+def _hugging_face(lengths: list[int], capacity: int, cost: Cost) -> Lengths:
+    """``BatchRebalanceSampler`` with the least accumulation for which every padded run fits."""
+    del cost
+    sampler: Any = import_module("transformers.trainer_pt_utils").BatchRebalanceSampler
+    accumulation = max(1, -(-sum(lengths) // (capacity * RANKS)))
+    while True:
+        settings = (lengths, len(lengths), RANKS, accumulation)
+        of_all = sampler(*settings)._assign(list(range(len(lengths))), lengths)
+        padded = [
+            [[max(lengths[i] for i in run)] * len(run) for run in of_rank] for of_rank in of_all
+        ]
+        if max(sum(run) for of_rank in padded for run in of_rank) <= capacity:
+            return padded
+        accumulation += 1
+
+
+def _slime(lengths: list[int], capacity: int, cost: Cost) -> Lengths:
+    model = SchemeModel(Scheme(), Latency(cost.a, cost.b, cost.c), capacity)
+    batch = Batch(0, tuple(range(len(lengths))), tuple(lengths), sum(lengths))
+    _, by_rank = first_fit_split(batch, RANKS, model)
+    return [[[lengths[i] for i in micro] for micro in of_rank] for of_rank in by_rank]
+
+
+_HOSTS: tuple[tuple[str, str, Host, bool], ...] = (
+    ("verl", "verl", _verl, True),
+    ("TRL, best fit", "trl", _trl, True),
+    ("Hugging Face, rebalancing", "transformers", _hugging_face, False),
+    ("slime", "seqplan", _slime, False),
+)
+"""Name, what must be installed, and whether ranks wait for each other after every micro-batch: they
+do under FSDP2, and for ``SFTTrainer``'s metrics."""

@@ -201,7 +201,12 @@ class Planned:
                 packed = trainer._prepare_inputs(self.data_collator([other, second]))
                 inputs = {key: value for key, value in packed.items() if key not in _LABELS}
                 logits.append(model(**inputs).logits[0, length:])
+            losses = [] if self.compute_loss_func else _counted_losses(model, packed)
         model.train(was_training)
+        if losses and not losses[0] > 1.5 * losses[1]:
+            raise UnplannableError(
+                "the model ignores num_items_in_batch: its loss would be a mean of means"
+            )
         if (logits[0] - logits[1]).abs().max() > SEEN * logits[0].abs().max():
             raise UnplannableError(
                 "documents of a micro-batch see each other: attention "
@@ -276,6 +281,13 @@ class _PackedStep:
 def _parts(inputs: Any) -> list[Any]:
     """List a step's micro-batches; inputs that are none, as in evaluation, are one."""
     return list(inputs["micro_batches"]) if "micro_batches" in inputs else [inputs]
+
+
+def _counted_losses(model: Any, packed: Mapping[str, Any]) -> list[float]:
+    """Return the loss over 8 tokens, and over 16: of a model that divides by them it is half."""
+    inputs = {**packed, "labels": packed["input_ids"].clone()}
+    count = packed["input_ids"].new_tensor
+    return [float(model(**inputs, num_items_in_batch=count(n)).loss) for n in (8, 16)]
 
 
 def _cut(sample: Mapping[str, Any], tokens: int) -> dict[str, Any]:

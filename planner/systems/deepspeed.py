@@ -75,4 +75,8 @@ def _even(setting: Setting, batch: Batch, strategy: Strategy) -> Execution:
     if rounds is None:
         raise ValueError(f"a sequence of {batch.longest} tokens fits no group of {strategy}")
     planner = Planner(VERSION, 0, setting.profile.digest, None)
-    return Execution.of_plan(assemble_rounds(batch, rounds, planner, setting.cluster.gpus))
+    fraction = setting.profile.forward_fraction
+    gpus = setting.cluster.gpus
+    return Execution.of_plan(
+        assemble_rounds(batch, rounds, planner, gpus, forward_fraction=fraction)
+    )

@@ -41,7 +41,7 @@ SURFACE = {
     "verify-device": "--device --checks --minutes --quick -o/--output --json",
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
     "--optimizer-shards --include-flagged --schemes --layout --exchange-ms --overlap "
-    "--propagation-only --static-groups -o/--output --json",
+    "--propagation-only --static-groups --lockstep --rounds-multiple -o/--output --json",
     "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --static-groups "
     "--window --exact --workers --executor -o/--output --export --json",
     "check": "plans.jsonl --profile --proposal --json",

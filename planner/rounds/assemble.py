@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.assembly import floor_us, plan_of, planned_pipeline
+from seqplan.planner.placement.assembly import (
+    floor_us,
+    plan_of,
+    planned_pipeline,
+    ranks_of_stages,
+)
 from seqplan.planner.placement.micro_batch_order import order_micro_batches
 from seqplan.planner.rounds.plan_rounds import Rounds
 from seqplan.plans.plan import Plan, PlannedPipeline, Planner
 from seqplan.plans.schedule import schedule
-from seqplan.plans.scheme import Scheme
 
 
 def assemble_rounds(
@@ -36,7 +40,7 @@ def assemble_rounds(
                 planned_pipeline(
                     scheme,
                     rounds.classes[k],
-                    _ranks(scheme, first, rounds.ranks),
+                    ranks_of_stages(scheme, first, rounds.ranks),
                     [positions],
                     batch,
                     forward_fraction=forward_fraction,
@@ -54,13 +58,4 @@ def assemble_rounds(
         bound_ms=min(floor_us(rounds.lower_bound_ms), predicted),
         selection=(),
         exchange_ms=exchange_ms,
-    )
-
-
-def _ranks(scheme: Scheme, first: int, of_stage: int) -> tuple[int, ...]:
-    """List a group's ranks from the ``first`` of each stage on; a stage has ``of_stage`` ranks."""
-    return tuple(
-        stage * of_stage + rank
-        for stage in range(scheme.pp)
-        for rank in range(first, first + scheme.stage_gpus)
     )

@@ -9,7 +9,12 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.relaxation import load_solver
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exact.close_gap import EXACT_GAP, close_gap, load_exact_solver
+from seqplan.planner.exact.close_gap import (
+    EXACT_GAP,
+    close_gap,
+    closer_bound_ms,
+    load_exact_solver,
+)
 from seqplan.planner.exchange.times import layouts_of
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.proposal.document import ProposalDocument
@@ -128,7 +133,8 @@ class StepPlanner:
     def prove(self, plan: Plan) -> Plan:
         """Return a plan of this planner with a closer bound, where one can be proven.
 
-        What runs stays as it is; bound, gap and digest change. Groups that re-form and rounds have
+        What runs stays as it is; bound, gap and digest change. With ``exact`` steps of few
+        sequences are solved for it, as in planning. Groups that re-form and rounds have
         the closest bound there is of them already. ``ValueError`` for a plan of another profile.
         """
         if plan.planner.profile != self.proposal.profile.digest:
@@ -139,7 +145,10 @@ class StepPlanner:
             return plan
         batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
         fleet = Fleet.of(plan.strategy, self.models)
-        return with_bound(plan, certify(fleet, batch, plan.predicted_ms))
+        bound_ms = certify(fleet, batch, plan.predicted_ms)
+        if self.exact:
+            bound_ms = closer_bound_ms(fleet, batch, plan.predicted_ms, bound_ms)
+        return with_bound(plan, bound_ms)
 
     @cached_property
     def _round_layouts(self) -> list[list[SchemeModel]]:

@@ -48,7 +48,7 @@ SURFACE = {
     "explain": "plans.jsonl --step! --rank --json",
     "compare": "--profile! --gpus! --lengths! --max-len! --tokens --steps --seed --systems "
     "--sweep --optimizer-shards --include-flagged --schemes --layout --search-static "
-    "--exchange-ms --overlap "
+    "--exchange-ms --overlap --lockstep --rounds-multiple "
     "--optimizer-ms --switch-ms --cbc-seconds --fast "
     "-o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",

@@ -98,7 +98,8 @@ def test_each_sequence_once_within_memory_and_ranks(where: str, name: str) -> No
                         cost = model.latency.micro_batch_ms(lengths)
                         assert micro.cost_ms == pytest.approx(cost, abs=1e-3)
             assert sorted(seen) == list(range(len(batch.lengths))), offer.key
-            assert all((p.round is not None) == setting.in_rounds for p in execution.pipelines)
+            if setting.in_rounds:
+                assert all(pipeline.round is not None for pipeline in execution.pipelines)
             if offer.key == "megatron-packing":  # whose ranks go from group to group
                 _aligned(execution.phases[0], setting.cluster.gpus)
                 continue

@@ -13,9 +13,10 @@ from math import ceil
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.placement.micro_batch_order import order_micro_batches
 from seqplan.planner.rounds.busy_ranks import BusyRanks, Group
 from seqplan.planner.rounds.filler import FilledRounds, RoundsFiller, Sequences
-from seqplan.planner.rounds.round_bounds import fewest_rounds, rounds_bound_ms
+from seqplan.planner.rounds.round_bounds import fewest_rounds, in_stages_ms, rounds_bound_ms
 from seqplan.planner.rounds.search import common_target, full_rounds, improved
 from seqplan.profiler.latency import Latency
 
@@ -44,17 +45,21 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class GroupedRounds:
-    """Rounds of groups; times in ms, ``lower_bound_ms`` over all rounds of such groups."""
+    """Rounds of groups; times in ms, ``lower_bound_ms`` over all rounds of such groups.
+
+    ``rounds_ms``: of each group at one of the ``stages`` that the rounds go through.
+    """
 
     rounds: tuple[tuple[RankGroup, ...], ...]
     rounds_ms: tuple[tuple[float, ...], ...]
     ranks: int
     lower_bound_ms: float
+    stages: int = 1
 
     @property
     def predicted_ms(self) -> float:
-        """Return Σ over rounds of the slowest group."""
-        return sum(max(times) for times in self.rounds_ms)
+        """Return Σ over rounds of the slowest group, and (stages − 1) times the longest."""
+        return in_stages_ms([max(times) for times in self.rounds_ms], self.stages)
 
     @property
     def gap(self) -> float:
@@ -87,17 +92,22 @@ def plan_groups(
     *,
     one_each: bool = False,
     multiple: int = 1,
+    stages: int = 1,
 ) -> GroupedRounds:
     """Find good rounds of groups for sequences of these lengths (tokens).
 
     ``costs``: by degree, of a micro-batch on a group of so many ranks; degrees are those that may
     be formed, each dividing the next larger or all ``ranks``. ``capacity``: tokens of a micro-batch
     a rank. ``one_each``: groups run their sequences one by one instead of packed, so that capacity
-    limits each alone. ``multiple``: of which the number of rounds is.
+    limits each alone. ``multiple``: of which the number of rounds is. ``stages``: of the pipeline
+    that the rounds go through, in an order that rises to the longest and falls; costs and ranks are
+    those of one.
 
-    ``ValueError`` for a length below 1 or beyond all ranks, and where sequences are fewer than
-    the rounds that the host wants.
+    ``ValueError`` for groups that run sequences one by one with stages, for a length below 1 or
+    beyond all ranks, and where sequences are fewer than the rounds that the host wants.
     """
+    if one_each and stages > 1:
+        raise ValueError("groups that run their sequences one by one do not go through stages")
     batch = Batch.of_lengths(lengths)
     if batch.longest > capacity * ranks:
         raise ValueError(
@@ -108,7 +118,7 @@ def plan_groups(
         for degree, cost in sorted(costs.items(), reverse=True)
     ]
     busy = BusyRanks(classes, lengths, ranks, one_each=one_each)
-    tried, bound = _filled_rounds(classes, batch, ranks, multiple, one_each=one_each)
+    tried, bound = _filled_rounds(classes, batch, ranks, multiple, one_each=one_each, stages=stages)
     laid_out = [
         [
             _on_ranks(busy, classes, groups)
@@ -116,32 +126,49 @@ def plan_groups(
         ]
         for filled in tried
     ]
-    best = min(laid_out, key=lambda rounds: sum(max(times) for _, times in rounds))
+    best = min(
+        laid_out, key=lambda rounds: in_stages_ms([max(times) for _, times in rounds], stages)
+    )
+    order = order_micro_batches([max(times) for _, times in best], stages)
+    ordered = [best[place] for place in order]
     done = GroupedRounds(
-        tuple(groups for groups, _ in best), tuple(times for _, times in best), ranks, bound
+        tuple(groups for groups, _ in ordered),
+        tuple(times for _, times in ordered),
+        ranks,
+        bound,
+        stages,
     )
     # A bound holds for any rounds; ours may differ from it by rounding only.
     return replace(done, lower_bound_ms=min(bound, done.predicted_ms))
 
 
 def _filled_rounds(
-    classes: Sequence[PipelineClass], batch: Batch, ranks: int, multiple: int, *, one_each: bool
+    classes: Sequence[PipelineClass],
+    batch: Batch,
+    ranks: int,
+    multiple: int,
+    *,
+    one_each: bool,
+    stages: int,
 ) -> tuple[list[FilledRounds], float]:
     """Search numbers of rounds from the fewest on, while that gains; and bound all rounds (ms)."""
     sequences = Sequences(batch.distinct, batch.multiplicity)
-    filler = RoundsFiller(classes, sequences, ranks, one_each=one_each)
+    filler = RoundsFiller(classes, sequences, ranks, one_each=one_each, stages=stages)
     if one_each:
         # Capacity limits no round: bounded by all work, and by the longest sequence.
         fewest, least = 1, max(filler.area_ms, filler.longest_ms)
     else:
         fewest = fewest_rounds(classes, batch, ranks)
-        least = rounds_bound_ms(classes, batch, ranks, fewest)
+        least = rounds_bound_ms(classes, batch, ranks, fewest, stages)
     gain = 1 - CLEARLY if one_each else 1.0
+    # With stages the best number may be far from the fewest, as more rounds shorten the drain.
+    numbers, patience = (MOST_NUMBERS, EXTRA_ROUNDS) if stages > 1 else (EXTRA_ROUNDS, 0)
+    behind = 0
     best: list[FilledRounds] = []
     number = ceil(fewest / multiple) * multiple
     for _ in range(MOST_NUMBERS):
-        bound = least if one_each else rounds_bound_ms(classes, batch, ranks, number)
-        if best and (bound >= best[-1].total_ms * gain or len(best) > EXTRA_ROUNDS):
+        bound = least if one_each else rounds_bound_ms(classes, batch, ranks, number, stages)
+        if best and (bound >= best[-1].total_ms * gain or len(best) > numbers):
             break
         starts = [common_target(filler, number, bound)]
         if not one_each:
@@ -150,11 +177,15 @@ def _filled_rounds(
         if there:
             start = min(there, key=lambda filled: filled.total_ms)
             filled = improved(filler, start, bound, FILLS)
-            if best and filled.total_ms >= best[-1].total_ms * gain:
+            if not best or filled.total_ms < best[-1].total_ms * gain:
+                best.append(filled)
+                behind = 0
+            elif behind == patience:
                 break
-            best.append(filled)
+            else:
+                behind += 1
         number += multiple
-    return best, least
+    return best[-EXTRA_ROUNDS - 1 :], least
 
 
 def _on_ranks(

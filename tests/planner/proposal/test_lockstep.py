@@ -104,6 +104,7 @@ def test_rounds_come_in_multiples() -> None:
     rounds = {pipeline.round for pipeline in plan.pipelines}
     assert len(rounds) % 3 == 0
     assert {pipeline.scheme.pp for pipeline in plan.pipelines} == {2}
+    assert f"in {len(rounds)} rounds through 2 stages" in plan.explain()
     assert lint(plan, CLUSTER.models(LLAMA)) == []
     few = "2 sequences cannot fill 3 micro-batches, in multiples of 3; give larger steps"
     with pytest.raises(Infeasible, match=few):

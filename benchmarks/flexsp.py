@@ -39,7 +39,7 @@ def run(data: Sequence[Data]) -> None:
                     raise RuntimeError(f"no rounds for a sequence of {batch.longest} tokens")
                 quick = rounds.lower_bound_ms
                 start = time.perf_counter()
-                rounds = prove_rounds(rounds, batch, GPUS)
+                rounds = prove_rounds(rounds, batch)
                 proved_s = time.perf_counter() - start
                 gaps.append(rounds.objective_ms / rounds.lower_bound_ms - 1)
                 start = time.perf_counter()

@@ -85,11 +85,20 @@ def _dynamic(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
                     int(self.max_seqlen_per_dp_cp_rank),
                     by_degree(costs, ranks, self.min_cp_size),
                     multiple=self.microbatch_group_size_per_vp_stage or 1,
+                    stages=_stages(),
                 ),
                 lambda: own(sample_id_seqlens),
             )
 
     return _named(PlannedDynamicCPScheduler, host_class)
+
+
+def _stages() -> int:
+    """Return the pipeline stages that the host's micro-batches go through; 1 before it has any."""
+    parallel_state = import_module("megatron.core.parallel_state")
+    if not parallel_state.model_parallel_is_initialized():
+        return 1
+    return int(parallel_state.get_pipeline_model_parallel_world_size())
 
 
 def _static(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
@@ -159,10 +168,13 @@ def _grouped(
     *,
     one_each: bool = False,
     multiple: int = 1,
+    stages: int = 1,
 ) -> _Groups:
     """Plan groups for samples (id, tokens); ids by micro-batch and rank."""
     ids, lengths = _split(samples)
-    done = plan_groups(lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
+    done = plan_groups(
+        lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple, stages=stages
+    )
     _tell(len(done.rounds), done.predicted_ms, done.gap, done.imbalance)
     return [[[ids[i] for i in own] for own in groups] for groups in done.by_rank()]
 

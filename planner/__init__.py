@@ -2,7 +2,7 @@
 
 The names that a caller needs, loaded on first use, so that importing the package imports no numpy.
 In order of use: ``proposal`` makes candidate strategies for a data set from ``strategies`` and
-``bounds``; ``step`` (``rounds`` under ZeRO-3) plans each of the ``batches`` by ``placement``;
+``bounds``; ``step`` (``rounds`` in lockstep) plans each of the ``batches`` by ``placement``;
 ``workers`` do so ahead of the training; ``balancing`` serves hosts of one scheme; ``comparison``
 runs ``systems``, some of them ``published`` methods, against it by ``simulation``. ``cluster``,
 ``exchange`` and ``errors`` serve all of them.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from seqplan.plans.lint import SchemeCost
 from seqplan.plans.plan import Considered, Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_text
-from seqplan.plans.schedule import Schedule, schedule
+from seqplan.plans.schedule import Schedule, schedule, stages_of_rounds
 from seqplan.plans.scheme import Scheme, Strategy
 
 WIDTH = 100
@@ -62,6 +62,8 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
         yield f"  of that {times.makespan_ms:,.1f} ms pipelines, {rest:,.1f} ms after the last"
     rounds = {pipeline.round for pipeline in plan.pipelines} - {None}
     notes = f", in {_count(rounds, 'round')}" if rounds else ""
+    if (stages := stages_of_rounds(plan.pipelines)) > 1:
+        notes += f" through {stages} stages"
     if plan.re_forms:
         notes += ", ranks re-form within the step"
     room = WIDTH - len("pipelines ") - len(notes)

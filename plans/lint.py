@@ -152,6 +152,8 @@ def _rounds(plan: Plan) -> Iterator[str]:
         yield "rounds: they descend in list order"
     if min(numbers) < 0 or len(set(numbers)) != max(numbers) + 1:
         yield f"rounds: they are not 0 … {max(numbers)} without a gap"
+    if len(stages := sorted({pipeline.scheme.pp for pipeline in plan.pipelines})) > 1:
+        yield f"rounds: they go through {stages[0]} stages and through {stages[-1]}"
     seen: set[tuple[int, int]] = set()
     for index, pipeline in enumerate(plan.pipelines):
         if pipeline.round is None:

@@ -41,7 +41,8 @@ class MicroBatch:
 class PlannedPipeline:
     """One replica: its scheme, its global ranks (tp fastest, then ulysses, ring, pp), its work.
 
-    ``round`` is set under ZeRO-3 only: round k starts when round k−1 has ended on every rank.
+    ``round`` is set where ranks run in lockstep only: round k starts when round k−1 has ended on
+    every rank; with stages it follows round k−1 through them, each stage in 1F1B order of rounds.
     """
 
     scheme: Scheme

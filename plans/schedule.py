@@ -13,7 +13,7 @@ class Schedule:
     """Start and end of each pipeline and the end of the step, milliseconds from its start.
 
     ``slack_ms``: how much later each pipeline could end without the step ending later, list order
-    and rounds unchanged; 0 on the pipelines that bind the step.
+    and rounds unchanged; 0 on the pipelines that bind the step, or, with stages, their round.
     """
 
     start_ms: tuple[float, ...]
@@ -29,10 +29,12 @@ def schedule(
 
     A pipeline starts when its last rank is free and lasts its ``predicted_ms``, or its entry of
     ``durations_ms``. Where pipelines carry rounds, a round starts when the one before it has ended
-    on every rank.
+    on every rank; with stages it follows through them as 1F1B does, see ``_through_stages``.
     """
     if durations_ms is None:
         durations_ms = [pipeline.predicted_ms for pipeline in pipelines]
+    if (stages := stages_of_rounds(pipelines)) > 1:
+        return _through_stages(pipelines, durations_ms, stages)
     count = len(pipelines)
     starts, ends, slacks = [0.0] * count, [0.0] * count, [0.0] * count
     makespan = 0.0
@@ -53,6 +55,35 @@ def schedule(
             slacks[index] = bound - ends[index]
             latest.update(dict.fromkeys(ranks, bound - durations_ms[index]))
     return Schedule(tuple(starts), tuple(ends), tuple(slacks), makespan)
+
+
+def stages_of_rounds(pipelines: Sequence[PlannedPipeline]) -> int:
+    """Return the stages that the rounds of a step go through; 1 where it has no rounds."""
+    return max((p.scheme.pp for p in pipelines if p.round is not None), default=1)
+
+
+def _through_stages(
+    pipelines: Sequence[PlannedPipeline], durations_ms: Sequence[float], stages: int
+) -> Schedule:
+    """Schedule rounds that go through stages, in form S.
+
+    A group's duration is that of its one micro-batch on all stages, and a round lasts at one stage
+    as long as its slowest group. The first stage begins a round when it would have done the ones
+    before it, and filling and draining take (stages − 1) times the longest round.
+    """
+    rounds = _rounds(pipelines)
+    at_stage = [duration / stages for duration in durations_ms]
+    lasts = [max(at_stage[index] for index in indexes) for indexes in rounds]
+    drain = (stages - 1) * max(lasts)
+    starts, ends, slacks = ([0.0] * len(pipelines) for _ in range(3))
+    clock = 0.0
+    for indexes, time in zip(rounds, lasts, strict=True):
+        for index in indexes:
+            starts[index] = clock
+            ends[index] = clock + at_stage[index] + drain
+            slacks[index] = (time - at_stage[index]) * stages
+        clock += time
+    return Schedule(tuple(starts), tuple(ends), tuple(slacks), clock + drain)
 
 
 def makespan_ms(plan: Plan) -> float:

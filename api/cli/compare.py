@@ -15,6 +15,7 @@ import numpy.typing as npt
 from seqplan.api.cli.frame.options import (
     add_exchange,
     add_planning_input,
+    add_rounds,
     add_usable_schemes,
     natural,
     number,
@@ -37,6 +38,7 @@ from seqplan.planner.comparison.sweep import AXES, sweep
 from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.exchange.derive import OPTIMIZER_MS
 from seqplan.planner.exchange.times import Exchange
+from seqplan.planner.rounds.options import check_rounds
 from seqplan.planner.systems.hotspa import SWITCH_MS
 from seqplan.planner.systems.hydraulis import CBC_S
 from seqplan.plans.format.atomic_file import atomic_write
@@ -94,6 +96,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="search the Megatron-like configuration, even where a published one fits",
     )
     add_exchange(parser)
+    add_rounds(parser)
     add(
         "--optimizer-ms",
         metavar="MS",
@@ -130,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
     check_output(args.output, args.lengths, args.profile)
     _exchange(args, profile, args.gpus)  # so that bad options are told before the data is read
     _options(args)
+    check_rounds(profile, args.lockstep, args.rounds_multiple)
     lengths = read_lengths([args.lengths]).values
     with ProgressBar(sys.stderr) as progress:
         comparison = _compare(args, profile, lengths, progress)
@@ -198,6 +202,8 @@ def _compare(
         _exchange(args, profile, gpus),
         seed=args.seed,
         options=_options(args),
+        lockstep=args.lockstep,
+        rounds_multiple=args.rounds_multiple,
         progress=progress,
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 from seqplan.api.cli.frame.options import (
     add_exchange,
     add_planning_input,
+    add_rounds,
     add_usable_schemes,
     natural,
     usable_profile,
@@ -68,6 +69,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="groups stay as they are within a step, here and in planning",
     )
+    add_rounds(parser)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write proposal.json")
     parser.add_argument("--json", action="store_true", help="the proposal on stdout")
     return parser
@@ -102,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
             method=args.method,
             exchange=exchange,
             static_groups=args.static_groups,
+            lockstep=args.lockstep,
+            rounds_multiple=args.rounds_multiple,
             progress=progress,
         )
     text = proposal.to_json()
@@ -133,9 +137,9 @@ def proposal_lines(proposal: ProposalDocument) -> list[str]:
     lines = table(("strategy", "GPUs", "longest", "expected", "can run", "best on"), rows)
     bound = proposal.lower_bound_ms
     best = "best candidate per batch"
-    if proposal.exchange is not None and not proposal.static_groups:
+    if proposal.exchange is not None and not (proposal.static_groups or proposal.in_rounds):
         best += ", or groups that re-form within the step where that is faster"
-    if proposal.profile.rounds:
+    if proposal.in_rounds:
         best = "rounds of groups chosen per step (the rows above: one degree throughout)"
     lines += [
         "",

@@ -92,7 +92,7 @@ class LookAhead:
             self._row.seed,
             PACKINGS[0],
             reforming=True,
-            exact=False,
+            exact=False,  # up to a minute for one step, for which ranks would wait
             workers=self._workers,
         )
         try:

@@ -15,6 +15,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange.choice import exchange_to_propose_with
 from seqplan.planner.exchange.times import parse_layout
 from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal
+from seqplan.planner.rounds.options import check_rounds
 from seqplan.profiler.lengths import parse_histogram, representative
 from seqplan.profiler.profile import Profile
 
@@ -46,7 +47,17 @@ def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
         method=method,
         spelled=("exchange_ms", "overlap", "propagation_only"),
     )
-    check_method(profile, method, exchange)
+    lockstep = request.get("lockstep", False)
+    rounds_multiple = request.get("rounds_multiple", 1)
+    static_groups = request.get("static_groups", False)
+    check_method(profile, method, exchange, lockstep=lockstep)
+    check_rounds(
+        profile,
+        lockstep,
+        rounds_multiple,
+        static_groups=static_groups,
+        spelled=("lockstep", "rounds_multiple", "static_groups"),
+    )
     return {
         "cluster": Cluster(
             request["gpus"],
@@ -58,7 +69,9 @@ def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
         "seed": request["seed"],
         "method": method,
         "exchange": exchange,
-        "static_groups": request.get("static_groups", False),
+        "static_groups": static_groups,
+        "lockstep": lockstep,
+        "rounds_multiple": rounds_multiple,
     }
 
 

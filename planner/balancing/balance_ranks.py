@@ -183,7 +183,7 @@ def _bound_ms(
 
 def _by_rank(rounds: FilledRounds, ranks: int) -> list[list[Bin]]:
     """Return each rank's micro-batch in every round, empty where it has none."""
-    of_rounds = [[micro for _, micro in round_.groups] for round_ in rounds.rounds()]
+    of_rounds = [[micro for _, micro in groups] for groups in rounds.bins()]
     return [
         [groups[rank] if rank < len(groups) else [] for groups in of_rounds]
         for rank in range(ranks)

@@ -132,8 +132,8 @@ class _Packer:
         for filled, batch, lengths in zip(way, self._batches, self._lengths, strict=True):
             pools = [iter(positions) for positions in batch.positions]
             own = [
-                [next(pools[i]) for _, micro in r.groups for i, n in micro for _ in range(n)]
-                for r in filled.rounds()
+                [next(pools[i]) for _, micro in groups for i, n in micro for _ in range(n)]
+                for groups in filled.bins()
             ]
             own.extend([] for _ in range(number - len(own)))
             _spread(own, lengths)

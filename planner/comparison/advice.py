@@ -12,7 +12,12 @@ from seqplan.profiler.profile import Profile
 
 
 def assumptions(
-    profile: Profile, exchange: Exchange, truncated: int, cluster: Cluster
+    profile: Profile,
+    exchange: Exchange,
+    truncated: int,
+    cluster: Cluster,
+    *,
+    lockstep: bool = False,
 ) -> tuple[str, ...]:
     """List what the simulation takes for granted, a sentence each."""
     sentences = [
@@ -32,6 +37,10 @@ def assumptions(
             "causal attention by Σl² of the sequences."
         ),
     ]
+    if lockstep:
+        sentences.append(
+            "All ranks run in lockstep: in every system a round lasts as long as its slowest group."
+        )
     if truncated:
         sentences.append(f"{truncated:,} sequences were truncated to {cluster.max_len:,} tokens.")
     if cluster.optimizer_shards is not None:

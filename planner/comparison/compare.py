@@ -83,11 +83,14 @@ def compare(
     *,
     seed: int = 0,
     options: Options | None = None,
+    lockstep: bool = False,
+    rounds_multiple: int = 1,
     progress: Progress | None = None,
 ) -> Comparison:
     """Run our plans and the baselines on the same ``steps`` batches of a data set.
 
-    Batches are those that ``seqplan plan`` draws with the same seed. Raises ``Infeasible`` when
+    Batches are those that ``seqplan plan`` draws with the same seed. ``lockstep``: all systems run
+    in rounds, those that cannot are left out; see ``make_proposal``. Raises ``Infeasible`` when
     nothing can run the data and ``ValueError`` for less data than a step.
     """
     chosen = options or Options()
@@ -106,15 +109,20 @@ def compare(
         lengths,
         seed=seed,
         exchange=exchange if weighs else None,
+        lockstep=lockstep,
+        rounds_multiple=rounds_multiple,
         progress=progress,
     )
     batches = tuple(sampler.batches(steps))
-    setting = Setting(profile, cluster, batches, int(sampler.lengths.max()), exchange)
+    longest = int(sampler.lengths.max())
+    setting = Setting(profile, cluster, batches, longest, exchange, lockstep, rounds_multiple)
     planner = StepPlanner(proposal, seed, prove_rounds=True)
     ours = Trainer(
         "ours",
         "seqplan",
-        "candidate strategies for the data set, the best planned anew at every step",
+        "rounds of groups planned anew at every step"
+        if setting.in_rounds
+        else "candidate strategies for the data set, the best planned anew at every step",
         True,
         lambda batch: Execution.of_plan(planner.plan(batch)),
     )
@@ -155,7 +163,9 @@ def compare(
         systems=systems,
         left_out=tuple(left_out),
         advice=advice(profile, systems, cluster.max_len),
-        assumptions=assumptions(profile, exchange, sampler.truncated, cluster),
+        assumptions=assumptions(
+            profile, exchange, sampler.truncated, cluster, lockstep=setting.in_rounds
+        ),
         optimizer_shards=cluster.optimizer_shards,
         include_flagged=cluster.include_flagged,
     )

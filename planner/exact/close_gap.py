@@ -10,6 +10,7 @@ from seqplan.planner.exact.model import DETERMINISTIC_LIMIT, solve
 from seqplan.planner.exact.placement import placement_of
 from seqplan.planner.placement.balance import balance
 from seqplan.planner.placement.fill import Placement
+from seqplan.planner.placement.fleet import Fleet
 
 EXACT_GAP = 0.01
 """The gap above which a step is solved."""
@@ -18,6 +19,25 @@ EXACT_GAP = 0.01
 def load_exact_solver() -> None:
     """Import what solving needs: a moment, once, which belongs to no step's planning."""
     import_module("ortools.sat.python.cp_model")
+
+
+def closer_bound_ms(
+    fleet: Fleet,
+    batch: Batch,
+    time_ms: float,
+    bound_ms: float,
+    limit: float = DETERMINISTIC_LIMIT,
+) -> float:
+    """Return the bound, or a higher one of this strategy, never above ``time_ms`` (ms).
+
+    The bound as given where a step is not solved, see ``close_gap``.
+    """
+    if time_ms <= bound_ms * (1 + EXACT_GAP):
+        return bound_ms
+    instance = Instance.of(fleet, batch, time_ms)
+    if instance is None:
+        return bound_ms
+    return min(max(bound_ms, solve(instance, bound_ms, limit).bound_ms), time_ms)
 
 
 def close_gap(

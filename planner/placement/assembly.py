@@ -74,6 +74,15 @@ def planned_pipeline(
     )
 
 
+def ranks_of_stages(scheme: Scheme, first: int, of_stage: int) -> tuple[int, ...]:
+    """List a group's ranks from the ``first`` of each stage on; a stage has ``of_stage`` ranks."""
+    return tuple(
+        stage * of_stage + rank
+        for stage in range(scheme.pp)
+        for rank in range(first, first + scheme.stage_gpus)
+    )
+
+
 def loss_tokens(batch: Batch) -> int:
     """Count the labels in the step's loss: the caller's count, or tokens less one per sequence."""
     return batch.tokens - len(batch.lengths) if batch.loss_tokens is None else batch.loss_tokens

@@ -29,7 +29,7 @@ _FIELDS = frozenset(
     | {"optimizer_shards", "lengths", "expected_ms", "lower_bound_ms", "judged_batches"}
     | {"candidates", "profile"}
 )
-_OPTIONAL = frozenset({"exchange", "layouts", "static_groups"})
+_OPTIONAL = frozenset({"exchange", "layouts", "static_groups", "lockstep", "rounds_multiple"})
 _CANDIDATE = frozenset({"strategy", "gpus", "max_sequence", "expected_ms", "runs", "wins"})
 _EXCHANGE = frozenset({"overlap", "optimizer_ms", "source"})
 _GIVEN = frozenset({"homogeneous_ms", "heterogeneous_ms"})
@@ -63,7 +63,9 @@ class ProposalDocument:
     ``exchange``: what strategies were, and in planning are, chosen with beside propagation;
     expected times and the bound over all strategies hold it. None: by propagation alone.
     ``layouts``: which layout the candidates have, and why. ``static_groups``: groups do not re-form
-    within a step; otherwise expected times hold what they gain where they may.
+    within a step; otherwise expected times hold what they gain where they may. ``lockstep``: all
+    ranks run their k-th micro-batches together, in rounds, whose number is a multiple of
+    ``rounds_multiple``; so they do under ZeRO-3 whatever it says.
     """
 
     method: str
@@ -78,6 +80,13 @@ class ProposalDocument:
     exchange: Exchange | None = None
     layouts: LayoutChoice | None = None
     static_groups: bool = False
+    lockstep: bool = False
+    rounds_multiple: int = 1
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether steps are planned in rounds: asked for, or under ZeRO-3."""
+        return self.lockstep or self.profile.rounds
 
     def to_json(self) -> str:
         """Write the document with its digest, indented for people."""
@@ -99,6 +108,10 @@ class ProposalDocument:
             weighed["layouts"] = asdict(self.layouts)
         if self.static_groups:
             weighed["static_groups"] = True
+        if self.lockstep:
+            weighed["lockstep"] = True
+        if self.rounds_multiple > 1:
+            weighed["rounds_multiple"] = self.rounds_multiple
         return {
             **weighed,
             "schema": PROPOSAL_SCHEMA,
@@ -185,6 +198,10 @@ class _ProposalReader(FieldReader):
             exchange=self.exchange(raw["exchange"]) if "exchange" in raw else None,
             layouts=self.layout_choice(raw["layouts"]) if "layouts" in raw else None,
             static_groups="static_groups" in raw and self.boolean(raw, "static_groups", ""),
+            lockstep="lockstep" in raw and self.boolean(raw, "lockstep", ""),
+            rounds_multiple=(
+                self.integer(raw, "rounds_multiple", "", 1) if "rounds_multiple" in raw else 1
+            ),
         )
         self.check_candidates(document)
         return document

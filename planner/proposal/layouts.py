@@ -191,7 +191,7 @@ def explain_choice(
         if others := [entry for entry in ranked if entry[0] != chosen]:
             layout, other_ms = others[0]
             why.append(f"The next is {layout_text(layout)}, {other_ms / best_ms - 1:+.1%} in time.")
-    why.append(_against_static(best_ms, times))
+    why.append(against_static(best_ms, times))
     why.append(_flips(chosen, times, scenarios))
     rows = tuple(
         LayoutRow(*layout, round(exchange.exposed_ms([layout]), 3), round(ms, 3))
@@ -206,7 +206,7 @@ def explain_choice(
     )
 
 
-def _against_static(best_ms: float, times: LayoutTimes) -> str:
+def against_static(best_ms: float, times: LayoutTimes) -> str:
     if times.static is None:
         return "No static strategy runs all batches."
     strategy, static_ms = times.static

@@ -11,20 +11,20 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange.times import Exchange
+from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.proposal.candidates import (
     Effort,
     Progress,
     Proposal,
-    Proposed,
     evaluate_strategies,
     propose,
 )
 from seqplan.planner.proposal.document import Candidate, ProposalDocument
+from seqplan.planner.proposal.rounds_proposal import propose_rounds
 from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
-from seqplan.planner.rounds.plan_rounds import plan_rounds
-from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.planner.rounds.options import check_rounds
+from seqplan.plans.scheme import Strategy
 from seqplan.profiler.lengths.digest import lengths_digest
 from seqplan.profiler.profile import Profile
 
@@ -45,25 +45,38 @@ def make_proposal(
     method: str = "search",
     exchange: Exchange | None = None,
     static_groups: bool = False,
+    lockstep: bool = False,
+    rounds_multiple: int = 1,
     progress: Progress | None = None,
 ) -> ProposalDocument:
     """Propose strategies for a data set; ``lengths`` in tokens.
 
     Sequences longer than ``cluster.max_len`` count as truncated to it. With an ``exchange``,
     strategies are judged and later chosen by their time with it, and groups may re-form within a
-    step unless ``static_groups``; rounds have no choice that it could decide. Raises ``Infeasible``
-    when no scheme fits the GPUs or holds the longest sequence; ``ValueError`` for an unknown
-    method, and for eq4 with an exchange, which it does not know.
+    step unless ``static_groups``; under ZeRO-3 there is no choice that it could decide.
+    ``lockstep``: all ranks run their k-th micro-batches together, as they do under ZeRO-3 in any
+    case; the number of rounds is a multiple of ``rounds_multiple``. Raises ``Infeasible`` when no
+    scheme fits the GPUs or holds the longest sequence; ``ValueError`` for an unknown method, for
+    eq4 with an exchange, which it does not know, and for what does not go together with rounds.
     """
-    check_method(profile, method, exchange)
+    check_method(profile, method, exchange, lockstep=lockstep)
+    check_rounds(profile, lockstep, rounds_multiple, static_groups=static_groups)
     models = cluster.models(profile)
     check_feasible(profile, cluster, models, lengths)
     effort = _effort(cluster.gpus, several_spaces=exchange is not None)
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed + _SAMPLE_SEED)
     batches = list(sampler.batches(effort.judged))
     longest = int(sampler.lengths.max())
-    if profile.rounds:
-        proposal = _static_groups(batches[: effort.searched], models, cluster, progress)
+    if lockstep or profile.rounds:
+        proposal = propose_rounds(
+            batches[: effort.searched],
+            models,
+            gpus=cluster.gpus,
+            max_len=longest,
+            exchange=None if profile.rounds else exchange or NO_EXCHANGE,
+            multiple=rounds_multiple,
+            progress=progress,
+        )
     elif method == "eq4":
         proposal = _published(
             sampler,
@@ -116,13 +129,22 @@ def make_proposal(
         exchange=None if profile.rounds else exchange,
         layouts=proposal.layouts,
         static_groups=static_groups,
+        lockstep=lockstep,
+        rounds_multiple=rounds_multiple,
     )
 
 
-def check_method(profile: Profile, method: str, exchange: Exchange | None) -> None:
+def check_method(
+    profile: Profile, method: str, exchange: Exchange | None, *, lockstep: bool = False
+) -> None:
     """Raise ``ValueError`` for an unknown method or one that the profile or exchange rules out."""
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+    if lockstep and method == "eq4":
+        raise ValueError(
+            "method eq4 chooses strategies for a whole step, but in lockstep rounds choose their "
+            "groups anew; leave --method out"
+        )
     if profile.rounds and method == "eq4":
         raise ValueError(
             f"method eq4 chooses strategies for a whole step, but profile {profile.name} is of "
@@ -181,50 +203,6 @@ def _published(
         max_len=longest,
         effort=effort,
         progress=progress,
-    )
-
-
-def _static_groups(
-    batches: Sequence[Batch], models: Models, cluster: Cluster, progress: Progress | None
-) -> Proposal:
-    """Propose, under ZeRO-3, what tells how static groups would do: steps choose their own.
-
-    A candidate is one sequence-parallel degree throughout; the proposal's expected time is that of
-    the rounds planned freely.
-    """
-    report = progress or (lambda stage, done, total: None)
-    ordered = list(models.values())
-    flexible = []
-    static: dict[Scheme, list[float]] = {scheme: [] for scheme in models}
-    for done, batch in enumerate(batches):
-        report("planning rounds", done, len(batches))
-        rounds = plan_rounds(batch, ordered, cluster.gpus)
-        if rounds is None:
-            raise Infeasible(f"a sequence of {batch.longest} tokens fits no group")
-        flexible.append((rounds.objective_ms, rounds.lower_bound_ms))
-        for scheme, times in static.items():
-            alone = plan_rounds(batch, [models[scheme]], cluster.gpus)
-            times.append(float("inf") if alone is None else alone.objective_ms)
-    report("planning rounds", len(batches), len(batches))
-    best = np.min(np.array(list(static.values())), axis=0)
-    candidates = [
-        Proposed(
-            Strategy.of({scheme: cluster.gpus // scheme.gpus}),
-            max_sequence=models[scheme].max_sequence,
-            expected_ms=float(np.mean([time for time in times if np.isfinite(time)] or [np.nan])),
-            runs=float(np.isfinite(times).mean()),
-            wins=float((np.array(times) <= best).mean()),
-        )
-        for scheme, times in static.items()
-    ]
-    means = np.mean(np.array(flexible), axis=0)
-    return Proposal(
-        candidates=tuple(candidates),
-        expected_ms=float(means[0]),
-        pool_ms=float(means[0]),
-        lower_bound_ms=float(means[1]),
-        judged=len(batches),
-        explored=0,
     )
 
 

@@ -3,47 +3,59 @@
 from __future__ import annotations
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.assembly import floor_us, plan_of, planned_pipeline
-from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.placement.assembly import (
+    floor_us,
+    plan_of,
+    planned_pipeline,
+    ranks_of_stages,
+)
+from seqplan.planner.placement.micro_batch_order import order_micro_batches
 from seqplan.planner.rounds.plan_rounds import Rounds
 from seqplan.plans.plan import Plan, PlannedPipeline, Planner
-from seqplan.plans.scheme import Scheme
+from seqplan.plans.schedule import schedule
 
 
-def assemble_rounds(batch: Batch, rounds: Rounds, planner: Planner, world_size: int) -> Plan:
-    """Make the plan of a step in rounds. Groups take consecutive ranks, the largest first."""
-    pools = [iter(positions) for positions in batch.positions]
+def assemble_rounds(
+    batch: Batch,
+    rounds: Rounds,
+    planner: Planner,
+    world_size: int,
+    *,
+    forward_fraction: float,
+    exchange_ms: float | None = None,
+) -> Plan:
+    """Make the plan of a step in rounds.
+
+    Groups take consecutive ranks of each stage, the largest first; with stages, rounds rise to the
+    longest and fall. ``exchange_ms``: as in the plan.
+    """
+    times = [round_.time_ms for round_ in rounds.rounds]
+    order = order_micro_batches(times, rounds.stages, forward_fraction)
     pipelines: list[PlannedPipeline] = []
-    for number, round_ in enumerate(rounds.rounds):
+    for number, place in enumerate(order):
         first = 0
-        for k, micro in round_.groups:
-            scheme: Scheme = rounds.schemes[k]
-            pipeline_class: PipelineClass = rounds.classes[k]
-            positions = [next(pools[i]) for i, n in micro for _ in range(n)]
-            ranks = tuple(range(first, first + scheme.gpus))
-            first += scheme.gpus
+        for k, positions in rounds.rounds[place].groups:
+            scheme = rounds.schemes[k]
             pipelines.append(
                 planned_pipeline(
                     scheme,
-                    pipeline_class,
-                    ranks,
+                    rounds.classes[k],
+                    ranks_of_stages(scheme, first, rounds.ranks),
                     [positions],
                     batch,
-                    forward_fraction=1 / 3,
+                    forward_fraction=forward_fraction,
                     round_=number,
                 )
             )
-    slowest: dict[int | None, float] = {}
-    for pipeline in pipelines:
-        slowest[pipeline.round] = max(slowest.get(pipeline.round, 0.0), pipeline.predicted_ms)
-    predicted = round(sum(slowest.values()), 3)
-    bound = min(floor_us(rounds.lower_bound_ms), predicted)
+            first += scheme.stage_gpus
+    predicted = round(schedule(pipelines).makespan_ms, 3)
     return plan_of(
         batch,
         planner,
         world_size,
         pipelines,
         predicted_ms=predicted,
-        bound_ms=bound,
+        bound_ms=min(floor_us(rounds.lower_bound_ms), predicted),
         selection=(),
+        exchange_ms=exchange_ms,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.class_fill import PythonFill
 from seqplan.planner.placement.fleet import (
     Bin,
@@ -19,6 +20,8 @@ from seqplan.planner.placement.fleet import (
     longest_alone,
 )
 from seqplan.planner.placement.kernel import KernelFill, PackedPlacement, kernel_fills
+from seqplan.planner.rounds.busy_ranks import Group
+from seqplan.planner.rounds.round_bounds import in_stages_ms
 
 HALVINGS = 6
 """Steps of the search for the least time in which a round takes all tokens that it can."""
@@ -42,14 +45,6 @@ class Sequences:
         return int(self.lengths @ self.counts)
 
 
-@dataclass(frozen=True)
-class Round:
-    """Groups of one round, largest degree first: (index of the class, its micro-batch)."""
-
-    groups: tuple[tuple[int, Bin], ...]
-    time_ms: float
-
-
 _OfClass = tuple[ClassPlacement | PackedPlacement, tuple[float, ...]]
 """What groups of a class were given, and each group's time with the overhead that was counted."""
 
@@ -64,15 +59,16 @@ class _Part:
 
 @dataclass(frozen=True)
 class FilledRounds:
-    """Rounds filled to targets; ``times_ms``: of each round."""
+    """Rounds filled to targets; ``times_ms``: of each round, at one of ``stages`` stages."""
 
     parts: tuple[tuple[_Part, ...], ...]
     times_ms: tuple[float, ...]
+    stages: int = 1
 
     @property
     def total_ms(self) -> float:
-        """Return Σ rounds: they run one after another."""
-        return sum(self.times_ms)
+        """Return what the rounds take, one after another through the stages."""
+        return in_stages_ms(self.times_ms, self.stages)
 
     @classmethod
     def of_bins(cls, rounds: Sequence[Sequence[Bin]], times_ms: Sequence[float]) -> FilledRounds:
@@ -83,21 +79,28 @@ class FilledRounds:
     def of_class(self, k: int) -> FilledRounds:
         """Return these rounds of one degree as those of the class ``k`` of several."""
         parts = tuple(tuple(_Part(k, p.placement) for p in of_round) for of_round in self.parts)
-        return FilledRounds(parts, self.times_ms)
+        return replace(self, parts=parts)
 
     def __add__(self, after: FilledRounds) -> FilledRounds:
         """Return these rounds and others after them."""
-        return FilledRounds(self.parts + after.parts, self.times_ms + after.times_ms)
+        times = self.times_ms + after.times_ms
+        return replace(self, parts=self.parts + after.parts, times_ms=times)
 
-    def rounds(self) -> tuple[Round, ...]:
-        """Return the groups that have sequences, round by round."""
-        return tuple(
-            Round(tuple(group for part in of_round for group in _groups(part)), time)
-            for of_round, time in zip(self.parts, self.times_ms, strict=True)
-        )
+    def bins(self) -> list[list[tuple[int, Bin]]]:
+        """List the groups with sequences, round by round: (index of the class, what it has)."""
+        return [[group for part in of_round for group in _bins(part)] for of_round in self.parts]
+
+    def groups(self, batch: Batch) -> list[list[Group]]:
+        """List the groups of each round with their sequences' positions in the batch."""
+        pools = [iter(positions) for positions in batch.positions]
+        return [
+            [(k, tuple(next(pools[i]) for i, n in micro for _ in range(n))) for k, micro in groups]
+            for groups in self.bins()
+            if groups
+        ]
 
 
-def _groups(part: _Part) -> list[tuple[int, Bin]]:
+def _bins(part: _Part) -> list[tuple[int, Bin]]:
     placement = part.placement
     unpacked = placement.unpack() if isinstance(placement, PackedPlacement) else placement
     return [
@@ -112,6 +115,7 @@ class RoundsFiller:
 
     ``classes``: the degrees, largest first, each with the ranks of a group as its ``gpus`` and
     with any ``count``. ``one_each``: a group runs its sequences one by one, each a micro-batch.
+    ``stages``: that the rounds go through; classes and ranks are those of one.
     ``ValueError`` where a sequence fits none.
     """
 
@@ -122,6 +126,7 @@ class RoundsFiller:
         ranks: int,
         *,
         one_each: bool = False,
+        stages: int = 1,
     ) -> None:
         longest = int(sequences.lengths[0])
         if longest > max(c.capacity for c in classes):
@@ -131,6 +136,7 @@ class RoundsFiller:
         self.classes = tuple(classes)
         self.one_each = one_each
         self.ranks = ranks
+        self.stages = stages
         self.sequences = sequences
         self._lengths: list[int] = sequences.lengths.tolist()
         work = np.stack([c.work_ms(sequences.lengths) for c in classes])
@@ -174,7 +180,9 @@ class RoundsFiller:
     def of_left(self, counts: Ints) -> RoundsFiller:
         """Return a filler of what is left of each length."""
         left = Sequences(self.sequences.lengths, counts)
-        return RoundsFiller(self.classes, left, self.ranks, one_each=self.one_each)
+        return RoundsFiller(
+            self.classes, left, self.ranks, one_each=self.one_each, stages=self.stages
+        )
 
     def full(self, rounds: int) -> tuple[FilledRounds, Ints]:
         """Fill rounds with about as many tokens as memory holds, each in the least time for that.
@@ -182,7 +190,7 @@ class RoundsFiller:
         Returns the rounds, and how many of each length are left.
         """
         counts = self.sequences.counts
-        filled = FilledRounds((), ())
+        filled = FilledRounds((), (), self.stages)
         while counts.any() and len(filled.times_ms) < rounds:
             one, counts = self._full_round(counts)
             filled += one
@@ -227,7 +235,7 @@ class RoundsFiller:
                 slowest = max(slowest, max(group_ms) + extra)
             parts.append(tuple(of_parts))
             times.append(slowest)
-        return FilledRounds(tuple(parts), tuple(times))
+        return FilledRounds(tuple(parts), tuple(times), self.stages)
 
     def _fill_round(
         self, fill: PythonFill | KernelFill, longest: int, target_ms: float

@@ -1,163 +1,210 @@
-"""Flexible sequence parallelism under ZeRO-3: rounds of groups that differ from round to round.
+"""Flexible sequence parallelism in lockstep: rounds of groups that differ from round to round.
 
-Every rank gathers every layer with all others, so micro-batches run in lockstep: a round is a set
-of groups side by side, each with one micro-batch, and lasts as long as its slowest group; a step is
-the sum of its rounds (FlexSP, arXiv 2412.01523, with its cost model). Each round's groups and each
-group's sequences are chosen anew.
+All ranks run their k-th micro-batches together: under ZeRO-3 and FSDP, where every rank gathers
+every layer with all others, and where groups change from micro-batch to micro-batch. A round is a
+set of groups side by side, each with one micro-batch, and lasts as long as its slowest group; a
+step is the sum of its rounds (FlexSP, arXiv 2412.01523, with its cost model), and with stages as
+much more as filling and draining them takes. Each round's groups and each group's sequences are
+chosen anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf
-
-import numpy as np
+from math import ceil
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.placement.fleet import PipelineClass, undominated
 from seqplan.planner.rounds import one_degree
-from seqplan.planner.rounds.fill import (
-    RoundFiller,
-    common_target,
-    improve_rounds,
-    total_ms,
+from seqplan.planner.rounds.busy_ranks import BusyRanks, Group
+from seqplan.planner.rounds.filler import FilledRounds, RoundsFiller, Sequences
+from seqplan.planner.rounds.round_bounds import (
+    fewest_rounds,
+    in_stages_ms,
+    rounds_bound_ms,
+    stage_class,
 )
-from seqplan.planner.rounds.filler import Round, Sequences
+from seqplan.planner.rounds.search import common_target, full_rounds, improved
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.scheme_model import SchemeModel
 
-EXTRA_ROUNDS = 3
-"""Rounds tried beyond the fewest that memory allows."""
+EXTRA_ROUNDS = 2
+"""Numbers of rounds tried in turn without a gain, beyond the fewest that memory allows."""
 
-
-IMPROVED = 2
+IMPROVED = 6
 """Starts that are improved, of those with different smallest degrees."""
+
+FILLS = 200
+"""Rounds filled to improve one start, about."""
+
+PROMISING = 1.03
+"""With stages, starts that take this much longer than the best known one are not improved: more
+numbers of rounds are tried, and a longer round costs the more."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """Groups of one round, largest first, and how long they take at one stage (ms)."""
+
+    groups: tuple[Group, ...]
+    time_ms: float
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """A step's rounds and a proven lower bound over all round plans (ms)."""
+    """A step's rounds of one layout and a proven lower bound over all round plans of it (ms).
+
+    Groups are of ``classes``, one of each size as one stage sees it, whose ``schemes`` they run;
+    ``bounded``: the classes of all schemes that the bound holds for; ``ranks``: of a stage.
+    """
 
     classes: tuple[PipelineClass, ...]
     schemes: tuple[Scheme, ...]
+    bounded: tuple[PipelineClass, ...]
+    ranks: int
     rounds: tuple[Round, ...]
     lower_bound_ms: float
 
     @property
+    def stages(self) -> int:
+        """Return the stages that the rounds go through one after another."""
+        return self.schemes[0].pp
+
+    @property
     def objective_ms(self) -> float:
-        """Return Σ rounds."""
-        return sum(round_.time_ms for round_ in self.rounds)
+        """Return Σ rounds, and (stages − 1) times the longest."""
+        return in_stages_ms([round_.time_ms for round_ in self.rounds], self.stages)
+
+    def bounded_by(self, bound_ms: float) -> Rounds:
+        """Return these with another lower bound (ms); it differs from them by rounding at least."""
+        return replace(self, lower_bound_ms=min(bound_ms, self.objective_ms))
 
 
-def plan_rounds(batch: Batch, models: Sequence[SchemeModel], gpus: int) -> Rounds | None:
-    """Find good rounds for a batch; None when its longest sequence fits no group.
+def plan_rounds(
+    batch: Batch, models: Sequence[SchemeModel], gpus: int, multiple: int = 1
+) -> Rounds | None:
+    """Find good rounds for a batch on schemes of one layout; None where its longest fits no group.
 
-    For each number of rounds from the fewest that memory allows and each smallest degree: all
-    rounds with one common target, the least that works; then, from the best of these, targets are
-    changed one against the others while the sum falls. (Larger groups than needed can be better
-    where memory is tight: they mix long and short sequences.) Rounds of one degree throughout are
-    tried first, which is all where there is no other.
+    For each number of rounds from the fewest that memory allows, in multiples of ``multiple``, and
+    each smallest degree: all rounds with one common target, the least that works; then, from the
+    best of these, targets are changed one against the others while the sum falls. (Larger groups
+    than needed can be better where memory is tight: they mix long and short sequences.) Rounds of
+    one degree throughout are tried first, which is all where there is no other. Then sequences of
+    equal groups are dealt evenly, and groups split, widened or given a sequence of another round
+    until no rank is idle; some are only where sequences are too few for that. ``ValueError`` where
+    sequences are fewer than the rounds that are wanted.
     """
-    ordered = sorted(models, key=lambda model: (-model.scheme.gpus, model.scheme))
-    classes = tuple(PipelineClass.of(model, 1) for model in ordered)
+    stages = models[0].scheme.pp
+    ranks = gpus // stages
+    bounded = tuple(stage_class(model) for model in models)
+    ordered = _one_of_each_size(models, batch)
+    classes = tuple(stage_class(model) for model in ordered)
+    if batch.longest > max((c.capacity for c in classes if c.gpus <= ranks), default=0):
+        return None
+    tried, bound_ms = _search(classes, bounded, batch, ranks, stages, multiple)
+    busy = BusyRanks(classes, batch.lengths, ranks)
+    laid_out = [
+        _laid_out(busy, classes, busy.in_multiples(filled.groups(batch), multiple))
+        for filled in tried
+    ]
+    best = min(
+        laid_out, key=lambda rounds: in_stages_ms([round_.time_ms for round_ in rounds], stages)
+    )
     schemes = tuple(model.scheme for model in ordered)
-    if batch.longest > max(pipeline_class.capacity for pipeline_class in classes):
-        return None
-    best, one_bound = _best_of_one_degree(classes, batch, gpus)
-    best_ms = total_ms(best) if best is not None else inf
-    if len(classes) == 1 and best is not None:
-        return Rounds(classes, schemes, best, one_bound)
-    fewest = fewest_rounds(classes, batch, gpus)
-    fillers = [RoundFiller(classes, batch, gpus, last) for last in _smallest(classes, batch)]
-    for count in range(fewest, fewest + EXTRA_ROUNDS + 1):
-        lower_ms = rounds_bound_ms(classes, batch, gpus, count)
-        if best is not None and lower_ms >= best_ms:
+    done = Rounds(classes, schemes, bounded, ranks, best, 0.0)
+    return done.bounded_by(bound_ms)
+
+
+def _one_of_each_size(models: Sequence[SchemeModel], batch: Batch) -> list[SchemeModel]:
+    """Choose a scheme for each number of GPUs, largest first: the fastest on the batch that fits.
+
+    Those that hold its longest sequence go before others of their size.
+    """
+    by_size: dict[int, list[SchemeModel]] = {}
+    for model in undominated({model.scheme: model for model in models}).values():
+        by_size.setdefault(model.scheme.gpus, []).append(model)
+
+    def cost(model: SchemeModel) -> tuple[int, float, Scheme]:
+        held = batch.distinct <= model.max_sequence
+        work = stage_class(model).work_ms(batch.distinct)[held] @ batch.multiplicity[held]
+        return -int(held.sum()), float(work), model.scheme
+
+    return [min(by_size[size], key=cost) for size in sorted(by_size, reverse=True)]
+
+
+def _search(
+    classes: Sequence[PipelineClass],
+    bounded: Sequence[PipelineClass],
+    batch: Batch,
+    ranks: int,
+    stages: int,
+    multiple: int,
+) -> tuple[list[FilledRounds], float]:
+    """Search numbers of rounds from the fewest on: what was found, each better than the one before.
+
+    And a lower bound over all plans (ms).
+    """
+    best: list[FilledRounds] = []
+    if stages == 1:
+        best, one_bound = _of_one_degree(classes, batch, ranks, multiple)
+        if len(bounded) == 1 and best:
+            return best, one_bound
+    sequences = Sequences(batch.distinct, batch.multiplicity)
+    fillers = [
+        RoundsFiller(classes[:last], sequences, ranks, stages=stages)
+        for last in _smallest(classes, batch)
+    ]
+    fewest = fewest_rounds(bounded, batch, ranks)
+    number = ceil(fewest / multiple) * multiple
+    behind = 0
+    while not best or behind <= EXTRA_ROUNDS:
+        bound_ms = rounds_bound_ms(bounded, batch, ranks, number, stages)
+        if best and bound_ms >= best[-1].total_ms:
             break
-        starts = [(common_target(filler, count, lower_ms), filler) for filler in fillers]
-        common = [(start, filler) for start, filler in starts if start is not None]
-        common.sort(key=lambda pair: total_ms(pair[0]))
-        options = [improve_rounds(filler, start) for start, filler in common[:IMPROVED]]
-        for rounds in options:
-            if total_ms(rounds) < best_ms:
-                best, best_ms = rounds, total_ms(rounds)
-    if best is None:
-        return None
-    bound = rounds_bound_ms(classes, batch, gpus, fewest)
-    return Rounds(classes, schemes, best, min(bound, best_ms))
+        starts = [
+            (start, filler)
+            for filler in fillers
+            for start in (common_target(filler, number, bound_ms), full_rounds(filler, number))
+            if start is not None
+        ]
+        starts.sort(key=lambda pair: pair[0].total_ms)
+        known_ms = min(
+            (known.total_ms for known in [*best, *(start for start, _ in starts)]), default=0.0
+        )
+        improvable = [
+            improved(filler, start, bound_ms, FILLS)
+            for start, filler in starts[:IMPROVED]
+            if stages == 1 or start.total_ms <= known_ms * PROMISING
+        ]
+        behind += 1
+        for filled in improvable:
+            if not best or filled.total_ms < best[-1].total_ms:
+                best.append(filled)
+                behind = 0
+        number += multiple
+    return best, rounds_bound_ms(bounded, batch, ranks, fewest, stages)
 
 
-def _best_of_one_degree(
-    classes: Sequence[PipelineClass], batch: Batch, gpus: int
-) -> tuple[tuple[Round, ...] | None, float]:
+def _of_one_degree(
+    classes: Sequence[PipelineClass], batch: Batch, ranks: int, multiple: int
+) -> tuple[list[FilledRounds], float]:
     """Find the best rounds with one of the degrees throughout, and the bound of that degree (ms).
 
-    None where none that the GPUs can form holds the longest sequence.
+    None of them where none that the ranks can form holds the longest sequence.
     """
     sequences = Sequences(batch.distinct, batch.multiplicity)
-    best, best_ms, bound = None, inf, 0.0
+    best: list[FilledRounds] = []
+    bound_ms = 0.0
     for k, degree in enumerate(classes):
-        side_by_side = gpus // degree.gpus
+        side_by_side = ranks // degree.gpus
         if not side_by_side or degree.capacity < batch.longest:
             continue
-        one_gpu = replace(degree, gpus=1)
-        filled, of_degree = one_degree.plan_rounds(one_gpu, sequences, side_by_side)
-        if filled.total_ms < best_ms:
-            best, best_ms, bound = filled.of_class(k).rounds(), filled.total_ms, of_degree
-    return best, bound
-
-
-def rounds_bound_ms(
-    classes: Sequence[PipelineClass], batch: Batch, gpus: int, rounds: int
-) -> float:
-    """Compute a lower bound (ms) on every plan of at least ``rounds`` rounds.
-
-    If a plan takes at most U, the round of a sequence takes at most U less an overhead for each
-    other round, which excludes groups that would need longer. On those that remain, GPU-time
-    Σ min_g gpus_g·work_g spreads over all GPUs, and each round pays its overhead. The bound is the
-    largest U at which this contradicts U.
-    """
-    overhead = min(pipeline_class.c for pipeline_class in classes)
-    lengths, counts = batch.distinct, batch.multiplicity
-    work = np.stack([pipeline_class.work_ms(lengths) for pipeline_class in classes])
-    holds = np.stack(
-        [pipeline_class.padded(lengths) <= pipeline_class.capacity for pipeline_class in classes]
-    )
-    sizes = np.array([[pipeline_class.gpus] for pipeline_class in classes], dtype=np.float64)
-    alone = work + np.array([[pipeline_class.c] for pipeline_class in classes])
-
-    def implied_ms(limit_ms: float) -> float:
-        feasible = holds & (alone <= limit_ms - (rounds - 1) * overhead + 1e-9)
-        area = np.where(feasible, sizes * work, inf).min(axis=0)
-        return float(area @ counts) / gpus + rounds * overhead
-
-    low = float(np.where(holds, alone, inf).min(axis=0).max()) + (rounds - 1) * overhead
-    high = max(low, implied_ms(inf)) * 2 + 1
-    low = max(low, implied_ms(inf) * (1 - 1e-9))
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2
-        if implied_ms(middle) * (1 - 1e-9) >= middle:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def fewest_rounds(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> int:
-    """Count the rounds that all tokens need at the best tokens per GPU, and that long ones need."""
-    per_gpu = max(pipeline_class.capacity / pipeline_class.gpus for pipeline_class in classes)
-    by_tokens = ceil(batch.tokens / (per_gpu * gpus) - 1e-9)
-    lengths, counts = batch.distinct, batch.multiplicity
-    smallest = np.full(len(lengths), inf)  # GPUs of the smallest group that holds a sequence
-    for pipeline_class in classes:
-        holds = pipeline_class.padded(lengths) <= pipeline_class.capacity
-        # Two sequences above half a group's capacity cannot share it: count their GPUs whole.
-        alone = holds & (2 * pipeline_class.padded(lengths) > pipeline_class.capacity)
-        smallest = np.minimum(
-            smallest, np.where(alone, pipeline_class.gpus, np.where(holds, 0.0, inf))
-        )
-    by_groups = ceil(float(smallest @ counts) / gpus - 1e-9)
-    return max(1, by_tokens, by_groups)
+        one_rank = replace(degree, gpus=1)
+        filled, of_degree_ms = one_degree.plan_rounds(one_rank, sequences, side_by_side, multiple)
+        if not best or filled.total_ms < best[0].total_ms:
+            best, bound_ms = [filled.of_class(k)], of_degree_ms
+    return best, bound_ms
 
 
 def _smallest(classes: Sequence[PipelineClass], batch: Batch) -> list[int]:
@@ -166,3 +213,16 @@ def _smallest(classes: Sequence[PipelineClass], batch: Batch) -> list[int]:
         k for k, pipeline_class in enumerate(classes) if pipeline_class.capacity >= batch.longest
     ]
     return list(range(len(classes), holding[0], -1))
+
+
+def _laid_out(
+    busy: BusyRanks, classes: Sequence[PipelineClass], rounds: Sequence[Sequence[Group]]
+) -> tuple[Round, ...]:
+    """Even the groups of each round, give idle ranks work, and put the largest groups first."""
+    working = busy.moved([busy.filled_up(busy.evened(groups)) for groups in rounds])
+    return tuple(
+        Round(
+            tuple(sorted(groups, key=lambda group: -classes[group[0]].gpus)), busy.round_ms(groups)
+        )
+        for groups in working
+    )

@@ -4,7 +4,8 @@
 not be filled with short ones where memory is tight: tokens per GPU and round are about the same for
 every degree. Here rounds have their own lengths, tokens and groups.
 
-For rounds of lengths t₁ ≥ t₂ ≥ … a linear program spreads groups of similar lengths over rounds
+For rounds of lengths t₁ ≥ t₂ ≥ …, of which the longest counts once more for each further stage
+that they go through, a linear program spreads groups of similar lengths over rounds
 and degrees, with fractional numbers of sequence-parallel groups: each holds work for its round less
 the overhead, tokens for its memory, one sequence above half of either, and all groups of a round
 fit the GPUs. Of plans with more than ``HEADS`` + 1 rounds only the longest ``HEADS`` are told
@@ -28,7 +29,8 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
-from seqplan.planner.rounds.plan_rounds import Rounds, fewest_rounds, rounds_bound_ms
+from seqplan.planner.rounds.plan_rounds import Rounds
+from seqplan.planner.rounds.round_bounds import fewest_rounds, rounds_bound_ms
 
 HEADS = 2
 """Rounds whose lengths are told apart in plans of more rounds than one more than these."""
@@ -53,16 +55,15 @@ MOST_PROGRAMS = 150
 """Programs for one total; beyond, it counts as not refuted."""
 
 
-def prove_rounds(rounds: Rounds, batch: Batch, gpus: int) -> Rounds:
+def prove_rounds(rounds: Rounds, batch: Batch) -> Rounds:
     """Return the rounds with the larger of their bound and the one proven here (seconds).
 
     Unchanged where they are within ``NEAR`` of their bound already.
     """
     if rounds.objective_ms <= rounds.lower_bound_ms * (1 + NEAR):
         return rounds
-    proof = _Proof(rounds.classes, batch, gpus)
-    bound = proof.bound_ms(rounds.lower_bound_ms, rounds.objective_ms)
-    return Rounds(rounds.classes, rounds.schemes, rounds.rounds, bound)
+    proof = _Proof(rounds.bounded, batch, rounds.ranks, rounds.stages)
+    return rounds.bounded_by(proof.bound_ms(rounds.lower_bound_ms, rounds.objective_ms))
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class _Proof:
     classes: Sequence[PipelineClass]
     batch: Batch
     gpus: int
+    stages: int
 
     @cached_property
     def lengths(self) -> tuple[Ints, Floats]:
@@ -120,7 +122,9 @@ class _Proof:
         fewest = self.fewest
         least = reached_ms
         for count in range(min(fewest, HEADS + 2), HEADS + 3):
-            at_least = rounds_bound_ms(self.classes, self.batch, self.gpus, max(fewest, count))
+            at_least = rounds_bound_ms(
+                self.classes, self.batch, self.gpus, max(fewest, count), self.stages
+            )
             if at_least >= least:
                 break  # so do all plans of more rounds
             least = min(least, self._of_count_ms(count, at_least, least))
@@ -153,19 +157,25 @@ class _Proof:
         return min(pipeline_class.c for pipeline_class in self.classes)
 
     def _refuted(self, count: int, total_ms: float) -> bool:
-        """Whether no plan of ``count`` rounds, the longest first, takes at most ``total_ms``."""
+        """Whether no plan of ``count`` rounds, the longest first, takes at most ``total_ms``.
+
+        A plan that takes less is refuted with it: its rounds may last longer, up to the total.
+        """
         least, heads = self.overhead_ms, min(count - 1, HEADS)
         fewest = self.fewest if count > HEADS + 1 else count
-        cell = [(least, total_ms / (place + 1)) for place in range(heads)]
+        # The longest round counts ``stages`` times.
+        cell = [(least, total_ms / (place + self.stages)) for place in range(heads)]
         if cell:
-            mean = total_ms / count if count <= HEADS + 1 else 0.0
-            cell[0] = (max(mean, least), total_ms - (count - 1) * least)
+            mean = total_ms / (count + self.stages - 1) if count <= HEADS + 1 else 0.0
+            cell[0] = (max(mean, least), (total_ms - (count - 1) * least) / self.stages)
         cells = [tuple(cell)]
         for _ in range(MOST_PROGRAMS):
             if not cells:
                 return True
             here = cells.pop()
-            left = total_ms - sum(low for low, _ in here)
+            lows = [low for low, _ in here]
+            drained = (self.stages - 1) * lows[0] if lows else 0.0
+            left = total_ms - sum(lows) - drained if lows else total_ms / self.stages
             tops = [high for _, high in here]
             if (
                 left <= 0

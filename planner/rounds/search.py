@@ -88,7 +88,7 @@ def improved(
 def _least_rest(filler: RoundsFiller, fixed: Sequence[float], best: FilledRounds) -> FilledRounds:
     """Give rounds after ``fixed`` the least common target; the better of them and ``best``."""
     rest = len(best.times_ms) - len(fixed)
-    high = (best.total_ms - sum(fixed)) / rest
+    high = _limit_ms(best.total_ms, fixed, rest, filler.stages)
     if high <= filler.overhead_ms:
         return best
     filled = filler.fill([*fixed, *[high] * rest])
@@ -104,3 +104,10 @@ def _least_rest(filler: RoundsFiller, fixed: Sequence[float], best: FilledRounds
             high = middle
             best = filled if filled.total_ms < best.total_ms else best
     return best
+
+
+def _limit_ms(total_ms: float, fixed: Sequence[float], rest: int, stages: int) -> float:
+    """Compute how long ``rest`` equal rounds may be for a step of ``total_ms`` with the fixed."""
+    left, longest = total_ms - sum(fixed), max(fixed)
+    shorter = (left - (stages - 1) * longest) / rest
+    return shorter if shorter <= longest else left / (rest + stages - 1)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.exchange.times import Exchange, Layout, layouts_of
 from seqplan.planner.simulation.flops import model_flops, peak_flops
-from seqplan.planner.simulation.one_f_one_b import durations_ms, timeline
+from seqplan.planner.simulation.timeline import pipelines_timeline, simulate_pipelines_ms
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_of
-from seqplan.plans.schedule import schedule
+from seqplan.plans.schedule import stages_of_rounds
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.profile import Profile
 
@@ -180,8 +180,7 @@ def simulate_iteration(
 
 def propagation_ms(phases: Sequence[Sequence[PlannedPipeline]], forward_fraction: float) -> float:
     """Simulate the phases one after another, without switches (ms)."""
-    times = [schedule(phase, durations_ms(phase, forward_fraction)) for phase in phases]
-    return sum(of_phase.makespan_ms for of_phase in times)
+    return sum(simulate_pipelines_ms(phase, forward_fraction) for phase in phases)
 
 
 def _run_phase(
@@ -197,37 +196,40 @@ def _run_phase(
     Returns its end.
     """
     busy, end, taken = ranks
-    times = schedule(phase, durations_ms(phase, profile.forward_fraction))
+    times = pipelines_timeline(phase, profile.forward_fraction)
+    in_stages = stages_of_rounds(phase) > 1
     round_end: dict[int | None, float] = {}
-    for pipeline, stop in zip(phase, times.end_ms, strict=True):
-        round_end[pipeline.round] = max(round_end.get(pipeline.round, 0.0), stop)
+    for pipeline, placed in zip(phase, times.pipelines, strict=True):
+        round_end[pipeline.round] = max(round_end.get(pipeline.round, 0.0), placed.end_ms)
     starts, begin_ms = {}, 0.0
     for number in sorted(round_end, key=lambda n: -1 if n is None else n):
         starts[number] = begin_ms
         begin_ms = max(begin_ms, round_end[number])
     in_round: dict[tuple[int | None, int], float] = {}
-    for pipeline, start, stop in zip(phase, times.start_ms, times.end_ms, strict=True):
+    for pipeline, placed in zip(phase, times.pipelines, strict=True):
         if pipeline.ranks and max(pipeline.ranks) >= len(busy):
             raise ValueError(f"rank {max(pipeline.ranks)} is beyond the {len(busy)} GPUs")
-        costs = [micro.cost_ms for micro in pipeline.micro_batches]
-        if not costs:
+        if not pipeline.micro_batches:
             continue
         width = pipeline.scheme.stage_gpus
-        for event in timeline(costs, pipeline.scheme.pp, profile.forward_fraction):
+        for event in placed.events:
             members = pipeline.ranks[event.stage * width : (event.stage + 1) * width]
             kind = "forward" if event.phase == "F" else "backward"
-            first, last = begin + start + event.start_ms, begin + start + event.end_ms
+            first, last = begin + event.start_ms, begin + event.end_ms
             for run in ranges_of(members):
                 spans.append(Span(run, kind, event.micro_batch, first, last))
             for rank in members:
                 busy[rank] += last - first
         for rank in pipeline.ranks:
-            end[rank] = max(end[rank], begin + stop - switched)
+            end[rank] = max(end[rank], begin + placed.end_ms - switched)
             key = (pipeline.round, rank)
-            in_round[key] = max(in_round.get(key, 0.0), stop - starts[pipeline.round])
+            # Rounds overlap in their stages: what counts is how long they last at one.
+            took = pipeline.micro_batches[0].cost_ms if in_stages else placed.end_ms
+            took -= 0.0 if in_stages else starts[pipeline.round]
+            in_round[key] = max(in_round.get(key, 0.0), took)
     for (_, rank), time in in_round.items():
         taken[rank] += time
-    return begin + times.makespan_ms
+    return begin + times.simulated_ms
 
 
 def _phase_text(phase: Sequence[PlannedPipeline]) -> str:

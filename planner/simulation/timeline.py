@@ -1,17 +1,19 @@
-"""When every forward and backward of a plan runs: 1F1B in each pipeline, placed in the step."""
+"""When every forward and backward of a step runs: 1F1B in each pipeline, placed in the step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from seqplan.planner.simulation.one_f_one_b import (
     FORWARD_FRACTION,
     TimedPass,
     durations_ms,
+    simulate_ms,
     timeline,
 )
-from seqplan.plans.plan import Plan
-from seqplan.plans.schedule import schedule
+from seqplan.plans.plan import Plan, PlannedPipeline
+from seqplan.plans.schedule import schedule, stages_of_rounds
 
 
 @dataclass(frozen=True)
@@ -35,39 +37,83 @@ class PlanTimeline:
 
 
 def plan_timeline(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> PlanTimeline:
-    """Time every pass of a sound plan.
-
-    Every pipeline takes its 1F1B simulation; pipelines that share ranks follow one another and
-    rounds wait for each other, as in the plan.
-    """
-    costs = [[micro.cost_ms for micro in pipeline.micro_batches] for pipeline in plan.pipelines]
-    times = schedule(plan.pipelines, durations_ms(plan.pipelines, forward_fraction))
-    spans = zip(times.start_ms, times.end_ms, costs, plan.pipelines, strict=True)
-    return PlanTimeline(
-        tuple(
-            PipelineTimeline(
-                begin,
-                end,
-                tuple(
-                    TimedPass(
-                        event.stage,
-                        event.phase,
-                        event.micro_batch,
-                        begin + event.start_ms,
-                        begin + event.end_ms,
-                    )
-                    for event in timeline(stage_costs, pipeline.scheme.pp, forward_fraction)
-                ),
-            )
-            for begin, end, stage_costs, pipeline in spans
-        ),
-        times.makespan_ms,
-    )
+    """Time every pass of a sound plan; see ``pipelines_timeline``."""
+    return pipelines_timeline(plan.pipelines, forward_fraction)
 
 
 def simulate_plan_ms(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> float:
-    """Return the end of the step (ms) when every pipeline takes its 1F1B simulation, not form S.
+    """Return the end of the step (ms) when every pipeline takes its 1F1B simulation, not form S."""
+    return simulate_pipelines_ms(plan.pipelines, forward_fraction)
 
-    Pipelines that share ranks follow one another and rounds wait for each other, as in the plan.
+
+def pipelines_timeline(
+    pipelines: Sequence[PlannedPipeline], forward_fraction: float = FORWARD_FRACTION
+) -> PlanTimeline:
+    """Time every pass of the pipelines of a step.
+
+    Every pipeline takes its 1F1B simulation; pipelines that share ranks follow one another and
+    rounds wait for each other, as in a plan. Rounds with stages go through them in 1F1B order, each
+    pass as long as that of its slowest group, in which the others wait.
     """
-    return schedule(plan.pipelines, durations_ms(plan.pipelines, forward_fraction)).makespan_ms
+    if stages_of_rounds(pipelines) > 1:
+        return _through_stages(pipelines, forward_fraction)
+    times = schedule(pipelines, durations_ms(pipelines, forward_fraction))
+    placed = [
+        PipelineTimeline(
+            start,
+            end,
+            tuple(
+                replace(event, start_ms=start + event.start_ms, end_ms=start + event.end_ms)
+                for event in timeline(_costs(pipeline), pipeline.scheme.pp, forward_fraction)
+            ),
+        )
+        for start, end, pipeline in zip(times.start_ms, times.end_ms, pipelines, strict=True)
+    ]
+    return PlanTimeline(tuple(placed), times.makespan_ms)
+
+
+def simulate_pipelines_ms(
+    pipelines: Sequence[PlannedPipeline], forward_fraction: float = FORWARD_FRACTION
+) -> float:
+    """Return the end of the last of the pipelines (ms), as ``pipelines_timeline`` has it."""
+    if (stages := stages_of_rounds(pipelines)) > 1:
+        return simulate_ms(_slowest(pipelines), stages, forward_fraction)
+    return schedule(pipelines, durations_ms(pipelines, forward_fraction)).makespan_ms
+
+
+def _through_stages(pipelines: Sequence[PlannedPipeline], forward_fraction: float) -> PlanTimeline:
+    slowest = _slowest(pipelines)
+    of_round: list[list[TimedPass]] = [[] for _ in slowest]
+    for event in timeline(slowest, stages_of_rounds(pipelines), forward_fraction):
+        of_round[event.micro_batch].append(event)
+    placed = []
+    for pipeline in pipelines:
+        number = pipeline.round or 0
+        share = sum(_costs(pipeline)) / slowest[number] if slowest[number] else 0.0
+        events = tuple(
+            replace(
+                event,
+                micro_batch=0,
+                end_ms=event.start_ms + (event.end_ms - event.start_ms) * share,
+            )
+            for event in of_round[number]
+            if pipeline.micro_batches
+        )
+        start = min((event.start_ms for event in of_round[number]), default=0.0)
+        end = max((event.end_ms for event in events), default=start)
+        placed.append(PipelineTimeline(start, end, events))
+    end = max((event.end_ms for events in of_round for event in events), default=0.0)
+    return PlanTimeline(tuple(placed), end)
+
+
+def _slowest(pipelines: Sequence[PlannedPipeline]) -> list[float]:
+    """Return how long each round lasts at a stage: as its slowest group (ms)."""
+    slowest = [0.0] * (max(pipeline.round or 0 for pipeline in pipelines) + 1)
+    for pipeline in pipelines:
+        number = pipeline.round or 0
+        slowest[number] = max(slowest[number], *_costs(pipeline), 0.0)
+    return slowest
+
+
+def _costs(pipeline: PlannedPipeline) -> list[float]:
+    return [micro.cost_ms for micro in pipeline.micro_batches]

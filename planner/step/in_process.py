@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.exchange.times import layout_text, parse_layout
 from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.rounds.options import check_rounds
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.plans.plan import Plan
@@ -34,11 +36,13 @@ class Planner:
     schemes, in whichever layout is fastest with its exchange. Nothing is learned from step to step,
     so that any rank and any restart plans alike. ``layout``: only that one, as ``tp4``, for
     trainers that cannot change it. ``exchange``: by default derived for each layout;
-    ``static_groups``: groups do not re-form within a step. ``prove``: whether plans have a close
-    bound; without it they come in half the time with a bound that takes microseconds, and the
-    method ``prove`` makes it close later. ``exact``: solve steps of few sequences that keep a large
-    gap, which takes seconds for each; see ``StepPlanner``. Making a planner takes the time to
-    import what planning needs, so that the first step takes no longer than others.
+    ``static_groups``: groups do not re-form within a step. ``lockstep``: all ranks run their k-th
+    micro-batches together, in rounds, whose number is a multiple of ``rounds_multiple``. ``prove``:
+    whether plans have a close bound; without it they come in half the time with a bound that takes
+    microseconds, and the method ``prove`` makes it close later. ``exact``: solve steps of few
+    sequences that keep a large gap, which takes seconds for each; see ``StepPlanner``. Making a
+    planner takes the time to import what planning needs, so that the first step takes no longer
+    than others.
 
     ``ValueError`` for what is missing or does not go together, ``Infeasible`` where no scheme fits.
     """
@@ -52,6 +56,8 @@ class Planner:
         layout: str | None = None,
         exchange: Exchange | None = None,
         static_groups: bool = False,
+        lockstep: bool = False,
+        rounds_multiple: int = 1,
         packing: str = PACKINGS[0],
         seed: int = 0,
         prove: bool = True,
@@ -59,6 +65,8 @@ class Planner:
     ) -> None:
         if isinstance(source, ProposalDocument):
             given = {"gpus": gpus, "max_len": max_len, "layout": layout, "exchange": exchange}
+            given |= {"lockstep": lockstep or None}
+            given |= {"rounds_multiple": rounds_multiple if rounds_multiple > 1 else None}
             if beside := [name for name, value in given.items() if value is not None]:
                 raise ValueError(f"{beside[0]} is stated by the proposal; leave it out")
             document = source
@@ -66,7 +74,18 @@ class Planner:
             profile = find_profile(source) if isinstance(source, str) else source
             if gpus is None or max_len is None:
                 raise ValueError("planning from a profile needs gpus and max_len")
-            document = _without_candidates(profile, gpus, max_len, layout, exchange, static_groups)
+            check_rounds(
+                profile,
+                lockstep,
+                rounds_multiple,
+                static_groups=static_groups,
+                spelled=("lockstep", "rounds_multiple", "static_groups"),
+            )
+            document = replace(
+                _without_candidates(profile, gpus, max_len, layout, exchange, static_groups),
+                lockstep=lockstep,
+                rounds_multiple=rounds_multiple,
+            )
         self._planner = StepPlanner(
             document, seed, packing, reforming=not static_groups, prove=prove, exact=exact
         )

@@ -9,11 +9,17 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.relaxation import load_solver
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exact.close_gap import EXACT_GAP, close_gap, load_exact_solver
+from seqplan.planner.exact.close_gap import (
+    EXACT_GAP,
+    close_gap,
+    closer_bound_ms,
+    load_exact_solver,
+)
+from seqplan.planner.exchange.times import layouts_of
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.rounds.assemble import assemble_rounds
-from seqplan.planner.rounds.plan_rounds import plan_rounds
+from seqplan.planner.rounds.best_layout import best_rounds, of_layouts
 from seqplan.planner.rounds.proof import prove_rounds
 from seqplan.planner.step.assemble import PACKINGS, assemble, with_bound
 from seqplan.planner.step.reforming_plan import layouts_to_re_form, with_reforming
@@ -57,10 +63,11 @@ class StepPlanner:
             raise ValueError(f"unknown packing {packing!r}; choose one of {', '.join(PACKINGS)}")
         if exact and not prove:
             raise ValueError("exact answers start from the close bound; leave prove=False out")
-        if exact and proposal.profile.rounds:
-            raise ValueError(
-                f"exact answers are for pipelines; {proposal.profile.name} runs in rounds (ZeRO-3)"
-            )
+        if exact and proposal.in_rounds:
+            why = "the proposal is in lockstep"
+            if proposal.profile.rounds:
+                why = f"{proposal.profile.name} runs in rounds (ZeRO-3)"
+            raise ValueError(f"exact answers are for pipelines; {why}")
         self.proposal = proposal
         self.seed = seed
         self.packing = packing
@@ -68,7 +75,7 @@ class StepPlanner:
         self.with_proof = prove
         self.prove_rounds = prove_rounds
         self.exact = exact
-        if prove and not proposal.profile.rounds:  # which solve nothing
+        if prove and not proposal.in_rounds:  # which solve nothing
             load_solver()
         if exact:
             load_exact_solver()
@@ -89,7 +96,7 @@ class StepPlanner:
     def plan(self, batch: Batch) -> Plan:
         """Make the step's plan; ``Infeasible`` when no scheme holds a sequence."""
         proposal = self.proposal
-        if proposal.profile.rounds:
+        if proposal.in_rounds:
             return self._plan_rounds(batch)
         candidates = [candidate.strategy for candidate in proposal.candidates]
         gpus = proposal.cluster.gpus
@@ -126,30 +133,56 @@ class StepPlanner:
     def prove(self, plan: Plan) -> Plan:
         """Return a plan of this planner with a closer bound, where one can be proven.
 
-        What runs stays as it is; bound, gap and digest change. Groups that re-form and rounds have
+        What runs stays as it is; bound, gap and digest change. With ``exact`` steps of few
+        sequences are solved for it, as in planning. Groups that re-form and rounds have
         the closest bound there is of them already. ``ValueError`` for a plan of another profile.
         """
         if plan.planner.profile != self.proposal.profile.digest:
             raise ValueError(
                 f"step {plan.step}: planned with profile {plan.planner.profile}, not this planner's"
             )
-        if plan.re_forms or self.proposal.profile.rounds:
+        if plan.re_forms or self.proposal.in_rounds:
             return plan
         batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
         fleet = Fleet.of(plan.strategy, self.models)
-        return with_bound(plan, certify(fleet, batch, plan.predicted_ms))
+        bound_ms = certify(fleet, batch, plan.predicted_ms)
+        if self.exact:
+            bound_ms = closer_bound_ms(fleet, batch, plan.predicted_ms, bound_ms)
+        return with_bound(plan, bound_ms)
+
+    @cached_property
+    def _round_layouts(self) -> list[list[SchemeModel]]:
+        """Return the schemes of each layout that rounds may have: of the candidates, or all."""
+        schemes = [s for c in self.proposal.candidates for s, _ in c.strategy.counts]
+        chosen = layouts_of(schemes or self.models)
+        return [own for layout, own in of_layouts(self.models).items() if layout in chosen]
 
     def _plan_rounds(self, batch: Batch) -> Plan:
-        """Plan, under ZeRO-3, the step's own rounds of groups; candidates do not restrict them."""
-        cluster = self.proposal.cluster
-        rounds = plan_rounds(batch, list(self.models.values()), cluster.gpus)
-        if rounds is None:
-            limit = max(model.max_sequence for model in self.models.values())
+        """Plan the step's own rounds of groups; of candidates only the layout counts."""
+        proposal = self.proposal
+        gpus = proposal.cluster.gpus
+        try:
+            best = best_rounds(
+                batch, self._round_layouts, gpus, proposal.exchange, proposal.rounds_multiple
+            )
+        except ValueError as error:
+            raise Infeasible(
+                f"step {batch.step}: {error}, in multiples of {proposal.rounds_multiple}; "
+                "give larger steps or a smaller multiple"
+            ) from None
+        if best is None:
+            limit = max(model.max_sequence for own in self._round_layouts for model in own)
             sample = batch.ids[batch.lengths.index(batch.longest)]
             raise Infeasible(
                 f"step {batch.step}: sequence {sample} has {batch.longest} tokens, but no group of "
-                f"{cluster.gpus} GPUs holds more than {limit}; truncate it or use more GPUs"
+                f"{gpus} GPUs holds more than {limit}; truncate it or use more GPUs"
             )
-        if self.prove_rounds:
-            rounds = prove_rounds(rounds, batch, cluster.gpus)
-        return assemble_rounds(batch, rounds, self._planner, cluster.gpus)
+        rounds = prove_rounds(best.rounds, batch) if self.prove_rounds else best.rounds
+        return assemble_rounds(
+            batch,
+            rounds,
+            self._planner,
+            gpus,
+            forward_fraction=proposal.profile.forward_fraction,
+            exchange_ms=None if proposal.exchange is None else round(best.exchange_ms, 3),
+        )

@@ -6,16 +6,13 @@ from statistics import mean
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.rounds.assemble import assemble_rounds
-from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.simulation.iteration import Execution, propagation_ms
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
-from seqplan.planner.systems.static_best import best_degree
+from seqplan.planner.systems.static_best import best_in_rounds
 from seqplan.planner.systems.windows import first_fit_decreasing
-from seqplan.plans.plan import PlannedPipeline, Planner
+from seqplan.plans.plan import PlannedPipeline
 from seqplan.plans.scheme import Strategy
-from seqplan.plans.version import VERSION
 
 NAME = "DeepSpeed-like"
 
@@ -33,7 +30,7 @@ def deepspeed(setting: Setting) -> list[Trainer | LeftOut]:
         )
         for strategy in homogeneous_strategies(setting.models, gpus, setting.longest)
     }
-    even = best_degree(setting)
+    even = best_in_rounds(setting)
     if not times or even is None:
         return [LeftOut("deepspeed", NAME, f"no group holds {setting.longest:,} tokens")]
     best = min(times, key=lambda strategy: times[strategy])
@@ -51,7 +48,7 @@ def deepspeed(setting: Setting) -> list[Trainer | LeftOut]:
             f"{NAME}, balanced",
             f"{even}, the best degree on these batches; our dispatch to rounds and groups",
             True,
-            lambda batch: _even(setting, batch, even),
+            lambda batch: setting.even_rounds(batch, even),
         ),
     ]
 
@@ -66,13 +63,3 @@ def _rounds(setting: Setting, batch: Batch, strategy: Strategy) -> tuple[Planned
         work = [(scheme, [window]) for window in windows[first : first + count]]
         rounds += setting.pipelines(batch, work, number)
     return tuple(rounds)
-
-
-def _even(setting: Setting, batch: Batch, strategy: Strategy) -> Execution:
-    """Plan rounds of one degree throughout. ``ValueError`` when a sequence fits no group."""
-    model = setting.models[strategy.counts[0][0]]
-    rounds = plan_rounds(batch, [model], setting.cluster.gpus)
-    if rounds is None:
-        raise ValueError(f"a sequence of {batch.longest} tokens fits no group of {strategy}")
-    planner = Planner(VERSION, 0, setting.profile.digest, None)
-    return Execution.of_plan(assemble_rounds(batch, rounds, planner, setting.cluster.gpus))

@@ -60,7 +60,7 @@ def host_rules(setting: Setting) -> list[Trainer | LeftOut]:
 
 def _execution(setting: Setting, scheme: Scheme, ranks: int, rule: Rule, batch: Batch) -> Execution:
     dealt, by_rank = rule(batch, ranks, setting.models[scheme])
-    return Execution((setting.pipelines(dealt, [(scheme, parts) for parts in by_rank]),))
+    return setting.replicas(dealt, scheme, by_rank)
 
 
 def best_fit_windows(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Batch, ByRank]:

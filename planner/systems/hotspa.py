@@ -41,6 +41,9 @@ def hotspa(setting: Setting, *, switch_ms: float = SWITCH_MS) -> list[Trainer | 
     if setting.profile.rounds:
         why = "it switches between tp and pp degrees, which a ZeRO-3 profile does not have"
         return [LeftOut("hotspa", NAME, why)]
+    if setting.lockstep:
+        why = "its pipelines run independently, but here all ranks run in lockstep"
+        return [LeftOut("hotspa", NAME, why)]
     intervals, origin = _intervals(setting)
     if len(intervals) < 2:
         why = (

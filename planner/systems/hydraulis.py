@@ -43,8 +43,8 @@ def hydraulis(
     random orders would be unfair, on the strategies of least lower bound, and our packing in place
     of CBC.
     """
-    if setting.profile.rounds:
-        why = "its pipelines run independently, but under ZeRO-3 all ranks run in lockstep"
+    if setting.in_rounds:
+        why = "its pipelines run independently, but here all ranks run in lockstep"
         return [LeftOut("hydraulis", NAME, why)]
     pool = eq4_pool(setting, lengths)
     if not pool:

@@ -48,9 +48,8 @@ def karmarkar_karp(setting: Setting) -> list[Trainer | LeftOut]:
 
 
 def _execution(setting: Setting, batch: Batch, scheme: Scheme, ranks: int) -> Execution:
-    model = setting.models[scheme]
-    work = [(scheme, parts) for parts in verl_micro_batches(batch.lengths, ranks, model)]
-    return Execution((setting.pipelines(batch, work),))
+    by_rank = verl_micro_batches(batch.lengths, ranks, setting.models[scheme])
+    return setting.replicas(batch, scheme, by_rank)
 
 
 def verl_micro_batches(

@@ -29,6 +29,9 @@ def megatron(setting: Setting, *, search: bool = False) -> list[Trainer | LeftOu
     if setting.profile.rounds:
         why = "under ZeRO-3 all ranks run in lockstep; the static system there is DeepSpeed-like"
         return [LeftOut("megatron", NAME, why)]
+    if setting.lockstep:
+        why = "its replicas run independently; in lockstep see the best static strategy, balanced"
+        return [LeftOut("megatron", NAME, why)]
     chosen = static_strategy(setting, search=search)
     if chosen is None:
         return [LeftOut("megatron", NAME, f"no scheme holds {setting.longest:,} tokens")]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.exchange.times import Layout
+from seqplan.planner.exchange.times import Layout, layout_text
 from seqplan.planner.simulation.iteration import Execution, propagation_ms
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
 from seqplan.plans.plan import PlannedPipeline
@@ -71,7 +71,8 @@ def megatron_packing(setting: Setting) -> list[Trainer | LeftOut]:
         Trainer(
             KEY,
             NAME,
-            f"tp{layout[0]}, at most {limit:,} tokens a rank; best of several on these batches",
+            f"{layout_text(layout)}, at most {limit:,} tokens a rank; best of several on these "
+            "batches",
             False,
             lambda batch: Execution((_micro_batches(setting, batch, ladder, limit),)),
         )
@@ -82,9 +83,9 @@ def _ladders(setting: Setting) -> dict[Layout, Ladder]:
     ladders: dict[Layout, Ladder] = {}
     for scheme, model in sorted(setting.models.items()):
         power = scheme.sp & (scheme.sp - 1) == 0
-        if scheme.pp > 1 or not power or model.max_sequence <= 0:
+        if (scheme.pp > 1 and not setting.in_rounds) or not power or model.max_sequence <= 0:
             continue
-        ladder = ladders.setdefault((scheme.tp, 1), {})
+        ladder = ladders.setdefault((scheme.tp, scheme.pp), {})
         known = ladder.get(scheme.sp)
         length = min(model.max_sequence, setting.longest)
         if known is None or model.alone_ms(length) < known.alone_ms(length):
@@ -123,17 +124,22 @@ class _Group:
 def _micro_batches(
     setting: Setting, batch: Batch, ladder: Ladder, limit: int
 ) -> tuple[PlannedPipeline, ...]:
-    """Form micro-batches until every sequence runs; ranks go from one to the next as they end."""
-    tp = next(iter(ladder.values())).scheme.tp
-    ranks = setting.cluster.gpus // tp
+    """Form micro-batches until every sequence runs.
+
+    Ranks go from one to the next as they end, or all together in lockstep.
+    """
+    scheme = next(iter(ladder.values())).scheme
+    ranks = setting.cluster.gpus // (scheme.tp * scheme.pp)
     schemes = [model.scheme for degree, model in sorted(ladder.items()) if degree <= ranks]
     left = sorted(range(len(batch.lengths)), key=lambda i: (-batch.lengths[i], i))
     pipelines: list[PlannedPipeline] = []
+    number = 0
     while left:
         groups, left = _next_micro_batch(batch.lengths, left, schemes, ranks, limit)
         groups.sort(key=lambda group: -group.degree)  # aligned; stable
         work = [(group.scheme, [group.positions]) for group in groups]
-        pipelines += setting.pipelines(batch, work)
+        pipelines += setting.pipelines(batch, work, number if setting.in_rounds else None)
+        number += 1
     return tuple(pipelines)
 
 

@@ -21,7 +21,7 @@ def one_layout(
     setting: Setting, proposal: ProposalDocument, seed: int = 0
 ) -> list[Trainer | LeftOut]:
     """Set up both on the layout that ``proposal`` chose, or the best that it found of one."""
-    if setting.profile.rounds:
+    if setting.in_rounds:
         return []
     choice = proposal.layouts
     if choice is None:

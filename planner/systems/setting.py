@@ -9,8 +9,10 @@ from functools import cached_property
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange
-from seqplan.planner.placement.assembly import planned_pipeline
+from seqplan.planner.placement.assembly import planned_pipeline, ranks_of_stages
 from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.rounds.assemble import assemble_rounds
+from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.simulation.iteration import Execution
 from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
@@ -26,7 +28,8 @@ class Setting:
     """Where systems are compared: profile, cluster, batches; ``longest``: of the data set (tokens).
 
     Systems that are set up by search see these very batches, which is in their favour. Our
-    selection weighs the ``exchange``.
+    selection weighs the ``exchange``. ``lockstep``: all ranks run their k-th micro-batches
+    together, in rounds, ours in multiples of ``rounds_multiple``; so they do under ZeRO-3.
     """
 
     profile: Profile
@@ -34,6 +37,13 @@ class Setting:
     batches: tuple[Batch, ...]
     longest: int
     exchange: Exchange = NO_EXCHANGE
+    lockstep: bool = False
+    rounds_multiple: int = 1
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether ranks run in lockstep: asked for, or under ZeRO-3."""
+        return self.lockstep or self.profile.rounds
 
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
@@ -60,12 +70,19 @@ class Setting:
         work: Sequence[tuple[Scheme, Sequence[Sequence[int]]]],
         round_: int | None = None,
     ) -> tuple[PlannedPipeline, ...]:
-        """Make pipelines on consecutive ranks from their micro-batches (positions in the batch)."""
+        """Make pipelines on consecutive ranks from their micro-batches (positions in the batch).
+
+        In a round, of each stage: the ranks of a stage are the same in all rounds.
+        """
         pipelines = []
         first = 0
         for scheme, micro_batches in work:
-            ranks = tuple(range(first, first + scheme.gpus))
-            first += scheme.gpus
+            if round_ is None:
+                ranks = tuple(range(first, first + scheme.gpus))
+                first += scheme.gpus
+            else:
+                ranks = ranks_of_stages(scheme, first, self.cluster.gpus // scheme.pp)
+                first += scheme.stage_gpus
             pipeline_class = PipelineClass.of(self.models[scheme], 1)
             fraction = self.profile.forward_fraction
             pipelines.append(
@@ -80,6 +97,34 @@ class Setting:
                 )
             )
         return tuple(pipelines)
+
+    def replicas(
+        self, batch: Batch, scheme: Scheme, by_rank: Sequence[Sequence[Sequence[int]]]
+    ) -> Execution:
+        """Run equal replicas with their micro-batches (positions in the batch), in list order.
+
+        In lockstep the k-th of all replicas are round k, and wait for each other.
+        """
+        if not self.in_rounds:
+            return Execution((self.pipelines(batch, [(scheme, own) for own in by_rank]),))
+        rounds: list[PlannedPipeline] = []
+        for number in range(max(map(len, by_rank))):
+            work = [(scheme, own[number : number + 1]) for own in by_rank]
+            rounds += self.pipelines(batch, work, number)
+        return Execution((tuple(rounds),))
+
+    def even_rounds(self, batch: Batch, strategy: Strategy) -> Execution:
+        """Run our rounds of one scheme throughout; ``ValueError`` when a sequence fits no group."""
+        model = self.models[strategy.counts[0][0]]
+        gpus = self.cluster.gpus
+        rounds = plan_rounds(batch, [model], gpus, self.rounds_multiple)
+        if rounds is None:
+            raise ValueError(f"a sequence of {batch.longest} tokens fits no group of {strategy}")
+        planner = Planner(VERSION, 0, self.profile.digest, None)
+        fraction = self.profile.forward_fraction
+        return Execution.of_plan(
+            assemble_rounds(batch, rounds, planner, gpus, forward_fraction=fraction)
+        )
 
 
 @dataclass(frozen=True)

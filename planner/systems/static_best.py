@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from seqplan.planner.rounds.plan_rounds import plan_rounds
+from seqplan.planner.rounds.best_layout import best_rounds, layout_bound_ms
 from seqplan.planner.simulation.iteration import propagation_ms
 from seqplan.planner.strategies.homogeneous import (
     homogeneous_strategies,
@@ -27,6 +27,8 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Traine
     """Set up the best homogeneous strategy, and the best of ``candidates``, kept throughout."""
     if setting.profile.rounds:
         return []  # one degree throughout is the DeepSpeed-like system
+    if setting.lockstep:
+        return _in_rounds(setting)
     trainers: list[Trainer | LeftOut] = []
     gpus, longest = setting.cluster.gpus, setting.longest
     promising = promising_homogeneous(
@@ -71,16 +73,49 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Traine
     return trainers
 
 
-def best_degree(setting: Setting) -> Strategy | None:
-    """Find, under ZeRO-3, the sequence-parallel degree with the least mean time in even rounds."""
-    times: dict[Strategy, float] = {}
-    for strategy in homogeneous_strategies(setting.models, setting.cluster.gpus, setting.longest):
+def best_in_rounds(setting: Setting) -> Strategy | None:
+    """Find the scheme with the least mean time in even rounds, with its exchange.
+
+    Least bound first, while one may be the best.
+    """
+    gpus, exchange, best = setting.cluster.gpus, setting.exchange, None
+    least_ms = float("inf")
+    bounds = []
+    for strategy in homogeneous_strategies(setting.models, gpus, setting.longest):
         model = setting.models[strategy.counts[0][0]]
-        planned = [plan_rounds(batch, [model], setting.cluster.gpus) for batch in setting.batches]
-        known = [rounds.objective_ms for rounds in planned if rounds is not None]
-        if len(known) == len(planned):
-            times[strategy] = mean(known)
-    return min(times, key=lambda s: times[s]) if times else None
+        of = [layout_bound_ms(batch, [model], gpus, exchange) for batch in setting.batches]
+        bounds.append((mean(bound for bound in of if bound is not None), strategy, model))
+    for bound, strategy, model in sorted(bounds, key=lambda entry: entry[0]):
+        if bound >= least_ms:
+            break
+        planned = [
+            best_rounds(batch, [[model]], gpus, exchange, setting.rounds_multiple)
+            for batch in setting.batches
+        ]
+        time = mean(rounds.total_ms for rounds in planned if rounds is not None)
+        if time < least_ms:
+            best, least_ms = strategy, time
+    return best
+
+
+def _in_rounds(setting: Setting) -> list[Trainer | LeftOut]:
+    name = "Best static strategy, balanced"
+    why = "pipelines side by side that differ do not run in lockstep"
+    several = LeftOut("one-strategy", "One heterogeneous strategy", why)
+    best = best_in_rounds(setting)
+    if best is None:
+        return [LeftOut("static", name, f"no scheme holds {setting.longest:,} tokens"), several]
+    return [
+        Trainer(
+            "static",
+            name,
+            f"{best}, the best homogeneous strategy on these batches in lockstep; our dispatch to "
+            "rounds and replicas",
+            True,
+            lambda batch: setting.even_rounds(batch, best),
+        ),
+        several,
+    ]
 
 
 def _best(setting: Setting, strategies: Sequence[Strategy]) -> Strategy | None:

@@ -99,7 +99,7 @@ def _pipeline() -> _Node:
             "micro_batches": {"type": "array", "items": _micro_batch()},
             "predicted_ms": {"$ref": "#/$defs/time"},
         },
-        {"round": _integer(0, "under ZeRO-3 only")},
+        {"round": _integer(0, "in lockstep only")},
     )
 
 

@@ -11,11 +11,14 @@ still runs to its end. Three rules make it so.
   unless the two are posted together.)
 - Within a pass the groups take turns by axis, tp, ulysses, ring, sp; a layer repeats that turn.
 
-Under ZeRO-3 every rank, also one without work, takes part in the gathers of every round.
+In rounds of one stage every rank, also one without work, takes part in the gathers of every round.
+Rounds with stages follow each other as the micro-batches of one pipeline do: a stage runs their
+passes in 1F1B order, and a rank leaves out those of the rounds in which it has no work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from seqplan.plans.groups import Group
@@ -31,8 +34,8 @@ class Event(NamedTuple):
     - ``forward``, ``backward``: a pass of ``micro_batch``, in which the group communicates.
     - ``activations``, ``gradients``: of ``micro_batch``, from one stage's rank to the next's or
       back; the group is the two ranks, the earlier stage first.
-    - ``round``: the ZeRO-3 gathers of a round over the world; ``pipeline`` is None and
-      ``micro_batch`` is the round's number.
+    - ``round``: the gathers of a round over the world, as under ZeRO-3, where there is one stage;
+      ``pipeline`` is None and ``micro_batch`` is the round's number.
     """
 
     pipeline: int | None
@@ -45,6 +48,9 @@ def collectives(view: RankView) -> tuple[Event, ...]:
     """List every event of the rank, in order."""
     if view.rounds is None:
         return tuple(event for pipeline in view.pipelines for event in _pipeline_events(pipeline))
+    stages = max((placed.scheme.pp for placed in view.placement), default=1)
+    if stages > 1:
+        return tuple(_events(_in_rounds(view.pipelines, view.rounds)))
     world = tuple(range(view.world_size))
     events: list[Event] = []
     for number in range(view.rounds):
@@ -55,33 +61,68 @@ def collectives(view: RankView) -> tuple[Event, ...]:
     return tuple(events)
 
 
+_Run = tuple[PipelineView, int]
+"""A pipeline of the rank and the number of a micro-batch in it."""
+
+
+def _in_rounds(pipelines: Sequence[PipelineView], rounds: int) -> list[_Run | None]:
+    """List what the rank runs in each round, None where it has no work."""
+    runs: list[_Run | None] = [None] * rounds
+    for view in pipelines:
+        if view.round is not None and view.micro_batches:
+            runs[view.round] = (view, 0)
+    return runs
+
+
 def _pipeline_events(view: PipelineView) -> list[Event]:
-    rank = view.pp_group[view.at.pp]
-    before = None if view.pp_previous is None else (view.pp_previous, rank)
-    after = None if view.pp_next is None else (rank, view.pp_next)
+    return _events([(view, number) for number in range(len(view.micro_batches))])
+
+
+def _events(runs: Sequence[_Run | None]) -> list[Event]:
+    """List the events of micro-batches that go through the stages one after another."""
+    first = next((run for run in runs if run is not None), None)
+    if first is None:
+        return []
+    at, pp = first[0].at.pp, first[0].scheme.pp
+    events: list[Event] = []
+
+    def transfer(phase: Phase, run: _Run | None, *, ahead: bool) -> None:
+        if run is None:
+            return
+        view, micro_batch = run
+        rank = view.pp_group[view.at.pp]
+        if ahead and view.pp_next is not None:
+            events.append(Event(view.index, micro_batch, phase, (rank, view.pp_next)))
+        if not ahead and view.pp_previous is not None:
+            events.append(Event(view.index, micro_batch, phase, (view.pp_previous, rank)))
+
+    def computed(phase: Phase, run: _Run | None) -> None:
+        if run is not None:
+            view, micro_batch = run
+            events.extend(Event(view.index, micro_batch, phase, group) for group in _shared(view))
+
+    order = stage_order(pp, at, len(runs))
+    received_early = None  # the forward pass whose activations came before the last gradients
+    for number, (kind, place) in enumerate(order):
+        run = runs[place]
+        if kind == "F":
+            if place != received_early:
+                transfer("activations", run, ahead=False)
+            computed("forward", run)
+            transfer("activations", run, ahead=True)
+        else:
+            transfer("gradients", run, ahead=True)
+            computed("backward", run)
+            if number + 1 < len(order) and order[number + 1][0] == "F":
+                received_early = order[number + 1][1]
+                transfer("activations", runs[received_early], ahead=False)
+            transfer("gradients", run, ahead=False)
+    return events
+
+
+def _shared(view: PipelineView) -> list[Group]:
+    """List the groups of more than one rank that a pass of the rank communicates in."""
     axes = [view.tp_group, view.ulysses_group, view.ring_group]
     if view.scheme.ulysses > 1 and view.scheme.ring > 1:
         axes.append(view.sp_group)
-    shared = [group for group in axes if len(group) > 1]
-    events: list[Event] = []
-
-    def transfer(phase: Phase, micro_batch: int, pair: Group | None) -> None:
-        if pair is not None:
-            events.append(Event(view.index, micro_batch, phase, pair))
-
-    order = stage_order(view.scheme.pp, view.at.pp, len(view.micro_batches))
-    received_early = None  # the forward pass whose activations came before the last gradients
-    for number, (kind, micro_batch) in enumerate(order):
-        if kind == "F":
-            if micro_batch != received_early:
-                transfer("activations", micro_batch, before)
-            events += [Event(view.index, micro_batch, "forward", group) for group in shared]
-            transfer("activations", micro_batch, after)
-        else:
-            transfer("gradients", micro_batch, after)
-            events += [Event(view.index, micro_batch, "backward", group) for group in shared]
-            if number + 1 < len(order) and order[number + 1][0] == "F":
-                received_early = order[number + 1][1]
-                transfer("activations", received_early, before)
-            transfer("gradients", micro_batch, before)
-    return events
+    return [group for group in axes if len(group) > 1]

@@ -115,7 +115,7 @@ class RankView:
     """What one rank runs in a step, its pipelines in the order in which it runs them.
 
     ``loss_tokens``: of the whole step, what every loss is divided by; ``rounds``: how many rounds
-    all ranks go through, None without ZeRO-3; ``digest``: the plan's, where the caller gave it,
+    all ranks go through, None without lockstep; ``digest``: the plan's, where the caller gave it,
     so that ranks can tell whether they follow the same plan; ``placement``: where all pipelines
     of the step run, the same for every rank.
     """

@@ -41,9 +41,14 @@ class PreparedPipeline:
 def refuse_unrunnable(view: RankView, config: ModelConfig) -> None:
     """Refuse a step that a model of ``config`` cannot run, on every rank alike.
 
-    ``PlanError`` for degrees that its sizes do not allow, and for a rank that would hold several
-    parts of the model at once.
+    ``PlanError`` for rounds that go through stages, for degrees that its sizes do not allow, and
+    for a rank that would hold several parts of the model at once.
     """
+    if view.rounds is not None and any(placed.scheme.pp > 1 for placed in view.placement):
+        raise PlanError(
+            f"step {view.step}: rounds that go through stages are for hosts that change groups "
+            "between micro-batches (Megatron); here plan without lockstep, or with pp 1"
+        )
     for index, placed in enumerate(view.placement):
         reason = refusal(
             placed.scheme,

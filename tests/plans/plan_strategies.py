@@ -54,9 +54,9 @@ class _Block:
 
 @st.composite
 def costed_plans(draw: st.DrawFn, *, rounds: bool | None = None) -> Costed:
-    """A sound plan of a few dozen ranks at most; ``rounds`` forces or forbids ZeRO-3 rounds."""
+    """A sound plan of a few dozen ranks at most; ``rounds`` forces or forbids rounds."""
     in_rounds = draw(st.booleans()) if rounds is None else rounds
-    blocks, world = draw(_blocks())
+    blocks, world = draw(_blocks(draw(st.integers(1, 4)) if in_rounds else None))
     chosen: list[tuple[Scheme, tuple[int, ...], int | None]] = []
     if in_rounds:
         for number in range(draw(st.integers(1, 3))):
@@ -80,10 +80,15 @@ def plans(*, rounds: bool | None = None) -> st.SearchStrategy[Plan]:
 
 
 @st.composite
-def _blocks(draw: st.DrawFn) -> tuple[list[_Block], int]:
+def _blocks(draw: st.DrawFn, stages: int | None) -> tuple[list[_Block], int]:
+    """Ranks of several layouts, all of this many ``stages`` where that is given."""
     shapes = draw(
         st.lists(
-            st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 7)),
+            st.tuples(
+                st.integers(1, 3),
+                st.integers(1, 4) if stages is None else st.just(stages),
+                st.integers(1, 7),
+            ),
             min_size=1,
             max_size=3,
         )

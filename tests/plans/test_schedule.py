@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from plan_strategies import plans
 
 from seqplan.plans.plan import Plan, PlannedPipeline
-from seqplan.plans.schedule import makespan_ms, schedule
+from seqplan.plans.schedule import makespan_ms, schedule, stages_of_rounds
 from seqplan.plans.scheme import Scheme
 
 
@@ -32,6 +31,19 @@ def test_rounds_wait_for_the_whole_world() -> None:
     assert times.makespan_ms == 7.0
 
 
+def test_rounds_with_stages_follow_each_other_through_them() -> None:
+    scheme = Scheme(pp=2)
+
+    def on(first: int, time_ms: float, round: int) -> PlannedPipeline:
+        return PlannedPipeline(scheme, (first, first + 2), (), time_ms, round)
+
+    times = schedule([on(0, 4.0, 0), on(1, 10.0, 0), on(0, 6.0, 1), on(1, 2.0, 1)])
+    # At a stage the rounds last 5 and 3 ms, and the drain 5.
+    assert times.makespan_ms == 13.0
+    assert times.start_ms == (0.0, 0.0, 5.0, 5.0)
+    assert times.slack_ms == (6.0, 0.0, 0.0, 4.0)
+
+
 def test_durations_may_be_others() -> None:
     assert schedule([busy((0,), 3.0), busy((0,), 3.0)], [1.0, 1.5]).makespan_ms == 2.5
 
@@ -52,5 +64,7 @@ def test_slack_is_what_a_pipeline_can_lose(plan: Plan) -> None:
             slower = replace(pipeline, predicted_ms=times.slack_ms[index] + more)
             slower = replace(slower, predicted_ms=slower.predicted_ms + pipeline.predicted_ms)
             changed = [*plan.pipelines[:index], slower, *plan.pipelines[index + 1 :]]
-            expected = end + more if later else end
-            assert schedule(changed).makespan_ms == pytest.approx(expected, abs=1e-6)
+            # A round that goes through stages may last longer at one than it binds the step.
+            least = end + more / stages_of_rounds(plan.pipelines) if later else end
+            latest = end + more if later else end
+            assert least - 1e-6 <= schedule(changed).makespan_ms <= latest + 1e-6

@@ -146,6 +146,23 @@ def add_exchange(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_rounds(parser: argparse.ArgumentParser) -> None:
+    """Add the options of steps in rounds: ``--lockstep`` and ``--rounds-multiple``."""
+    parser.add_argument(
+        "--lockstep",
+        action="store_true",
+        help="all ranks run their k-th micro-batches together, in rounds, each as long as its "
+        "slowest group: for hosts on FSDP, and Megatron's dynamic context parallelism",
+    )
+    parser.add_argument(
+        "--rounds-multiple",
+        metavar="M",
+        type=positive,
+        default=1,
+        help="the rounds of every step are a multiple of M; default 1",
+    )
+
+
 def add_executor(parser: argparse.ArgumentParser) -> None:
     """Add the option to a verb's parser."""
     from seqplan.planner.workers.executor import EXECUTORS

@@ -44,8 +44,9 @@ class NewProposal(BaseModel):
 
     ``profile``: id or name; ``lengths``: id; ``exchange_ms``: one time, or [equal replicas,
     different layouts]; without it, derived for each layout; ``propagation_only``: leave it out;
-    ``static_groups``: groups do not re-form within a step; ``layout``: only schemes of one tp and
-    pp, as tp4.pp2.
+    ``static_groups``: groups stay as they are within a step; ``lockstep``: ranks run their k-th
+    micro-batches together, in rounds, a multiple of ``rounds_multiple``; ``layout``: only schemes
+    of one tp and pp, as tp4.pp2.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -62,6 +63,8 @@ class NewProposal(BaseModel):
     overlap: Share = 0.0
     propagation_only: bool = False
     static_groups: bool = False
+    lockstep: bool = False
+    rounds_multiple: Positive = 1
     schemes: Literal["all", "measured"] = "all"
     layout: Text | None = None
 

@@ -41,14 +41,14 @@ SURFACE = {
     "verify-device": "--device --checks --minutes --quick -o/--output --json",
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
     "--optimizer-shards --include-flagged --schemes --layout --exchange-ms --overlap "
-    "--propagation-only --static-groups -o/--output --json",
+    "--propagation-only --static-groups --lockstep --rounds-multiple -o/--output --json",
     "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --static-groups "
     "--window --exact --workers --executor -o/--output --export --json",
     "check": "plans.jsonl --profile --proposal --json",
     "explain": "plans.jsonl --step! --rank --json",
     "compare": "--profile! --gpus! --lengths! --max-len! --tokens --steps --seed --systems "
     "--sweep --optimizer-shards --include-flagged --schemes --layout --search-static "
-    "--exchange-ms --overlap "
+    "--exchange-ms --overlap --lockstep --rounds-multiple "
     "--optimizer-ms --switch-ms --cbc-seconds --fast "
     "-o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",

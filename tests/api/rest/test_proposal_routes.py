@@ -42,6 +42,11 @@ def _settled(stocked: Stocked, asked: dict[str, Any]) -> dict[str, Any]:
             {"exchange_ms": [10, 90.5], "optimizer_shards": 4, "include_flagged": True},
         ),
         (4, ["--method", "eq4", "--tokens", "20000"], {"method": "eq4", "tokens": 20000}),
+        (
+            4,
+            ["--lockstep", "--rounds-multiple", "2"],
+            {"lockstep": True, "rounds_multiple": 2},
+        ),
     ],
 )
 def test_the_same_document_as_from_the_command_line(
@@ -63,6 +68,8 @@ def test_the_same_document_as_from_the_command_line(
     [
         ({"exchange_ms": 1, "propagation_only": True}, "propagation_only leaves the exchange out"),
         ({"layout": "tp3"}, "has no scheme of layout tp3"),
+        ({"rounds_multiple": 2}, "rounds_multiple is for rounds; give lockstep with it"),
+        ({"lockstep": True, "static_groups": True}, "lockstep forms groups anew in each round"),
         ({"layout": "u2"}, "layout wants tp and pp"),
         ({"schemes": "some"}, "body.schemes: "),
         ({"overlap": 1.5, "exchange_ms": 1}, "body.overlap: "),

@@ -47,6 +47,27 @@ def test_ours_is_no_slower_than_the_static_ones() -> None:
     assert all(step.gap is not None and step.planning_ms for step in comparison.ours.iterations)
 
 
+def test_in_lockstep_what_runs_in_rounds_is_compared_and_the_rest_left_out() -> None:
+    profile = shipped("llama-7b-a800-80gb")
+    exchange = exchange_of(profile, 8)
+    comparison = compare(profile, Cluster(8, 8192, 30_000), CODE, 2, exchange, lockstep=True)
+    assert {system.key for system in comparison.systems} == {
+        *("ours", "static", "megatron-dcp", "megatron-packing"),
+        *("verl", "trl", "slime", "rebalance"),
+    }
+    left_out = dict(comparison.left_out)
+    assert set(left_out) == {
+        *("One heterogeneous strategy", "Megatron-like", "HotSPa-like", "Hydraulis"),
+        *("DeepSpeed-like", "FlexSP-like"),
+    }
+    assert left_out["Hydraulis"].endswith("here all ranks run in lockstep")
+    assert any("run in lockstep" in sentence for sentence in comparison.assumptions)
+    ours = mean_propagation_ms(comparison.ours)
+    static = next(system for system in comparison.systems if system.key == "static")
+    assert comparison.ours.mean_ms <= static.mean_ms * 1.001
+    assert ours > 0
+
+
 def test_all_systems_see_the_same_batches() -> None:
     for systems in zip(*(system.iterations for system in small().systems), strict=True):
         assert (

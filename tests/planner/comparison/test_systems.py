@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -43,7 +44,12 @@ BY_NAME: dict[str, Callable[[Setting], Offers]] = {
     "verl": karmarkar_karp,
     "hosts": host_rules,
 }
-SETTINGS = {"dense": dense, "lockstep": lockstep, "rings": rings}
+SETTINGS = {
+    "dense": dense,
+    "lockstep": lockstep,
+    "rings": rings,
+    "rings-in-rounds": lambda: replace(rings(), lockstep=True, rounds_multiple=2),
+}
 APPLY = {
     ("dense", "static"): ["static", "one-strategy"],
     ("dense", "megatron"): ["megatron", "megatron-dense", "megatron-balanced"],
@@ -59,6 +65,11 @@ APPLY = {
     ("dense", "verl"): ["verl"],
     ("rings", "verl"): ["verl"],
     ("dense", "hosts"): ["trl", "slime", "rebalance"],
+    ("rings-in-rounds", "static"): ["static"],
+    ("rings-in-rounds", "megatron-dcp"): ["megatron-dcp"],
+    ("rings-in-rounds", "megatron-packing"): ["megatron-packing"],
+    ("rings-in-rounds", "verl"): ["verl"],
+    ("rings-in-rounds", "hosts"): ["trl", "slime", "rebalance"],
 }
 """(setting, baseline) → the systems that it gives."""
 
@@ -87,6 +98,8 @@ def test_each_sequence_once_within_memory_and_ranks(where: str, name: str) -> No
                         cost = model.latency.micro_batch_ms(lengths)
                         assert micro.cost_ms == pytest.approx(cost, abs=1e-3)
             assert sorted(seen) == list(range(len(batch.lengths))), offer.key
+            if setting.in_rounds:
+                assert all(pipeline.round is not None for pipeline in execution.pipelines)
             if offer.key == "megatron-packing":  # whose ranks go from group to group
                 _aligned(execution.phases[0], setting.cluster.gpus)
                 continue

@@ -11,8 +11,10 @@ from oracles.exhaustive import partitions
 from seqplan.planner.placement.fleet import PipelineClass
 
 
-def least_rounds_ms(classes: Sequence[PipelineClass], lengths: Sequence[int], gpus: int) -> float:
-    """Σ rounds of the best plan: groups, their schemes, and their rounds."""
+def least_rounds_ms(
+    classes: Sequence[PipelineClass], lengths: Sequence[int], gpus: int, stages: int = 1
+) -> float:
+    """Σ rounds of the best plan, and (stages − 1) times the longest: groups, schemes, rounds."""
     best = inf
     for groups in partitions(range(len(lengths))):
         options = []
@@ -26,13 +28,13 @@ def least_rounds_ms(classes: Sequence[PipelineClass], lengths: Sequence[int], gp
                 ]
             )
         for rounds in partitions(range(len(groups))):
-            total = 0.0
+            lasting = []
             for one in rounds:
                 times = [
                     max(time for _, time in choice)
                     for choice in product(*(options[i] for i in one))
                     if sum(size for size, _ in choice) <= gpus
                 ]
-                total += min(times, default=inf)
-            best = min(best, total)
+                lasting.append(min(times, default=inf))
+            best = min(best, sum(lasting) + (stages - 1) * max(lasting))
     return best

@@ -22,7 +22,7 @@ def test_it_is_never_above_the_best_rounds(case: tuple[list[SchemeModel], Batch,
     models, batch, gpus = case
     rounds = plan_rounds(batch, models, gpus)
     assert rounds is not None
-    proven = prove_rounds(rounds, batch, gpus)
+    proven = prove_rounds(rounds, batch)
     best = least_rounds_ms([PipelineClass.of(model, 1) for model in models], batch.lengths, gpus)
     assert rounds.lower_bound_ms <= proven.lower_bound_ms <= best * (1 + 1e-9)
     assert proven.rounds == rounds.rounds
@@ -34,7 +34,7 @@ def test_a_round_that_a_long_sequence_stretches_cannot_be_filled() -> None:
     rounds = plan_rounds(batch, models, 64)
     assert rounds is not None
     before = rounds.objective_ms / rounds.lower_bound_ms - 1
-    proven = prove_rounds(rounds, batch, 64)
+    proven = prove_rounds(rounds, batch)
     after = proven.objective_ms / proven.lower_bound_ms - 1
     assert before > 0.1
     assert after < before / 2

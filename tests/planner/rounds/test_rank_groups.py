@@ -10,6 +10,7 @@ from oracles.rounds import least_rounds_ms
 
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.rounds.rank_groups import GroupedRounds, plan_groups
+from seqplan.planner.simulation.one_f_one_b import simulate_ms
 from seqplan.profiler.latency import Latency
 
 
@@ -83,7 +84,7 @@ def test_sound_whatever_is_asked(
         done = plan_groups(lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
     except ValueError as error:
         assume("cannot" in str(error))
-        assert len(lengths) < multiple * ranks or ranks & (ranks - 1)
+        assert len(lengths) < multiple * ranks or len(lengths) % multiple or ranks & (ranks - 1)
         return
     check(done, lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
 
@@ -111,6 +112,33 @@ def test_rounds_lie_between_the_bound_and_the_optimum(
     best = least_rounds_ms(classes, lengths, ranks)
     assert done.lower_bound_ms <= best * (1 + 1e-9)
     assert best * (1 - 1e-9) <= done.predicted_ms <= 2 * best
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=2, max_size=5),
+    ranks=st.sampled_from([2, 4]),
+    room=st.integers(0, 30),
+    c=st.sampled_from([0.0, 5.0]),
+    stages=st.integers(2, 4),
+)
+def test_through_stages_they_lie_between_the_bound_and_the_optimum(
+    lengths: list[int], ranks: int, room: int, c: float, stages: int
+) -> None:
+    capacity = -(-max(lengths) // ranks) + room
+    costs = costs_of(ranks, 0.02, 1.0, c)
+    done = plan_groups(lengths, ranks, capacity, costs, stages=stages)
+    classes = [
+        PipelineClass(1, cost.a, cost.b, cost.c, capacity * degree, 1, 1, degree)
+        for degree, cost in costs.items()
+    ]
+    best = least_rounds_ms(classes, lengths, ranks, stages)
+    assert done.lower_bound_ms <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= done.predicted_ms <= 2 * best
+    slowest = [max(times) for times in done.rounds_ms]
+    assert simulate_ms(slowest, stages) <= done.predicted_ms * (1 + 1e-9)
+    with pytest.raises(ValueError, match="one by one do not go through stages"):
+        plan_groups(lengths, ranks, capacity, costs, one_each=True, stages=stages)
 
 
 def test_the_same_lengths_give_the_same_groups() -> None:

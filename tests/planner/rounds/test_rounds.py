@@ -1,4 +1,4 @@
-"""Rounds under ZeRO-3: complete, within GPUs and memory, above the bound, near the optimum."""
+"""Rounds of one stage: complete, within GPUs and memory, above the bound, near the optimum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from oracles.rounds import least_rounds_ms
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.rounds.assemble import assemble_rounds
-from seqplan.planner.rounds.plan_rounds import plan_rounds, rounds_bound_ms
+from seqplan.planner.rounds.plan_rounds import plan_rounds
+from seqplan.planner.rounds.round_bounds import rounds_bound_ms
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Planner
 from seqplan.plans.scheme import Scheme
@@ -61,7 +62,7 @@ def test_plans_in_rounds_break_no_rule(case: tuple[list[SchemeModel], Batch, int
     models, batch, gpus = case
     rounds = plan_rounds(batch, models, gpus)
     assert rounds is not None
-    plan = assemble_rounds(batch, rounds, PLANNER, gpus)
+    plan = assemble_rounds(batch, rounds, PLANNER, gpus, forward_fraction=1 / 3)
     assert lint(plan, {model.scheme: model for model in models}) == []
     assert abs(plan.predicted_ms - rounds.objective_ms) <= 1e-3 * (len(plan.pipelines) + 1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,6 +56,21 @@ def test_two_stages_have_their_bubbles() -> None:
     assert seen.rank_busy_ms == (60, 60)
     assert seen.bubble_ratio == pytest.approx(1 / 3)
     assert seen.imbalance == 0
+
+
+def test_rounds_go_through_stages_as_micro_batches_do() -> None:
+    """Two rounds of 30 at each of two stages; the second group of round 1 computes for 15."""
+    groups = (("pp2", 30.0, 0), ("pp2", 30.0, 0), ("pp2", 30.0, 1), ("pp2", 15.0, 1))
+    phase = tuple(
+        replace(pipeline(scheme, 0, [cost], number), ranks=(place % 2, place % 2 + 2))
+        for place, (scheme, cost, number) in enumerate(groups)
+    )
+    seen = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, NOTHING)
+    assert seen.propagation_ms == pytest.approx(90)
+    assert propagation_ms((phase,), PROFILE.forward_fraction) == pytest.approx(90)
+    assert seen.rank_busy_ms == pytest.approx((60, 45, 60, 45))
+    assert seen.imbalance == pytest.approx(60 / 45 - 1)
+    assert max(seen.rank_end_ms) == pytest.approx(90)
 
 
 def test_phases_follow_one_another_with_switches() -> None:

@@ -38,6 +38,14 @@ def test_degrees_that_the_sizes_do_not_allow(scheme: Scheme, reason: str) -> Non
     refuse_unrunnable(rank_view(one_pipeline_plan(Scheme(tp=2, pp=3), [9]), 0), CONFIG)
 
 
+def test_rounds_that_go_through_stages() -> None:
+    plan = one_pipeline_plan(Scheme(pp=3), [40, 9], step=4)
+    (pipeline,) = plan.pipelines
+    view = rank_view(replace(plan, pipelines=(replace(pipeline, round=0),)), 1)
+    with pytest.raises(PlanError, match=r"step 4: rounds that go through stages are for hosts"):
+        refuse_unrunnable(view, CONFIG)
+
+
 def test_a_rank_that_would_hold_two_parts_of_the_model() -> None:
     plan = one_pipeline_plan(Scheme(tp=2), [40, 9])
     other = PlannedPipeline(Scheme(pp=2), (0, 1), (), 0.0)

@@ -1,0 +1,201 @@
+"""Rounds in which no rank is idle: groups are split or widened, and sequences move.
+
+A rank without a micro-batch would have to make one up, as all run in lockstep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush, heapreplace
+from math import ceil
+
+from seqplan.planner.placement.fleet import PipelineClass
+
+Group = tuple[int, tuple[int, ...]]
+"""Index of the class, and the positions of its sequences."""
+
+
+class BusyRanks:
+    """Gives idle ranks work, the slowest groups first.
+
+    ``classes``: what groups may be, largest first; ``lengths``: tokens by position. ``one_each``:
+    a group runs its sequences one by one, each a micro-batch, so that memory limits each alone.
+    """
+
+    def __init__(
+        self,
+        classes: Sequence[PipelineClass],
+        lengths: Sequence[int],
+        ranks: int,
+        *,
+        one_each: bool = False,
+    ) -> None:
+        self._classes, self._lengths, self.ranks = classes, lengths, ranks
+        self._one_each = one_each
+
+    def time_ms(self, k: int, positions: Sequence[int]) -> float:
+        """Time a group of class ``k`` with its sequences (ms)."""
+        degree = self._classes[k]
+        work = sum(self._lengths[i] * (degree.a * self._lengths[i] + degree.b) for i in positions)
+        return work + degree.c * (len(positions) if self._one_each else 1)
+
+    def round_ms(self, groups: Sequence[Group]) -> float:
+        """Time a round: its slowest group (ms)."""
+        return max(self.time_ms(*group) for group in groups)
+
+    def idle(self, groups: Sequence[Group]) -> int:
+        """Count the ranks that are in no group of a round."""
+        return self.ranks - sum(self._classes[k].gpus for k, _ in groups)
+
+    def evened(self, groups: Sequence[Group]) -> list[Group]:
+        """Deal the sequences of each class's groups anew where its slowest then takes less.
+
+        Longest first, each to the group with least work that has room.
+        """
+        evened: list[Group] = []
+        for k in dict.fromkeys(k for k, _ in groups):
+            own = [group for group in groups if group[0] == k]
+            dealt = self._dealt(k, [i for _, positions in own for i in positions], len(own))
+            if dealt and self.round_ms(dealt) < self.round_ms(own):
+                own = dealt
+            evened += own
+        return evened
+
+    def _dealt(self, k: int, positions: Sequence[int], number: int) -> list[Group] | None:
+        """Deal sequences to ``number`` groups of a class; None where one finds no room."""
+        degree, lengths = self._classes[k], self._lengths
+        loads = [(0.0, place) for place in range(number)]
+        padded = {i: degree.pad(lengths[i]) for i in positions}
+        room = [sum(padded.values()) if self._one_each else degree.capacity] * number
+        dealt: list[list[int]] = [[] for _ in loads]
+        overhead = degree.c if self._one_each else 0.0
+        for i in sorted(positions, key=lambda i: (-lengths[i], i)):
+            full = []
+            while loads and room[loads[0][1]] < padded[i]:
+                full.append(heappop(loads))
+            if not loads:
+                return None
+            load, place = loads[0]
+            work = lengths[i] * (degree.a * lengths[i] + degree.b)
+            heapreplace(loads, (load + work + overhead, place))
+            room[place] -= padded[i]
+            dealt[place].append(i)
+            for skipped in full:
+                heappush(loads, skipped)
+        return [(k, tuple(own)) for own in dealt if own]
+
+    def filled_up(self, groups: Sequence[Group]) -> list[Group]:
+        """Split or widen groups, each time where the round then lasts least, while ranks are idle.
+
+        Some stay idle where no group has two sequences to split, nor a larger class to become.
+        """
+        left = list(groups)
+        times = [self.time_ms(*group) for group in left]
+        while idle := self.idle(left):
+            order = sorted(range(len(left)), key=lambda g: -times[g])
+            best: tuple[float, float, int, list[Group]] | None = None
+            for place in order:
+                others = times[order[1] if place == order[0] else order[0]] if left[1:] else 0.0
+                for option in self._larger(left[place], idle):
+                    time = self.round_ms(option)
+                    if best is None or (max(time, others), time) < best[:2]:
+                        best = (max(time, others), time, place, option)
+            if best is None:
+                return left
+            _, _, place, option = best
+            left[place : place + 1] = option
+            times[place : place + 1] = [self.time_ms(*group) for group in option]
+        return left
+
+    def _larger(self, group: Group, idle: int) -> list[list[Group]]:
+        """List what a group can become with up to ``idle`` more ranks."""
+        k, positions = group
+        options: list[list[Group]] = []
+        degree = self._classes[k].gpus
+        if k and self._classes[k - 1].gpus - degree <= idle and self._held(k - 1, positions):
+            options.append([(k - 1, positions)])
+        if degree <= idle and len(positions) > 1:
+            options.append([(k, half) for half in self._halves(positions)])
+        return options
+
+    def _held(self, k: int, positions: Sequence[int]) -> bool:
+        """Whether a group of class ``k`` has the memory for these sequences."""
+        degree = self._classes[k]
+        padded = [degree.pad(self._lengths[i]) for i in positions]
+        return (max(padded) if self._one_each else sum(padded)) <= degree.capacity
+
+    def together(self, groups: Sequence[Group]) -> list[Group] | None:
+        """Return one group of all ranks with all sequences; None where that cannot be."""
+        positions = tuple(i for _, own in groups for i in own)
+        if self._classes[0].gpus != self.ranks or not self._held(0, positions):
+            return None
+        return [(0, positions)]
+
+    def moved(self, rounds: Sequence[Sequence[Group]]) -> list[list[Group]]:
+        """Move sequences to ranks that are idle in their round, from rounds that can spare some.
+
+        Each time the shortest sequence of a group with several, of the slowest round that has one.
+        Ranks stay idle where there are fewer sequences than groups.
+        """
+        left = [list(groups) for groups in rounds]
+        for here in range(len(left)):
+            while idle := self.idle(left[here]):
+                gift = self._spared(left, here, idle)
+                if gift is None:
+                    break
+                left[here] = self.filled_up([*left[here], gift])
+        return left
+
+    def _spared(self, rounds: list[list[Group]], here: int, idle: int) -> Group | None:
+        """Take a sequence of another round as a group of at most ``idle`` ranks; None if none."""
+        others = sorted(
+            (r for r in range(len(rounds)) if r != here),
+            key=lambda r: (-self.round_ms(rounds[r]), r),
+        )
+        for r in others:
+            places = sorted(range(len(rounds[r])), key=lambda g: -self.time_ms(*rounds[r][g]))
+            for place in places:
+                k, positions = rounds[r][place]
+                shortest = min(positions, key=lambda i: (self._lengths[i], i))
+                fitting = [
+                    j
+                    for j, degree in enumerate(self._classes)
+                    if degree.gpus <= idle and self._held(j, [shortest])
+                ]
+                if len(positions) > 1 and fitting:
+                    rounds[r][place] = (k, tuple(i for i in positions if i != shortest))
+                    return fitting[-1], (shortest,)
+        return None
+
+    def _halves(self, positions: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Split sequences into two parts of about equal work, longest first."""
+        halves: tuple[list[int], list[int]] = ([], [])
+        loads = [0.0, 0.0]
+        for i in sorted(positions, key=lambda i: (-self._lengths[i], i)):
+            lesser = int(loads[1] < loads[0])
+            halves[lesser].append(i)
+            loads[lesser] += self.time_ms(0, [i])
+        return tuple(halves[0]), tuple(halves[1])
+
+    def in_multiples(self, rounds: Sequence[Sequence[Group]], multiple: int) -> list[list[Group]]:
+        """Split rounds, the longest first, until their number is a multiple.
+
+        ``ValueError`` where there are fewer sequences than rounds.
+        """
+        left = [list(groups) for groups in rounds]
+        wanted = ceil(len(left) / multiple) * multiple
+        while len(left) < wanted:
+            order = sorted(range(len(left)), key=lambda r: (-self.round_ms(left[r]), r))
+            place = next((r for r in order if sum(len(p) for _, p in left[r]) > 1), None)
+            if place is None:
+                raise ValueError(f"{len(left)} sequences cannot fill {wanted} micro-batches")
+            left[place : place + 1] = self._two_rounds(left[place])
+        return left
+
+    def _two_rounds(self, groups: Sequence[Group]) -> list[list[Group]]:
+        if len(groups) == 1:
+            ((k, positions),) = groups
+            return [[(k, half)] for half in self._halves(positions)]
+        ordered = sorted(groups, key=lambda group: -self.time_ms(*group))
+        half = len(ordered) // 2
+        return [ordered[:half], ordered[half:]]

@@ -1,0 +1,27 @@
+"""What may be asked of rounds."""
+
+from __future__ import annotations
+
+from seqplan.profiler.profile import Profile
+
+
+def check_rounds(
+    profile: Profile,
+    lockstep: bool,
+    multiple: int,
+    *,
+    static_groups: bool = False,
+    spelled: tuple[str, str, str] = ("--lockstep", "--rounds-multiple", "--static-groups"),
+) -> None:
+    """Raise ``ValueError`` for options that do not go together with rounds, or without them.
+
+    ``spelled``: how the caller writes the three.
+    """
+    if multiple < 1:
+        raise ValueError(f"{spelled[1]} must be 1 or more, not {multiple}")
+    if multiple > 1 and not (lockstep or profile.rounds):
+        raise ValueError(f"{spelled[1]} is for rounds; give {spelled[0]} with it")
+    if lockstep and static_groups:
+        raise ValueError(
+            f"{spelled[0]} forms groups anew in each round, {spelled[2]} keeps them; leave one out"
+        )

@@ -1,0 +1,143 @@
+"""Proposals in lockstep: rounds for any profile, by layout, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqplan import Cluster, Infeasible, Planner, ProposalDocument, find_profile, make_proposal
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.placement.kernel import VARIABLE
+from seqplan.planner.simulation.timeline import simulate_plan_ms
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.workers.produce import produce
+from seqplan.plans.format.canonical import canonical_json, digest_of
+from seqplan.plans.lint import lint
+from seqplan.profiler.profile import Profile
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+LLAMA = find_profile("llama-7b-a800-80gb")
+CLUSTER = Cluster(16, 16_384, 60_000)
+
+
+def proposed(profile: Profile = LLAMA, multiple: int = 1) -> ProposalDocument:
+    return make_proposal(
+        profile,
+        CLUSTER,
+        CODE[:400],
+        exchange=exchange_of(profile, CLUSTER.gpus),
+        lockstep=True,
+        rounds_multiple=multiple,
+    )
+
+
+@pytest.fixture(scope="module")
+def document() -> ProposalDocument:
+    return proposed()
+
+
+def batch(step: int = 0, count: int = 60) -> Batch:
+    lengths = np.minimum(CODE[step * 60 : step * 60 + count], CLUSTER.max_len).tolist()
+    return replace(Batch.of_lengths(lengths), step=step)
+
+
+def test_every_step_is_in_rounds_of_one_layout(document: ProposalDocument) -> None:
+    models = CLUSTER.models(LLAMA)
+    planner = StepPlanner(document)
+    assert document.layouts is not None
+    for step in range(3):
+        plan = planner.plan(batch(step))
+        assert lint(plan, models) == []
+        assert all(pipeline.round is not None for pipeline in plan.pipelines)
+        assert {f"tp{p.scheme.tp}" for p in plan.pipelines} == {document.layouts.chosen}
+        assert plan.exchange_ms == document.layouts.rows[0].exchange_ms
+        assert simulate_plan_ms(plan, LLAMA.forward_fraction) <= plan.predicted_ms + 1e-6
+        for number in range(max(p.round or 0 for p in plan.pipelines) + 1):
+            own = [r for p in plan.pipelines if p.round == number for r in p.ranks]
+            assert sorted(own) == list(range(CLUSTER.gpus))
+
+
+def test_the_document_says_so_and_those_without_it_are_read_as_before(
+    document: ProposalDocument,
+) -> None:
+    again = ProposalDocument.from_json(document.to_json(), "here")
+    assert again.in_rounds
+    assert again == document
+    raw = json.loads(document.to_json())
+    del raw["lockstep"], raw["digest"]
+    earlier = ProposalDocument.from_json(
+        json.dumps({**raw, "digest": digest_of(canonical_json(raw))}), "here"
+    )
+    assert not earlier.in_rounds
+    assert not StepPlanner(earlier).plan(batch()).pipelines[0].round
+    zero_3 = replace(earlier, profile=find_profile("gpt-7b-a100-40gb"))
+    assert zero_3.in_rounds
+
+
+def test_candidates_are_its_static_groups_and_none_is_faster(document: ProposalDocument) -> None:
+    assert all(candidate.strategy.homogeneous for candidate in document.candidates)
+    layouts = {(s.tp, s.pp) for c in document.candidates for s, _ in c.strategy.counts}
+    assert len(layouts) == 1
+    times = [c.expected_ms for c in document.candidates if c.runs == 1 and c.expected_ms]
+    assert document.expected_ms <= min(times) + 1e-3
+    assert document.lower_bound_ms <= document.expected_ms
+
+
+def test_the_same_plans_whoever_plans(
+    document: ProposalDocument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [batch(step) for step in range(3)]
+    here = [planned.line for planned in produce(document, batches)]
+    assert [planned.line for planned in produce(document, batches, workers=2)] == here
+    monkeypatch.setenv(VARIABLE, "python")
+    assert [planned.line for planned in produce(document, batches)] == here
+
+
+def test_rounds_come_in_multiples() -> None:
+    planner = Planner(LLAMA, 16, 16_384, layout="tp2.pp2", lockstep=True, rounds_multiple=3)
+    plan = planner.plan(batch().lengths)
+    rounds = {pipeline.round for pipeline in plan.pipelines}
+    assert len(rounds) % 3 == 0
+    assert {pipeline.scheme.pp for pipeline in plan.pipelines} == {2}
+    assert f"in {len(rounds)} rounds through 2 stages" in plan.explain()
+    assert lint(plan, CLUSTER.models(LLAMA)) == []
+    few = "2 sequences cannot fill 3 micro-batches, in multiples of 3; give larger steps"
+    with pytest.raises(Infeasible, match=few):
+        planner.plan([900, 100])
+
+
+def test_fewer_sequences_than_groups_leave_ranks_idle() -> None:
+    plan = Planner(LLAMA, 16, 16_384, layout="tp8", lockstep=True).plan([4_000])
+    (pipeline,) = plan.pipelines
+    assert pipeline.scheme.gpus == 16
+    alone = Planner(LLAMA.restricted(measured=True), 16, 16_384, layout="tp8", lockstep=True)
+    assert alone.plan([4_000]).idle_ranks == tuple(range(8, 16))
+
+
+def test_zero_3_has_no_exchange_and_its_own_memory() -> None:
+    gpt = find_profile("gpt-7b-a100-40gb")
+    asked = Planner(gpt, 16, 16_384, lockstep=True).plan(batch().lengths)
+    implied = Planner(gpt, 16, 16_384).plan(batch().lengths)
+    assert asked.exchange_ms is None
+    assert asked.pipelines == implied.pipelines
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(ValueError, match="eq4 chooses strategies for a whole step"):
+        make_proposal(LLAMA, CLUSTER, CODE, method="eq4", lockstep=True)
+    with pytest.raises(ValueError, match="--lockstep forms groups anew in each round"):
+        make_proposal(LLAMA, CLUSTER, CODE, lockstep=True, static_groups=True)
+    with pytest.raises(ValueError, match="rounds_multiple is for rounds; give lockstep with it"):
+        Planner(LLAMA, 16, 16_384, rounds_multiple=2)
+    with pytest.raises(ValueError, match="rounds_multiple must be 1 or more, not 0"):
+        Planner(LLAMA, 16, 16_384, lockstep=True, rounds_multiple=0)
+    with pytest.raises(ValueError, match="exact answers are for pipelines; the proposal is in"):
+        Planner(LLAMA, 16, 16_384, lockstep=True, exact=True)
+    document = make_proposal(LLAMA, CLUSTER, CODE[:100], lockstep=True)
+    with pytest.raises(ValueError, match="lockstep is stated by the proposal; leave it out"):
+        Planner(document, lockstep=True)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from seqplan.plans.plan import Plan
+from seqplan.plans.views.owners import Owners
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.errors import communicating
@@ -25,6 +26,7 @@ from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.huggingface.router_loss import RoutedLoss
 from seqplan.runtime.states.checkpoint import Cursor, restore, save
 from seqplan.runtime.states.held_bytes import HeldBytes, held_bytes
+from seqplan.runtime.states.optimizers import refuse_unfit
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.steps.consumer import PlanConsumer, Step
 from seqplan.runtime.steps.in_process import agreed_steps
@@ -53,21 +55,25 @@ def host(
     callbacks: Sequence[Callable[[StepReport], None]] = (),
     groups: Communicators | None = None,
     resident_bytes: float | None = None,
+    owners: Owners = "slices",
 ) -> Job:
     """Take a causal language model over and return the job that trains it, on every rank together.
 
     ``model``: of transformers, or wrapped by peft, in its dtype and on this rank's device; trained
     values are taken from the first rank, frozen ones must be alike. ``optimizer`` gets names and
-    master slices of the trained parameters, as torch's optimizers take them, and must be
-    element-wise. ``scheduler`` gets the optimizer and is stepped after each step. ``loss_of`` gets
-    logits and the micro-batch, or parts of ``loss_rows`` tokens of both, and gives a sum over
-    tokens. ``autocast``: dtype in which the model computes. ``callbacks`` are called after each
-    step. ``resident_bytes``: what plans count on beside activations (``Planner.resident_bytes``);
-    a model that takes well more is refused. ``groups``: made here where None, after the default
-    process group where there is none either: of torchrun's ranks, or of this process alone.
+    what this rank owns of the trained parameters, as torch's optimizers take them: slices of one
+    axis, for an element-wise optimizer, or, where ``owners`` is ``matrices``, whole parameters, for
+    those that need them; a rank may own none. ``scheduler`` gets the optimizer and is stepped after
+    each step. ``loss_of`` gets logits and the micro-batch, or parts of ``loss_rows`` tokens of
+    both, and gives a sum over tokens. ``autocast``: dtype in which the model computes.
+    ``callbacks`` are called after each step. ``resident_bytes``: what plans count on beside
+    activations (``Planner.resident_bytes``); a model that takes well more is refused. ``groups``:
+    made here where None, after the default process group where there is none either: of torchrun's
+    ranks, or of this process alone.
 
     ``UnsupportedModel``, on every rank, for a model that is not computed exactly;
-    ``ValueError`` where frozen values differ between ranks, or more is held than that.
+    ``ValueError`` where frozen values differ between ranks, more is held than that, or the
+    optimizer needs whole parameters and owners hold slices.
     """
     joined = join_ranks(model)
     return Job(
@@ -81,6 +87,7 @@ def host(
         callbacks=callbacks,
         groups=groups or Communicators.create(),
         resident_bytes=resident_bytes,
+        owners=owners,
         ends_process_group=joined,
     )
 
@@ -104,16 +111,18 @@ class Job:
         callbacks: Sequence[Callable[[StepReport], None]],
         groups: Communicators,
         resident_bytes: float | None,
+        owners: Owners,
         ends_process_group: bool,
     ) -> None:
         self.model, self.groups = model, groups
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._hosted, attends = inspected(model, autocast, groups)
-        self.states = ShardedStates(self._hosted, groups.states)
+        self.states = ShardedStates(self._hosted, groups.states, owners=owners)
         if resident_bytes is not None:
-            self.held_bytes.refuse_above(resident_bytes)
+            self.held_bytes.refuse_above(resident_bytes, groups.control)
         masters = self.states.master_parameters()
         self.optimizer = optimizer([(n.removeprefix(_PREFIX), p) for n, p in masters])
+        refuse_unfit(self.optimizer, self.states)
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
         self.next_step = 0
         self._loss_of = chunked_loss(self._hosted.logits, loss_of, loss_rows)

@@ -3,17 +3,20 @@
 Read ``unit_states`` first (owned slices, pull and push), then ``unit`` (one unit of them) with
 ``exchange`` (how it travels); ``sharded_states`` (of a module that computes with whole parameters)
 and ``staged_states`` (of pipelines with tensor parallelism and stages); ``replicas`` (what ranks
-must hold alike), ``held_bytes`` (of memory) and ``checkpoint``. Public are the modules named here;
-the names that a trainer needs are in ``seqplan.runtime``.
+must hold alike), ``held_bytes`` (of memory), ``optimizers`` (which of them fit), ``checkpoint``
+with ``stored_slices`` (what it holds). Public are the modules named here; the names that a trainer
+needs are in ``seqplan.runtime``.
 """
 
 __all__ = [
     "checkpoint",
     "exchange",
     "held_bytes",
+    "optimizers",
     "replicas",
     "sharded_states",
     "staged_states",
+    "stored_slices",
     "unit",
     "unit_states",
 ]

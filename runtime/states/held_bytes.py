@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch.distributed as dist
 from torch import Tensor
 
+from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.unit import Unit
 
 MOMENTS = 2
@@ -45,12 +47,19 @@ class HeldBytes:
         said = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
         return f"a rank holds {_gib(self.total)} before activations: {said}"
 
-    def refuse_above(self, counted: float) -> None:
-        """Raise ``ValueError`` where this is well above what plans count on (bytes)."""
-        if self.total > TOLERANCE * counted:
+    def refuse_above(self, counted: float, group: dist.ProcessGroup) -> None:
+        """Raise ``ValueError`` where any rank's is well above what plans count on (bytes).
+
+        Collective over ``group``, a CPU group; the same on every rank, and of the fullest.
+        """
+        everyone = [self] * dist.get_world_size(group)
+        with communicating("comparing what ranks hold"):
+            dist.all_gather_object(everyone, self, group=group)
+        fullest = max(everyone, key=lambda held: held.total)
+        if fullest.total > TOLERANCE * counted:
             raise ValueError(
-                f"{self}; the profile that plans are made with counts {_gib(counted)}: plan with a "
-                "profile of this model, dtype and number of GPUs"
+                f"{fullest}; the profile that plans are made with counts {_gib(counted)}: plan "
+                "with a profile of this model, dtype and number of GPUs"
             )
 
 

@@ -1,4 +1,4 @@
-"""A unit on a rank: the slice that it owns for ever, and what it holds of it in a step."""
+"""A unit on a rank: the part that it owns for ever, and what it holds of it in a step."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from seqplan.plans.views.parameter_layout import ParameterLayout
-from seqplan.plans.views.resharding import UnitLayout
+from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.dtypes import accumulation_dtype
 
 
 class Unit:
     """Parameters of one dtype that travel together, see ``UnitLayout``.
 
-    ``master`` and ``reduced``: the owned slice and its summed gradient, in fp32 (fp64 for fp64
+    ``master`` and ``reduced``: the owned part and its summed gradient, in fp32 (fp64 for fp64
     parameters). ``flat`` and ``gradient``: the buffers of what is held in the step, in the
     parameters' dtype and in the master's; ``parameters``: the parts of ``flat`` that autograd knows
     as leaves, whose gradients ``accumulate`` adds to ``gradient``.
@@ -28,7 +28,7 @@ class Unit:
         self.dtype, self.device = dtype, device
         self.exact = accumulation_dtype(dtype)
         self.start, self.stop = layout.owned(rank)
-        self.master = torch.zeros(layout.shard_elements, dtype=self.exact, device=device)
+        self.master = torch.zeros(layout.room(rank), dtype=self.exact, device=device)
         self.reduced = torch.zeros_like(self.master)
         self.flat = torch.empty(0, dtype=dtype, device=device)
         self.gradient = torch.empty(0, dtype=self.exact, device=device)
@@ -49,7 +49,7 @@ class Unit:
     @property
     def padded(self) -> int:
         """Elements of the whole unit with what makes all ranks' slices equally long."""
-        return self.layout.shard_elements * self.layout.ranks
+        return self.layout.padded
 
     def reserve(self, elements: int) -> None:
         """Make room for what the step holds; what was held is gone before."""
@@ -82,7 +82,7 @@ class Unit:
             parameter.grad = total if self.exact == self.dtype else None
 
     def owned(self) -> Iterator[tuple[ParameterLayout, int, Tensor, Tensor]]:
-        """Yield what is owned here: parameter, first element, master slice and its gradient."""
+        """Yield what is owned here: parameter, first element, flat master and its gradient."""
         for parameter, at in zip(self.layout.parameters, self.layout.offsets, strict=True):
             start = max(at, self.start)
             stop = min(at + parameter.numel, self.stop)

@@ -1,7 +1,8 @@
 """Optimizer states in units, and a step's exchange of parameters and gradients.
 
 Optimization is apart from propagation (Hydraulis §5.2): fp32 master parameters and optimizer states
-are split evenly over all ranks and never move. Before a step every rank pulls the parameters that
+are split over all ranks and never move, in even slices or, where an optimizer needs whole matrices,
+parameter by parameter. Before a step every rank pulls the parameters that
 its pipelines compute with; after it every rank pushes its gradients to their owners, who sum them.
 
 Parameters are pulled and pushed in units, so that a layer computes as soon as its own parameters
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from seqplan.plans.views.parameter_layout import ParameterLayout
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.exchange import Exchange, Finish
 from seqplan.runtime.states.unit import Unit, natural
@@ -45,18 +47,32 @@ class UnitStates:
         """Where the model computes; the CPU for a model without trained parameters."""
         return self.units[0].device if self.units else torch.device("cpu")
 
-    def master_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return the owned slices by parameter name, for an element-wise optimizer such as AdamW.
+    @property
+    def whole_owners(self) -> bool:
+        """Whether owners hold whole parameters, not slices."""
+        return any(unit.layout.owners is not None for unit in self.units)
 
-        A slice is one-dimensional; names repeat over ranks that share a parameter.
+    def master_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return what this rank owns by parameter name, for the optimizer.
+
+        Slices of one axis, for an element-wise optimizer such as AdamW, whose names repeat over
+        ranks that share a parameter; or whole parameters in the model's shapes.
         """
         masters = []
         for unit in self.units:
             for layout, _, master, gradient in unit.owned():
-                parameter = nn.Parameter(master)
-                parameter.grad = gradient
+                parameter = nn.Parameter(self.owned_shape(layout, master))
+                parameter.grad = self.owned_shape(layout, gradient)
                 masters.append((layout.name, parameter))
         return masters
+
+    def owned_shape(self, layout: ParameterLayout, elements: Tensor) -> Tensor:
+        """View elements that are owned here in the shape in which the optimizer has them."""
+        return self.in_model(layout, elements) if self.whole_owners else elements
+
+    def in_model(self, layout: ParameterLayout, elements: Tensor) -> Tensor:
+        """View a whole parameter's elements, in storage order, as the model has them."""
+        return natural(layout, elements)
 
     def pull(self) -> None:
         """Start bringing every unit's parameters here; forward waits for each as it comes to it.
@@ -137,21 +153,29 @@ class UnitStates:
         """
         first = dist.get_rank(self._group) == 0
         for unit in self.units:
-            parts = [torch.empty_like(unit.master) for _ in range(self._group.size() * first)]
+            whole = torch.empty(unit.elements if first else 0, dtype=unit.exact)
             with communicating(f"exporting the parameters of {unit.name}"):
-                dist.gather(
-                    unit.master,
-                    parts if first else None,
-                    dst=dist.get_global_rank(self._group, 0),
-                    group=self._group,
-                )
+                self._gather(unit, whole)
             if first:
-                whole = torch.cat([part.cpu() for part in parts])
                 for layout, stored in unit.of_whole(whole):
-                    yield (
-                        layout.name,
-                        natural(layout, stored).clone(memory_format=torch.contiguous_format),
-                    )
+                    value = self.in_model(layout, stored)
+                    yield layout.name, value.clone(memory_format=torch.contiguous_format)
+
+    def _gather(self, unit: Unit, whole: Tensor) -> None:
+        """Bring what is owned of a unit to the group's first rank, into ``whole`` there."""
+        mine, rank = unit.master[: unit.stop - unit.start], dist.get_rank(self._group)
+        for owner in range(1, unit.layout.ranks):
+            start, stop = unit.layout.owned(owner)
+            if start == stop:
+                continue
+            if rank == owner:
+                dist.send(mine, dist.get_global_rank(self._group, 0), group=self._group)
+            elif rank == 0:
+                part = torch.empty(stop - start, dtype=unit.exact, device=unit.device)
+                dist.recv(part, dist.get_global_rank(self._group, owner), group=self._group)
+                whole[start:stop] = part
+        if rank == 0:
+            whole[unit.start : unit.stop] = mine
 
     def watch(self, unit: Unit, index: int) -> Callable[[Tensor], None]:
         """Return the hook that a held parameter calls when backward has added its gradient."""

@@ -142,6 +142,16 @@ def optimizer(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.opt
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-2, eps=1e-6)
 
 
+def muon(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
+    """Which has no matrix to take where owners hold slices, and says nothing itself."""
+    values = [value for _, value in parameters]
+    matrices = [value for value in values if value.dim() == 2]
+    rest = [value for value in values if value.dim() < 2]
+    return runtime.JoinedOptimizer(
+        [torch.optim.Muon([{"params": matrices}]), torch.optim.AdamW([{"params": rest}])]
+    )
+
+
 def warm_up(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     return torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
 
@@ -175,6 +185,7 @@ def trained_on_ranks(
         loss_rows=16,
         callbacks=[reports.append],
         groups=groups,
+        owners="matrices" if name in ("gemma2", "llama") else "slices",
     )
     results, values, logits = [], [], None
     sources: dict[str, Any] = {"LoRA": plans(), "deepseek_v3": url}
@@ -288,6 +299,10 @@ def refusals(groups: runtime.Communicators) -> dict[str, str]:
     refused("windowing", windowing)
     refused("base", adapted(0, base_seed=groups.control.rank()))
     refused("no model", torch.nn.Linear(2, 2))
+    try:
+        huggingface.host(model("llama"), data(), optimizer=muon, groups=groups)
+    except ValueError as error:
+        said["muon"] = f"{type(error).__name__}: {error}"
     return said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from random_plans import one_pipeline_plan, random_staged_plan
 
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.owners import Owners
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
@@ -24,6 +26,13 @@ GATES = {torch.float64: (1e-13, 1e-13, 1e-12), torch.float32: (1e-6, 3e-6, 5e-5)
 CLIP, RATE, EPSILON = 1.0, 1e-3, 1e-6
 
 
+Optimizers = Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
+
+
+def adamw(named: list[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([value for _, value in named], lr=RATE, eps=EPSILON)
+
+
 @dataclass(frozen=True)
 class Case:
     """One run: random strategies from ``seed`` on ``ranks`` ranks."""
@@ -35,6 +44,8 @@ class Case:
     steps: int = 7
     by_messages: bool = True
     whole: bool = False
+    owners: Owners = "slices"
+    optimizer: Optimizers = adamw
 
     def plans(self) -> list[Plan]:
         """``whole``: the same batches on a single pipeline with tp = pp = 1."""
@@ -79,9 +90,9 @@ def staged(rank: int, world_size: int, case: Case) -> Outcome:
         device=torch.device("cpu"),
         tensor_degrees=(2,),
         by_messages=case.by_messages,
+        owners=case.owners,
     )
-    masters = [master for _, master in job.states.master_parameters()]
-    optimizer = torch.optim.AdamW(masters, lr=RATE, eps=EPSILON)
+    optimizer = case.optimizer(job.states.master_parameters())
     prepare = job.preparation(SeededTokens(case.config.vocab, 5))
     losses, norms = [], []
     for plan in case.plans():
@@ -96,7 +107,7 @@ def reference(case: Case) -> Outcome:
     model = case.model(case.seed, attend=dense_attention)
     if case.dtype == torch.bfloat16:
         model = model.float()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPSILON)
+    optimizer = case.optimizer(list(model.named_parameters()))
     data = SeededTokens(case.config.vocab, 5)
     results = [
         reference_step(plan, data, model, optimizer, clip_norm=CLIP) for plan in case.plans()

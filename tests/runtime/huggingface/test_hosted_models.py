@@ -127,6 +127,7 @@ def test_what_is_not_exact_is_refused_by_name_on_every_rank(outcomes: Any, name:
         ("windowing", "layer 1 passes a window of 8 beside a mask that has another to attention"),
         ("base", "is not trained and has other values"),
         ("no model", "Linear is no causal language model of transformers"),
+        ("muon", "Muon looks at whole parameters, and owners hold slices of them"),
     ],
 )
 def test_what_no_configuration_says_is_noticed(outcomes: Any, what: str, message: str) -> None:

@@ -25,6 +25,7 @@ from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.huggingface.router_loss import RoutedLoss
 from seqplan.runtime.states.checkpoint import Cursor, restore, save
+from seqplan.runtime.states.gradient_push import Reduce
 from seqplan.runtime.states.held_bytes import HeldBytes, held_bytes
 from seqplan.runtime.states.optimizers import refuse_unfit
 from seqplan.runtime.states.sharded_states import ShardedStates
@@ -56,6 +57,7 @@ def host(
     groups: Communicators | None = None,
     resident_bytes: float | None = None,
     owners: Owners = "slices",
+    reduce: Reduce = "step",
 ) -> Job:
     """Take a causal language model over and return the job that trains it, on every rank together.
 
@@ -67,9 +69,10 @@ def host(
     each step. ``loss_of`` gets logits and the micro-batch, or parts of ``loss_rows`` tokens of
     both, and gives a sum over tokens. ``autocast``: dtype in which the model computes.
     ``callbacks`` are called after each step. ``resident_bytes``: what plans count on beside
-    activations (``Planner.resident_bytes``); a model that takes well more is refused. ``groups``:
-    made here where None, after the default process group where there is none either: of torchrun's
-    ranks, or of this process alone.
+    activations (``Planner.resident_bytes``); a model that takes well more is refused. ``reduce``:
+    after what gradients are summed at their owners (``ShardedStates``). ``groups``: made here where
+    None, after the default process group where there is none either: of torchrun's ranks, or of
+    this process alone.
 
     ``UnsupportedModel``, on every rank, for a model that is not computed exactly;
     ``ValueError`` where frozen values differ between ranks, more is held than that, or the
@@ -88,6 +91,7 @@ def host(
         groups=groups or Communicators.create(),
         resident_bytes=resident_bytes,
         owners=owners,
+        reduce=reduce,
         ends_process_group=joined,
     )
 
@@ -112,12 +116,13 @@ class Job:
         groups: Communicators,
         resident_bytes: float | None,
         owners: Owners,
+        reduce: Reduce,
         ends_process_group: bool,
     ) -> None:
         self.model, self.groups = model, groups
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._hosted, attends = inspected(model, autocast, groups)
-        self.states = ShardedStates(self._hosted, groups.states, owners=owners)
+        self.states = ShardedStates(self._hosted, groups.states, owners=owners, reduce=reduce)
         if resident_bytes is not None:
             self.held_bytes.refuse_above(resident_bytes, groups.control)
         masters = self.states.master_parameters()

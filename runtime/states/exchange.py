@@ -37,8 +37,11 @@ class Exchange(Protocol):
         """Start filling ``unit.flat`` from the owners' masters."""
         ...
 
-    def push(self, unit: Unit) -> Finish:
-        """Start summing all ranks' ``unit.gradient`` into the owners' ``reduced``."""
+    def push(self, unit: Unit, *, add: bool = False) -> Finish:
+        """Start summing all ranks' ``unit.gradient`` into the owners' ``reduced``.
+
+        ``add``: to what is there.
+        """
         ...
 
 
@@ -63,12 +66,23 @@ class CollectiveExchange:
             work = _ALL_GATHER(unit.flat, master, group=self._group, async_op=True)
         return _waiting([work], doing)
 
-    def push(self, unit: Unit) -> Finish:
+    def push(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start a reduce-scatter of the gradients."""
         doing = f"pushing the gradients of {unit.name}"
+        gradient = unit.gradient
+        into = torch.empty_like(unit.reduced) if add else unit.reduced
         with communicating(doing):
-            work = _REDUCE_SCATTER(unit.reduced, unit.gradient, group=self._group, async_op=True)
-        return _waiting([work], doing)
+            work = _REDUCE_SCATTER(into, gradient, group=self._group, async_op=True)
+        wait = _waiting([work], doing)
+
+        def finish() -> None:
+            nonlocal gradient
+            wait()
+            del gradient  # which lives until it has been sent
+            if add:
+                unit.reduced.add_(into)
+
+        return finish
 
 
 class OwnerExchange:
@@ -93,7 +107,7 @@ class OwnerExchange:
             ]
         return _waiting(works, doing)
 
-    def push(self, unit: Unit) -> Finish:
+    def push(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start summing the gradients at each owner."""
         doing = f"pushing the gradients of {unit.name}"
         gradient = unit.gradient
@@ -106,7 +120,8 @@ class OwnerExchange:
 
         def finish() -> None:
             wait()
-            unit.reduced.copy_(gradient[unit.start : unit.stop])
+            own = gradient[unit.start : unit.stop]
+            unit.reduced.copy_(unit.reduced + own if add else own)
 
         return finish
 
@@ -157,7 +172,7 @@ class MessageExchange:
 
         return finish
 
-    def push(self, unit: Unit) -> Finish:
+    def push(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start sending the gradients of what is held here and receiving those of what is owned."""
         moves = self._moves
         sends, receives = [], []
@@ -180,7 +195,8 @@ class MessageExchange:
 
         def finish() -> None:
             transfer.wait()
-            unit.reduced.zero_()
+            if not add:
+                unit.reduced.zero_()
             for source in sorted(contributions):
                 packed, pieces = contributions[source]
                 at = 0

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from seqplan.runtime.errors import communicating
+from seqplan.runtime.states.gradient_push import IN_FLIGHT
 from seqplan.runtime.states.unit import Unit
 
 MOMENTS = 2
@@ -64,14 +65,23 @@ class HeldBytes:
 
 
 def held_bytes(units: Iterable[Unit], others: Iterable[Tensor] = ()) -> HeldBytes:
-    """Count what is held of ``units`` by what is laid out now, and of ``others``, each once."""
+    """Count what is held of ``units`` by what is laid out now, and of ``others``, each once.
+
+    Gradients that are not kept count as the largest units that are held at a time, with what
+    their owners receive.
+    """
     parameters = gradients = states = 0
+    passing: list[int] = []
     ours = set()
     for unit in units:
         parameters += unit.flat.nbytes
-        gradients += unit.gradient.nbytes
+        if unit.keeps_gradient:
+            gradients += unit.gradient.nbytes
+        else:
+            passing.append((unit.padded + unit.master.numel()) * unit.exact.itemsize)
         states += unit.master.nbytes + unit.reduced.nbytes + MOMENTS * unit.master.nbytes
         ours.add(unit.flat.untyped_storage().data_ptr())
+    gradients += sum(sorted(passing)[-IN_FLIGHT - 1 :])
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in others}
     frozen = sum(
         tensor.untyped_storage().nbytes()

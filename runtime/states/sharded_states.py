@@ -19,6 +19,7 @@ from seqplan.plans.views.parameter_layout import Block, ParameterLayout
 from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.exchange import collective_exchange
+from seqplan.runtime.states.gradient_push import Reduce
 from seqplan.runtime.states.replicas import refuse_differing_models
 from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.states.unit_states import UnitStates
@@ -31,14 +32,20 @@ class ShardedStates(UnitStates):
     model: its parameters become views of flat buffers, in their own dtype; the master copies are
     fp32, or fp64 for fp64 parameters. The values of the group's first rank are taken. Frozen
     parameters and buffers are left alone; ``ValueError`` where they, or shapes or dtypes, differ
-    between ranks.
+    between ranks. ``reduce``: whether gradients are summed at their owners once a step, or after
+    each ``micro-batch``, so that no rank keeps all of them and all go through the step in lockstep.
 
     After a step the model holds the parameters that the step computed with; ``materialize``
     brings it up to date.
     """
 
     def __init__(
-        self, model: nn.Module, group: dist.ProcessGroup, *, owners: Owners = "slices"
+        self,
+        model: nn.Module,
+        group: dist.ProcessGroup,
+        *,
+        owners: Owners = "slices",
+        reduce: Reduce = "step",
     ) -> None:
         refuse_differing_models(model, group)
         modules = _unit_modules(model)
@@ -61,10 +68,10 @@ class ShardedStates(UnitStates):
             owners,
         )
         units = [
-            _unit(layout, parameters, dist.get_rank(group))
+            _unit(layout, parameters, dist.get_rank(group), keeps_gradient=reduce == "step")
             for layout, (_, parameters) in zip(layouts, contents, strict=True)
         ]
-        super().__init__(units, group)
+        super().__init__(units, group, reduce=reduce)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.exchanges = [collective_exchange(group, layout) for layout in layouts]
         for name, module in modules:
@@ -116,10 +123,12 @@ def _layouts(parameters: Mapping[str, nn.Parameter]) -> list[ParameterLayout]:
     ]
 
 
-def _unit(layout: UnitLayout, parameters: Mapping[str, nn.Parameter], rank: int) -> Unit:
+def _unit(
+    layout: UnitLayout, parameters: Mapping[str, nn.Parameter], rank: int, *, keeps_gradient: bool
+) -> Unit:
     """Make a unit that holds whole parameters, as views of its buffer from now on."""
     first = next(iter(parameters.values()))
-    unit = Unit(layout, rank, first.dtype, first.device)
+    unit = Unit(layout, rank, first.dtype, first.device, keeps_gradient=keeps_gradient)
     unit.reserve(unit.padded)
     for of_parameter, at in zip(layout.parameters, layout.offsets, strict=True):
         parameter = parameters[of_parameter.name]

@@ -82,13 +82,14 @@ def _run_step(
     started = time.perf_counter()
     refuse_unfit(optimizer, states)
     divisor = loss_divisor(view, work, states)
-    states.pull()
+    states.pull(view)
     total: Tensor | float = 0.0
     computing = Stopwatch(states.device)
     if before is not None:
         before(view, work, divisor)
     calls: int | None = None
     for micro_batch in work:
+        states.next_micro_batch()
         output = model(micro_batch.tokens, micro_batch.context)
         calls = micro_batch.context.attention_calls(calls)
         loss = loss_of(output, micro_batch) / divisor

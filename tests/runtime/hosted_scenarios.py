@@ -186,6 +186,7 @@ def trained_on_ranks(
         callbacks=[reports.append],
         groups=groups,
         owners="matrices" if name in ("gemma2", "llama") else "slices",
+        reduce="micro-batch" if name in ("gpt_oss", "llama", "LoRA") else "step",
     )
     results, values, logits = [], [], None
     sources: dict[str, Any] = {"LoRA": plans(), "deepseek_v3": url}

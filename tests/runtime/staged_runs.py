@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from random_plans import one_pipeline_plan, random_staged_plan
+from random_plans import one_pipeline_plan, random_plan, random_staged_plan
 
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
@@ -16,8 +16,13 @@ from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.states.gradient_push import Reduce
+from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.train_check.reference import dense_attention, reference_step
 from seqplan.runtime.training.model import Llama, ModelConfig
+from seqplan.runtime.training.prepare import preparation
+from seqplan.runtime.training.run_step import run_step
 
 CONFIG = ModelConfig(hidden=64, layers=4, heads=8, kv_heads=2, ffn=104, vocab=251)
 GATES = {torch.float64: (1e-13, 1e-13, 1e-12), torch.float32: (1e-6, 3e-6, 5e-5)}
@@ -46,6 +51,7 @@ class Case:
     whole: bool = False
     owners: Owners = "slices"
     optimizer: Optimizers = adamw
+    reduce: Reduce = "step"
 
     def plans(self) -> list[Plan]:
         """``whole``: the same batches on a single pipeline with tp = pp = 1."""
@@ -101,6 +107,37 @@ def staged(rank: int, world_size: int, case: Case) -> Outcome:
         losses.append(result.loss)
         norms.append(result.gradient_norm)
     return losses, norms, dict(job.states.export())
+
+
+class SequenceParallelCase(Case):
+    """Random pipelines of tp = pp = 1, groups that re-form and idle ranks, on ``ShardedStates``."""
+
+    def plans(self) -> list[Plan]:
+        rng = np.random.default_rng(self.seed)
+        return [
+            random_plan(rng, self.ranks, step=step, heads=8, longest=80)
+            for step in range(self.steps)
+        ]
+
+
+def sequence_parallel(rank: int, world_size: int, case: Case) -> Outcome:
+    groups = Communicators.create()
+    model = case.model(case.seed + rank)
+    states = ShardedStates(model, groups.states, owners=case.owners, reduce=case.reduce)
+    optimizer = case.optimizer(states.master_parameters())
+    config = case.config
+    prepare = preparation(
+        SeededTokens(config.vocab, 5),
+        Peers(groups.attention),
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+    )
+    results = []
+    for plan in case.plans():
+        view = rank_view(plan, rank)
+        results.append(run_step(view, prepare(view), model, states, optimizer, clip_norm=CLIP))
+    losses = [result.loss for result in results]
+    return losses, [result.gradient_norm for result in results], dict(states.export())
 
 
 def reference(case: Case) -> Outcome:

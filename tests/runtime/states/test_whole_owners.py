@@ -5,22 +5,27 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from random_plans import random_plan
 from ranks import run_ranks, run_ranks_expecting_failure
-from staged_runs import CLIP, CONFIG, EPSILON, GATES, RATE, Case, Outcome, differences, staged
+from staged_runs import (
+    CONFIG,
+    EPSILON,
+    GATES,
+    RATE,
+    Case,
+    Outcome,
+    SequenceParallelCase,
+    differences,
+    sequence_parallel,
+    staged,
+)
 from torch import Tensor, nn
 
-from seqplan.plans.plan import Plan
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
-from seqplan.runtime.data.tokens import SeededTokens
-from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.optimizers import JoinedOptimizer, refuse_unfit
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.prepare import preparation
 from seqplan.runtime.training.run_step import run_step
 
 RANKS, STEPS = 4, 10
@@ -66,37 +71,6 @@ def exact_muon(named: Named) -> torch.optim.Optimizer:
 
 def torchs_muon(named: Named) -> torch.optim.Optimizer:
     return _joined(named, torch.optim.Muon, weight_decay=0.1)
-
-
-class SequenceParallelCase(Case):
-    """Random pipelines of tp = pp = 1, groups that re-form and idle ranks, on ``ShardedStates``."""
-
-    def plans(self) -> list[Plan]:
-        rng = np.random.default_rng(self.seed)
-        return [
-            random_plan(rng, self.ranks, step=step, heads=8, longest=80)
-            for step in range(self.steps)
-        ]
-
-
-def sequence_parallel(rank: int, world_size: int, case: Case) -> Outcome:
-    groups = Communicators.create()
-    model = case.model(case.seed + rank)
-    states = ShardedStates(model, groups.states, owners=case.owners)
-    optimizer = case.optimizer(states.master_parameters())
-    config = case.config
-    prepare = preparation(
-        SeededTokens(config.vocab, 5),
-        Peers(groups.attention),
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-    )
-    results = []
-    for plan in case.plans():
-        view = rank_view(plan, rank)
-        results.append(run_step(view, prepare(view), model, states, optimizer, clip_norm=CLIP))
-    losses = [result.loss for result in results]
-    return losses, [result.gradient_norm for result in results], dict(states.export())
 
 
 SMALL = replace(CONFIG, layers=2)

@@ -13,16 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosted_scenarios import (
-    CASES,
-    RANKS,
-    REFUSED,
-    Rows,
-    beside,
-    examples,
-    on_rank,
-    plans,
-)
+from hosted_inputs import CASES, RANKS, Rows, plans
+from hosted_refusals import REFUSED
+from hosted_scenarios import beside, on_rank
+from hosted_training import examples
 from hosting_ranks import Program, hosted, needs_transformers
 from plan_service import PlanService, serving
 

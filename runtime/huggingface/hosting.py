@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from seqplan.plans.views.owners import Owners
-from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.communicators import Communicators, refuse_together
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.huggingface.inspection import hosted_preparation, inspected
 from seqplan.runtime.huggingface.job import Job, JobParts, held_by
@@ -68,8 +68,7 @@ def host(
     if resident_bytes is not None:
         held_by(model, states).refuse_above(resident_bytes, groups.control)
     masters = [(name.removeprefix(_PREFIX), p) for name, p in states.master_parameters()]
-    stepping = optimizer(masters)
-    refuse_unfit(stepping, states)
+    stepping = _optimizer_of(masters, optimizer, states, groups)
     loss = chunked_loss(hosted.logits, loss_of, loss_rows)
     routed = None
     if attends.router_loss is not None:
@@ -90,3 +89,21 @@ def host(
             ends_process_group=joined,
         )
     )
+
+
+def _optimizer_of(
+    masters: list[tuple[str, nn.Parameter]],
+    optimizer: Optimizers,
+    states: ShardedStates,
+    groups: Communicators,
+) -> torch.optim.Optimizer:
+    """Make the optimizer on every rank, or on none: torch's refuse a rank that owns nothing."""
+    stepping, refusal = None, None
+    try:
+        stepping = optimizer(masters)
+        refuse_unfit(stepping, states)
+    except ValueError as error:
+        refusal = str(error)
+    refuse_together(refusal, groups.control, "making the optimizers")
+    assert stepping is not None
+    return stepping

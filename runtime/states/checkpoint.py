@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
+from seqplan.runtime.communicators import refuse_together
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.stored_slices import StoredSlices, owned_entries, owned_parts
 from seqplan.runtime.states.unit_states import UnitStates
@@ -70,7 +71,7 @@ def save(
         entries = dict(owned_entries(states, optimizer))
     except ValueError as error:
         refusal = str(error)
-    _raise_together(refusal, group, _SAVING)
+    refuse_together(refusal, group, _SAVING)
     root = Path(folder)
     final = root / f"step-{cursor.next_step:08d}"
     partial = root / f"{final.name}.partial"
@@ -143,7 +144,7 @@ def restore(
         }
     except ValueError as error:
         refusal = str(error)
-    _raise_together(refusal, group, _RESTORING)
+    refuse_together(refusal, group, _RESTORING)
     with communicating(_RESTORING):
         state_dict_loader.load(buffers, checkpoint_id=path, process_group=group)
     for part in wanted:
@@ -186,16 +187,6 @@ def _transposed(states: UnitStates) -> frozenset[str]:
         for layout in unit.layout.parameters
         if layout.transposed
     )
-
-
-def _raise_together(refusal: str | None, group: dist.ProcessGroup, doing: str) -> None:
-    """Raise ``ValueError`` on every rank where any refuses, so that none waits for another."""
-    refusals: list[str | None] = [None] * dist.get_world_size(group)
-    with communicating(doing):
-        dist.all_gather_object(refusals, refusal, group=group)
-    for text in refusals:
-        if text is not None:
-            raise ValueError(text)
 
 
 def _complete(root: Path) -> list[tuple[int, Path]]:

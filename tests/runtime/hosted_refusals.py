@@ -67,6 +67,16 @@ def refusals(groups: runtime.Communicators) -> dict[str, str]:
         huggingface.host(model("llama"), data(), optimizer=muon, groups=groups)
     except ValueError as error:
         said["muon"] = f"{type(error).__name__}: {error}"
+    nothing = groups.control.rank() == 1  # as where a rank owns no parameter
+    try:
+        huggingface.host(
+            model("llama"),
+            data(),
+            optimizer=lambda named: torch.optim.AdamW([] if nothing else named),
+            groups=groups,
+        )
+    except ValueError as error:
+        said["owns nothing"] = f"{type(error).__name__}: {error}"
     return said
 
 

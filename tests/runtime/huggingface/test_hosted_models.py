@@ -121,6 +121,7 @@ def test_what_is_not_exact_is_refused_by_name_on_every_rank(outcomes: Any, name:
         ("windowing", "layer 1 passes a window of 8 beside a mask that has another to attention"),
         ("base", "is not trained and has other values"),
         ("no model", "Linear is no causal language model of transformers"),
+        ("owns nothing", "ValueError: optimizer got an empty parameter list"),
         ("muon", "Muon looks at whole parameters, and owners hold slices of them"),
     ],
 )

@@ -10,12 +10,16 @@ cluster would pay. Every comparison runs the same kernel, so that the difference
 - *ragged*: documents of a long-tailed distribution: under a plan made with the example profile of a
   small model on four CPU ranks, against one ring and one Ulysses group for all.
 - *cut*, *capped*: one document of 16K tokens on a ring under windows, chunks, soft caps and sinks.
+
+``python -m benchmarks.attention bfloat16`` measures the full layer and the window of the *cut* ones
+alone in that dtype, which takes minutes: once, after a warm-up.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -119,6 +123,18 @@ def masked_comparisons() -> list[tuple[str, list[int], str, list[Way]]]:
     ]
 
 
+def window_in(dtype: str) -> None:
+    """Print the time of a full layer and of a window of 1,024 in ``dtype``."""
+    (_, lengths, _, ways), _ = masked_comparisons()
+    measured = _on_ranks(lengths, dtype, ways[:2], repeats=1)
+    full = measured[ways[0].name].seconds
+    rows = [
+        [name, f"{seconds:.2f}", f"{seconds / full:.3f}", f"{sent / 2**20:.1f}"]
+        for name, (seconds, sent) in measured.items()
+    ]
+    print(markdown([dtype, "CPU-seconds", "÷ first", "MiB sent"], rows))
+
+
 class Measured(NamedTuple):
     """Of all ranks, forward and backward: median CPU-seconds, and bytes sent."""
 
@@ -126,14 +142,16 @@ class Measured(NamedTuple):
     sent: int
 
 
-def _on_ranks(lengths: list[int], dtype: str, ways: list[Way]) -> dict[str, Measured]:
+def _on_ranks(
+    lengths: list[int], dtype: str, ways: list[Way], repeats: int = REPEATS
+) -> dict[str, Measured]:
     """Measure each way, its repeats taking turns with the others'."""
     context = multiprocessing.get_context("spawn")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes, processes = [], []
     for rank in range(RANKS):
         here, there = context.Pipe()
-        arguments = (there, rank, store.port, lengths, dtype, ways)
+        arguments = (there, rank, store.port, lengths, dtype, ways, repeats)
         process = context.Process(target=_rank, args=arguments, daemon=True)
         process.start()
         there.close()
@@ -152,7 +170,13 @@ def _on_ranks(lengths: list[int], dtype: str, ways: list[Way]) -> dict[str, Meas
 
 
 def _rank(
-    pipe: Connection, rank: int, port: int, lengths: list[int], dtype_name: str, ways: list[Way]
+    pipe: Connection,
+    rank: int,
+    port: int,
+    lengths: list[int],
+    dtype_name: str,
+    ways: list[Way],
+    repeats: int,
 ) -> None:
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False)
@@ -161,13 +185,13 @@ def _rank(
     peers = [_CountingPeers() for _ in ways]
     calls = [_call(way, rank, lengths, dtype, each) for way, each in zip(ways, peers, strict=True)]
     times: list[list[float]] = [[] for _ in ways]
-    for _ in range(WARM_UP + REPEATS):
+    for _ in range(WARM_UP + repeats):
         for call, taken in zip(calls, times, strict=True):
             dist.barrier()
             started = time.process_time()
             call()
             taken.append(time.process_time() - started)
-    pipe.send((times, [each.sent // (WARM_UP + REPEATS) for each in peers]))
+    pipe.send((times, [each.sent // (WARM_UP + repeats) for each in peers]))
     dist.destroy_process_group()
 
 
@@ -289,3 +313,7 @@ def _plan(scheme: Scheme, ranks: tuple[int, ...], lengths: list[int]) -> Plan:
         gap=0.0,
         selection=(),
     )
+
+
+if __name__ == "__main__":
+    window_in(sys.argv[1])

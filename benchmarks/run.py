@@ -30,6 +30,7 @@ NAMES = (
     "attention",
     "exchange",
     "strategies",
+    "reduction",
     "serve",
     "sidecar",
     "kills",

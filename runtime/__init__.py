@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from seqplan.runtime.sequence_parallel.peers import Peers
     from seqplan.runtime.sequence_parallel.unified import attention
     from seqplan.runtime.states.checkpoint import Cursor, restore, save
+    from seqplan.runtime.states.optimizers import JoinedOptimizer
     from seqplan.runtime.states.sharded_states import ShardedStates
     from seqplan.runtime.steps.consumer import PlanConsumer, Step
     from seqplan.runtime.steps.fan_out import FanOutSource
@@ -64,6 +65,7 @@ _HOMES = {
     "steps.in_process": ("agreed_steps",),
     "steps.source": ("FileSource", "PlanSource"),
     "states.checkpoint": ("Cursor", "restore", "save"),
+    "states.optimizers": ("JoinedOptimizer",),
     "training.loss": (
         "chunked_loss",
         "label_loss",
@@ -89,6 +91,7 @@ __all__ = [
     "HttpSource",
     "IndexedTargets",
     "IndexedTokens",
+    "JoinedOptimizer",
     "Llama",
     "MegatronTokens",
     "MicroBatchWork",

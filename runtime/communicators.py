@@ -7,6 +7,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from seqplan.runtime.errors import communicating
+
 
 @dataclass(frozen=True, slots=True)
 class Communicators:
@@ -46,3 +48,17 @@ class Communicators:
         for group in (groups.attention, groups.tensor, groups.states):
             dist.barrier(group=group)
         return groups
+
+
+def refuse_together(refusal: str | None, group: dist.ProcessGroup, doing: str) -> None:
+    """Raise ``ValueError`` on every rank where any refuses, so that none waits for another.
+
+    Collective over ``group``, a CPU group; ``refusal``: this rank's, None where it has none;
+    ``doing``: what ranks are at, for the message where one is lost.
+    """
+    refusals: list[str | None] = [None] * dist.get_world_size(group)
+    with communicating(doing):
+        dist.all_gather_object(refusals, refusal, group=group)
+    for text in refusals:
+        if text is not None:
+            raise ValueError(text)

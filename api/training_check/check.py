@@ -13,7 +13,7 @@ from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 from seqplan.plans.views.exchange_count import Pulled, pulled
 from seqplan.plans.views.placement import placement_of
-from seqplan.plans.views.resharding import UnitLayout
+from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.profiler.model_sizes import ModelSizes
 
 

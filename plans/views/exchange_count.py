@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seqplan.plans.views.placement import Placement
-from seqplan.plans.views.resharding import Message, UnitLayout, all_whole, shards_of, unit_moves
+from seqplan.plans.views.resharding import Message, all_whole, shards_of, unit_moves
+from seqplan.plans.views.unit_layout import UnitLayout
 
 
 @dataclass(frozen=True, slots=True)

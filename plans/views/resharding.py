@@ -1,9 +1,9 @@
 """Moving parameters and gradients between optimizer shards and the layouts of pipelines.
 
 Parameters travel in *units*, such as a layer: one flat interval of elements. The optimizer's master
-copy of every unit is cut evenly over all ranks; the pipelines of a step hold parts of it by their
-own tp and pp. The *mutual slices* of the two cuts (Hydraulis §5.2) go in one message for each unit
-and pair of ranks:
+copy of every unit is cut over all ranks (``owners``); the pipelines of a step hold parts of it by
+their own tp and pp. The *mutual slices* of the two cuts (Hydraulis §5.2) go in one message for each
+unit and pair of ranks:
 
 - **pull**: what a rank owns, to every rank that holds it in the step;
 - **push**: the gradient of what a rank holds, to the owners, who sum what comes in rank order.
@@ -24,20 +24,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from seqplan.plans.groups import Coordinates
-from seqplan.plans.views.parameter_layout import ParameterLayout, Shard
+from seqplan.plans.views.parameter_layout import Shard
 from seqplan.plans.views.placement import PlacedPipeline
-from seqplan.plans.views.sharding import Range
-
-
-class Piece(NamedTuple):
-    """Elements ``[start, stop)`` of a unit; a holder keeps them from ``local`` of its buffer on."""
-
-    start: int
-    stop: int
-    local: int
-
-
-Pieces = tuple[Piece, ...]
+from seqplan.plans.views.unit_layout import Pieces, UnitLayout
 
 
 class Message(NamedTuple):
@@ -59,126 +48,6 @@ class UnitMoves:
     pull_from: tuple[Message, ...] = ()
     push_to: tuple[Message, ...] = ()
     push_from: tuple[Message, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HeldParameter:
-    """A parameter's part in a holder's buffer: from element ``local`` on, ``rows`` rows of it."""
-
-    layout: ParameterLayout
-    local: int
-    rows: int
-
-    @property
-    def numel(self) -> int:
-        """Elements of the part."""
-        return self.rows * self.layout.columns
-
-
-class UnitLayout:
-    """Parameters that travel together, one after the other, over ``ranks`` ranks.
-
-    Rank r owns elements ``[r·s, (r+1)·s)``, s = ⌈elements / ranks⌉; the last owners may have fewer
-    or none. ``layers``: of the whole model.
-    """
-
-    def __init__(
-        self, name: str, parameters: Sequence[ParameterLayout], layers: int, ranks: int
-    ) -> None:
-        self.name, self.parameters = name, tuple(parameters)
-        self.layers, self.ranks = layers, ranks
-        self.offsets: list[int] = []
-        self.elements = 0
-        for parameter in self.parameters:
-            self.offsets.append(self.elements)
-            self.elements += parameter.numel
-        self.shard_elements = -(-self.elements // ranks)
-
-    @property
-    def everywhere(self) -> bool:
-        """Whether every rank holds all of the unit whatever its shard: tp cuts none of it."""
-        return all(parameter.gradient == "partial" for parameter in self.parameters)
-
-    def owned(self, rank: int) -> Range:
-        """Return the elements that a rank owns."""
-        start = min(rank * self.shard_elements, self.elements)
-        return start, min(start + self.shard_elements, self.elements)
-
-    def held(self, shard: Shard) -> tuple[HeldParameter, ...]:
-        """List what a holder keeps, in the order of its buffer; parameters of no row left out."""
-        parts = []
-        local = 0
-        for parameter in self.parameters:
-            if shard.stage in parameter.stages(self.layers, shard.pp):
-                ranges = parameter.held(shard.tp, shard.tp_rank)
-                elements = sum(stop - start for start, stop in ranges)
-                if elements:
-                    parts.append(HeldParameter(parameter, local, elements // parameter.columns))
-                local += elements
-        return tuple(parts)
-
-    def pieces(self, shard: Shard, *, gradients: bool) -> Pieces:
-        """List what a holder pulls or, of ``gradients``, pushes; neighbours are one piece."""
-        pieces: list[Piece] = []
-        local = 0
-        for parameter, offset in zip(self.parameters, self.offsets, strict=True):
-            if shard.stage not in parameter.stages(self.layers, shard.pp):
-                continue
-            moved = (
-                parameter.contributed(shard.tp, shard.tp_rank)
-                if gradients
-                else parameter.held(shard.tp, shard.tp_rank)
-            )
-            for first, last in parameter.held(shard.tp, shard.tp_rank):
-                for low, high in moved:
-                    start, stop = max(first, low), min(last, high)
-                    if start < stop:
-                        _append(pieces, offset + start, offset + stop, local + start - first)
-                local += last - first
-        return tuple(pieces)
-
-    def by_owner(self, pieces: Pieces) -> dict[int, Pieces]:
-        """Cut pieces at the owners' borders: what goes to or comes from each owner."""
-        owners: dict[int, list[Piece]] = defaultdict(list)
-        for start, stop, local in pieces:
-            at = start
-            while at < stop:
-                owner = at // self.shard_elements
-                end = min(stop, (owner + 1) * self.shard_elements)
-                owners[owner].append(Piece(at, end, local + at - start))
-                at = end
-        return {owner: tuple(parts) for owner, parts in owners.items()}
-
-    def stages(self, pp: int) -> frozenset[int]:
-        """Return the stages of ``pp`` that use any of the unit."""
-        return frozenset().union(
-            *(parameter.stages(self.layers, pp) for parameter in self.parameters)
-        )
-
-    @cached_property
-    def kind(self) -> tuple[object, ...]:
-        """What units share whose pieces are the same on any stage that uses them.
-
-        The last entry is None where all of the unit's parameters are used on the same stages.
-        """
-        together = len({parameter.layers for parameter in self.parameters}) == 1
-        return (
-            self.ranks,
-            tuple(
-                (parameter.blocks, parameter.columns, parameter.gradient)
-                for parameter in self.parameters
-            ),
-            None if together else (self.name, self.layers),
-        )
-
-
-def _append(pieces: list[Piece], start: int, stop: int, local: int) -> None:
-    if pieces:
-        last = pieces[-1]
-        if last.stop == start and last.local + last.stop - last.start == local:
-            pieces[-1] = Piece(last.start, stop, last.local)
-            return
-    pieces.append(Piece(start, stop, local))
 
 
 def shards_of(placement: Iterable[PlacedPipeline]) -> dict[int, Shard]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seqplan.plans.views.parameter_layout import Shard
-from seqplan.plans.views.resharding import UnitLayout
+from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.pipeline.llama_units import llama_units
 from seqplan.runtime.pipeline.stage import Stage, StageInput
 from seqplan.runtime.sequence_parallel.context import AttentionContext

@@ -1,6 +1,7 @@
 """Hugging Face causal language models under sequence-parallel plans.
 
-Read ``job`` first, what a program calls; then ``hosted`` (the model as a step calls it),
+Read ``hosting`` and ``job`` first, what a program calls, with ``lending`` (the model between
+steps); then ``hosted`` (the model as a step calls it),
 ``attention`` (what transformers' layers attend with), ``inspection`` with ``refusals`` and
 ``probe`` (what is not computed exactly, and how it is noticed), ``launch``, ``progress`` and
 ``report``. Needs the extra ``huggingface``.
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING
 from seqplan.plans.lazy_face import lazy_names
 
 if TYPE_CHECKING:
-    from seqplan.runtime.huggingface.job import Job, host
+    from seqplan.runtime.huggingface.hosting import host
+    from seqplan.runtime.huggingface.job import Job
     from seqplan.runtime.huggingface.report import StepReport
 
 _HOMES = {
-    "job": ("Job", "host"),
+    "hosting": ("host",),
+    "job": ("Job",),
     "report": ("StepReport",),
 }
 

@@ -1,10 +1,11 @@
-"""A training job of a Hugging Face model: made once, then a call for each step."""
+"""A training job of a Hugging Face model: a call for each step, and what is between steps."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from seqplan.plans.plan import Plan
+from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
-from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.errors import communicating
-from seqplan.runtime.huggingface.attention import IMPLEMENTATION
-from seqplan.runtime.huggingface.hosted import copied_state
-from seqplan.runtime.huggingface.inspection import hosted_preparation, inspected
-from seqplan.runtime.huggingface.launch import join_ranks, plan_source
+from seqplan.runtime.huggingface.hosted import HostedModel, copied_state
+from seqplan.runtime.huggingface.launch import plan_source
+from seqplan.runtime.huggingface.lending import hosted_token_values, lent
 from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.huggingface.router_loss import RoutedLoss
@@ -29,60 +29,39 @@ from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.steps.consumer import PlanConsumer, Step
 from seqplan.runtime.steps.in_process import agreed_steps
 from seqplan.runtime.steps.source import PlanSource
-from seqplan.runtime.training.loss import LossOf, chunked_loss, label_loss, log_probabilities
+from seqplan.runtime.training.loss import LossOf, log_probabilities
 from seqplan.runtime.training.prepare import MicroBatchWork
 from seqplan.runtime.training.run_step import StepResult, run_step
-from seqplan.runtime.training.token_values import SequenceValues, token_values
+from seqplan.runtime.training.token_values import SequenceValues
 
 Work = tuple[MicroBatchWork, ...]
-Optimizers = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
-
-_PREFIX = "model."
-"""What a hosted model's parameters are called by beyond their own names."""
 
 
-def host(
-    model: nn.Module,
-    data: TokenData,
-    *,
-    optimizer: Optimizers,
-    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
-    loss_of: LossOf = label_loss,
-    loss_rows: int = 4096,
-    autocast: torch.dtype | None = None,
-    callbacks: Sequence[Callable[[StepReport], None]] = (),
-    groups: Communicators | None = None,
-    resident_bytes: float | None = None,
-) -> Job:
-    """Take a causal language model over and return the job that trains it, on every rank together.
+@dataclass(frozen=True, slots=True)
+class JobParts:
+    """What a job is made of; ``hosting.host`` makes them for a model.
 
-    ``model``: of transformers, or wrapped by peft, in its dtype and on this rank's device; trained
-    values are taken from the first rank, frozen ones must be alike. ``optimizer`` gets names and
-    master slices of the trained parameters, as torch's optimizers take them, and must be
-    element-wise. ``scheduler`` gets the optimizer and is stepped after each step. ``loss_of`` gets
-    logits and the micro-batch, or parts of ``loss_rows`` tokens of both, and gives a sum over
-    tokens. ``autocast``: dtype in which the model computes. ``callbacks`` are called after each
-    step. ``resident_bytes``: what plans count on beside activations (``Planner.resident_bytes``);
-    a model that takes well more is refused. ``groups``: made here where None, after the default
-    process group where there is none either: of torchrun's ranks, or of this process alone.
-
-    ``UnsupportedModel``, on every rank, for a model that is not computed exactly;
-    ``ValueError`` where frozen values differ between ranks, or more is held than that.
+    ``loss_of``: of hidden states, ``loss_rows`` tokens at a time; ``routed``: the same with the
+    routers' loss, where there is one; ``prepare``: what is done with a view ahead of its step.
     """
-    joined = join_ranks(model)
-    return Job(
-        model,
-        data,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        loss_of=loss_of,
-        loss_rows=loss_rows,
-        autocast=autocast,
-        callbacks=callbacks,
-        groups=groups or Communicators.create(),
-        resident_bytes=resident_bytes,
-        ends_process_group=joined,
-    )
+
+    model: nn.Module
+    hosted: HostedModel
+    states: ShardedStates
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    loss_of: LossOf
+    routed: RoutedLoss | None
+    loss_rows: int
+    callbacks: tuple[Callable[[StepReport], None], ...]
+    prepare: Callable[[RankView], Work]
+    groups: Communicators
+    ends_process_group: bool
+
+
+def held_by(model: nn.Module, states: ShardedStates) -> HeldBytes:
+    """Count what this rank holds of a model before any activation."""
+    return held_bytes(states.units, (*model.parameters(), *model.buffers()))
 
 
 class Job:
@@ -91,49 +70,19 @@ class Job:
     ``model`` is the one that was given; ``next_step`` the step that follows, also after ``resume``.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        data: TokenData,
-        *,
-        optimizer: Optimizers,
-        scheduler: Callable[[torch.optim.Optimizer], Any] | None,
-        loss_of: LossOf,
-        loss_rows: int,
-        autocast: torch.dtype | None,
-        callbacks: Sequence[Callable[[StepReport], None]],
-        groups: Communicators,
-        resident_bytes: float | None,
-        ends_process_group: bool,
-    ) -> None:
-        self.model, self.groups = model, groups
+    def __init__(self, parts: JobParts) -> None:
+        self._parts = parts
+        self.model, self.groups, self.states = parts.model, parts.groups, parts.states
+        self.optimizer, self.scheduler = parts.optimizer, parts.scheduler
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._hosted, attends = inspected(model, autocast, groups)
-        self.states = ShardedStates(self._hosted, groups.states)
-        if resident_bytes is not None:
-            self.held_bytes.refuse_above(resident_bytes)
-        masters = self.states.master_parameters()
-        self.optimizer = optimizer([(n.removeprefix(_PREFIX), p) for n, p in masters])
-        self.scheduler = None if scheduler is None else scheduler(self.optimizer)
         self.next_step = 0
-        self._loss_of = chunked_loss(self._hosted.logits, loss_of, loss_rows)
-        self._routed: RoutedLoss | None = None
-        if attends.router_loss is not None:
-            self._routed = RoutedLoss(
-                attends.router_loss, self._hosted, self._loss_of, groups.control
-            )
-        self._rows = loss_rows
-        self._callbacks = list(callbacks)
-        self._ends_process_group = ends_process_group
-        self._prepare = hosted_preparation(self._hosted, attends, data, groups, self.states.device)
         self._consumer: PlanConsumer[Work] | None = None
         self._digest: str | None = None
 
     @property
     def held_bytes(self) -> HeldBytes:
         """Count what this rank holds before any activation; as text a line for people."""
-        tensors = (*self.model.parameters(), *self.model.buffers())
-        return held_bytes(self.states.units, tensors)
+        return held_by(self.model, self.states)
 
     def steps(
         self, plans: str | os.PathLike[str] | PlanSource | Iterable[Plan], **options: Any
@@ -151,7 +100,7 @@ class Job:
         where: dict[str, Any] = {
             "rank": self.rank,
             "world_size": self.world_size,
-            "prepare": self._prepare,
+            "prepare": self._parts.prepare,
             "control_group": self.groups.control,
         }
         if not hasattr(plans, "view"):
@@ -171,19 +120,20 @@ class Job:
 
         Steps the scheduler and calls the callbacks. ``RankLost`` where another rank died.
         """
-        self._hosted.train()
+        hosted, routed = self._parts.hosted, self._parts.routed
+        hosted.train()
         rates = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
         result = run_step(
             step.view,
             step.prepared,
-            self._hosted,
+            hosted,
             self.states,
             self.optimizer,
             clip_norm=clip_norm,
-            loss_of=self._loss_of if self._routed is None else self._routed,
-            before=None if self._routed is None else self._routed.count,
+            loss_of=self._parts.loss_of if routed is None else routed,
+            before=None if routed is None else routed.count,
         )
-        self._hosted.forget_call()
+        hosted.forget_call()
         if self.scheduler is not None:
             self.scheduler.step()
         measured_ms = 1e3 * result.compute_s if step.prepared else None
@@ -199,7 +149,7 @@ class Job:
             measured_ms=measured_ms,
             step_ms=1e3 * result.step_s,
         )
-        for callback in self._callbacks:
+        for callback in self._parts.callbacks:
             callback(report)
         return result
 
@@ -214,22 +164,10 @@ class Job:
         In evaluation mode, with the values after the last step; ``values_of`` gets logits. By
         default the log-probabilities of the labels.
         """
-        self._hosted.eval()
-
-        def by_parts(hidden: Tensor, micro_batch: MicroBatchWork) -> Tensor:
-            starts = range(0, max(len(hidden), 1), self._rows)
-            parts = [(start, start + self._rows) for start in starts]
-            values = [
-                values_of(self._hosted.logits(hidden[a:b]), micro_batch.rows(a, b))
-                for a, b in parts
-            ]
-            return torch.cat(values)
-
-        values = token_values(
-            step.prepared, self._hosted, self.states, self.groups.control, values_of=by_parts
+        parts = self._parts
+        return hosted_token_values(
+            step.prepared, parts.hosted, self.states, self.groups, parts.loss_rows, values_of
         )
-        self._hosted.forget_call()
-        return values
 
     @contextmanager
     def evaluation(self) -> Iterator[nn.Module]:
@@ -239,15 +177,8 @@ class Job:
         evaluate on batches of one's own or to generate. All ranks enter it together, between steps;
         what is done within is each rank's own.
         """
-        self.states.materialize()
-        lm = self._hosted.lm
-        lm.set_attn_implementation(self._hosted.own_attention)
-        self._hosted.eval()
-        try:
-            with torch.no_grad():
-                yield self.model
-        finally:
-            lm.set_attn_implementation(IMPLEMENTATION)
+        with lent(self.model, self._parts.hosted, self.states) as model:
+            yield model
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
         """Write the model as its own ``save_pretrained`` does, with the values after the last step.
@@ -292,5 +223,5 @@ class Job:
     def close(self) -> None:
         """Wait for all ranks after the last call; end the process group, where ``host`` made it."""
         dist.barrier(group=self.groups.control)
-        if self._ends_process_group:
+        if self._parts.ends_process_group:
             dist.destroy_process_group()

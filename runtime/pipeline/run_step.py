@@ -15,6 +15,7 @@ from seqplan.runtime.pipeline.one_f_one_b import PipelinePasses
 from seqplan.runtime.pipeline.prepare import PreparedPipeline
 from seqplan.runtime.pipeline.stage import Stage, StageInput
 from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.states.optimizers import refuse_unfit
 from seqplan.runtime.states.staged_states import StagedStates
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.tensor_parallel.split import TensorSplit
@@ -37,10 +38,12 @@ def run_staged_step(
     """Run a rank's part of a step of any ⟨tp, pp, ulysses, ring⟩ side by side.
 
     Called by every rank, also by those without work. ``peers``: for transfers between stages, which
-    attention may share. ``RankLost`` where another rank died.
+    attention may share. ``RankLost`` where another rank died; ``ValueError`` where the optimizer
+    needs whole parameters and owners hold slices.
     """
     try:
         started = time.perf_counter()
+        refuse_unfit(optimizer, states)
         tensor_groups.extend(view.placement)
         states.begin(view.placement)
         computing = Stopwatch(states.device)

@@ -8,6 +8,7 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 
+from seqplan.plans.views.owners import Owners
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import TokenData
@@ -34,6 +35,8 @@ class StagedLlama:
     are made now; others, with a warning, when a step first wants them. ``by_messages``: no such
     groups, tensor parallelism by point-to-point messages instead.
 
+    ``owners``: who owns what of the parameters, ``matrices`` for optimizers that need whole ones.
+
     ``states`` has the optimizer's parameters, the export and what checkpoints are of.
     """
 
@@ -45,11 +48,17 @@ class StagedLlama:
         device: torch.device | None = None,
         tensor_degrees: Iterable[int] = (),
         by_messages: bool = False,
+        owners: Owners = "slices",
     ) -> None:
         self.config = model.config
         values = dict(model.named_parameters())
         self.states = StagedStates(
-            llama_units(model.config), model.config.layers, values, groups.states, device
+            llama_units(model.config),
+            model.config.layers,
+            values,
+            groups.states,
+            device,
+            owners=owners,
         )
         self._peers = Peers(groups.attention)
         self._tensor_groups = TensorGroups(

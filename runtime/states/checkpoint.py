@@ -1,9 +1,9 @@
 """Checkpoints of sharded states and of where in the plans a job is.
 
-Every rank writes the slices that it owns, each under its parameter's name and range of elements,
-with ``torch.distributed.checkpoint``. A checkpoint appears under its name only when all of it is on
-disk, so that a job killed at any moment finds whole ones only. It can be read by any number of
-ranks: each takes the stored slices that overlap its own.
+Every rank writes what it owns, each part under its parameter's name and range of elements
+(``stored_slices``), with ``torch.distributed.checkpoint``. A checkpoint appears under its name only
+when all of it is on disk, so that a job killed at any moment finds whole ones only. It can be read
+by any number of ranks: each takes the stored slices that overlap its own.
 """
 
 from __future__ import annotations
@@ -12,27 +12,26 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
-from seqplan.plans.views.parameter_layout import ParameterLayout
+from seqplan.runtime.communicators import refuse_together
 from seqplan.runtime.errors import communicating
+from seqplan.runtime.states.stored_slices import StoredSlices, owned_entries, owned_parts
 from seqplan.runtime.states.unit_states import UnitStates
 
-FORMAT = 2
-"""1 had no list of transposed parameters, as there were none; it is read as such."""
+FORMAT = 3
+"""2 did not say what owners hold, which were slices; 1 had no list of transposed parameters, as
+there were none. Both are read as such."""
 
-MASTER = "master"
 _CURSOR = "cursor.json"
 _SAVING, _RESTORING = "saving a checkpoint", "restoring a checkpoint"
 _NAME = re.compile(r"step-(\d{8})")
-_SLICE = re.compile(r"(?P<kind>[^/]+)/(?P<name>.+)\[(?P<start>\d+):(?P<stop>\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +61,16 @@ def save(
 
     Every rank calls it between two steps, with the same cursor. The newest ``keep`` checkpoints
     remain. ``extra``: what else to keep of this rank, of tensors, numbers, texts, lists and
-    mappings; every rank gives some or none. ``OSError`` where the folder cannot be written;
+    mappings; every rank gives some or none. ``OSError`` where the folder cannot be written,
+    ``ValueError`` where the optimizer lacks what a rank owns, or keeps what cannot be stored;
     ``group`` is any CPU group.
     """
+    entries, refusal = {}, None
+    try:
+        entries = dict(owned_entries(states, optimizer))
+    except ValueError as error:
+        refusal = str(error)
+    refuse_together(refusal, group, _SAVING)
     root = Path(folder)
     final = root / f"step-{cursor.next_step:08d}"
     partial = root / f"{final.name}.partial"
@@ -77,8 +83,7 @@ def save(
         shutil.rmtree(partial, ignore_errors=True)
     with communicating(_SAVING):
         dist.barrier(group=group)
-        slices = dict(_slices(states, optimizer))
-        state_dict_saver.save(slices, checkpoint_id=partial, process_group=group)
+        state_dict_saver.save(entries, checkpoint_id=partial, process_group=group)
     if extra is not None:
         with _extra_path(partial, dist.get_rank(group)).open("wb") as file:
             torch.save(dict(extra), file)
@@ -90,6 +95,7 @@ def save(
         document = {
             "format": FORMAT,
             "transposed": sorted(_transposed(states)),
+            "owners": _owners(states),
             "next_step": cursor.next_step,
             "last_digest": cursor.last_digest,
         }
@@ -115,8 +121,9 @@ def restore(
     """Bring back the newest whole checkpoint in ``folder``; None where there is none.
 
     Every rank calls it, before the first step, with the model and optimizer as they were made at
-    the first start; the number of ranks may be another. ``ValueError`` where the checkpoint is of
-    another model or optimizer, or of a newer format.
+    the first start; the number of ranks, and what owners hold, may be other ones. ``ValueError``
+    where the checkpoint is of another model or optimizer, of a newer format, or has states of the
+    optimizer that are no value for each element and belong to other ranges than this job's.
     """
     newest: list[tuple[int, Path] | None] = [None]
     if dist.get_rank(group) == 0:
@@ -127,40 +134,38 @@ def restore(
     if newest[0] is None:
         return None
     path = newest[0][1]
-    wanted = list(_owned(states, optimizer))
     from torch.distributed.checkpoint import state_dict_loader
 
+    wanted = list(owned_parts(states, optimizer))
     refusal, buffers = None, {}
     try:
-        cursor, transposed = _read_cursor(path, dist.get_rank(group))
-        stored = _Stored(path, transposed)
+        cursor, transposed, owners = _read_cursor(path, dist.get_rank(group))
+        stored = StoredSlices(path, transposed, owners)
         buffers = {
             key: stored.buffer(key)
-            for layout, start, parameter in wanted
-            for key in stored.needed(layout, start, start + parameter.numel())
+            for part in wanted
+            for key in stored.needed(part, _owners(states))
         }
     except ValueError as error:
         refusal = str(error)
-    _raise_together(refusal, group)
+    refuse_together(refusal, group, _RESTORING)
     with communicating(_RESTORING):
         state_dict_loader.load(buffers, checkpoint_id=path, process_group=group)
-    for layout, start, parameter in wanted:
-        if stored.other_order(layout):
-            _fill_reordered(parameter, layout, start, optimizer, stored, buffers)
-        else:
-            _fill(parameter, layout.name, start, optimizer, stored, buffers)
+    for part in wanted:
+        stored.fill(part, states, optimizer, buffers)
     return cursor
 
 
-def _read_cursor(path: Path, rank: int) -> tuple[Cursor, frozenset[str]]:
-    """Read where the job is, and the names of the parameters that are stored transposed."""
+def _read_cursor(path: Path, rank: int) -> tuple[Cursor, frozenset[str], str]:
+    """Read where the job is, the parameters that are stored transposed, and what owners held."""
     document = json.loads((path / _CURSOR).read_text(encoding="utf-8"))
-    if document.get("format") not in (1, FORMAT):
+    if document.get("format") not in range(1, FORMAT + 1):
         raise ValueError(
             f"{path}: format {document.get('format')}, this version reads 1 to {FORMAT}"
         )
     cursor = Cursor(document["next_step"], document["last_digest"], _read_extra(path, rank))
-    return cursor, frozenset(document.get("transposed", ()))
+    transposed = frozenset(document.get("transposed", ()))
+    return cursor, transposed, document.get("owners", "slices")
 
 
 def _extra_path(path: Path, rank: int) -> Path:
@@ -175,6 +180,10 @@ def _read_extra(path: Path, rank: int) -> Mapping[str, Any] | None:
     return None
 
 
+def _owners(states: UnitStates) -> str:
+    return "matrices" if states.whole_owners else "slices"
+
+
 def _transposed(states: UnitStates) -> frozenset[str]:
     return frozenset(
         layout.name
@@ -182,148 +191,6 @@ def _transposed(states: UnitStates) -> frozenset[str]:
         for layout in unit.layout.parameters
         if layout.transposed
     )
-
-
-def _raise_together(refusal: str | None, group: dist.ProcessGroup) -> None:
-    """Raise ``ValueError`` on every rank where any refuses, so that none waits for another."""
-    refusals: list[str | None] = [None] * dist.get_world_size(group)
-    with communicating(_RESTORING):
-        dist.all_gather_object(refusals, refusal, group=group)
-    for text in refusals:
-        if text is not None:
-            raise ValueError(text)
-
-
-def _owned(
-    states: UnitStates, optimizer: torch.optim.Optimizer
-) -> Iterator[tuple[ParameterLayout, int, nn.Parameter]]:
-    """Yield parameter, first element and master slice of all that this rank owns."""
-    known = {
-        parameter.data_ptr(): parameter
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if parameter.numel()
-    }
-    for unit in states.units:
-        for layout, start, master, _ in unit.owned():
-            parameter = known.get(master.data_ptr())
-            if parameter is None:
-                raise ValueError(f"the optimizer does not hold this rank's slice of {layout.name}")
-            yield layout, start, parameter
-
-
-def _slices(states: UnitStates, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    for layout, start, parameter in _owned(states, optimizer):
-        where = f"{layout.name}[{start}:{start + parameter.numel()}]"
-        yield f"{MASTER}/{where}", parameter.detach()
-        for kind, value in optimizer.state.get(parameter, {}).items():
-            yield f"{kind}/{where}", torch.as_tensor(value)
-
-
-class _Stored:
-    """What a checkpoint holds: its keys by parameter, without reading the tensors."""
-
-    def __init__(self, path: Path, transposed: frozenset[str]) -> None:
-        from torch.distributed.checkpoint import filesystem
-        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-        self.path, self._transposed = path, transposed
-        self.sizes: dict[str, tuple[torch.Size, torch.dtype]] = {}
-        self.by_name: dict[str, list[tuple[str, int, int, str]]] = {}
-        metadata = filesystem.FileSystemReader(path).read_metadata()
-        for key, value in metadata.state_dict_metadata.items():
-            match = _SLICE.fullmatch(key)
-            if match is None or not isinstance(value, TensorStorageMetadata):
-                raise ValueError(f"{path}: unknown entry {key!r}")
-            self.sizes[key] = value.size, value.properties.dtype
-            self.by_name.setdefault(match["name"], []).append(
-                (match["kind"], int(match["start"]), int(match["stop"]), key)
-            )
-
-    def other_order(self, layout: ParameterLayout) -> bool:
-        """Whether a parameter's elements are stored in another order than they are owned in."""
-        return layout.transposed != (layout.name in self._transposed)
-
-    def needed(self, layout: ParameterLayout, start: int, stop: int) -> list[str]:
-        """Return keys of the slices that elements ``[start, stop)`` of a parameter are made of."""
-        if self.other_order(layout):  # a range of one order lies all over the other
-            return self.overlapping(layout.name, 0, layout.numel)
-        return self.overlapping(layout.name, start, stop)
-
-    def overlapping(self, name: str, start: int, stop: int) -> list[str]:
-        """Return keys of all stored slices that share elements ``[start, stop)`` of a parameter."""
-        parts = [
-            (kind, key, min(stop, high) - max(start, low))
-            for kind, low, high, key in self.by_name.get(name, ())
-            if low < stop and start < high
-        ]
-        if sum(elements for kind, _, elements in parts if kind == MASTER) != stop - start:
-            raise ValueError(
-                f"{self.path} does not hold elements {start} to {stop} of {name}: "
-                "it is a checkpoint of another model"
-            )
-        return [key for _, key, _ in parts]
-
-    def buffer(self, key: str) -> Tensor:
-        """Return a tensor to read ``key`` into."""
-        size, dtype = self.sizes[key]
-        return torch.empty(size, dtype=dtype)
-
-
-def _fill(
-    parameter: nn.Parameter,
-    name: str,
-    start: int,
-    optimizer: torch.optim.Optimizer,
-    stored: _Stored,
-    buffers: dict[str, Tensor],
-) -> None:
-    """Copy the overlapping parts of stored slices into one master slice and its states."""
-    stop = start + parameter.numel()
-    state = optimizer.state[parameter]
-    for key in stored.overlapping(name, start, stop):
-        match = _SLICE.fullmatch(key)
-        assert match is not None
-        kind, low, high = match["kind"], int(match["start"]), int(match["stop"])
-        value = buffers[key]
-        if value.dim() == 0:  # a count of steps, the same for every slice
-            state[kind] = value.clone()
-            continue
-        if kind == MASTER:
-            target = parameter.detach()
-        else:
-            target = state.setdefault(kind, torch.zeros_like(parameter.detach()))
-        first, last = max(start, low), min(stop, high)
-        target[first - start : last - start] = value[first - low : last - low].to(target.device)
-
-
-def _fill_reordered(
-    parameter: nn.Parameter,
-    layout: ParameterLayout,
-    start: int,
-    optimizer: torch.optim.Optimizer,
-    stored: _Stored,
-    buffers: dict[str, Tensor],
-) -> None:
-    """Copy the part of a parameter that was stored transposed, or is now, from the whole of it."""
-    whole: dict[str, Tensor] = {}
-    state = optimizer.state[parameter]
-    for key in stored.overlapping(layout.name, 0, layout.numel):
-        match = _SLICE.fullmatch(key)
-        assert match is not None
-        kind, value = match["kind"], buffers[key]
-        if value.dim() == 0:
-            state[kind] = value.clone()
-            continue
-        elements = whole.setdefault(kind, value.new_zeros(layout.numel))
-        elements[int(match["start"]) : int(match["stop"])] = value
-    for kind, elements in whole.items():
-        other = elements.view(layout.columns, layout.rows)
-        ordered = other.t().reshape(-1)[start : start + parameter.numel()]
-        if kind == MASTER:
-            parameter.detach().copy_(ordered)
-        else:
-            state[kind] = ordered.to(parameter.device, copy=True)
 
 
 def _complete(root: Path) -> list[tuple[int, Path]]:

@@ -1,20 +1,23 @@
 """How a unit's parameters come to the ranks that hold it, and its gradients back to their owners.
 
-Where every rank holds all of a unit, an all-gather and a reduce-scatter over the job; else messages
-between the ranks that own and those that hold, one for each pair (``plans.views.resharding``). Both
-are started in one order on all ranks, on a communicator that carries nothing else.
+Where every rank holds all of a unit, collectives over the job: an all-gather and a reduce-scatter,
+or, where parameters lie whole with their owners, a broadcast from each owner and a reduction to it;
+else messages between the ranks that own and those that hold, one for each pair
+(``plans.views.resharding``). All are started in one order on all ranks, on a communicator that
+carries nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seqplan.plans.views.resharding import Pieces, UnitMoves
+from seqplan.plans.views.resharding import UnitMoves
+from seqplan.plans.views.unit_layout import Pieces, UnitLayout
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.unit import Unit, concatenated
@@ -34,13 +37,23 @@ class Exchange(Protocol):
         """Start filling ``unit.flat`` from the owners' masters."""
         ...
 
-    def push(self, unit: Unit) -> Finish:
-        """Start summing all ranks' ``unit.gradient`` into the owners' ``reduced``."""
+    def push(self, unit: Unit, *, add: bool = False) -> Finish:
+        """Start summing all ranks' ``unit.gradient`` into the owners' ``reduced``.
+
+        ``add``: to what is there.
+        """
         ...
 
 
+def collective_exchange(group: dist.ProcessGroup, layout: UnitLayout) -> Exchange:
+    """Return how a unit travels that every rank of ``group`` holds, also those without work."""
+    if layout.owners is None:
+        return CollectiveExchange(group)
+    return OwnerExchange(group, layout)
+
+
 class CollectiveExchange:
-    """All of a unit on every rank of ``group``, also on those without work."""
+    """All of a unit on every rank of ``group``, of which each owns a slice as long as any."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -51,14 +64,66 @@ class CollectiveExchange:
         master = unit.master.to(unit.dtype)
         with communicating(doing):
             work = _ALL_GATHER(unit.flat, master, group=self._group, async_op=True)
-        return _waiting(work, doing)
+        return _waiting([work], doing)
 
-    def push(self, unit: Unit) -> Finish:
+    def push(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start a reduce-scatter of the gradients."""
         doing = f"pushing the gradients of {unit.name}"
+        gradient = unit.gradient
+        into = torch.empty_like(unit.reduced) if add else unit.reduced
         with communicating(doing):
-            work = _REDUCE_SCATTER(unit.reduced, unit.gradient, group=self._group, async_op=True)
-        return _waiting(work, doing)
+            work = _REDUCE_SCATTER(into, gradient, group=self._group, async_op=True)
+        wait = _waiting([work], doing)
+
+        def finish() -> None:
+            nonlocal gradient
+            wait()
+            del gradient  # which lives until it has been sent
+            if add:
+                unit.reduced.add_(into)
+
+        return finish
+
+
+class OwnerExchange:
+    """All of a unit on every rank of ``group``, of which each owner has whole parameters."""
+
+    def __init__(self, group: dist.ProcessGroup, layout: UnitLayout) -> None:
+        self._group = group
+        self._parts = [
+            (dist.get_global_rank(group, rank), slice(*layout.owned(rank)))
+            for rank in range(layout.ranks)
+            if layout.room(rank)
+        ]
+
+    def pull(self, unit: Unit) -> Finish:
+        """Start a broadcast of each owner's masters."""
+        doing = f"pulling the parameters of {unit.name}"
+        unit.flat[unit.start : unit.stop] = unit.master
+        with communicating(doing):
+            works = [
+                dist.broadcast(unit.flat[part], owner, group=self._group, async_op=True)
+                for owner, part in self._parts
+            ]
+        return _waiting(works, doing)
+
+    def push(self, unit: Unit, *, add: bool = False) -> Finish:
+        """Start summing the gradients at each owner."""
+        doing = f"pushing the gradients of {unit.name}"
+        gradient = unit.gradient
+        with communicating(doing):
+            works = [
+                dist.reduce(gradient[part], owner, group=self._group, async_op=True)
+                for owner, part in self._parts
+            ]
+        wait = _waiting(works, doing)
+
+        def finish() -> None:
+            wait()
+            own = gradient[unit.start : unit.stop]
+            unit.reduced.copy_(unit.reduced + own if add else own)
+
+        return finish
 
 
 class MessageExchange:
@@ -107,7 +172,7 @@ class MessageExchange:
 
         return finish
 
-    def push(self, unit: Unit) -> Finish:
+    def push(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start sending the gradients of what is held here and receiving those of what is owned."""
         moves = self._moves
         sends, receives = [], []
@@ -130,7 +195,8 @@ class MessageExchange:
 
         def finish() -> None:
             transfer.wait()
-            unit.reduced.zero_()
+            if not add:
+                unit.reduced.zero_()
             for source in sorted(contributions):
                 packed, pieces = contributions[source]
                 at = 0
@@ -147,9 +213,10 @@ def _elements(pieces: Pieces) -> int:
     return sum(piece.stop - piece.start for piece in pieces)
 
 
-def _waiting(work: dist.Work, doing: str) -> Finish:
+def _waiting(works: Sequence[dist.Work], doing: str) -> Finish:
     def finish() -> None:
         with communicating(doing):
-            work.wait()
+            for work in works:
+                work.wait()
 
     return finish

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch.distributed as dist
 from torch import Tensor
 
+from seqplan.runtime.errors import communicating
+from seqplan.runtime.states.gradient_push import IN_FLIGHT
 from seqplan.runtime.states.unit import Unit
 
 MOMENTS = 2
@@ -45,24 +48,40 @@ class HeldBytes:
         said = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
         return f"a rank holds {_gib(self.total)} before activations: {said}"
 
-    def refuse_above(self, counted: float) -> None:
-        """Raise ``ValueError`` where this is well above what plans count on (bytes)."""
-        if self.total > TOLERANCE * counted:
+    def refuse_above(self, counted: float, group: dist.ProcessGroup) -> None:
+        """Raise ``ValueError`` where any rank's is well above what plans count on (bytes).
+
+        Collective over ``group``, a CPU group; the same on every rank, and of the fullest.
+        """
+        everyone = [self] * dist.get_world_size(group)
+        with communicating("comparing what ranks hold"):
+            dist.all_gather_object(everyone, self, group=group)
+        fullest = max(everyone, key=lambda held: held.total)
+        if fullest.total > TOLERANCE * counted:
             raise ValueError(
-                f"{self}; the profile that plans are made with counts {_gib(counted)}: plan with a "
-                "profile of this model, dtype and number of GPUs"
+                f"{fullest}; the profile that plans are made with counts {_gib(counted)}: plan "
+                "with a profile of this model, dtype and number of GPUs"
             )
 
 
 def held_bytes(units: Iterable[Unit], others: Iterable[Tensor] = ()) -> HeldBytes:
-    """Count what is held of ``units`` by what is laid out now, and of ``others``, each once."""
+    """Count what is held of ``units`` by what is laid out now, and of ``others``, each once.
+
+    Gradients that are not kept count as the largest units that are held at a time, with what
+    their owners receive.
+    """
     parameters = gradients = states = 0
+    passing: list[int] = []
     ours = set()
     for unit in units:
         parameters += unit.flat.nbytes
-        gradients += unit.gradient.nbytes
+        if unit.keeps_gradient:
+            gradients += unit.gradient.nbytes
+        else:
+            passing.append((unit.padded + unit.master.numel()) * unit.exact.itemsize)
         states += unit.master.nbytes + unit.reduced.nbytes + MOMENTS * unit.master.nbytes
         ours.add(unit.flat.untyped_storage().data_ptr())
+    gradients += sum(sorted(passing)[-IN_FLIGHT - 1 :])
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in others}
     frozen = sum(
         tensor.untyped_storage().nbytes()

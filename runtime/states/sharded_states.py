@@ -1,22 +1,25 @@
 """The states of a module whose pipelines compute with whole parameters: tp = pp = 1.
 
 Every rank computes with all parameters, so that the pull is an all-gather and the push a
-reduce-scatter. A rank holds, in bytes for each parameter of the model: its dtype's 2 or 4, 4 of
-gradients, and (4 master + 4 summed gradient + the optimizer's) / ranks.
+reduce-scatter, or a broadcast from each owner of whole parameters and a reduction to it. A rank
+holds, in bytes for each parameter of the model: its dtype's 2 or 4, 4 of gradients, and (4 master +
+4 summed gradient + the optimizer's) / ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from seqplan.plans.views.owners import Owners, unit_layouts
 from seqplan.plans.views.parameter_layout import Block, ParameterLayout
-from seqplan.plans.views.resharding import UnitLayout
+from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.errors import communicating
-from seqplan.runtime.states.exchange import CollectiveExchange
+from seqplan.runtime.states.exchange import collective_exchange
+from seqplan.runtime.states.gradient_push import Reduce
 from seqplan.runtime.states.replicas import refuse_differing_models
 from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.states.unit_states import UnitStates
@@ -25,37 +28,56 @@ from seqplan.runtime.states.unit_states import UnitStates
 class ShardedStates(UnitStates):
     """The parameters of ``model`` as units over ``group``, which carries nothing else.
 
-    A unit has a layer's parameters of one dtype. Takes over the model: its parameters become views
-    of flat buffers, in their own dtype; the master copies are fp32, or fp64 for fp64 parameters.
-    The values of the group's first rank are taken. Frozen parameters and buffers are left alone;
-    ``ValueError`` where they, or shapes or dtypes, differ between ranks.
+    A unit has a layer's parameters of one dtype; ``owners``: who owns what of it. Takes over the
+    model: its parameters become views of flat buffers, in their own dtype; the master copies are
+    fp32, or fp64 for fp64 parameters. The values of the group's first rank are taken. Frozen
+    parameters and buffers are left alone; ``ValueError`` where they, or shapes or dtypes, differ
+    between ranks. ``reduce``: whether gradients are summed at their owners once a step, or after
+    each ``micro-batch``, so that no rank keeps all of them and all go through the step in lockstep.
 
     After a step the model holds the parameters that the step computed with; ``materialize``
     brings it up to date.
     """
 
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        group: dist.ProcessGroup,
+        *,
+        owners: Owners = "slices",
+        reduce: Reduce = "step",
+    ) -> None:
         refuse_differing_models(model, group)
         modules = _unit_modules(model)
-        units: list[Unit] = []
-        owner: dict[int, int] = {}
+        contents: list[tuple[str, dict[str, nn.Parameter]]] = []
+        unit_of: dict[int, int] = {}
         for name, module in modules:
             owned = [
                 (f"{name}.{key}" if name else key, parameter)
                 for key, parameter in module.named_parameters()
-                if parameter.requires_grad and id(parameter) not in owner
+                if parameter.requires_grad and id(parameter) not in unit_of
             ]
             for dtype in dict.fromkeys(parameter.dtype for _, parameter in owned):
                 alike = [entry for entry in owned if entry[1].dtype == dtype]
-                owner.update((id(parameter), len(units)) for _, parameter in alike)
-                units.append(_unit(name or "the model itself", alike, group))
-        super().__init__(units, group)
+                unit_of.update((id(parameter), len(contents)) for _, parameter in alike)
+                contents.append((name or "the model itself", dict(alike)))
+        layouts = unit_layouts(
+            [(name, _layouts(parameters)) for name, parameters in contents],
+            1,
+            dist.get_world_size(group),
+            owners,
+        )
+        units = [
+            _unit(layout, parameters, dist.get_rank(group), keeps_gradient=reduce == "step")
+            for layout, (_, parameters) in zip(layouts, contents, strict=True)
+        ]
+        super().__init__(units, group, reduce=reduce)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        self.exchanges = [CollectiveExchange(group)] * len(units)
+        self.exchanges = [collective_exchange(group, layout) for layout in layouts]
         for name, module in modules:
             # Shared parameters belong to an earlier unit; the root waits for what only it has.
             parameters = module.parameters() if name else module.parameters(recurse=False)
-            needed = {owner[id(parameter)] for parameter in parameters if id(parameter) in owner}
+            needed = {unit_of[id(p)] for p in parameters if id(p) in unit_of}
             if needed:
                 module.register_forward_pre_hook(self._waits_for(sorted(needed)))
         for unit in units:
@@ -75,10 +97,9 @@ class ShardedStates(UnitStates):
         for at in range(len(self.units)):
             self.finish_pull(at)
 
-    def export(self) -> Iterator[tuple[str, Tensor]]:
-        """As ``UnitStates.export``."""
-        for name, value in super().export():
-            yield name, value.view(self._shapes[name])
+    def in_model(self, layout: ParameterLayout, elements: Tensor) -> Tensor:
+        """As ``UnitStates.in_model``, of any number of axes."""
+        return elements.view(self._shapes[layout.name])
 
     def _waits_for(self, units: list[int]) -> Any:
         def wait(module: nn.Module, arguments: Any) -> None:
@@ -88,18 +109,29 @@ class ShardedStates(UnitStates):
         return wait
 
 
-def _unit(name: str, owned: list[tuple[str, nn.Parameter]], group: dist.ProcessGroup) -> Unit:
-    """Make a unit that holds whole parameters, as views of its buffer from now on."""
-    layouts = [
-        ParameterLayout(key, (Block(rows),), parameter.numel() // max(rows, 1), (0,), vector=True)
-        for key, parameter in owned
+def _layouts(parameters: Mapping[str, nn.Parameter]) -> list[ParameterLayout]:
+    return [
+        ParameterLayout(
+            name,
+            (Block(rows),),
+            parameter.numel() // max(rows, 1),
+            (0,),
+            vector=parameter.dim() < 2,
+        )
+        for name, parameter in parameters.items()
         for rows in (parameter.shape[0] if parameter.dim() else 1,)
     ]
-    first = owned[0][1]
-    layout = UnitLayout(name, layouts, 1, dist.get_world_size(group))
-    unit = Unit(layout, dist.get_rank(group), first.dtype, first.device)
+
+
+def _unit(
+    layout: UnitLayout, parameters: Mapping[str, nn.Parameter], rank: int, *, keeps_gradient: bool
+) -> Unit:
+    """Make a unit that holds whole parameters, as views of its buffer from now on."""
+    first = next(iter(parameters.values()))
+    unit = Unit(layout, rank, first.dtype, first.device, keeps_gradient=keeps_gradient)
     unit.reserve(unit.padded)
-    for (_, parameter), at in zip(owned, layout.offsets, strict=True):
+    for of_parameter, at in zip(layout.parameters, layout.offsets, strict=True):
+        parameter = parameters[of_parameter.name]
         end = at + parameter.numel()
         unit.flat[at:end] = parameter.detach().reshape(-1)
         parameter.data = unit.flat[at:end].view(parameter.shape)

@@ -9,18 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from seqplan.plans.views.owners import Owners, unit_layouts
 from seqplan.plans.views.parameter_layout import ParameterLayout, Shard
 from seqplan.plans.views.placement import Placement
-from seqplan.plans.views.resharding import (
-    UnitLayout,
-    UnitMoves,
-    all_whole,
-    shards_of,
-    unit_moves,
-)
+from seqplan.plans.views.resharding import UnitMoves, all_whole, shards_of, unit_moves
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.states.exchange import CollectiveExchange, Exchange, MessageExchange
+from seqplan.runtime.states.exchange import Exchange, MessageExchange, collective_exchange
 from seqplan.runtime.states.replicas import refuse_differing_tensors
 from seqplan.runtime.states.unit import Unit, natural, stored_order
 from seqplan.runtime.states.unit_states import UnitStates
@@ -39,7 +34,7 @@ class StagedStates(UnitStates):
     ``values``: every parameter as the model has it; the group's first rank's are taken, one unit at
     a time, so that the others' may be on the meta device. ``ValueError`` where names, shapes or
     dtypes differ. ``group`` carries nothing else. ``device``: where ranks compute, by default that
-    of the values.
+    of the values. ``owners``: who owns what of a unit.
     """
 
     def __init__(
@@ -49,6 +44,8 @@ class StagedStates(UnitStates):
         values: Mapping[str, Tensor],
         group: dist.ProcessGroup,
         device: torch.device | None = None,
+        *,
+        owners: Owners = "slices",
     ) -> None:
         first = next(iter(values.values()))
         dtype, device = first.dtype, first.device if device is None else device
@@ -59,7 +56,7 @@ class StagedStates(UnitStates):
         self._rank = dist.get_rank(group)
         self._peers = Peers(group, "exchanging parameters or gradients")
         ranks = dist.get_world_size(group)
-        layouts = [UnitLayout(name, parameters, layers, ranks) for name, parameters in units]
+        layouts = unit_layouts(units, layers, ranks, owners)
         self.dtype = dtype
         super().__init__([Unit(layout, self._rank, dtype, device) for layout in layouts], group)
         for unit in self.units:
@@ -87,7 +84,7 @@ class StagedStates(UnitStates):
             for at, unit in enumerate(self.units):
                 if moves is None or unit.layout.everywhere:
                     self._lay_out(unit, WHOLE, unit.padded)
-                    exchanges.append(CollectiveExchange(self._group))
+                    exchanges.append(collective_exchange(self._group, unit.layout))
                 else:
                     held = () if shard is None else unit.layout.held(shard)
                     self._lay_out(unit, shard, sum(part.numel for part in held))

@@ -1,4 +1,4 @@
-"""A unit on a rank: the slice that it owns for ever, and what it holds of it in a step."""
+"""A unit on a rank: the part that it owns for ever, and what it holds of it in a step."""
 
 from __future__ import annotations
 
@@ -8,33 +8,41 @@ import torch
 from torch import Tensor
 
 from seqplan.plans.views.parameter_layout import ParameterLayout
-from seqplan.plans.views.resharding import UnitLayout
+from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.dtypes import accumulation_dtype
 
 
 class Unit:
     """Parameters of one dtype that travel together, see ``UnitLayout``.
 
-    ``master`` and ``reduced``: the owned slice and its summed gradient, in fp32 (fp64 for fp64
+    ``master`` and ``reduced``: the owned part and its summed gradient, in fp32 (fp64 for fp64
     parameters). ``flat`` and ``gradient``: the buffers of what is held in the step, in the
     parameters' dtype and in the master's; ``parameters``: the parts of ``flat`` that autograd knows
-    as leaves, whose gradients ``accumulate`` adds to ``gradient``.
+    as leaves, whose gradients ``accumulate`` adds to ``gradient``. Without ``keeps_gradient`` that
+    is there from the first of them on, until ``forget_gradient``.
     """
 
     def __init__(
-        self, layout: UnitLayout, rank: int, dtype: torch.dtype, device: torch.device
+        self,
+        layout: UnitLayout,
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        keeps_gradient: bool = True,
     ) -> None:
         self.layout = layout
         self.dtype, self.device = dtype, device
         self.exact = accumulation_dtype(dtype)
         self.start, self.stop = layout.owned(rank)
-        self.master = torch.zeros(layout.shard_elements, dtype=self.exact, device=device)
+        self.master = torch.zeros(layout.room(rank), dtype=self.exact, device=device)
         self.reduced = torch.zeros_like(self.master)
         self.flat = torch.empty(0, dtype=dtype, device=device)
         self.gradient = torch.empty(0, dtype=self.exact, device=device)
         self.parameters: list[Tensor] = []
-        self.gradients: list[Tensor] = []
-        self.awaited = 0
+        self.places: list[slice] = []
+        self.keeps_gradient = keeps_gradient
+        self.awaited, self.pushed = 0, False
 
     @property
     def name(self) -> str:
@@ -49,40 +57,55 @@ class Unit:
     @property
     def padded(self) -> int:
         """Elements of the whole unit with what makes all ranks' slices equally long."""
-        return self.layout.shard_elements * self.layout.ranks
+        return self.layout.padded
 
     def reserve(self, elements: int) -> None:
         """Make room for what the step holds; what was held is gone before."""
-        self.parameters, self.gradients = [], []
+        self.parameters, self.places = [], []
         if self.flat.numel() != elements:
             self.flat = torch.empty(0, dtype=self.dtype, device=self.device)
             self.gradient = torch.empty(0, dtype=self.exact, device=self.device)
             self.flat = torch.zeros(elements, dtype=self.dtype, device=self.device)
-            self.gradient = torch.zeros(elements, dtype=self.exact, device=self.device)
+            if self.keeps_gradient:
+                self.reserve_gradient()
+
+    def reserve_gradient(self) -> None:
+        """Make room for the gradient of what is held, zeros, where there is none."""
+        if self.gradient.numel() != self.flat.numel():
+            self.gradient = torch.zeros_like(self.flat, dtype=self.exact)
+
+    def forget_gradient(self) -> None:
+        """Let the gradient go that has been pushed, unless it is kept."""
+        if not self.keeps_gradient:
+            self.gradient = torch.empty(0, dtype=self.exact, device=self.device)
 
     def hold(self, parameter: Tensor, local: int) -> None:
         """Let autograd's leaf ``parameter``, a view of ``flat`` from ``local`` on, be held."""
         self.parameters.append(parameter)
-        end = local + parameter.numel()
-        self.gradients.append(self.gradient[local:end].view(parameter.shape))
+        self.places.append(slice(local, local + parameter.numel()))
 
     def clear_gradients(self) -> None:
         """Set the step's sums to zero and let backward add to them, in place where it can."""
         self.gradient.zero_()
         self.awaited = len(self.parameters)
-        if self.exact == self.dtype:
-            for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
-                parameter.grad = gradient
+        if self.keeps_gradient and self.exact == self.dtype:
+            for parameter, place in zip(self.parameters, self.places, strict=True):
+                parameter.grad = self.gradient[place].view(parameter.shape)
 
     def accumulate(self, index: int) -> None:
-        """Move a parameter's gradient to the step's sum, unless backward has added it there."""
-        parameter, total = self.parameters[index], self.gradients[index]
-        if parameter.grad is not None and parameter.grad is not total:
+        """Move a parameter's gradient to the sum, unless backward has added it there."""
+        parameter = self.parameters[index]
+        if parameter.grad is None:
+            return
+        self.reserve_gradient()
+        total = self.gradient[self.places[index]].view(parameter.shape)
+        if parameter.grad.data_ptr() != total.data_ptr():
             total += parameter.grad
-            parameter.grad = total if self.exact == self.dtype else None
+            in_place = self.keeps_gradient and self.exact == self.dtype
+            parameter.grad = total if in_place else None
 
     def owned(self) -> Iterator[tuple[ParameterLayout, int, Tensor, Tensor]]:
-        """Yield what is owned here: parameter, first element, master slice and its gradient."""
+        """Yield what is owned here: parameter, first element, flat master and its gradient."""
         for parameter, at in zip(self.layout.parameters, self.layout.offsets, strict=True):
             start = max(at, self.start)
             stop = min(at + parameter.numel, self.stop)

@@ -1,7 +1,8 @@
 """Optimizer states in units, and a step's exchange of parameters and gradients.
 
 Optimization is apart from propagation (Hydraulis §5.2): fp32 master parameters and optimizer states
-are split evenly over all ranks and never move. Before a step every rank pulls the parameters that
+are split over all ranks and never move, in even slices or, where an optimizer needs whole matrices,
+parameter by parameter. Before a step every rank pulls the parameters that
 its pipelines compute with; after it every rank pushes its gradients to their owners, who sum them.
 
 Parameters are pulled and pushed in units, so that a layer computes as soon as its own parameters
@@ -12,58 +13,81 @@ exchanges in one order, whatever work a rank has: also with none.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from seqplan.plans.views.parameter_layout import ParameterLayout
+from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.exchange import Exchange, Finish
+from seqplan.runtime.states.gradient_push import GradientPush, PushEachMicroBatch, PushOnce, Reduce
 from seqplan.runtime.states.unit import Unit, natural
-
-IN_FLIGHT = 2
-"""Units whose pushes are under way after the last backward: their buffers bound the memory."""
 
 
 class UnitStates:
     """``units`` in the order of their first use; ``group`` carries nothing else.
 
-    ``exchanges``: how each unit travels in the step at hand.
+    ``exchanges``: how each unit travels in the step at hand; ``reduce``: after what gradients are
+    summed at their owners.
     """
 
-    def __init__(self, units: Sequence[Unit], group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, units: Sequence[Unit], group: dist.ProcessGroup, *, reduce: Reduce = "step"
+    ) -> None:
+        if reduce not in get_args(Reduce):
+            raise ValueError(f"reduce is {' or '.join(get_args(Reduce))}, not {reduce!r}")
         self.units = list(units)
         self.exchanges: list[Exchange] = []
         self._group = group
         self._pulling: list[Finish | None] = [None] * len(self.units)
-        self._pushing: list[Finish | None] = [None] * len(self.units)
-        self._pushed = 0
-        self._last = False
+        self._push: GradientPush
+        if reduce == "step":
+            self._push = PushOnce(self.units, self._start_push)
+        else:
+            self._push = PushEachMicroBatch(self.units, self._start_push, group)
 
     @property
     def device(self) -> torch.device:
         """Where the model computes; the CPU for a model without trained parameters."""
         return self.units[0].device if self.units else torch.device("cpu")
 
-    def master_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return the owned slices by parameter name, for an element-wise optimizer such as AdamW.
+    @property
+    def whole_owners(self) -> bool:
+        """Whether owners hold whole parameters, not slices."""
+        return any(unit.layout.owners is not None for unit in self.units)
 
-        A slice is one-dimensional; names repeat over ranks that share a parameter.
+    def master_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return what this rank owns by parameter name, for the optimizer.
+
+        Slices of one axis, for an element-wise optimizer such as AdamW, whose names repeat over
+        ranks that share a parameter; or whole parameters in the model's shapes.
         """
         masters = []
         for unit in self.units:
             for layout, _, master, gradient in unit.owned():
-                parameter = nn.Parameter(master)
-                parameter.grad = gradient
+                parameter = nn.Parameter(self.owned_shape(layout, master))
+                parameter.grad = self.owned_shape(layout, gradient)
                 masters.append((layout.name, parameter))
         return masters
 
-    def pull(self) -> None:
+    def owned_shape(self, layout: ParameterLayout, elements: Tensor) -> Tensor:
+        """View elements that are owned here in the shape in which the optimizer has them."""
+        return self.in_model(layout, elements) if self.whole_owners else elements
+
+    def in_model(self, layout: ParameterLayout, elements: Tensor) -> Tensor:
+        """View a whole parameter's elements, in storage order, as the model has them."""
+        return natural(layout, elements)
+
+    def pull(self, view: RankView | None = None) -> None:
         """Start bringing every unit's parameters here; forward waits for each as it comes to it.
 
-        Also clears the step's gradients.
+        Also clears the step's gradients. ``view``: of the step, needed where gradients are reduced
+        after each micro-batch.
         """
-        self._pushed = 0
+        self._push.begin(view)
         for at, unit in enumerate(self.units):
             unit.clear_gradients()
             self._pulling[at] = self.exchanges[at].pull(unit)
@@ -75,35 +99,33 @@ class UnitStates:
             self._pulling[at] = None
             finish()
 
+    def next_micro_batch(self) -> None:
+        """Get ready for a micro-batch's forward; call it before each.
+
+        Where gradients are reduced after each micro-batch this rank takes part here in what others
+        sum while it has nothing to do; else nothing happens.
+        """
+        self._push.next_micro_batch()
+
     def backward(
         self, tensor: Tensor, gradient: Tensor | None = None, *, last: bool = False
     ) -> None:
         """Run a micro-batch's backward; in the ``last`` one, finished units are pushed meanwhile.
 
         ``last`` only where the plan allows it (``MicroBatchWork.last``); never setting it is safe.
-        ``gradient``: of ``tensor``, where that is no scalar.
+        ``gradient``: of ``tensor``, where that is no scalar. Where gradients are reduced after each
+        micro-batch, finished units are pushed in all of them.
         """
-        self._last = last
-        try:
-            if last:
-                self._push_ready()  # what this rank does not hold waits for nothing here
-            torch.autograd.backward(tensor, gradient)
-        finally:
-            self._last = False
+        self._push.begin_backward(last=last)
+        torch.autograd.backward(tensor, gradient)
+        self._push.end_backward()
 
     def push(self) -> None:
         """Sum every unit's gradients at their owners, those that backward has not begun included.
 
         Called once a step by every rank, also by those without work.
         """
-        for number in range(len(self.units)):
-            while self._pushed < min(len(self.units), number + IN_FLIGHT):
-                self._push_next()
-            at = len(self.units) - 1 - number
-            finish = self._pushing[at]
-            assert finish is not None
-            self._pushing[at] = None
-            finish()
+        self._push.finish()
 
     def gradient_norm_and_sum(self, value: Tensor | float = 0.0) -> tuple[float, float]:
         """Return the norm of the whole gradient, and ``value`` summed over all ranks, together."""
@@ -137,40 +159,39 @@ class UnitStates:
         """
         first = dist.get_rank(self._group) == 0
         for unit in self.units:
-            parts = [torch.empty_like(unit.master) for _ in range(self._group.size() * first)]
+            whole = torch.empty(unit.elements if first else 0, dtype=unit.exact)
             with communicating(f"exporting the parameters of {unit.name}"):
-                dist.gather(
-                    unit.master,
-                    parts if first else None,
-                    dst=dist.get_global_rank(self._group, 0),
-                    group=self._group,
-                )
+                self._gather(unit, whole)
             if first:
-                whole = torch.cat([part.cpu() for part in parts])
                 for layout, stored in unit.of_whole(whole):
-                    yield (
-                        layout.name,
-                        natural(layout, stored).clone(memory_format=torch.contiguous_format),
-                    )
+                    value = self.in_model(layout, stored)
+                    yield layout.name, value.clone(memory_format=torch.contiguous_format)
+
+    def _gather(self, unit: Unit, whole: Tensor) -> None:
+        """Bring what is owned of a unit to the group's first rank, into ``whole`` there."""
+        mine, rank = unit.master[: unit.stop - unit.start], dist.get_rank(self._group)
+        for owner in range(1, unit.layout.ranks):
+            start, stop = unit.layout.owned(owner)
+            if start == stop:
+                continue
+            if rank == owner:
+                dist.send(mine, dist.get_global_rank(self._group, 0), group=self._group)
+            elif rank == 0:
+                part = torch.empty(stop - start, dtype=unit.exact, device=unit.device)
+                dist.recv(part, dist.get_global_rank(self._group, owner), group=self._group)
+                whole[start:stop] = part
+        if rank == 0:
+            whole[unit.start : unit.stop] = mine
 
     def watch(self, unit: Unit, index: int) -> Callable[[Tensor], None]:
         """Return the hook that a held parameter calls when backward has added its gradient."""
 
         def accumulated(_: Tensor) -> None:
             unit.accumulate(index)
-            if self._last:
-                unit.awaited -= 1
-                self._push_ready()
+            self._push.accumulated(unit)
 
         return accumulated
 
-    def _push_ready(self) -> None:
-        """Push the units that backward is done with; it comes to the last ones first."""
-        while self._pushed < len(self.units) and not self.units[-1 - self._pushed].awaited:
-            self._push_next()
-
-    def _push_next(self) -> None:
-        at = len(self.units) - 1 - self._pushed
-        self._pushed += 1
+    def _start_push(self, at: int, add: bool) -> Finish:
         self.finish_pull(at)  # of a unit that this rank only owns, or has not used
-        self._pushing[at] = self.exchanges[at].push(self.units[at])
+        return self.exchanges[at].push(self.units[at], add=add)

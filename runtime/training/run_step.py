@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import RankLost
+from seqplan.runtime.states.optimizers import refuse_unfit
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.states.unit_states import UnitStates
 from seqplan.runtime.training.loss import LossOf, label_loss, loss_divisor
@@ -59,7 +60,8 @@ def run_step(
     which is divided once, by ``loss_divisor`` of the global batch. ``before`` is called on every
     rank when the parameters are on their way, with that divisor, for what a loss must know of the
     whole batch. ``clip_norm`` bounds the norm of the whole gradient. ``RankLost`` where another
-    rank died; ``ValueError`` where the model does not call seqplan's attention.
+    rank died; ``ValueError`` where the model does not call seqplan's attention, or the optimizer
+    needs whole parameters and owners hold slices.
     """
     try:
         return _run_step(view, work, model, states, optimizer, clip_norm, loss_of, before)
@@ -78,14 +80,16 @@ def _run_step(
     before: BeforeMicroBatches | None,
 ) -> StepResult:
     started = time.perf_counter()
+    refuse_unfit(optimizer, states)
     divisor = loss_divisor(view, work, states)
-    states.pull()
+    states.pull(view)
     total: Tensor | float = 0.0
     computing = Stopwatch(states.device)
     if before is not None:
         before(view, work, divisor)
     calls: int | None = None
     for micro_batch in work:
+        states.next_micro_batch()
         output = model(micro_batch.tokens, micro_batch.context)
         calls = micro_batch.context.attention_calls(calls)
         loss = loss_of(output, micro_batch) / divisor

@@ -62,7 +62,7 @@ def _run_programs(pipe: Connection, programs: Sequence[Program]) -> None:
     import transformers
     from transformers import AutoModelForCausalLM  # noqa: F401 - loads what models need
 
-    import seqplan.runtime.huggingface.job
+    import seqplan.runtime.huggingface.hosting
 
     assert peft
     assert seqplan

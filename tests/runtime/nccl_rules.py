@@ -78,8 +78,8 @@ def recorded(trace: Trace) -> Iterator[None]:
         waited(under_way)
 
     def started(method: Callable[..., Callable[[], Any]]) -> Any:
-        def start(self: Any, given: Unit | Tensor) -> Callable[[], Any]:
-            finish = method(self, given)
+        def start(self: Any, given: Unit | Tensor, **options: Any) -> Callable[[], Any]:
+            finish = method(self, given, **options)
             elements = given.padded if isinstance(given, Unit) else given.numel()
             if not elements:
                 return finish

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from random_plans import one_pipeline_plan, random_staged_plan
+from random_plans import one_pipeline_plan, random_plan, random_staged_plan
 
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.owners import Owners
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.states.gradient_push import Reduce
+from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.train_check.reference import dense_attention, reference_step
 from seqplan.runtime.training.model import Llama, ModelConfig
+from seqplan.runtime.training.prepare import preparation
+from seqplan.runtime.training.run_step import run_step
 
 CONFIG = ModelConfig(hidden=64, layers=4, heads=8, kv_heads=2, ffn=104, vocab=251)
 GATES = {torch.float64: (1e-13, 1e-13, 1e-12), torch.float32: (1e-6, 3e-6, 5e-5)}
 """Largest differences of losses and gradient norms, relative, and of parameters, absolute."""
 
 CLIP, RATE, EPSILON = 1.0, 1e-3, 1e-6
+
+
+Optimizers = Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
+
+
+def adamw(named: list[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([value for _, value in named], lr=RATE, eps=EPSILON)
 
 
 @dataclass(frozen=True)
@@ -35,6 +49,9 @@ class Case:
     steps: int = 7
     by_messages: bool = True
     whole: bool = False
+    owners: Owners = "slices"
+    optimizer: Optimizers = adamw
+    reduce: Reduce = "step"
 
     def plans(self) -> list[Plan]:
         """``whole``: the same batches on a single pipeline with tp = pp = 1."""
@@ -79,9 +96,9 @@ def staged(rank: int, world_size: int, case: Case) -> Outcome:
         device=torch.device("cpu"),
         tensor_degrees=(2,),
         by_messages=case.by_messages,
+        owners=case.owners,
     )
-    masters = [master for _, master in job.states.master_parameters()]
-    optimizer = torch.optim.AdamW(masters, lr=RATE, eps=EPSILON)
+    optimizer = case.optimizer(job.states.master_parameters())
     prepare = job.preparation(SeededTokens(case.config.vocab, 5))
     losses, norms = [], []
     for plan in case.plans():
@@ -92,11 +109,42 @@ def staged(rank: int, world_size: int, case: Case) -> Outcome:
     return losses, norms, dict(job.states.export())
 
 
+class SequenceParallelCase(Case):
+    """Random pipelines of tp = pp = 1, groups that re-form and idle ranks, on ``ShardedStates``."""
+
+    def plans(self) -> list[Plan]:
+        rng = np.random.default_rng(self.seed)
+        return [
+            random_plan(rng, self.ranks, step=step, heads=8, longest=80)
+            for step in range(self.steps)
+        ]
+
+
+def sequence_parallel(rank: int, world_size: int, case: Case) -> Outcome:
+    groups = Communicators.create()
+    model = case.model(case.seed + rank)
+    states = ShardedStates(model, groups.states, owners=case.owners, reduce=case.reduce)
+    optimizer = case.optimizer(states.master_parameters())
+    config = case.config
+    prepare = preparation(
+        SeededTokens(config.vocab, 5),
+        Peers(groups.attention),
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+    )
+    results = []
+    for plan in case.plans():
+        view = rank_view(plan, rank)
+        results.append(run_step(view, prepare(view), model, states, optimizer, clip_norm=CLIP))
+    losses = [result.loss for result in results]
+    return losses, [result.gradient_norm for result in results], dict(states.export())
+
+
 def reference(case: Case) -> Outcome:
     model = case.model(case.seed, attend=dense_attention)
     if case.dtype == torch.bfloat16:
         model = model.float()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPSILON)
+    optimizer = case.optimizer(list(model.named_parameters()))
     data = SeededTokens(case.config.vocab, 5)
     results = [
         reference_step(plan, data, model, optimizer, clip_norm=CLIP) for plan in case.plans()

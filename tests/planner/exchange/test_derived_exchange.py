@@ -18,7 +18,8 @@ from seqplan.planner.exchange.derive import (
 from seqplan.planner.exchange.times import GivenExchange, LayoutExchange
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.views.placement import PlacedPipeline
-from seqplan.plans.views.resharding import UnitLayout, shards_of, unit_moves
+from seqplan.plans.views.resharding import shards_of, unit_moves
+from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.profiler.model_sizes import ModelShape
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped, shipped_names

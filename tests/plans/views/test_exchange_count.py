@@ -6,7 +6,8 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.exchange_count import Moved, Pulled, moved, pulled
 from seqplan.plans.views.parameter_layout import Block, ParameterLayout
 from seqplan.plans.views.placement import PlacedPipeline
-from seqplan.plans.views.resharding import Message, Piece, UnitLayout
+from seqplan.plans.views.resharding import Message
+from seqplan.plans.views.unit_layout import Piece, UnitLayout
 
 RANKS = 4
 MATRICES = [

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.owners import unit_layouts
 from seqplan.plans.views.parameter_layout import (
     Block,
     Gradient,
@@ -19,7 +20,8 @@ from seqplan.plans.views.parameter_layout import (
     stage_of,
 )
 from seqplan.plans.views.placement import PlacedPipeline, Placement
-from seqplan.plans.views.resharding import UnitLayout, UnitMoves, all_whole, shards_of, unit_moves
+from seqplan.plans.views.resharding import UnitMoves, all_whole, shards_of, unit_moves
+from seqplan.plans.views.unit_layout import UnitLayout
 
 SLOW = settings(deadline=None, max_examples=60)
 """Other work on the machine must not fail a test."""
@@ -80,6 +82,9 @@ def cases(draw: st.DrawFn) -> Case:
         units.append(UnitLayout(f"u{number}", parameters, layers, world_size))
         if draw(st.booleans()):
             units.append(UnitLayout(f"u{number} again", parameters, layers, world_size))
+    if draw(st.booleans()):
+        named = [(unit.name, unit.parameters) for unit in units]
+        units = unit_layouts(named, layers, world_size, "matrices")
     return Case(placement, world_size, units)
 
 

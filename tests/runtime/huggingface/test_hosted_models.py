@@ -13,16 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosted_scenarios import (
-    CASES,
-    RANKS,
-    REFUSED,
-    Rows,
-    beside,
-    examples,
-    on_rank,
-    plans,
-)
+from hosted_inputs import CASES, RANKS, Rows, plans
+from hosted_refusals import REFUSED
+from hosted_scenarios import beside, on_rank
+from hosted_training import examples
 from hosting_ranks import Program, hosted, needs_transformers
 from plan_service import PlanService, serving
 
@@ -127,6 +121,8 @@ def test_what_is_not_exact_is_refused_by_name_on_every_rank(outcomes: Any, name:
         ("windowing", "layer 1 passes a window of 8 beside a mask that has another to attention"),
         ("base", "is not trained and has other values"),
         ("no model", "Linear is no causal language model of transformers"),
+        ("owns nothing", "ValueError: optimizer got an empty parameter list"),
+        ("muon", "Muon looks at whole parameters, and owners hold slices of them"),
     ],
 )
 def test_what_no_configuration_says_is_noticed(outcomes: Any, what: str, message: str) -> None:

@@ -74,10 +74,10 @@ def loss_on_every_tp_rank() -> Iterator[None]:
 def a_unit_not_pushed() -> Iterator[None]:
     push = MessageExchange.push
 
-    def forgetful(exchange: MessageExchange, unit: Unit) -> Finish:
+    def forgetful(exchange: MessageExchange, unit: Unit, **options: bool) -> Finish:
         if unit.name == "layers.1":
             unit.gradient.zero_()
-        return push(exchange, unit)
+        return push(exchange, unit, **options)
 
     with patch.object(MessageExchange, "push", forgetful):
         yield

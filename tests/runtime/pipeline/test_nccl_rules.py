@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 from nccl_rules import Trace, recorded, replay
 from ranks import run_ranks
-from staged_runs import Case, staged
+from staged_runs import Case, SequenceParallelCase, sequence_parallel, staged
 
 from seqplan.plans.views.placement import placement_of, pushes_overlap
 from seqplan.runtime.pipeline import prepare
@@ -17,6 +17,8 @@ CASES = {
     "messages": Case(8, 28, steps=4),
     "groups": Case(8, 12, steps=4, by_messages=False),
 }
+EACH = "pushes after each micro-batch"
+EACH_CASE = SequenceParallelCase(8, 19, steps=4, reduce="micro-batch")
 OVERLAPPED = "pushes beside backward, whatever the plan"
 
 
@@ -26,6 +28,9 @@ def traces_of(rank: int, world_size: int) -> dict[str, Trace]:
         traces[name] = Trace(rank)
         with recorded(traces[name]):
             staged(rank, world_size, case)
+    traces[EACH] = Trace(rank)
+    with recorded(traces[EACH]):
+        sequence_parallel(rank, world_size, EACH_CASE)
     traces[OVERLAPPED] = Trace(rank)
     case = replace(CASES["groups"], steps=2)
     with (
@@ -49,10 +54,14 @@ def test_the_cases_have_pushes_beside_backward_and_after_it() -> None:
         schemes = [placed.scheme for placement in placements for placed in placement]
         assert any(scheme.pp > 1 for scheme in schemes)
         assert any(scheme.tp > 1 for scheme in schemes)
+    waiting = [
+        plan for plan in EACH_CASE.plans() if not pushes_overlap(placement_of(plan.pipelines))
+    ]
+    assert waiting, "ranks in two pipelines, which push beside every backward all the same"
 
 
 @pytest.mark.parametrize("one_queue", [False, True], ids=["a queue each", "one queue"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, EACH])
 def test_steps_come_to_their_end(ranks: list[dict[str, Trace]], name: str, one_queue: bool) -> None:
     traces = [of_rank[name] for of_rank in ranks]
     assert sum(len(trace.events) for trace in traces) > 1000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from random_plans import one_pipeline_plan
 from ranks import run_ranks, run_ranks_expecting_failure
 
 from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.owners import Owners
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
@@ -118,7 +120,7 @@ def foreign_optimizer(rank: int, world_size: int, folder: Path) -> None:
     save(folder, Cursor(1, None), states, optimizer, groups.control)
 
 
-@pytest.mark.parametrize("text", ["{}", '{"format": 3}'])
+@pytest.mark.parametrize("text", ["{}", '{"format": 4}'])
 def test_a_newer_format_is_refused(tmp_path: Path, text: str) -> None:
     (refusal,) = run_ranks_expecting_failure(newer_format, 1, tmp_path, text)
     assert "this version reads 1" in refusal
@@ -137,10 +139,16 @@ BEFORE = [Scheme(tp=2, pp=2), Scheme(ulysses=2, ring=2)]
 AFTER = {4: [Scheme(pp=2, ring=2), Scheme(tp=4)], 2: [Scheme(tp=2), Scheme(pp=2)]}
 
 
-def job_of(groups: Communicators, schemes: list[Scheme], rank: int, folder: Path) -> StagedJob:
+def job_of(
+    groups: Communicators,
+    schemes: list[Scheme],
+    rank: int,
+    folder: Path,
+    owners: Owners = "slices",
+) -> StagedJob:
     """A job that is restored, run under ``schemes``, saved; its losses and parameters."""
     torch.manual_seed(0)
-    job = StagedLlama(Llama(CONFIG_OF_JOB).double(), groups, by_messages=True)
+    job = StagedLlama(Llama(CONFIG_OF_JOB).double(), groups, by_messages=True, owners=owners)
     optimizer = torch.optim.AdamW([master for _, master in job.states.master_parameters()], lr=0.1)
     cursor = restore(folder, job.states, optimizer, groups.control)
     first = 0 if cursor is None else cursor.next_step
@@ -156,15 +164,18 @@ def job_of(groups: Communicators, schemes: list[Scheme], rank: int, folder: Path
 StagedJob = tuple[list[float], dict[str, torch.Tensor]]
 
 
-def staged_job(rank: int, world_size: int, folder: Path, schemes: list[Scheme]) -> StagedJob:
-    return job_of(Communicators.create(), schemes, rank, folder)
+def staged_job(
+    rank: int, world_size: int, folder: Path, schemes: list[Scheme], owners: Owners = "slices"
+) -> StagedJob:
+    return job_of(Communicators.create(), schemes, rank, folder, owners)
 
 
-def test_a_checkpoint_goes_on_under_other_strategies_and_ranks(tmp_path: Path) -> None:
-    run_ranks(staged_job, 4, tmp_path / "4", BEFORE)
+def test_a_checkpoint_goes_on_under_other_strategies_ranks_and_owners(tmp_path: Path) -> None:
+    """Also where owners hold transposed parameters whole."""
+    run_ranks(staged_job, 4, tmp_path / "4", BEFORE, "matrices")
     shutil.copytree(tmp_path / "4", tmp_path / "2")
     four = run_ranks(staged_job, 4, tmp_path / "4", AFTER[4])[0]
-    two = run_ranks(staged_job, 2, tmp_path / "2", AFTER[2])[0]
+    two = run_ranks(staged_job, 2, tmp_path / "2", AFTER[2], "matrices")[0]
     assert four[0] == pytest.approx(two[0], rel=1e-12)
     assert four[1].keys() == two[1].keys() == dict(Llama(CONFIG_OF_JOB).named_parameters()).keys()
     for name, parameter in four[1].items():
@@ -201,3 +212,129 @@ def test_an_order_of_elements_is_turned_into_the_other(tmp_path: Path) -> None:
     for name, parameter in exported.items():
         assert torch.equal(parameter, hosted[name]), name
         assert torch.equal(parameter, again[name]), name
+
+
+class BlockAdamW(torch.optim.Optimizer):
+    """AdamW whose moments are 8-bit codes, with a scale for each block of a parameter's elements.
+
+    ``strange``: with a state that is no plain tensor, which checkpoints cannot hold.
+    """
+
+    BLOCK = 64
+
+    def __init__(self, parameters: list[torch.nn.Parameter], *, strange: bool = False) -> None:
+        super().__init__([{"params": parameters}], {"lr": 0.1})
+        self.strange = strange
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["step"] = state.get("step", torch.zeros(())) + 1
+            if self.strange:
+                state["blocks"] = [self.BLOCK]
+            moments = []
+            for name, power, decay in (("first", 1, 0.9), ("second", 2, 0.99)):
+                moment = self._decoded(state, name, parameter)
+                moment.lerp_(parameter.grad**power, 1 - decay)
+                self._encode(state, name, moment)
+                moments.append(moment / (1 - decay ** state["step"]))
+            parameter.add_(moments[0] / (moments[1].clamp(min=0).sqrt() + 1e-3), alpha=-0.01)
+
+    def _decoded(self, state: dict[str, Any], name: str, like: torch.Tensor) -> torch.Tensor:
+        if f"{name}_codes" not in state:
+            return torch.zeros_like(like)
+        codes, scales = state[f"{name}_codes"], state[f"{name}_scales"]
+        blocks = codes.reshape(-1).float().split(self.BLOCK)
+        parts = [block / 127 * scale for block, scale in zip(blocks, scales, strict=True)]
+        return torch.cat(parts).view(like.shape)
+
+    def _encode(self, state: dict[str, Any], name: str, moment: torch.Tensor) -> None:
+        blocks = moment.reshape(-1).split(self.BLOCK)
+        scales = torch.stack([block.abs().max().clamp(min=1e-12) for block in blocks])
+        codes = [(block / scale * 127).round() for block, scale in zip(blocks, scales, strict=True)]
+        state[f"{name}_codes"] = torch.cat(codes).to(torch.int8).view(moment.shape)
+        state[f"{name}_scales"] = scales
+
+
+def run_blocks(
+    rank: int, world_size: int, folder: Path, owners: Owners, save_at: int, last: int
+) -> dict[str, torch.Tensor]:
+    """As ``run``, of 8-bit states by blocks."""
+    groups = Communicators.create()
+    torch.manual_seed(save_at)
+    states = ShardedStates(Llama(CONFIG), groups.states, owners=owners)
+    optimizer = BlockAdamW([master for _, master in states.master_parameters()])
+    cursor = restore(folder, states, optimizer, groups.control)
+    at = 0 if cursor is None else cursor.next_step
+    if at < save_at:
+        updates(states, optimizer, at, save_at)
+        save(folder, Cursor(save_at, None), states, optimizer, groups.control)
+    elif optimizer.state:
+        state = next(iter(optimizer.state.values()))
+        assert state["first_codes"].dtype == torch.int8
+    updates(states, optimizer, max(at, save_at), last)
+    return dict(states.export())
+
+
+def test_states_by_blocks_go_on_where_owners_hold_the_same(tmp_path: Path) -> None:
+    """Slices: with as many ranks, else refused; whole parameters: with any number of ranks."""
+    straight = run_ranks(run_blocks, 3, tmp_path / "slices", "slices", 2, 4)[0]
+    again = run_ranks(run_blocks, 3, tmp_path / "slices", "slices", 2, 4)[0]
+    whole = run_ranks(run_blocks, 3, tmp_path / "whole", "matrices", 2, 4)[0]
+    fewer = run_ranks(run_blocks, 2, tmp_path / "whole", "matrices", 2, 4)[0]
+    for name, tensor in straight.items():
+        assert torch.equal(tensor, again[name]), name
+        assert torch.equal(whole[name], fewer[name]), name
+    for ranks, owners, folder in ((2, "slices", "slices"), (3, "slices", "whole")):
+        for text in run_ranks_expecting_failure(run_blocks, ranks, tmp_path / folder, owners, 2, 4):
+            assert "as one, from owners=" in text
+            assert text.endswith("go on with the owners and the number of ranks that wrote it")
+
+
+def run_owners(
+    rank: int, world_size: int, folder: Path, owners: Owners, last: int
+) -> dict[str, torch.Tensor]:
+    """Restore what there is, go on to ``last`` and save there; states by AdamW."""
+    groups = Communicators.create()
+    torch.manual_seed(last)
+    states = ShardedStates(Llama(CONFIG), groups.states, owners=owners)
+    masters = [master for _, master in states.master_parameters()]
+    optimizer = torch.optim.AdamW([{"params": masters}], lr=0.1)
+    cursor = restore(folder, states, optimizer, groups.control)
+    updates(states, optimizer, 0 if cursor is None else cursor.next_step, last)
+    save(folder, Cursor(last, None), states, optimizer, groups.control)
+    return dict(states.export())
+
+
+def test_states_by_element_go_on_with_other_owners_and_ranks(tmp_path: Path) -> None:
+    """Whole parameters of 7 ranks, some of which own none, then slices, then whole ones again."""
+    run_ranks(run_owners, 7, tmp_path / "job", "matrices", 1)
+    run_ranks(run_owners, 3, tmp_path / "job", "slices", 2)
+    last = run_ranks(run_owners, 2, tmp_path / "job", "matrices", 3)[0]
+    for name, tensor in run_ranks(run_from_one, 1)[0].items():
+        assert torch.equal(tensor, last[name]), name
+
+
+def run_from_one(rank: int, world_size: int) -> dict[str, torch.Tensor]:
+    groups = Communicators.create()
+    torch.manual_seed(1)
+    states = ShardedStates(Llama(CONFIG), groups.states)
+    optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=0.1)
+    updates(states, optimizer, 0, 3)
+    return dict(states.export())
+
+
+def strange_state(rank: int, world_size: int, folder: Path) -> None:
+    groups = Communicators.create()
+    states = ShardedStates(Llama(CONFIG), groups.states, owners="matrices")
+    masters = [master for _, master in states.master_parameters()]
+    optimizer = BlockAdamW(masters, strange=rank == 1)
+    updates(states, optimizer, 0, 1)
+    save(folder, Cursor(1, None), states, optimizer, groups.control)
+
+
+def test_a_state_that_cannot_be_stored_is_refused_on_every_rank(tmp_path: Path) -> None:
+    for text in run_ranks_expecting_failure(strange_state, 2, tmp_path / "job"):
+        assert "as a list: checkpoints hold numbers and plain tensors" in text
+    assert not (tmp_path / "job").exists()

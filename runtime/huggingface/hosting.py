@@ -1,0 +1,109 @@
+"""Taking a model over: from what a program gives to a job with all its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from seqplan.plans.views.owners import Owners
+from seqplan.runtime.communicators import Communicators, refuse_together
+from seqplan.runtime.data.tokens import TokenData
+from seqplan.runtime.huggingface.inspection import hosted_preparation, inspected
+from seqplan.runtime.huggingface.job import Job, JobParts, held_by
+from seqplan.runtime.huggingface.launch import join_ranks
+from seqplan.runtime.huggingface.report import StepReport
+from seqplan.runtime.huggingface.router_loss import RoutedLoss
+from seqplan.runtime.states.gradient_push import Reduce
+from seqplan.runtime.states.optimizers import refuse_unfit
+from seqplan.runtime.states.sharded_states import ShardedStates
+from seqplan.runtime.training.loss import LossOf, chunked_loss, label_loss
+
+Optimizers = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+
+_PREFIX = "model."
+"""What a hosted model's parameters are called by beyond their own names."""
+
+
+def host(
+    model: nn.Module,
+    data: TokenData,
+    *,
+    optimizer: Optimizers,
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+    loss_of: LossOf = label_loss,
+    loss_rows: int = 4096,
+    autocast: torch.dtype | None = None,
+    callbacks: Sequence[Callable[[StepReport], None]] = (),
+    groups: Communicators | None = None,
+    resident_bytes: float | None = None,
+    owners: Owners = "slices",
+    reduce: Reduce = "step",
+) -> Job:
+    """Take a causal language model over and return the job that trains it, on every rank together.
+
+    ``model``: of transformers, or wrapped by peft, in its dtype and on this rank's device; trained
+    values are taken from the first rank, frozen ones must be alike. ``optimizer`` gets names and
+    what this rank owns of the trained parameters, as torch's optimizers take them: slices of one
+    axis, for an element-wise optimizer, or, where ``owners`` is ``matrices``, whole parameters, for
+    those that need them; a rank may own none. ``scheduler`` gets the optimizer and is stepped after
+    each step. ``loss_of`` gets logits and the micro-batch, or parts of ``loss_rows`` tokens of
+    both, and gives a sum over tokens. ``autocast``: dtype in which the model computes.
+    ``callbacks`` are called after each step. ``resident_bytes``: what plans count on beside
+    activations (``Planner.resident_bytes``); a model that takes well more is refused. ``reduce``:
+    after what gradients are summed at their owners (``ShardedStates``). ``groups``: made here where
+    None, after the default process group where there is none either: of torchrun's ranks, or of
+    this process alone.
+
+    ``UnsupportedModel``, on every rank, for a model that is not computed exactly;
+    ``ValueError`` where frozen values differ between ranks, more is held than that, or the
+    optimizer needs whole parameters and owners hold slices.
+    """
+    joined = join_ranks(model)
+    groups = groups or Communicators.create()
+    hosted, attends = inspected(model, autocast, groups)
+    states = ShardedStates(hosted, groups.states, owners=owners, reduce=reduce)
+    if resident_bytes is not None:
+        held_by(model, states).refuse_above(resident_bytes, groups.control)
+    masters = [(name.removeprefix(_PREFIX), p) for name, p in states.master_parameters()]
+    stepping = _optimizer_of(masters, optimizer, states, groups)
+    loss = chunked_loss(hosted.logits, loss_of, loss_rows)
+    routed = None
+    if attends.router_loss is not None:
+        routed = RoutedLoss(attends.router_loss, hosted, loss, groups.control)
+    return Job(
+        JobParts(
+            model=model,
+            hosted=hosted,
+            states=states,
+            optimizer=stepping,
+            scheduler=None if scheduler is None else scheduler(stepping),
+            loss_of=loss,
+            routed=routed,
+            loss_rows=loss_rows,
+            callbacks=tuple(callbacks),
+            prepare=hosted_preparation(hosted, attends, data, groups, states.device),
+            groups=groups,
+            ends_process_group=joined,
+        )
+    )
+
+
+def _optimizer_of(
+    masters: list[tuple[str, nn.Parameter]],
+    optimizer: Optimizers,
+    states: ShardedStates,
+    groups: Communicators,
+) -> torch.optim.Optimizer:
+    """Make the optimizer on every rank, or on none: torch's refuse a rank that owns nothing."""
+    stepping, refusal = None, None
+    try:
+        stepping = optimizer(masters)
+        refuse_unfit(stepping, states)
+    except ValueError as error:
+        refusal = str(error)
+    refuse_together(refusal, groups.control, "making the optimizers")
+    assert stepping is not None
+    return stepping

@@ -1,0 +1,54 @@
+"""A hosted model between steps: lent as transformers has it, and values of a step's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.huggingface.attention import IMPLEMENTATION
+from seqplan.runtime.huggingface.hosted import HostedModel
+from seqplan.runtime.states.sharded_states import ShardedStates
+from seqplan.runtime.training.prepare import MicroBatchWork
+from seqplan.runtime.training.token_values import SequenceValues, token_values
+
+
+@contextmanager
+def lent(model: nn.Module, hosted: HostedModel, states: ShardedStates) -> Iterator[nn.Module]:
+    """Lend ``model`` with the attention that it was loaded with, up to date, without gradients.
+
+    Collective, between steps.
+    """
+    states.materialize()
+    hosted.lm.set_attn_implementation(hosted.own_attention)
+    hosted.eval()
+    try:
+        with torch.no_grad():
+            yield model
+    finally:
+        hosted.lm.set_attn_implementation(IMPLEMENTATION)
+
+
+def hosted_token_values(
+    work: Sequence[MicroBatchWork],
+    hosted: HostedModel,
+    states: ShardedStates,
+    groups: Communicators,
+    rows: int,
+    values_of: Callable[[Tensor, MicroBatchWork], Tensor],
+) -> list[SequenceValues]:
+    """Compute ``values_of`` logits for each token of a step, of ``rows`` tokens at a time."""
+    hosted.eval()
+
+    def by_parts(hidden: Tensor, micro_batch: MicroBatchWork) -> Tensor:
+        starts = range(0, max(len(hidden), 1), rows)
+        parts = [(start, start + rows) for start in starts]
+        values = [values_of(hosted.logits(hidden[a:b]), micro_batch.rows(a, b)) for a, b in parts]
+        return torch.cat(values)
+
+    values = token_values(work, hosted, states, groups.control, values_of=by_parts)
+    hosted.forget_call()
+    return values

@@ -1,0 +1,93 @@
+"""Which optimizers step on what owners hold, and several of them as one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from seqplan.runtime.states.unit_states import UnitStates
+
+NEED_WHOLE_PARAMETERS = frozenset(
+    {
+        "Adafactor",
+        "AdaMuon",
+        "CAME",
+        "Dion",
+        "DistributedShampoo",
+        "GaLoreAdamW",
+        "Kron",
+        "LAMB",
+        "LARS",
+        "Lamb",
+        "Lars",
+        "Muon",
+        "MuonWithAuxAdam",
+        "NorMuon",
+        "Scion",
+        "Shampoo",
+        "SingleDeviceMuon",
+        "SingleDeviceMuonWithAuxAdam",
+        "SOAP",
+    }
+)
+"""Classes of optimizers that look at a whole parameter: its matrix, its rows, its norm."""
+
+
+class JoinedOptimizer(torch.optim.Optimizer):
+    """Several optimizers as one, such as Muon for matrices and AdamW for the rest.
+
+    Its groups are theirs, one after the other, and so is its state: schedulers and checkpoints take
+    it as any other. Where a rank may own nothing of a part, give that part groups
+    (``[{"params": parameters}]``), which may be empty. ``ValueError`` for none, and for a parameter
+    that two of them have.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        if not optimizers:
+            raise ValueError("no optimizer to join")
+        self.optimizers = list(optimizers)
+        groups = [group for each in self.optimizers for group in each.param_groups]
+        # Only to be checked: some may have names of their parameters, and some none.
+        super().__init__([{"params": group["params"]} for group in groups], {})
+        self.param_groups = groups
+        self.state = defaultdict(dict)
+        for each in self.optimizers:
+            self.state.update(each.state)
+        self._share()
+
+    def _share(self) -> None:
+        """Let the parts step on this one's groups and state."""
+        first = 0
+        for each in self.optimizers:
+            last = first + len(each.param_groups)
+            each.param_groups = self.param_groups[first:last]
+            each.state = self.state
+            first = last
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Step each of them; ``closure`` is called once, before."""
+        loss = None if closure is None else closure()
+        for each in self.optimizers:
+            each.step()
+        return loss
+
+
+def refuse_unfit(optimizer: torch.optim.Optimizer, states: UnitStates) -> None:
+    """Raise ``ValueError`` where an optimizer needs whole parameters and owners hold slices."""
+    if states.whole_owners:
+        return
+    parts = optimizer.optimizers if isinstance(optimizer, JoinedOptimizer) else [optimizer]
+    for part in parts:
+        names = {kind.__name__ for kind in type(part).__mro__}
+        if names & NEED_WHOLE_PARAMETERS:
+            raise ValueError(
+                f"{type(part).__name__} looks at whole parameters, and owners hold slices of them: "
+                "make the states with owners='matrices'"
+            )

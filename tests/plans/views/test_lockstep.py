@@ -1,0 +1,54 @@
+"""Rounds of micro-batches: together within a pipeline, in order and one at a time on a rank."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.lockstep import lockstep_rounds
+from seqplan.plans.views.placement import PlacedPipeline, Placement
+
+RANKS = 5
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[Placement, list[int]]:
+    """Pipelines of any ranks in any order, some of which have no micro-batch."""
+    members = draw(
+        st.lists(st.lists(st.integers(0, RANKS - 1), min_size=1, unique=True), max_size=6)
+    )
+    placement = tuple(PlacedPipeline(Scheme(ring=len(ranks)), tuple(ranks)) for ranks in members)
+    return placement, [draw(st.integers(0, 3)) for _ in placement]
+
+
+@settings(deadline=None, max_examples=100)
+@given(steps())
+def test_ranks_of_a_pipeline_meet(step: tuple[Placement, list[int]]) -> None:
+    placement, counts = step
+    rounds = [lockstep_rounds(placement, counts, rank) for rank in range(RANKS)]
+    assert len({each.total for each in rounds}) == 1
+    taken = [0] * RANKS
+    last = 0
+    for pipeline, count in zip(placement, counts, strict=True):
+        parts = {rounds[rank].own[taken[rank] : taken[rank] + count] for rank in pipeline.ranks}
+        assert len(parts) == 1
+        (part,) = parts
+        assert len(part) == count
+        for rank in pipeline.ranks:
+            taken[rank] += count
+        last = max([last, *(number + 1 for number in part)])
+    for rank, each in enumerate(rounds):
+        assert len(each.own) == taken[rank]
+        assert list(each.own) == sorted(set(each.own))
+        assert each.total == last
+
+
+def test_a_rank_waits_for_another_of_its_pipeline() -> None:
+    """Rank 0 is free in the first round, and its pipeline runs in the second."""
+    placement = (PlacedPipeline(Scheme(), (1,)), PlacedPipeline(Scheme(ulysses=2), (0, 1)))
+    assert [lockstep_rounds(placement, [1, 2], rank) for rank in (0, 1, 2)] == [
+        ((1, 2), 3),
+        ((0, 1, 2), 3),
+        ((), 3),
+    ]

@@ -1,0 +1,129 @@
+"""What ranks refuse of models and plans, and what they count that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from hosted_inputs import adapted, data, model, muon, optimizer
+from random_plans import one_pipeline_plan
+
+from seqplan import runtime
+from seqplan.plans.plan import Plan
+from seqplan.plans.scheme import Scheme
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "seed_oss": ({"head_dim": 8}, "config.attention_dropout: set it to 0"),
+    "llama4_text": (
+        {"output_router_logits": True},
+        "adds an auxiliary loss of its routers (config.output_router_logits) in a way that is not",
+    ),
+    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "layer 0 is of kind 'conv'"),
+    "bloom": ({"n_layer": 2, "n_head": 4}, "does not take registered attention functions"),
+}
+
+
+def refusals(groups: runtime.Communicators) -> dict[str, str]:
+    from seqplan.runtime import huggingface
+
+    said = {}
+
+    def refused(what: str, unsupported: Any) -> None:
+        try:
+            huggingface.host(unsupported, data(), optimizer=optimizer, groups=groups)
+        except ValueError as error:
+            said[what] = f"{type(error).__name__}: {error}"
+            if hasattr(unsupported, "config") and what != "base":
+                assert unsupported.config._attn_implementation == "eager", "left as it was"
+
+    for name, (changes, _) in REFUSED.items():
+        refused(name, model(name, **changes))
+    mixing = model("llama")
+    mixing.model.layers[1].mlp.register_forward_hook(lambda _, __, out: out.cumsum(1))
+    refused("mixing", mixing)
+    skipping = model("llama")
+    skipping.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+    refused("skipping", skipping)
+    masking = model("llama")
+    masking.model.layers[1].self_attn.register_forward_pre_hook(
+        lambda _, given, named: (given, {**named, "attention_mask": torch.zeros(1, 1, 12, 12)}),
+        with_kwargs=True,
+    )
+    refused("masking", masking)
+    numbering = model("llama")
+    numbering.model.layers[1].self_attn.q_proj.register_forward_hook(
+        lambda _, __, out: out * torch.arange(1, 1 + out.shape[1])[:, None]
+    )
+    refused("numbering", numbering)
+    windowing = model("llama")
+    windowing.model.layers[1].self_attn.register_forward_pre_hook(
+        lambda _, given, named: (given, {**named, "sliding_window": 8}), with_kwargs=True
+    )
+    refused("windowing", windowing)
+    refused("base", adapted(0, base_seed=groups.control.rank()))
+    refused("no model", torch.nn.Linear(2, 2))
+    try:
+        huggingface.host(model("llama"), data(), optimizer=muon, groups=groups)
+    except ValueError as error:
+        said["muon"] = f"{type(error).__name__}: {error}"
+    nothing = groups.control.rank() == 1  # as where a rank owns no parameter
+    try:
+        huggingface.host(
+            model("llama"),
+            data(),
+            optimizer=lambda named: torch.optim.AdamW([] if nothing else named),
+            groups=groups,
+        )
+    except ValueError as error:
+        said["owns nothing"] = f"{type(error).__name__}: {error}"
+    return said
+
+
+def memory(groups: runtime.Communicators) -> dict[str, Any]:
+    """What ranks hold of a model in bf16, of one with adapters; what is said of too much."""
+    from seqplan.runtime import huggingface
+
+    held: dict[str, Any] = {}
+    whole, adapters = model("llama").bfloat16(), adapted(0)
+    for name, hosted_model in (("whole", whole), ("adapters", adapters)):
+        sizes = {p: p.numel() for p in hosted_model.parameters()}
+        trained = sum(size for p, size in sizes.items() if p.requires_grad)
+        job = huggingface.host(hosted_model, data(), optimizer=optimizer, groups=groups)
+        held[name] = (job.held_bytes, trained, sum(sizes.values()) - trained)
+        held[f"{name} said"] = str(job.held_bytes)
+    enough = held["whole"][0].total
+    fitting = model("llama").bfloat16()
+    huggingface.host(fitting, data(), optimizer=optimizer, groups=groups, resident_bytes=enough)
+    try:
+        huggingface.host(
+            model("llama"), data(), optimizer=optimizer, groups=groups, resident_bytes=enough
+        )
+    except ValueError as error:
+        held["too much"] = str(error)
+    return held
+
+
+def unlike_plans(rank: int, groups: runtime.Communicators) -> list[str]:
+    """What ranks say to plans that are not those of the others, or cannot be had."""
+    from seqplan.runtime import huggingface
+
+    said = []
+    job = huggingface.host(model("llama"), data(), optimizer=optimizer, groups=groups)
+    short = one_pipeline_plan(Scheme(ring=4), [30, 4])
+    other = one_pipeline_plan(Scheme(ulysses=4), [9, 12 + (rank == 2)], step=1)
+
+    def failing() -> Iterator[Plan]:
+        yield short
+        if rank == 1:
+            raise ValueError("no lengths")
+        yield other
+
+    for following in ([short, other], failing()):
+        job.next_step = 0
+        try:
+            for step in job.steps(following):
+                job.run(step)
+        except runtime.PlanError as error:
+            said.append(str(error))
+    return said

@@ -8,17 +8,19 @@ from unittest.mock import patch
 import pytest
 from nccl_rules import Trace, recorded, replay
 from ranks import run_ranks
-from staged_runs import Case, SequenceParallelCase, sequence_parallel, staged
+from staged_runs import CONFIG, Case, SequenceParallelCase, sequence_parallel, staged
 
 from seqplan.plans.views.placement import placement_of, pushes_overlap
 from seqplan.runtime.pipeline import prepare
 
 CASES = {
-    "messages": Case(8, 28, steps=4),
-    "groups": Case(8, 12, steps=4, by_messages=False),
+    "messages": Case(8, 28, steps=3),
+    "groups": Case(8, 12, steps=3, by_messages=False),
 }
 EACH = "pushes after each micro-batch"
-EACH_CASE = SequenceParallelCase(8, 19, steps=4, reduce="micro-batch")
+EACH_CASE = SequenceParallelCase(
+    8, 19, config=replace(CONFIG, layers=2), steps=2, reduce="micro-batch"
+)
 OVERLAPPED = "pushes beside backward, whatever the plan"
 
 

@@ -28,7 +28,7 @@ from seqplan.runtime.states.optimizers import JoinedOptimizer, refuse_unfit
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.run_step import run_step
 
-RANKS, STEPS = 4, 10
+RANKS, STEPS = 4, 8
 Named = list[tuple[str, nn.Parameter]]
 
 

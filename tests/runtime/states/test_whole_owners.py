@@ -79,7 +79,7 @@ CASES = {
         RANKS, 11, steps=STEPS, config=SMALL, owners="matrices", optimizer=exact_muon
     ),
     "any strategies": Case(
-        RANKS, 12, steps=STEPS, config=SMALL, owners="matrices", optimizer=exact_muon
+        RANKS, 12, steps=10, config=SMALL, owners="matrices", optimizer=exact_muon
     ),
     "any strategies, fp32": Case(
         RANKS, 14, torch.float32, SMALL, STEPS, owners="matrices", optimizer=exact_muon

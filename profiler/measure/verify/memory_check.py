@@ -6,6 +6,7 @@ what autograd keeps is counted, as profiles count it there.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -30,14 +31,16 @@ LAYERS = 4
 SEARCH_TO = 0.01
 """The search ends where the largest that runs and the smallest that does not are so near."""
 
+LEAST_LENGTH, CALLS = 32, 40
+"""Tokens that are not halved any more; calls of a quarter of a length that the check comes to."""
+
 TOO_MUCH = 2**50
 """Bytes that no device has."""
 
 
 def check_memory(settings: Settings) -> tuple[list[Figure], list[str]]:
     """Predict bytes from micro-batches of one and two sequences; then hold larger ones against."""
-    longest = 4096 if settings.cuda else 256
-    length = 32 if settings.quick else longest
+    length = 32 if settings.quick else 4096 if settings.cuda else 256
     allocator = CudaAllocator(settings.device) if settings.cuda else None
     config = replace(settings.model, layers=LAYERS)
     bench = Bench(config, LAYERS, settings.device, settings.dtype, 0, 1, allocator=allocator)
@@ -46,6 +49,8 @@ def check_memory(settings: Settings) -> tuple[list[Figure], list[str]]:
     def sampled(*lengths: int) -> Sample:
         return measurer.measure(Scheme(), DesignPoint("fit", lengths), repeats=1)
 
+    if not (settings.quick or settings.cuda):
+        length = _affordable(length, sampled, settings.seconds_of("memory"))
     small = [sampled(length), sampled(length, length)]
     taken = sum(sample.whole_bytes(LAYERS) for sample in small)
     per_token = taken / sum(sample.tokens for sample in small)
@@ -74,6 +79,18 @@ def check_memory(settings: Settings) -> tuple[list[Figure], list[str]]:
             )
     figures.append(_survived(bench, lambda: sampled(length)))
     return figures, notes
+
+
+def _affordable(longest: int, sampled: Callable[[int], Sample], seconds: float) -> int:
+    """Halve the length until all micro-batches of the check take about the time that there is."""
+    length = longest
+    while length > LEAST_LENGTH:
+        started = time.monotonic()
+        sampled(length // 4)
+        if CALLS * (time.monotonic() - started) <= seconds:
+            break
+        length //= 2
+    return length
 
 
 def _near_one(group: str, name: str, ratio: float) -> Figure:

@@ -36,13 +36,19 @@ STOPWATCH_ERROR, WALL_ERROR = 0.05, 0.02
 
 WARM_UP, LEAST_STEPS, MOST_STEPS = 2, 3, 20
 
+SHORTEST = 128
+"""The longest sequence of a step is not halved below it."""
+
 
 def check_step(settings: Settings) -> tuple[list[Figure], list[str]]:
     """Train a few steps, each followed by one whose micro-batches are waited for."""
     config = replace(settings.model, layers=LAYERS, vocab=min(settings.model.vocab, VOCABULARY))
-    lengths = (24, 9, 1) if settings.quick else (2048, 1024, 900, 124)
+    lengths: tuple[int, ...] = (24, 9, 1) if settings.quick else (2048, 1024, 900, 124)
     with _alone(settings.device) as group:
         trained = _Trained(settings, config, lengths, group)
+        while not settings.quick and max(lengths) > SHORTEST and _too_slow(settings, trained):
+            lengths = tuple(-(-length // 2) for length in lengths)
+            trained = _Trained(settings, config, lengths, group)
         figures, steps = _timed_steps(settings, trained)
     notes = [f"{steps} steps of {sum(lengths):,} tokens, {LAYERS} layers"]
     if settings.cuda:
@@ -103,6 +109,16 @@ class _Trained:
         """Wait until the device has nothing left to do."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _too_slow(settings: Settings, trained: _Trained) -> bool:
+    """Whether the fewest steps would take more than the time that there is, by one of them."""
+    trained.wait()
+    started = time.monotonic()
+    trained.step()
+    trained.wait()
+    steps = 2 * (WARM_UP + LEAST_STEPS)
+    return steps * (time.monotonic() - started) > settings.seconds_of("step")
 
 
 def _timed_steps(settings: Settings, trained: _Trained) -> tuple[list[Figure], int]:

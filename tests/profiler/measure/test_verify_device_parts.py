@@ -7,7 +7,12 @@ import math
 import pytest
 
 from seqplan.profiler.measure.verify.figures import Figure
-from seqplan.profiler.measure.verify.memory_check import SEARCH_TO, largest_that_runs
+from seqplan.profiler.measure.verify.memory_check import (
+    LEAST_LENGTH,
+    SEARCH_TO,
+    _affordable,
+    largest_that_runs,
+)
 from seqplan.profiler.measure.verify.rates_check import listed
 
 
@@ -66,3 +71,10 @@ def test_devices_are_recognized_by_name_and_memory(
 ) -> None:
     known = listed(name, memory_gb * 1e9)
     assert (None if known is None else known.name) == hardware
+
+
+@pytest.mark.parametrize(("seconds", "length"), [(1e9, 256), (0.0, LEAST_LENGTH)])
+def test_lengths_are_halved_until_the_time_is_enough(seconds: float, length: int) -> None:
+    tried: list[int] = []
+    assert _affordable(256, lambda tokens: tried.append(tokens), seconds) == length  # type: ignore[arg-type, return-value]
+    assert tried == [256 // 4 // 2**k for k in range(len(tried))]

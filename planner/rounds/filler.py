@@ -10,7 +10,8 @@ tops them up with others (``_fill_groups``), by the fill that packs pipelines, c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +44,7 @@ _FilledClass = tuple[int, float]
 """A class whose groups were filled, and the overhead that was counted for each of them (ms)."""
 
 
-@dataclass(frozen=True)
-class _Opening:
+class _Opening(NamedTuple):
     """Groups of the class ``k`` that are to be opened in a round of ``target_ms``: ``number``.
 
     Those for sequences above ``above`` tokens first, then others; of up to ``reach`` tokens all.
@@ -202,7 +202,7 @@ class RoundsFiller:
                 continue
             opening = _Opening(k, number, below, reach[k], target_ms)
             if below:
-                opening = replace(opening, number=self._number_needed(fill, opening))
+                opening = opening._replace(number=self._number_needed(fill, opening))
             if not opening.number:
                 continue
             filled_classes.append((k, self._fill_groups(fill, opening)))
@@ -217,7 +217,7 @@ class RoundsFiller:
         lengths = self.sequences.lengths
         longer = int(np.searchsorted(-lengths, -opening.above, side="left"))
         trial = self._unassigned(lengths[:longer], np.asarray(fill.counts)[:longer])
-        self._fill_groups(trial, replace(opening, above=0))
+        self._fill_groups(trial, opening._replace(above=0))
         ((_, group_ms),) = trial.placements()
         return sum(time > 0 for time in group_ms)
 
@@ -226,13 +226,13 @@ class RoundsFiller:
 
         For one micro-batch a group it is so large that no second one fits beside the first.
         """
-        degree, until = self.classes[opening.k], opening.target_ms
-        overhead = degree.c
+        d, until = self.classes[opening.k], opening.target_ms
+        overhead = d.c
         if not self.one_each:
-            work = (opening.target_ms - degree.c) * _ROUND
+            work = (until - d.c) * _ROUND
             overhead = 2 * work + 1
             until = overhead + work
-        groups = replace(degree, pp=1, c=overhead, count=opening.number)
+        groups = PipelineClass(1, d.a, d.b, overhead, d.capacity, d.unit, opening.number, d.gpus)
         fill.fill_class(groups, opening.reach, opening.above, until, until, False)
         return overhead
 

@@ -19,7 +19,8 @@ from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.exact.close_gap import EXACT_GAP, close_gap
 from seqplan.planner.exact.instance import MOST_SEQUENCES, Instance
-from seqplan.planner.exact.model import LEAST_GAIN, MOST_FORMED, Answer, solve
+from seqplan.planner.exact.model import LEAST_GAIN, Answer, solve
+from seqplan.planner.exact.pipeline_model import MOST_FORMED
 from seqplan.planner.exact.placement import placement_of
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Placement

@@ -174,5 +174,7 @@ def test_the_solver_is_imported_where_it_is_asked_for() -> None:
         "    Planner('llama-7b-a800-80gb', 8, 4096, exact=exact)\n"
         "    print('ortools' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.split() == ["False", "True"]

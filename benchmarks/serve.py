@@ -47,8 +47,8 @@ async def _measure(served: Served, store: Path, lengths: Any) -> list[list[str]]
         document = make_proposal(published_schemes(), cluster(gpus), lengths, seed=SEED)
         answer = await _ok(one, "/v1/proposals/documents", json.loads(document.to_json()))
         job = f"gpus-{gpus}"
-        asked = {"id": job, "proposal": answer["id"], "look_ahead": STEPS}
-        await _ok(one, "/v1/jobs", asked)
+        request = {"id": job, "proposal": answer["id"], "look_ahead": STEPS}
+        await _ok(one, "/v1/jobs", request)
         where = cluster(gpus)
         batches = list(Sampler(lengths, where.tokens, where.max_len, SEED).batches(STEPS))
         ranks = await connect_all(served.host, served.port, gpus)

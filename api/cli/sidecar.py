@@ -16,6 +16,7 @@ from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.exchange.choice import exchange_to_propose_with
 from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.rounds.options import check_rounds
 from seqplan.planner.workers.executor import check_executor
 from seqplan.profiler.lengths import read_lengths
 from seqplan.profiler.shipped.catalogue import find_profile
@@ -40,7 +41,7 @@ job.toml:
   context = 32768
   steps = 1000
 optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
-  workers, executor
+  workers, executor, lockstep, rounds_multiple
 """
 
 
@@ -95,6 +96,15 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
     from seqplan.api.store.tables.proposals import put_proposal
 
     profile = find_profile(job.profile)
+    try:
+        check_rounds(
+            profile,
+            job.lockstep,
+            job.rounds_multiple,
+            spelled=("lockstep", "rounds_multiple", "static_groups"),
+        )
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from None
     lengths = read_lengths([job.lengths]).values
     row = write_lengths(store, lengths)
     cluster = Cluster(job.gpus, job.context, job.tokens or TOKENS_PER_GPU * job.gpus)
@@ -102,14 +112,17 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
         raise ValueError(
             f"{origin}: the lengths have {total} tokens, fewer than a step of {cluster.tokens}"
         )
-    asked = {"profile": profile.digest, "lengths": row.id, "seed": job.seed}
-    asked |= {"gpus": cluster.gpus, "max_len": cluster.max_len, "tokens": cluster.tokens}
-    asked |= {"steps": job.steps, "look_ahead": job.look_ahead}
+    request = {"profile": profile.digest, "lengths": row.id, "seed": job.seed}
+    request |= {"gpus": cluster.gpus, "max_len": cluster.max_len, "tokens": cluster.tokens}
+    request |= {"steps": job.steps, "look_ahead": job.look_ahead}
+    # Left out at their defaults, as in the stores of earlier versions.
+    request |= {"lockstep": True} if job.lockstep else {}
+    request |= {"rounds_multiple": job.rounds_multiple} if job.rounds_multiple > 1 else {}
     with store.reading() as connection:
         known = get(connection, JobRow, job.job)
         earlier = None if known is None else get(connection, ProposalRow, known.proposal)
     if known is not None:
-        if earlier is None or json.loads(earlier.request) != asked:
+        if earlier is None or json.loads(earlier.request) != request:
             raise ValueError(
                 f"{origin}: the store {job.store} has a job {job.job!r} of other settings; name "
                 "another job or store"
@@ -122,12 +135,14 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
             lengths,
             seed=job.seed,
             exchange=exchange_to_propose_with(profile, job.gpus, None, 0.0),
+            lockstep=job.lockstep,
+            rounds_multiple=job.rounds_multiple,
             progress=progress,
         )
     key = f"sidecar-{job.job}"
     with claim.writing() as connection:
         put_lengths(connection, row)
-        put_proposal(connection, key, asked, document.to_json())
+        put_proposal(connection, key, request, document.to_json())
         add_job(
             connection,
             JobRow(

@@ -20,7 +20,7 @@ from seqplan.planner.balancing.free import plan_free
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import cheap_bound_ms
 from seqplan.planner.placement.fleet import Bin, PipelineClass
-from seqplan.planner.rounds.filler import FilledRounds, Sequences
+from seqplan.planner.rounds.filled_rounds import FilledRounds, Sequences
 from seqplan.planner.rounds.one_degree import fewest_rounds, plan_rounds, rounds_bound_ms
 from seqplan.profiler.latency import Latency
 

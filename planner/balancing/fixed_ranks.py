@@ -17,7 +17,8 @@ from seqplan.planner.balancing.balance_ranks import (
 )
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.rounds.filler import FilledRounds, RoundsFiller, Sequences
+from seqplan.planner.rounds.filled_rounds import FilledRounds, Sequences
+from seqplan.planner.rounds.filler import RoundsFiller
 from seqplan.planner.rounds.one_degree import fewest_rounds, rounds_bound_ms
 from seqplan.planner.rounds.search import common_target
 from seqplan.profiler.latency import Latency

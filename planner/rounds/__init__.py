@@ -1,15 +1,17 @@
 """Rounds of groups in lockstep: of a proposal, under ZeRO-3, and for hosts that form groups.
 
 Read ``round_bounds`` (what every plan costs at least), ``one_degree`` (all groups alike), with
-``filler`` (rounds by the compiled fill) and ``search`` (their targets); ``plan_rounds`` (the rounds
-of a layout), with ``busy_ranks`` (no rank idle), ``best_layout`` (of several), ``assemble`` (to a
-plan) and ``proof`` (a closer bound); then ``rank_groups`` (for hosts) and ``options``.
+``filler`` (rounds by the compiled fill), ``filled_rounds`` (what it gives) and ``search`` (their
+targets); ``plan_rounds`` (the rounds of a layout), with ``busy_ranks`` (no rank idle),
+``best_layout`` (of several) and ``assemble`` (to a plan); ``proof`` (a closer bound), by
+``round_program`` and ``round_prices``; then ``rank_groups`` (for hosts) and ``options``.
 """
 
 __all__ = [
     "assemble",
     "best_layout",
     "busy_ranks",
+    "filled_rounds",
     "filler",
     "one_degree",
     "options",
@@ -17,5 +19,7 @@ __all__ = [
     "proof",
     "rank_groups",
     "round_bounds",
+    "round_prices",
+    "round_program",
     "search",
 ]

@@ -1,27 +1,31 @@
 """Filling rounds to targets: in each, groups of one or several degrees, each with one micro-batch.
 
-A round's groups run side by side and it lasts as long as the slowest of them.
+A round's groups run side by side and it lasts as long as the slowest of them. ``RoundsFiller.fill``
+fills rounds one after another, each to the target that it is given; ``full`` fills them about as
+full as memory allows, each to the least target for that. In a round the largest groups come first
+(``_fill_round``): each degree opens groups for the sequences that need it (``_number_needed``) and
+tops them up with others (``_fill_groups``), by the fill that packs pipelines, compiled or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.class_fill import PythonFill
 from seqplan.planner.placement.fleet import (
-    Bin,
     ClassPlacement,
+    Floats,
     Ints,
     PipelineClass,
     longest_alone,
 )
 from seqplan.planner.placement.kernel import KernelFill, PackedPlacement, kernel_fills
-from seqplan.planner.rounds.busy_ranks import Group
-from seqplan.planner.rounds.round_bounds import in_stages_ms
+from seqplan.planner.rounds.filled_rounds import ClassGroups, FilledRounds, Sequences
 
 HALVINGS = 6
 """Steps of the search for the least time in which a round takes all tokens that it can."""
@@ -31,83 +35,26 @@ SPARED = 0.03
 
 _ROUND = 1.0 + 1e-12
 
-
-@dataclass(frozen=True)
-class Sequences:
-    """Distinct lengths (tokens, descending) and how many sequences have each."""
-
-    lengths: Ints
-    counts: Ints
-
-    @property
-    def tokens(self) -> int:
-        """Return all tokens."""
-        return int(self.lengths @ self.counts)
-
+_Fill = PythonFill | KernelFill
 
 _OfClass = tuple[ClassPlacement | PackedPlacement, tuple[float, ...]]
 """What groups of a class were given, and each group's time with the overhead that was counted."""
 
-
-@dataclass(frozen=True)
-class _Part:
-    """What one class of a round's groups was given, still packed perhaps."""
-
-    class_index: int
-    placement: ClassPlacement | PackedPlacement
+_FilledClass = tuple[int, float]
+"""A class whose groups were filled, and the overhead that was counted for each of them (ms)."""
 
 
-@dataclass(frozen=True)
-class FilledRounds:
-    """Rounds filled to targets; ``times_ms``: of each round, at one of ``stages`` stages."""
+class _Opening(NamedTuple):
+    """Groups of the class ``k`` that are to be opened in a round of ``target_ms``: ``number``.
 
-    parts: tuple[tuple[_Part, ...], ...]
-    times_ms: tuple[float, ...]
-    stages: int = 1
+    Those for sequences above ``above`` tokens first, then others; of up to ``reach`` tokens all.
+    """
 
-    @property
-    def total_ms(self) -> float:
-        """Return what the rounds take, one after another through the stages."""
-        return in_stages_ms(self.times_ms, self.stages)
-
-    @classmethod
-    def of_bins(cls, rounds: Sequence[Sequence[Bin]], times_ms: Sequence[float]) -> FilledRounds:
-        """Make rounds of one degree from their micro-batches."""
-        parts = tuple((_Part(0, tuple((micro,) for micro in of_round)),) for of_round in rounds)
-        return cls(parts, tuple(times_ms))
-
-    def of_class(self, k: int) -> FilledRounds:
-        """Return these rounds of one degree as those of the class ``k`` of several."""
-        parts = tuple(tuple(_Part(k, p.placement) for p in of_round) for of_round in self.parts)
-        return replace(self, parts=parts)
-
-    def __add__(self, after: FilledRounds) -> FilledRounds:
-        """Return these rounds and others after them."""
-        times = self.times_ms + after.times_ms
-        return replace(self, parts=self.parts + after.parts, times_ms=times)
-
-    def bins(self) -> list[list[tuple[int, Bin]]]:
-        """List the groups with sequences, round by round: (index of the class, what it has)."""
-        return [[group for part in of_round for group in _bins(part)] for of_round in self.parts]
-
-    def groups(self, batch: Batch) -> list[list[Group]]:
-        """List the groups of each round with their sequences' positions in the batch."""
-        pools = [iter(positions) for positions in batch.positions]
-        return [
-            [(k, tuple(next(pools[i]) for i, n in micro for _ in range(n))) for k, micro in groups]
-            for groups in self.bins()
-            if groups
-        ]
-
-
-def _bins(part: _Part) -> list[tuple[int, Bin]]:
-    placement = part.placement
-    unpacked = placement.unpack() if isinstance(placement, PackedPlacement) else placement
-    return [
-        (part.class_index, [entry for micro in pipeline for entry in micro])
-        for pipeline in unpacked
-        if pipeline
-    ]
+    k: int
+    number: int
+    above: int
+    reach: int
+    target_ms: float
 
 
 class RoundsFiller:
@@ -117,6 +64,9 @@ class RoundsFiller:
     with any ``count``. ``one_each``: a group runs its sequences one by one, each a micro-batch.
     ``stages``: that the rounds go through; classes and ranks are those of one.
     ``ValueError`` where a sequence fits none.
+
+    ``area_ms``: all work, spread over the ranks; ``longest_ms``: the slowest sequence, alone;
+    ``overhead_ms``: the least that a round takes besides its sequences.
     """
 
     def __init__(
@@ -139,43 +89,21 @@ class RoundsFiller:
         self.stages = stages
         self.sequences = sequences
         self._lengths: list[int] = sequences.lengths.tolist()
-        work = np.stack([c.work_ms(sequences.lengths) for c in classes])
-        overheads = np.array([[c.c] for c in classes])
+        self._compiled = kernel_fills(classes, longest)
         holds = np.stack([sequences.lengths <= c.capacity for c in classes])
+        work = np.stack([c.work_ms(sequences.lengths) for c in classes])
+        with_overhead = work + np.array([[c.c] for c in classes])
         sizes = np.array([[float(c.gpus)] for c in classes])
-        self._alone_ms: list[float] = np.where(holds, work + overheads, np.inf).min(axis=0).tolist()
+        areas = sizes * (with_overhead if one_each else work)
+        self.area_ms = float(_least(areas, holds) @ sequences.counts) / ranks
+        self._alone_ms: list[float] = _least(with_overhead, holds).tolist()
+        self.longest_ms = max(self._alone_ms)
+        self.overhead_ms = 0.0 if one_each else min(c.c for c in classes)
         smallest = (len(classes) - 1 - np.argmax(holds[::-1], axis=0)).tolist()
         self._full_ms = [
             classes[k].capacity * (classes[k].a * length + classes[k].b) + classes[k].c
             for k, length in zip(smallest, self._lengths, strict=True)
         ]
-        paid = work + overheads if one_each else work
-        self._area_each = np.where(holds, sizes * paid, np.inf).min(axis=0)
-        self.area_ms = float(self._area_each @ sequences.counts) / ranks
-        self._compiled = kernel_fills(classes, longest)
-        self.longest_ms = max(self._alone_ms)
-        self.overhead_ms = 0.0 if one_each else min(c.c for c in classes)
-
-    def fill(self, targets_ms: Sequence[float]) -> FilledRounds | None:
-        """Fill rounds with these targets, each raised to the longest sequence that is left.
-
-        None where sequences are left.
-        """
-        fill = self._unassigned(self.sequences.lengths, self.sequences.counts)
-        of_rounds = []
-        for target in targets_ms:
-            if not fill.left:
-                break
-            longest = int((np.asarray(fill.counts) > 0).argmax())
-            of_rounds.append(self._fill_round(fill, longest, max(target, self._alone_ms[longest])))
-        return None if fill.left else self._rounds(fill, of_rounds)
-
-    def _unassigned(self, lengths: Ints, counts: Ints) -> PythonFill | KernelFill:
-        """Take ``counts`` sequences of each of these lengths as unassigned."""
-        if self._compiled:
-            return KernelFill(lengths, counts)
-        as_list: list[int] = lengths.tolist()
-        return PythonFill(as_list, counts.tolist(), [-length for length in as_list])
 
     def of_left(self, counts: Ints) -> RoundsFiller:
         """Return a filler of what is left of each length."""
@@ -183,6 +111,20 @@ class RoundsFiller:
         return RoundsFiller(
             self.classes, left, self.ranks, one_each=self.one_each, stages=self.stages
         )
+
+    def fill(self, targets_ms: Sequence[float]) -> FilledRounds | None:
+        """Fill rounds with these targets, each raised to the longest sequence that is left.
+
+        None where sequences are left.
+        """
+        fill = self._unassigned(self.sequences.lengths, self.sequences.counts)
+        rounds = []
+        for target in targets_ms:
+            if not fill.left:
+                break
+            longest = _first_left(fill)
+            rounds.append(self._fill_round(fill, longest, max(target, self._alone_ms[longest])))
+        return None if fill.left else self._filled(fill, rounds)
 
     def full(self, rounds: int) -> tuple[FilledRounds, Ints]:
         """Fill rounds with about as many tokens as memory holds, each in the least time for that.
@@ -192,118 +134,115 @@ class RoundsFiller:
         counts = self.sequences.counts
         filled = FilledRounds((), (), self.stages)
         while counts.any() and len(filled.times_ms) < rounds:
-            one, counts = self._full_round(counts)
-            filled += one
+            full_round, counts = self._full_round(counts)
+            filled += full_round
         return filled, counts
 
     def _full_round(self, counts: Ints) -> tuple[FilledRounds, Ints]:
+        """Find the least target at which a round takes nearly all tokens that it can."""
         longest = int(np.argmax(counts > 0))
-        best, left = self._one_round(counts, longest, self._full_ms[longest])
+        best, left = self._round_of(counts, longest, self._full_ms[longest])
         lengths = self.sequences.lengths
-        wanted = int(lengths @ (counts - left)) * (1 - SPARED)
+        enough = int(lengths @ (counts - left)) * (1 - SPARED)
         low, high = self._alone_ms[longest], best.total_ms
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            tried, after = self._one_round(counts, longest, middle)
-            if int(lengths @ (counts - after)) < wanted:
+            shorter, left_by_it = self._round_of(counts, longest, middle)
+            if int(lengths @ (counts - left_by_it)) < enough:
                 low = middle
             else:
-                best, left, high = tried, after, min(middle, tried.total_ms)
+                best, left, high = shorter, left_by_it, min(middle, shorter.total_ms)
             if high - low < SPARED * high:
                 break
         return best, left
 
-    def _one_round(self, counts: Ints, longest: int, target_ms: float) -> tuple[FilledRounds, Ints]:
+    def _round_of(self, counts: Ints, longest: int, target_ms: float) -> tuple[FilledRounds, Ints]:
         """Fill one round from what is left of each length; and what is left then."""
         fill = self._unassigned(self.sequences.lengths, counts)
-        parts = self._fill_round(fill, longest, target_ms)
-        return self._rounds(fill, [parts]), np.asarray(fill.counts)
+        filled_classes = self._fill_round(fill, longest, target_ms)
+        return self._filled(fill, [filled_classes]), np.asarray(fill.counts)
 
-    def _rounds(
-        self, fill: PythonFill | KernelFill, of_rounds: Sequence[Sequence[tuple[int, float]]]
-    ) -> FilledRounds:
-        """Take what was filled as rounds: of each its classes, with the overhead counted (ms)."""
-        placements: Sequence[_OfClass] = fill.placements()
-        filled = iter(placements)
-        parts, times = [], []
-        for of_round in of_rounds:
-            of_parts, slowest = [], 0.0
-            for k, overhead in of_round:
-                placement, group_ms = next(filled)
-                of_parts.append(_Part(k, placement))
-                extra = 0.0 if self.one_each else self.classes[k].c - overhead
-                slowest = max(slowest, max(group_ms) + extra)
-            parts.append(tuple(of_parts))
+    def _unassigned(self, lengths: Ints, counts: Ints) -> _Fill:
+        """Take ``counts`` sequences of each of these lengths as unassigned."""
+        if self._compiled:
+            return KernelFill(lengths, counts)
+        as_list: list[int] = lengths.tolist()
+        return PythonFill(as_list, counts.tolist(), [-length for length in as_list])
+
+    def _filled(self, fill: _Fill, rounds: Sequence[Sequence[_FilledClass]]) -> FilledRounds:
+        """Take what was filled as rounds, given the classes of each in the order of filling."""
+        in_order: Sequence[_OfClass] = fill.placements()
+        placements = iter(in_order)
+        groups, times = [], []
+        for filled_classes in rounds:
+            by_class, slowest = [], 0.0
+            for k, overhead in filled_classes:
+                placement, group_ms = next(placements)
+                by_class.append(ClassGroups(k, placement))
+                correction = 0.0 if self.one_each else self.classes[k].c - overhead
+                slowest = max(slowest, max(group_ms) + correction)
+            groups.append(tuple(by_class))
             times.append(slowest)
-        return FilledRounds(tuple(parts), tuple(times), self.stages)
+        return FilledRounds(tuple(groups), tuple(times), self.stages)
 
-    def _fill_round(
-        self, fill: PythonFill | KernelFill, longest: int, target_ms: float
-    ) -> list[tuple[int, float]]:
+    def _fill_round(self, fill: _Fill, longest: int, target_ms: float) -> list[_FilledClass]:
         """Fill one round, the largest groups first, each opened for a sequence that needs it.
 
         A sequence needs a degree where the next smaller one cannot hold it or not end by the
         target; the group is then topped up with what fits tokens and target. ``longest``: the place
-        of the longest that is left. Returns the classes, with the overhead counted for each (ms).
+        of the longest that is left.
         """
         reach = [min(c.capacity, longest_alone(c, target_ms)) for c in self.classes]
-        free, parts = self.ranks, []
+        free, filled_classes = self.ranks, []
         tokens = self._lengths[longest]
         for k, degree in enumerate(self.classes):
             below = max(reach[k + 1 :], default=0)
             number = free // degree.gpus
             if not number or tokens <= below or reach[k] <= 0:
                 continue
+            opening = _Opening(k, number, below, reach[k], target_ms)
             if below:
-                number = self._needing(fill, k, reach[k], below, number, target_ms)
-            if not number:
+                opening = opening._replace(number=self._number_needed(fill, opening))
+            if not opening.number:
                 continue
-            overhead = self._fill_groups(fill, k, reach[k], below, number, target_ms)
-            parts.append((k, overhead))
-            free -= number * degree.gpus
+            filled_classes.append((k, self._fill_groups(fill, opening)))
+            free -= opening.number * degree.gpus
             if not fill.left or k == len(reach) - 1:
                 break
-            tokens = self._lengths[int((np.asarray(fill.counts) > 0).argmax())]
-        return parts
+            tokens = self._lengths[_first_left(fill)]
+        return filled_classes
 
-    def _needing(
-        self,
-        fill: PythonFill | KernelFill,
-        k: int,
-        reach: int,
-        below: int,
-        most: int,
-        target_ms: float,
-    ) -> int:
-        """Count the groups of a class, up to ``most``, that sequences above ``below`` fill."""
+    def _number_needed(self, fill: _Fill, opening: _Opening) -> int:
+        """Count the groups that sequences above ``opening.above`` fill, up to its number."""
         lengths = self.sequences.lengths
-        above = int(np.searchsorted(-lengths, -below, side="left"))
-        counts = np.asarray(fill.counts)[:above]
-        trial = self._unassigned(lengths[:above], counts)
-        self._fill_groups(trial, k, reach, 0, most, target_ms)
+        longer = int(np.searchsorted(-lengths, -opening.above, side="left"))
+        trial = self._unassigned(lengths[:longer], np.asarray(fill.counts)[:longer])
+        self._fill_groups(trial, opening._replace(above=0))
         ((_, group_ms),) = trial.placements()
         return sum(time > 0 for time in group_ms)
 
-    def _fill_groups(
-        self,
-        fill: PythonFill | KernelFill,
-        k: int,
-        reach: int,
-        below: int,
-        number: int,
-        target_ms: float,
-    ) -> float:
-        """Fill ``number`` groups of a class; the overhead that was counted for each (ms).
+    def _fill_groups(self, fill: _Fill, opening: _Opening) -> float:
+        """Fill the groups of a class; the overhead that was counted for each (ms).
 
         For one micro-batch a group it is so large that no second one fits beside the first.
         """
-        d = self.classes[k]
-        if self.one_each:
-            groups = PipelineClass(1, d.a, d.b, d.c, d.capacity, d.unit, number, d.gpus)
-            fill.fill_class(groups, reach, below, target_ms, target_ms, False)
-            return d.c
-        work = (target_ms - d.c) * _ROUND
-        overhead = 2 * work + 1
-        groups = PipelineClass(1, d.a, d.b, overhead, d.capacity, d.unit, number, d.gpus)
-        fill.fill_class(groups, reach, below, overhead + work, overhead + work, False)
+        d, until = self.classes[opening.k], opening.target_ms
+        overhead = d.c
+        if not self.one_each:
+            work = (until - d.c) * _ROUND
+            overhead = 2 * work + 1
+            until = overhead + work
+        groups = PipelineClass(1, d.a, d.b, overhead, d.capacity, d.unit, opening.number, d.gpus)
+        fill.fill_class(groups, opening.reach, opening.above, until, until, False)
         return overhead
+
+
+def _first_left(fill: _Fill) -> int:
+    """Return the place of the longest length of which a sequence is left."""
+    return int((np.asarray(fill.counts) > 0).argmax())
+
+
+def _least(times_ms: Floats, holds: npt.NDArray[np.bool_]) -> Floats:
+    """Return the least time of each sequence over the degrees (the first axis) that hold it."""
+    least: Floats = np.where(holds, times_ms, np.inf).min(axis=0)
+    return least

@@ -11,7 +11,8 @@ from math import ceil
 import numpy as np
 
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.rounds.filler import FilledRounds, RoundsFiller, Sequences
+from seqplan.planner.rounds.filled_rounds import FilledRounds, Sequences
+from seqplan.planner.rounds.filler import RoundsFiller
 from seqplan.planner.rounds.search import common_target, improved
 
 EXTRA_ROUNDS = 2

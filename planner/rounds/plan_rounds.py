@@ -18,7 +18,8 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass, undominated
 from seqplan.planner.rounds import one_degree
 from seqplan.planner.rounds.busy_ranks import BusyRanks, Group
-from seqplan.planner.rounds.filler import FilledRounds, RoundsFiller, Sequences
+from seqplan.planner.rounds.filled_rounds import FilledRounds, Sequences
+from seqplan.planner.rounds.filler import RoundsFiller
 from seqplan.planner.rounds.round_bounds import (
     fewest_rounds,
     in_stages_ms,

@@ -15,7 +15,8 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.placement.micro_batch_order import order_micro_batches
 from seqplan.planner.rounds.busy_ranks import BusyRanks, Group
-from seqplan.planner.rounds.filler import FilledRounds, RoundsFiller, Sequences
+from seqplan.planner.rounds.filled_rounds import FilledRounds, Sequences
+from seqplan.planner.rounds.filler import RoundsFiller
 from seqplan.planner.rounds.round_bounds import fewest_rounds, in_stages_ms, rounds_bound_ms
 from seqplan.planner.rounds.search import common_target, full_rounds, improved
 from seqplan.profiler.latency import Latency

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seqplan.planner.rounds.filler import FilledRounds, RoundsFiller
+from seqplan.planner.rounds.filled_rounds import FilledRounds
+from seqplan.planner.rounds.filler import RoundsFiller
 
 TOLERANCE = 1e-3
 """Relative width at which a search for a target ends."""

@@ -48,7 +48,7 @@ def fresh_process(
     *arguments: str | Path | int, environment: Mapping[str, str] | None = None, **options: Any
 ) -> Outcome:
     """Run ``seqplan arguments…`` in a new interpreter; ``options`` go to ``subprocess.run``."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "seqplan.api.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
@@ -56,7 +56,7 @@ def fresh_process(
         env={**os.environ, **(environment or {})},
         **options,
     )
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    return Outcome(completed.returncode, completed.stdout, completed.stderr)
 
 
 def succeeded(outcome: Outcome) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from browser import Page, browser, missing
 from command_line import call, succeeded
-from made_files import MAX_LEN, Made
+from planned_files import MAX_LEN, PlannedFiles
 from postgresql_server import ABSENT, postgresql, programs
 from service_process import serving_here
 from sqlalchemy import create_engine
@@ -36,13 +36,13 @@ def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def dense(tmp_path_factory: pytest.TempPathFactory, lengths: Path) -> Made:
+def dense(tmp_path_factory: pytest.TempPathFactory, lengths: Path) -> PlannedFiles:
     """Pipelines that run independently."""
     return _make(tmp_path_factory.mktemp("dense"), "llama-7b-a800-80gb", 4, 8000, lengths)
 
 
 @pytest.fixture(scope="session")
-def lockstep(tmp_path_factory: pytest.TempPathFactory, lengths: Path) -> Made:
+def lockstep(tmp_path_factory: pytest.TempPathFactory, lengths: Path) -> PlannedFiles:
     """Rounds under ZeRO-3."""
     return _make(tmp_path_factory.mktemp("lockstep"), "gpt-7b-a100-40gb", 8, 30000, lengths)
 
@@ -90,8 +90,10 @@ def postgresql_url(postgresql_server: str) -> Iterator[str]:
     engine.dispose()
 
 
-def _make(folder: Path, profile: str, gpus: int, tokens: int, lengths: Path) -> Made:
-    made = Made(profile, gpus, tokens, lengths, folder / "proposal.json", folder / "plans.jsonl")
+def _make(folder: Path, profile: str, gpus: int, tokens: int, lengths: Path) -> PlannedFiles:
+    made = PlannedFiles(
+        profile, gpus, tokens, lengths, folder / "proposal.json", folder / "plans.jsonl"
+    )
     succeeded(
         call(
             *("propose", "--profile", profile, "--gpus", gpus, "--lengths", lengths),

@@ -38,11 +38,11 @@ def postgresql() -> Iterator[str]:
     try:
         if user is not None:
             os.chown(folder, pwd.getpwnam(user).pw_uid, pwd.getpwnam(user).pw_gid)
-        made = subprocess.run(
+        completed = subprocess.run(
             [where / "initdb", "-D", data, "-U", "seqplan", "-A", "trust", "-E", "UTF8", "-N"],
             capture_output=True, text=True, user=user, cwd=folder, check=False,
         )  # fmt: skip
-        assert made.returncode == 0, made.stderr
+        assert completed.returncode == 0, completed.stderr
         with log.open("wb") as output:
             server = subprocess.Popen(
                 [where / "postgres", "-D", data, "-p", str(port), "-c", "fsync=off",

@@ -162,14 +162,14 @@ def schedule_in_another_process() -> str:
         "print(hashlib.sha256(str(ids).encode()).hexdigest())"
     )
     here = str(Path(__file__).parent)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {here!r})\n{code}"],
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
-    return done.stdout
+    return completed.stdout
 
 
 def test_every_rank_computes_the_same() -> None:

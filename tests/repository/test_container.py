@@ -72,8 +72,8 @@ def test_hadolint_has_nothing_to_say() -> None:
     program = Path(sys.executable).with_name("hadolint")
     if not program.exists():
         pytest.skip("no hadolint for this platform")
-    done = subprocess.run([program, ROOT / "Dockerfile"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "")
+    completed = subprocess.run([program, ROOT / "Dockerfile"], capture_output=True, text=True)
+    assert (completed.returncode, completed.stdout) == (0, "")
 
 
 def test_the_service_is_not_root() -> None:
@@ -108,8 +108,8 @@ def test_the_health_check_asks_the_served_port_with_the_standard_library() -> No
     assert set(modules) <= sys.stdlib_module_names
     # Nothing listens on port 1: a service that does not answer is an unhealthy one.
     refused = code.replace(f":{texts('EXPOSE')[0]}/", ":1/")
-    done = subprocess.run([sys.executable, "-c", refused], capture_output=True, check=False)
-    assert done.returncode == 1
+    completed = subprocess.run([sys.executable, "-c", refused], capture_output=True, check=False)
+    assert completed.returncode == 1
 
 
 def test_compose_serves_the_same_way() -> None:

@@ -17,5 +17,7 @@ def test_plans_imports_nothing_heavy() -> None:
         module.name for module in pkgutil.walk_packages(seqplan.plans.__path__, "seqplan.plans.")
     ]
     code = f"import sys, {', '.join(names)}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not (FOREIGN | LATER) & set(done.stdout.split())
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not (FOREIGN | LATER) & set(completed.stdout.split())

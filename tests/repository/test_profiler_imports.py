@@ -47,8 +47,10 @@ def test_there_is_something_to_check() -> None:
 
 def test_importing_the_package_loads_nothing_else() -> None:
     code = "import sys, seqplan.profiler; dir(seqplan.profiler); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = set(completed.stdout.split())
     assert not {"torch", "numpy", "scipy", "seqplan.profiler.profile"} & loaded
 
 

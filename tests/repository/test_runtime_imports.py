@@ -42,13 +42,13 @@ def test_the_runtime_knows_the_plan_format_alone(module: str) -> None:
 
 def loaded(code: str) -> set[str]:
     """Modules that a process has after running ``code``."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    return set(done.stdout.splitlines()[-1].split())
+    return set(completed.stdout.splitlines()[-1].split())
 
 
 def test_importing_the_package_does_not_import_torch() -> None:

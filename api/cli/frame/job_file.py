@@ -21,7 +21,8 @@ class JobFile:
     the default per GPU); ``look_ahead``: steps planned beyond the slowest rank; ``store``: a path
     or URL; ``files``: folder of uploaded arrays (default: beside a SQLite store; several sidecars
     of a PostgreSQL store share it); ``workers``: planners; ``executor``: where they run, one of
-    ``executor.EXECUTORS``; ``allow_host``: see ``serve --allow-host``.
+    ``executor.EXECUTORS``; ``allow_host``: see ``serve --allow-host``; ``lockstep`` and
+    ``rounds_multiple``: see ``propose``.
     """
 
     profile: str
@@ -40,9 +41,16 @@ class JobFile:
     allow_host: str = ""
     workers: int = 1
     executor: str = EXECUTORS[0]
+    lockstep: bool = False
+    rounds_multiple: int = 1
 
 
 _LEAST = {"tokens": 0, "seed": 0, "port": 0}
+_KINDS: dict[Any, tuple[type, str]] = {
+    "str": (str, "a string"),
+    "int": (int, "an integer"),
+    "bool": (bool, "true or false"),
+}
 
 
 def read_job_file(path: Path) -> JobFile:
@@ -59,12 +67,11 @@ def read_job_file(path: Path) -> JobFile:
             if field.default is MISSING:
                 raise ValueError(f"{path}: lacks {name}")
             continue
-        value, kind = raw[name], str if field.type == "str" else int
+        value, (kind, wanted) = raw[name], _KINDS[field.type]
         if type(value) is not kind:
-            wanted = "a string" if kind is str else "an integer"
             raise ValueError(f"{path}: {name}: wants {wanted}, not {value!r}")
         least = _LEAST.get(name, 1)
-        if isinstance(value, int) and value < least:
+        if isinstance(value, int) and kind is int and value < least:
             raise ValueError(f"{path}: {name}: wants {least} or more, not {value}")
         if name == "gpus" and isinstance(value, int) and value > MOST_GPUS:
             raise ValueError(f"{path}: gpus must be {MOST_GPUS} or fewer, not {value}")

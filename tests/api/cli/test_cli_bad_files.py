@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from command_line import call, complaint, fresh_process, nothing_left
-from made_files import Made, propose
+from planned_files import PlannedFiles, propose
 
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.codec import to_json
@@ -61,29 +61,31 @@ def resealed(change: Callable[[Any], object]) -> Callable[[str], str]:
     ],
 )
 def test_a_changed_proposal(
-    change: Callable[[str], str], message: str, dense: Made, tmp_path: Path, output: Path
+    change: Callable[[str], str], message: str, dense: PlannedFiles, tmp_path: Path, output: Path
 ) -> None:
     path = tmp_path / "proposal.json"
     path.write_text(change(dense.proposal.read_text()))
-    for done in (
+    for outcome in (
         call("plan", "--proposal", path, "--lengths", dense.lengths, "-o", output),
         call("check", dense.plans, "--proposal", path),
     ):
-        said = complaint(done)
-        assert said.startswith(f"{path}: ")
-        assert message in said
+        line = complaint(outcome)
+        assert line.startswith(f"{path}: ")
+        assert message in line
     nothing_left(output)
 
 
-def test_other_files_in_place_of_a_proposal(dense: Made, tmp_path: Path, output: Path) -> None:
+def test_other_files_in_place_of_a_proposal(
+    dense: PlannedFiles, tmp_path: Path, output: Path
+) -> None:
     for path, message in (
         (dense.lengths, "cannot be read: 'utf-8' codec"),
         (dense.plans, "not a whole JSON document"),
         (tmp_path / "none.json", "cannot be read: No such file or directory"),
         (tmp_path, "cannot be read: Is a directory"),
     ):
-        said = complaint(call("plan", "--proposal", path, "--lengths", dense.lengths, "-o", output))
-        assert said.startswith(f"{path}: {message}")
+        line = complaint(call("plan", "--proposal", path, "--lengths", dense.lengths, "-o", output))
+        assert line.startswith(f"{path}: {message}")
     nothing_left(output)
 
 
@@ -95,12 +97,12 @@ def damaged(plans: Path, copy_to: Path, change: Callable[[str], str]) -> Path:
     return copy_to
 
 
-def test_a_plan_file_cut_in_a_line(dense: Made, tmp_path: Path) -> None:
+def test_a_plan_file_cut_in_a_line(dense: PlannedFiles, tmp_path: Path) -> None:
     lines = dense.plans.read_text().splitlines(keepends=True)
     whole = sum(map(len, lines[:2]))
     path = damaged(dense.plans, tmp_path / "cut.jsonl", lambda text: text[: whole + 100])
-    for done in (call("check", path), call("explain", path, "--step", 3)):
-        assert complaint(done).startswith(f"{path}:3: ")
+    for outcome in (call("check", path), call("explain", path, "--step", 3)):
+        assert complaint(outcome).startswith(f"{path}:3: ")
     # What stands before the cut can still be read.
     assert call("explain", path, "--step", 1).code == 0
 
@@ -119,37 +121,39 @@ def test_a_plan_file_cut_in_a_line(dense: Made, tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_plan_file(
-    change: Callable[[str], str], message: str, dense: Made, tmp_path: Path
+    change: Callable[[str], str], message: str, dense: PlannedFiles, tmp_path: Path
 ) -> None:
     path = damaged(dense.plans, tmp_path / "plans.jsonl", change)
-    said = complaint(call("check", path))
-    assert said.startswith(f"{path}:")
-    assert message in said
+    line = complaint(call("check", path))
+    assert line.startswith(f"{path}:")
+    assert message in line
 
 
-def test_a_plan_that_breaks_a_rule_is_a_failure(dense: Made, tmp_path: Path) -> None:
+def test_a_plan_that_breaks_a_rule_is_a_failure(dense: PlannedFiles, tmp_path: Path) -> None:
     """A sound digest over unsound content: what a broken planner would write."""
     first, *rest = read_plans(dense.plans)
     hasty = replace(first.pipelines[0], predicted_ms=0.5)
     first = replace(first, tokens=first.tokens + 1, pipelines=(hasty, *first.pipelines[1:]))
     path = tmp_path / "plans.jsonl"
     path.write_text("".join(to_json(plan) + "\n" for plan in [first, *rest]))
-    done = call("check", path, "--profile", dense.profile)
-    assert (done.code, done.err) == (1, "")
-    assert "step 0: tokens: " in done.out
-    assert "simulation takes" in done.out
+    outcome = call("check", path, "--profile", dense.profile)
+    assert (outcome.code, outcome.err) == (1, "")
+    assert "step 0: tokens: " in outcome.out
+    assert "simulation takes" in outcome.out
     told = json.loads(call("check", path, "--json").out)
     assert {fault["step"] for fault in told["broken"]} == {0}
 
 
-def test_a_plan_against_another_profile_or_proposal(dense: Made, lockstep: Made) -> None:
-    said = complaint(call("check", dense.plans, "--profile", lockstep.profile))
-    assert said.startswith(f"{dense.plans}: step 0 was planned from another profile than gpt-7b")
-    said = complaint(call("check", dense.plans, "--proposal", lockstep.proposal))
-    assert said == f"{dense.plans}: step 0 was planned from another proposal"
+def test_a_plan_against_another_profile_or_proposal(
+    dense: PlannedFiles, lockstep: PlannedFiles
+) -> None:
+    message = complaint(call("check", dense.plans, "--profile", lockstep.profile))
+    assert message.startswith(f"{dense.plans}: step 0 was planned from another profile than gpt-7b")
+    message = complaint(call("check", dense.plans, "--proposal", lockstep.proposal))
+    assert message == f"{dense.plans}: step 0 was planned from another proposal"
 
 
-def test_a_missing_step_rank_or_file(dense: Made, tmp_path: Path) -> None:
+def test_a_missing_step_rank_or_file(dense: PlannedFiles, tmp_path: Path) -> None:
     assert complaint(call("explain", dense.plans, "--step", 4)) == (
         f"{dense.plans}: no step 4; it has steps 0 to 3"
     )
@@ -157,17 +161,19 @@ def test_a_missing_step_rank_or_file(dense: Made, tmp_path: Path) -> None:
         f"{dense.plans}: rank 4 is not among the step's 4 ranks"
     )
     none = tmp_path / "none.jsonl"
-    for done in (call("check", none), call("explain", none, "--step", 0)):
-        assert complaint(done) == f"{none}: No such file or directory"
+    for outcome in (call("check", none), call("explain", none, "--step", 0)):
+        assert complaint(outcome) == f"{none}: No such file or directory"
     assert complaint(call("check", tmp_path)) == f"{tmp_path}: Is a directory"
-    for done in (call("check", dense.lengths), call("explain", dense.lengths, "--step", 0)):
-        assert complaint(done).startswith(f"{dense.lengths}:1: not UTF-8")
+    for outcome in (call("check", dense.lengths), call("explain", dense.lengths, "--step", 0)):
+        assert complaint(outcome).startswith(f"{dense.lengths}:1: not UTF-8")
 
 
 # Outputs
 
 
-def test_an_output_that_cannot_be_is_told_before_the_work(dense: Made, tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_is_told_before_the_work(
+    dense: PlannedFiles, tmp_path: Path
+) -> None:
     missing = tmp_path / "none" / "result.json"
     for done in (
         propose(dense.lengths, missing),
@@ -186,7 +192,7 @@ def test_an_output_that_cannot_be_is_told_before_the_work(dense: Made, tmp_path:
 
 
 def test_a_failed_command_leaves_the_file_that_was_there(
-    dense: Made, tmp_path: Path, output: Path
+    dense: PlannedFiles, tmp_path: Path, output: Path
 ) -> None:
     output.write_text("from before")
     zero = tmp_path / "a.txt"
@@ -201,37 +207,37 @@ def test_a_failed_command_leaves_the_file_that_was_there(
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_a_full_device(dense: Made) -> None:
+def test_a_full_device(dense: PlannedFiles) -> None:
     lengths = ("--lengths", dense.lengths, "--steps", 1)
-    done = call("plan", "--proposal", dense.proposal, *lengths, "-o", "/dev/full")
-    assert (done.code, done.out) == (2, "")
-    assert done.err.splitlines()[-1] == "seqplan: /dev/full: No space left on device"
-    done = call("plan", "--proposal", dense.proposal, *lengths, "-o", "/dev/null")
-    assert done.code == 0
+    outcome = call("plan", "--proposal", dense.proposal, *lengths, "-o", "/dev/full")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.splitlines()[-1] == "seqplan: /dev/full: No space left on device"
+    outcome = call("plan", "--proposal", dense.proposal, *lengths, "-o", "/dev/null")
+    assert outcome.code == 0
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits of processes")
 @pytest.mark.parametrize("before", ["", "from before"])
-def test_a_file_that_may_not_grow(dense: Made, output: Path, before: str) -> None:
+def test_a_file_that_may_not_grow(dense: PlannedFiles, output: Path, before: str) -> None:
     """The device refuses in the middle of writing; what a full disk does."""
     import resource
 
     if before:
         output.write_text(before)
-    done = fresh_process(
+    completed = fresh_process(
         *("plan", "--proposal", dense.proposal, "--lengths", dense.lengths, "--steps", 40),
         *("-o", output),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),
     )
-    assert (done.code, done.out) == (2, "")
-    assert done.err.splitlines()[-1] == f"seqplan: {output}: File too large"
-    assert "Traceback" not in done.err
+    assert (completed.code, completed.out) == (2, "")
+    assert completed.err.splitlines()[-1] == f"seqplan: {output}: File too large"
+    assert "Traceback" not in completed.err
     assert os.listdir(output.parent) == ([output.name] if before else [])
     if before:
         assert output.read_text() == before
 
 
-def test_a_folder_that_may_not_be_written(dense: Made, tmp_path: Path) -> None:
+def test_a_folder_that_may_not_be_written(dense: PlannedFiles, tmp_path: Path) -> None:
     folder = tmp_path / "closed"
     folder.mkdir()
     folder.chmod(0o500)
@@ -239,12 +245,12 @@ def test_a_folder_that_may_not_be_written(dense: Made, tmp_path: Path) -> None:
         if os.access(folder, os.W_OK):
             # The superuser may write anywhere: the folder of a file system of the kernel then.
             folder = Path("/proc")
-        done = call(
+        outcome = call(
             *("plan", "--proposal", dense.proposal, "--lengths", dense.lengths, "--steps", 1),
             *("-o", folder / "plans.jsonl"),
         )
-        assert done.code == 2
-        assert str(folder / "plans.jsonl") in done.err.splitlines()[-1]
+        assert outcome.code == 2
+        assert str(folder / "plans.jsonl") in outcome.err.splitlines()[-1]
     finally:
         (tmp_path / "closed").chmod(0o700)
         shutil.rmtree(tmp_path / "closed")

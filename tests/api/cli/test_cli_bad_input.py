@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import call, complaint, nothing_left
-from made_files import Made, propose
+from planned_files import PlannedFiles, propose
 
 from seqplan.profiler.shipped.catalogue import shipped
 
@@ -53,20 +53,22 @@ SOURCES: dict[str, tuple[str, bytes, str]] = {
 
 @pytest.mark.parametrize("verb", ["propose", "plan", "lengths"])
 @pytest.mark.parametrize("case", SOURCES)
-def test_bad_lengths(case: str, verb: str, tmp_path: Path, output: Path, lockstep: Made) -> None:
+def test_bad_lengths(
+    case: str, verb: str, tmp_path: Path, output: Path, lockstep: PlannedFiles
+) -> None:
     name, content, message = SOURCES[case]
     source = tmp_path / name
     source.write_bytes(content)
     if verb == "propose":
-        said = complaint(propose(source, output))
+        line = complaint(propose(source, output))
     elif verb == "plan":
-        said = complaint(
+        line = complaint(
             call("plan", "--proposal", lockstep.proposal, "--lengths", source, "-o", output)
         )
     else:
-        said = complaint(call("lengths", source, "-o", output.with_suffix(".npy")))
-    assert message in said
-    assert name in said
+        line = complaint(call("lengths", source, "-o", output.with_suffix(".npy")))
+    assert message in line
+    assert name in line
     nothing_left(output)
 
 
@@ -99,8 +101,8 @@ def test_a_sequence_longer_than_any_scheme_holds(tmp_path: Path, output: Path) -
     source = tmp_path / "a.txt"
     source.write_text("100\n20000\n300\n")
     limit = max(model.max_sequence for model in shipped("gpt-7b-a100-40gb").usable(4, 65536))
-    said = complaint(propose(source, output, "--gpus", 4, "--max-len", 65536), 3)
-    assert said == (
+    message = complaint(propose(source, output, "--gpus", 4, "--max-len", 65536), 3)
+    assert message == (
         "sequence 1 has 20000 tokens, but on 4 GPUs the longest that any scheme of "
         f"gpt-7b-a100-40gb holds is {limit} (u4); use --max-len {limit} to truncate, or more GPUs"
     )
@@ -113,8 +115,8 @@ def test_a_sequence_longer_than_any_scheme_holds(tmp_path: Path, output: Path) -
 
 def test_fewer_gpus_than_the_smallest_scheme(lengths: Path, output: Path) -> None:
     few = ("--profile", "llama-7b-a800-80gb", "--schemes", "measured", "--gpus", 1)
-    said = complaint(propose(lengths, output, *few), 3)
-    assert said == (
+    message = complaint(propose(lengths, output, *few), 3)
+    assert message == (
         "1 GPU is too few for llama-7b-a800-80gb: the smallest scheme of the profile takes 2; "
         "add GPUs"
     )
@@ -122,8 +124,10 @@ def test_fewer_gpus_than_the_smallest_scheme(lengths: Path, output: Path) -> Non
 
 
 def test_states_that_do_not_fit(lengths: Path, output: Path) -> None:
-    said = complaint(propose(lengths, output, "--profile", "llama-32b-a800-80gb", "--gpus", 4), 3)
-    assert said == (
+    message = complaint(
+        propose(lengths, output, "--profile", "llama-32b-a800-80gb", "--gpus", 4), 3
+    )
+    assert message == (
         "4 GPUs are too few for llama-32b-a800-80gb: the model states leave no room for tokens on "
         "any scheme that fits; add GPUs"
     )
@@ -131,17 +135,17 @@ def test_states_that_do_not_fit(lengths: Path, output: Path) -> None:
 
 
 def test_a_context_that_the_profile_does_not_cover(lengths: Path, output: Path) -> None:
-    said = complaint(propose(lengths, output, "--max-len", 400_000))
-    assert "a context of 400000 tokens is beyond the 393216" in said
+    message = complaint(propose(lengths, output, "--max-len", 400_000))
+    assert "a context of 400000 tokens is beyond the 393216" in message
     nothing_left(output)
 
 
 def test_more_optimizer_shards_than_gpus(lengths: Path, output: Path) -> None:
-    said = complaint(propose(lengths, output, "--optimizer-shards", 9))
-    assert said == "optimizer_shards must be an integer from 1 to the 8 GPUs, not 9"
+    message = complaint(propose(lengths, output, "--optimizer-shards", 9))
+    assert message == "optimizer_shards must be an integer from 1 to the 8 GPUs, not 9"
     nothing_left(output)
-    said = complaint(call("profiles", "gpt-7b-a100-40gb", "--gpus", 8, "--optimizer-shards", 9))
-    assert said == "--optimizer-shards 9: above --gpus 8"
+    message = complaint(call("profiles", "gpt-7b-a100-40gb", "--gpus", 8, "--optimizer-shards", 9))
+    assert message == "--optimizer-shards 9: above --gpus 8"
 
 
 @pytest.mark.parametrize(
@@ -176,51 +180,53 @@ def test_an_exchange_that_cannot_be(
 
 def test_an_exchange_is_told_and_kept(lengths: Path, output: Path) -> None:
     more = ("--profile", "llama-7b-a800-80gb", "--tokens", 8000)
-    told = propose(lengths, output, *more).out
-    assert "All with the exchange, derived for each layout: 6 bytes a parameter" in told
-    assert "derived, not measured (seqplan profiles)" in told
+    text = propose(lengths, output, *more).out
+    assert "All with the exchange, derived for each layout: 6 bytes a parameter" in text
+    assert "derived, not measured (seqplan profiles)" in text
     document = json.loads(output.read_text())
     assert {"tp", "pp", "ms"} == set(document["exchange"]["by_layout"][0])
-    assert document["layouts"]["chosen"] in told
+    assert document["layouts"]["chosen"] in text
     output.unlink()
-    told = propose(lengths, output, *more, "--exchange-ms", "900,1400").out
-    assert "All with the exchange, as given: 900 ms, different layouts 1400." in told
+    text = propose(lengths, output, *more, "--exchange-ms", "900,1400").out
+    assert "All with the exchange, as given: 900 ms, different layouts 1400." in text
     assert json.loads(output.read_text())["exchange"]["heterogeneous_ms"] == 1400
     output.unlink()
-    told = propose(lengths, output, *more, "--schemes", "measured", "--propagation-only").out
-    assert "with the exchange" not in told
-    assert "derived" not in told
+    text = propose(lengths, output, *more, "--schemes", "measured", "--propagation-only").out
+    assert "with the exchange" not in text
+    assert "derived" not in text
     assert "exchange" not in json.loads(output.read_text())
 
 
-def test_a_step_that_no_candidate_holds(dense: Made, tmp_path: Path, output: Path) -> None:
+def test_a_step_that_no_candidate_holds(dense: PlannedFiles, tmp_path: Path, output: Path) -> None:
     """The steps before it were planned, but a file of some of the steps is no plan file."""
     proposal = tmp_path / "proposal.json"
     short = tmp_path / "short.txt"
     short.write_text("50\n" * 100)
-    made = call(
+    outcome = call(
         *("propose", "--profile", dense.profile, "--gpus", 4, "--lengths", short),
         *("--max-len", 60000, "--tokens", 400, "-o", proposal),
     )
-    assert made.code == 0
+    assert outcome.code == 0
     batches = tmp_path / "batches.jsonl"
     batches.write_text('{"lengths":[7]}\n{"ids":[5,6],"lengths":[9,59999]}\n{"lengths":[7]}\n')
     for workers in (1, 2):
-        done = call(
+        completed = call(
             *("plan", "--proposal", proposal, "--batches", batches, "--workers", workers),
             *("-o", output),
         )
-        assert done.code == 3
-        assert done.err.splitlines()[-1].startswith("seqplan: step 1: sequence 6 has 59999 tokens")
+        assert completed.code == 3
+        assert completed.err.splitlines()[-1].startswith(
+            "seqplan: step 1: sequence 6 has 59999 tokens"
+        )
         nothing_left(output)
 
 
 # Profiles
 
 
-def test_an_unknown_profile(lengths: Path, output: Path, dense: Made) -> None:
-    said = complaint(propose(lengths, output, "--profile", "gpt-7b"))
-    assert "did you mean gpt-7b-a100-40gb?" in said
+def test_an_unknown_profile(lengths: Path, output: Path, dense: PlannedFiles) -> None:
+    message = complaint(propose(lengths, output, "--profile", "gpt-7b"))
+    assert "did you mean gpt-7b-a100-40gb?" in message
     nothing_left(output)
     assert "did you mean" in complaint(call("check", dense.plans, "--profile", "llama-7b-a800"))
     assert "did you mean" in complaint(call("profiles", "llama-7b-a800"))
@@ -246,7 +252,7 @@ def test_a_malformed_profile(
     change(document["schemes"][2])
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(document))
-    said = complaint(propose(lengths, output, "--profile", path))
-    assert said.startswith(f"{path}: ")
-    assert message in said
+    line = complaint(propose(lengths, output, "--profile", path))
+    assert line.startswith(f"{path}: ")
+    assert message in line
     nothing_left(output)

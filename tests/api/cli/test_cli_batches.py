@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from command_line import call, complaint, nothing_left
-from made_files import MAX_LEN, Made
+from planned_files import MAX_LEN, PlannedFiles
 
 GOOD = b'{"step":4,"ids":[1,2],"lengths":[10,20]}\n'
 
@@ -56,48 +56,54 @@ LINES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", LINES)
-def test_a_malformed_line(case: str, dense: Made, tmp_path: Path, output: Path) -> None:
+def test_a_malformed_line(case: str, dense: PlannedFiles, tmp_path: Path, output: Path) -> None:
     line, message = LINES[case]
     path = tmp_path / "batches.jsonl"
     path.write_bytes(GOOD + b"\n" + line)
-    said = complaint(call("plan", "--proposal", dense.proposal, "--batches", path, "-o", output))
-    assert said.startswith(f"{path}:3: {message}")
+    error_line = complaint(
+        call("plan", "--proposal", dense.proposal, "--batches", path, "-o", output)
+    )
+    assert error_line.startswith(f"{path}:3: {message}")
     nothing_left(output)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n"])
-def test_a_file_without_batches(content: bytes, dense: Made, tmp_path: Path, output: Path) -> None:
+def test_a_file_without_batches(
+    content: bytes, dense: PlannedFiles, tmp_path: Path, output: Path
+) -> None:
     path = tmp_path / "batches.jsonl"
     path.write_bytes(content)
-    said = complaint(call("plan", "--proposal", dense.proposal, "--batches", path, "-o", output))
-    assert said == f"{path}: no batches"
+    message = complaint(call("plan", "--proposal", dense.proposal, "--batches", path, "-o", output))
+    assert message == f"{path}: no batches"
     nothing_left(output)
 
 
-def test_a_missing_file(dense: Made, tmp_path: Path, output: Path) -> None:
+def test_a_missing_file(dense: PlannedFiles, tmp_path: Path, output: Path) -> None:
     path = tmp_path / "none.jsonl"
-    said = complaint(call("plan", "--proposal", dense.proposal, "--batches", path, "-o", output))
-    assert said == f"{path}: No such file or directory"
-    said = complaint(call("plan", "--proposal", dense.proposal, "--batches", tmp_path))
-    assert said == f"{tmp_path}: Is a directory"
+    message = complaint(call("plan", "--proposal", dense.proposal, "--batches", path, "-o", output))
+    assert message == f"{path}: No such file or directory"
+    message = complaint(call("plan", "--proposal", dense.proposal, "--batches", tmp_path))
+    assert message == f"{tmp_path}: Is a directory"
     nothing_left(output)
 
 
-def test_the_same_sequence_twice_is_planned_twice(dense: Made, tmp_path: Path) -> None:
+def test_the_same_sequence_twice_is_planned_twice(dense: PlannedFiles, tmp_path: Path) -> None:
     """Sampling with replacement, and a step over the end of an epoch, repeat ids."""
     path = tmp_path / "batches.jsonl"
     path.write_text('{"ids":[3,3],"lengths":[10,10]}\n')
     assert call("plan", "--proposal", dense.proposal, "--batches", path).code == 0
 
 
-def test_line_ends_of_other_systems(dense: Made, tmp_path: Path) -> None:
+def test_line_ends_of_other_systems(dense: PlannedFiles, tmp_path: Path) -> None:
     path = tmp_path / "batches.jsonl"
     path.write_bytes(GOOD.replace(b"\n", b"\r\n") + b"\r\n" + b'{"lengths":[5]}')
-    done = call("plan", "--proposal", dense.proposal, "--batches", path)
-    assert (done.code, done.out.count("\n")) == (0, 2)
+    outcome = call("plan", "--proposal", dense.proposal, "--batches", path)
+    assert (outcome.code, outcome.out.count("\n")) == (0, 2)
 
 
-def test_tokens_have_no_place_beside_batches(dense: Made, output: Path, tmp_path: Path) -> None:
+def test_tokens_have_no_place_beside_batches(
+    dense: PlannedFiles, output: Path, tmp_path: Path
+) -> None:
     batches = tmp_path / "batches.jsonl"
     batches.write_bytes(GOOD)
     outcome = call(
@@ -111,14 +117,16 @@ def test_tokens_have_no_place_beside_batches(dense: Made, output: Path, tmp_path
     nothing_left(output)
 
 
-def test_an_input_is_not_overwritten(dense: Made, lengths: Path) -> None:
+def test_an_input_is_not_overwritten(dense: PlannedFiles, lengths: Path) -> None:
     before = dense.proposal.read_bytes()
     outcome = call("plan", "--proposal", dense.proposal, "--lengths", lengths, "-o", dense.proposal)
     assert "is an input of this command" in complaint(outcome)
     assert dense.proposal.read_bytes() == before
 
 
-def test_a_step_does_not_repeat_sequences(dense: Made, output: Path, tmp_path: Path) -> None:
+def test_a_step_does_not_repeat_sequences(
+    dense: PlannedFiles, output: Path, tmp_path: Path
+) -> None:
     source = tmp_path / "few.txt"
     source.write_text("100\n200\n")
     outcome = call("plan", "--proposal", dense.proposal, "--lengths", source, "-o", output)

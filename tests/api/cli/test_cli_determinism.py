@@ -8,38 +8,40 @@ from pathlib import Path
 
 import pytest
 from command_line import call, complaint, fresh_process, succeeded
-from made_files import MAX_LEN, Made, propose
+from planned_files import MAX_LEN, PlannedFiles, propose
 
 from seqplan.plans.format.plan_file import read_plans
 
 
 @pytest.fixture(params=["dense", "lockstep"])
-def made(request: pytest.FixtureRequest) -> Made:
-    files: Made = request.getfixturevalue(request.param)
+def plan_files(request: pytest.FixtureRequest) -> PlannedFiles:
+    files: PlannedFiles = request.getfixturevalue(request.param)
     return files
 
 
-def plan(made: Made, output: Path, *more: str | int, hash_seed: str) -> bytes:
+def plan(plan_files: PlannedFiles, output: Path, *more: str | int, hash_seed: str) -> bytes:
     """The plan file that a process of its own writes."""
     succeeded(
         fresh_process(
-            *("plan", "--proposal", made.proposal, "--lengths", made.lengths),
-            *("--steps", made.steps, "-o", output, *more),
+            *("plan", "--proposal", plan_files.proposal, "--lengths", plan_files.lengths),
+            *("--steps", plan_files.steps, "-o", output, *more),
             environment={"PYTHONHASHSEED": hash_seed},
         )
     )
     return output.read_bytes()
 
 
-def test_plans(made: Made, tmp_path: Path) -> None:
+def test_plans(plan_files: PlannedFiles, tmp_path: Path) -> None:
     # Made in this process, by one worker.
-    expected = made.plans.read_bytes()
+    expected = plan_files.plans.read_bytes()
     for workers, hash_seed in ((2, "1"), (3, "12345")):
         output = tmp_path / f"{workers}.jsonl"
-        assert plan(made, output, "--workers", workers, hash_seed=hash_seed) == expected
+        assert plan(plan_files, output, "--workers", workers, hash_seed=hash_seed) == expected
 
 
-def test_exact_answers_are_never_worse(lockstep: Made, lengths: Path, tmp_path: Path) -> None:
+def test_exact_answers_are_never_worse(
+    lockstep: PlannedFiles, lengths: Path, tmp_path: Path
+) -> None:
     options = ("--profile", "llama-7b-a800-80gb", "--gpus", 4, "--tokens", 8000)
     proposal = tmp_path / "proposal.json"
     succeeded(propose(lengths, proposal, *options, "--propagation-only", "--schemes", "measured"))
@@ -61,46 +63,46 @@ def test_exact_answers_are_never_worse(lockstep: Made, lengths: Path, tmp_path: 
     assert "gpt-7b-a100-40gb runs in rounds (ZeRO-3)" in complaint(refused)
 
 
-def test_proposals(made: Made, tmp_path: Path) -> None:
+def test_proposals(plan_files: PlannedFiles, tmp_path: Path) -> None:
     output = tmp_path / "proposal.json"
     succeeded(
         fresh_process(
-            *("propose", "--profile", made.profile, "--gpus", made.gpus),
-            *("--lengths", made.lengths, "--max-len", MAX_LEN, "--tokens", made.tokens),
+            *("propose", "--profile", plan_files.profile, "--gpus", plan_files.gpus),
+            *("--lengths", plan_files.lengths, "--max-len", MAX_LEN, "--tokens", plan_files.tokens),
             *("--schemes", "measured", "-o", output),
             environment={"PYTHONHASHSEED": "12345"},
         )
     )
-    assert output.read_bytes() == made.proposal.read_bytes()
+    assert output.read_bytes() == plan_files.proposal.read_bytes()
 
 
-def test_another_seed_draws_other_batches(made: Made) -> None:
+def test_another_seed_draws_other_batches(plan_files: PlannedFiles) -> None:
     def drawn(seed: int) -> list[tuple[int, ...]]:
         lines = succeeded(
             call(
-                *("plan", "--proposal", made.proposal, "--lengths", made.lengths),
-                *("--steps", made.steps, "--seed", seed),
+                *("plan", "--proposal", plan_files.proposal, "--lengths", plan_files.lengths),
+                *("--steps", plan_files.steps, "--seed", seed),
             )
         ).splitlines()
         return [tuple(json.loads(line)["sequences"]["ids"]) for line in lines]
 
-    assert drawn(0) == drawn(0) == [step.ids for step in read_plans(made.plans)]
+    assert drawn(0) == drawn(0) == [step.ids for step in read_plans(plan_files.plans)]
     assert not set(drawn(1)) & set(drawn(0))
 
 
-def test_more_steps_begin_with_the_same(made: Made) -> None:
-    told = succeeded(
+def test_more_steps_begin_with_the_same(plan_files: PlannedFiles) -> None:
+    text = succeeded(
         call(
-            *("plan", "--proposal", made.proposal, "--lengths", made.lengths),
-            *("--steps", made.steps + 2),
+            *("plan", "--proposal", plan_files.proposal, "--lengths", plan_files.lengths),
+            *("--steps", plan_files.steps + 2),
         )
     )
-    assert told.startswith(made.plans.read_text())
-    assert told.count("\n") == made.steps + 2
+    assert text.startswith(plan_files.plans.read_text())
+    assert text.count("\n") == plan_files.steps + 2
 
 
 def test_a_proposal_of_another_seed_is_judged_on_other_batches(
-    lockstep: Made, tmp_path: Path
+    lockstep: PlannedFiles, tmp_path: Path
 ) -> None:
     path = tmp_path / "proposal.json"
     succeeded(

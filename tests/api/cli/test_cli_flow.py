@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import call, fresh_process, succeeded
-from made_files import MAX_LEN, Made
+from planned_files import MAX_LEN, PlannedFiles
 
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.simulation.timeline import simulate_plan_ms
@@ -19,8 +19,8 @@ from seqplan.profiler.shipped.catalogue import shipped_names
 
 
 @pytest.fixture(params=["dense", "lockstep"])
-def made(request: pytest.FixtureRequest) -> Made:
-    files: Made = request.getfixturevalue(request.param)
+def plan_files(request: pytest.FixtureRequest) -> PlannedFiles:
+    files: PlannedFiles = request.getfixturevalue(request.param)
     return files
 
 
@@ -34,46 +34,56 @@ def test_from_a_source_to_an_explained_plan(tmp_path: Path) -> None:
     source.write_text("".join(f"{50 + 37 * i % 3000}\n" for i in range(400)))
     lengths, proposal = tmp_path / "lengths.npy", tmp_path / "proposal.json"
     plans = tmp_path / "plans.jsonl"
-    told = succeeded(fresh_process("lengths", source, "-o", lengths))
-    assert f"written: {lengths}" in told
-    told = succeeded(
+    text = succeeded(fresh_process("lengths", source, "-o", lengths))
+    assert f"written: {lengths}" in text
+    text = succeeded(
         fresh_process(
             *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 4, "--lengths", lengths),
             *("--max-len", 2048, "-o", proposal),
         )
     )
-    assert told.endswith(f"written: {proposal}\n")
-    assert "sequences truncated to 2,048 tokens." in told
-    told = succeeded(
+    assert text.endswith(f"written: {proposal}\n")
+    assert "sequences truncated to 2,048 tokens." in text
+    text = succeeded(
         fresh_process(
             *("plan", "--proposal", proposal, "--lengths", lengths, "--tokens", 20000),
             *("--steps", 3, "--seed", 1, "--workers", 2, "-o", plans),
         )
     )
-    assert told.startswith("3 steps planned and checked")
-    assert told.endswith(f"written: {plans}\n")
-    told = succeeded(fresh_process("check", plans, "--proposal", proposal))
-    assert told == "3 plans, no broken rules\n"
+    assert text.startswith("3 steps planned and checked")
+    assert text.endswith(f"written: {plans}\n")
+    text = succeeded(fresh_process("check", plans, "--proposal", proposal))
+    assert text == "3 plans, no broken rules\n"
     assert "step 2" in succeeded(fresh_process("explain", plans, "--step", 2))
 
 
-def test_propose_tells_people_and_machines_the_same(made: Made, tmp_path: Path) -> None:
+def test_propose_tells_people_and_machines_the_same(
+    plan_files: PlannedFiles, tmp_path: Path
+) -> None:
     document = as_json(
-        *("propose", "--profile", made.profile, "--gpus", made.gpus, "--lengths", made.lengths),
-        *("--max-len", MAX_LEN, "--tokens", made.tokens, "--schemes", "measured"),
+        *(
+            "propose",
+            "--profile",
+            plan_files.profile,
+            "--gpus",
+            plan_files.gpus,
+            "--lengths",
+            plan_files.lengths,
+        ),
+        *("--max-len", MAX_LEN, "--tokens", plan_files.tokens, "--schemes", "measured"),
         *("-o", tmp_path / "again.json"),
     )
-    assert document == json.loads(made.proposal.read_text())
-    assert (tmp_path / "again.json").read_bytes() == made.proposal.read_bytes()
+    assert document == json.loads(plan_files.proposal.read_text())
+    assert (tmp_path / "again.json").read_bytes() == plan_files.proposal.read_bytes()
     assert document["lengths"]["sequences"] == 3000
-    assert document["lengths"]["truncated"] == int((np.load(made.lengths) > MAX_LEN).sum())
+    assert document["lengths"]["truncated"] == int((np.load(plan_files.lengths) > MAX_LEN).sum())
     assert 0 < document["lower_bound_ms"] <= document["expected_ms"]
     shares = [candidate["runs"] for candidate in document["candidates"]]
     assert all(0 <= share <= 1 for share in shares)
     assert max(shares) == 1
 
 
-def test_the_published_method_proposes_too(dense: Made, tmp_path: Path) -> None:
+def test_the_published_method_proposes_too(dense: PlannedFiles, tmp_path: Path) -> None:
     path = tmp_path / "eq4.json"
     document = as_json(
         *("propose", "--method", "eq4", "--profile", dense.profile, "--gpus", dense.gpus),
@@ -91,26 +101,26 @@ def test_the_published_method_proposes_too(dense: Made, tmp_path: Path) -> None:
     assert document["judged_batches"] == ours["judged_batches"]
     assert document["expected_ms"] >= ours["lower_bound_ms"]
     assert ours["expected_ms"] >= document["lower_bound_ms"]
-    told = succeeded(
+    text = succeeded(
         call("plan", "--proposal", path, "--lengths", dense.lengths, "--steps", 2, "--json")
     )
-    assert [json.loads(line)["step"] for line in told.splitlines()] == [0, 1]
+    assert [json.loads(line)["step"] for line in text.splitlines()] == [0, 1]
 
 
-def test_the_planned_file_is_sound(made: Made) -> None:
-    proposal = ProposalDocument.load(made.proposal)
+def test_the_planned_file_is_sound(plan_files: PlannedFiles) -> None:
+    proposal = ProposalDocument.load(plan_files.proposal)
     models = proposal.cluster.models(proposal.profile)
-    data = np.load(made.lengths)
-    plans = list(read_plans(made.plans))
-    assert [plan.step for plan in plans] == list(range(made.steps))
+    data = np.load(plan_files.lengths)
+    plans = list(read_plans(plan_files.plans))
+    assert [plan.step for plan in plans] == list(range(plan_files.steps))
     seen: set[int] = set()
     for plan in plans:
         assert lint(plan, models) == []
         assert simulate_plan_ms(plan) <= plan.predicted_ms + 1e-3
         assert plan.planner.proposal == proposal.digest
         assert plan.planner.profile == proposal.profile.digest
-        assert plan.world_size == made.gpus
-        assert sum(plan.lengths) == plan.tokens <= made.tokens
+        assert plan.world_size == plan_files.gpus
+        assert sum(plan.lengths) == plan.tokens <= plan_files.tokens
         assert list(plan.lengths) == np.minimum(data[list(plan.ids)], MAX_LEN).tolist()
         assert not seen & set(plan.ids)
         seen |= set(plan.ids)
@@ -118,33 +128,41 @@ def test_the_planned_file_is_sound(made: Made) -> None:
         assert {p.round is None for p in plan.pipelines} == {not proposal.profile.rounds}
 
 
-def test_plan_reports_its_summary(made: Made, tmp_path: Path) -> None:
+def test_plan_reports_its_summary(plan_files: PlannedFiles, tmp_path: Path) -> None:
     path = tmp_path / "plans.jsonl"
-    told = as_json(
-        *("plan", "--proposal", made.proposal, "--lengths", made.lengths),
-        *("--steps", made.steps, "-o", path),
+    document = as_json(
+        *("plan", "--proposal", plan_files.proposal, "--lengths", plan_files.lengths),
+        *("--steps", plan_files.steps, "-o", path),
     )
-    assert path.read_bytes() == made.plans.read_bytes()
+    assert path.read_bytes() == plan_files.plans.read_bytes()
     plans = list(read_plans(path))
-    assert told["steps"] == made.steps
-    assert told["tokens"] == sum(plan.tokens for plan in plans)
-    assert told["truncated"] == int((np.load(made.lengths) > MAX_LEN).sum())
+    assert document["steps"] == plan_files.steps
+    assert document["tokens"] == sum(plan.tokens for plan in plans)
+    assert document["truncated"] == int((np.load(plan_files.lengths) > MAX_LEN).sum())
     mean = sum(plan.predicted_ms for plan in plans) / len(plans)
-    assert told["predicted_ms_mean"] == pytest.approx(mean, abs=1e-3)
-    assert told["gap_max"] == max(plan.gap for plan in plans)
-    assert sum(told["strategies"].values()) == made.steps
+    assert document["predicted_ms_mean"] == pytest.approx(mean, abs=1e-3)
+    assert document["gap_max"] == max(plan.gap for plan in plans)
+    assert sum(document["strategies"].values()) == plan_files.steps
 
 
-def test_windows_of_steps_say_what_they_moved(made: Made, tmp_path: Path) -> None:
+def test_windows_of_steps_say_what_they_moved(plan_files: PlannedFiles, tmp_path: Path) -> None:
     path = tmp_path / "plans.jsonl"
-    windows = ("plan", "--proposal", made.proposal, "--lengths", made.lengths, "--window", 4)
-    told = as_json(*windows, "--steps", made.steps, "-o", path)
-    drawn, composed = list(read_plans(made.plans)), list(read_plans(path))
+    windows = (
+        "plan",
+        "--proposal",
+        plan_files.proposal,
+        "--lengths",
+        plan_files.lengths,
+        "--window",
+        4,
+    )
+    document = as_json(*windows, "--steps", plan_files.steps, "-o", path)
+    drawn, composed = list(read_plans(plan_files.plans)), list(read_plans(path))
     assert sorted(i for p in composed for i in p.ids) == sorted(i for p in drawn for i in p.ids)
     pairs = list(zip(drawn, composed, strict=True))
     moved = sum(len(set(after.ids) - set(before.ids)) for before, after in pairs)
-    assert told["window"]["moved_sequences"] == moved
-    assert told["window"]["largest_delay"] < 4
+    assert document["window"]["moved_sequences"] == moved
+    assert document["window"]["largest_delay"] < 4
     text = succeeded(call(*windows, "--steps", 2, "-o", path))
     assert "windows of 4 steps: " in text
     assert "standard deviation" in text
@@ -152,11 +170,19 @@ def test_windows_of_steps_say_what_they_moved(made: Made, tmp_path: Path) -> Non
     assert [plan.ids for plan in read_plans(path)] == [plan.ids for plan in composed[:2]]
 
 
-def test_plans_are_exported_for_loaders(made: Made, tmp_path: Path) -> None:
+def test_plans_are_exported_for_loaders(plan_files: PlannedFiles, tmp_path: Path) -> None:
     export, path = tmp_path / "export.jsonl", tmp_path / "plans.jsonl"
-    planned = ("plan", "--proposal", made.proposal, "--lengths", made.lengths, "--steps", 2)
-    said = succeeded(call(*planned, "-o", path, "--export", export))
-    assert f"exported: {export}" in said
+    planned = (
+        "plan",
+        "--proposal",
+        plan_files.proposal,
+        "--lengths",
+        plan_files.lengths,
+        "--steps",
+        2,
+    )
+    text = succeeded(call(*planned, "-o", path, "--export", export))
+    assert f"exported: {export}" in text
     lines = [json.loads(line) for line in export.read_text().splitlines()]
     for plan in read_plans(path):
         of_step = [line for line in lines if line["step"] == plan.step]
@@ -170,34 +196,43 @@ def test_plans_are_exported_for_loaders(made: Made, tmp_path: Path) -> None:
     assert "is an input of this command" in same.err
 
 
-def test_plan_without_a_file_writes_plans_on_stdout(made: Made) -> None:
-    done = call(
-        "plan", "--proposal", made.proposal, "--lengths", made.lengths, "--steps", made.steps
+def test_plan_without_a_file_writes_plans_on_stdout(plan_files: PlannedFiles) -> None:
+    outcome = call(
+        "plan",
+        "--proposal",
+        plan_files.proposal,
+        "--lengths",
+        plan_files.lengths,
+        "--steps",
+        plan_files.steps,
     )
-    assert succeeded(done) == made.plans.read_text()
-    assert "steps planned and checked" in done.err
+    assert succeeded(outcome) == plan_files.plans.read_text()
+    assert "steps planned and checked" in outcome.err
 
 
-def test_check_against_nothing_a_profile_and_a_proposal(made: Made) -> None:
-    told = succeeded(call("check", made.plans))
-    assert told.startswith(f"{made.steps} plans, no broken rules")
-    assert "not checked" in told
-    for source in ("--profile", made.profile), ("--proposal", made.proposal):
-        told = succeeded(call("check", made.plans, *source))
-        assert told == f"{made.steps} plans, no broken rules\n"
-        assert as_json("check", made.plans, *source) == {"steps": made.steps, "broken": []}
+def test_check_against_nothing_a_profile_and_a_proposal(plan_files: PlannedFiles) -> None:
+    text = succeeded(call("check", plan_files.plans))
+    assert text.startswith(f"{plan_files.steps} plans, no broken rules")
+    assert "not checked" in text
+    for source in ("--profile", plan_files.profile), ("--proposal", plan_files.proposal):
+        text = succeeded(call("check", plan_files.plans, *source))
+        assert text == f"{plan_files.steps} plans, no broken rules\n"
+        assert as_json("check", plan_files.plans, *source) == {
+            "steps": plan_files.steps,
+            "broken": [],
+        }
 
 
-def test_explain_a_step_and_a_rank(made: Made) -> None:
-    plans = list(read_plans(made.plans))
-    told = succeeded(call("explain", made.plans, "--step", 2))
-    assert "step 2" in told
-    assert "1F1B simulation" in told
-    document = as_json("explain", made.plans, "--step", 2)
-    assert document == json.loads(made.plans.read_text().splitlines()[2])
+def test_explain_a_step_and_a_rank(plan_files: PlannedFiles) -> None:
+    plans = list(read_plans(plan_files.plans))
+    text = succeeded(call("explain", plan_files.plans, "--step", 2))
+    assert "step 2" in text
+    assert "1F1B simulation" in text
+    document = as_json("explain", plan_files.plans, "--step", 2)
+    assert document == json.loads(plan_files.plans.read_text().splitlines()[2])
     held = [0] * len(plans[2].lengths)
-    for rank in range(made.gpus):
-        view = json.loads(succeeded(call("explain", made.plans, "--step", 2, "--rank", rank)))
+    for rank in range(plan_files.gpus):
+        view = json.loads(succeeded(call("explain", plan_files.plans, "--step", 2, "--rank", rank)))
         assert (view["rank"], view["step"], view["digest"]) == (rank, 2, document["digest"])
         for mine in view["pipelines"]:
             if mine["at"]["tp"] or mine["at"]["pp"]:
@@ -219,40 +254,40 @@ def test_profiles_lists_and_describes() -> None:
     assert by_scheme["tp16"]["max_len"] == 43614
     assert by_scheme["pp2"]["max_len"] == 0
     assert list(one["flagged"]) == ["pp2"]
-    told = succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 64))
-    assert "43,614" in told
-    assert "no room for the model states: pp2, tp2, " in told
-    told = succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 8))
-    assert "more than 8 GPUs: tp2.pp6, tp4.pp4, tp4.pp6, tp8.pp2, tp8.pp3, tp8.pp4, tp16, " in told
-    assert " derived\n" in told
+    text = succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 64))
+    assert "43,614" in text
+    assert "no room for the model states: pp2, tp2, " in text
+    text = succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 8))
+    assert "more than 8 GPUs: tp2.pp6, tp4.pp4, tp4.pp6, tp8.pp2, tp8.pp3, tp8.pp4, tp16, " in text
+    assert " derived\n" in text
     assert {row["origin"] for row in one["schemes"]} == {"published", "derived"}
     assert "tp4.u2°" in succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 64))
 
 
-def test_batches_of_the_caller(made: Made, tmp_path: Path) -> None:
+def test_batches_of_the_caller(plan_files: PlannedFiles, tmp_path: Path) -> None:
     batches = tmp_path / "batches.jsonl"
     batches.write_text(
         '{"step":3,"ids":[17,4,9],"lengths":[812,3097,1]}\n\n'
         '{"step":7,"lengths":[5,6],"loss_tokens":4}\n'
         '{"lengths":[100]}\n'
     )
-    told = succeeded(call("plan", "--proposal", made.proposal, "--batches", batches))
-    (tmp_path / "plans.jsonl").write_text(told)
+    text = succeeded(call("plan", "--proposal", plan_files.proposal, "--batches", batches))
+    (tmp_path / "plans.jsonl").write_text(text)
     plans = list(read_plans(tmp_path / "plans.jsonl"))
     assert [plan.step for plan in plans] == [3, 7, 8]
     assert [plan.ids for plan in plans] == [(17, 4, 9), (3, 4), (5,)]
     assert [plan.lengths for plan in plans] == [(812, 3097, 1), (5, 6), (100,)]
     assert [plan.loss_tokens for plan in plans] == [3907, 4, 99]
-    assert succeeded(call("check", tmp_path / "plans.jsonl", "--proposal", made.proposal))
+    assert succeeded(call("check", tmp_path / "plans.jsonl", "--proposal", plan_files.proposal))
 
 
-def test_sampled_and_given_batches_plan_alike(made: Made, tmp_path: Path) -> None:
+def test_sampled_and_given_batches_plan_alike(plan_files: PlannedFiles, tmp_path: Path) -> None:
     batches = tmp_path / "batches.jsonl"
     batches.write_text(
         "".join(
             json.dumps({"step": plan.step, "ids": plan.ids, "lengths": plan.lengths}) + "\n"
-            for plan in read_plans(made.plans)
+            for plan in read_plans(plan_files.plans)
         )
     )
-    told = succeeded(call("plan", "--proposal", made.proposal, "--batches", batches))
-    assert told == made.plans.read_text()
+    text = succeeded(call("plan", "--proposal", plan_files.proposal, "--batches", batches))
+    assert text == plan_files.plans.read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from command_line import call, complaint, succeeded
-from made_files import Made
+from planned_files import PlannedFiles
 
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.plan import Plan
@@ -21,7 +21,7 @@ def fullest(plan: Plan) -> int:
 
 
 def test_even_packing_keeps_the_times_and_needs_no_more_memory(
-    dense: Made, lengths: Path, tmp_path: Path
+    dense: PlannedFiles, lengths: Path, tmp_path: Path
 ) -> None:
     plans = {}
     for packing in ("tight", "even"):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from command_forks import CommandProcess
 from command_line import call, complaint, fresh_process, succeeded
-from made_files import MAX_LEN, Made
+from planned_files import MAX_LEN, PlannedFiles
 
 from seqplan.api.cli import VERBS, build_parser
 from seqplan.planner.placement.kernel import kernel_state
@@ -89,15 +89,15 @@ def test_the_arguments_of_a_verb(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_shows_an_example(verb: str) -> None:
-    told = succeeded(call(verb, "--help"))
-    assert re.search(rf"\n\nexamples?:\n  seqplan {verb}\b", told)
-    assert "SUPPRESS" not in told
+    text = succeeded(call(verb, "--help"))
+    assert re.search(rf"\n\nexamples?:\n  seqplan {verb}\b", text)
+    assert "SUPPRESS" not in text
 
 
 def test_help_lists_the_verbs_and_an_example() -> None:
-    told = succeeded(fresh_process("--help"))
-    assert all(re.search(rf"\n    {verb}\s", told) for verb in VERBS)
-    assert "example:\n  seqplan propose " in told
+    text = succeeded(fresh_process("--help"))
+    assert all(re.search(rf"\n    {verb}\s", text) for verb in VERBS)
+    assert "example:\n  seqplan propose " in text
     assert succeeded(fresh_process("--version")) == f"seqplan {VERSION}\nfill: {kernel_state()}\n"
 
 
@@ -105,8 +105,8 @@ def test_the_examples_of_the_help_parse() -> None:
     """What the help tells people to type is understood, as far as arguments go."""
     parser = build_parser({})
     for verb in ("", *VERBS):
-        told = succeeded(call(*([verb] if verb else []), "--help"))
-        _, _, examples = told.partition("example")
+        text = succeeded(call(*([verb] if verb else []), "--help"))
+        _, _, examples = text.partition("example")
         commands = examples.partition("\n")[2].replace("\\\n", " ").splitlines()
         typed = [part for line in commands for part in line.split("&&")]
         for command in [words for words in map(str.split, typed) if words[:1] == ["seqplan"]]:
@@ -147,31 +147,33 @@ def test_the_examples_of_the_help_parse() -> None:
     ],
 )
 def test_usage_errors_are_one_line(arguments: list[str], message: str) -> None:
-    said = complaint(call(*arguments))
-    assert message in said
-    assert "--help)" in said
+    line = complaint(call(*arguments))
+    assert message in line
+    assert "--help)" in line
 
 
 def test_the_planner_commands_leave_torch_alone(made_script: Path) -> None:
-    done = subprocess.run([sys.executable, made_script], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == []
+    completed = subprocess.run(
+        [sys.executable, made_script], capture_output=True, text=True, check=True
+    )
+    assert json.loads(completed.stdout.splitlines()[-1]) == []
 
 
 @pytest.fixture
-def made_script(tmp_path: Path, dense: Made, lockstep: Made) -> Path:
+def made_script(tmp_path: Path, dense: PlannedFiles, lockstep: PlannedFiles) -> Path:
     """Runs every planner command in one process and prints which heavy modules it then has."""
     path = tmp_path / "commands.py"
     commands = [["--help"], *([verb, "--help"] for verb in VERBS), ["profiles"]]
-    for made in (dense, lockstep):
+    for plan_files in (dense, lockstep):
         commands += [
-            ["lengths", str(made.lengths)],
-            ["plan", "--proposal", str(made.proposal), "--lengths", str(made.lengths)],
-            ["check", str(made.plans), "--profile", made.profile],
-            ["explain", str(made.plans), "--step", "0"],
-            ["explain", str(made.plans), "--step", "0", "--rank", "0"],
+            ["lengths", str(plan_files.lengths)],
+            ["plan", "--proposal", str(plan_files.proposal), "--lengths", str(plan_files.lengths)],
+            ["check", str(plan_files.plans), "--profile", plan_files.profile],
+            ["explain", str(plan_files.plans), "--step", "0"],
+            ["explain", str(plan_files.plans), "--step", "0", "--rank", "0"],
             [
-                *("propose", "--profile", made.profile, "--gpus", "2", "--lengths"),
-                *(str(made.lengths), "--max-len", "64", "--tokens", "256"),
+                *("propose", "--profile", plan_files.profile, "--gpus", "2", "--lengths"),
+                *(str(plan_files.lengths), "--max-len", "64", "--tokens", "256"),
             ],
         ]
     path.write_text(
@@ -192,21 +194,25 @@ def test_help_is_light() -> None:
         "import sys; from seqplan.api.cli import build_parser; build_parser({}).format_help();"
         f"print([name for name in {heavy} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout == "[]\n"
 
 
 # Environment
 
 
-def plan_line(made: Made, *arguments: str | int) -> dict[str, object]:
+def plan_line(plan_files: PlannedFiles, *arguments: str | int) -> dict[str, object]:
     line: dict[str, object] = json.loads(
-        succeeded(call("plan", "--proposal", made.proposal, *arguments)).splitlines()[-1]
+        succeeded(call("plan", "--proposal", plan_files.proposal, *arguments)).splitlines()[-1]
     )
     return line
 
 
-def test_options_from_the_environment(lockstep: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_from_the_environment(
+    lockstep: PlannedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SEQPLAN_LENGTHS", str(lockstep.lengths))
     monkeypatch.setenv("SEQPLAN_STEPS", "3")
     monkeypatch.setenv("SEQPLAN_SEED", "5")
@@ -216,7 +222,7 @@ def test_options_from_the_environment(lockstep: Made, monkeypatch: pytest.Monkey
 
 
 def test_a_flag_goes_before_the_environment(
-    lockstep: Made, monkeypatch: pytest.MonkeyPatch
+    lockstep: PlannedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEQPLAN_LENGTHS", "nowhere.npy")
     monkeypatch.setenv("SEQPLAN_STEPS", "abc")
@@ -261,7 +267,7 @@ def test_a_bad_value_in_the_environment_is_a_usage_error(monkeypatch: pytest.Mon
 
 
 def test_alternatives_in_the_environment(
-    lockstep: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lockstep: PlannedFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = tmp_path / "batches.jsonl"
     batches.write_text('{"step":41,"lengths":[5]}\n')
@@ -280,7 +286,7 @@ def test_alternatives_in_the_environment(
 # Output
 
 
-def test_a_reader_that_leaves_is_no_error(dense: Made, tmp_path: Path) -> None:
+def test_a_reader_that_leaves_is_no_error(dense: PlannedFiles, tmp_path: Path) -> None:
     batches = tmp_path / "batches.jsonl"
     batches.write_text("".join(f'{{"lengths":{[7] * 5000}}}\n' for _ in range(40)))
     with CommandProcess(
@@ -307,11 +313,11 @@ def test_an_encoding_without_our_signs_is_no_error() -> None:
     assert len(json.loads(told)) == len(json.loads(succeeded(call("profiles", "--json"))))
 
 
-def test_lengths_of_any_source_serve(lockstep: Made, tmp_path: Path) -> None:
+def test_lengths_of_any_source_serve(lockstep: PlannedFiles, tmp_path: Path) -> None:
     source = tmp_path / "lengths.jsonl"
     values = np.load(lockstep.lengths).tolist()
     source.write_text("".join(f'{{"length": {value}}}\n' for value in values))
-    told = succeeded(
+    text = succeeded(
         call("plan", "--proposal", lockstep.proposal, "--lengths", source, "--steps", 4)
     )
-    assert told == lockstep.plans.read_text()
+    assert text == lockstep.plans.read_text()

@@ -23,10 +23,10 @@ NODE = ("estimate", "--model", "llama-7b", "--hardware", "a800-80gb", "--seq-len
 
 def test_one_scheme_with_its_terms() -> None:
     arguments = (*NODE, "--batch", 16, "--ulysses", 8)
-    told = succeeded(process(*arguments))
-    assert told.startswith("u8 × dp 1 on 1 × 8 a800-80gb, 16 micro-batches a replica\n")
+    text = succeeded(process(*arguments))
+    assert text.startswith("u8 × dp 1 on 1 × 8 a800-80gb, 16 micro-batches a replica\n")
     for part in ("matrix products", "attention", "ulysses", "\nfits: ", "MFU"):
-        assert part in told
+        assert part in text
     document = json.loads(succeeded(call(*arguments, "--json")))
     (estimate,) = document["estimates"]
     assert estimate["scheme"] == {"tp": 1, "pp": 1, "ulysses": 8, "ring": 1}
@@ -37,8 +37,8 @@ def test_one_scheme_with_its_terms() -> None:
 
 
 def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
-    told = succeeded(call(*NODE, "--batch", 16, "--tp", "1,2", "--ulysses", "1,4", "--ring", "1,4"))
-    lines = told.splitlines()
+    text = succeeded(call(*NODE, "--batch", 16, "--tp", "1,2", "--ulysses", "1,4", "--ring", "1,4"))
+    lines = text.splitlines()
     order = [line.split()[0] for line in lines[2:8]]
     assert set(order) == {"tp2.u4", "tp2.r4", "tp1", "tp2", "u4", "r4"}
     verdicts = [
@@ -47,8 +47,8 @@ def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
     ]
     assert verdicts == sorted(verdicts, key=VERDICTS.index)
     assert set(verdicts) == set(VERDICTS)
-    assert "left out (its 16 GPUs do not divide the cluster's 8): u4.r4" in told
-    assert "left out (its 32 GPUs do not divide the cluster's 8): tp2.u4.r4" in told
+    assert "left out (its 16 GPUs do not divide the cluster's 8): u4.r4" in text
+    assert "left out (its 32 GPUs do not divide the cluster's 8): tp2.u4.r4" in text
     document = json.loads(
         succeeded(call(*NODE, "--batch", 16, "--tp", "2,4,8", "--ring", "1,2,16", "--json"))
     )
@@ -59,10 +59,10 @@ def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
 
 
 def test_what_does_not_fit_is_a_row_and_code_3() -> None:
-    done = call(*NODE, "--batch", 8)
-    assert (done.code, done.err) == (3, "")
-    assert "\ndoes not fit: 179.7 of 76.0 GiB usable\n" in done.out
-    assert "\nnone fits: tp1 needs least, 179.7 of 76.0 GiB usable; try more GPUs, " in done.out
+    outcome = call(*NODE, "--batch", 8)
+    assert (outcome.code, outcome.err) == (3, "")
+    assert "\ndoes not fit: 179.7 of 76.0 GiB usable\n" in outcome.out
+    assert "\nnone fits: tp1 needs least, 179.7 of 76.0 GiB usable; try more GPUs, " in outcome.out
     table = call(*NODE, "--batch", 8, "--tp", "1,2,8")
     assert table.code == 0
     rows = {line.split()[0]: line for line in table.out.splitlines()[2:]}
@@ -78,8 +78,8 @@ def test_what_does_not_fit_is_a_row_and_code_3() -> None:
 def test_figures_on_unchecked_efficiencies_say_so(tmp_path: Path) -> None:
     hopper = ("--model", "llama3-8b", "--hardware", "h200-141gb")
     asked = ("estimate", *hopper, "--seq-len", 8192)
-    one = succeeded(call(*asked, "--tp", 8))
-    assert "unchecked: that h200-141gb reaches 66% of its peak in products and 42% in" in one
+    text = succeeded(call(*asked, "--tp", 8))
+    assert "unchecked: that h200-141gb reaches 66% of its peak in products and 42% in" in text
     header, _, *rows = succeeded(call(*asked, "--batch", 2, "--tp", "4,8")).splitlines()
     assert " efficiencies " in header
     assert [" unchecked " in row for row in rows[:2]] == [True, True]
@@ -225,12 +225,12 @@ def test_bad_input_is_one_line(arguments: tuple[str | int | Path, ...], message:
 
 
 def test_the_model_beside_what_was_published() -> None:
-    told = succeeded(process("validate-model"))
+    text = succeeded(process("validate-model"))
     for name in ("USP table 3", "USP table 4", "USP table 5", "llama-32b-a800-80gb: MaxLen"):
-        assert name in told
-    assert "BRIDGE_FLOWS" in told
+        assert name in text
+    assert "BRIDGE_FLOWS" in text
     rows = succeeded(call("validate-model", "--rows"))
-    assert set(told.splitlines()) < set(rows.splitlines())
+    assert set(text.splitlines()) < set(rows.splitlines())
     tables = json.loads(succeeded(call("validate-model", "--json")))
     assert len(tables) == 16
     assert sum(len(table["rows"]) for table in tables) == 166 + 61 + 52 + 7 + 22 + 23 + 84
@@ -254,11 +254,11 @@ def test_planning_accepts_a_derived_profile(tmp_path: Path, lengths: Path) -> No
     steps = [json.loads(line) for line in plans.read_text().splitlines()]
     assert [step["step"] for step in steps] == [0, 1]
     assert all(step["predicted_ms"] > 0 for step in steps)
-    told = succeeded(
+    stdout = succeeded(
         call(
             "compare",
             *(*common, "--tokens", 60000, "--steps", 1, "--systems", "megatron", "--json"),
         )
     )
-    assert json.loads(told)
+    assert json.loads(stdout)
     assert "derived" in succeeded(call("profiles", profile, "--gpus", 16))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import call, complaint
-from made_files import Made
+from planned_files import PlannedFiles
 
 from seqplan.api.cli.frame.job_file import read_job_file
 
@@ -38,7 +38,7 @@ def test_an_unknown_executor_is_a_usage_error() -> None:
 
 
 def test_without_ray_one_line_says_what_to_install(
-    dense: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dense: PlannedFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
@@ -48,5 +48,5 @@ def test_without_ray_one_line_says_what_to_install(
         ("plan", "--proposal", dense.proposal, "--lengths", dense.lengths),
         ("serve", "--store", tmp_path / "store.db"),
     ):
-        said = complaint(call(*command, "--executor", "ray"))
-        assert said == "--executor ray needs the ray package: pip install 'seqplan[ray]'"
+        message = complaint(call(*command, "--executor", "ray"))
+        assert message == "--executor ray needs the ray package: pip install 'seqplan[ray]'"

@@ -28,12 +28,12 @@ def profiled(*arguments: str) -> Outcome:
 
 def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> None:
     output = tmp_path / "p.json"
-    asked = ("--lengths", "8..256", "--points", "4", "-o", str(output), "--schemes", "u1,u2,pp3")
-    asked += ("--repeats", "3", "--even-if-busy")
-    done = profiled(*asked)
-    assert "bytes a token" in succeeded(done)
-    assert "u2 needs 2 ranks, there are 1: left out" in done.err
-    assert "pp3: pp = 3 does not divide the 4 layers: left out" in done.err
+    options = ("--lengths", "8..256", "--points", "4", "-o", str(output), "--schemes", "u1,u2,pp3")
+    options += ("--repeats", "3", "--even-if-busy")
+    completed = profiled(*options)
+    assert "bytes a token" in succeeded(completed)
+    assert "u2 needs 2 ranks, there are 1: left out" in completed.err
+    assert "pp3: pp = 3 does not divide the 4 layers: left out" in completed.err
     profile = Profile.load(output)
     assert [entry.scheme for entry in profile.schemes] == [Scheme()]
     assert profile.schemes[0].origin == "measured"
@@ -46,7 +46,7 @@ def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> 
     samples = output.with_suffix(".samples.jsonl")
     lines = samples.read_text().splitlines(keepends=True)
     samples.write_text("".join(lines[:-2]))
-    succeeded(profiled(*asked))
+    succeeded(profiled(*options))
     again = samples.read_text().splitlines(keepends=True)
     assert len(again) == len(lines)
     assert again[:-2] == lines[:-2]  # what was there is kept, not measured anew
@@ -54,16 +54,16 @@ def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> 
 
 def test_wide_heads_and_tied_embeddings_are_measured_and_kept(tmp_path: Path) -> None:
     output, again = tmp_path / "p.json", tmp_path / "again.json"
-    asked = ("--lengths", "8..64", "--points", "4", "--repeats", "1", "--measured-layers", "1")
-    asked += ("--even-if-busy",)
-    wide = (*asked, "--head-dim", "16", "--tied")
+    options = ("--lengths", "8..64", "--points", "4", "--repeats", "1", "--measured-layers", "1")
+    options += ("--even-if-busy",)
+    wide = (*options, "--head-dim", "16", "--tied")
     succeeded(profiled(*wide, "-o", str(output)))
     profile = Profile.load(output)
     assert (profile.shape.head_dim, profile.shape.tied) == (16, True)
     samples = str(output.with_suffix(".samples.jsonl"))
     succeeded(profiled("--merge", samples, "--capacity-gib", "8", "-o", str(again)))
     assert json.loads(again.read_text())["model"] == json.loads(output.read_text())["model"]
-    other = profiled(*asked, "--samples", samples, "-o", str(tmp_path / "other.json"))
+    other = profiled(*options, "--samples", samples, "-o", str(tmp_path / "other.json"))
     assert other.code == 2
     assert "head_dim 16, tied True, not hidden 32" in other.err
 
@@ -71,9 +71,9 @@ def test_wide_heads_and_tied_embeddings_are_measured_and_kept(tmp_path: Path) ->
 def test_a_busy_machine_is_told_and_makes_no_profile(tmp_path: Path) -> None:
     """Its samples stay, and can be fitted as they are."""
     output, samples = tmp_path / "p.json", tmp_path / "s.jsonl"
-    asked = ("--lengths", "8..64", "--points", "4", "--repeats", "1", "--measured-layers", "1")
-    asked += ("--samples", str(samples), "-o", str(output))
-    succeeded(profiled(*asked, "--even-if-busy"))
+    options = ("--lengths", "8..64", "--points", "4", "--repeats", "1", "--measured-layers", "1")
+    options += ("--samples", str(samples), "-o", str(output))
+    succeeded(profiled(*options, "--even-if-busy"))
     output.unlink()
     header, *lines = samples.read_text().splitlines()
     measured = [json.loads(line) for line in lines]
@@ -83,15 +83,17 @@ def test_a_busy_machine_is_told_and_makes_no_profile(tmp_path: Path) -> None:
             one[name] = [0.2 if index % 3 else 20.0] * len(one[name])
     samples.write_text("\n".join([header, *map(json.dumps, measured)]) + "\n")
     noisy = samples.read_bytes()
-    done = profiled(*asked)
-    assert (done.code, output.exists(), samples.read_bytes()) == (1, False, noisy)
+    completed = profiled(*options)
+    assert (completed.code, output.exists(), samples.read_bytes()) == (1, False, noisy)
     said = "the machine was too busy: a fixed piece of work usually took 0.2 ms, and 100.0 times"
-    assert said in done.err
-    assert f"no profile is written. {samples} has the samples: delete it and measure" in done.err
+    assert said in completed.err
+    assert (
+        f"no profile is written. {samples} has the samples: delete it and measure" in completed.err
+    )
     merged = profiled("--merge", str(samples), "--capacity-gib", "8", "-o", str(output))
     succeeded(merged)
     assert said in merged.err
-    succeeded(profiled(*asked, "--even-if-busy"))
+    succeeded(profiled(*options, "--even-if-busy"))
     assert Profile.load(output).schemes[0].fit
 
 
@@ -100,10 +102,10 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A profile of all kinds of schemes, and what was said while it was measured."""
     output = tmp_path_factory.mktemp("ranks") / "p.json"
     page = output.with_name("fit.html")
-    asked = ("--lengths", "64..256", "--points", "4", "-o", str(output), "--plot", str(page))
-    asked += ("--repeats", "1", "--measured-layers", "1", "--even-if-busy")
+    options = ("--lengths", "64..256", "--points", "4", "-o", str(output), "--plot", str(page))
+    options += ("--repeats", "1", "--measured-layers", "1", "--even-if-busy")
     schemes_asked = ("--schemes", "tp1,r2,pp2,tp2.u2,tp3,pp3,tp8")
-    ranks = launched(4, "seqplan.api.cli", ["profile", *TINY, *asked, *schemes_asked])
+    ranks = launched(4, "seqplan.api.cli", ["profile", *TINY, *options, *schemes_asked])
     try:
         said = "".join(rank.output.read() for rank in ranks)
         for rank in ranks:
@@ -172,11 +174,11 @@ def test_what_was_measured_on_ranks_completes_itself(
     document["memory"]["activation_bytes_per_token"].pop("2")
     single, output = tmp_path / "single.json", tmp_path / "p.json"
     single.write_text(json.dumps(document))
-    done = profiled(
+    completed = profiled(
         *("--complete", str(single), "--hardware", "a100-80gb", "--nodes", "1"),
         *("--gpus-per-node", "4", "--schemes", "u2,tp2,pp2,tp2.u2", "-o", str(output)),
     )
-    succeeded(done)
+    succeeded(completed)
     profile = Profile.load(output)
     assert {str(entry.scheme): entry.origin for entry in profile.schemes} == {
         "tp1": "measured",
@@ -236,8 +238,8 @@ def test_bad_input_is_one_line_and_no_file(
     tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     output = tmp_path / "p.json"
-    done = profiled(*arguments, "-o", str(output))
-    assert (done.code, done.out) == (2, "")
-    assert said in done.err
-    assert "Traceback" not in done.err
+    completed = profiled(*arguments, "-o", str(output))
+    assert (completed.code, completed.out) == (2, "")
+    assert said in completed.err
+    assert "Traceback" not in completed.err
     assert not list(tmp_path.iterdir())

@@ -22,8 +22,8 @@ def planned(tmp_path: Path) -> tuple[Path, Path]:
     proposal, plans = tmp_path / "proposal.json", tmp_path / "plans.jsonl"
     common = ("--lengths", str(lengths))
     cluster = ("--gpus", "8", "--max-len", "8192", "--tokens", "100000")
-    made = ("--profile", str(profile), *cluster, *common, "-o", str(proposal))
-    succeeded(call("propose", *made))
+    options = ("--profile", str(profile), *cluster, *common, "-o", str(proposal))
+    succeeded(call("propose", *options))
     steps = ("--proposal", str(proposal), *common, "--steps", "12", "-o", str(plans))
     succeeded(call("plan", *steps))
     return profile, plans

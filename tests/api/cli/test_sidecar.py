@@ -22,37 +22,61 @@ port = 0
 """
 
 
+def planned_by_the_command_line(folder: Path, *options: str) -> list[str]:
+    """Plans of the same job by ``propose``, with these last, and ``plan``."""
+    proposal, plans = folder / "proposal.json", folder / "plans.jsonl"
+    lengths = ("--lengths", folder / "lengths.npy")
+    job = ("--gpus", "4", "--max-len", "4096", "--tokens", "8000", *options, "-o", proposal)
+    succeeded(call("propose", "--profile", "llama-7b-a800-80gb", *lengths, *job))
+    succeeded(call("plan", "--proposal", proposal, *lengths, "--steps", "3", "-o", plans))
+    return plans.read_text().splitlines()
+
+
+def planned_by_the_sidecar(job_file: Path) -> list[str]:
+    """Plans of the job's steps, asked of a sidecar."""
+    with serving("--job", job_file, verb="sidecar") as served:
+        paths = [f"/v1/jobs/job/plans/{step}?wait=30" for step in range(3)]
+        return [served.ask("GET", path).body.decode() for path in paths]
+
+
 def test_a_sidecar_plans_what_the_command_line_does(tmp_path: Path) -> None:
     np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
-    (tmp_path / "job.toml").write_text(FILE)
-    proposal, plans = tmp_path / "proposal.json", tmp_path / "plans.jsonl"
-    lengths = ("--lengths", tmp_path / "lengths.npy")
-    asked = ("--gpus", "4", "--max-len", "4096", "--tokens", "8000", "-o", proposal)
-    succeeded(call("propose", "--profile", "llama-7b-a800-80gb", *lengths, *asked))
-    succeeded(call("plan", "--proposal", proposal, *lengths, "--steps", "3", "-o", plans))
+    job_file = tmp_path / "job.toml"
+    job_file.write_text(FILE)
+    plans = planned_by_the_command_line(tmp_path)
     for _ in range(2):  # begun again, it goes on with what it has
-        with serving("--job", tmp_path / "job.toml", verb="sidecar") as served:
-            served_plans = [
-                served.ask("GET", f"/v1/jobs/job/plans/{step}?wait=30").body.decode()
-                for step in range(3)
-            ]
-        assert served_plans == plans.read_text().splitlines()
-    (tmp_path / "job.toml").write_text(FILE.replace("steps = 3", "steps = 4"))
-    said = complaint(call("sidecar", "--job", tmp_path / "job.toml"))
-    assert "has a job 'job' of other settings" in said
+        assert planned_by_the_sidecar(job_file) == plans
+    for changed in (FILE.replace("steps = 3", "steps = 4"), FILE + "lockstep = true\n"):
+        job_file.write_text(changed)
+        line = complaint(call("sidecar", "--job", job_file))
+        assert "has a job 'job' of other settings" in line
+
+
+def test_a_sidecar_plans_in_lockstep(tmp_path: Path) -> None:
+    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
+    job_file = tmp_path / "job.toml"
+    text = FILE.replace("tokens = 8000", "tokens = 40000")
+    job_file.write_text(text + "lockstep = true\nrounds_multiple = 2\n")
+    rounds = ("--lockstep", "--rounds-multiple", "2")
+    plans = planned_by_the_command_line(tmp_path, "--tokens", "40000", *rounds)
+    assert planned_by_the_sidecar(job_file) == plans
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("profile = ", "not TOML"),
         ("", "lacks profile"),
         (FILE + "gpu = 3", "unknown field 'gpu'"),
         (FILE.replace("gpus = 4", 'gpus = "4"'), "gpus: wants an integer, not '4'"),
         (FILE.replace("steps = 3", "steps = 0"), "steps: wants 1 or more, not 0"),
+        (FILE + "lockstep = 1", "lockstep: wants true or false, not 1"),
+        (FILE + "rounds_multiple = true", "rounds_multiple: wants an integer, not True"),
+        (FILE + "rounds_multiple = 0", "rounds_multiple: wants 1 or more, not 0"),
+        (FILE + "rounds_multiple = 2", "job.toml: rounds_multiple is for rounds; give lockstep"),
         (FILE, "lengths.npy: no such file"),
     ],
 )
-def test_bad_job_files(tmp_path: Path, text: str, said: str) -> None:
+def test_bad_job_files(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "job.toml").write_text(text)
-    assert said in complaint(call("sidecar", "--job", tmp_path / "job.toml"))
+    assert message in complaint(call("sidecar", "--job", tmp_path / "job.toml"))

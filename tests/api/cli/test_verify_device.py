@@ -24,9 +24,9 @@ PATIENCE_S = 60.0
 
 def test_every_check_on_a_cpu(tmp_path: Path) -> None:
     output = tmp_path / "verified.json"
-    done = call("verify-device", "--quick", "-o", output)
-    told = succeeded(done)
-    assert "no limit was missed" in told
+    outcome = call("verify-device", "--quick", "-o", output)
+    text = succeeded(outcome)
+    assert "no limit was missed" in text
     document = json.loads(output.read_text())
     assert document["versions"]["torch"] == torch.__version__
     assert {"date", "device", "command", "versions"} <= set(document)
@@ -34,7 +34,7 @@ def test_every_check_on_a_cpu(tmp_path: Path) -> None:
     assert set(CHECKS) == set(verification.CHECKS)
     for check in document["checks"]:
         assert check["figures"] or check["skipped"], check["check"]
-        assert f"\n{check['check']}: " in told
+        assert f"\n{check['check']}: " in text
     attention = figures_of(document, "attention")
     for dtype in ("bf16", "fp32"):
         for scores in ("causal", "window", "chunk", "soft cap", "sinks", "passed", "gathered"):
@@ -93,11 +93,11 @@ def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(attention_check, "attention_cases", one_case)
     monkeypatch.setattr(attention_check, "kernel_for", lambda *_, **__: WrongKernel())
     output = tmp_path / "verified.json"
-    done = call("verify-device", "--quick", "--checks", "attention", "-o", output, "--json")
-    assert done.code == 1
-    assert json.loads(done.out) == json.loads(output.read_text())
+    outcome = call("verify-device", "--quick", "--checks", "attention", "-o", output, "--json")
+    assert outcome.code == 1
+    assert json.loads(outcome.out) == json.loads(output.read_text())
     missed = [
-        figure for figure in figures_of(json.loads(done.out), "attention") if figure["missed"]
+        figure for figure in figures_of(json.loads(outcome.out), "attention") if figure["missed"]
     ]
     assert {figure["name"].split(": ")[-1] for figure in missed} == {"dv"}
     assert all(figure["value"] == pytest.approx(1e-3, rel=0.1) for figure in missed)

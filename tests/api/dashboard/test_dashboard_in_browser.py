@@ -86,17 +86,17 @@ def opened(page: Page, stocked: Stocked, job: str) -> str:
 
 def test_jobs_and_one_of_them(page: Page, stocked: Stocked) -> None:
     page.open(stocked.served.url)
-    told = page.until_text("#job-table", "slower")
-    row = next(line for line in told.splitlines() if line.startswith("slower"))
+    text = page.until_text("#job-table", "slower")
+    row = next(line for line in text.splitlines() if line.startswith("slower"))
     assert row.split("\t") == ["slower", "planned", f"{STEPS - 1} of {STEPS - 1}", f"0 of {STEPS}"]
-    row = next(line for line in told.splitlines() if line.startswith("live"))
+    row = next(line for line in text.splitlines() if line.startswith("live"))
     assert row.split("\t") == [
         "live",
         f"running, {STEPS} steps ahead",
         "3 of 59",
         f"{STEPS} of {STEPS}",
     ]
-    row = next(line for line in told.splitlines() if line.startswith("waiting"))
+    row = next(line for line in text.splitlines() if line.startswith("waiting"))
     assert row.split("\t")[:2] == ["waiting", "planning"]  # no rank has acknowledged a step
     page.click('a[href="#job=live"]')
     page.until("return document.querySelectorAll('#gantt rect.forward').length")
@@ -121,9 +121,9 @@ def test_jobs_and_one_of_them(page: Page, stocked: Stocked) -> None:
 def test_charts_show_what_the_service_says(page: Page, stocked: Stocked) -> None:
     opened(page, stocked, "slower")
     last = stocked.served.ok("GET", "/v1/jobs/slower/steps")["items"][-1]
-    told = page.text("#charts").replace(",", "")
+    text = page.text("#charts").replace(",", "")
     for name in ("predicted_ms", "measured_ms", "lower_bound_ms"):
-        assert f"{last[name]:.4g}" in told or f"{last[name]:.0f}" in told, (name, told)
+        assert f"{last[name]:.4g}" in text or f"{last[name]:.0f}" in text, (name, text)
     inked = page.run(
         "return [...document.querySelectorAll('#charts canvas')].map(canvas => {"
         " const {width, height} = canvas;"
@@ -315,7 +315,7 @@ def test_what_can_be_operated_has_a_name(page: Page, stocked: Stocked) -> None:
 
 def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Path) -> None:
     store = tmp_path / "store.db"
-    made = succeeded(call("serve", "--store", store, "--add-token", "reader")).strip()
+    text = succeeded(call("serve", "--store", store, "--add-token", "reader")).strip()
 
     def refused() -> list[str]:
         """Refusals are what the console tells here, and all that it tells."""
@@ -331,13 +331,13 @@ def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Pat
         page.type("#token", "wrong" + ENTER)
         page.until_text("#token-why", "does not know this token")
         assert len(refused()) == 2
-        page.type("#token", made)
+        page.type("#token", text)
         page.click("#ask-token button")
         page.until_text("#no-jobs", "No jobs yet")
         assert page.run("return [sessionStorage.length, localStorage.length, document.cookie]") == [
             *(1, 0, "")
         ]
-        assert made not in page.run("return location.href + document.documentElement.outerHTML")
+        assert text not in page.run("return location.href + document.documentElement.outerHTML")
         page.command("POST", "/refresh")
         page.until_text("#no-jobs", "No jobs yet")
         page.click("#forget")

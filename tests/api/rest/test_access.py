@@ -36,14 +36,14 @@ def test_tokens(tmp_path: Path) -> None:
 
 
 def test_beyond_loopback_only_with_tokens(tmp_path: Path) -> None:
-    done = call("serve", "--store", tmp_path / "s.db", "--host", "0.0.0.0", "--port", 0)
-    assert "the store has no tokens" in complaint(done)
+    outcome = call("serve", "--store", tmp_path / "s.db", "--host", "0.0.0.0", "--port", 0)
+    assert "the store has no tokens" in complaint(outcome)
 
 
 def test_a_store_in_use(tmp_path: Path) -> None:
     with serving_here(tmp_path / "s.db"):
-        done = call("serve", "--store", tmp_path / "s.db", "--port", 0)
-    assert "another service is using this store" in complaint(done)
+        outcome = call("serve", "--store", tmp_path / "s.db", "--port", 0)
+    assert "another service is using this store" in complaint(outcome)
 
 
 def test_addresses_and_stores_that_cannot_be(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ class Small:
     proposals: dict[tuple[int, int], str]
 
     def job(self, name: str, **more: Any) -> Any:
-        asked = {"id": name, "proposal": self.proposals[4, MAX_LEN], "look_ahead": STEPS, **more}
-        return self.served.ok("POST", "/v1/jobs", asked)
+        request = {"id": name, "proposal": self.proposals[4, MAX_LEN], "look_ahead": STEPS, **more}
+        return self.served.ok("POST", "/v1/jobs", request)
 
     def drawn(self, name: str, steps: int = STEPS) -> Any:
         return self.job(name, lengths=self.lengths, steps=steps, tokens=TOKENS)
@@ -59,8 +59,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
         lengths = served.ok("POST", "/v1/lengths", file.getvalue())["id"]
         proposals = {}
         for gpus, max_len in ((4, MAX_LEN), (2, 2 * MAX_LEN), (2, MAX_LEN // 2)):
-            asked = {"profile": profile, "lengths": lengths, "gpus": gpus, "max_len": max_len}
-            proposals[gpus, max_len] = served.proposal({**asked, "tokens": 3000})
+            request = {"profile": profile, "lengths": lengths, "gpus": gpus, "max_len": max_len}
+            proposals[gpus, max_len] = served.proposal({**request, "tokens": 3000})
         yield Small(served, lengths, proposals)
 
 
@@ -141,15 +141,15 @@ def test_states_that_there_are_not(small: Small) -> None:
     served = small.served
     small.drawn("stateless", 5)
     small.plans("stateless", range(5))
-    told = served.problem("GET", "/v1/jobs/stateless/state?step=6", status=410)
-    assert told["type"].endswith("end-of-plans")
+    problem = served.problem("GET", "/v1/jobs/stateless/state?step=6", status=410)
+    assert problem["type"].endswith("end-of-plans")
     small.job("slow", lengths=small.lengths, steps=9, look_ahead=2)
     small.plans("slow", range(2))
     assert served.ok("GET", "/v1/jobs/slow/state?step=2")["step"] == 2
     assert served.problem("GET", "/v1/jobs/slow/state?step=3", status=409)["last_step"] == 1
     small.job("none-drawn")
-    told = served.problem("GET", "/v1/jobs/none-drawn/state?step=0", status=409)
-    assert told["type"].endswith("no-sampler")
+    problem = served.problem("GET", "/v1/jobs/none-drawn/state?step=0", status=409)
+    assert problem["type"].endswith("no-sampler")
     small.on_two("later", "stateless", 3)
     assert served.problem("GET", "/v1/jobs/later/state?step=2", status=404)["first_step"] == 3
     assert served.problem("GET", "/v1/jobs/nobody/state?step=2", status=404)
@@ -161,9 +161,9 @@ def test_a_step_before_the_first_is_told(small: Small) -> None:
     small.plans("whole", range(6))
     small.on_two("part", "whole", 4)
     for path in ("plans/3", "plans/3/ranks/0"):
-        told = small.served.problem("GET", f"/v1/jobs/part/{path}?wait=20", status=404)
-        assert told["type"].endswith("before-first-step")
-        assert "step 3 is of that job" in told["detail"]
+        problem = small.served.problem("GET", f"/v1/jobs/part/{path}?wait=20", status=404)
+        assert problem["type"].endswith("before-first-step")
+        assert "step 3 is of that job" in problem["detail"]
     assert small.served.ok("GET", "/v1/jobs/part/progress")["slowest"] == -1
 
 
@@ -180,14 +180,14 @@ def test_pushed_batches_go_over(small: Small) -> None:
     (plan,) = small.plans("pushed-2", range(2, 3))
     assert (plan.ids, plan.lengths, plan.world_size) == ((2, 3), (102, 40), 2)
     assert small.plans("pushed-2", range(5, 6))[0].ids == (5, 6)
-    told = served.problem("POST", "/v1/jobs/pushed-2/batches", pushed(5), 409)
-    assert told["last_step"] == 5
+    problem = served.problem("POST", "/v1/jobs/pushed-2/batches", pushed(5), 409)
+    assert problem["last_step"] == 5
     served.ok("POST", "/v1/jobs/pushed-2/batches", pushed(7, end=True))
     assert small.plans("pushed-2", range(7, 8))[0].ids == (7, 8)
     # None was copied: what is pushed begins with the first step.
     small.on_two("pushed-3", "pushed", 6)
-    told = served.problem("POST", "/v1/jobs/pushed-3/batches", pushed(5), 409)
-    assert told["last_step"] == 5
+    problem = served.problem("POST", "/v1/jobs/pushed-3/batches", pushed(5), 409)
+    assert problem["last_step"] == 5
     served.ok("POST", "/v1/jobs/pushed-3/batches", pushed(6))
     assert small.plans("pushed-3", range(6, 7))[0].ids == (6, 7)
     # The end goes over, too.
@@ -223,20 +223,20 @@ def test_what_cannot_be_continued(
         small.job("begun", lengths=small.lengths, steps=6, tokens=TOKENS, look_ahead=3)
         small.plans("begun", range(3))
     short = small.proposals[2, MAX_LEN // 2 if more.get("short") else 2 * MAX_LEN]
-    asked = {"proposal": short, "continues": {"job": "begun", "step": 2}, **more}
-    asked.pop("short", None)
-    assert detail in small.served.problem("POST", "/v1/jobs", asked, status)["detail"]
+    request = {"proposal": short, "continues": {"job": "begun", "step": 2}, **more}
+    request.pop("short", None)
+    assert detail in small.served.problem("POST", "/v1/jobs", request, status)["detail"]
 
 
 def test_pushed_jobs_that_cannot_be_continued(small: Small) -> None:
     small.job("ended")
     row = {"step": 3, "ids": [1], "lengths": [9]}
     small.served.ok("POST", "/v1/jobs/ended/batches", {"batches": [row], "end": True})
-    asked = {"proposal": small.proposals[2, 1024], "continues": {"job": "ended", "step": 4}}
-    told = small.served.problem("POST", "/v1/jobs", asked)
-    assert told["detail"] == "continues.step: job ended ends with step 3"
-    asked = {**asked, "continues": {"job": "ended", "step": 3}, "steps": 9}
-    assert small.served.problem("POST", "/v1/jobs", asked)["detail"] == (
+    request = {"proposal": small.proposals[2, 1024], "continues": {"job": "ended", "step": 4}}
+    problem = small.served.problem("POST", "/v1/jobs", request)
+    assert problem["detail"] == "continues.step: job ended ends with step 3"
+    request = {**request, "continues": {"job": "ended", "step": 3}, "steps": 9}
+    assert small.served.problem("POST", "/v1/jobs", request)["detail"] == (
         "steps: is for jobs with lengths"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_files import Made
+from planned_files import PlannedFiles
 from service_process import serving_here
 from stocked_service import DATA, stock
 
@@ -22,7 +22,7 @@ from seqplan.api.store.tables.proposals import put_proposal
 from seqplan.profiler.lengths import read_lengths
 
 
-def test_the_transaction_reads_no_data(tmp_path: Path, dense: Made) -> None:
+def test_the_transaction_reads_no_data(tmp_path: Path, dense: PlannedFiles) -> None:
     store = Store(str(tmp_path / "s.db"))
     lengths = write_lengths(store, read_lengths([dense.lengths]).values)
     with store.writing() as connection:
@@ -61,7 +61,7 @@ def test_a_missing_file_is_a_conflict_with_its_mend(tmp_path: Path) -> None:
         assert served.ask("GET", "/v1/jobs/begun/plans/0?wait=60").status == 200
         path = tmp_path / "s.db.files" / "lengths" / f"{stocked.lengths}.npy"
         path.unlink()
-        asked = {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "gpus": 4}
+        request = {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "gpus": 4}
         for method, where, body in (
             ("POST", "/v1/jobs", job),
             (
@@ -69,11 +69,11 @@ def test_a_missing_file_is_a_conflict_with_its_mend(tmp_path: Path) -> None:
                 "/v1/jobs",
                 {"proposal": job["proposal"], "continues": {"job": "begun", "step": 1}},
             ),
-            ("POST", "/v1/proposals", {**asked, "max_len": 4096}),
+            ("POST", "/v1/proposals", {**request, "max_len": 4096}),
         ):
-            told = served.problem(method, where, body, 409)
-            assert told["type"] == "urn:seqplan:problem:file-missing"
-            assert "upload the same data again" in told["detail"]
+            problem = served.problem(method, where, body, 409)
+            assert problem["type"] == "urn:seqplan:problem:file-missing"
+            assert "upload the same data again" in problem["detail"]
         assert served.ok("GET", f"/v1/lengths/{stocked.lengths}")["sequences"] == 32514
         assert served.ok("POST", "/v1/lengths", DATA.read_bytes())["id"] == stocked.lengths
         served.ok("POST", "/v1/jobs", job)

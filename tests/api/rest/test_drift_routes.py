@@ -92,8 +92,8 @@ def test_a_refitted_profile_states_its_error(stocked: Stocked, tmp_path: Path) -
     output = tmp_path / "refitted.json"
     succeeded(_refit("--server", served.url, "--job", job, "-o", output))
     profile = served.ok("POST", "/v1/profiles", output.read_bytes())["id"]
-    asked = {"profile": profile, "lengths": stocked.lengths, "gpus": WORLD, "max_len": 4096}
-    proposal = served.proposal({**asked, "tokens": 8000})
+    request = {"profile": profile, "lengths": stocked.lengths, "gpus": WORLD, "max_len": 4096}
+    proposal = served.proposal({**request, "tokens": 8000})
     again = {"id": "again", "proposal": proposal, "lengths": stocked.lengths}
     served.ok("POST", "/v1/jobs", {**again, "steps": STEPS, "look_ahead": STEPS})
     measure(served, "again", range(STEPS), 1.3 / 1.3)

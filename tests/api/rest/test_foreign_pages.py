@@ -80,8 +80,8 @@ def test_its_own_page_and_programs_are_served(served: Served) -> None:
 
 def test_with_tokens_they_decide(tmp_path: Path) -> None:
     store = tmp_path / "s.db"
-    asked = ("--store", store, "--add-token", "t", "--scope", "write")
-    token = succeeded(call("serve", *asked)).strip()
+    options = ("--store", store, "--add-token", "t", "--scope", "write")
+    token = succeeded(call("serve", *options)).strip()
     with serving_here(store) as guarded:
         foreign = {"Host": "plans.internal", "Origin": "http://elsewhere"}
         assert guarded.ask("DELETE", "/v1/jobs/none", headers=foreign).status == 401

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from command_line import call, complaint
-from made_files import Made
+from planned_files import PlannedFiles
 from service_process import PATIENCE_S, Served, serving_here
 from sqlalchemy import create_engine, text
 from stocked_service import Stocked, stock
@@ -36,12 +36,12 @@ def test_a_proposal_of_too_many_gpus_is_refused(stocked: Stocked) -> None:
     served = stocked.served
     path = "/v1/proposals/documents"
     document = served.ok("GET", f"/v1/proposals/{stocked.proposal}/document")
-    told = served.problem("POST", path, _with_gpus(document, MOST_GPUS + 1))
-    assert f"gpus must be {MOST_GPUS} or fewer" in told["detail"]
-    asked = {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "max_len": 4096}
-    told = served.problem("POST", "/v1/proposals", {**asked, "gpus": ABSURD})
-    assert "gpus" in told["detail"]
-    assert str(MOST_GPUS) in told["detail"]
+    problem = served.problem("POST", path, _with_gpus(document, MOST_GPUS + 1))
+    assert f"gpus must be {MOST_GPUS} or fewer" in problem["detail"]
+    request = {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "max_len": 4096}
+    problem = served.problem("POST", "/v1/proposals", {**request, "gpus": ABSURD})
+    assert "gpus" in problem["detail"]
+    assert str(MOST_GPUS) in problem["detail"]
     # As many as are allowed are planned for.
     largest = served.ok("POST", path, _with_gpus(document, MOST_GPUS))["id"]
     served.ok("POST", "/v1/jobs", {"id": "largest", "proposal": largest})
@@ -49,9 +49,9 @@ def test_a_proposal_of_too_many_gpus_is_refused(stocked: Stocked) -> None:
     assert served.ask("DELETE", "/v1/jobs/largest").status == 204
 
 
-def test_the_command_line_says_so_in_a_line(dense: Made, output: Path) -> None:
-    asked = ("--profile", dense.profile, "--gpus", ABSURD, "--lengths", dense.lengths)
-    assert SAID in complaint(call("propose", *asked, "--max-len", 4096, "-o", output))
+def test_the_command_line_says_so_in_a_line(dense: PlannedFiles, output: Path) -> None:
+    options = ("--profile", dense.profile, "--gpus", ABSURD, "--lengths", dense.lengths)
+    assert SAID in complaint(call("propose", *options, "--max-len", 4096, "-o", output))
     job = output.with_name("job.toml")
     job.write_text(
         f'profile = "{dense.profile}"\nlengths = "{dense.lengths}"\ngpus = {ABSURD}\n'
@@ -62,8 +62,8 @@ def test_the_command_line_says_so_in_a_line(dense: Made, output: Path) -> None:
     proposal.write_text(json.dumps(_with_gpus(json.loads(dense.proposal.read_text()), ABSURD)))
     batches = output.with_name("batches.jsonl")
     batches.write_text('{"step":0,"ids":[1],"lengths":[5]}\n')
-    asked = ("--proposal", proposal, "--batches", batches, "-o", output)
-    assert SAID in complaint(call("plan", *asked))
+    options = ("--proposal", proposal, "--batches", batches, "-o", output)
+    assert SAID in complaint(call("plan", *options))
 
 
 def _settled(served: Served, job: str) -> dict[str, Any]:

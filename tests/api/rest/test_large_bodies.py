@@ -37,13 +37,13 @@ def test_a_nul_is_no_outage(either: Stocked) -> None:
     ack = {"step": 0, "rank": 0, "digest": None}
     assert served.problem("POST", "/v1/jobs/%00/acks", ack)
     text, profile = "a\0b", served.ok("GET", "/v1/profiles/gpt-7b-a100-40gb")
-    asked = {"profile": "gpt-7b-a100-40gb", "lengths": text, "gpus": 8, "max_len": 4096}
+    request = {"profile": "gpt-7b-a100-40gb", "lengths": text, "gpus": 8, "max_len": 4096}
     for path, body in (
         ("/v1/jobs", {"proposal": text}),
         ("/v1/jobs", {"proposal": either.proposal, "lengths": text, "steps": 1}),
         ("/v1/jobs", {"proposal": either.proposal, "continues": {"job": text, "step": 0}}),
-        ("/v1/proposals", asked),
-        ("/v1/proposals", {**asked, "lengths": either.lengths, "profile": text}),
+        ("/v1/proposals", request),
+        ("/v1/proposals", {**request, "lengths": either.lengths, "profile": text}),
         ("/v1/profiles", {**profile, "name": text}),
         (f"/v1/jobs/{job}/acks", {**ack, "digest": text}),
     ):
@@ -63,8 +63,8 @@ def test_many_acknowledgements_have_a_bound(stocked: Stocked) -> None:
         ([0, True], "body.ranks[1]: "),
         ([], "body.ranks: "),
     ):
-        told = served.problem("POST", path, {"step": 0, "ranks": ranks, "digest": None})
-        assert said in told["detail"]
+        problem = served.problem("POST", path, {"step": 0, "ranks": ranks, "digest": None})
+        assert said in problem["detail"]
     whole = {"step": 0, "ranks": [0.0, *range(1, WORLD)], "digest": None}
     assert served.ok("POST", path, whole)["ranks"] == [*range(WORLD)]
     assert served.problem("POST", path, {"step": 0, "ranks": [0], "digest": None, "more": 1})

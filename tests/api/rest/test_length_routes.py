@@ -34,15 +34,15 @@ def test_a_data_set_known_by_its_histogram(tmp_path: Path) -> None:
         assert kinds == {exact["id"]: "sequences", counts["id"]: "histogram"}
         assert served.ok("POST", "/v1/lengths?format=histogram", rows)["id"] == counts["id"]
         # Good for a proposal, which is that of the lengths that represent it.
-        asked = {"profile": LLAMA, "gpus": WORLD, "max_len": MAX_LEN, "tokens": 8000}
-        proposal = served.proposal({**asked, "lengths": counts["id"]})
+        request = {"profile": LLAMA, "gpus": WORLD, "max_len": MAX_LEN, "tokens": 8000}
+        proposal = served.proposal({**request, "lengths": counts["id"]})
         document = served.ok("GET", f"/v1/proposals/{proposal}/document")
         assert document["lengths"]["sequences"] == exact["sequences"]
         # Not for drawing.
         job = {"proposal": proposal, "lengths": counts["id"], "steps": 3}
-        told = served.problem("POST", "/v1/jobs", job, 409)
-        assert told["type"].endswith("only-counts")
-        assert "known by their histogram only" in told["detail"]
+        problem = served.problem("POST", "/v1/jobs", job, 409)
+        assert problem["type"].endswith("only-counts")
+        assert "known by their histogram only" in problem["detail"]
         served.ok("POST", "/v1/jobs", {"id": "drawn", **job, "lengths": exact["id"]})
         assert served.ask("GET", "/v1/jobs/drawn/plans/0?wait=30").status == 200
         # Without tokens, sequences are spread evenly over their bucket.
@@ -87,11 +87,11 @@ def _npy(array: Any) -> bytes:
     ],
 )
 def test_malformed_lengths(stocked: Stocked, format: str, body: bytes, detail: str) -> None:
-    told = stocked.served.problem("POST", f"/v1/lengths?format={format}", body)
-    assert told["detail"].startswith(detail)
+    problem = stocked.served.problem("POST", f"/v1/lengths?format={format}", body)
+    assert problem["detail"].startswith(detail)
 
 
 def test_more_sequences_than_may_be(stocked: Stocked) -> None:
     path = "/v1/lengths?format=histogram"
-    told = stocked.served.problem("POST", path, [[0, 8, 10**30]], 413)
-    assert told["detail"] == "more than 200000000 sequences"
+    problem = stocked.served.problem("POST", path, [[0, 8, 10**30]], 413)
+    assert problem["detail"] == "more than 200000000 sequences"

@@ -17,15 +17,15 @@ BAD_IDS = [".", "..", ".hidden", "a/b", "a b", "", "a" * 129, "a\n", '"} 1\nevil
 
 @pytest.mark.parametrize("name", BAD_IDS)
 def test_a_job_that_no_path_can_name(stocked: Stocked, tmp_path: Path, name: str) -> None:
-    told = stocked.served.problem("POST", "/v1/jobs", {"id": name, "proposal": stocked.proposal})
-    assert told["detail"].startswith("body.id: ")
+    problem = stocked.served.problem("POST", "/v1/jobs", {"id": name, "proposal": stocked.proposal})
+    assert problem["detail"].startswith("body.id: ")
     job = tmp_path / "job.toml"
     quoted = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     job.write_text(
         f'job = "{quoted}"\nprofile = "p"\nlengths = "l"\ngpus = 1\ncontext = 1\nsteps = 1\n'
     )
-    said = complaint(call("sidecar", "--job", job))
-    assert said.startswith(f"{job}: job: wants 1 to 128 of ")
+    message = complaint(call("sidecar", "--job", job))
+    assert message.startswith(f"{job}: job: wants 1 to 128 of ")
 
 
 def _tokens(store: Path, *more: str) -> Outcome:
@@ -34,8 +34,8 @@ def _tokens(store: Path, *more: str) -> Outcome:
 
 @pytest.mark.parametrize("name", ["", "a\nb", "a\0b", " a", "a" * 129])
 def test_a_token_that_no_list_can_name(tmp_path: Path, name: str) -> None:
-    said = complaint(_tokens(tmp_path / "s.db", "--add-token", name))
-    assert said.startswith("a token's name wants 1 to 128 printable characters")
+    message = complaint(_tokens(tmp_path / "s.db", "--add-token", name))
+    assert message.startswith("a token's name wants 1 to 128 printable characters")
     assert succeeded(_tokens(tmp_path / "s.db", "--list-tokens")) == ""
 
 
@@ -65,8 +65,8 @@ def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
         assert allowed(write)
         new = succeeded(_tokens(path, "--add-token", "new")).strip()
         soon(new, True)
-        said = complaint(_tokens(path, "--revoke-token", "read"))
-        assert said == "there is no token 'read'; there are 'new', 'write'"
+        message = complaint(_tokens(path, "--revoke-token", "read"))
+        assert message == "there is no token 'read'; there are 'new', 'write'"
         # Without any token left nothing is open.
         for name in ("new", "write"):
             succeeded(_tokens(path, "--revoke-token", name))

@@ -42,14 +42,14 @@ def test_generated_requests(stocked: Stocked, tmp_path: Path, known: bool, least
         settings = f'[parameters]\n{fixed}"path.step" = 1\n"path.rank" = 1\n'
     (tmp_path / "schemathesis.toml").write_text(settings)
     program = "import sys; from schemathesis.cli import schemathesis; sys.exit(schemathesis())"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program, "run", f"{served.url}/openapi.json",
          "--checks", ",".join(CHECKS), "--max-examples", "4", "--seed", "1",
          "--continue-on-failure", "--no-color", "--request-timeout", "60", *asked_for],
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    counts = re.search(r"(\d+) generated, (\d+) passed", done.stdout)
-    assert counts is not None, done.stdout
+    assert completed.returncode == 0, completed.stdout
+    counts = re.search(r"(\d+) generated, (\d+) passed", completed.stdout)
+    assert counts is not None, completed.stdout
     assert int(counts[1]) >= least
     assert served.ask("GET", "/readyz").status == 200

@@ -63,8 +63,8 @@ def test_a_step_that_cannot_be_planned_is_told_to_those_who_wait(tmp_path: Path)
         with pytest.raises(PlanError, match="step 2 of job lost cannot be planned: ValueError"):
             source.view(2, 0, 60)
         source.close()
-        told = served.problem("GET", f"/v1/jobs/{job}/plans/4", status=424)
-        assert told["failed_step"] == 2
+        problem = served.problem("GET", f"/v1/jobs/{job}/plans/4", status=424)
+        assert problem["failed_step"] == 2
         assert served.ask("GET", f"/v1/jobs/{job}/plans/1").body == before
         assert served.ok("GET", f"/v1/jobs/{job}")["state"] == "failed"
 

@@ -56,8 +56,8 @@ def test_the_same_document_as_from_the_command_line(
     line = ["propose", "--profile", LLAMA, "--gpus", str(gpus), "--lengths", str(DATA)]
     line += ["--max-len", str(MAX_LEN), *options, "-o", str(output)]
     succeeded(call(*line))
-    asked = {"profile": LLAMA, "gpus": gpus, "lengths": stocked.lengths, "max_len": MAX_LEN}
-    key = stocked.served.proposal({**asked, **fields})
+    request = {"profile": LLAMA, "gpus": gpus, "lengths": stocked.lengths, "max_len": MAX_LEN}
+    key = stocked.served.proposal({**request, **fields})
     reply = stocked.served.ask("GET", f"/v1/proposals/{key}/document")
     assert reply.headers["content-type"] == "application/json"
     assert reply.body == output.read_bytes()
@@ -87,17 +87,23 @@ def test_the_same_document_as_from_the_command_line(
     ],
 )
 def test_options_that_cannot_be(stocked: Stocked, fields: dict[str, Any], detail: str) -> None:
-    asked = {"profile": LLAMA, "gpus": 8, "lengths": stocked.lengths, "max_len": MAX_LEN, **fields}
-    assert detail in stocked.served.problem("POST", "/v1/proposals", asked)["detail"]
+    request = {
+        "profile": LLAMA,
+        "gpus": 8,
+        "lengths": stocked.lengths,
+        "max_len": MAX_LEN,
+        **fields,
+    }
+    assert detail in stocked.served.problem("POST", "/v1/proposals", request)["detail"]
 
 
 def test_a_proposal_that_fails_says_why(stocked: Stocked) -> None:
-    asked = {"profile": LLAMA, "gpus": 1, "lengths": stocked.lengths, "max_len": MAX_LEN}
-    row = _settled(stocked, asked)
+    request = {"profile": LLAMA, "gpus": 1, "lengths": stocked.lengths, "max_len": MAX_LEN}
+    row = _settled(stocked, request)
     assert (row["state"], row["document"]) == ("failed", None)
     assert row["error"].startswith(f"1 GPU is too few for {LLAMA}")
-    told = stocked.served.problem("GET", f"/v1/proposals/{row['id']}/document", status=409)
-    assert told["detail"] == f"proposal {row['id']} is failed"
+    problem = stocked.served.problem("GET", f"/v1/proposals/{row['id']}/document", status=409)
+    assert problem["detail"] == f"proposal {row['id']} is failed"
     assert stocked.served.problem("GET", "/v1/proposals/none/document", status=404)
     assert stocked.served.ask("DELETE", f"/v1/proposals/{row['id']}").status == 204
 
@@ -116,5 +122,5 @@ def test_a_proposal_that_fails_says_why(stocked: Stocked) -> None:
 def test_requests_of_earlier_versions_keep_their_meaning(
     stored: dict[str, Any], kind: type[object]
 ) -> None:
-    asked = {"gpus": 8, "max_len": MAX_LEN, "tokens": 8000, "seed": 0, **stored}
-    assert isinstance(requested(shipped(LLAMA), asked)["exchange"], kind)
+    request = {"gpus": 8, "max_len": MAX_LEN, "tokens": 8000, "seed": 0, **stored}
+    assert isinstance(requested(shipped(LLAMA), request)["exchange"], kind)

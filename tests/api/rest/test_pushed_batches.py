@@ -22,13 +22,13 @@ def test_pushed_batches(stocked: Stocked) -> None:
     assert (plan.ids, plan.lengths) == ((3, 4), (100, 4000))
     assert served.problem("POST", batches, {"batches": [first]}, 409)["last_step"] == 5
     long = {"step": 6, "ids": [1, 2], "lengths": [5, 5000]}
-    told = served.problem("POST", batches, {"batches": [long]})
-    assert told["detail"] == "body.batches[0].lengths[1]: 5000 is above the proposal's 4096"
+    problem = served.problem("POST", batches, {"batches": [long]})
+    assert problem["detail"] == "body.batches[0].lengths[1]: 5000 is above the proposal's 4096"
     assert served.problem("GET", f"/v1/jobs/{job}/plans/4", status=404)
     served.ok("POST", batches, {"batches": [{**first, "step": 8}], "end": True})
     assert served.ask("GET", f"/v1/jobs/{job}/plans/8?wait=30").status == 200
-    told = served.problem("GET", f"/v1/jobs/{job}/plans/9", status=410)
-    assert told["type"].endswith("end-of-plans")
+    problem = served.problem("GET", f"/v1/jobs/{job}/plans/9", status=410)
+    assert problem["type"].endswith("end-of-plans")
     assert served.problem("POST", batches, {"batches": []}, 409)
 
 
@@ -51,8 +51,8 @@ def test_malformed_batches(stocked: Stocked, batch: dict[str, Any], detail: str)
     job = stocked.served.ok("POST", "/v1/jobs", {"proposal": stocked.proposal})["id"]
     good = {"step": 6, "ids": [1, 2], "lengths": [5, 6]}
     pushed = {"batches": [good, {**good, "step": 7, **batch}]}
-    told = stocked.served.problem("POST", f"/v1/jobs/{job}/batches", pushed)
-    assert told["detail"].startswith(detail)
+    problem = stocked.served.problem("POST", f"/v1/jobs/{job}/batches", pushed)
+    assert problem["detail"].startswith(detail)
     # Of a push that is refused nothing is kept.
     assert stocked.served.ok("POST", f"/v1/jobs/{job}/batches", {"batches": [good]})
     assert stocked.served.ask("DELETE", f"/v1/jobs/{job}").status == 204

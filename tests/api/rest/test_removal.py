@@ -36,8 +36,8 @@ def test_a_failed_job_is_planned_again(tmp_path: Path) -> None:
             "state": "planning",
             "step": 2,
         }
-        told = served.problem("GET", f"/v1/jobs/{job}/plans/2?wait=30", status=424)
-        assert told["failed_step"] == 2
+        problem = served.problem("GET", f"/v1/jobs/{job}/plans/2?wait=30", status=424)
+        assert problem["failed_step"] == 2
         damaged.write_bytes(sound)
         key = {"Idempotency-Key": "again"}
         first = served.ask("POST", f"/v1/jobs/{job}/restart", None, key)
@@ -56,8 +56,8 @@ def test_a_failed_job_is_planned_again(tmp_path: Path) -> None:
         # The same answer to the same question, which is not done twice.
         assert served.ask("POST", f"/v1/jobs/{job}/restart", None, key).body == first.body
         assert served.ok("GET", f"/v1/jobs/{job}")["state"] == "planned"
-        told = served.problem("POST", f"/v1/jobs/{job}/restart", status=409)
-        assert told["detail"] == f"job {job} is planned, it has not failed"
+        problem = served.problem("POST", f"/v1/jobs/{job}/restart", status=409)
+        assert problem["detail"] == f"job {job} is planned, it has not failed"
         assert served.problem("POST", "/v1/jobs/nobody/restart", status=404)
 
 
@@ -87,10 +87,10 @@ def test_a_removed_job_is_gone(stocked: Stocked) -> None:
 
 def test_another_job_may_have_the_name(stocked: Stocked) -> None:
     served = stocked.served
-    asked = {"id": "name", "proposal": stocked.proposal, "lengths": stocked.lengths, "steps": 2}
+    request = {"id": "name", "proposal": stocked.proposal, "lengths": stocked.lengths, "steps": 2}
     key = {"Idempotency-Key": "name"}
     for _ in range(2):  # a key of the removed job does not answer for the new one
-        assert served.ask("POST", "/v1/jobs", asked, key).status == 201
+        assert served.ask("POST", "/v1/jobs", request, key).status == 201
         assert served.ask("GET", "/v1/jobs/name/plans/1?wait=30").status == 200
         served.ok("POST", "/v1/jobs/name/acks", {"step": 0, "rank": 1, "digest": None})
         assert served.ask("DELETE", "/v1/jobs/name").status == 204
@@ -107,14 +107,14 @@ def test_proposals_and_lengths_stay_while_they_are_used(tmp_path: Path) -> None:
         stocked = stock(served)
         stocked.job("user", 1)
         for what, key in (("proposals", stocked.proposal), ("lengths", stocked.lengths)):
-            told = served.problem("DELETE", f"/v1/{what}/{key}", status=409)
-            assert told["type"].endswith("in-use")
-            assert told["detail"].endswith(f"{key}: job user uses it; remove the job first")
-        asked = {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "gpus": 64}
-        making = served.ok("POST", "/v1/proposals", {**asked, "max_len": 4096})["id"]
+            problem = served.problem("DELETE", f"/v1/{what}/{key}", status=409)
+            assert problem["type"].endswith("in-use")
+            assert problem["detail"].endswith(f"{key}: job user uses it; remove the job first")
+        request = {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "gpus": 64}
+        making = served.ok("POST", "/v1/proposals", {**request, "max_len": 4096})["id"]
         assert served.ask("DELETE", "/v1/jobs/user").status == 204
-        told = served.problem("DELETE", f"/v1/lengths/{stocked.lengths}", status=409)
-        assert told["detail"].endswith(f"proposal {making} is being made from them")
+        problem = served.problem("DELETE", f"/v1/lengths/{stocked.lengths}", status=409)
+        assert problem["detail"].endswith(f"proposal {making} is being made from them")
         for key in (making, stocked.proposal):
             assert served.ask("DELETE", f"/v1/proposals/{key}").status == 204
             assert served.problem("DELETE", f"/v1/proposals/{key}", status=404)
@@ -128,7 +128,7 @@ def test_proposals_and_lengths_stay_while_they_are_used(tmp_path: Path) -> None:
         assert np.array_equal(
             np.load(tmp_path / "s.db.files" / "lengths" / f"{again}.npy"), np.load(DATA)
         )
-        served.proposal({**asked, "gpus": 4, "max_len": 4096, "tokens": 8000})
+        served.proposal({**request, "gpus": 4, "max_len": 4096, "tokens": 8000})
 
 
 def _published(served: Served) -> int:
@@ -145,9 +145,9 @@ def test_services_that_share_a_store_forget_together(postgresql_url: str, tmp_pa
         ThreadPoolExecutor(2) as threads,
     ):
         stocked = stock(one)
-        asked = {"id": "job", "proposal": stocked.proposal}
+        request = {"id": "job", "proposal": stocked.proposal}
         for step in range(4):
-            one.ok("POST", "/v1/jobs", asked)
+            one.ok("POST", "/v1/jobs", request)
             batch = {"step": step, "ids": [step], "lengths": [100]}
             other.ok("POST", "/v1/jobs/job/batches", {"batches": [batch]})
             for served in (one, other):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from logged_service import serving_logged
-from made_files import Made
+from planned_files import PlannedFiles
 from service_process import PATIENCE_S
 from sqlalchemy import QueuePool, create_engine
 from stocked_service import stock
@@ -37,7 +37,7 @@ def _await(reached: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_planning_goes_on_beside_many_slow_readers(tmp_path: Path, dense: Made) -> None:
+def test_planning_goes_on_beside_many_slow_readers(tmp_path: Path, dense: PlannedFiles) -> None:
     store = Store(str(tmp_path / "s.db"))
     with store.writing() as connection:
         put_proposal(connection, "p", {}, dense.proposal.read_text())
@@ -92,10 +92,10 @@ def test_a_thread_that_ends_is_told_of_and_begun_again(tmp_path: Path) -> None:
         batches = [{"step": 0, "ids": [1], "lengths": [10]}]
         served.ok("POST", "/v1/jobs/lost/batches", {"batches": batches})
         _await(lambda: served.ask("GET", "/readyz").status == 503)
-        told = served.problem("GET", "/readyz", status=503)
-        assert told["type"] == "urn:seqplan:problem:planning-ended"
-        assert "job lost: planning ended: IntegrityError: " in told["detail"]
-        assert "POST /v1/jobs/lost/restart" in told["detail"]
+        problem = served.problem("GET", "/readyz", status=503)
+        assert problem["type"] == "urn:seqplan:problem:planning-ended"
+        assert "job lost: planning ended: IntegrityError: " in problem["detail"]
+        assert "POST /v1/jobs/lost/restart" in problem["detail"]
         metrics = served.ask("GET", "/metrics").body.decode()
         assert "seqplan_threads_ended 1.0\n" in metrics
         assert "seqplan_planning_ends_total 1.0\n" in metrics

@@ -20,8 +20,8 @@ def test_four_ranks_stop_and_two_go_on(tmp_path: Path) -> None:
     with serving_here(tmp_path / "s.db") as served:
         profile = served.ok("POST", "/v1/profiles", document)["id"]
         lengths = served.ok("POST", "/v1/lengths", file.getvalue())["id"]
-        asked = {"profile": profile, "lengths": lengths, "max_len": 512, "tokens": 1500}
-        four, two = (served.proposal({**asked, "gpus": gpus}) for gpus in (4, 2))
+        request = {"profile": profile, "lengths": lengths, "max_len": 512, "tokens": 1500}
+        four, two = (served.proposal({**request, "gpus": gpus}) for gpus in (4, 2))
         drawn = {"proposal": four, "lengths": lengths}
         served.ok("POST", "/v1/jobs", {"id": "four", **drawn, "steps": STEPS})
         checkpoints = tmp_path / "checkpoints"

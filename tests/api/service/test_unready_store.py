@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from made_files import Made
+from planned_files import PlannedFiles
 from service_process import PATIENCE_S
 from sqlalchemy import create_engine, make_url, text
 
@@ -62,7 +62,7 @@ def _closed(url: str) -> Iterator[None]:
 
 
 def test_a_start_while_the_database_goes_down(
-    postgresql_url: str, tmp_path: Path, dense: Made
+    postgresql_url: str, tmp_path: Path, dense: PlannedFiles
 ) -> None:
     store = Store(postgresql_url, tmp_path)
     _fill(store, dense.proposal.read_text(), JOB)
@@ -77,7 +77,7 @@ def test_a_start_while_the_database_goes_down(
     store.close()
 
 
-def test_a_job_that_ends_well_keeps_no_error(tmp_path: Path, dense: Made) -> None:
+def test_a_job_that_ends_well_keeps_no_error(tmp_path: Path, dense: PlannedFiles) -> None:
     store = Store(str(tmp_path / "s.db"))
     _fill(
         store, dense.proposal.read_text(), JobRow(**{**vars(JOB), "failed_step": 0, "error": "x"})

@@ -59,8 +59,8 @@ def test_proposals_are_made_by_one(postgresql_url: str, tmp_path: Path) -> None:
     shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
     with serving(*shared) as one, serving(*shared) as other:
         lengths = one.ok("POST", "/v1/lengths", DATA.read_bytes())["id"]
-        asked = {"profile": "llama-7b-a800-80gb", "lengths": lengths, "gpus": WORLD}
-        key = one.proposal({**asked, "max_len": 4096, "tokens": 8000})
+        request = {"profile": "llama-7b-a800-80gb", "lengths": lengths, "gpus": WORLD}
+        key = one.proposal({**request, "max_len": 4096, "tokens": 8000})
         assert other.ok("GET", f"/v1/proposals/{key}")["state"] == "ready"
         # A job that is begun at one is soon seen by the other, though it plans nothing of it.
         other.ok("POST", "/v1/jobs", {"id": "j", "proposal": key})
@@ -97,16 +97,16 @@ def test_two_sidecars_of_one_job(postgresql_url: str, tmp_path: Path) -> None:
 def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     pytest.importorskip("psycopg", reason="no psycopg: install seqplan[postgresql]")
     url = "postgresql+psycopg://seqplan:secret@127.0.0.1:1/none"
-    done = process("serve", "--store", url, "--files", tmp_path / "f", "--port", 0)
-    assert (done.code, done.err.count("\n")) == (2, 1), done.err
-    assert "secret" not in done.err
-    assert "cannot be opened" in done.err
+    completed = process("serve", "--store", url, "--files", tmp_path / "f", "--port", 0)
+    assert (completed.code, completed.err.count("\n")) == (2, 1), completed.err
+    assert "secret" not in completed.err
+    assert "cannot be opened" in completed.err
 
 
 def test_a_shared_store_wants_a_folder(tmp_path: Path) -> None:
     job = 'profile = "p"\nlengths = "l.npy"\ngpus = 1\ncontext = 1\nsteps = 1\n'
     (tmp_path / "job.toml").write_text(f'{job}store = "postgresql+psycopg://u:secret@h/d"\n')
-    done = process("sidecar", "--job", tmp_path / "job.toml")
-    assert (done.code, done.err.count("\n")) == (2, 1), done.err
-    assert "with --files (files in a job file)" in done.err
-    assert "secret" not in done.err
+    completed = process("sidecar", "--job", tmp_path / "job.toml")
+    assert (completed.code, completed.err.count("\n")) == (2, 1), completed.err
+    assert "with --files (files in a job file)" in completed.err
+    assert "secret" not in completed.err

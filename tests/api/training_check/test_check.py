@@ -21,30 +21,32 @@ from seqplan.plans.scheme_limits import refusal
 
 
 def test_plans_for_another_number_of_ranks(plans: Path) -> None:
-    said = complaint(call("train-check", "--plans", plans, "--ranks", 4))
-    assert said == (f"{plans}: is planned for 2 ranks, not 4; give --ranks 2, or plan for 4 GPUs")
+    message = complaint(call("train-check", "--plans", plans, "--ranks", 4))
+    assert message == (
+        f"{plans}: is planned for 2 ranks, not 4; give --ranks 2, or plan for 4 GPUs"
+    )
 
 
 def test_other_bad_input(plans: Path, tmp_path: Path) -> None:
     made = list(read_plans(plans))
     gap = written(tmp_path / "gap.jsonl", [made[0], made[1], made[3]])
-    said = complaint(call("train-check", "--plans", gap, "--ranks", 2))
-    assert "step 3 follows step 1; ranks run steps without a gap, at most 2 here" in said
+    message = complaint(call("train-check", "--plans", gap, "--ranks", 2))
+    assert "step 3 follows step 1; ranks run steps without a gap, at most 2 here" in message
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     assert "no plans" in complaint(call("train-check", "--plans", empty, "--ranks", 2))
     missing = tmp_path / "missing.jsonl"
-    said = complaint(call("train-check", "--plans", missing, "--ranks", 2))
-    assert said == f"{missing}: No such file or directory"
-    said = complaint(call("train-check", "--plans", tmp_path, "--ranks", 2))
-    assert said == f"{tmp_path}: every rank reads the plans for itself: give a file"
-    said = complaint(
+    message = complaint(call("train-check", "--plans", missing, "--ranks", 2))
+    assert message == f"{missing}: No such file or directory"
+    message = complaint(call("train-check", "--plans", tmp_path, "--ranks", 2))
+    assert message == f"{tmp_path}: every rank reads the plans for itself: give a file"
+    message = complaint(
         call("train-check", "--plans", plans, "--ranks", 2, "--data", tmp_path / "none.idx")
     )
-    assert said == f"{tmp_path / 'none.idx'}: No such file or directory"
+    assert message == f"{tmp_path / 'none.idx'}: No such file or directory"
     unsound = written(tmp_path / "unsound.jsonl", [replace(made[0], tokens=made[0].tokens + 1)])
-    said = complaint(call("train-check", "--plans", unsound, "--ranks", 2))
-    assert "step 0 breaks a rule: tokens: " in said
+    message = complaint(call("train-check", "--plans", unsound, "--ranks", 2))
+    assert "step 0 breaks a rule: tokens: " in message
 
 
 def test_large_steps_are_warned_of(plans: Path) -> None:
@@ -128,5 +130,7 @@ def test_a_model_that_all_schemes_can_run(plans: Path, schemes: list[Scheme]) ->
 
 def test_importing_it_leaves_torch_alone() -> None:
     code = "import sys, seqplan.api.cli.train_check; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout == "False\n"

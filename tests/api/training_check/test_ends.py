@@ -65,8 +65,8 @@ def test_a_process_that_dies(plans: Path, temporary: Path, log: str, who: str) -
         os.kill(process_of(temporary, log), signal.SIGKILL)
         _, err = command.communicate(timeout=ENDED_S)
     assert command.returncode == 1
-    said = err.splitlines()[-1]
-    assert said == f"seqplan: {who} was killed by SIGKILL; is there enough memory?"
+    line = err.splitlines()[-1]
+    assert line == f"seqplan: {who} was killed by SIGKILL; is there enough memory?"
     assert none_left(temporary)
 
 

@@ -38,11 +38,11 @@ from seqplan.plans.scheme import Scheme
 
 
 def test_ranks_agree_with_one_process(plans: Path, temporary: Path) -> None:
-    told = process(
+    completed = process(
         *("train-check", "--plans", plans, "--ranks", RANKS, "--steps", 4),
         *("--dtype", "float64", "--json"),
     )
-    report = json.loads(succeeded(told))
+    report = json.loads(succeeded(completed))
     assert report["agrees"] is True
     assert report["model"]["heads"] >= 2
     assert report["parameter_difference"] <= 1e-10
@@ -78,10 +78,10 @@ def test_rounds_agree_too(lengths: Path, tmp_path: Path) -> None:
     """Plans for ZeRO-3, in lockstep rounds of groups that differ from round to round."""
     profile = tmp_path / "rounds.json"
     profile.write_text(json.dumps({**json.loads(SMALL.read_text("utf-8")), "zero_stage": 3}))
-    made = planned(tmp_path, lengths, tokens=9000, max_len=3000, steps=2, profile=profile)
-    assert any(len({each.round for each in plan.pipelines}) > 1 for plan in read_plans(made))
-    told = call("train-check", "--plans", made, "--ranks", RANKS, "--json")
-    report = json.loads(succeeded(told))
+    outcome = planned(tmp_path, lengths, tokens=9000, max_len=3000, steps=2, profile=profile)
+    assert any(len({each.round for each in plan.pipelines}) > 1 for plan in read_plans(outcome))
+    completed = call("train-check", "--plans", outcome, "--ranks", RANKS, "--json")
+    report = json.loads(succeeded(completed))
     assert report["agrees"] is True
     assert len(report["steps"]) == 2  # all that there are
 
@@ -140,9 +140,9 @@ def test_runs_that_differ(plans: Path, tmp_path: Path, monkeypatch: pytest.Monke
             f"{rng.integers(0, 50_000, held.get(id, 1)).tolist()}\n" for id in range(max(held) + 1)
         )
     )
-    done = call("train-check", "--plans", plans, "--ranks", RANKS, "--steps", 1, "--data", data)
-    assert done.code == 1
-    lines = done.out.splitlines()
+    outcome = call("train-check", "--plans", plans, "--ranks", RANKS, "--steps", 1, "--data", data)
+    assert outcome.code == 1
+    lines = outcome.out.splitlines()
     assert lines[1].startswith(f"tokens of {data}, ids modulo 256;")
     assert lines[-1].startswith("THE RUNS DIFFER: limits are 0 on losses")
     row = lines[5].split()
@@ -176,13 +176,13 @@ def test_rows_come_as_steps_are_done(plans: Path, temporary: Path) -> None:
 def test_fewer_plans_than_asked_for(plans: Path, tmp_path: Path) -> None:
     """Said before anything starts; what is beyond the steps asked for does not matter."""
     two = written(tmp_path / "two.jsonl", list(read_plans(plans))[:2])
-    done = call("train-check", "--plans", two, "--ranks", RANKS, "--steps", 99)
-    assert done.code == 0
-    assert f"seqplan: {two}: has 2 plans, not 99: all are run" in done.err.splitlines()
-    lines = done.out.splitlines()
+    outcome = call("train-check", "--plans", two, "--ranks", RANKS, "--steps", 99)
+    assert outcome.code == 0
+    assert f"seqplan: {two}: has 2 plans, not 99: all are run" in outcome.err.splitlines()
+    lines = outcome.out.splitlines()
     assert [line.split()[0] for line in lines[5:7]] == ["0", "1"]
-    assert "measured: the slowest rank's whole step" in done.out
-    assert "which the ranks share with the one process" in done.out
+    assert "measured: the slowest rank's whole step" in outcome.out
+    assert "which the ranks share with the one process" in outcome.out
     assert lines[-1].startswith("the runs agree")
     damaged = tmp_path / "damaged.jsonl"
     damaged.write_text(two.read_text() + '{"damaged')
@@ -191,8 +191,8 @@ def test_fewer_plans_than_asked_for(plans: Path, tmp_path: Path) -> None:
     )
     assert len(report["steps"]) == 2
     # A damaged one among them is told of before any rank is started.
-    said = complaint(call("train-check", "--plans", damaged, "--ranks", RANKS, "--steps", 3))
-    assert said.startswith(f"{damaged}:3: ")
+    message = complaint(call("train-check", "--plans", damaged, "--ranks", RANKS, "--steps", 3))
+    assert message.startswith(f"{damaged}:3: ")
 
 
 @pytest.mark.usefixtures("in_server")
@@ -216,9 +216,9 @@ def test_tensor_and_pipeline_parallel_plans_agree_too(tmp_path: Path) -> None:
 def test_data_that_does_not_hold_the_plan(plans: Path, tmp_path: Path, temporary: Path) -> None:
     data = tmp_path / "tokens.jsonl"
     data.write_text("[1, 2, 3]\n")
-    done = process("train-check", "--plans", plans, "--ranks", RANKS, "--data", data)
-    assert done.code == 2
-    said = done.err.splitlines()[-1]
-    assert "of step 0: the data has no such id, it has 1 samples" in said
-    assert "Traceback" not in done.err
+    completed = process("train-check", "--plans", plans, "--ranks", RANKS, "--data", data)
+    assert completed.code == 2
+    line = completed.err.splitlines()[-1]
+    assert "of step 0: the data has no such id, it has 1 samples" in line
+    assert "Traceback" not in completed.err
     assert none_left(temporary)

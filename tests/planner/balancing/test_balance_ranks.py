@@ -74,11 +74,11 @@ def test_sound_whatever_is_asked(
     pad_to: int,
 ) -> None:
     capacity = -(-max(lengths) // pad_to) * pad_to + room
-    done = balance(
+    balanced = balance(
         lengths, ranks, capacity, cost, lockstep=lockstep, count_multiple=multiple, pad_to=pad_to
     )
-    check(done, ranks, capacity, pad_to, multiple)
-    micro_batches = [micro for of_rank in done.micro_batches for micro in of_rank]
+    check(balanced, ranks, capacity, pad_to, multiple)
+    micro_batches = [micro for of_rank in balanced.micro_batches for micro in of_rank]
     if not all(micro_batches):  # only where there are too few sequences
         assert all(len(micro) <= 1 for micro in micro_batches)
     again = balance(
@@ -90,7 +90,7 @@ def test_sound_whatever_is_asked(
         count_multiple=multiple,
         pad_to=pad_to,
     )
-    assert again.micro_batches == done.micro_batches
+    assert again.micro_batches == balanced.micro_batches
 
 
 @settings(max_examples=60)
@@ -121,7 +121,7 @@ def test_sequences_stay_together_or_are_equally_many(
         lengths = lengths[:most]
     keys = [f"prompt {i // group}" for i in range(len(lengths))]
     capacity = group * max(lengths) + room
-    done = balance(
+    balanced = balance(
         lengths,
         ranks,
         capacity,
@@ -131,13 +131,15 @@ def test_sequences_stay_together_or_are_equally_many(
         equal_samples=equal,
         count_multiple=multiple,
     )
-    check(done, ranks, capacity, multiple=multiple)
-    for of_rank in done.micro_batches:
+    check(balanced, ranks, capacity, multiple=multiple)
+    for of_rank in balanced.micro_batches:
         for micro in of_rank:
             held = {keys[i] for i in micro}
             assert sum(key in held for key in keys) == len(micro)
     if equal:
-        assert {sum(map(len, of_rank)) for of_rank in done.micro_batches} == {len(lengths) // ranks}
+        assert {sum(map(len, of_rank)) for of_rank in balanced.micro_batches} == {
+            len(lengths) // ranks
+        }
 
 
 def optimum(lengths: list[int], ranks: int, capacity: int, cost: Cost, lockstep: bool) -> float:
@@ -176,12 +178,12 @@ def test_the_bound_is_below_every_way_there_is(
     padded = [-(-length // pad_to) * pad_to for length in lengths]
     if sum(padded) > 3 * 2 * (capacity - capacity % pad_to) or max(padded) > capacity:
         return
-    done = balance(lengths, 2, capacity, cost, lockstep=lockstep, pad_to=pad_to)
+    balanced = balance(lengths, 2, capacity, cost, lockstep=lockstep, pad_to=pad_to)
     # Without padding more fits, so that the optimum is no higher.
-    assert optimum(lengths, 2, capacity, cost, lockstep) <= done.predicted_ms * (1 + 1e-9)
+    assert optimum(lengths, 2, capacity, cost, lockstep) <= balanced.predicted_ms * (1 + 1e-9)
     if pad_to == 1:
         least = optimum(lengths, 2, capacity, cost, lockstep)
-        assert done.lower_bound_ms <= least * (1 + 1e-9)
+        assert balanced.lower_bound_ms <= least * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
@@ -195,9 +197,9 @@ def test_real_lengths_are_near_the_bound(
     gaps = []
     for seed in range(draws):
         drawn = np.random.default_rng(seed).choice(CODE, sequences)
-        done = balance(np.minimum(drawn, context), ranks, context, COST, lockstep=lockstep)
-        check(done, ranks, context)
-        gaps.append(done.gap)
+        balanced = balance(np.minimum(drawn, context), ranks, context, COST, lockstep=lockstep)
+        check(balanced, ranks, context)
+        gaps.append(balanced.gap)
     assert sorted(gaps)[len(gaps) // 2] < 0.015, gaps
     assert max(gaps) < 0.04, gaps
 
@@ -211,10 +213,10 @@ def test_the_same_without_a_compiler() -> None:
 
 
 def test_one_long_sequence_is_alone_on_its_rank() -> None:
-    done = balance([8000, *[100] * 30], 4, 8192, Cost(1e-3, 0.0, 0.0), lockstep=False)
-    (alone,) = [of_rank for of_rank in done.micro_batches if [0] in of_rank]
+    balanced = balance([8000, *[100] * 30], 4, 8192, Cost(1e-3, 0.0, 0.0), lockstep=False)
+    (alone,) = [of_rank for of_rank in balanced.micro_batches if [0] in of_rank]
     assert alone == [[0]]
-    assert done.gap == 0
+    assert balanced.gap == 0
 
 
 @pytest.mark.parametrize(

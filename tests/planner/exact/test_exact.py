@@ -19,7 +19,8 @@ from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.exact.close_gap import EXACT_GAP, close_gap
 from seqplan.planner.exact.instance import MOST_SEQUENCES, Instance
-from seqplan.planner.exact.model import LEAST_GAIN, MOST_FORMED, Answer, solve
+from seqplan.planner.exact.model import LEAST_GAIN, Answer, solve
+from seqplan.planner.exact.pipeline_model import MOST_FORMED
 from seqplan.planner.exact.placement import placement_of
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Placement
@@ -173,5 +174,7 @@ def test_the_solver_is_imported_where_it_is_asked_for() -> None:
         "    Planner('llama-7b-a800-80gb', 8, 4096, exact=exact)\n"
         "    print('ortools' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.split() == ["False", "True"]

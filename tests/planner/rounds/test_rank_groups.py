@@ -81,12 +81,12 @@ def test_sound_whatever_is_asked(
     capacity = -(-max(lengths) // ranks) + room
     costs = costs_of(ranks, a, 1.0, c, least=min(least, ranks))
     try:
-        done = plan_groups(lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
+        rounds = plan_groups(lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
     except ValueError as error:
         assume("cannot" in str(error))
         assert len(lengths) < multiple * ranks or len(lengths) % multiple or ranks & (ranks - 1)
         return
-    check(done, lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
+    check(rounds, lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
 
 
 @settings(max_examples=80, deadline=None)
@@ -104,14 +104,14 @@ def test_rounds_lie_between_the_bound_and_the_optimum(
     """Of all ways to group them, groups of which some ranks may be idle among them."""
     capacity = -(-max(lengths) // ranks) + room
     costs = costs_of(ranks, a, 1.0, c, loss)
-    done = plan_groups(lengths, ranks, capacity, costs)
+    rounds = plan_groups(lengths, ranks, capacity, costs)
     classes = [
         PipelineClass(1, cost.a, cost.b, cost.c, capacity * degree, 1, 1, degree)
         for degree, cost in costs.items()
     ]
     best = least_rounds_ms(classes, lengths, ranks)
-    assert done.lower_bound_ms <= best * (1 + 1e-9)
-    assert best * (1 - 1e-9) <= done.predicted_ms <= 2 * best
+    assert rounds.lower_bound_ms <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= rounds.predicted_ms <= 2 * best
 
 
 @settings(max_examples=60, deadline=None)
@@ -127,16 +127,16 @@ def test_through_stages_they_lie_between_the_bound_and_the_optimum(
 ) -> None:
     capacity = -(-max(lengths) // ranks) + room
     costs = costs_of(ranks, 0.02, 1.0, c)
-    done = plan_groups(lengths, ranks, capacity, costs, stages=stages)
+    rounds = plan_groups(lengths, ranks, capacity, costs, stages=stages)
     classes = [
         PipelineClass(1, cost.a, cost.b, cost.c, capacity * degree, 1, 1, degree)
         for degree, cost in costs.items()
     ]
     best = least_rounds_ms(classes, lengths, ranks, stages)
-    assert done.lower_bound_ms <= best * (1 + 1e-9)
-    assert best * (1 - 1e-9) <= done.predicted_ms <= 2 * best
-    slowest = [max(times) for times in done.rounds_ms]
-    assert simulate_ms(slowest, stages) <= done.predicted_ms * (1 + 1e-9)
+    assert rounds.lower_bound_ms <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= rounds.predicted_ms <= 2 * best
+    slowest = [max(times) for times in rounds.rounds_ms]
+    assert simulate_ms(slowest, stages) <= rounds.predicted_ms * (1 + 1e-9)
     with pytest.raises(ValueError, match="one by one do not go through stages"):
         plan_groups(lengths, ranks, capacity, costs, one_each=True, stages=stages)
 
@@ -150,11 +150,11 @@ def test_the_same_lengths_give_the_same_groups() -> None:
 
 
 def test_a_long_sequence_gets_ranks_and_the_others_work_beside_it() -> None:
-    done = plan_groups([32_000, *[4_000] * 8], 16, 8_192, costs_of(16, 2e-6, 0.1, 60.0))
-    degrees = {i: g.degree for groups in done.rounds for g in groups for i in g.positions}
+    rounds = plan_groups([32_000, *[4_000] * 8], 16, 8_192, costs_of(16, 2e-6, 0.1, 60.0))
+    degrees = {i: g.degree for groups in rounds.rounds for g in groups for i in g.positions}
     assert degrees[0] >= 4
-    assert len(done.rounds) == 1
-    assert done.imbalance < 0.35
+    assert len(rounds.rounds) == 1
+    assert rounds.imbalance < 0.35
 
 
 def test_what_cannot_be_is_an_error() -> None:

@@ -34,28 +34,28 @@ def pipeline(
 def test_one_stage_pipelines_and_an_idle_rank() -> None:
     phase = (pipeline("tp2", 0, [10, 20]), pipeline("tp1", 2, [12]))
     exchange = GivenExchange(0.25, 1, "made", 5, 8)
-    seen = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, exchange)
-    assert seen.propagation_ms == 30
-    assert seen.exchange_ms == 6  # different replicas: 8, a quarter hidden
-    assert seen.total_ms == 37
-    assert seen.rank_busy_ms == (30, 30, 12, 0)
-    assert seen.rank_end_ms == (30, 30, 12, 0)
-    assert seen.imbalance == pytest.approx(30 / 12 - 1)
-    assert seen.bubble_ratio == pytest.approx(1 - 72 / 120)
-    assert seen.tokens_per_s == pytest.approx(300 / 37 * 1000)
-    assert [span.kind for span in seen.spans[-2:]] == ["exchange", "optimizer"]
-    assert seen.spans[-1].end_ms == seen.total_ms
-    assert seen.strategy == "1×tp2 + 1×tp1"
+    iteration = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, exchange)
+    assert iteration.propagation_ms == 30
+    assert iteration.exchange_ms == 6  # different replicas: 8, a quarter hidden
+    assert iteration.total_ms == 37
+    assert iteration.rank_busy_ms == (30, 30, 12, 0)
+    assert iteration.rank_end_ms == (30, 30, 12, 0)
+    assert iteration.imbalance == pytest.approx(30 / 12 - 1)
+    assert iteration.bubble_ratio == pytest.approx(1 - 72 / 120)
+    assert iteration.tokens_per_s == pytest.approx(300 / 37 * 1000)
+    assert [span.kind for span in iteration.spans[-2:]] == ["exchange", "optimizer"]
+    assert iteration.spans[-1].end_ms == iteration.total_ms
+    assert iteration.strategy == "1×tp2 + 1×tp1"
 
 
 def test_two_stages_have_their_bubbles() -> None:
     """Two equal micro-batches of 30 on two stages: F10 F10 … B20 B20, the end at 3·30."""
     execution = Execution(((pipeline("pp2", 0, [30, 30]),),))
-    seen = simulate_iteration(BATCH, execution, PROFILE, 2, NOTHING)
-    assert seen.propagation_ms == pytest.approx(90)
-    assert seen.rank_busy_ms == (60, 60)
-    assert seen.bubble_ratio == pytest.approx(1 / 3)
-    assert seen.imbalance == 0
+    iteration = simulate_iteration(BATCH, execution, PROFILE, 2, NOTHING)
+    assert iteration.propagation_ms == pytest.approx(90)
+    assert iteration.rank_busy_ms == (60, 60)
+    assert iteration.bubble_ratio == pytest.approx(1 / 3)
+    assert iteration.imbalance == 0
 
 
 def test_rounds_go_through_stages_as_micro_batches_do() -> None:
@@ -65,24 +65,24 @@ def test_rounds_go_through_stages_as_micro_batches_do() -> None:
         replace(pipeline(scheme, 0, [cost], number), ranks=(place % 2, place % 2 + 2))
         for place, (scheme, cost, number) in enumerate(groups)
     )
-    seen = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, NOTHING)
-    assert seen.propagation_ms == pytest.approx(90)
+    iteration = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, NOTHING)
+    assert iteration.propagation_ms == pytest.approx(90)
     assert propagation_ms((phase,), PROFILE.forward_fraction) == pytest.approx(90)
-    assert seen.rank_busy_ms == pytest.approx((60, 45, 60, 45))
-    assert seen.imbalance == pytest.approx(60 / 45 - 1)
-    assert max(seen.rank_end_ms) == pytest.approx(90)
+    assert iteration.rank_busy_ms == pytest.approx((60, 45, 60, 45))
+    assert iteration.imbalance == pytest.approx(60 / 45 - 1)
+    assert max(iteration.rank_end_ms) == pytest.approx(90)
 
 
 def test_phases_follow_one_another_with_switches() -> None:
     phases = ((pipeline("tp2", 0, [10]),), (pipeline("tp1", 0, [4]), pipeline("tp1", 1, [6])))
-    seen = simulate_iteration(BATCH, Execution(phases, switch_ms=100), PROFILE, 2, NOTHING)
-    assert seen.propagation_ms == 16
-    assert seen.exchange_ms == 100
-    assert seen.rank_end_ms == (14, 16)
-    assert seen.imbalance == pytest.approx(16 / 14 - 1)
-    switch = next(span for span in seen.spans if span.kind == "switch")
+    iteration = simulate_iteration(BATCH, Execution(phases, switch_ms=100), PROFILE, 2, NOTHING)
+    assert iteration.propagation_ms == 16
+    assert iteration.exchange_ms == 100
+    assert iteration.rank_end_ms == (14, 16)
+    assert iteration.imbalance == pytest.approx(16 / 14 - 1)
+    switch = next(span for span in iteration.spans if span.kind == "switch")
     assert (switch.start_ms, switch.end_ms) == (10, 110)
-    assert seen.spans[-1].end_ms == 116
+    assert iteration.spans[-1].end_ms == 116
     assert Execution(phases).layouts == [{(2, 1)}, {(1, 1)}]  # within a phase replicas are equal
 
 
@@ -92,12 +92,12 @@ def test_rounds_wait_for_the_slowest_group() -> None:
         pipeline("u2", 2, [4], 0),
         pipeline("u4", 0, [5], 1),
     )
-    seen = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, NOTHING)
-    assert seen.propagation_ms == 15
-    assert seen.rank_busy_ms == (15, 15, 9, 9)
-    assert seen.rank_end_ms == (15, 15, 15, 15)
-    assert seen.imbalance == pytest.approx(15 / 9 - 1)  # waiting between rounds left out
-    assert not seen.strategy.startswith("3")
+    iteration = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, NOTHING)
+    assert iteration.propagation_ms == 15
+    assert iteration.rank_busy_ms == (15, 15, 9, 9)
+    assert iteration.rank_end_ms == (15, 15, 15, 15)
+    assert iteration.imbalance == pytest.approx(15 / 9 - 1)  # waiting between rounds left out
+    assert not iteration.strategy.startswith("3")
 
 
 def test_a_rank_beyond_the_gpus_is_refused() -> None:
@@ -117,17 +117,19 @@ def test_what_holds_of_every_iteration(
     for scheme, costs in [("tp1", alone), *work]:
         phase.append(pipeline(scheme, first, costs))
         first += Scheme.parse(scheme).gpus
-    seen = simulate_iteration(BATCH, Execution((tuple(phase),)), PROFILE, first + 1, NOTHING)
-    for busy, end in zip(seen.rank_busy_ms, seen.rank_end_ms, strict=True):
-        assert busy <= end * (1 + 1e-9) <= seen.propagation_ms * (1 + 2e-9)
-    assert seen.imbalance >= 0
-    assert 0 <= seen.bubble_ratio < 1
-    assert seen.mfu is not None
-    assert seen.propagation_ms == pytest.approx(propagation_ms([phase], PROFILE.forward_fraction))
-    total = sum(
-        (span.ranks[1] - span.ranks[0]) * (span.end_ms - span.start_ms) for span in seen.spans
+    iteration = simulate_iteration(BATCH, Execution((tuple(phase),)), PROFILE, first + 1, NOTHING)
+    for busy, end in zip(iteration.rank_busy_ms, iteration.rank_end_ms, strict=True):
+        assert busy <= end * (1 + 1e-9) <= iteration.propagation_ms * (1 + 2e-9)
+    assert iteration.imbalance >= 0
+    assert 0 <= iteration.bubble_ratio < 1
+    assert iteration.mfu is not None
+    assert iteration.propagation_ms == pytest.approx(
+        propagation_ms([phase], PROFILE.forward_fraction)
     )
-    assert total == pytest.approx(sum(seen.rank_busy_ms))
+    total = sum(
+        (span.ranks[1] - span.ranks[0]) * (span.end_ms - span.start_ms) for span in iteration.spans
+    )
+    assert total == pytest.approx(sum(iteration.rank_busy_ms))
 
 
 def test_flops_by_hand() -> None:

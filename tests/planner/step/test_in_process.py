@@ -115,10 +115,10 @@ def test_neither_torch_nor_the_solver_is_needed() -> None:
         "seqplan.balance([5, 6, 7], 2, 16, seqplan.Cost(0.0, 1.0, 1.0))\n"
         "print([name for name in ('torch', 'scipy', 'ortools') if name in sys.modules])"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    assert (done.stderr, done.stdout.strip()) == ("", "[]")
+    assert (completed.stderr, completed.stdout.strip()) == ("", "[]")
 
 
 def test_resident_bytes_are_what_the_profile_counts() -> None:

@@ -34,10 +34,10 @@ def test_the_first_step_imports_nothing(tmp_path: Path, profile: str, gpus: int)
     path, lengths = tmp_path / "proposal.json", np.array([700, 2900] * 50)
     cluster = Cluster(gpus, 4096, 8000)
     path.write_text(make_proposal(find_profile(profile), cluster, lengths).to_json())
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(path)], capture_output=True, text=True, check=False
     )
-    assert (done.stderr, done.stdout.split()) == ("", [])
+    assert (completed.stderr, completed.stdout.split()) == ("", [])
 
 
 def test_a_plan_handed_out_first_is_proven_later() -> None:

@@ -240,8 +240,8 @@ def test_what_is_wrong(tmp_path: Path, case: str) -> None:
     make, message = CASES[case]
     path = make(tmp_path)
     options = {"field": "x", "bytes_per_token": 4} if case == "parquet utf-8" else {}
-    said = complaint(path, **options)
-    assert said.removeprefix(tmp_path.name) == message
+    line = complaint(path, **options)
+    assert line.removeprefix(tmp_path.name) == message
 
 
 def test_options_are_checked(tmp_path: Path) -> None:
@@ -271,8 +271,8 @@ def test_texts_in_folders(tmp_path: Path) -> None:
         "texts/a.md: is not UTF-8 text (byte 4: invalid start byte); "
         "convert it, or choose the texts with --glob"
     )
-    said = complaint(folder, tokenizer=tokenizer, glob="*.txt")
-    assert said == "texts: holds no text files like *.txt"
+    message = complaint(folder, tokenizer=tokenizer, glob="*.txt")
+    assert message == "texts: holds no text files like *.txt"
     file_of(folder / "a.md", "")
     for options in ({"tokenizer": tokenizer}, {"bytes_per_token": 4}):
         assert complaint(folder, **options) == f"texts/a.md: length 0 {SMALL}"
@@ -283,10 +283,10 @@ def test_texts_in_folders(tmp_path: Path) -> None:
 
 def test_tokenizers(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "x"}])
-    said = complaint(path, tokenizer=tmp_path / "none.json")
-    assert said == "none.json: no such tokenizer file; give a Hugging Face tokenizer.json"
-    said = complaint(path, tokenizer=file_of(tmp_path / "bad.json", "{}"))
-    assert said.startswith("bad.json: is not a Hugging Face tokenizer.json: ")
+    message = complaint(path, tokenizer=tmp_path / "none.json")
+    assert message == "none.json: no such tokenizer file; give a Hugging Face tokenizer.json"
+    message = complaint(path, tokenizer=file_of(tmp_path / "bad.json", "{}"))
+    assert message.startswith("bad.json: is not a Hugging Face tokenizer.json: ")
 
 
 @pytest.mark.parametrize("module", ["pyarrow", "tokenizers"])
@@ -303,11 +303,11 @@ def test_missing_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module:
     columns = table(tmp_path / "a.parquet", length=[1])
     monkeypatch.setattr(builtins, "__import__", without)
     if module == "pyarrow":
-        said = complaint(columns)
-        assert said.endswith(".parquet needs the pyarrow package: pip install 'seqplan[arrow]'")
+        message = complaint(columns)
+        assert message.endswith(".parquet needs the pyarrow package: pip install 'seqplan[arrow]'")
     else:
-        said = complaint(texts, tokenizer=tokenizer)
-        assert said.endswith("needs the tokenizers package: pip install 'seqplan[tokenizers]'")
+        message = complaint(texts, tokenizer=tokenizer)
+        assert message.endswith("needs the tokenizers package: pip install 'seqplan[tokenizers]'")
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

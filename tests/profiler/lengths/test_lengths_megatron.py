@@ -122,5 +122,5 @@ def test_what_is_wrong_with_a_megatron_index(tmp_path: Path, case: str) -> None:
 def test_a_megatron_index_cut_anywhere_is_refused(tmp_path: Path) -> None:
     whole = idx(tmp_path / "whole.idx", [5, 6, 7], [0, 1, 3]).read_bytes()
     for size in range(1, len(whole)):
-        said = complaint(file_of(tmp_path / "a.idx", whole[:size]))
-        assert said.startswith(f"a.idx: is truncated: {size} bytes")
+        message = complaint(file_of(tmp_path / "a.idx", whole[:size]))
+        assert message.startswith(f"a.idx: is truncated: {size} bytes")

@@ -218,16 +218,16 @@ def test_long_windows_cross_the_blocks_of_a_kernel() -> None:
         torch.randn(2001, heads, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)
     )
     context = local_context(lengths)
-    for asked in (
+    for request in (
         {"window": 300},
         {"window": 1200, "softcap": 3.0},
         {"softcap": 3.0},
         {"chunk": 1025},
         {"chunk": 200, "softcap": 3.0},
     ):
-        out = attention(q, k, v, context, **asked)  # type: ignore[arg-type]
-        right = dense_attention(q, k, v, lengths, **asked)  # type: ignore[arg-type]
-        assert (out - right).abs().max() < 1e-12, asked
+        out = attention(q, k, v, context, **request)  # type: ignore[arg-type]
+        right = dense_attention(q, k, v, lengths, **request)  # type: ignore[arg-type]
+        assert (out - right).abs().max() < 1e-12, request
 
 
 def test_what_hides_nothing_changes_no_bit() -> None:

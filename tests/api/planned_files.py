@@ -11,7 +11,7 @@ MAX_LEN = 4096
 
 
 @dataclass(frozen=True)
-class Made:
+class PlannedFiles:
     """Files of one data set, profile and cluster; shared by tests, which must not change them."""
 
     profile: str

@@ -30,8 +30,8 @@ class Client:
     async def ask(self, method: str, path: str, body: bytes = b"") -> Answered:
         """Send a request and read the whole answer, which must say how long it is."""
         kind = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if body else ""
-        request = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{kind}\r\n"
-        self._writer.write(request.encode() + body)
+        line = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
+        self._writer.write(f"{line}{kind}\r\n".encode() + body)
         head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         status = int(head[9:12])
         _, named, rest = head.partition(b"\r\ncontent-length:")

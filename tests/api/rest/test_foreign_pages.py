@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command_line import call, succeeded
 from service_process import Reply, Served, serving_here
+
+from benchmarks.http_clients import Client
 
 WRITES = [
     ("POST", "/v1/lengths?format=txt", b"5\n6\n7\n"),
@@ -53,6 +56,17 @@ def test_a_foreign_page_writes_nothing(
 def test_a_name_that_was_bound_to_loopback_reads_nothing(served: Served, host: str) -> None:
     for method, path in (("GET", "/v1/jobs"), ("DELETE", "/v1/jobs/run1"), ("GET", "/metrics")):
         assert _refused(served.ask(method, path, headers={"Host": host}), "foreign-host")
+
+
+def test_the_clients_that_measure_it_are_served(served: Served) -> None:
+    async def status() -> int:
+        host, _, port = served.url.removeprefix("http://").rpartition(":")
+        client = await Client.connect(host, int(port))
+        answer = await client.ask("GET", "/v1/jobs")
+        client.close()
+        return answer.status
+
+    assert asyncio.run(status()) == 200
 
 
 def test_its_own_page_and_programs_are_served(served: Served) -> None:

@@ -183,7 +183,7 @@ def test_summaries_are_read_once_and_forgotten_in_order(
             stored = get_plan(connection, "job", step)
             assert stored is not None
             lines[step] = (stored.digest, stored.line)
-    summaries, read = PlanSummaries(kept=2), []
+    summaries, read = PlanSummaries(most=2), []
 
     def ask(*steps: int) -> list[float]:
         def wanted(missing: object) -> dict[int, str]:

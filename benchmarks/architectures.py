@@ -166,7 +166,7 @@ def _compared(case: Case, outcome: Outcome) -> tuple[list[str], list[str]]:
     rounded = case.dtype != "float32" or case.autocast
     exact = _plain(case, exact=True) if rounded else plain
     cells = []
-    for what, limit, mine, ours, true in (
+    for quantity, limit, mine, ours, true in (
         ("losses", LOSS_LIMIT, outcome.losses, plain.losses, exact.losses),
         ("norms", NORM_LIMIT, outcome.norms, plain.norms, exact.norms),
     ):
@@ -175,7 +175,7 @@ def _compared(case: Case, outcome: Outcome) -> tuple[list[str], list[str]]:
             error, of_one = (_mean_square(some, true) for some in (mine, ours))
             limit = BF16_FACTOR * of_one
         if not error <= limit:
-            faults.append(f"{what} differ by {error:.1e}, more than {limit:.1e}")
+            faults.append(f"{quantity} differ by {error:.1e}, more than {limit:.1e}")
         beside = f" of fp32; one process {of_one:.1e}" if rounded else ""
         cells.append(f"{error:.1e}{beside}")
     return [*cells, "bit-equal" if outcome.saved_alike else "no"], faults
@@ -291,8 +291,10 @@ def _plain(case: Case, *, exact: bool = False) -> Outcome:
             logits = output.logits[0, :-1]
             if routed:
                 routers.append(output.router_logits)
-            each = torch.nn.functional.cross_entropy(logits.float(), tokens[1:], reduction="none")
-            loss = (each * counts.float()).sum() / divisor
+            token_losses = torch.nn.functional.cross_entropy(
+                logits.float(), tokens[1:], reduction="none"
+            )
+            loss = (token_losses * counts.float()).sum() / divisor
             loss.backward(retain_graph=routed)  # type: ignore[no-untyped-call]
             total += loss.item()
         if routed:

@@ -91,10 +91,10 @@ def run(data: Sequence[Data]) -> None:
     for title, lengths, dtype, ways in comparisons:
         measured = _on_ranks(lengths, dtype, ways)
         first = measured[ways[0].name]
-        for name, (seconds, sent) in measured.items():
+        for name, (seconds, elements) in measured.items():
             tokens = f"{len(lengths)} of {sum(lengths):,} tokens"
             relative = f"{seconds / first.seconds:.3f}"
-            mebibytes = "" if name == "torch" else f"{sent / 2**20:.1f}"
+            mebibytes = "" if name == "torch" else f"{elements / 2**20:.1f}"
             rows.append([title, tokens, dtype, name, f"{seconds:.3f}", relative, mebibytes])
     header = ["comparison", "documents", "dtype", "way", "CPU-seconds", "÷ first", "MiB sent"]
     print(f"attention on {RANKS} ranks, {HEADS} heads of {HEAD_DIM}, {KV_HEADS} key heads\n")
@@ -129,8 +129,8 @@ def window_in(dtype: str) -> None:
     measured = _on_ranks(lengths, dtype, ways[:2], repeats=1)
     full = measured[ways[0].name].seconds
     rows = [
-        [name, f"{seconds:.2f}", f"{seconds / full:.3f}", f"{sent / 2**20:.1f}"]
-        for name, (seconds, sent) in measured.items()
+        [name, f"{seconds:.2f}", f"{seconds / full:.3f}", f"{elements / 2**20:.1f}"]
+        for name, (seconds, elements) in measured.items()
     ]
     print(markdown([dtype, "CPU-seconds", "÷ first", "MiB sent"], rows))
 
@@ -164,8 +164,8 @@ def _on_ranks(
     for index, way in enumerate(ways):
         of_ranks = [times[index] for times, _ in results]
         sums = [sum(times) for times in zip(*of_ranks, strict=True)]
-        sent = sum(each[index] for _, each in results)
-        medians[way.name] = Measured(statistics.median(sums[WARM_UP:]), sent)
+        sent_bytes = sum(sent_by_way[index] for _, sent_by_way in results)
+        medians[way.name] = Measured(statistics.median(sums[WARM_UP:]), sent_bytes)
     return medians
 
 
@@ -183,15 +183,18 @@ def _rank(
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     dtype: torch.dtype = getattr(torch, dtype_name)
     peers = [_CountingPeers() for _ in ways]
-    calls = [_call(way, rank, lengths, dtype, each) for way, each in zip(ways, peers, strict=True)]
+    calls = [
+        _call(way, rank, lengths, dtype, way_peers)
+        for way, way_peers in zip(ways, peers, strict=True)
+    ]
     times: list[list[float]] = [[] for _ in ways]
     for _ in range(WARM_UP + repeats):
-        for call, taken in zip(calls, times, strict=True):
+        for call, seconds in zip(calls, times, strict=True):
             dist.barrier()
             started = time.process_time()
             call()
-            taken.append(time.process_time() - started)
-    pipe.send((times, [each.sent // (WARM_UP + repeats) for each in peers]))
+            seconds.append(time.process_time() - started)
+    pipe.send((times, [way_peers.sent // (WARM_UP + repeats) for way_peers in peers]))
     dist.destroy_process_group()
 
 
@@ -248,7 +251,7 @@ def _planned(lengths: list[int]) -> Plan:
 
 def _tensors(tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     heads = (HEADS, KV_HEADS, KV_HEADS, HEADS)
-    q, k, v, dout = (torch.randn(tokens, each, HEAD_DIM).to(dtype) for each in heads)
+    q, k, v, dout = (torch.randn(tokens, head_count, HEAD_DIM).to(dtype) for head_count in heads)
     return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), dout
 
 

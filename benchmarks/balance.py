@@ -40,10 +40,10 @@ def _row(
         drawn = np.random.default_rng(draw).choice(source.lengths, sequences)
         lengths = np.minimum(drawn, context)
         began = time.process_time()
-        done = balance(lengths, ranks, context, cost, lockstep=lockstep)
+        balanced = balance(lengths, ranks, context, cost, lockstep=lockstep)
         times.append((time.process_time() - began) * 1000)
-        gaps.append(done.gap * 100)
-        counts.append(np.mean([len(of_rank) for of_rank in done.micro_batches]))
+        gaps.append(balanced.gap * 100)
+        counts.append(np.mean([len(of_rank) for of_rank in balanced.micro_batches]))
     return [
         f"{source.name}, {context // 1024}K",
         f"{sequences:,} × {ranks}",

@@ -43,11 +43,11 @@ def run(data: Sequence[Data]) -> None:
         with _Supervised(Path(folder) / "killed", data[-1], STEPS) as served:
             random = np.random.default_rng(SEED)
             steps = np.sort(random.choice(STEPS, KILLS, replace=False)).tolist()
-            done = 0
+            steps_done = 0
 
             def may_begin(step: int) -> None:
                 # A step at which a kill is due waits for it at its end, never before it.
-                while done < KILLS and step > steps[done]:
+                while steps_done < KILLS and step > steps[steps_done]:
                     time.sleep(0.002)
 
             ranks = [_Rank(served.url, rank, may_begin) for rank in range(WORLD)]
@@ -65,13 +65,13 @@ def run(data: Sequence[Data]) -> None:
                 else:
                     served.kill_and_begin()
                     killed["sidecar"] += 1
-                done += 1
+                steps_done += 1
             _finish(ranks)
             took = time.perf_counter() - began
     for rank, undisturbed in zip(ranks, expected, strict=True):
         assert rank.steps == list(range(STEPS)), rank.steps
         assert rank.digests == undisturbed.digests
-    rows = [[what, str(count)] for what, count in killed.items()]
+    rows = [[process, str(count)] for process, count in killed.items()]
     print(f"{STEPS} steps, {WORLD} ranks, {took:.0f} s: each delivered once, the same digests\n")
     print(markdown(["killed", "times"], rows), "\n")
 

@@ -82,8 +82,8 @@ def _on_ranks(reduce: Reduce, count: int) -> Measured:
     for process in processes:
         process.join()
     steps = [sum(times) for times in zip(*(result[3] for result in results), strict=True)]
-    counted, gradients, taken = (max(result[at] for result in results) for at in range(3))
-    return Measured(counted, gradients, taken, statistics.median(steps[1:]))
+    counted, gradients, memory = (max(result[at] for result in results) for at in range(3))
+    return Measured(counted, gradients, memory, statistics.median(steps[1:]))
 
 
 def _rank(pipe: Connection, rank: int, port: int, reduce: Reduce, count: int) -> None:
@@ -109,8 +109,8 @@ def _rank(pipe: Connection, rank: int, port: int, reduce: Reduce, count: int) ->
         run_step(view, prepare(view), model, states, optimizer)
         times.append(time.process_time() - started)
     # The module's own parameters were there before, and are in what is counted.
-    taken = _resident("VmHWM") - before + sum(p.nbytes for p in model.parameters())
-    pipe.send((counted.total, counted.gradients, taken, times))
+    memory = _resident("VmHWM") - before + sum(p.nbytes for p in model.parameters())
+    pipe.send((counted.total, counted.gradients, memory, times))
     dist.destroy_process_group()
 
 

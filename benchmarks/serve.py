@@ -41,19 +41,19 @@ def run(data: Sequence[Data]) -> None:
 
 
 async def _measure(served: Served, store: Path, lengths: Any) -> list[list[str]]:
-    one = await Client.connect(served.host, served.port)
+    connection = await Client.connect(served.host, served.port)
     rows = []
     for gpus in (CLIENTS, 1024):
         document = make_proposal(published_schemes(), cluster(gpus), lengths, seed=SEED)
-        answer = await _ok(one, "/v1/proposals/documents", json.loads(document.to_json()))
+        answer = await _ok(connection, "/v1/proposals/documents", json.loads(document.to_json()))
         job = f"gpus-{gpus}"
         request = {"id": job, "proposal": answer["id"], "look_ahead": STEPS}
-        await _ok(one, "/v1/jobs", request)
+        await _ok(connection, "/v1/jobs", request)
         where = cluster(gpus)
         batches = list(Sampler(lengths, where.tokens, where.max_len, SEED).batches(STEPS))
         ranks = await connect_all(served.host, served.port, gpus)
         try:
-            woken = [await _woken(store, one, ranks, job, batch) for batch in batches]
+            woken = [await _woken(store, connection, ranks, job, batch) for batch in batches]
             times = [took for of_step in woken[1:] for took in of_step]  # planning has warmed up
             last = np.median([max(of_step) for of_step in woken[1:]])
             rows.append(_row(f"wake-up of {gpus:,} waiting ranks", times, 0))
@@ -61,11 +61,11 @@ async def _measure(served: Served, store: Path, lengths: Any) -> list[list[str]]
             if gpus == CLIENTS:
                 plan = f"/v1/jobs/{job}/plans/{{step}}"
                 asked_for = f"{PER_SECOND * CLIENTS}/s"
-                for what, path in (("plan", plan), ("view", plan + "/ranks/{rank}")):
+                for label, path in (("plan", plan), ("view", plan + "/ranks/{rank}")):
                     parts = await asyncio.gather(
                         *(_at_a_rate(client, rank, path) for rank, client in enumerate(ranks))
                     )
-                    text = f"{what} of {gpus} ranks, {CLIENTS} clients, {asked_for}"
+                    text = f"{label} of {gpus} ranks, {CLIENTS} clients, {asked_for}"
                     rows.append(_row(text, *_joined(parts)))
                 parts = [await _at_once(ranks, plan, step % STEPS) for step in range(40)]
                 rows.append(_row(f"plan, {CLIENTS} clients at once", *_joined(parts)))
@@ -74,7 +74,7 @@ async def _measure(served: Served, store: Path, lengths: Any) -> list[list[str]]
         finally:
             for client in ranks:
                 client.close()
-    one.close()
+    connection.close()
     return rows
 
 
@@ -83,7 +83,7 @@ Times = list[tuple[float, int]]
 
 
 async def _woken(
-    store: Path, one: Client, ranks: Sequence[Client], job: str, batch: Batch
+    store: Path, connection: Client, ranks: Sequence[Client], job: str, batch: Batch
 ) -> list[float]:
     """For every rank, ms from the plan's publication to its view."""
     waiting = [
@@ -95,7 +95,7 @@ async def _woken(
     await asyncio.sleep(1.0)  # all of them wait
     published = asyncio.create_task(asyncio.to_thread(_published, store, job, batch.step))
     line = {"step": batch.step, "ids": batch.ids, "lengths": batch.lengths}
-    await _ok(one, f"/v1/jobs/{job}/batches", {"batches": [line]})
+    await _ok(connection, f"/v1/jobs/{job}/batches", {"batches": [line]})
     at = await published
     answers = await asyncio.gather(*waiting)
     assert all(answer.status == 200 for answer in answers)
@@ -118,8 +118,8 @@ async def _at_a_rate(client: Client, rank: int, path: str) -> Times:
 async def _at_once(clients: Sequence[Client], path: str, step: int) -> Times:
     await asyncio.sleep(0.1)
     began = time.perf_counter()
-    asked = path.format(step=step)
-    answers = await asyncio.gather(*(client.ask("GET", asked) for client in clients))
+    step_path = path.format(step=step)
+    answers = await asyncio.gather(*(client.ask("GET", step_path) for client in clients))
     return _since(began, answers)
 
 
@@ -146,9 +146,9 @@ def _joined(parts: Sequence[Times]) -> tuple[list[float], int]:
     return [took for took, _ in times], sum(status != 200 for _, status in times)
 
 
-def _row(what: str, times_ms: Sequence[float], errors: int) -> list[str]:
+def _row(label: str, times_ms: Sequence[float], errors: int) -> list[str]:
     p50, p99 = np.percentile(times_ms, [50, 99])
-    return [what, f"{p50:.1f}", f"{p99:.1f}", str(errors)]
+    return [label, f"{p50:.1f}", f"{p99:.1f}", str(errors)]
 
 
 async def _ok(client: Client, path: str, body: Any) -> Any:

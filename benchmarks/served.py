@@ -18,12 +18,12 @@ class Served:
             command = ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
-        said = ""
-        while not (address := re.search(r"serving on http://(\S+):(\d+)", said)):
+        stderr = ""
+        while not (address := re.search(r"serving on http://(\S+):(\d+)", stderr)):
             line = self.process.stderr.readline()
             if not line:
-                raise RuntimeError(f"the service did not start: {said}")
-            said += line
+                raise RuntimeError(f"the service did not start: {stderr}")
+            stderr += line
         self.host, self.port = address[1], int(address[2])
 
     @property

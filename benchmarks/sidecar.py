@@ -24,16 +24,16 @@ def run(data: Sequence[Data]) -> None:
     """Print a table for each data set: was a plan ever missing, and what did planning cost."""
     rows = []
     core = max(os.sched_getaffinity(0))
-    for each in data:
+    for seconds in data:
         with tempfile.TemporaryDirectory() as folder:
-            job = _job_file(Path(folder), each)
+            job = _job_file(Path(folder), seconds)
             with Served("sidecar", "--job", job, cores=[core]) as served:
                 began = _cpu_s(served.process.pid)
                 waits, ahead = asyncio.run(_train(served))
                 spent = _cpu_s(served.process.pid) - began
             rows.append(
                 [
-                    each.name,
+                    seconds.name,
                     str(min(ahead[WARM_UP:])),
                     f"{np.median(waits[WARM_UP:]):.1f}",
                     f"{max(waits[WARM_UP:]):.1f}",
@@ -59,13 +59,13 @@ def _job_file(folder: Path, data: Data) -> Path:
 
 async def _train(served: Served) -> tuple[list[float], list[int]]:
     """For each step, the slowest rank's wait (ms) and how many plans there were when it began."""
-    one = await Client.connect(served.host, served.port)
+    connection = await Client.connect(served.host, served.port)
     ranks = await connect_all(served.host, served.port, GPUS)
     waits, ahead = [], []
     due = time.perf_counter()
     for step in range(STEPS):
-        ahead.append(await _planned(one) - step)
-        asked = time.perf_counter()
+        ahead.append(await _planned(connection) - step)
+        start = time.perf_counter()
         views = await asyncio.gather(
             *(
                 client.ask("GET", f"/v1/jobs/job/plans/{step}/ranks/{rank}?wait=60")
@@ -73,7 +73,7 @@ async def _train(served: Served) -> tuple[list[float], list[int]]:
             )
         )
         assert all(view.status == 200 for view in views)
-        waits.append((max(view.at for view in views) - asked) * 1000)
+        waits.append((max(view.at for view in views) - start) * 1000)
         due = max(due + STEP_S, time.perf_counter())
         await asyncio.sleep(due - time.perf_counter())
         bodies = (json.dumps({"step": step, "rank": r, "digest": None}) for r in range(GPUS))
@@ -84,7 +84,7 @@ async def _train(served: Served) -> tuple[list[float], list[int]]:
             )
         )
         assert all(answer.status == 200 for answer in answers)
-    for client in (one, *ranks):
+    for client in (connection, *ranks):
         client.close()
     return waits, ahead
 

@@ -127,7 +127,7 @@ def _on_ranks(
         process.join()
     least = {}
     for scheme in schemes:
-        steps = zip(*(taken[scheme] for taken in by_rank), strict=True)
+        steps = zip(*(seconds[scheme] for seconds in by_rank), strict=True)
         sums = [
             Seconds(sum(rank.whole for rank in step), sum(rank.transport for rank in step))
             for step in steps
@@ -154,9 +154,9 @@ def _rank(
     job = StagedLlama(Llama(config), groups, tensor_degrees=tensor_degrees)
     optimizer = torch.optim.AdamW([master for _, master in job.states.master_parameters()])
     prepare = job.preparation(SeededTokens(config.vocab, 0))
-    taken: dict[str, list[Seconds]] = {scheme: [] for scheme in schemes}
+    seconds: dict[str, list[Seconds]] = {scheme: [] for scheme in schemes}
     for _ in range(WARM_UP + STEPS):
-        for scheme, steps in taken.items():
+        for scheme, steps in seconds.items():
             view = rank_view(planned(Scheme.parse(scheme), lengths, ranks), rank)
             work = prepare(view)
             dist.barrier()
@@ -164,5 +164,5 @@ def _rank(
             job.run_step(view, work, optimizer)
             whole, own = time.process_time() - whole, time.thread_time() - own
             steps.append(Seconds(whole, whole - own))
-    pipe.send({scheme: steps[WARM_UP:] for scheme, steps in taken.items()})
+    pipe.send({scheme: steps[WARM_UP:] for scheme, steps in seconds.items()})
     dist.destroy_process_group()

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
         IndexedTargets(rows, "input_ids", mask="completion_mask"),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 0.2, 1.0, 4),
-        callbacks=[said] if os.environ.get("RANK", "0") == "0" else [],
+        callbacks=[report_step] if os.environ.get("RANK", "0") == "0" else [],
     )
     if job.rank == 0:
         print(job.held_bytes, flush=True)
@@ -89,7 +89,7 @@ def planned(rows: Rows, ranks: int) -> Iterator[seqplan.Plan]:
         yield planner.plan(seqplan.Batch(step, tuple(ids), tuple(int(lengths[id]) for id in ids)))
 
 
-def said(report: huggingface.StepReport) -> None:
+def report_step(report: huggingface.StepReport) -> None:
     """Print what is worth knowing of a step: predicted is what the profile's device would take."""
     measured = "-" if report.measured_ms is None else f"{report.measured_ms:.0f}"
     print(

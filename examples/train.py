@@ -71,12 +71,12 @@ def main() -> None:
                 measured = {"step": result.step, "rank": rank, "measured_ms": measured_ms}
                 with open(arguments.times, "a", encoding="utf-8") as times:
                     times.write(json.dumps(measured) + "\n")
-            done = step.view.step + 1
+            next_step = step.view.step + 1
             if rank == 0:
                 record = {"step": result.step, "loss": result.loss, "norm": result.gradient_norm}
                 print(json.dumps(record), flush=True)
-            if done % arguments.checkpoint_every == 0:
-                cursor = runtime.Cursor(done, step.view.digest)
+            if next_step % arguments.checkpoint_every == 0:
+                cursor = runtime.Cursor(next_step, step.view.digest)
                 runtime.save(arguments.checkpoints, cursor, states, optimizer, groups.control)
     if arguments.export is not None:
         parameters = dict(states.export())  # on the first rank, nothing on the others

@@ -103,14 +103,14 @@ class _Options:
         for name in ("seqplan_sequences", "seqplan_capacity"):
             if not isinstance(cfg.get(name), int) or cfg[name] < 1:
                 raise UnplannableError(f"{name}: wants a whole number above 0, not {cfg.get(name)}")
-        profile, given = cfg.get("seqplan_profile"), cfg.get("seqplan_cost")
-        if (profile is None) == (given is None):
+        profile, cost_given = cfg.get("seqplan_profile"), cfg.get("seqplan_cost")
+        if (profile is None) == (cost_given is None):
             raise UnplannableError("give either seqplan_profile or seqplan_cost: [a, b, c]")
         try:
-            if given is None:
+            if cost_given is None:
                 cost = Cost.of_profile(str(profile), cfg.get("seqplan_scheme") or "tp1")
             else:
-                a, b, c = map(float, given)
+                a, b, c = map(float, cost_given)
                 cost = Cost(a, b, c)
         except (TypeError, ValueError) as error:
             raise UnplannableError(f"what a micro-batch costs: {error}") from error

@@ -72,7 +72,7 @@ class BalancedSteps:
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._lengths))
         for step in range(first, self.steps):
             places = order[step * self._sequences : (step + 1) * self._sequences]
-            done = balance(
+            balanced = balance(
                 self._lengths[places],
                 ranks,
                 self._capacity,
@@ -83,11 +83,11 @@ class BalancedSteps:
             yield RankedStep(
                 [
                     [[int(places[i]) for i in micro] for micro in of_rank]
-                    for of_rank in done.micro_batches
+                    for of_rank in balanced.micro_batches
                 ],
                 {
-                    "predicted_ms": done.predicted_ms,
-                    "gap": done.gap,
-                    "imbalance": done.imbalance,
+                    "predicted_ms": balanced.predicted_ms,
+                    "gap": balanced.gap,
+                    "imbalance": balanced.imbalance,
                 },
             )

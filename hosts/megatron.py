@@ -172,11 +172,11 @@ def _grouped(
 ) -> _Groups:
     """Plan groups for samples (id, tokens); ids by micro-batch and rank."""
     ids, lengths = _split(samples)
-    done = plan_groups(
+    grouped = plan_groups(
         lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple, stages=stages
     )
-    _tell(len(done.rounds), done.predicted_ms, done.gap, done.imbalance)
-    return [[[ids[i] for i in own] for own in groups] for groups in done.by_rank()]
+    _tell(len(grouped.rounds), grouped.predicted_ms, grouped.gap, grouped.imbalance)
+    return [[[ids[i] for i in own] for own in groups] for groups in grouped.by_rank()]
 
 
 def _balanced(
@@ -191,8 +191,8 @@ def _balanced(
 ) -> _Groups:
     """Balance samples (id, tokens) over replicas; ids by micro-batch and rank."""
     ids, lengths = _split(samples)
-    done = balance(lengths, replicas, capacity * degree, cost, count_multiple=multiple)
-    micro_batches = [micro for of_rank in done.micro_batches for micro in of_rank]
+    balanced = balance(lengths, replicas, capacity * degree, cost, count_multiple=multiple)
+    micro_batches = [micro for of_rank in balanced.micro_batches for micro in of_rank]
     if not all(micro_batches):
         raise ValueError(
             f"{len(ids)} samples cannot fill {len(micro_batches)} micro-batches, "
@@ -200,10 +200,10 @@ def _balanced(
         )
     if most is not None and max(map(len, micro_batches)) > most:
         raise ValueError(f"a micro-batch would have more than {most} samples")
-    _tell(len(done.micro_batches[0]), done.predicted_ms, done.gap, done.imbalance)
+    _tell(len(balanced.micro_batches[0]), balanced.predicted_ms, balanced.gap, balanced.imbalance)
     return [
-        [[ids[i] for i in of_rank[k]] for of_rank in done.micro_batches for _ in range(degree)]
-        for k in range(len(done.micro_batches[0]))
+        [[ids[i] for i in of_rank[k]] for of_rank in balanced.micro_batches for _ in range(degree)]
+        for k in range(len(balanced.micro_batches[0]))
     ]
 
 

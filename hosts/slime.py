@@ -114,13 +114,13 @@ def planned_schedule(
     for first in range(0, len(sample_lists) - global_batch_size + 1, global_batch_size):
         samples = [i for own in sample_lists[first : first + global_batch_size] for i in own]
         lengths = [int(total_lengths[i]) for i in samples]
-        done = balance(lengths, ranks, capacity, cost, count_multiple=multiple)
-        if not all(micro for of_rank in done.micro_batches for micro in of_rank):
+        balanced = balance(lengths, ranks, capacity, cost, count_multiple=multiple)
+        if not all(micro for of_rank in balanced.micro_batches for micro in of_rank):
             raise ValueError(f"{len(samples)} samples are too few for {ranks} ranks")
-        _tell(done)
-        counts.append(len(done.micro_batches[0]))
+        _tell(balanced)
+        counts.append(len(balanced.micro_batches[0]))
         for partition, of_rank, micro_batches in zip(
-            partitions, places, done.micro_batches, strict=True
+            partitions, places, balanced.micro_batches, strict=True
         ):
             for micro in micro_batches:
                 of_rank.append(list(range(len(partition), len(partition) + len(micro))))
@@ -128,12 +128,14 @@ def planned_schedule(
     return partitions, places, counts, [global_batch_size] * len(counts)
 
 
-def _tell(done: Balanced) -> None:
-    figures.update(predicted_ms=done.predicted_ms, gap=done.gap, imbalance=done.imbalance)
+def _tell(balanced: Balanced) -> None:
+    figures.update(
+        predicted_ms=balanced.predicted_ms, gap=balanced.gap, imbalance=balanced.imbalance
+    )
     logger.info(
         "%d micro-batches a rank: %.0f ms predicted, gap %.2f %%, imbalance %.2f %%",
-        len(done.micro_batches[0]),
-        done.predicted_ms,
-        100 * done.gap,
-        100 * done.imbalance,
+        len(balanced.micro_batches[0]),
+        balanced.predicted_ms,
+        100 * balanced.gap,
+        100 * balanced.imbalance,
     )

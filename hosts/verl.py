@@ -107,7 +107,7 @@ def _rearranging(own: Callable[..., Any], cost: Cost) -> Any:
         try:
             if force_group_size > 1:
                 raise ValueError(f"groups of {force_group_size} samples stay together")
-            done, rank = _packed(
+            balanced, rank = _packed(
                 _of_all_ranks(lengths, dp_group) if together else [lengths],
                 _rank(dp_group) if together else 0,
                 int(max_token_len),
@@ -127,7 +127,7 @@ def _rearranging(own: Callable[..., Any], cost: Cost) -> Any:
                 use_dynamic_bsz_balance,
                 force_group_size,
             )
-        mine = done.micro_batches[rank]
+        mine = balanced.micro_batches[rank]
         first = min(i for micro in mine for i in micro)
         places = [[i - first for i in micro] for micro in mine]
         if use_dynamic_bsz_balance:
@@ -146,17 +146,19 @@ def _packed(
     multiple: int,
     least: int,
 ) -> tuple[Balanced, int]:
-    done = balance_fixed(of_ranks, capacity, cost, count_multiple=multiple, least_count=least)
-    figures.update(predicted_ms=done.predicted_ms, gap=done.gap, imbalance=done.imbalance)
+    balanced = balance_fixed(of_ranks, capacity, cost, count_multiple=multiple, least_count=least)
+    figures.update(
+        predicted_ms=balanced.predicted_ms, gap=balanced.gap, imbalance=balanced.imbalance
+    )
     if rank == 0:
         logger.info(
             "%d micro-batches a rank: %.0f ms predicted, gap %.2f %%, imbalance %.2f %%",
-            len(done.micro_batches[0]),
-            done.predicted_ms,
-            100 * done.gap,
-            100 * done.imbalance,
+            len(balanced.micro_batches[0]),
+            balanced.predicted_ms,
+            100 * balanced.gap,
+            100 * balanced.imbalance,
         )
-    return done, rank
+    return balanced, rank
 
 
 def _lengths(batch: Any) -> list[int]:

@@ -154,7 +154,7 @@ def _rounds(plan: Plan) -> Iterator[str]:
         yield f"rounds: they are not 0 … {max(numbers)} without a gap"
     if len(stages := sorted({pipeline.scheme.pp for pipeline in plan.pipelines})) > 1:
         yield f"rounds: they go through {stages[0]} stages and through {stages[-1]}"
-    seen: set[tuple[int, int]] = set()
+    places: set[tuple[int, int]] = set()
     for index, pipeline in enumerate(plan.pipelines):
         if pipeline.round is None:
             continue
@@ -162,9 +162,9 @@ def _rounds(plan: Plan) -> Iterator[str]:
             number = len(pipeline.micro_batches)
             yield f"pipeline {index}: {number} micro-batches in round {pipeline.round}, at most one"
         for rank in pipeline.ranks:
-            if (pipeline.round, rank) in seen:
+            if (pipeline.round, rank) in places:
                 yield f"pipeline {index}: rank {rank} is already in use in round {pipeline.round}"
-            seen.add((pipeline.round, rank))
+            places.add((pipeline.round, rank))
 
 
 def _shared_ranks(plan: Plan) -> Iterator[str]:

@@ -87,12 +87,12 @@ class Architecture:
     def check_layers(self, layers: int) -> None:
         """``ValueError`` where more layers are special than the model has."""
         attending = self.window_layers + self.chunk_layers + self.linear_layers
-        for what, count in (
+        for name, count in (
             ("window, chunk and linear", attending),
             ("expert", self.expert_layers),
         ):
             if count > layers:
-                raise ValueError(f"model: {count} {what} layers of {layers}")
+                raise ValueError(f"model: {count} {name} layers of {layers}")
 
     def as_dict(self) -> dict[str, int]:
         """Return what differs from a dense decoder, by name."""

@@ -101,12 +101,12 @@ class Profile:
             and layout in (None, (entry.scheme.tp, entry.scheme.pp))
         }
         if not chosen:
-            what = "measured scheme" if measured else "scheme"
+            wanted_schemes = "measured scheme" if measured else "scheme"
             if layout is not None:
-                what += f" of layout {Scheme(*layout)}"
+                wanted_schemes += f" of layout {Scheme(*layout)}"
             there = sorted({(entry.scheme.tp, entry.scheme.pp) for entry in self.schemes})
             raise ProfileError(
-                f"profile {self.name}: has no {what}; its layouts are "
+                f"profile {self.name}: has no {wanted_schemes}; its layouts are "
                 f"{', '.join(str(Scheme(*other)) for other in there)}"
             )
         if len(chosen) == len(self.schemes):

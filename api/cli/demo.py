@@ -125,12 +125,12 @@ def run(args: argparse.Namespace) -> int:
         theirs = sum(times) / len(times) + exchange.of_strategy_ms(strategy)
         whole = [row.plan.predicted_ms + (row.plan.exchange_ms or 0.0) for row in rows]
         ours = sum(whole) / len(whole)
-        said = (
+        lines = (
             f"{strategy}: {seconds(theirs)} an iteration; these plans: {seconds(ours)}: "
             f"{theirs / ours:.2f} times as fast (predicted on profile {profile.name}, with the "
             "exchange of parameters and gradients)"
         )
-        print("\n".join(textwrap.wrap(said, 98)))
+        print("\n".join(textwrap.wrap(lines, 98)))
     with atomic_write(args.output / "proposal.json", "w") as file:
         file.write(proposal.to_json())
     print(f"\nwritten: {plans} and {args.output / 'proposal.json'}")

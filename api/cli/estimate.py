@@ -187,7 +187,7 @@ def _left_out(refused: dict[str, str]) -> list[str]:
 
 def _largest(estimated: Estimate) -> str:
     """The two largest terms with their shares."""
-    terms = sorted(estimated.terms_ms.items(), key=lambda item: -item[1])[:2]
+    terms = sorted(estimated.terms_ms.items(), key=lambda term: -term[1])[:2]
     return ", ".join(f"{name} {percent(ms / estimated.iteration_ms, 0)}" for name, ms in terms)
 
 
@@ -207,7 +207,7 @@ def _described(deployment: Deployment, estimated: Estimate) -> list[str]:
         ("term", "time", "share"),
         [
             (name, _time(ms), percent(ms / estimated.iteration_ms))
-            for name, ms in sorted(estimated.terms_ms.items(), key=lambda item: -item[1])
+            for name, ms in sorted(estimated.terms_ms.items(), key=lambda term: -term[1])
         ],
     )
     lines.append("")

@@ -116,19 +116,19 @@ def run(args: argparse.Namespace) -> int:
         with atomic_write(args.output, "w") as file:
             file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     if args.json:
-        print(json.dumps([_fields(each) for each in results]))
+        print(json.dumps([_fields(result) for result in results]))
         return 0
     header = ("scheme", "pipelines", "profile's error", "held-out error after", "", "why")
     rows = [
         (
-            str(each.scheme),
-            str(each.before.samples),
-            _pair(each.before),
-            _pair(each.after),
-            each.how,
-            each.reason,
+            str(result.scheme),
+            str(result.before.samples),
+            _pair(result.before),
+            _pair(result.after),
+            result.how,
+            result.reason,
         )
-        for each in results
+        for result in results
     ]
     print("\n".join(table(header, rows)))
     print("errors: median / p90, relative")
@@ -164,7 +164,7 @@ def _of_job(client: ServiceClient, args: argparse.Namespace) -> _Material:
         raise MeasurementError(f"{where}: a measurement cannot be read: {error}") from None
     if not measurements:
         raise MeasurementError(f"{where}: no rank has measured a step yet")
-    steps = sorted({each.step for each in measurements})
+    steps = sorted({timed.step for timed in measurements})
     plans = (
         from_json(client.text(*job, "plans", step), strict=False, origin=f"{where}: step {step}")
         for step in steps

@@ -143,8 +143,8 @@ def _names(index: int, pipeline: PlannedPipeline) -> Iterator[dict[str, Any]]:
         yield _metadata("thread_sort_index", index, stage, sort_index=stage)
 
 
-def _metadata(what: str, process: int, thread: int, **args: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": args}
+def _metadata(kind: str, process: int, thread: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": args}
 
 
 def _passes(plan: Plan, index: int, times: PipelineTimeline) -> Iterator[dict[str, Any]]:

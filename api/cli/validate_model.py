@@ -51,14 +51,14 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([as_json(check) for check in tables], ensure_ascii=False))
         return 0
     lines = summary(tables)
-    said: set[str] = set()
+    notes: set[str] = set()
     for check in tables:
         lines += ["", *textwrap.wrap(f"{check.name}: {check.what}", 98)]
         if args.rows:
             lines += _rows(check)
-        if check.missing not in said:
+        if check.missing not in notes:
             lines += [f"  {text}" for text in check.missing.splitlines()]
-        said.add(check.missing)
+        notes.add(check.missing)
     print("\n".join(lines))
     return 0
 

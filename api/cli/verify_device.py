@@ -36,7 +36,7 @@ CHECKS = {
 _DESCRIPTION = """\
 Check on this device, in at most ten minutes, what profiles and training rest on. Every figure has
 its limit beside it; where one is missed it is named, and the exit code is 1. Checks:
-""" + "\n".join(f"  {name:<10} {what}" for name, what in CHECKS.items())
+""" + "\n".join(f"  {name:<10} {description}" for name, description in CHECKS.items())
 
 _EXAMPLES = """\
 examples:

@@ -132,8 +132,8 @@ class LookAhead:
 
     def _read_acknowledged(self) -> None:
         with self._store.reading() as connection:
-            done = acks.last_acknowledged(connection, self._row.id, self._row.world_size)
-        self._news.add_done(done)
+            last_steps = acks.last_acknowledged(connection, self._row.id, self._row.world_size)
+        self._news.add_done(last_steps)
 
     def _answer(self, step: int, future: Future[Planned]) -> Planned:
         while not self._news.stopped:

@@ -10,7 +10,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-def _one(value: Any) -> int:
+def _unit_size(value: Any) -> int:
     return 1
 
 
@@ -20,7 +20,7 @@ class Lru(Generic[Key, Value]):
     The least lately used is forgotten first. Not for several threads without a lock.
     """
 
-    def __init__(self, most: int, size: Callable[[Value], int] = _one) -> None:
+    def __init__(self, most: int, size: Callable[[Value], int] = _unit_size) -> None:
         self._most = most
         self._size = size
         self._total = 0

@@ -66,8 +66,8 @@ class PlanSummary:
 class PlanSummaries:
     """Summaries by digest, the least lately used forgotten first. May be used from threads."""
 
-    def __init__(self, kept: int = KEPT) -> None:
-        self._known: Lru[str, PlanSummary] = Lru(kept)
+    def __init__(self, most: int = KEPT) -> None:
+        self._known: Lru[str, PlanSummary] = Lru(most)
         self._schemes: dict[tuple[int, ...], Scheme] = {}
         self._lock = threading.Lock()
 

@@ -235,16 +235,16 @@ class Service:
         """Say of each thread that has ended before its time what it leaves undone, and the mend."""
         with self._lock:
             running = sorted(self._running.items())
-        told = [
+        lines = [
             f"job {job}: planning ended: {planning.fault}; POST /v1/jobs/{job}/restart"
             for job, planning in running
             if planning.ended and planning.fault is not None
         ]
         if self.proposals.ended:
-            told.append("no proposals are made any more; start the service again")
+            lines.append("no proposals are made any more; start the service again")
         if self._watch is not None and not self._watch.is_alive() and not self._stopping.is_set():
-            told.append("other services are heard no more; start the service again")
-        return told
+            lines.append("other services are heard no more; start the service again")
+        return lines
 
     def _published(self, job: str, ready: ReadyPlan | None) -> None:
         if ready is not None:

@@ -106,7 +106,7 @@ class Store:
                 yield connection
 
     @contextmanager
-    def claimed(self, what: str) -> Iterator[Claim | None]:
+    def claimed(self, subject: str) -> Iterator[Claim | None]:
         """Take the right to do ``what``, which one service has at a time; None: another has it.
 
         It ends with the block, with the process, or with the connection to the database.
@@ -115,12 +115,12 @@ class Store:
         if not self._shared:
             yield Claim(self.writing)  # nobody else uses this store
             return
-        key = int.from_bytes(hashlib.sha256(what.encode()).digest()[:8], signed=True)
+        key = int.from_bytes(hashlib.sha256(subject.encode()).digest()[:8], signed=True)
         with outages(), self._engine.connect() as connection:
             with connection.begin():
-                asked = select(func.pg_try_advisory_lock(key))
-                got = connection.execute(asked).scalar()
-            if not got:
+                query = select(func.pg_try_advisory_lock(key))
+                locked = connection.execute(query).scalar()
+            if not locked:
                 yield None
                 return
 

@@ -80,11 +80,11 @@ class _Runs:
 
     def listen(self, messages: Iterable[tuple[int, Message]]) -> None:
         """Take what the processes, whose last is the one, say until all are done."""
-        done = 0
+        steps_done = 0
         for number, message in messages:
             if "done" in message:
-                done += 1
-                if done == len(self._ranks):
+                steps_done += 1
+                if steps_done == len(self._ranks):
                     self._pipe.send(self._plans[-1])
             elif "parameter" in message:
                 self.parameter = message["parameter"]

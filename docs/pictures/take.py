@@ -77,8 +77,8 @@ def train(served: Served, job: str) -> None:
             for rank in pipeline.ranks:
                 took[rank] += factor * sum(batch.cost_ms for batch in pipeline.micro_batches)
         times = [took[rank] or None for rank in range(plan.world_size)]
-        done = {"step": step, "ranks": list(took), "digest": None, "measured_ms": times}
-        served.ok("POST", f"/v1/jobs/{job}/acks/many", done)
+        acknowledgement = {"step": step, "ranks": list(took), "digest": None, "measured_ms": times}
+        served.ok("POST", f"/v1/jobs/{job}/acks/many", acknowledgement)
 
 
 def save(page: Page, name: str) -> None:

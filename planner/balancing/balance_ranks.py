@@ -150,10 +150,10 @@ def checked_lengths(
     lengths: Sequence[int] | npt.NDArray[np.integer], micro_batch: PipelineClass, pad_to: int
 ) -> list[int]:
     """Turn lengths into whole numbers; ``ValueError`` for the first that is none or too long."""
-    given = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
-    if not given:
+    numbers = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
+    if not numbers:
         raise ValueError("there are no sequences to balance")
-    for place, length in enumerate(given):
+    for place, length in enumerate(numbers):
         number = length.item() if isinstance(length, np.generic) else length
         whole = isinstance(number, int) and not isinstance(number, bool)
         if not whole and isinstance(number, float) and math.isfinite(number):
@@ -166,8 +166,8 @@ def checked_lengths(
                 f"sequence {place} has {int(number)} tokens{padding}; a micro-batch holds "
                 f"{micro_batch.capacity}: truncate it or give more capacity"
             )
-        given[place] = int(number)
-    return given
+        numbers[place] = int(number)
+    return numbers
 
 
 def _bound_ms(

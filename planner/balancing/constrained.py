@@ -98,10 +98,10 @@ def plan_equal_samples(
     ``ValueError`` where they cannot be equally many.
     """
     if len(bundles) % ranks or len({len(bundle.positions) for bundle in bundles}) > 1:
-        what = f"{sum(len(bundle.positions) for bundle in bundles)} sequences"
+        described = f"{sum(len(bundle.positions) for bundle in bundles)} sequences"
         if any(len(bundle.positions) > 1 for bundle in bundles):
-            what += f" in {len(bundles)} groups"
-        raise ValueError(f"equal_samples: {what} cannot be dealt equally to {ranks} ranks")
+            described += f" in {len(bundles)} groups"
+        raise ValueError(f"equal_samples: {described} cannot be dealt equally to {ranks} ranks")
     share = len(bundles) // ranks
     loads = [(0.0, rank) for rank in range(ranks)]
     heapify(loads)

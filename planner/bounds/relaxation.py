@@ -95,8 +95,8 @@ def relax(
     states = []
     for pipeline_class in classes:
         ladder = _ladder(pipeline_class.most_micro_batches(time_ms), every_v=gpus is None)
-        taken = ClassLengths(pipeline_class, lengths, levels).resources(ladder, time_ms)
-        states.append(_ClassStates(ladder, taken))
+        resources = ClassLengths(pipeline_class, lengths, levels).resources(ladder, time_ms)
+        states.append(_ClassStates(ladder, resources))
     eligible = np.concatenate([of_class.resources.eligible for of_class in states])
     if not eligible.any(axis=0).all():
         return None
@@ -122,9 +122,9 @@ def relax(
         classes, states, class_duals, in_use, strict=True
     ):
         distinct = ClassLengths(pipeline_class, batch.distinct, levels)
-        taken = distinct.resources(of_class.ladder, time_ms)
-        cost = np.einsum("vr,vrn->vn", dual, taken.share)
-        cost[~taken.eligible] = np.inf
+        resources = distinct.resources(of_class.ladder, time_ms)
+        cost = np.einsum("vr,vrn->vn", dual, resources.share)
+        cost[~resources.eligible] = np.inf
         np.minimum(values, cost[active].min(axis=0, initial=np.inf), out=values)
         np.minimum(least_anywhere, cost.min(axis=0), out=least_anywhere)
     values = np.where(np.isfinite(values), values, least_anywhere)
@@ -177,11 +177,11 @@ class _Program:
 
     def resource_limits(self, share: Floats, weights: Floats) -> list[_Block]:
         """Demand Σ part·weight·share − pipelines ≤ 0, for each resource of each state."""
-        taken = share[self.part_state, :, self.part_group] * weights[self.part_group, None]
+        resources = share[self.part_state, :, self.part_group] * weights[self.part_group, None]
         rows = np.arange(self.resource_rows)
         of_part = self.part_state[:, None] * RESOURCES + np.arange(RESOURCES)
         return [
-            (taken.ravel(), of_part.ravel(), np.repeat(np.arange(self.parts), RESOURCES)),
+            (resources.ravel(), of_part.ravel(), np.repeat(np.arange(self.parts), RESOURCES)),
             (-np.ones(len(rows)), rows, self.parts + rows // RESOURCES),
         ]
 

@@ -62,15 +62,15 @@ def advice(profile: Profile, systems: Sequence[System], max_len: int | None = No
 
     ``max_len``: the context (tokens); hosts that pack are looked at where it is short.
     """
-    said = _against_static(profile, systems)
+    sentences = _against_static(profile, systems)
     packed = [system for system in systems[1:] if system.key in PACKED]
     if max_len is None or max_len > SHORT or not packed:
-        return said
+        return sentences
     best = min(packed, key=lambda system: system.mean_ms)
     gain = best.mean_ms / systems[0].mean_ms - 1
     if gain > LITTLE:
-        return said
-    return f"{said} Contexts up to 8K leave little to gain: {gain:.1%} over {best.name}."
+        return sentences
+    return f"{sentences} Contexts up to 8K leave little to gain: {gain:.1%} over {best.name}."
 
 
 def _against_static(profile: Profile, systems: Sequence[System]) -> str:
@@ -122,7 +122,7 @@ def rivals(systems: Sequence[System]) -> list[tuple[str, System]]:
         ("the best published system", best_published(systems)),
         ("the best static strategy with our balancing", best_static(systems)),
     )
-    return [(what, system) for what, system in candidates if system is not None]
+    return [(label, system) for label, system in candidates if system is not None]
 
 
 def fit_error(profile: Profile) -> float | None:

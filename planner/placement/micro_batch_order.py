@@ -18,11 +18,11 @@ def order_micro_batches(
     longer ([2, 1, 2] on two stages takes 8, form S is 7).
     """
     n = len(costs_ms)
-    given = list(range(n))
+    as_numbered = list(range(n))
     if pp == 1 or n < 3:
-        return given
-    ascending = sorted(given, key=lambda j: (costs_ms[j], j))
+        return as_numbered
+    ascending = sorted(as_numbered, key=lambda j: (costs_ms[j], j))
     hill = ascending[0::2] + ascending[1::2][::-1]
-    orders = [given, ascending[::-1], hill]
+    orders = [as_numbered, ascending[::-1], hill]
     times = [simulate_ms([costs_ms[j] for j in order], pp, forward_fraction) for order in orders]
     return orders[times.index(min(times))]

@@ -95,7 +95,9 @@ def _layout_times(
         planned = [
             best_rounds(batch, [layouts[layout]], gpus, exchange, multiple) for batch in batches
         ]
-        times[layout] = float(np.mean([one.total_ms for one in planned if one is not None]))
+        times[layout] = float(
+            np.mean([rounds.total_ms for rounds in planned if rounds is not None])
+        )
     report("planning rounds", len(holding), len(holding))
     return times
 

@@ -163,19 +163,19 @@ def _mixed(
     """Form groups of any degrees by mixed-integer programming; [] when none is found in time."""
     parts = buckets_of([lengths[i] for i in positions], buckets)
     group_models = [model for model in allowed for _ in range(gpus // model.scheme.gpus)]
-    taken = _program(
+    counts = _program(
         [max(lengths[positions[k]] for k in part) for part in parts],
         [len(part) for part in parts],
         group_models,
         gpus,
         limit_s,
     )
-    if taken is None:
+    if counts is None:
         return []
     left = [[positions[k] for k in part] for part in parts]
     groups = []
     for p, model in enumerate(group_models):
-        members = [left[k].pop() for k in range(len(parts)) for _ in range(int(taken[k, p]))]
+        members = [left[k].pop() for k in range(len(parts)) for _ in range(int(counts[k, p]))]
         if members:
             groups.append((model.scheme, tuple(members)))
     return groups
@@ -233,5 +233,5 @@ def _program(
     )
     if solved.x is None:
         return None
-    taken: npt.NDArray[np.int64] = np.rint(solved.x[:pairs]).astype(np.int64)
-    return taken.reshape(buckets, groups)
+    counts: npt.NDArray[np.int64] = np.rint(solved.x[:pairs]).astype(np.int64)
+    return counts.reshape(buckets, groups)

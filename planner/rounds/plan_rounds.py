@@ -113,8 +113,8 @@ def plan_rounds(
         laid_out, key=lambda rounds: in_stages_ms([round_.time_ms for round_ in rounds], stages)
     )
     schemes = tuple(model.scheme for model in ordered)
-    done = Rounds(classes, schemes, bounded, ranks, best, 0.0)
-    return done.bounded_by(bound_ms)
+    unbounded = Rounds(classes, schemes, bounded, ranks, best, 0.0)
+    return unbounded.bounded_by(bound_ms)
 
 
 def _one_of_each_size(models: Sequence[SchemeModel], batch: Batch) -> list[SchemeModel]:

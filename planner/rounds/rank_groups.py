@@ -132,7 +132,7 @@ def plan_groups(
     )
     order = order_micro_batches([max(times) for _, times in best], stages)
     ordered = [best[place] for place in order]
-    done = GroupedRounds(
+    grouped = GroupedRounds(
         tuple(groups for groups, _ in ordered),
         tuple(times for _, times in ordered),
         ranks,
@@ -140,7 +140,7 @@ def plan_groups(
         stages,
     )
     # A bound holds for any rounds; ours may differ from it by rounding only.
-    return replace(done, lower_bound_ms=min(bound, done.predicted_ms))
+    return replace(grouped, lower_bound_ms=min(bound, grouped.predicted_ms))
 
 
 def _filled_rounds(

@@ -135,8 +135,8 @@ def _everywhere(columns: _Columns) -> Any:
 
     groups = range(columns.number - columns.left_over)
     sums = lil_matrix((len(groups), columns.number))
-    for place, taken in enumerate(columns.taken):
-        sums[taken, np.array(columns.sequences(place))] = 1.0
+    for place, fitting in enumerate(columns.taken):
+        sums[fitting, np.array(columns.sequences(place))] = 1.0
     sums[groups, range(columns.left_over, columns.number)] = 1.0
     return sums.tocsr()
 

@@ -128,7 +128,7 @@ def simulate_iteration(
     micro-batch all step has no work: it counts in the bubble ratio alone. ``ValueError`` when a
     pipeline uses a rank beyond ``gpus``.
     """
-    busy, end, taken = [0.0] * gpus, [0.0] * gpus, [0.0] * gpus
+    busy, end, occupied = [0.0] * gpus, [0.0] * gpus, [0.0] * gpus
     spans: list[Span] = []
     clock = switched = 0.0
     for number, phase in enumerate(execution.phases):
@@ -136,7 +136,9 @@ def simulate_iteration(
             spans.append(Span((0, gpus), "switch", None, clock, clock + execution.switch_ms))
             switched += execution.switch_ms
             clock += execution.switch_ms
-        clock = _run_phase(phase, profile, clock, switched, spans=spans, ranks=(busy, end, taken))
+        clock = _run_phase(
+            phase, profile, clock, switched, spans=spans, ranks=(busy, end, occupied)
+        )
     propagation = clock - switched
     exposed = max(
         (
@@ -149,7 +151,7 @@ def simulate_iteration(
         if lasts:
             spans.append(Span((0, gpus), kind, None, clock, clock + lasts))
         clock += lasts
-    working = [time for time in taken if time > 0]
+    working = [time for time in occupied if time > 0]
     counts = Counter(pipeline.scheme for pipeline in execution.pipelines)
     flops, peak = model_flops(profile.shape, batch.lengths), peak_flops(profile.hardware)
     mfu = None if flops is None or peak is None else flops / (peak * gpus * clock / 1000)
@@ -195,7 +197,7 @@ def _run_phase(
 
     Returns its end.
     """
-    busy, end, taken = ranks
+    busy, end, occupied = ranks
     times = pipelines_timeline(phase, profile.forward_fraction)
     in_stages = stages_of_rounds(phase) > 1
     round_end: dict[int | None, float] = {}
@@ -228,7 +230,7 @@ def _run_phase(
             took -= 0.0 if in_stages else starts[pipeline.round]
             in_round[key] = max(in_round.get(key, 0.0), took)
     for (_, rank), time in in_round.items():
-        taken[rank] += time
+        occupied[rank] += time
     return begin + times.simulated_ms
 
 

@@ -64,10 +64,10 @@ class Planner:
         exact: bool = False,
     ) -> None:
         if isinstance(source, ProposalDocument):
-            given = {"gpus": gpus, "max_len": max_len, "layout": layout, "exchange": exchange}
-            given |= {"lockstep": lockstep or None}
-            given |= {"rounds_multiple": rounds_multiple if rounds_multiple > 1 else None}
-            if beside := [name for name, value in given.items() if value is not None]:
+            options = {"gpus": gpus, "max_len": max_len, "layout": layout, "exchange": exchange}
+            options |= {"lockstep": lockstep or None}
+            options |= {"rounds_multiple": rounds_multiple if rounds_multiple > 1 else None}
+            if beside := [name for name, value in options.items() if value is not None]:
                 raise ValueError(f"{beside[0]} is stated by the proposal; leave it out")
             document = source
         else:

@@ -145,11 +145,11 @@ def _balanced_counts(lengths: Sequence[int], runs: int) -> list[int]:
     base, more = divmod(len(lengths), runs)
     counts = [base + (k < more) for k in range(runs)]
     best, least = list(counts), float("inf")
-    seen = set()
+    counts_tried = set()
     for _ in range(max(runs * MOVES, len(lengths))):
-        if tuple(counts) in seen:
+        if tuple(counts) in counts_tried:
             break
-        seen.add(tuple(counts))
+        counts_tried.add(tuple(counts))
         firsts = np.cumsum([0, *counts[:-1]])
         costs = [_cost(n, lengths[first]) for n, first in zip(counts, firsts, strict=True)]
         spread = max(costs) - min(costs)

@@ -107,10 +107,10 @@ def windowed(
     """
     scheme, count = strategy.counts[0]
     unit = PipelineClass.of(setting.models[scheme], 1).unit
-    taken = range(len(batch.lengths)) if positions is None else positions
-    lengths = [batch.lengths[i] for i in taken]
+    chosen = range(len(batch.lengths)) if positions is None else positions
+    lengths = [batch.lengths[i] for i in chosen]
     window = max(window, -(-max(lengths) // unit) * unit)
-    windows = [[taken[j] for j in part] for part in first_fit_decreasing(lengths, window, unit)]
+    windows = [[chosen[j] for j in part] for part in first_fit_decreasing(lengths, window, unit)]
     return setting.pipelines(batch, [(scheme, dealt) for dealt in round_robin(windows, count)])
 
 

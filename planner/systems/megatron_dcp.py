@@ -81,8 +81,8 @@ def _rounds(
                 if tokens <= model.capacity and not late:
                     micro.append(i)
                     lengths = more
-            taken = set(micro)
-            left = [i for i in left if i not in taken]
+            members = set(micro)
+            left = [i for i in left if i not in members]
             groups.append((model.scheme, [micro]))
         groups.sort(key=lambda group: -group[0].gpus)
         pipelines += setting.pipelines(batch, groups, number)

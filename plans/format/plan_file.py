@@ -66,10 +66,10 @@ def _check_follows(plan: Plan, previous: Plan | None, origin: str) -> None:
 
 def find_step(path: Path, step: int) -> Plan:
     """Read the plan of one step; ``ValueError`` with the steps there are when it is missing."""
-    seen: list[int] = []
+    steps: list[int] = []
     for plan in read_plans(path):
         if plan.step == step:
             return plan
-        seen.append(plan.step)
-    steps_there = f"it has steps {seen[0]} to {seen[-1]}" if seen else "it has none"
+        steps.append(plan.step)
+    steps_there = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has none"
     raise ValueError(f"{path}: no step {step}; {steps_there}")

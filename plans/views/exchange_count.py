@@ -43,10 +43,10 @@ def pulled(units: Sequence[UnitLayout], placement: Placement) -> Pulled:
     shards = shards_of(placement)
     whole = all_whole(shards)
     gathered = [unit for unit in units if whole or unit.everywhere]
-    sent = [unit for unit in units if not (whole or unit.everywhere)]
+    pulled_units = [unit for unit in units if not (whole or unit.everywhere)]
     elements = messages = 0
     for rank in range(units[0].ranks):
-        counts = [moved(move.pull_from, rank) for move in unit_moves(sent, shards, rank)]
+        counts = [moved(move.pull_from, rank) for move in unit_moves(pulled_units, shards, rank)]
         owned = [unit.owned(rank) for unit in gathered]
         foreign = sum(unit.elements for unit in gathered) - sum(stop - at for at, stop in owned)
         elements = max(elements, foreign + sum(count.elements for count in counts))

@@ -198,10 +198,10 @@ def attention_ms(
     steps = scheme.ring - 1
     later = kernel(pieces, pieces * (0.5 if balanced else 1.0), masked=False)
     moved = shift_ms(cluster, groups["ring"], 2 * kv_bytes * directions)
-    taken = TRANSFER_MULTIPROCESSORS / cluster.hardware.multiprocessors
+    transfer_share = TRANSFER_MULTIPROCESSORS / cluster.hardware.multiprocessors
 
     def beyond(kernel_ms: Floats) -> Floats:
-        return np.maximum(moved - kernel_ms, taken * np.minimum(moved, kernel_ms))
+        return np.maximum(moved - kernel_ms, transfer_share * np.minimum(moved, kernel_ms))
 
     transfer = beyond(own) + (steps - 1) * beyond(later)
     elements = held * width

@@ -89,13 +89,13 @@ def complete(
     ]
     document["memory"] = _memory(profile, deployment, missing)
     errors = [errors for _, errors in fitted.values()]
-    said = fit_residuals(errors, largest=not deployment.sizes.architecture.dense)
+    residuals = fit_residuals(errors, largest=not deployment.sizes.architecture.dense)
     how = "compute as measured on one device, communication analytic on"
     if calibration is not None:
         how = f"{calibration}; Ulysses and ring by the links of"
     document["notes"] = [
         *(note for note in document.get("notes", ()) if not note.startswith(_DERIVED)),
-        f"{_DERIVED} {how} {_of_cluster(cluster)}; {said}",
+        f"{_DERIVED} {how} {_of_cluster(cluster)}; {residuals}",
         *deployment.notes,
     ]
     return document
@@ -205,10 +205,10 @@ def _sizes(profile: Profile, others: Mapping[str, int]) -> ModelSizes:
             )
     architecture, _ = Architecture.split(others)
     if not architecture.dense and architecture != shape.architecture:
-        said = shape.architecture.as_dict() or "nothing beyond a dense decoder"
+        derived = shape.architecture.as_dict() or "nothing beyond a dense decoder"
         raise ValueError(
-            f"profile {profile.name}: its model has {said}, not {architecture.as_dict()}; give the "
-            "sizes of the profile's model"
+            f"profile {profile.name}: its model has {derived}, not {architecture.as_dict()}; give "
+            "the sizes of the profile's model"
         )
     sizes = {n: others.get(n) if value is None else value for n, value in stated.items()}
     if missing := [name for name, value in sizes.items() if value is None]:

@@ -135,10 +135,10 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
         virtual = deployment.virtual_stages
         terms["pipeline bubble"] = (scheme.pp - 1) / virtual * stage_ms
         payload = 2 * tokens * sizes.hidden / (scheme.sp * scheme.tp)
-        sent = float(shift_ms(cluster, groups["pp"], payload))
+        shift = float(shift_ms(cluster, groups["pp"], payload))
         # Interleaved stages send beside the next stage's kernels, but when filling and draining.
         steady = count if virtual == 1 else 0
-        terms["pipeline sends"] = 2 * (steady + scheme.pp - 1) * sent
+        terms["pipeline sends"] = 2 * (steady + scheme.pp - 1) * shift
     held = deployment.stage_layers(scheme.pp) / sizes.layers * sizes.layers_parameters
     held += (sizes.stored_parameters(scheme.pp) - sizes.layers_parameters) / scheme.pp
     held /= scheme.tp
@@ -199,6 +199,6 @@ def model_flops(sizes: ModelSizes, length: int, *, causal: bool = True) -> float
         (Mask(window=special.window), special.window_layers),
         (Mask(chunk=special.chunk), special.chunk_layers),
     ):
-        seen = mask.seen(np.array([float(length)]))[0] if causal or mask.reach else length
-        pairs += layers * length * float(seen)
+        keys = mask.seen(np.array([float(length)]))[0] if causal or mask.reach else length
+        pairs += layers * length * float(keys)
     return 6.0 * products * length + 12.0 * sizes.attention_width * pairs

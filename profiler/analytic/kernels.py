@@ -68,8 +68,8 @@ def attention_kernel_ms(
     Shape of the result: that of ``queries`` without the last axis; a sequence of 0 costs nothing.
     """
     q, k = (np.asarray(x, dtype=np.float64) for x in (queries, keys))
-    seen = k * (0.5 if causal else 1.0)
-    return seen_keys_ms(hardware, q, seen, heads, head_width, masked=causal, backward=backward)
+    seen_keys = k * (0.5 if causal else 1.0)
+    return seen_keys_ms(hardware, q, seen_keys, heads, head_width, masked=causal, backward=backward)
 
 
 def seen_keys_ms(

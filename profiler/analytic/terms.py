@@ -124,6 +124,6 @@ def _gathering_ms(
         placement(scheme, dp)["replica"],
         2 * layers * sizes.layers_parameters / sizes.layers / scheme.tp,
     )
-    taken = TRANSFER_MULTIPROCESSORS / deployment.cluster.hardware.multiprocessors
+    transfer_share = TRANSFER_MULTIPROCESSORS / deployment.cluster.hardware.multiprocessors
     ends = 2 / 3 * moved / layers
-    return np.asarray(np.maximum(moved - beside, taken * np.minimum(moved, beside)) + ends)
+    return np.asarray(np.maximum(moved - beside, transfer_share * np.minimum(moved, beside)) + ends)

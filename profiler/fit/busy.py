@@ -19,19 +19,21 @@ def busy(samples: Sequence[Sample]) -> str | None:
     Where readings scatter so far, they do not tell what a repetition met between them, and no time
     can be rescaled by them. Processor time, where it was read, is told beside.
     """
-    readings = [ms for one in samples for ms in (*one.layers_yardstick_ms, *one.ends_yardstick_ms)]
+    readings = [
+        ms for sample in samples for ms in (*sample.layers_yardstick_ms, *sample.ends_yardstick_ms)
+    ]
     if not readings:
         return None
     middle, slow = (float(share) for share in np.quantile(readings, (0.5, 0.9)))
     if slow <= BUSY * middle:
         return None
-    said = (
+    note = (
         "the machine was too busy: a fixed piece of work usually took "
         f"{middle:.3g} ms, and {slow / middle:.1f} times that in every tenth case"
     )
-    timed = [one for one in samples if len(one.layers_cpu_ms) == len(one.layers_ms) > 0]
+    timed = [sample for sample in samples if len(sample.layers_cpu_ms) == len(sample.layers_ms) > 0]
     if timed:
-        cpu = sum(sum(one.layers_cpu_ms) for one in timed)
-        wall = sum(sum(one.layers_ms) for one in timed)
-        said += f"; layers had {cpu / wall:.2g} cores of it while they ran"
-    return said
+        cpu = sum(sum(sample.layers_cpu_ms) for sample in timed)
+        wall = sum(sum(sample.layers_ms) for sample in timed)
+        note += f"; layers had {cpu / wall:.2g} cores of it while they ran"
+    return note

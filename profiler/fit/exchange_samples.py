@@ -75,7 +75,7 @@ def fit_exchange(samples: Iterable[ExchangeSample], layers: int) -> list[dict[st
         entry: dict[str, Any] = {"tp": tp, "pp": pp, "gpus": ranks}
         for field in _TIMES:
             medians = {
-                number: median(ms for one in same for ms in getattr(one, field))
+                number: median(ms for repeated in same for ms in getattr(repeated, field))
                 for number, same in by_layers.items()
             }
             entry["ms" if field == _TIMES[0] else field] = round(_extended(medians, stage), 3)

@@ -145,11 +145,11 @@ def fit_memory(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MemoryFit:
     for tp in sorted({sample.scheme.tp for sample in samples if not sample.oom}):
         used = [sample for sample in samples if sample.scheme.tp == tp and not sample.oom]
         tokens = np.array([sample.tokens / (tp * sample.scheme.sp) for sample in used])
-        taken = np.array([sample.whole_bytes(layers) for sample in used])
-        relative = tokens / taken
+        measured_bytes = np.array([sample.whole_bytes(layers) for sample in used])
+        relative = tokens / measured_bytes
         slopes[tp] = float(relative.sum() / (relative @ relative))
         predicted.append(slopes[tp] * tokens)
-        measured.append(taken)
+        measured.append(measured_bytes)
     if not slopes:
         raise SampleError("no sample fits into memory")
     return MemoryFit(

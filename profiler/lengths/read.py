@@ -50,8 +50,8 @@ def read_lengths(
 def _expand(sources: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
     if not sources:
         raise LengthsError("no source of lengths was given")
-    for given in sources:
-        source = os.fspath(given)
+    for pattern in sources:
+        source = os.fspath(pattern)
         # A name that exists is that file, whatever characters are in it.
         if os.path.lexists(source) or not glob.has_magic(source):
             paths = [Path(source)]

@@ -39,11 +39,11 @@ def design(
     series = np.unique(np.geomspace(shortest, longest, points).round().astype(int))
     between = np.sqrt(series[:-1] * series[1:]).round().astype(int)
     fitted = [DesignPoint("fit", (int(length),)) for length in series]
-    seen = set(series.tolist())
+    chosen = set(series.tolist())
     held = [
         DesignPoint("held-out", (int(length),))
         for length in np.unique(between)
-        if int(length) not in seen
+        if int(length) not in chosen
     ]
     packed = [
         *_packed("packed", PACKED_POINTS, shortest, longest, np.random.default_rng(seed)),

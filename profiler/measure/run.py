@@ -97,12 +97,12 @@ def measure(
 
 def _measure_all(run: _Run, report: Report | None) -> None:
     weights = [run.wanted[index].weight for index in run.todo]
-    started, done = time.monotonic(), 0.0
+    started, measured_weight = time.monotonic(), 0.0
     for count, (index, weight) in enumerate(zip(run.todo, weights, strict=True), start=1):
-        done += weight
+        measured_weight += weight
         sample = run.measure(index)
         if sample is not None and run.file is not None and report is not None:
-            left_s = (time.monotonic() - started) * (sum(weights) / done - 1)
+            left_s = (time.monotonic() - started) * (sum(weights) / measured_weight - 1)
             report(count, len(run.todo), left_s, sample)
 
 
@@ -218,9 +218,9 @@ class _Run:
             allocator=None if device.type == "cpu" else CudaAllocator(device),
             out_of_memory=(lambda: None) if alarm is None else alarm.sound,
         )
-        done = None if file is None else {exchange.key for exchange in file.exchanges}
+        known_exchanges = None if file is None else {exchange.key for exchange in file.exchanges}
         exchanges = wanted_exchanges(task.schemes, bench)
-        measured = _of_first_rank(done, groups)
+        measured = _of_first_rank(known_exchanges, groups)
         return cls(
             measured_on=measured_on,
             wanted=wanted,
@@ -292,15 +292,15 @@ def _left(
     wanted: Sequence[_Wanted], samples: Sequence[Sample]
 ) -> tuple[list[int], dict[Scheme, float]]:
     """Return what has not been measured, by index, and by scheme the tokens that did not fit."""
-    done = {(sample.turn, sample.scheme, sample.role, sample.lengths) for sample in samples}
+    known = {(sample.turn, sample.scheme, sample.role, sample.lengths) for sample in samples}
     limits: dict[Scheme, float] = {}
     for sample in samples:
         if sample.oom:
             limits[sample.scheme] = min(sample.tokens, limits.get(sample.scheme, inf))
     todo = [
         index
-        for index, one in enumerate(wanted)
-        if (one.turn, one.scheme, one.point.role, one.point.lengths) not in done
+        for index, point in enumerate(wanted)
+        if (point.turn, point.scheme, point.point.role, point.point.lengths) not in known
     ]
     return todo, limits
 

@@ -183,11 +183,11 @@ def with_transfers(call: Call, neighbours: Neighbours, like: Tensor, peers: Peer
     next and receives one from the one before; after backward gradients go the other way. All stages
     of the pipeline call it together. Every rank of tp sends its own rows.
     """
-    sent, received = torch.empty_like(like), torch.empty_like(like)
+    outgoing, received = torch.empty_like(like), torch.empty_like(like)
 
     def shift(target: int | None, origin: int | None) -> None:
         peers.transfer(
-            [] if target is None else [(sent, target)],
+            [] if target is None else [(outgoing, target)],
             [] if origin is None else [(received, origin)],
         ).wait()
 

@@ -66,9 +66,9 @@ def layer_options(
     mark = None if mask is None or mask.dim() else int(mask)
     window = mark if mark is not None and mark > 0 else None
     chunk = -mark if mark is not None and mark < 0 else None
-    asked = options.get("sliding_window")
-    if asked is not None and asked != window:
-        others.append(f"a window of {asked} beside a mask that has another")
+    asked_window = options.get("sliding_window")
+    if asked_window is not None and asked_window != window:
+        others.append(f"a window of {asked_window} beside a mask that has another")
     sinks = options.get("s_aux")
     if sinks is not None and sinks.dim() != 1:
         others.append(f"sinks of shape {tuple(sinks.shape)}")
@@ -149,16 +149,16 @@ class LayerAttention:
             raise UnsupportedModel(
                 f"{type(module).__name__} attends over a batch of {len(query)}: a rank has one row"
             )
-        asked = layer_options(module, mask, options)
+        layer = layer_options(module, mask, options)
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         if numbers_rows(module) and self.positions is not None:
             q = tuned_by_position(module, q, self.positions)
         if self.instead is not None:
-            return self.instead(module, q, k, v, asked)[None]
+            return self.instead(module, q, k, v, layer)[None]
         context = self.context
         if context is None:
             raise RuntimeError("a hosted model is called by its job only, or in job.evaluation()")
-        reason = attention_refusal(asked)
+        reason = attention_refusal(layer)
         if reason is not None:
             raise UnsupportedModel(f"{type(module).__name__} {reason}")
         rows = context.positions.shape[0]
@@ -167,11 +167,11 @@ class LayerAttention:
             k[:rows],
             v[:rows],
             context,
-            scale=None if asked.scale is None else float(asked.scale),
-            window=asked.mask.window,
-            chunk=asked.mask.chunk,
-            softcap=asked.softcap,
-            sinks=asked.sinks,
+            scale=None if layer.scale is None else float(layer.scale),
+            window=layer.mask.window,
+            chunk=layer.mask.chunk,
+            softcap=layer.softcap,
+            sinks=layer.sinks,
         )
         # A rank without a token computes one that counts nothing, see ``HostedModel``.
         return nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - rows))[None]

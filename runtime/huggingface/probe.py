@@ -84,12 +84,12 @@ def probe(model: HostedModel) -> Attends:
     looking = LOOKING_AT_MASKS.set(True)
     try:
         with torch.no_grad(), torch.random.fork_rng(_cuda(device)):
-            asked = _Record()
-            model.layers.instead = asked
+            record = _Record()
+            model.layers.instead = record
             model.train()  # dropout of attention is asked for in training only
             model.hidden(tokens, positions)
-            _refuse_layers(model, asked)
-            _refuse_numbered_rows(model, asked, tokens, positions)
+            _refuse_layers(model, record)
+            _refuse_numbered_rows(model, record, tokens, positions)
             model.eval()
             whole = _Record()
             model.layers.instead = whole
@@ -103,17 +103,17 @@ def probe(model: HostedModel) -> Attends:
         model.layers.instead = None
         model.train(training)
     heads = frozenset((q.shape[1], k.shape[1]) for q, k, _ in whole.inputs)
-    return Attends(heads, frozenset(options.mask for options in asked.options), routers)
+    return Attends(heads, frozenset(options.mask for options in record.options), routers)
 
 
-def _refuse_layers(model: HostedModel, asked: _Record) -> None:
+def _refuse_layers(model: HostedModel, record: _Record) -> None:
     name = type(model.lm).__name__
-    for module, options in zip(asked.modules, asked.options, strict=True):
+    for module, options in zip(record.modules, record.options, strict=True):
         reason = attention_refusal(options)
         if reason is not None:
             raise UnsupportedModel(f"{name}: layer {_number(module)} {reason}")
     layers = int(model.lm.config.get_text_config().num_hidden_layers)
-    numbers = [_number(module) for module in asked.modules]
+    numbers = [_number(module) for module in record.modules]
     missing = sorted(set(map(str, range(layers))) - set(numbers))
     if len(numbers) != layers or missing:
         which = f"layers {', '.join(missing)} do" if missing else "not every layer does"
@@ -141,7 +141,7 @@ class _Numbering(TorchFunctionMode):
 
 
 def _refuse_numbered_rows(
-    model: HostedModel, asked: _Record, tokens: Tensor, positions: Tensor
+    model: HostedModel, record: _Record, tokens: Tensor, positions: Tensor
 ) -> None:
     """Refuse layers that count rows where they should read positions.
 
@@ -155,8 +155,8 @@ def _refuse_numbered_rows(
     def left(module: nn.Module, _: Any, __: Any) -> None:
         numbering.layer = None
 
-    hooks = [module.register_forward_pre_hook(entered) for module in asked.modules]
-    hooks += [module.register_forward_hook(left) for module in asked.modules]
+    hooks = [module.register_forward_pre_hook(entered) for module in record.modules]
+    hooks += [module.register_forward_hook(left) for module in record.modules]
     try:
         with numbering:
             model.hidden(tokens, positions)

@@ -38,9 +38,9 @@ def rope_limit(module: nn.Module) -> int | None:
     if "longrope" in by_length:
         parameters = rotary.config.rope_parameters
         several = "original_max_position_embeddings" not in parameters  # one for each layer type
-        for one in parameters.values() if several else [parameters]:
-            if "original_max_position_embeddings" in one:
-                limits.append(int(one["original_max_position_embeddings"]))
+        for entry in parameters.values() if several else [parameters]:
+            if "original_max_position_embeddings" in entry:
+                limits.append(int(entry["original_max_position_embeddings"]))
     return min(limits)
 
 

@@ -88,7 +88,7 @@ def router_loss(model: HostedModel, tokens: Tensor, positions: Tensor) -> Router
         output_router_logits=True,
     ).aux_loss
     logits = model.router_logits
-    if logits and all(one.shape == (len(tokens), loss.experts) for one in logits):
+    if logits and all(layer_logits.shape == (len(tokens), loss.experts) for layer_logits in logits):
         weights = loss.weights(loss.counts(logits), len(logits) * len(tokens))
         ours = float((weights * loss.probabilities(logits)).sum())
         if abs(ours - loss.coefficient * float(own)) <= TOLERANCE * abs(ours):

@@ -51,12 +51,12 @@ def cut_layout(
             starts.append(keys if ring > 1 else row)
             keys += stop - start
         for chunk in _held_chunks(lengths[at], ring, rank):
-            seen, first_key = next(
+            visible, first_key = next(
                 (run, key) for run, key in zip(runs, starts, strict=True) if chunk[1] <= run[1]
             )
             for start, stop in _mask_parts(chunk, mask):
-                q0, k0 = row + start - chunk[0], first_key + mask.first_seen(start) - seen[0]
-                k1 = first_key + stop - seen[0]
+                q0, k0 = row + start - chunk[0], first_key + mask.first_seen(start) - visible[0]
+                k1 = first_key + stop - visible[0]
                 pieces.append(Piece(q0, q0 + stop - start, k0, k1))
             row += chunk[1] - chunk[0]
 

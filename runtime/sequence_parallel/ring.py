@@ -127,8 +127,10 @@ def ring_backward(dout: Tensor, attended: Attended, ring: Ring) -> tuple[Tensor,
         keys: Tensor, values: Tensor, total: Tensor, pieces: Pieces, how: Scores
     ) -> None:
         dk, dv = unflattened(total, *heads)
-        seen = replace(attended, k=keys, v=values)
-        for q_rows, k_rows, dq_part, dk_part, dv_part in kernel.backward(dout, seen, pieces, how):
+        visible = replace(attended, k=keys, v=values)
+        for q_rows, k_rows, dq_part, dk_part, dv_part in kernel.backward(
+            dout, visible, pieces, how
+        ):
             add_rows(dq, q_rows, dq_part)
             add_rows(dk, k_rows, dk_part)
             add_rows(dv, k_rows, dv_part)

@@ -45,8 +45,8 @@ class HeldBytes:
             "owned states, with AdamW's": self.states,
             "frozen": self.frozen,
         }
-        said = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
-        return f"a rank holds {_gib(self.total)} before activations: {said}"
+        listed = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
+        return f"a rank holds {_gib(self.total)} before activations: {listed}"
 
     def refuse_above(self, counted: float, group: dist.ProcessGroup) -> None:
         """Raise ``ValueError`` where any rank's is well above what plans count on (bytes).

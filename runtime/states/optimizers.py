@@ -49,22 +49,22 @@ class JoinedOptimizer(torch.optim.Optimizer):
         if not optimizers:
             raise ValueError("no optimizer to join")
         self.optimizers = list(optimizers)
-        groups = [group for each in self.optimizers for group in each.param_groups]
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         # Only to be checked: some may have names of their parameters, and some none.
         super().__init__([{"params": group["params"]} for group in groups], {})
         self.param_groups = groups
         self.state = defaultdict(dict)
-        for each in self.optimizers:
-            self.state.update(each.state)
+        for optimizer in self.optimizers:
+            self.state.update(optimizer.state)
         self._share()
 
     def _share(self) -> None:
         """Let the parts step on this one's groups and state."""
         first = 0
-        for each in self.optimizers:
-            last = first + len(each.param_groups)
-            each.param_groups = self.param_groups[first:last]
-            each.state = self.state
+        for optimizer in self.optimizers:
+            last = first + len(optimizer.param_groups)
+            optimizer.param_groups = self.param_groups[first:last]
+            optimizer.state = self.state
             first = last
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -74,8 +74,8 @@ class JoinedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Step each of them; ``closure`` is called once, before."""
         loss = None if closure is None else closure()
-        for each in self.optimizers:
-            each.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return loss
 
 

@@ -210,14 +210,14 @@ class PlanConsumer(Generic[Prepared]):
     def _view(self, number: int) -> RankView:
         self._doing = "waiting for its plan"
         while True:
-            asked = time.monotonic()
+            start = time.monotonic()
             try:
                 view = self._source.view(number, self._rank, self._timeout_s)
             except PlanTimeout as late:
                 # Time counts from when the step is asked for, which ``__next__`` sees to; so far
                 # ahead of it a plan may well be missing.
                 self._doing = f"waiting for its plan: {one_line(late)}"
-                if self._closed.wait(max(0.0, asked + 0.05 - time.monotonic())):
+                if self._closed.wait(max(0.0, start + 0.05 - time.monotonic())):
                     raise
                 continue
             for name, stated, expected in (

@@ -104,8 +104,8 @@ class TooLarge(Exception):
     """An answer larger than any view of a plan."""
 
     def __init__(self, size: int | None) -> None:
-        told = "more than" if size is None else f"{size} bytes, more than"
-        super().__init__(f"the answer has {told} {MOST_BYTES} bytes")
+        size_text = "more than" if size is None else f"{size} bytes, more than"
+        super().__init__(f"the answer has {size_text} {MOST_BYTES} bytes")
 
 
 def _left(deadline: float) -> float:

@@ -64,23 +64,23 @@ class HttpSource:
         self._acks = Connection(parts.hostname, parts.port, secure)
 
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
-        what = f"{self._where}: step {step} of rank {rank}"
+        subject = f"{self._where}: step {step} of rank {rank}"
         deadline = time.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
         while True:
             wait = max(0.0, min(deadline - time.monotonic(), LONGEST_WAIT_S))
             path = f"{self._job}/plans/{step}/ranks/{rank}?wait={wait:.3f}"
             begun = time.monotonic()
-            answer = self._request(self._plans, "GET", path, what, deadline, wait + GRACE_S)
+            answer = self._request(self._plans, "GET", path, subject, deadline, wait + GRACE_S)
             if answer.status == 200:
-                return _view(answer, what)
+                return _view(answer, subject)
             if answer.status != 204:
-                raise _refusal(answer, what)
+                raise _refusal(answer, subject)
             if time.monotonic() >= deadline:
-                raise PlanTimeout(f"{what}: not planned within {timeout_s:.3g} s")
+                raise PlanTimeout(f"{subject}: not planned within {timeout_s:.3g} s")
             # A service that does not wait must not be asked in a tight loop.
             if time.monotonic() - begun < wait / 2:
-                self._pause(min(pause, deadline - time.monotonic()), what)
+                self._pause(min(pause, deadline - time.monotonic()), subject)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def acknowledge(
@@ -103,18 +103,18 @@ class HttpSource:
             fields["measured_ms"] = list(measured_ms)
         self._acknowledge("acks/many", f"acknowledging step {step} of all ranks", fields, "all")
 
-    def _acknowledge(self, where: str, what: str, fields: dict[str, Any], who: str) -> None:
+    def _acknowledge(self, where: str, subject: str, fields: dict[str, Any], who: str) -> None:
         # The same key however often it is sent: a lost answer does not count twice.
         more = {
             "Content-Type": "application/json",
             "Idempotency-Key": f"{fields['step']}-{who}-{fields['digest']}",
         }
-        path, what = f"{self._job}/{where}", f"{self._where}: {what}"
+        path, subject = f"{self._job}/{where}", f"{self._where}: {subject}"
         deadline = time.monotonic() + self._ack_timeout_s
         body = json.dumps(fields).encode()
-        answer = self._request(self._acks, "POST", path, what, deadline, GRACE_S, body, more)
+        answer = self._request(self._acks, "POST", path, subject, deadline, GRACE_S, body, more)
         if not 200 <= answer.status < 300:
-            raise _refusal(answer, what)
+            raise _refusal(answer, subject)
 
     def close(self) -> None:
         self._closed.set()
@@ -126,7 +126,7 @@ class HttpSource:
         connection: Connection,
         method: str,
         path: str,
-        what: str,
+        subject: str,
         deadline: float,
         timeout_s: float,
         body: bytes | None = None,
@@ -137,7 +137,7 @@ class HttpSource:
         begun = time.monotonic()
         while True:
             if self._closed.is_set():
-                raise PlanError(f"{what}: the source is closed")
+                raise PlanError(f"{subject}: the source is closed")
             try:
                 answer = connection.request(
                     method, path, body, self._headers | (headers or {}), timeout_s
@@ -146,41 +146,41 @@ class HttpSource:
                     return answer
                 trouble = f"{answer.status} {answer.reason}"
             except TooLarge as error:
-                raise PlanError(f"{what}: {error}") from None
+                raise PlanError(f"{subject}: {error}") from None
             except (OSError, http.client.HTTPException) as error:
                 trouble = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
             if time.monotonic() >= deadline:
                 raise PlanTimeout(
-                    f"{what}: no answer within {deadline - begun:.3g} s, at last {trouble}"
+                    f"{subject}: no answer within {deadline - begun:.3g} s, at last {trouble}"
                 )
-            self._pause(min(pause, max(0.0, deadline - time.monotonic())), what)
+            self._pause(min(pause, max(0.0, deadline - time.monotonic())), subject)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _pause(self, seconds: float, what: str) -> None:
+    def _pause(self, seconds: float, subject: str) -> None:
         if self._closed.wait(max(0.0, seconds)):
-            raise PlanError(f"{what}: the source is closed")
+            raise PlanError(f"{subject}: the source is closed")
 
 
-def _view(answer: Answer, what: str) -> RankView:
+def _view(answer: Answer, subject: str) -> RankView:
     try:
         document = json.loads(answer.body)
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"{what}: not JSON: {error}") from None
+        raise PlanError(f"{subject}: not JSON: {error}") from None
     # A newer service may say more than this reader knows.
-    view = decode_view(document, strict=False, origin=what)
+    view = decode_view(document, strict=False, origin=subject)
     if answer.etag != f'"{view.digest}"':
-        raise PlanError(f"{what}: ETag {answer.etag} is not the view's digest {view.digest}")
+        raise PlanError(f"{subject}: ETag {answer.etag} is not the view's digest {view.digest}")
     return view
 
 
-def _refusal(answer: Answer, what: str) -> Exception:
+def _refusal(answer: Answer, subject: str) -> Exception:
     problem: dict[str, Any] = {}
     if answer.kind.partition(";")[0].strip() == "application/problem+json":
         with suppress(ValueError, RecursionError):
             document = json.loads(answer.body)
             problem = document if isinstance(document, dict) else {}
     if answer.status == 410 and str(problem.get("type", "")).endswith("end-of-plans"):
-        return EndOfPlans(f"{what}: {problem.get('detail', 'after the last plan')}")
+        return EndOfPlans(f"{subject}: {problem.get('detail', 'after the last plan')}")
     title = problem.get("title", f"{answer.status} {answer.reason}")
     detail = f": {problem['detail']}" if problem.get("detail") else ""
-    return PlanError(" ".join(f"{what}: {title}{detail}".split()))
+    return PlanError(" ".join(f"{subject}: {title}{detail}".split()))

@@ -117,9 +117,9 @@ class PeerTensorGroup:
         rows = whole.shape[0] // self.degree
         return [whole[member * rows : (member + 1) * rows] for member in range(self.degree)]
 
-    def _exchange(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Transfer:
+    def _exchange(self, outgoing: Sequence[Tensor], received: Sequence[Tensor]) -> Transfer:
         return self._peers.transfer(
-            [(sent[member], self._ranks[member]) for member in self._others],
+            [(outgoing[member], self._ranks[member]) for member in self._others],
             [(received[member], self._ranks[member]) for member in self._others],
         )
 
@@ -150,11 +150,11 @@ class CollectiveTensorGroup:
                 dist.all_reduce(total, operation, group=self._group)
         return total
 
-    def _started(self, collective: Callable[..., dist.Work], out: Tensor, given: Tensor) -> Finish:
-        if not given.numel():
+    def _started(self, collective: Callable[..., dist.Work], out: Tensor, source: Tensor) -> Finish:
+        if not source.numel():
             return lambda: out
         with communicating(_DOING):
-            work = collective(out, given, group=self._group, async_op=True)
+            work = collective(out, source, group=self._group, async_op=True)
 
         def finish() -> Tensor:
             with communicating(_DOING):

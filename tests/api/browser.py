@@ -64,8 +64,8 @@ class Page:
 
     def prefers(self, **features: str) -> None:
         """Media features, for example ``prefers_color_scheme="dark"``."""
-        asked = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
-        self.devtools("Emulation.setEmulatedMedia", features=asked)
+        features_list = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
+        self.devtools("Emulation.setEmulatedMedia", features=features_list)
 
     def run(self, script: str, *arguments: Any) -> Any:
         """What the body of a function returns in the page."""
@@ -130,10 +130,10 @@ def browser(profile: Path) -> Iterator[Page]:
     assert driver.stdout is not None
     try:
         while not (
-            said := re.search(r"successfully on port (\d+)", line := driver.stdout.readline())
+            ready := re.search(r"successfully on port (\d+)", line := driver.stdout.readline())
         ):
             assert line, "chromedriver has ended"
-        port = int(said[1])
+        port = int(ready[1])
         options = {
             "binary": shutil.which("chromium"),
             "args": [*_FLAGS, f"--user-data-dir={profile}"],

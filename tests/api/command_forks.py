@@ -60,8 +60,8 @@ class CommandProcess:
             socket.send_fds(template, [text[:1]], [0, out, err, ends.fileno()])
             template.sendall(text[1:])
         ends.close()
-        for end, asked in ((out, stdout), (err, stderr)):
-            if asked in (subprocess.PIPE, subprocess.DEVNULL):
+        for end, stream in ((out, stdout), (err, stderr)):
+            if stream in (subprocess.PIPE, subprocess.DEVNULL):
                 os.close(end)
         self._said = self._ends.makefile("r", encoding="ascii")
         self.pid = int(self._said.readline())
@@ -135,17 +135,17 @@ class CommandProcess:
                 stream.close()
 
 
-def _stream(asked: IO[Any] | int | None, number: int) -> tuple[IO[Any] | None, int]:
+def _stream(stream: IO[Any] | int | None, number: int) -> tuple[IO[Any] | None, int]:
     """What this process reads, and what the command has as stream ``number``."""
-    if asked is None:
+    if stream is None:
         return None, number
-    if asked == subprocess.PIPE:
+    if stream == subprocess.PIPE:
         reads, writes = os.pipe()
         return os.fdopen(reads), writes
-    if asked == subprocess.DEVNULL:
+    if stream == subprocess.DEVNULL:
         return None, os.open(os.devnull, os.O_WRONLY)
-    assert not isinstance(asked, int)
-    return None, asked.fileno()
+    assert not isinstance(stream, int)
+    return None, stream.fileno()
 
 
 @functools.cache

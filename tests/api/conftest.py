@@ -91,20 +91,20 @@ def postgresql_url(postgresql_server: str) -> Iterator[str]:
 
 
 def _make(folder: Path, profile: str, gpus: int, tokens: int, lengths: Path) -> PlannedFiles:
-    made = PlannedFiles(
+    files = PlannedFiles(
         profile, gpus, tokens, lengths, folder / "proposal.json", folder / "plans.jsonl"
     )
     succeeded(
         call(
             *("propose", "--profile", profile, "--gpus", gpus, "--lengths", lengths),
             *("--max-len", MAX_LEN, "--tokens", tokens, "--schemes", "measured"),
-            *("-o", made.proposal),
+            *("-o", files.proposal),
         )
     )
     succeeded(
         call(
-            *("plan", "--proposal", made.proposal, "--lengths", lengths),
-            *("--steps", made.steps, "-o", made.plans),
+            *("plan", "--proposal", files.proposal, "--lengths", lengths),
+            *("--steps", files.steps, "-o", files.plans),
         )
     )
-    return made
+    return files

@@ -19,11 +19,11 @@ def serving_logged(log: Path, *arguments: str | Path | int) -> Iterator[ServedPr
         process = CommandProcess("serve", *arguments, stderr=output)
     try:
         ends = time.monotonic() + PATIENCE_S
-        while (found := re.search(r"^serving on (http://\S+)\n", log.read_text(), re.M)) is None:
+        while (address := re.search(r"^serving on (http://\S+)\n", log.read_text(), re.M)) is None:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < ends, log.read_text()
             time.sleep(0.02)
-        yield ServedProcess(found[1], process=process)
+        yield ServedProcess(address[1], process=process)
     finally:
         if process.poll() is None:
             process.terminate()

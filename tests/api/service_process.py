@@ -134,17 +134,17 @@ def serving(*arguments: str | Path | int, verb: str = "serve") -> Iterator[Serve
     process = CommandProcess(verb, *arguments, stderr=subprocess.PIPE)
     assert process.stderr is not None
     try:
-        said, url = "", None
+        stderr, url = "", None
         while url is None:  # what it is doing comes before where it serves
             line = process.stderr.readline()
-            assert line, said
-            said += line
+            assert line, stderr
+            stderr += line
             url = re.fullmatch(r"serving on (http://\S+)\n", line)
         yield ServedProcess(url[1], process=process)
     finally:
         if process.poll() is None:
             process.terminate()
-        said = process.stderr.read()
+        stderr = process.stderr.read()
         process.wait(PATIENCE_S)
         process.stderr.close()
-    assert "Traceback" not in said, said
+    assert "Traceback" not in stderr, stderr

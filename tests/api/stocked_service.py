@@ -51,9 +51,9 @@ def stock(served: Served) -> Stocked:
     return Stocked(served, reply.json["id"], proposal)
 
 
-def deliver(asked: Served, told: Served, first: int, last: int) -> list[str]:
+def deliver(fetched_from: Served, acknowledged: Served, first: int, last: int) -> list[str]:
     """Steps of ``job``, for ranks that ask one service and acknowledge to another; the digests."""
-    source, acks = HttpSource(asked.url, "job"), HttpSource(told.url, "job")
+    source, acks = HttpSource(fetched_from.url, "job"), HttpSource(acknowledged.url, "job")
     digests = []
     for step in range(first, last):
         views = [source.view(step, rank, 60) for rank in range(WORLD)]

@@ -16,13 +16,13 @@ def train(url: str, job: str, world: int, checkpoints: Path, *more: str) -> dict
     line = ["--server", url, "--job", job, "--checkpoints", checkpoints, *more]
     trainers = start_trainers(world, line)
     try:
-        said = [trainer.output.read() for trainer in trainers]
+        outputs = [trainer.output.read() for trainer in trainers]
         for trainer in trainers:
             trainer.process.join(PATIENCE_S)
-        assert [trainer.process.exitcode for trainer in trainers] == [0] * world, said
+        assert [trainer.process.exitcode for trainer in trainers] == [0] * world, outputs
     finally:
         for trainer in trainers:
             trainer.end()
     # gloo of some releases writes to stdout that it is connected
-    records = [json.loads(line) for line in said[0].splitlines() if line.startswith("{")]
+    records = [json.loads(line) for line in outputs[0].splitlines() if line.startswith("{")]
     return {record["step"]: record["loss"] for record in records}

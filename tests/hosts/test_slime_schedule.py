@@ -71,8 +71,8 @@ def test_the_hosts_invariants(
     check(schedule, lengths, ranks, tokens * degree, size)
     partitions, _, counts, _ = schedule
     assert all(count % group == 0 for count in counts)
-    kept = [i for i, rollout in enumerate(of_samples) if rollout < size * len(counts)]
-    assert sorted(i for own in partitions for i in own) == kept
+    scheduled = [i for i, rollout in enumerate(of_samples) if rollout < size * len(counts)]
+    assert sorted(i for own in partitions for i in own) == scheduled
 
 
 def test_a_step_has_its_rollouts_only() -> None:

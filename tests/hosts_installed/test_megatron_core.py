@@ -56,15 +56,15 @@ def wrapper() -> Any:
 @hybrid
 @pytest.mark.parametrize(("sequences", "seed"), SHAPES)
 def test_the_hybrid_wrapper_runs_planned_groups(sequences: int, seed: int) -> None:
-    made = wrapper().cp_balancing_scheduler
+    scheduler = wrapper().cp_balancing_scheduler
     lengths = drawn(sequences, seed)
-    groups, ids = made.get_groups_and_subsamples(list(enumerate(lengths)), None)
+    groups, ids = scheduler.get_groups_and_subsamples(list(enumerate(lengths)), None)
     check(ids, lengths, RANKS, one_each=True)
     assert groups == [[[lengths[i] for i in own] for own in group] for group in ids]
     costs = by_degree(COST, RANKS)
     planned = time_ms(ids, lengths, costs, one_each=True)
     assert planned == pytest.approx(megatron.figures["predicted_ms"])
-    own = made.host_class(CAPACITY, torch.distributed.group.WORLD)
+    own = scheduler.host_class(CAPACITY, torch.distributed.group.WORLD)
     _, theirs = own.get_groups_and_subsamples(list(enumerate(lengths)), None)
     assert planned <= time_ms(theirs, lengths, costs, one_each=True) * (1 + 1e-9)
 
@@ -84,24 +84,24 @@ def registered(name: str) -> Any:
 
 
 def dynamic(ranks: int, least: int = 1, multiple: int | None = None) -> Any:
-    made = registered(megatron.DYNAMIC)
-    return made(CAPACITY, 2, ranks // 2, multiple, min_cp_size=least)
+    scheduler = registered(megatron.DYNAMIC)
+    return scheduler(CAPACITY, 2, ranks // 2, multiple, min_cp_size=least)
 
 
 @registry
 @pytest.mark.parametrize(("sequences", "seed"), SHAPES)
 def test_the_registry_runs_planned_groups(sequences: int, seed: int) -> None:
     lengths = drawn(sequences, seed)
-    made = dynamic(RANKS)
-    ids = made.get_groups_and_subsamples(list(enumerate(lengths)))
+    scheduler = dynamic(RANKS)
+    ids = scheduler.get_groups_and_subsamples(list(enumerate(lengths)))
     check(ids, lengths, RANKS)
     costs = by_degree(COST, RANKS)
     planned = time_ms(ids, lengths, costs)
     assert planned == pytest.approx(megatron.figures["predicted_ms"])
-    own = made.host_class(CAPACITY, 2, RANKS // 2, None)
+    own = scheduler.host_class(CAPACITY, 2, RANKS // 2, None)
     theirs = own.get_groups_and_subsamples(list(enumerate(lengths)))
     assert planned <= time_ms(theirs, lengths, costs) * (1 + 1e-9)
-    assert data_schedule.DefaultDynamicCPScheduler is type(made)
+    assert data_schedule.DefaultDynamicCPScheduler is type(scheduler)
 
 
 @registry

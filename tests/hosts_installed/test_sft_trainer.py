@@ -103,9 +103,9 @@ def test_adapters_on_two_ranks_are_those_of_one_process() -> None:
 def test_bfloat16_under_fsdp2_is_within_twice_of_one_process() -> None:
     exact = alone()
     errors = []
-    one = alone(bf16=True)
+    single = alone(bf16=True)
     two = on_ranks(2, functools.partial(fine_tuned, sharded=True, bf16=True), 300)[0]
-    for logs in (one, two):
+    for logs in (single, two):
         pairs = zip(logs, exact, strict=True)
         errors.append(max(abs(ours["loss"] / true["loss"] - 1) for ours, true in pairs))
     assert errors[1] <= 2 * errors[0] + 1e-5

@@ -87,12 +87,12 @@ def on_ranks(ranks: int, port: int) -> list[dict[str, Any]]:
         )
         for rank in range(ranks)
     ]
-    said = []
+    outputs = []
     for process in started:
         out, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors[-3000:]
-        said.append({**json.loads(out.splitlines()[-1]), "log": errors})
-    return said
+        outputs.append({**json.loads(out.splitlines()[-1]), "log": errors})
+    return outputs
 
 
 @pytest.fixture(scope="module")

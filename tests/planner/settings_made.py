@@ -17,7 +17,7 @@ from seqplan.profiler.shipped.catalogue import shipped
 CODE = np.load(Path(__file__).parents[2] / "examples" / "data" / "code.npy")[:6000]
 
 
-def made(profile: Profile, gpus: int, max_len: int, tokens: int, steps: int = 2) -> Setting:
+def setting_of(profile: Profile, gpus: int, max_len: int, tokens: int, steps: int = 2) -> Setting:
     """A setting with the first steps of the code lengths."""
     sampler = Sampler(CODE, tokens, max_len, 3)
     batches = tuple(sampler.batches(steps))
@@ -27,13 +27,15 @@ def made(profile: Profile, gpus: int, max_len: int, tokens: int, steps: int = 2)
 @cache
 def dense(gpus: int = 64, max_len: int = 16384) -> Setting:
     """Independent pipelines."""
-    return made(shipped("llama-32b-a800-80gb").restricted(measured=True), gpus, max_len, 100_000)
+    return setting_of(
+        shipped("llama-32b-a800-80gb").restricted(measured=True), gpus, max_len, 100_000
+    )
 
 
 @cache
 def lockstep() -> Setting:
     """Rounds under ZeRO-3."""
-    return made(shipped("gpt-7b-a100-40gb"), 16, 32768, 100_000)
+    return setting_of(shipped("gpt-7b-a100-40gb"), 16, 32768, 100_000)
 
 
 @cache
@@ -46,4 +48,4 @@ def rings() -> Setting:
     document["schemes"] = [
         {"tp": 2, "ring": r, "a": 2e-6 / r, "b": 0.1 / r, "c": 60} for r in (1, 2, 4)
     ]
-    return made(Profile.from_document(document, "made"), 16, 32768, 100_000)
+    return setting_of(Profile.from_document(document, "made"), 16, 32768, 100_000)

@@ -128,12 +128,12 @@ def _disjoint(
 ) -> list[tuple[Scheme, tuple[int, ...], int | None]]:
     """Pipelines of one round: no slot is used twice."""
     free = draw(st.permutations(range(len(block.ranks))))
-    taken = []
+    chosen = []
     while free and draw(st.booleans()):
         degrees = draw(_degrees(len(free)))
-        taken.append(_take(block, degrees, free, number))
+        chosen.append(_take(block, degrees, free, number))
         free = free[degrees[0] * degrees[1] :]
-    return taken
+    return chosen
 
 
 @st.composite

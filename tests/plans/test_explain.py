@@ -66,18 +66,18 @@ def test_an_empty_step() -> None:
 
 
 def test_the_total_binds_where_no_sequence_is_long() -> None:
-    one = Scheme()
+    scheme = Scheme()
     lengths = (100, 90, 80, 70)
-    work = batch(COSTS, one, dict(enumerate(lengths)))
-    plan = plan_of((pipeline(one, (0,), work),), lengths, work.cost_ms)
+    work = batch(COSTS, scheme, dict(enumerate(lengths)))
+    plan = plan_of((pipeline(scheme, (0,), work),), lengths, work.cost_ms)
     assert "by its total: the longest of 4 sequences is 29% of its tokens" in explain(plan)
     assert "by its total: the longest of 4 sequences is 31% of its time" in explain(plan, COSTS)
 
 
 def test_many_pipelines_of_a_scheme_are_summed_up() -> None:
-    one = Scheme()
+    scheme = Scheme()
     pipelines = tuple(
-        pipeline(one, (rank,), batch(COSTS, one, {rank: 10 + rank})) for rank in range(200)
+        pipeline(scheme, (rank,), batch(COSTS, scheme, {rank: 10 + rank})) for rank in range(200)
     )
     plan = plan_of(pipelines, tuple(range(10, 210)), 1000.0)
     lines = explain(plan).splitlines()

@@ -73,8 +73,8 @@ def test_members_differ_on_one_axis_only(tp: int, pp: int, ulysses: int, ring: i
 
 @given(plans())
 def test_creation_order_is_that_of_first_use(plan: Plan) -> None:
-    seen: list[tuple[int, ...]] = []
+    in_order: list[tuple[int, ...]] = []
     for pipeline in plan.pipelines:
-        seen += [group for group in pipeline_groups(pipeline) if group not in seen]
-    assert process_groups(plan.pipelines) == tuple(seen)
-    assert all(len(group) >= 2 for group in seen)
+        in_order += [group for group in pipeline_groups(pipeline) if group not in in_order]
+    assert process_groups(plan.pipelines) == tuple(in_order)
+    assert all(len(group) >= 2 for group in in_order)

@@ -24,7 +24,7 @@ def test_each_pass_once_and_few_in_flight(pp: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(0, 20))
     order = stage_order(pp, stage, count)
     for kind in "FB":
-        assert [index for done, index in order if done == kind] == list(range(count))
+        assert [index for pass_kind, index in order if pass_kind == kind] == list(range(count))
     in_flight = 0
     for kind, _ in order:
         in_flight += 1 if kind == "F" else -1

@@ -200,25 +200,25 @@ def test_where_layers_are_special(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("deepseek-v3", "num_nextn_predict_layers 1: layers that predict further tokens: 0 leaves"),
         ("gemma-3-4b", "text_config {"),
     ],
 )
-def test_what_is_not_modelled_is_refused_by_key_and_value(name: str, said: str) -> None:
+def test_what_is_not_modelled_is_refused_by_key_and_value(name: str, message: str) -> None:
     path = CONFIGS / f"{name}.json"
     with pytest.raises(ValueError, match="not modelled") as refusal:
         read_model_config(path)
     text = str(refusal.value)
     assert text.startswith(f"{path}: not modelled: ")
-    assert said in text
+    assert message in text
     assert "Sizes can be given as flags (--hidden, --layers, …) without --model" in text
     assert "\n" not in text
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"model_type": "mamba2"}, 'model_type "mamba2": state-space layers'),
         ({"model_type": "rwkv"}, 'model_type "rwkv": layers of linear attention'),
@@ -228,14 +228,14 @@ def test_what_is_not_modelled_is_refused_by_key_and_value(name: str, said: str) 
         ({"num_kv_shared_layers": 4}, "num_kv_shared_layers 4: layers that share keys and values"),
     ],
 )
-def test_single_keys_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+def test_single_keys_are_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="not modelled") as refusal:
         read_model_config(changed(tmp_path, "llama3-8b", **keys))
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         (
             {"layer_types": ["full_attention", "unheard_of"] * 16},
@@ -253,9 +253,9 @@ def test_single_keys_are_refused(tmp_path: Path, keys: dict[str, Any], said: str
         ({"sliding_window": -1}, "sliding_window wants a whole number, not -1"),
     ],
 )
-def test_keys_that_are_wrong_say_so(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+def test_keys_that_are_wrong_say_so(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     path = changed(tmp_path, "llama3-8b", **keys)
-    with pytest.raises(ValueError, match=re.escape(said)) as refusal:
+    with pytest.raises(ValueError, match=re.escape(message)) as refusal:
         read_model_config(path)
     assert str(refusal.value).startswith(f"{path}: ")
 

@@ -1,6 +1,7 @@
 """The graph of folders by their imports: ``python tests/repository/folder_graph.py`` prints it.
 
-A package's ``__init__.py`` is its face, which names what lies below it; faces are left out.
+A package's ``__init__.py`` is its face and belongs to its folder: one that loads the names below it
+on first use imports none of them, any other may close a circle.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ Folders = dict[str, set[str]]
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Every module of the product by its dotted name, faces left out."""
+    """Every module of the product by its dotted name; a face has that of its package."""
     return {
-        ".".join(("seqplan", *path.relative_to(root).with_suffix("").parts)): path
+        ".".join(("seqplan", *path.relative_to(root).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        ): path
         for top in TOPS
         for path in sorted((root / top).rglob("*.py"))
-        if path.name != "__init__.py"
     }
 
 

@@ -32,7 +32,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def texts(name: str) -> list[str]:
-    return [rest for each, rest in instructions() if each == name]
+    return [rest for word, rest in instructions() if word == name]
 
 
 def test_what_ranks_need_is_left_out() -> None:
@@ -82,8 +82,8 @@ def test_the_service_is_not_root() -> None:
     assert int(uid) >= 1000
     assert int(gid) >= 1000
     (volume,) = texts("VOLUME")
-    made = next(text for text in texts("RUN") if text.startswith("install "))
-    assert shlex.split(made)[-5:] == ["--owner", uid, "--group", gid, volume]
+    command = next(text for text in texts("RUN") if text.startswith("install "))
+    assert shlex.split(command)[-5:] == ["--owner", uid, "--group", gid, volume]
     last = [name for name, _ in instructions()]
     assert last.index("USER") < last.index("CMD")
 
@@ -117,10 +117,10 @@ def test_compose_serves_the_same_way() -> None:
     service = re.search(r"entrypoint:\n((?: {6}- .*\n)+) {4}command: \[(.*)\]", text)
     assert service is not None
     entry = [line.strip()[2:] for line in service[1].splitlines()]
-    given = build_parser({}).parse_args([*entry, *service[2].split(", ")][1:])
-    assert given.store == "postgresql+psycopg://seqplan@postgres/seqplan"
-    assert str(given.files).startswith(texts("VOLUME")[0] + "/")
-    assert given.host == "0.0.0.0"
+    options = build_parser({}).parse_args([*entry, *service[2].split(", ")][1:])
+    assert options.store == "postgresql+psycopg://seqplan@postgres/seqplan"
+    assert str(options.files).startswith(texts("VOLUME")[0] + "/")
+    assert options.host == "0.0.0.0"
     # No command line shows the password, and no URL has to quote it.
     assert 'PGPASSWORD: "${POSTGRES_PASSWORD' in text
     assert "POSTGRES_PASSWORD" not in service[0]

@@ -136,9 +136,9 @@ def test_generated_parts_are_of_this_code(part: str) -> None:
 
 def test_the_words_of_the_code_are_explained() -> None:
     glossary = of(DOCS / "algorithms.md").partition("## Words of the code")[2]
-    said = " ".join(line.split("|")[1] for line in glossary.splitlines() if line.startswith("|"))
-    said = said.replace("form C, S, X", "form C, form S, form X")
-    assert [word for word in WORDS if word not in said] == []
+    terms = " ".join(line.split("|")[1] for line in glossary.splitlines() if line.startswith("|"))
+    terms = terms.replace("form C, S, X", "form C, form S, form X")
+    assert [word for word in WORDS if word not in terms] == []
 
 
 def test_anchors_are_githubs(tmp_path: Path) -> None:
@@ -156,16 +156,16 @@ def test_the_code_of_the_plan_format_runs() -> None:
     exec(code.replace("out/plans.jsonl", str(golden)).replace("rank=17", "rank=0"), names)
     assert names["share"].ranges
     (line,) = re.findall(r'^python -c "(.*)"$', text, re.MULTILINE)
-    with redirect_stdout(io.StringIO()) as said:
+    with redirect_stdout(io.StringIO()) as stdout:
         exec(line, {})
-    assert set(json.loads(said.getvalue())["properties"]) == set(
+    assert set(json.loads(stdout.getvalue())["properties"]) == set(
         re.findall(r"^\| `(\w+)` \|", text.partition("A pipeline:")[0], re.MULTILINE)
     )
 
 
 def test_every_benchmark_that_makes_a_figure_is_there_and_told() -> None:
-    told = set(re.findall(r"\./run bench (\w+)", "".join(map(of, PAGES)))) - {"NAME"}
-    assert [name for name in told if not (ROOT / "benchmarks" / f"{name}.py").exists()] == []
+    documented = set(re.findall(r"\./run bench (\w+)", "".join(map(of, PAGES)))) - {"NAME"}
+    assert [name for name in documented if not (ROOT / "benchmarks" / f"{name}.py").exists()] == []
     known = re.search(r"NAMES = \((.*?)\)", of(ROOT / "benchmarks" / "run.py"), re.DOTALL)
     assert known is not None
     figures = of(DOCS / "figures.md")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from graphlib import CycleError
 from pathlib import Path
 
@@ -83,6 +84,23 @@ def test_a_circle_of_folders_is_found(tmp_path: Path) -> None:
     assert graph == {"planner/one": {"planner/two"}, "planner/two": {"planner/one"}}
     with pytest.raises(CycleError):
         floors(graph)
+
+
+def test_a_circle_through_a_face_is_found(tmp_path: Path) -> None:
+    """A face that imports at once from a folder below, whose files import from beside the face."""
+    files = {
+        "planner/__init__.py": "from seqplan.planner.one.here import name",
+        "planner/cluster.py": "",
+        "planner/one/here.py": "from seqplan.planner.cluster import Cluster\nname = 1",
+    }
+    with pytest.raises(CycleError):
+        floors(folder_graph(made_up(tmp_path, files)))
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Pytest imports them by these: of two with one name it collects only the first."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, number in names.items() if number > 1] == []
 
 
 def test_floors_of_a_sound_tree(tmp_path: Path) -> None:

@@ -50,19 +50,19 @@ def typed(walk: str, port: str, folder: Path) -> str:
     )  # fmt: skip
     try:
         assert shell.stdout is not None
-        said = []
+        outputs = []
         for line in shell.stdout:
             if line == "walked\n":
                 break
-            said.append(line)
+            outputs.append(line)
         else:
             assert shell.stderr is not None
-            pytest.fail("".join(said) + shell.stderr.read())
+            pytest.fail("".join(outputs) + shell.stderr.read())
         assert shell.wait(60) == 0
     finally:
         os.killpg(shell.pid, signal.SIGTERM)
         shell.communicate()
-    return "".join(said)
+    return "".join(outputs)
 
 
 @pytest.fixture
@@ -84,11 +84,11 @@ def test_the_page_of_the_service(tmp_path: Path, port: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(block("docs/service.md", "python", "HttpSource(").replace("8400", port))
     walk = block("docs/service.md", "bash", "seqplan serve")
-    said = typed(f"{walk}\n{sys.executable} {program}\n", port, tmp_path)
-    assert '"state":"planning"' in said.replace(" ", "")
-    assert view_in(said)["world_size"] == 16
-    assert '{"step":0,"rank":3}' in said
-    assert re.search(r"1 \[.*\]$", said, re.MULTILINE)
+    outputs = typed(f"{walk}\n{sys.executable} {program}\n", port, tmp_path)
+    assert '"state":"planning"' in outputs.replace(" ", "")
+    assert view_in(outputs)["world_size"] == 16
+    assert '{"step":0,"rank":3}' in outputs
+    assert re.search(r"1 \[.*\]$", outputs, re.MULTILINE)
 
 
 def test_the_readme(tmp_path: Path, port: str) -> None:
@@ -101,5 +101,5 @@ def test_the_readme(tmp_path: Path, port: str) -> None:
     (tmp_path / "proposal.json").write_text(proposal.to_json(), "utf-8")
     walk = block("README.md", "bash", "seqplan serve")
     assert len(walk.splitlines()) <= 8
-    said = typed(walk, port, tmp_path)
-    assert view_in(said)["world_size"] == 4
+    outputs = typed(walk, port, tmp_path)
+    assert view_in(outputs)["world_size"] == 4

@@ -102,12 +102,12 @@ _NO_PYTHON = "run: no Python 3.11 or newer"
 @pytest.mark.skipif(os.name != "posix", reason="bash")
 def test_a_good_stamp_starts_the_command_at_once(checkout: Path, tools_without_python: str) -> None:
     _write_stamp(checkout)
-    done = _run(checkout, "seqplan", "plan", "a b", path=tools_without_python)
-    assert done.returncode == 7
-    assert done.stdout == f"{checkout}/.venv/bin/seqplan plan a b\n"
-    assert done.stderr == ""
-    done = _run(checkout, "demo", path=tools_without_python)
-    assert done.stdout == f"{checkout}/.venv/bin/seqplan demo\n"
+    completed = _run(checkout, "seqplan", "plan", "a b", path=tools_without_python)
+    assert completed.returncode == 7
+    assert completed.stdout == f"{checkout}/.venv/bin/seqplan plan a b\n"
+    assert completed.stderr == ""
+    completed = _run(checkout, "demo", path=tools_without_python)
+    assert completed.stdout == f"{checkout}/.venv/bin/seqplan demo\n"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="bash")
@@ -122,10 +122,10 @@ def test_anything_else_is_set_up_again(
     elif damage in _STAMPED:
         with (checkout / damage).open("a") as file:
             file.write("# changed\n")
-    done = _run(checkout, "demo", path=tools_without_python)
-    assert done.returncode == 1
-    assert done.stderr.startswith(_NO_PYTHON)
-    assert done.stderr.count("\n") == 1
+    completed = _run(checkout, "demo", path=tools_without_python)
+    assert completed.returncode == 1
+    assert completed.stderr.startswith(_NO_PYTHON)
+    assert completed.stderr.count("\n") == 1
 
 
 @pytest.mark.skipif(os.name != "posix", reason="bash")

@@ -27,14 +27,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def refusals(groups: runtime.Communicators) -> dict[str, str]:
     from seqplan.runtime import huggingface
 
-    said = {}
+    messages = {}
 
-    def refused(what: str, unsupported: Any) -> None:
+    def refused(case: str, unsupported: Any) -> None:
         try:
             huggingface.host(unsupported, data(), optimizer=optimizer, groups=groups)
         except ValueError as error:
-            said[what] = f"{type(error).__name__}: {error}"
-            if hasattr(unsupported, "config") and what != "base":
+            messages[case] = f"{type(error).__name__}: {error}"
+            if hasattr(unsupported, "config") and case != "base":
                 assert unsupported.config._attn_implementation == "eager", "left as it was"
 
     for name, (changes, _) in REFUSED.items():
@@ -47,7 +47,10 @@ def refusals(groups: runtime.Communicators) -> dict[str, str]:
     refused("skipping", skipping)
     masking = model("llama")
     masking.model.layers[1].self_attn.register_forward_pre_hook(
-        lambda _, given, named: (given, {**named, "attention_mask": torch.zeros(1, 1, 12, 12)}),
+        lambda _, positional, named: (
+            positional,
+            {**named, "attention_mask": torch.zeros(1, 1, 12, 12)},
+        ),
         with_kwargs=True,
     )
     refused("masking", masking)
@@ -58,7 +61,7 @@ def refusals(groups: runtime.Communicators) -> dict[str, str]:
     refused("numbering", numbering)
     windowing = model("llama")
     windowing.model.layers[1].self_attn.register_forward_pre_hook(
-        lambda _, given, named: (given, {**named, "sliding_window": 8}), with_kwargs=True
+        lambda _, positional, named: (positional, {**named, "sliding_window": 8}), with_kwargs=True
     )
     refused("windowing", windowing)
     refused("base", adapted(0, base_seed=groups.control.rank()))
@@ -66,7 +69,7 @@ def refusals(groups: runtime.Communicators) -> dict[str, str]:
     try:
         huggingface.host(model("llama"), data(), optimizer=muon, groups=groups)
     except ValueError as error:
-        said["muon"] = f"{type(error).__name__}: {error}"
+        messages["muon"] = f"{type(error).__name__}: {error}"
     nothing = groups.control.rank() == 1  # as where a rank owns no parameter
     try:
         huggingface.host(
@@ -76,8 +79,8 @@ def refusals(groups: runtime.Communicators) -> dict[str, str]:
             groups=groups,
         )
     except ValueError as error:
-        said["owns nothing"] = f"{type(error).__name__}: {error}"
-    return said
+        messages["owns nothing"] = f"{type(error).__name__}: {error}"
+    return messages
 
 
 def memory(groups: runtime.Communicators) -> dict[str, Any]:
@@ -108,7 +111,7 @@ def unlike_plans(rank: int, groups: runtime.Communicators) -> list[str]:
     """What ranks say to plans that are not those of the others, or cannot be had."""
     from seqplan.runtime import huggingface
 
-    said = []
+    messages = []
     job = huggingface.host(model("llama"), data(), optimizer=optimizer, groups=groups)
     short = one_pipeline_plan(Scheme(ring=4), [30, 4])
     other = one_pipeline_plan(Scheme(ulysses=4), [9, 12 + (rank == 2)], step=1)
@@ -125,5 +128,5 @@ def unlike_plans(rank: int, groups: runtime.Communicators) -> list[str]:
             for step in job.steps(following):
                 job.run(step)
         except runtime.PlanError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages

@@ -99,9 +99,9 @@ def trained_plainly(name: str) -> Any:
         batch = list(zip(plan.ids, plan.lengths, strict=True))
         stepping.zero_grad()
         routers.clear()
-        each = [of(*entry) for entry in batch]
-        divisor = sum(weights.sum().item() for _, weights in each)
-        loss = -sum((new * weights).sum() for new, weights in each) / divisor  # type: ignore[operator]
+        rows = [of(*entry) for entry in batch]
+        divisor = sum(weights.sum().item() for _, weights in rows)
+        loss = -sum((new * weights).sum() for new, weights in rows) / divisor  # type: ignore[operator]
         if routed:  # by transformers' own function, of all documents together
             function = vars(sys.modules[type(plain).__module__])["load_balancing_loss_func"]
             together = tuple(torch.cat(layer) for layer in zip(*routers, strict=True))
@@ -125,7 +125,7 @@ def resumed(rank: int, groups: runtime.Communicators, folder: Path) -> dict[str,
     def job(seed: int) -> huggingface.Job:
         dropping = {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.0}
         sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
-        made = huggingface.host(
+        hosted = huggingface.host(
             model("gpt2", **sizes, **dropping),
             data(),
             optimizer=optimizer,
@@ -133,7 +133,7 @@ def resumed(rank: int, groups: runtime.Communicators, folder: Path) -> dict[str,
             groups=groups,
         )
         torch.manual_seed(100 * seed + rank)
-        return made
+        return hosted
 
     straight = job(1)
     losses = [straight.run(step).loss for step in straight.steps(plans())]

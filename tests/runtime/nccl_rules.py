@@ -78,9 +78,9 @@ def recorded(trace: Trace) -> Iterator[None]:
         waited(under_way)
 
     def started(method: Callable[..., Callable[[], Any]]) -> Any:
-        def start(self: Any, given: Unit | Tensor, **options: Any) -> Callable[[], Any]:
-            finish = method(self, given, **options)
-            elements = given.padded if isinstance(given, Unit) else given.numel()
+        def start(self: Any, unit: Unit | Tensor, **options: Any) -> Callable[[], Any]:
+            finish = method(self, unit, **options)
+            elements = unit.padded if isinstance(unit, Unit) else unit.numel()
             if not elements:
                 return finish
             batch = trace.collective(self._group, elements)

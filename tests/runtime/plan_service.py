@@ -93,8 +93,8 @@ def serving(service: PlanService) -> Iterator[PlanService]:
                 return
             key = self.headers["Idempotency-Key"]
             if key not in service.keys:
-                said = json.loads(body)
-                service.acks += [said] if where == "acks" else _one_by_one(said)
+                document = json.loads(body)
+                service.acks += [document] if where == "acks" else _one_by_one(document)
             service.keys.append(key)
             self.answer(204, b"", {})
 
@@ -145,11 +145,11 @@ def serving(service: PlanService) -> Iterator[PlanService]:
         thread.join()
 
 
-def _one_by_one(said: dict[str, Any]) -> list[dict[str, Any]]:
+def _one_by_one(document: dict[str, Any]) -> list[dict[str, Any]]:
     """What the same ranks would have said each for itself."""
-    ranks = said.pop("ranks")
-    times = said.pop("measured_ms", [None] * len(ranks))
+    ranks = document.pop("ranks")
+    times = document.pop("measured_ms", [None] * len(ranks))
     return [
-        {**said, "rank": rank, **({} if ms is None else {"measured_ms": ms})}
+        {**document, "rank": rank, **({} if ms is None else {"measured_ms": ms})}
         for rank, ms in zip(ranks, times, strict=True)
     ]

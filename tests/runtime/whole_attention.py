@@ -29,16 +29,16 @@ def dense_attention(
     for queries, keys, values in zip(*(t.split(list(lengths)) for t in (q, k, v)), strict=True):
         at = torch.arange(len(queries))
         query, key = at[:, None], at[None]
-        seen = key <= query
+        visible = key <= query
         if window is not None:
-            seen &= query - key < window
+            visible &= query - key < window
         if chunk is not None:
-            seen &= query // chunk == key // chunk
+            visible &= query // chunk == key // chunk
         scores = torch.einsum("qhd,khd->hqk", queries, keys.repeat_interleave(group, 1))
         scores = scores * (q.shape[2] ** -0.5 if scale is None else scale)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~seen, -torch.inf)
+        scores = scores.masked_fill(~visible, -torch.inf)
         if sinks is not None:
             column = sinks.to(scores.dtype)[:, None, None].expand(-1, len(queries), 1)
             scores = torch.cat((scores, column), -1)

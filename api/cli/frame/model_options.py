@@ -141,7 +141,7 @@ def cluster_of(args: argparse.Namespace) -> ClusterHardware:
     if args.hardware not in DEVICES:
         raise ValueError(f"--hardware {args.hardware!r}: wants one of {', '.join(DEVICES)}")
     hardware = DEVICES[args.hardware]
-    given = {
+    options = {
         name: getattr(args, name)
         for name in (
             *("intra_gb_s", "inter_gb_s", "inter_rails", "peak_tflops", "hbm_gb_s"),
@@ -150,13 +150,13 @@ def cluster_of(args: argparse.Namespace) -> ClusterHardware:
         if getattr(args, name) is not None
     }
     if args.memory_gib is not None:
-        given["memory_bytes"] = args.memory_gib * GIB
-    changed = [name for name in DEVICE_FIGURES if name in given]
+        options["memory_bytes"] = args.memory_gib * GIB
+    changed = [name for name in DEVICE_FIGURES if name in options]
     if changed:
-        given["unchecked"] = True
-        figures = ", ".join(f"{name.replace('_', ' ')} {given[name]:g}" for name in changed)
-        given["source"] = f"{hardware.source}; as given: {figures}"
-    hardware = replace(hardware, **given)
+        options["unchecked"] = True
+        figures = ", ".join(f"{name.replace('_', ' ')} {options[name]:g}" for name in changed)
+        options["source"] = f"{hardware.source}; as given: {figures}"
+    hardware = replace(hardware, **options)
     return ClusterHardware(hardware, args.nodes, args.gpus_per_node or hardware.gpus_per_node)
 
 

@@ -47,7 +47,7 @@ class ServiceClient:
         """The body of a successful GET; the parts of ``path`` are quoted."""
         target = f"{self._prefix}/{'/'.join(quote(str(part), safe='') for part in path)}"
         target += f"?{query}" if query else ""
-        what = f"{self._where}{target}"
+        subject = f"{self._where}{target}"
         try:
             self._http.request("GET", target, headers=self._headers)
             with self._http.getresponse() as answer:
@@ -55,16 +55,16 @@ class ServiceClient:
         except (OSError, http.client.HTTPException) as error:
             self._http.close()
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise ValueError(f"{what}: no answer: {reason}") from None
+            raise ValueError(f"{subject}: no answer: {reason}") from None
         if status != 200:
             detail = reason
             with suppress(ValueError, RecursionError, TypeError, KeyError):
                 detail = json.loads(body)["detail"]
-            raise ValueError(f"{what}: {status}: {detail}")
+            raise ValueError(f"{subject}: {status}: {detail}")
         try:
             return body.decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{what}: the answer is not UTF-8: {error.reason}") from None
+            raise ValueError(f"{subject}: the answer is not UTF-8: {error.reason}") from None
 
     def json(self, *path: str | int, query: str = "") -> Any:
         """The parsed JSON of a successful GET."""

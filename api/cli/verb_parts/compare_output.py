@@ -80,9 +80,9 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         text = " → ".join(f"{system.name} {gain:.2f}×" for system, gain in stages)
         lines += ["", f"step by step, whole iterations: {text}"]
     lines += [""] if rivals(comparison.systems) else []
-    for what, system in rivals(comparison.systems):
+    for label, system in rivals(comparison.systems):
         gain = system.mean_ms / comparison.ours.mean_ms
-        lines.append(f"speed-up over {what}: {gain:.2f}× ({system.name})")
+        lines.append(f"speed-up over {label}: {gain:.2f}× ({system.name})")
     if comparison.left_out:
         lines += ["", *(f"left out: {name}: {why}" for name, why in comparison.left_out)]
     return [*lines, "", *comparison.assumptions, "", comparison.advice]

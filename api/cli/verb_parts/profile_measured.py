@@ -231,9 +231,9 @@ def _measured_model(sizes: ModelSizes, checkpointing: str) -> ModelConfig:
     from seqplan.runtime.training.model import ModelConfig
 
     if special := sizes.architecture.as_dict():
-        said = ", ".join(f"{name} {value}" for name, value in special.items())
+        listed = ", ".join(f"{name} {value}" for name, value in special.items())
         raise ValueError(
-            f"model: {said}: the layers that are measured have none of these; derive a profile "
+            f"model: {listed}: the layers that are measured have none of these; derive a profile "
             "with --estimate --hardware"
         )
     return ModelConfig(

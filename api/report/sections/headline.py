@@ -72,11 +72,11 @@ def _facts(comparison: Comparison) -> str:
         ("Mean iteration, ours", duration(ours.mean_ms), ours.name),
         ("Tokens per second, ours", whole(ours.tokens_per_s), f"on {comparison.gpus:,} GPUs"),
     ]
-    for what, rival in rivals(comparison.systems):
+    for reference, rival in rivals(comparison.systems):
         values = comparison.speedups(rival)
         spread = f"{factor(min(values))} to {factor(max(values))} over the steps"
         gain = factor(rival.mean_ms / ours.mean_ms)
-        facts.append((f"Speed-up over {what}", gain, f"{rival.name}; {spread}"))
+        facts.append((f"Speed-up over {reference}", gain, f"{rival.name}; {spread}"))
     return element(
         "dl",
         *(

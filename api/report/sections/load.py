@@ -74,7 +74,7 @@ def _bars(iteration: Iteration, highest: float, width: float, ours: bool) -> Dra
     pitch = (width - left) / max(len(busy), 1)
     gap = min(2.0, pitch / 4) if pitch > 4 else 0.0
     bars = []
-    for first, after, value in _runs(busy) if not gap else _each(busy):
+    for first, after, value in _runs(busy) if not gap else _bins_of(busy):
         x, size = left + first * pitch, (after - first) * pitch - gap
         rise = number(bottom - y(value))
         bars.append(f"M{number(x)} {number(bottom)}v-{rise}h{number(size)}v{rise}z")
@@ -96,7 +96,7 @@ def _bars(iteration: Iteration, highest: float, width: float, ours: bool) -> Dra
     return Drawing(bottom + 36, tuple(shapes))
 
 
-def _each(values: Sequence[float]) -> list[tuple[int, int, float]]:
+def _bins_of(values: Sequence[float]) -> list[tuple[int, int, float]]:
     return [(rank, rank + 1, value) for rank, value in enumerate(values)]
 
 

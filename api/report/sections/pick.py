@@ -37,4 +37,4 @@ def strategy_counts(iterations: tuple[Iteration, ...]) -> list[tuple[str, list[i
     places: dict[str, list[int]] = {}
     for at, iteration in enumerate(iterations):
         places.setdefault(iteration.strategy, []).append(at)
-    return sorted(places.items(), key=lambda item: (-len(item[1]), item[1][0]))
+    return sorted(places.items(), key=lambda entry: (-len(entry[1]), entry[1][0]))

@@ -37,11 +37,11 @@ def sweeps(swept: Sequence[Sweep], profile: str) -> str:
         "sweeps",
         "What if",
         "The same comparison with one setting changed: what the other settings are is said above.",
-        *(_one(sweep, profile) for sweep in swept),
+        *(_section(sweep, profile) for sweep in swept),
     )
 
 
-def _one(sweep: Sweep, profile: str) -> str:
+def _section(sweep: Sweep, profile: str) -> str:
     meaning = MEANING[sweep.axis]
     possible = [point for point in sweep.points if point.systems]
     parts = []

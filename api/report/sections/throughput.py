@@ -134,8 +134,8 @@ def _spread(
     names: Sequence[str], rates: Sequence[Sequence[float]], gains: Sequence[Sequence[float]]
 ) -> str:
     header = ["System"]
-    for what in ("Tokens/s", "Speed-up of ours"):
-        header += [f"{what}: smallest", "lower quartile", "median", "upper quartile", "largest"]
+    for quantity in ("Tokens/s", "Speed-up of ours"):
+        header += [f"{quantity}: smallest", "lower quartile", "median", "upper quartile", "largest"]
     rows = [
         [name, *map(whole, quartiles(rate)), *map(factor, quartiles(gain))]
         for name, rate, gain in zip(names, rates, gains, strict=True)

@@ -52,39 +52,39 @@ class AckQueue:
         ``Problem`` where one of them fits no plan: then none of them is kept; what others put goes
         on.
         """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((acks, done))
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((acks, written))
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_all())
-        await done
+        await written
 
     async def _write_all(self) -> None:
         try:
             while self._waiting:
-                taken = self._waiting[:MOST_AT_ONCE]
+                waiting = self._waiting[:MOST_AT_ONCE]
                 del self._waiting[:MOST_AT_ONCE]
                 try:
-                    asked = [acks for acks, _ in taken]
-                    problems = await run_sync(self._write, asked, limiter=self._threads)
+                    requests = [acks for acks, _ in waiting]
+                    problems = await run_sync(self._write, requests, limiter=self._threads)
                 except Exception as error:
-                    problems = [error] * len(taken)
-                for (_, done), problem in zip(taken, problems, strict=True):
-                    if done.done():  # who asked has gone away
+                    problems = [error] * len(waiting)
+                for (_, written), problem in zip(waiting, problems, strict=True):
+                    if written.done():  # who asked has gone away
                         continue
                     if problem is None:
-                        done.set_result(None)
+                        written.set_result(None)
                     else:
-                        done.set_exception(problem)
+                        written.set_exception(problem)
         finally:
             self._writer = None
 
-    def _write(self, asked: list[list[Acknowledged]]) -> list[Exception | None]:
+    def _write(self, requests: list[list[Acknowledged]]) -> list[Exception | None]:
         with self._service.store.writing() as connection:
             check = PlannedSteps(connection)
-            problems = [check.first_problem(acks) for acks in asked]
+            problems = [check.first_problem(acks) for acks in requests]
             good = [
                 ack
-                for acks, problem in zip(asked, problems, strict=True)
+                for acks, problem in zip(requests, problems, strict=True)
                 if problem is None
                 for ack in acks
             ]

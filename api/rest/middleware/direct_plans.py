@@ -65,8 +65,8 @@ def _wait(query: bytes) -> float | None:
     """Return the seconds to wait; None for a query that the framework is to judge."""
     if not query:
         return 0.0
-    asked = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-    if len(asked) != 1 or asked[0][0] != "wait" or not _WAIT.fullmatch(asked[0][1]):
+    parameters = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    if len(parameters) != 1 or parameters[0][0] != "wait" or not _WAIT.fullmatch(parameters[0][1]):
         return None
-    seconds = float(asked[0][1])
+    seconds = float(parameters[0][1])
     return seconds if seconds <= LONGEST_WAIT_S else None

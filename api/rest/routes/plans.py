@@ -31,7 +31,7 @@ async def plan(
     waiters: WaitersOf, request: Request, job: str, step: Step, wait: Wait = 0
 ) -> Response:
     """The plan; 204 not yet, 410 after the last step, 424 when planning failed."""
-    return _sent(request, await waiters.plan(job, step, wait), None)
+    return _response(request, await waiters.plan(job, step, wait), None)
 
 
 @routes.get("/ranks/{rank}", responses=_NOT_CHANGED | _NOT_YET | _DOCUMENT)
@@ -39,7 +39,7 @@ async def view(
     waiters: WaitersOf, request: Request, job: str, step: Step, rank: Step, wait: Wait = 0
 ) -> Response:
     """One rank's view of the plan; statuses as for the plan."""
-    return _sent(request, await waiters.plan(job, step, wait), rank)
+    return _response(request, await waiters.plan(job, step, wait), rank)
 
 
 @routes.get("/explain", response_class=PlainTextResponse, responses=_NOT_YET)
@@ -69,7 +69,7 @@ async def simulated(waiters: WaitersOf, job: str, step: Step) -> Response:
     return JSONResponse(figures)
 
 
-def _sent(request: Request, ready: ReadyPlan | None, rank: int | None) -> Response:
+def _response(request: Request, ready: ReadyPlan | None, rank: int | None) -> Response:
     status, headers, body = answer(ready, rank, request.scope["headers"])
     response = Response(body, status)
     response.raw_headers = headers

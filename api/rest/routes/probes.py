@@ -26,8 +26,8 @@ def readyz(service: ServiceOf, watch: WatchOf) -> str:
     """The store answers, too, and all planning goes on; 503 otherwise, saying what does not."""
     with service.store.reading() as connection:
         stored_version(connection)
-    if told := service.faults() + watch.faults():
-        raise Problem(503, "planning-ended", "; ".join(told))
+    if faults := service.faults() + watch.faults():
+        raise Problem(503, "planning-ended", "; ".join(faults))
     return "ready\n"
 
 
@@ -43,9 +43,9 @@ def docs(request: Request) -> Response:
     rows = []
     for path, methods in request.app.openapi()["paths"].items():
         for method, about in methods.items():
-            what = escape(about.get("description", ""))
+            description = escape(about.get("description", ""))
             call = f"<code>{method.upper()} {escape(path)}</code>"
-            rows.append(f"<tr><td>{call}</td><td>{what}</td></tr>")
+            rows.append(f"<tr><td>{call}</td><td>{description}</td></tr>")
     return HTMLResponse(
         '<!doctype html><meta charset="utf-8"><title>seqplan</title><h1>seqplan</h1>'
         '<p>The interface in full: <a href="/openapi.json">openapi.json</a>.</p>'

@@ -81,9 +81,9 @@ def steps(
             {step.step: step.digest for step in shown},
             lambda missing: plan_lines(connection, job, missing),
         )
-        done = last_acknowledged(connection, job, row.world_size)
+        last_steps = last_acknowledged(connection, job, row.world_size)
     return {
-        "items": [_step(step, summary_of[step.step], done) for step in shown],
+        "items": [_step(step, summary_of[step.step], last_steps) for step in shown],
         "next": shown[-1].step if len(planned) > limit else None,
     }
 
@@ -107,18 +107,18 @@ def measurements(
 
 
 def _progress(connection: Connection, job: JobOutline) -> dict[str, Any]:
-    done = last_acknowledged(connection, job.id, job.world_size)
-    slowest = min(done)
+    last_steps = last_acknowledged(connection, job.id, job.world_size)
+    slowest = min(last_steps)
     return {
         **columns(job),
         "slowest": slowest,
-        "fastest": max(done),
+        "fastest": max(last_steps),
         "last_planned_step": last_planned(connection, job.id),
         "ahead": planned_beyond(connection, job.id, slowest),
     }
 
 
-def _step(step: PlannedStep, summary: PlanSummary, done: list[int]) -> dict[str, Any]:
+def _step(step: PlannedStep, summary: PlanSummary, last_steps: list[int]) -> dict[str, Any]:
     return {
         "step": step.step,
         "predicted_ms": summary.predicted_ms,
@@ -130,5 +130,5 @@ def _step(step: PlannedStep, summary: PlanSummary, done: list[int]) -> dict[str,
         "strategy": summary.strategy,
         "measured_ms": step.measured_ms,
         "ranks_measured": step.ranks_measured,
-        "ranks_acknowledged": sum(1 for last in done if last >= step.step),
+        "ranks_acknowledged": sum(1 for last in last_steps if last >= step.step),
     }

@@ -121,13 +121,13 @@ def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Res
             raise ValueError(f"body.lengths: there are no lengths {body.lengths}")
         if lengths.kind != "histogram" and not lengths_path(service.store, lengths.id).exists():
             raise missing(lengths.id)
-        asked = body.model_dump()
-        asked["tokens"] = body.tokens or TOKENS_PER_GPU * body.gpus
-        asked["profile"] = _profile_id(connection, body.profile)
-        row = get(connection, ProfileRow, asked["profile"])
+        request = body.model_dump()
+        request["tokens"] = body.tokens or TOKENS_PER_GPU * body.gpus
+        request["profile"] = _profile_id(connection, body.profile)
+        row = get(connection, ProfileRow, request["profile"])
         assert row is not None
-        requested(usable_profile(Profile.from_json(row.document, "profile"), asked), asked)
-        put_proposal(connection, key, asked, None)
+        requested(usable_profile(Profile.from_json(row.document, "profile"), request), request)
+        put_proposal(connection, key, request, None)
         return 202, {"id": key, "state": "running"}
 
     answer = once(service, request, body.model_dump_json(), effect)

@@ -28,11 +28,11 @@ def once(service: Service, request: Request, content: str, effect: Effect) -> Re
     key = request.headers.get("Idempotency-Key")
     if key is not None and not 0 < len(key) <= _LONGEST_KEY:
         raise Problem(422, "invalid-request", f"Idempotency-Key: wants 1 to {_LONGEST_KEY} signs")
-    asked = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
+    digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
     path = request.url.path
     with service.store.writing() as connection:
         earlier = None if key is None else earlier_answer(connection, path, key)
-        if earlier is not None and earlier.request != asked:
+        if earlier is not None and earlier.request != digest:
             raise Problem(
                 422, "key-reused", f"Idempotency-Key {key!r} came with another body before"
             )
@@ -40,7 +40,7 @@ def once(service: Service, request: Request, content: str, effect: Effect) -> Re
             answer = earlier
         else:
             status, body = effect(connection)
-            answer = Answer(asked, status, json.dumps(body, separators=(",", ":")))
+            answer = Answer(digest, status, json.dumps(body, separators=(",", ":")))
             if key is not None:
                 keep_answer(connection, path, key, answer)
     return Response(answer.body, answer.status, media_type="application/json")

@@ -46,15 +46,15 @@ def problem(
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 
 
-def not_found(what: str) -> Problem:
+def not_found(subject: str) -> Problem:
     """Make a 404 for something named in the path."""
-    return Problem(404, "not-found", f"there is no {what}")
+    return Problem(404, "not-found", f"there is no {subject}")
 
 
-def known(row: Named | None, what: str) -> Named:
+def known(row: Named | None, subject: str) -> Named:
     """Return what the path names and the store has; ``not_found`` where it has none."""
     if row is None:
-        raise not_found(what)
+        raise not_found(subject)
     return row
 
 

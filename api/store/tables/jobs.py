@@ -89,8 +89,10 @@ def lasting(connection: Connection, jobs: Iterable[str]) -> set[str]:
     return {job for job in sorted(set(jobs)) if held(connection, JobRow, job) is not None}
 
 
-def check_unused(connection: Connection, what: str, column: ColumnElement[Any], key: str) -> None:
+def check_unused(
+    connection: Connection, subject: str, column: ColumnElement[Any], key: str
+) -> None:
     """Raise ``InUse`` while a job names ``key``, which is ``what``, in this column."""
     job = connection.execute(select(func.min(schema.jobs.c.id)).where(column == key)).scalar()
     if job is not None:
-        raise InUse(f"{what}: job {job} uses it; remove the job first")
+        raise InUse(f"{subject}: job {job} uses it; remove the job first")

@@ -133,8 +133,10 @@ def known_state(connection: Connection, row: JobRow, step: int) -> SamplerState:
     """Return the sampler's latest state at or before ``step`` that is kept with a plan."""
     table = schema.plans
     query = select(table.c.step, table.c.epoch, table.c.cursor)
-    kept = query.where(table.c.job == row.id, table.c.step <= step, table.c.epoch.is_not(None))
-    latest = connection.execute(kept.order_by(table.c.step.desc()).limit(1)).first()
+    with_state = query.where(
+        table.c.job == row.id, table.c.step <= step, table.c.epoch.is_not(None)
+    )
+    latest = connection.execute(with_state.order_by(table.c.step.desc()).limit(1)).first()
     return first_state(row) if latest is None else SamplerState(*latest)
 
 

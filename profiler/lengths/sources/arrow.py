@@ -59,14 +59,14 @@ def _read(path: Path, wanted: str | None, counter: TokenCounter, out: Collector)
             out.note(counter.note)
         if table.rows is not None:
             out.expect(table.rows)
-        done = 0
+        rows_read = 0
         for column in table.columns(field, ROWS if kind == "an integer" else ROWS_OF_IDS):
-            place = numbered(f"{path}: row", done)
+            place = numbered(f"{path}: row", rows_read)
             if kind == "a text":
                 _count(_whole(column, place), counter, place, out)
             else:
                 out.add(_integers(_whole(column, place), kind), place)
-            done += len(column)
+            rows_read += len(column)
 
 
 class _Table:

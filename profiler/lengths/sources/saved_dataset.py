@@ -28,8 +28,8 @@ def saved_files(folder: Path) -> list[Path]:
     if (folder / _SPLITS).is_file():
         splits = _document(folder / _SPLITS).get("splits")
         names = [str(split) for split in splits] if isinstance(splits, list) else []
-        one = f"; give one, as {folder / names[0]}" if names else ""
-        raise LengthsError(f"{folder}: has the splits {', '.join(names) or 'of no name'}{one}")
+        advice = f"; give one, as {folder / names[0]}" if names else ""
+        raise LengthsError(f"{folder}: has the splits {', '.join(names) or 'of no name'}{advice}")
     state = _document(folder / _STATE)
     if state.get("_indices_data_files"):
         raise LengthsError(

@@ -18,15 +18,15 @@ _INTEGER = re.compile(rb"[+-]?[0-9]{1,4000}")
 
 def read_txt(path: Path, collector: Collector) -> None:
     """Read every line as a length; blank lines and what follows a ``#`` are skipped."""
-    done = 0
+    lines_read = 0
     with path.open("rb") as file:
         while lines := file.readlines(CHUNK_BYTES):
-            if done == 0:
+            if lines_read == 0:
                 lines[0] = lines[0].removeprefix(_BOM)
             plain = _plain(lines)
-            lengths = _careful(lines, path, done) if plain is None else plain
-            collector.add(lengths, numbered(f"{path}: line", done + 1))
-            done += len(lines)
+            lengths = _careful(lines, path, lines_read) if plain is None else plain
+            collector.add(lengths, numbered(f"{path}: line", lines_read + 1))
+            lines_read += len(lines)
 
 
 def _plain(lines: list[bytes]) -> NDArray[np.int64] | None:

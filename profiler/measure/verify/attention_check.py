@@ -116,9 +116,9 @@ def _repeat_figure(case: AttentionCase, attended: Callable[[int], AttentionResul
     """Count elements that differ between two runs with deterministic algorithms on."""
     ring = case.rings[-1]
     with _deterministic():
-        one, other = attended(ring), attended(ring)
+        first, other = attended(ring), attended(ring)
     differing = sum(
-        int((getattr(one, field.name) != getattr(other, field.name)).sum())
+        int((getattr(first, field.name) != getattr(other, field.name)).sum())
         for field in fields(AttentionResults)
     )
     return Figure(

@@ -79,8 +79,8 @@ def _document(
     tokens = q.shape[0]
     at = torch.arange(tokens, device=q.device)
     first = torch.tensor([mask.first_seen(row) for row in range(tokens)], device=q.device)
-    seen = (at[None, :] <= at[:, None]) & (at[None, :] >= first[:, None])
-    scores = scores.masked_fill(~seen, float("-inf"))
+    visible = (at[None, :] <= at[:, None]) & (at[None, :] >= first[:, None])
+    scores = scores.masked_fill(~visible, float("-inf"))
     lse = torch.logsumexp(scores, -1)
     if sinks is not None:
         lse = torch.logaddexp(lse, sinks[:, None].expand_as(lse))

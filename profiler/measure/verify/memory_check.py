@@ -52,8 +52,8 @@ def check_memory(settings: Settings) -> tuple[list[Figure], list[str]]:
     if not (settings.quick or settings.cuda):
         length = _affordable(length, sampled, settings.seconds_of("memory"))
     small = [sampled(length), sampled(length, length)]
-    taken = sum(sample.whole_bytes(LAYERS) for sample in small)
-    per_token = taken / sum(sample.tokens for sample in small)
+    measured_bytes = sum(sample.whole_bytes(LAYERS) for sample in small)
+    per_token = measured_bytes / sum(sample.tokens for sample in small)
     sizes = ModelSizes(**{name: getattr(config, name) for name in SIZES})
     kept_bytes = small[-1].layers_saved_bytes / (LAYERS * small[-1].tokens)
     element_bytes = torch.empty((), dtype=settings.dtype).element_size()

@@ -64,8 +64,8 @@ def _figures(settings: Settings, case: AttentionCase, schemes: list[Scheme]) -> 
         parts = _attended(settings, case, scheme, tensors)
         for name in TENSORS:
             wanted = getattr(exact, name)
-            rows, got = parts["rows"], parts[name]
-            squares = (got.double() - wanted[rows]).square().sum()[None].cpu()
+            rows, of_rank = parts["rows"], parts[name]
+            squares = (of_rank.double() - wanted[rows]).square().sum()[None].cpu()
             dist.all_reduce(squares, group=settings.groups.control)
             rms = float((squares / wanted.numel()).sqrt())
             fused_error = relative_error(getattr(fused, name), wanted)

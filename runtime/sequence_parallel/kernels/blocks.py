@@ -64,14 +64,14 @@ class BlockKernel:
             dq = torch.zeros_like(queries)
             dk, dv = (torch.empty_like(tensor[:, k0:k1]) for tensor in (keys, values))
             for part in self._parts(block):
-                seen, at = slice(*part), slice(part[0] - k0, part[1] - k0)
+                visible, at = slice(*part), slice(part[0] - k0, part[1] - k0)
                 block_scores = _scores(queries, keys, block, part, scores)
                 weights = block_scores.capped.sub_(lse).exp_()
                 dv[:, at] = weights.transpose(1, 2) @ gradient
-                dscores = (gradient @ values[:, seen].transpose(1, 2)).sub_(delta).mul_(weights)
+                dscores = (gradient @ values[:, visible].transpose(1, 2)).sub_(delta).mul_(weights)
                 if block_scores.tanh is not None:
                     dscores.mul_(block_scores.tanh.square_().neg_().add_(1))
-                dq.add_(dscores @ keys[:, seen], alpha=scores.scale)
+                dq.add_(dscores @ keys[:, visible], alpha=scores.scale)
                 dk[:, at] = (dscores.transpose(1, 2) @ queries).mul_(scores.scale)
             yield PartialGradients(
                 slice(q0, q1),

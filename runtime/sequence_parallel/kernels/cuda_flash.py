@@ -41,9 +41,9 @@ class CudaFlashKernel:
         q, k, v = same_width(q, k, v)
         index = _varlen_index(pieces, q.shape[0], k.shape[0], q.device)
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            _taken(q, index.q_rows),
-            _taken(k, index.k_rows),
-            _taken(v, index.k_rows),
+            _rows_of(q, index.q_rows),
+            _rows_of(k, index.k_rows),
+            _rows_of(v, index.k_rows),
             index.cu_q,
             index.cu_k,
             index.max_q,
@@ -67,12 +67,12 @@ class CudaFlashKernel:
         index = _varlen_index(pieces, q.shape[0], k.shape[0], q.device)
         unused = torch.zeros(2, dtype=torch.uint64, device=q.device)
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            _taken(dout, index.q_rows).contiguous(),
-            _taken(q, index.q_rows),
-            _taken(k, index.k_rows),
-            _taken(v, index.k_rows),
-            _taken(out, index.q_rows).contiguous(),
-            _taken(attended.lse, index.q_rows).transpose(0, 1).contiguous(),
+            _rows_of(dout, index.q_rows).contiguous(),
+            _rows_of(q, index.q_rows),
+            _rows_of(k, index.k_rows),
+            _rows_of(v, index.k_rows),
+            _rows_of(out, index.q_rows).contiguous(),
+            _rows_of(attended.lse, index.q_rows).transpose(0, 1).contiguous(),
             index.cu_q,
             index.cu_k,
             index.max_q,
@@ -135,5 +135,5 @@ def _varlen_index(
     return _VarlenIndex(q_rows, k_rows, cu_q, cu_k, max_q, max_k)
 
 
-def _taken(tensor: Tensor, rows: Tensor | None) -> Tensor:
+def _rows_of(tensor: Tensor, rows: Tensor | None) -> Tensor:
     return tensor if rows is None else tensor.index_select(0, rows)

@@ -140,8 +140,8 @@ def test_a_plan_that_breaks_a_rule_is_a_failure(dense: PlannedFiles, tmp_path: P
     assert (outcome.code, outcome.err) == (1, "")
     assert "step 0: tokens: " in outcome.out
     assert "simulation takes" in outcome.out
-    told = json.loads(call("check", path, "--json").out)
-    assert {fault["step"] for fault in told["broken"]} == {0}
+    report = json.loads(call("check", path, "--json").out)
+    assert {fault["step"] for fault in report["broken"]} == {0}
 
 
 def test_a_plan_against_another_profile_or_proposal(
@@ -175,16 +175,16 @@ def test_an_output_that_cannot_be_is_told_before_the_work(
     dense: PlannedFiles, tmp_path: Path
 ) -> None:
     missing = tmp_path / "none" / "result.json"
-    for done in (
+    for outcome in (
         propose(dense.lengths, missing),
         call("plan", "--proposal", dense.proposal, "--lengths", dense.lengths, "-o", missing),
     ):
-        assert complaint(done) == f"{missing}: the folder {missing.parent} does not exist"
-    for done in (
+        assert complaint(outcome) == f"{missing}: the folder {missing.parent} does not exist"
+    for outcome in (
         propose(dense.lengths, tmp_path),
         call("plan", "--proposal", dense.proposal, "--lengths", dense.lengths, "-o", tmp_path),
     ):
-        assert complaint(done) == f"{tmp_path}: is a folder; name a file in it"
+        assert complaint(outcome) == f"{tmp_path}: is a folder; name a file in it"
     assert "there is no folder" in complaint(
         call("lengths", dense.lengths, "-o", missing.with_suffix(".npy"))
     )

@@ -113,7 +113,7 @@ def test_the_planned_file_is_sound(plan_files: PlannedFiles) -> None:
     data = np.load(plan_files.lengths)
     plans = list(read_plans(plan_files.plans))
     assert [plan.step for plan in plans] == list(range(plan_files.steps))
-    seen: set[int] = set()
+    ids: set[int] = set()
     for plan in plans:
         assert lint(plan, models) == []
         assert simulate_plan_ms(plan) <= plan.predicted_ms + 1e-3
@@ -122,8 +122,8 @@ def test_the_planned_file_is_sound(plan_files: PlannedFiles) -> None:
         assert plan.world_size == plan_files.gpus
         assert sum(plan.lengths) == plan.tokens <= plan_files.tokens
         assert list(plan.lengths) == np.minimum(data[list(plan.ids)], MAX_LEN).tolist()
-        assert not seen & set(plan.ids)
-        seen |= set(plan.ids)
+        assert not ids & set(plan.ids)
+        ids |= set(plan.ids)
         # ZeRO-3 runs in rounds, all else does not.
         assert {p.round is None for p in plan.pipelines} == {not proposal.profile.rounds}
 
@@ -249,18 +249,18 @@ def test_profiles_lists_and_describes() -> None:
     for profile in described:
         assert profile["name"] in listing
         assert profile["source"].split(" ")[0] in listing
-    one = as_json("profiles", "llama-32b-a800-80gb", "--gpus", 64)
-    by_scheme = {row["scheme"]: row for row in one["schemes"]}
+    detailed = as_json("profiles", "llama-32b-a800-80gb", "--gpus", 64)
+    by_scheme = {row["scheme"]: row for row in detailed["schemes"]}
     assert by_scheme["tp16"]["max_len"] == 43614
     assert by_scheme["pp2"]["max_len"] == 0
-    assert list(one["flagged"]) == ["pp2"]
+    assert list(detailed["flagged"]) == ["pp2"]
     text = succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 64))
     assert "43,614" in text
     assert "no room for the model states: pp2, tp2, " in text
     text = succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 8))
     assert "more than 8 GPUs: tp2.pp6, tp4.pp4, tp4.pp6, tp8.pp2, tp8.pp3, tp8.pp4, tp16, " in text
     assert " derived\n" in text
-    assert {row["origin"] for row in one["schemes"]} == {"published", "derived"}
+    assert {row["origin"] for row in detailed["schemes"]} == {"published", "derived"}
     assert "tp4.u2°" in succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 64))
 
 

@@ -298,19 +298,19 @@ def test_a_reader_that_leaves_is_no_error(dense: PlannedFiles, tmp_path: Path) -
         assert planning.stderr is not None
         first = planning.stdout.readline()
         planning.stdout.close()
-        said = planning.stderr.read()
+        stderr = planning.stderr.read()
     assert json.loads(first)["step"] == 0
     assert planning.returncode == 1
-    assert "Traceback" not in said
-    assert "Error" not in said
+    assert "Traceback" not in stderr
+    assert "Error" not in stderr
 
 
 def test_an_encoding_without_our_signs_is_no_error() -> None:
     environment = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    told = succeeded(fresh_process("profiles", "llama-32b-a800-80gb", environment=environment))
-    assert "43,614" in told
-    told = fresh_process("profiles", "--json", environment=environment).out
-    assert len(json.loads(told)) == len(json.loads(succeeded(call("profiles", "--json"))))
+    text = succeeded(fresh_process("profiles", "llama-32b-a800-80gb", environment=environment))
+    assert "43,614" in text
+    text = fresh_process("profiles", "--json", environment=environment).out
+    assert len(json.loads(text)) == len(json.loads(succeeded(call("profiles", "--json"))))
 
 
 def test_lengths_of_any_source_serve(lockstep: PlannedFiles, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
     order = [line.split()[0] for line in lines[2:8]]
     assert set(order) == {"tp2.u4", "tp2.r4", "tp1", "tp2", "u4", "r4"}
     verdicts = [
-        next(said for said in ("does not fit", "tight", "fits") if f" {said} " in line)
+        next(verdict for verdict in ("does not fit", "tight", "fits") if f" {verdict} " in line)
         for line in lines[2:8]
     ]
     assert verdicts == sorted(verdicts, key=VERDICTS.index)
@@ -52,7 +52,11 @@ def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
     document = json.loads(
         succeeded(call(*NODE, "--batch", 16, "--tp", "2,4,8", "--ring", "1,2,16", "--json"))
     )
-    times = [each["iteration_ms"] for each in document["estimates"] if each["verdict"] == "fits"]
+    times = [
+        estimate["iteration_ms"]
+        for estimate in document["estimates"]
+        if estimate["verdict"] == "fits"
+    ]
     assert len(times) >= 3
     assert times == sorted(times)
     assert document["refused"]["tp4.r16"] == "its 64 GPUs do not divide the cluster's 8"
@@ -77,13 +81,13 @@ def test_what_does_not_fit_is_a_row_and_code_3() -> None:
 
 def test_figures_on_unchecked_efficiencies_say_so(tmp_path: Path) -> None:
     hopper = ("--model", "llama3-8b", "--hardware", "h200-141gb")
-    asked = ("estimate", *hopper, "--seq-len", 8192)
-    text = succeeded(call(*asked, "--tp", 8))
+    arguments = ("estimate", *hopper, "--seq-len", 8192)
+    text = succeeded(call(*arguments, "--tp", 8))
     assert "unchecked: that h200-141gb reaches 66% of its peak in products and 42% in" in text
-    header, _, *rows = succeeded(call(*asked, "--batch", 2, "--tp", "4,8")).splitlines()
+    header, _, *rows = succeeded(call(*arguments, "--batch", 2, "--tp", "4,8")).splitlines()
     assert " efficiencies " in header
     assert [" unchecked " in row for row in rows[:2]] == [True, True]
-    document = json.loads(succeeded(call(*asked, "--tp", 8, "--json")))
+    document = json.loads(succeeded(call(*arguments, "--tp", 8, "--json")))
     assert document["hardware"] == "h200-141gb"
     assert document["unchecked"].startswith("unchecked: that h200-141gb reaches 66% of its peak")
     output = tmp_path / "p.json"
@@ -177,11 +181,11 @@ def test_a_config_file_and_single_sizes(tmp_path: Path) -> None:
 
 def test_figures_of_layers_that_nobody_checked_say_so() -> None:
     rest = ("--hardware", "h100-80gb", "--nodes", 4, "--seq-len", 8192, "--batch", 4, "--tp", 8)
-    told = " ".join(call("estimate", "--model", CONFIGS / "gpt-oss-120b.json", *rest).out.split())
-    assert "unchecked: experts. Every rank of tp holds its part of all of them" in told
-    assert "unchecked: attention within windows or chunks" in told
-    asked = ("estimate", "--model", CONFIGS / "qwen3-next-80b.json", *rest, "--json")
-    document = json.loads(call(*asked).out)
+    text = " ".join(call("estimate", "--model", CONFIGS / "gpt-oss-120b.json", *rest).out.split())
+    assert "unchecked: experts. Every rank of tp holds its part of all of them" in text
+    assert "unchecked: attention within windows or chunks" in text
+    arguments = ("estimate", "--model", CONFIGS / "qwen3-next-80b.json", *rest, "--json")
+    document = json.loads(call(*arguments).out)
     assert "linear attention is taken to reach a quarter" in document["unchecked"]
     assert document["estimates"][0]["terms_ms"]["linear attention"] > 0
 

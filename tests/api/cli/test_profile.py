@@ -77,22 +77,22 @@ def test_a_busy_machine_is_told_and_makes_no_profile(tmp_path: Path) -> None:
     output.unlink()
     header, *lines = samples.read_text().splitlines()
     measured = [json.loads(line) for line in lines]
-    assert all(len(one["layers_cpu_ms"]) == len(one["layers_ms"]) for one in measured)
-    for index, one in enumerate(measured):
+    assert all(len(sample["layers_cpu_ms"]) == len(sample["layers_ms"]) for sample in measured)
+    for index, sample in enumerate(measured):
         for name in ("layers_yardstick_ms", "ends_yardstick_ms"):
-            one[name] = [0.2 if index % 3 else 20.0] * len(one[name])
+            sample[name] = [0.2 if index % 3 else 20.0] * len(sample[name])
     samples.write_text("\n".join([header, *map(json.dumps, measured)]) + "\n")
     noisy = samples.read_bytes()
     completed = profiled(*options)
     assert (completed.code, output.exists(), samples.read_bytes()) == (1, False, noisy)
-    said = "the machine was too busy: a fixed piece of work usually took 0.2 ms, and 100.0 times"
-    assert said in completed.err
+    message = "the machine was too busy: a fixed piece of work usually took 0.2 ms, and 100.0 times"
+    assert message in completed.err
     assert (
         f"no profile is written. {samples} has the samples: delete it and measure" in completed.err
     )
     merged = profiled("--merge", str(samples), "--capacity-gib", "8", "-o", str(output))
     succeeded(merged)
-    assert said in merged.err
+    assert message in merged.err
     succeeded(profiled(*options, "--even-if-busy"))
     assert Profile.load(output).schemes[0].fit
 
@@ -107,18 +107,18 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     schemes_asked = ("--schemes", "tp1,r2,pp2,tp2.u2,tp3,pp3,tp8")
     ranks = launched(4, "seqplan.api.cli", ["profile", *TINY, *options, *schemes_asked])
     try:
-        said = "".join(rank.output.read() for rank in ranks)
+        printed = "".join(rank.output.read() for rank in ranks)
         for rank in ranks:
             rank.process.join(PATIENCE_S)
-        assert [rank.process.exitcode for rank in ranks] == [0] * 4, said
+        assert [rank.process.exitcode for rank in ranks] == [0] * 4, printed
     finally:
         for rank in ranks:
             rank.end()
-    return output, said
+    return output, printed
 
 
 def test_ranks_measure_every_axis(four_ranks: tuple[Path, str]) -> None:
-    output, said = four_ranks
+    output, printed = four_ranks
     profile = Profile.load(output)
     wanted = ["tp1", "r2", "pp2", "tp2.u2"]
     assert [str(entry.scheme) for entry in profile.schemes] == wanted
@@ -133,12 +133,12 @@ def test_ranks_measure_every_axis(four_ranks: tuple[Path, str]) -> None:
         "pp3: pp = 3 does not divide the 4 layers: left out",
         "tp8: tp·ulysses = 8 does not divide the 4 attention heads: left out",
     ):
-        assert said.count(line) == 1
+        assert printed.count(line) == 1
 
 
 def test_ranks_measure_the_exchange(four_ranks: tuple[Path, str]) -> None:
     """Of every layout that there was, with one layer of a stage and with two."""
-    output, said = four_ranks
+    output, printed = four_ranks
     profile = Profile.load(output)
     layouts = [(1, 1), (1, 2), (2, 1)]
     assert [(entry.tp, entry.pp) for entry in profile.exchange] == layouts
@@ -150,7 +150,7 @@ def test_ranks_measure_the_exchange(four_ranks: tuple[Path, str]) -> None:
     assert exchange.source.startswith("measured on 4 GPUs for tp1, pp2, tp2; 0% of it hidden")
     for entry in profile.exchange:
         assert exchange.whole_ms([(entry.tp, entry.pp)]) == entry.ms
-        assert f"on 4 ranks {entry.ms:,.1f} ms, optimizer {entry.optimizer_ms:,.1f} ms" in said
+        assert f"on 4 ranks {entry.ms:,.1f} ms, optimizer {entry.optimizer_ms:,.1f} ms" in printed
 
 
 def test_every_measured_scheme_is_on_the_page(four_ranks: tuple[Path, str]) -> None:
@@ -196,7 +196,7 @@ def test_what_was_measured_on_ranks_completes_itself(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--lengths", "9"), "--lengths '9': wants FROM..TO"),
         (("--lengths", "90..9"), "lengths must rise"),
@@ -235,11 +235,11 @@ def test_what_was_measured_on_ranks_completes_itself(
     ],
 )
 def test_bad_input_is_one_line_and_no_file(
-    tmp_path: Path, arguments: tuple[str, ...], said: str
+    tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     output = tmp_path / "p.json"
     completed = profiled(*arguments, "-o", str(output))
     assert (completed.code, completed.out) == (2, "")
-    assert said in completed.err
+    assert message in completed.err
     assert "Traceback" not in completed.err
     assert not list(tmp_path.iterdir())

@@ -17,8 +17,8 @@ def planned(tmp_path: Path) -> tuple[Path, Path]:
     """An estimated profile, and plans made with it."""
     profile, lengths = tmp_path / "p.json", tmp_path / "l.npy"
     np.save(lengths, np.random.default_rng(0).integers(100, 8000, 4000))
-    asked = "--model llama3-8b --hardware h100-80gb --schemes u1,u2,u4,tp2"
-    succeeded(call("profile", "--estimate", *asked.split(), "-o", str(profile)))
+    derived = "--model llama3-8b --hardware h100-80gb --schemes u1,u2,u4,tp2"
+    succeeded(call("profile", "--estimate", *derived.split(), "-o", str(profile)))
     proposal, plans = tmp_path / "proposal.json", tmp_path / "plans.jsonl"
     common = ("--lengths", str(lengths))
     cluster = ("--gpus", "8", "--max-len", "8192", "--tokens", "100000")
@@ -46,12 +46,12 @@ def test_slower_ranks_make_a_slower_profile(tmp_path: Path) -> None:
     times.write_text("\n".join(lines))
     files = ("--profile", str(profile), "--plans", str(plans), "--measurements", str(times))
     schemes = json.loads(succeeded(call("refit", *files, "-o", str(output), "--json")))
-    changed = [each for each in schemes if each["how"] != "kept"]
+    changed = [scheme for scheme in schemes if scheme["how"] != "kept"]
     assert changed
     after = Profile.load(output)
-    for each in changed:
-        assert each["before"]["median"] == pytest.approx(0.2, abs=0.01)
-        assert each["after"]["median"] < 0.01
+    for scheme in changed:
+        assert scheme["before"]["median"] == pytest.approx(0.2, abs=0.01)
+        assert scheme["after"]["median"] < 0.01
     by_name = {str(entry.scheme): entry for entry in before.schemes}
     for entry in after.schemes:
         if entry.origin == "measured":
@@ -71,7 +71,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("--estimate --model llama3-8b", "--estimate wants --hardware"),
         ("--estimate --model llama3-8b --hardware x9", "--hardware 'x9': wants one of"),
@@ -80,7 +80,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         ("--estimate --model llama3-8b --hardware h100-80gb --schemes tp3", "tp"),
     ],
 )
-def test_derived_profiles_say_what_is_missing(tmp_path: Path, arguments: str, said: str) -> None:
+def test_derived_profiles_say_what_is_missing(tmp_path: Path, arguments: str, message: str) -> None:
     output = tmp_path / "o.json"
-    assert said in complaint(call("profile", *arguments.split(), "-o", str(output)))
+    assert message in complaint(call("profile", *arguments.split(), "-o", str(output)))
     assert not output.exists()

@@ -93,8 +93,8 @@ def test_events_of_a_thread_follow_one_another(plan: Plan) -> None:
     for event in passes(trace(plan)):
         threads[event["pid"], event["tid"]].append(event)
     for events in threads.values():
-        for one, next_one in pairwise(sorted(events, key=lambda event: float(event["ts"]))):
-            assert one["ts"] + one["dur"] <= next_one["ts"] + 1e-6
+        for earlier, next_one in pairwise(sorted(events, key=lambda event: float(event["ts"]))):
+            assert earlier["ts"] + earlier["dur"] <= next_one["ts"] + 1e-6
 
 
 @PLANS
@@ -183,23 +183,23 @@ def test_the_profile_says_what_forward_takes(
     path.write_text(json.dumps(document))
     own = Profile.load(path)
 
-    def told(digest: str, *more: str) -> dict[str, Any]:
+    def traced(digest: str, *more: str) -> dict[str, Any]:
         plan = replace(PIPELINED, planner=replace(PIPELINED.planner, profile=digest))
         plans = write(tmp_path / "plans.jsonl", plan)
         assert main(["trace", str(plans), "--step", "7", *more]) == 0
         trace: dict[str, Any] = json.loads(capsys.readouterr().out)
         return trace
 
-    assumed = told(own.digest)
+    assumed = traced(own.digest)
     assert assumed["otherData"]["forward_fraction_source"].startswith("assumed")
-    stated = told(own.digest, "--profile", str(path))["otherData"]
+    stated = traced(own.digest, "--profile", str(path))["otherData"]
     assert (stated["forward_fraction"], stated["forward_fraction_source"]) == (
         0.25,
         f"profile {own.name}",
     )
-    first = next(event for event in passes(told(own.digest, "--profile", str(path))))
+    first = next(event for event in passes(traced(own.digest, "--profile", str(path))))
     assert first["dur"] == pytest.approx(0.25 * 10.001 * 1000)
-    by_name = told(shipped("llama-32b-a800-80gb").digest)["otherData"]
+    by_name = traced(shipped("llama-32b-a800-80gb").digest)["otherData"]
     assert by_name["forward_fraction_source"] == "profile llama-32b-a800-80gb"
     plans = write(tmp_path / "plans.jsonl", PIPELINED)
     assert main(["trace", str(plans), "--step", "7", "--profile", str(path)]) == 2
@@ -218,10 +218,10 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ]
     for arguments, message in cases:
         assert main(["trace", str(plans), *arguments]) == 2
-        said = capsys.readouterr()
-        assert message in said.err
-        assert said.err.count("\n") == 1
-        assert said.out == ""
+        streams = capsys.readouterr()
+        assert message in streams.err
+        assert streams.err.count("\n") == 1
+        assert streams.out == ""
     assert plans.read_text() == text
     assert not output.exists()
 

@@ -59,14 +59,14 @@ def test_ranks_attend_as_one_process_does(tmp_path: Path) -> None:
     output = tmp_path / "verified.json"
     ranks = launched(2, "seqplan.api.cli", ["verify-device", "--quick", "-o", output])
     try:
-        said = "".join(rank.output.read() for rank in ranks)
+        printed = "".join(rank.output.read() for rank in ranks)
         for rank in ranks:
             rank.process.join(PATIENCE_S)
-        assert [rank.process.exitcode for rank in ranks] == [0, 0], said
+        assert [rank.process.exitcode for rank in ranks] == [0, 0], printed
     finally:
         for rank in ranks:
             rank.end()
-    assert said.count("no limit was missed") == 1
+    assert printed.count("no limit was missed") == 1
     document = json.loads(output.read_text())
     assert document["ranks"] == 2
     skipped = {check["check"] for check in document["checks"] if check["skipped"]}

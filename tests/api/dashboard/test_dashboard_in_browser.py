@@ -103,12 +103,14 @@ def test_jobs_and_one_of_them(page: Page, stocked: Stocked) -> None:
     assert page.text("#job-title") == "Job live"
     assert page.run("return document.querySelectorAll('#charts canvas').length") == 3
     timeline = stocked.served.ok("GET", "/v1/jobs/live/plans/4/timeline")
-    passes = [each for p in timeline["pipelines"] for stage in p["stages"] for each in stage]
+    passes = [
+        timed_pass for p in timeline["pipelines"] for stage in p["stages"] for timed_pass in stage
+    ]
     drawn = page.run(
         "return ['forward', 'backward'].map("
         "kind => document.querySelectorAll(`#gantt rect.${kind}`).length)"
     )
-    assert drawn == [sum(each[0] == kind for each in passes) for kind in "FB"]
+    assert drawn == [sum(timed_pass[0] == kind for timed_pass in passes) for kind in "FB"]
     assert page.text("#step-name") == "step 4"  # the slowest rank has done 3
     page.click("#why summary")
     explained = stocked.served.ask("GET", "/v1/jobs/live/plans/4/explain").body.decode()
@@ -169,7 +171,7 @@ def test_short_names_of_jobs_do_not_break(page: Page, stocked: Stocked, width: i
         "return [...document.querySelectorAll('#job-table tbody a')].map(each => ["
         "each.textContent, each.getClientRects().length])"
     )
-    short = [each for each in lines if each[0] != LONG]
+    short = [line for line in lines if line[0] != LONG]
     assert len(short) == 3
     assert all(count == 1 for _, count in short), lines
 
@@ -214,14 +216,14 @@ def test_keys_alone_choose_a_job_and_a_step(page: Page, stocked: Stocked) -> Non
 def test_drift_is_told_and_drawn(page: Page, stocked: Stocked) -> None:
     opened(page, stocked, "slower")
     drift = stocked.served.ok("GET", "/v1/jobs/slower/drift?points=200")
-    warned = [each for each in drift["schemes"] if each["warning"]]
-    told = [line for line in page.text("#warnings").split("\n") if line]
-    assert told == [each["message"] for each in warned]
+    warned = [scheme for scheme in drift["schemes"] if scheme["warning"]]
+    warnings = [line for line in page.text("#warnings").split("\n") if line]
+    assert warnings == [scheme["message"] for scheme in warned]
     rows = page.text("#drift-table tbody").split("\n")
     assert sum("+30%" in row for row in rows) == len(drift["schemes"])
     assert page.text("#drift-table").count("drifted") == len(warned)
     dots = page.run("return document.querySelectorAll('#scatters circle').length")
-    assert dots == sum(len(each["points"]) for each in drift["schemes"])
+    assert dots == sum(len(scheme["points"]) for scheme in drift["schemes"])
     assert page.run("return document.querySelectorAll('#warnings .warning').length") == 1
     command = f"seqplan refit --server {stocked.served.url} --job slower -o refitted.json"
     assert page.text("#refit code") == command
@@ -237,9 +239,9 @@ def test_drift_is_told_and_drawn(page: Page, stocked: Stocked) -> None:
 
 def test_it_follows_what_happens_and_rests_while_hidden(page: Page, stocked: Stocked) -> None:
     opened(page, stocked, "live")
-    done = stocked.served.ok("GET", "/v1/jobs/live/progress")["slowest"]
-    measure(stocked.served, "live", [done + 1], 1.0)
-    page.until_text("#step-name", f"^step {done + 2}$")
+    slowest = stocked.served.ok("GET", "/v1/jobs/live/progress")["slowest"]
+    measure(stocked.served, "live", [slowest + 1], 1.0)
+    page.until_text("#step-name", f"^step {slowest + 2}$")
     # No window manager hides the tab here: it is told that it is hidden.
     hide = (
         "Object.defineProperty(document, 'hidden', {value: arguments[0], configurable: true});"
@@ -247,13 +249,13 @@ def test_it_follows_what_happens_and_rests_while_hidden(page: Page, stocked: Sto
     )
     page.run(hide, True)
     page.until_text("#link", "Paused")
-    measure(stocked.served, "live", [done + 2], 1.0)
+    measure(stocked.served, "live", [slowest + 2], 1.0)
     page.run("performance.clearResourceTimings()")
     time.sleep(5)  # more than twice the time between two questions
-    asked = "return performance.getEntriesByType('resource').map(each => each.name)"
-    assert page.run(asked) == []
+    requests = "return performance.getEntriesByType('resource').map(each => each.name)"
+    assert page.run(requests) == []
     page.run(hide, False)
-    page.until_text("#step-name", f"^step {done + 3}$")
+    page.until_text("#step-name", f"^step {slowest + 3}$")
     assert page.text("#link").startswith("Live")
 
 
@@ -319,9 +321,9 @@ def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Pat
 
     def refused() -> list[str]:
         """Refusals are what the console tells here, and all that it tells."""
-        told = page.log()
-        assert all("401 (Unauthorized)" in line for line in told), told
-        return told
+        log = page.log()
+        assert all("401 (Unauthorized)" in line for line in log), log
+        return log
 
     with serving_here(store) as served:
         page.open(served.url)
@@ -349,17 +351,17 @@ def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Pat
 
 
 def test_text_of_the_service_is_text(page: Page, stocked: Stocked, tmp_path: Path) -> None:
-    said = '<img src=x id=evil onerror=alert(1)> & "<b>"'
+    markup = '<img src=x id=evil onerror=alert(1)> & "<b>"'
     with serving_here(tmp_path / "s.db") as served:
         stock(served).job("failed", 3)
         plan_of(served, "failed", 2)
     store = Store(str(tmp_path / "s.db"))
     with store.writing() as connection:
-        jobs.settle_job(connection, "failed", state="failed", failed_step=2, error=said)
+        jobs.settle_job(connection, "failed", state="failed", failed_step=2, error=markup)
     store.close()
     with serving_here(tmp_path / "s.db") as served:
         page.open(f"{served.url}/#job=failed")
-        assert said in page.until_text("#warnings", "cannot be planned")
+        assert markup in page.until_text("#warnings", "cannot be planned")
         assert page.run("return document.querySelector('#evil')") is None
         page.open(f"{served.url}/?again#job=%3Cb%3Enone")
         page.until_text("#warnings", "there is no job <b>none")
@@ -376,5 +378,5 @@ def test_a_service_that_goes_away_and_comes_back(page: Page, tmp_path: Path) -> 
     with serving_here(tmp_path / "s.db", port=port):
         page.until_text("#link", "Live")
         page.open("about:blank")
-    told: list[Any] = page.log()
-    assert all("ERR_CONNECTION_REFUSED" in line or "Failed to fetch" in line for line in told), told
+    log: list[Any] = page.log()
+    assert all("ERR_CONNECTION_REFUSED" in line or "Failed to fetch" in line for line in log), log

@@ -16,15 +16,17 @@ from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.shipped.catalogue import shipped
 
-MADE = pytest.mark.parametrize("made", [pipelined(), in_rounds()], ids=["pipelined", "rounds"])
+COMPARISONS = pytest.mark.parametrize(
+    "compared", [pipelined(), in_rounds()], ids=["pipelined", "rounds"]
+)
 
 PROFILE = shipped("llama-7b-a800-80gb").restricted(measured=True)
 
 
-@MADE
+@COMPARISONS
 @pytest.mark.parametrize("profile", [None, PROFILE], ids=["bare", "profiled"])
-def test_every_element_closes(made: Comparison, profile: None) -> None:
-    document = render(made, profile)
+def test_every_element_closes(compared: Comparison, profile: None) -> None:
+    document = render(compared, profile)
     page = Page.of(document)
     assert page.faults == []
     idents = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
@@ -37,9 +39,9 @@ def test_every_element_closes(made: Comparison, profile: None) -> None:
             assert link[1:] in idents
 
 
-@MADE
-def test_nothing_is_fetched(made: Comparison) -> None:
-    document = render(made, PROFILE)
+@COMPARISONS
+def test_nothing_is_fetched(compared: Comparison) -> None:
+    document = render(compared, PROFILE)
     assert "://" not in document
     assert "@import" not in document
     assert re.findall(r"url\((?!#)", document) == []
@@ -58,20 +60,20 @@ def test_text_is_escaped() -> None:
 
 
 def test_what_no_document_may_contain_is_replaced() -> None:
-    made = replace(pipelined(), advice="a\x00b\ud800c\x1b[31m")
-    document = render(made)
+    compared = replace(pipelined(), advice="a\x00b\ud800c\x1b[31m")
+    document = render(compared)
     assert "a\ufffdb\ufffdc\ufffd[31m" in document
     assert document.encode()
 
 
-@MADE
-def test_the_same_comparison_gives_the_same_bytes(made: Comparison) -> None:
-    assert render(made, PROFILE) == render(made, PROFILE)
+@COMPARISONS
+def test_the_same_comparison_gives_the_same_bytes(compared: Comparison) -> None:
+    assert render(compared, PROFILE) == render(compared, PROFILE)
 
 
-@MADE
-def test_every_iteration_is_in_a_table(made: Comparison) -> None:
-    rows = Page.of(render(made)).table("System", "Step")
+@COMPARISONS
+def test_every_iteration_is_in_a_table(compared: Comparison) -> None:
+    rows = Page.of(render(compared)).table("System", "Step")
     expected = [
         [
             system.name,
@@ -84,43 +86,43 @@ def test_every_iteration_is_in_a_table(made: Comparison) -> None:
             f"{step.imbalance:,.3f}",
             "—" if step.mfu is None else "37.1 %",
         ]
-        for system in made.systems
-        for step, gain in zip(system.iterations, made.speedups(system), strict=True)
+        for system in compared.systems
+        for step, gain in zip(system.iterations, compared.speedups(system), strict=True)
     ]
     assert rows == expected
 
 
 def test_every_number_of_the_steps_is_in_a_table() -> None:
-    made = pipelined()
-    page = Page.of(render(made, PROFILE))
+    compared = pipelined()
+    page = Page.of(render(compared, PROFILE))
     cells = {cell for table in page.tables for row in table for cell in row}
-    for step in made.ours.iterations:
+    for step in compared.ours.iterations:
         assert {
             f"{step.tokens:,}",
             f"{step.longest:,}",
             f"{step.sequences:,}",
         } <= cells
         assert {step.strategy, "1.230 %", f"{step.planning_ms:,.1f}"} <= cells
-    for up_to, sequences, tokens in made.histogram:
+    for up_to, sequences, tokens in compared.histogram:
         assert {f"{up_to:,}", f"{sequences:,}", f"{tokens:,}"} <= cells
     for model in PROFILE.usable(16, 32_768):
         assert {str(model.scheme), f"{model.max_len:,}", f"{model.a:.4g}"} <= cells
-    at = max(range(3), key=lambda k: made.ours.iterations[k].total_ms)
-    for system in made.systems[:2]:
+    at = max(range(3), key=lambda k: compared.ours.iterations[k].total_ms)
+    for system in compared.systems[:2]:
         assert {f"{busy:,.1f}" for busy in system.iterations[at].rank_busy_ms} <= cells
         assert f"{system.mean_ms:,.1f}" in cells
 
 
 def test_the_headline_names_both_that_count() -> None:
-    made = pipelined()
-    words = Page.of(render(made)).words
-    for what, system in zip(
+    compared = pipelined()
+    words = Page.of(render(compared)).words
+    for role, system in zip(
         ("the best published system", "the best static strategy with our balancing"),
-        made.systems[1:],
+        compared.systems[1:],
         strict=True,
     ):
-        at = words.index(f"Speed-up over {what}")
-        assert words[at + 1] == f"{system.mean_ms / made.ours.mean_ms:,.2f}×"
+        at = words.index(f"Speed-up over {role}")
+        assert words[at + 1] == f"{system.mean_ms / compared.ours.mean_ms:,.2f}×"
         assert words[at + 2].startswith(f"{system.name}; ")
     # The charts of single steps say which of them they show.
     assert f"Our slowest step (1): {ODD}" in words
@@ -128,7 +130,7 @@ def test_the_headline_names_both_that_count() -> None:
     assert sum(f"{ODD}, the best published system" in line for line in words) == 2
     assert "best baseline" not in " ".join(words)
     # What there is none of has no card, and the charts show the other.
-    less = replace(made, systems=(made.ours, made.systems[2]))
+    less = replace(compared, systems=(compared.ours, compared.systems[2]))
     words = Page.of(render(less)).words
     assert "Speed-up over the best published system" not in words
     assert f"Our slowest step (1): {ODD}, balanced" in words
@@ -156,9 +158,9 @@ def test_no_chart_of_nearly_equal_bars() -> None:
     assert "Longest sequence of each step" not in Page.of(render(pipelined())).words
 
 
-@MADE
-def test_every_figure_tells_where_it_is_from(made: Comparison) -> None:
-    page = Page.of(render(made))
+@COMPARISONS
+def test_every_figure_tells_where_it_is_from(compared: Comparison) -> None:
+    page = Page.of(render(compared))
     figures = sum(tag == "figure" for tag, _ in page.tags)
     drawings = [attributes for tag, attributes in page.tags if tag == "svg"]
     # Each figure is drawn wide and narrow, and named for those who cannot see it.
@@ -167,26 +169,26 @@ def test_every_figure_tells_where_it_is_from(made: Comparison) -> None:
 
 
 def test_ours_alone_is_a_report() -> None:
-    made = replace(pipelined(), systems=pipelined().systems[:1], left_out=(), assumptions=())
-    assert Page.of(render(made)).faults == []
+    compared = replace(pipelined(), systems=pipelined().systems[:1], left_out=(), assumptions=())
+    assert Page.of(render(compared)).faults == []
 
 
 def test_what_was_not_recorded_is_said() -> None:
-    made = pipelined()
-    bare = [replace(i, spans=(), gap=None, planning_ms=None) for i in made.ours.iterations]
-    ours = replace(made.ours, iterations=tuple(bare))
-    page = Page.of(render(replace(made, systems=(ours, *made.systems[1:]))))
+    compared = pipelined()
+    bare = [replace(i, spans=(), gap=None, planning_ms=None) for i in compared.ours.iterations]
+    ours = replace(compared.ours, iterations=tuple(bare))
+    page = Page.of(render(replace(compared, systems=(ours, *compared.systems[1:]))))
     assert page.faults == []
     assert {"Not recorded.", "Neither was recorded."} <= set(page.words)
 
 
 def test_unequal_steps_are_refused() -> None:
-    made = pipelined()
-    short = replace(made.systems[1], iterations=made.systems[1].iterations[:2])
+    compared = pipelined()
+    short = replace(compared.systems[1], iterations=compared.systems[1].iterations[:2])
     with pytest.raises(ValueError, match="has 2 steps, but ours has 3"):
-        render(replace(made, systems=(made.ours, short)))
+        render(replace(compared, systems=(compared.ours, short)))
     with pytest.raises(ValueError, match="nothing to report"):
-        render(replace(made, systems=()))
+        render(replace(compared, systems=()))
 
 
 def large(gpus: int, steps: int, systems: int) -> Comparison:
@@ -194,7 +196,7 @@ def large(gpus: int, steps: int, systems: int) -> Comparison:
     draw = random.Random(3)
     deep = Scheme(tp=2, pp=4)
 
-    def one(number: int) -> System:
+    def system_of(number: int) -> System:
         items = []
         # Two different iterations in turn: the report looks into one at a time.
         for step in range(2):
@@ -205,7 +207,7 @@ def large(gpus: int, steps: int, systems: int) -> Comparison:
         items = [replace(items[step % 2], step=step) for step in range(steps)]
         return System(f"s{number}", f"System {number}", "Made.", False, tuple(items))
 
-    return comparison_of(*map(one, range(systems)), gpus=gpus)
+    return comparison_of(*map(system_of, range(systems)), gpus=gpus)
 
 
 def test_a_large_comparison_stays_small() -> None:

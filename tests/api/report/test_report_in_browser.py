@@ -36,13 +36,15 @@ return [seen.backgroundImage.split('gradient').length - 1, seen.backgroundAttach
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of many systems with long names."""
-    made = pipelined()
+    comparison = pipelined()
     others = [
-        replace(system, name=f"{NAME} {at}") for at in range(4) for system in made.systems[1:]
+        replace(system, name=f"{NAME} {at}") for at in range(4) for system in comparison.systems[1:]
     ]
     path = tmp_path_factory.mktemp("report") / "report.html"
     profile = shipped("llama-32b-a800-80gb").restricted(measured=True)
-    path.write_text(render(replace(made, gpus=64, systems=(made.ours, *others)), profile))
+    path.write_text(
+        render(replace(comparison, gpus=64, systems=(comparison.ours, *others)), profile)
+    )
     return path
 
 

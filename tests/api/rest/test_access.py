@@ -10,7 +10,7 @@ from service_process import serving_here
 
 def test_tokens(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
-    made = {
+    tokens = {
         scope: succeeded(
             call("serve", "--store", store, "--add-token", scope, "--scope", scope)
         ).strip()
@@ -18,7 +18,7 @@ def test_tokens(tmp_path: Path) -> None:
     }
     again = complaint(call("serve", "--store", store, "--add-token", "read"))
     assert "there is a token 'read' already" in again
-    assert not any(token.encode() in store.read_bytes() for token in made.values())
+    assert not any(token.encode() in store.read_bytes() for token in tokens.values())
     with serving_here(store) as served:
         assert served.ask("GET", "/healthz").status == 200
         reply = served.ask("GET", "/v1/jobs")
@@ -26,12 +26,12 @@ def test_tokens(tmp_path: Path) -> None:
         assert reply.headers["content-type"] == "application/problem+json"
         served.headers["Authorization"] = "Bearer wrong"
         assert served.ask("GET", "/metrics").status == 401
-        served.headers["Authorization"] = f"Bearer {made['read']}"
+        served.headers["Authorization"] = f"Bearer {tokens['read']}"
         assert served.ok("GET", "/v1/jobs")["items"] == []
         assert served.problem("POST", "/v1/jobs", {"proposal": "x"}, 403)
         metrics = served.ask("GET", "/metrics").body.decode()
         assert 'seqplan_requests_total{status="401"} 2.0' in metrics  # refused, and counted
-        served.headers["Authorization"] = f"Bearer {made['write']}"
+        served.headers["Authorization"] = f"Bearer {tokens['write']}"
         assert served.problem("POST", "/v1/jobs", {"proposal": "x"}, 422)
 
 
@@ -48,11 +48,11 @@ def test_a_store_in_use(tmp_path: Path) -> None:
 
 def test_addresses_and_stores_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("this is no database, and long enough to be read as one\n")
-    for arguments, said in [
+    for arguments, message in [
         (("--store", tmp_path / "s.db", "--port", "70000"), "--port 70000: wants 0 to 65535"),
         (("--store", "mysql://host/db"), "wants sqlite or postgresql"),
         (("--store", "sqlite://"), "a store in memory would lose plans"),
         (("--store", "postgresql+psycopg://host/db"), "name a folder"),
         (("--store", tmp_path / "text.db"), "file is not a database"),
     ]:
-        assert said in complaint(call("serve", *arguments))
+        assert message in complaint(call("serve", *arguments))

@@ -129,12 +129,12 @@ def test_the_state_before_each_step(small: Small) -> None:
     # The continuing job has the same states, whatever its proposal is.
     small.on_two("states-2", "states", 11)
     small.plans("states-2", range(11, STEPS))
-    one, two = (
+    first, two = (
         small.served.ok("GET", f"/v1/jobs/{job}/state?step=20") for job in ("states", "states-2")
     )
     same = ("step", "epoch", "cursor", "seed", "tokens", "max_len", "lengths")
-    assert [one[name] for name in same] == [two[name] for name in same]
-    assert one["proposal"] != two["proposal"]
+    assert [first[name] for name in same] == [two[name] for name in same]
+    assert first["proposal"] != two["proposal"]
 
 
 def test_states_that_there_are_not(small: Small) -> None:

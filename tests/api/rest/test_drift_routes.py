@@ -30,22 +30,25 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
     quiet = served.ok("GET", f"/v1/jobs/{job}/drift")
     assert (quiet["warning"], quiet["steps"]["last"], quiet["schemes"]) == (False, None, [])
     measure(served, job, range(STEPS), 1.3)
-    told = served.ok("GET", f"/v1/jobs/{job}/drift?points=5")
-    assert told["profile"] == PROFILE
-    assert told["steps"] == {"first": 0, "last": STEPS - 1, "measured": STEPS}
-    assert told["pipelines"]["measured"] == told["pipelines"]["measurable"]
-    assert told["pipelines"]["measurable"] <= told["pipelines"]["all"]
-    warned = [each for each in told["schemes"] if each["warning"]]
+    drift = served.ok("GET", f"/v1/jobs/{job}/drift?points=5")
+    assert drift["profile"] == PROFILE
+    assert drift["steps"] == {"first": 0, "last": STEPS - 1, "measured": STEPS}
+    assert drift["pipelines"]["measured"] == drift["pipelines"]["measurable"]
+    assert drift["pipelines"]["measurable"] <= drift["pipelines"]["all"]
+    warned = [judged for judged in drift["schemes"] if judged["warning"]]
     assert warned
-    assert told["warning"]
-    for each in told["schemes"]:
+    assert drift["warning"]
+    for judged in drift["schemes"]:
         assert (
-            each["error"]["median"] == each["error"]["recent"] == each["bias"] == pytest.approx(0.3)
+            judged["error"]["median"]
+            == judged["error"]["recent"]
+            == judged["bias"]
+            == pytest.approx(0.3)
         )
-        assert (each["stated"], each["limit"], each["limit_assumed"]) == (None, 0.05, True)
-        assert each["warning"] == (each["pipelines"] >= LEAST_MEASURED)
-        assert len(each["points"]) == min(5, each["pipelines"])
-        for predicted_ms, measured_ms in each["points"]:
+        assert (judged["stated"], judged["limit"], judged["limit_assumed"]) == (None, 0.05, True)
+        assert judged["warning"] == (judged["pipelines"] >= LEAST_MEASURED)
+        assert len(judged["points"]) == min(5, judged["pipelines"])
+        for predicted_ms, measured_ms in judged["points"]:
             assert measured_ms == pytest.approx(1.3 * predicted_ms)
     assert "30.0% slower than predicted" in warned[0]["message"]
     short = served.ok("GET", f"/v1/jobs/{job}/drift?steps=1")
@@ -54,13 +57,13 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
     output = tmp_path / "refitted.json"
     by_service = succeeded(_refit("--server", served.url, "--job", job, "-o", output))
     before, after = shipped(PROFILE).by_scheme, Profile.load(output).by_scheme
-    for each in warned:
-        ((scheme, _),) = Strategy.parse(f"1×{each['scheme']}").counts
+    for judged in warned:
+        ((scheme, _),) = Strategy.parse(f"1×{judged['scheme']}").counts
         for name in "abc":
             expected = 1.3 * getattr(before[scheme].latency, name)
             assert getattr(after[scheme].latency, name) == pytest.approx(expected)
     changed = {str(scheme) for scheme, entry in after.items() if entry.origin == "measured"}
-    assert changed == {each["scheme"] for each in warned}
+    assert changed == {judged["scheme"] for judged in warned}
 
     # The other form says the same of the same plans and times.
     plans, times = tmp_path / "plans.jsonl", tmp_path / "times.jsonl"
@@ -79,10 +82,10 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
 def test_a_profile_that_holds_is_not_warned_of(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("steady", STEPS, look_ahead=STEPS)
     measure(served, job, range(STEPS), 1.02)
-    told = served.ok("GET", f"/v1/jobs/{job}/drift")
-    assert told["schemes"]
-    assert not told["warning"]
-    assert {each["message"] for each in told["schemes"]} == {None}
+    drift = served.ok("GET", f"/v1/jobs/{job}/drift")
+    assert drift["schemes"]
+    assert not drift["warning"]
+    assert {entry["message"] for entry in drift["schemes"]} == {None}
 
 
 def test_a_refitted_profile_states_its_error(stocked: Stocked, tmp_path: Path) -> None:
@@ -97,17 +100,17 @@ def test_a_refitted_profile_states_its_error(stocked: Stocked, tmp_path: Path) -
     again = {"id": "again", "proposal": proposal, "lengths": stocked.lengths}
     served.ok("POST", "/v1/jobs", {**again, "steps": STEPS, "look_ahead": STEPS})
     measure(served, "again", range(STEPS), 1.3 / 1.3)
-    told = served.ok("GET", "/v1/jobs/again/drift")
-    assert not told["warning"]
-    stated = [each for each in told["schemes"] if not each["limit_assumed"]]
+    drift = served.ok("GET", "/v1/jobs/again/drift")
+    assert not drift["warning"]
+    stated = [entry for entry in drift["schemes"] if not entry["limit_assumed"]]
     assert stated
-    assert all(each["stated"]["p90"] < 0.01 == each["limit"] for each in stated)
+    assert all(entry["stated"]["p90"] < 0.01 == entry["limit"] for entry in stated)
 
 
 def test_refit_of_what_is_not_there_is_one_line(stocked: Stocked, tmp_path: Path) -> None:
     served, job = stocked.served, stocked.job("unmeasured", 1)
     plan_of(served, job, 0)
-    for arguments, said in [
+    for arguments, message in [
         (("--server", served.url, "--job", job), "no rank has measured a step yet"),
         (("--server", served.url, "--job", "none"), "404: there is no job none"),
         (("--server", served.url), "say which job of it with --job"),
@@ -115,7 +118,7 @@ def test_refit_of_what_is_not_there_is_one_line(stocked: Stocked, tmp_path: Path
         (("--server", "http://127.0.0.1:1", "--job", job), "no answer"),
         (("--plans", "p"), "--plans: wants --profile, too"),
     ]:
-        assert said in complaint(_refit(*arguments))
+        assert message in complaint(_refit(*arguments))
 
 
 def test_refit_shows_its_token(tmp_path: Path) -> None:

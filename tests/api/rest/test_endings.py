@@ -17,11 +17,13 @@ BODY = {
 }
 
 
-def _begun(served: Served, what: str) -> socket.socket:
+def _begun(served: Served, request_kind: str) -> socket.socket:
     """A connection on which a body has begun to come in."""
     host, port = served.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
-    connection.sendall(BODY[what] + b"Host: localhost\r\nContent-Length: 100000\r\n\r\nxxxx")
+    connection.sendall(
+        BODY[request_kind] + b"Host: localhost\r\nContent-Length: 100000\r\n\r\nxxxx"
+    )
     return connection
 
 
@@ -49,16 +51,16 @@ def test_a_broken_off_upload_is_a_line(tmp_path: Path) -> None:
     assert text.count("POST /v1/lengths: broken off within the body\n") == 3
 
 
-@pytest.mark.parametrize("what", BODY)
+@pytest.mark.parametrize("request_kind", BODY)
 @pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)])
 def test_it_ends_without_a_trace(
-    tmp_path: Path, what: str, signals: tuple[signal.Signals, ...]
+    tmp_path: Path, request_kind: str, signals: tuple[signal.Signals, ...]
 ) -> None:
     log = tmp_path / "log"
     with serving_logged(log, "--store", tmp_path / "s.db", "--port", 0) as served:
         assert served.ask("GET", "/readyz").status == 200
-        with _begun(served, what) as connection:
-            if what == "upload":
+        with _begun(served, request_kind) as connection:
+            if request_kind == "upload":
                 _underway(tmp_path / "s.db.files")
             for number in signals:
                 served.process.send_signal(number)

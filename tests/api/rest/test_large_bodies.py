@@ -55,7 +55,7 @@ def test_many_acknowledgements_have_a_bound(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("many", 1)
     assert served.ask("GET", f"/v1/jobs/{job}/plans/0?wait=60").status == 200
     path = f"/v1/jobs/{job}/acks/many"
-    for ranks, said in (
+    for ranks, message in (
         ([0] * 300_000, f"at most {MOST_GPUS} items"),
         ([1, 2, 1], "body.ranks: names rank 1 twice"),
         ([0, 1.5], "body.ranks[1]: "),
@@ -64,7 +64,7 @@ def test_many_acknowledgements_have_a_bound(stocked: Stocked) -> None:
         ([], "body.ranks: "),
     ):
         problem = served.problem("POST", path, {"step": 0, "ranks": ranks, "digest": None})
-        assert said in problem["detail"]
+        assert message in problem["detail"]
     whole = {"step": 0, "ranks": [0.0, *range(1, WORLD)], "digest": None}
     assert served.ok("POST", path, whole)["ranks"] == [*range(WORLD)]
     assert served.problem("POST", path, {"step": 0, "ranks": [0], "digest": None, "more": 1})

@@ -28,8 +28,8 @@ def test_a_data_set_known_by_its_histogram(tmp_path: Path) -> None:
         assert [counts[name] for name in ("sequences", "tokens")] == [
             *(exact["sequences"], exact["tokens"])
         ]
-        kept = served.ok("GET", f"/v1/lengths/{counts['id']}")
-        assert (kept["kind"], kept["histogram"]) == ("histogram", rows)
+        stored = served.ok("GET", f"/v1/lengths/{counts['id']}")
+        assert (stored["kind"], stored["histogram"]) == ("histogram", rows)
         kinds = {row["id"]: row["kind"] for row in served.ok("GET", "/v1/lengths")["items"]}
         assert kinds == {exact["id"]: "sequences", counts["id"]: "histogram"}
         assert served.ok("POST", "/v1/lengths?format=histogram", rows)["id"] == counts["id"]

@@ -52,22 +52,26 @@ def test_how_far_every_job_is(stocked: Stocked) -> None:
         rows |= {row["id"]: row for row in page["items"]}
         cursor = page["next"]
     for job, slowest, fastest, last in ((begun, -1, -1, 3), (halfway, 1, 3, 5)):
-        told = served.ok("GET", f"/v1/jobs/{job}/progress")
-        assert rows[job] == told
-        assert (told["slowest"], told["fastest"]) == (slowest, fastest)
-        assert (told["last_planned_step"], told["ahead"]) == (last, last - slowest)
-        assert (told["state"], told["world_size"], told["look_ahead"]) == ("planning", WORLD, 4)
+        progress = served.ok("GET", f"/v1/jobs/{job}/progress")
+        assert rows[job] == progress
+        assert (progress["slowest"], progress["fastest"]) == (slowest, fastest)
+        assert (progress["last_planned_step"], progress["ahead"]) == (last, last - slowest)
+        assert (progress["state"], progress["world_size"], progress["look_ahead"]) == (
+            "planning",
+            WORLD,
+            4,
+        )
 
 
 def test_one_step_in_time(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("timed", 2)
     plan = plan_of(served, job, 1)
     reply = served.ask("GET", f"/v1/jobs/{job}/plans/1/timeline")
-    told = reply.json
+    durations = reply.json
     fraction = shipped(PROFILE).forward_fraction
-    assert told["simulated_ms"] == pytest.approx(simulate_plan_ms(plan, fraction))
-    assert told["simulated_ms"] <= told["predicted_ms"] + 1e-6
-    for pipeline, drawn in zip(plan.pipelines, told["pipelines"], strict=True):
+    assert durations["simulated_ms"] == pytest.approx(simulate_plan_ms(plan, fraction))
+    assert durations["simulated_ms"] <= durations["predicted_ms"] + 1e-6
+    for pipeline, drawn in zip(plan.pipelines, durations["pipelines"], strict=True):
         assert drawn["ranks"] == list(pipeline.ranks)
         assert len(drawn["stages"]) == pipeline.scheme.pp
         for passes in drawn["stages"]:

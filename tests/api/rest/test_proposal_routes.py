@@ -18,8 +18,8 @@ from seqplan.profiler.shipped.catalogue import shipped
 LLAMA, GPT = "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
 
 
-def _settled(stocked: Stocked, asked: dict[str, Any]) -> dict[str, Any]:
-    key = stocked.served.ok("POST", "/v1/proposals", asked)["id"]
+def _settled(stocked: Stocked, request: dict[str, Any]) -> dict[str, Any]:
+    key = stocked.served.ok("POST", "/v1/proposals", request)["id"]
     ends = time.monotonic() + PATIENCE_S
     while (row := stocked.served.ok("GET", f"/v1/proposals/{key}"))["state"] == "running":
         assert time.monotonic() < ends, row

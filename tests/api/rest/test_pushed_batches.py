@@ -12,8 +12,8 @@ from seqplan.plans.format.codec import from_json
 
 def test_pushed_batches(stocked: Stocked) -> None:
     served = stocked.served
-    made = served.ok("POST", "/v1/jobs", {"proposal": stocked.proposal})
-    job = made["id"]
+    created = served.ok("POST", "/v1/jobs", {"proposal": stocked.proposal})
+    job = created["id"]
     assert served.ask("GET", f"/v1/jobs/{job}/plans/5?wait=0.2").status == 204
     batches = f"/v1/jobs/{job}/batches"
     first = {"step": 5, "ids": [3, 4], "lengths": [100, 4000]}

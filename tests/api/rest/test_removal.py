@@ -72,7 +72,7 @@ def test_a_removed_job_is_gone(stocked: Stocked) -> None:
     reply = served.ask("DELETE", f"/v1/jobs/{job}")
     assert (reply.status, reply.body) == (204, b"")
     thread.join(PATIENCE_S)
-    assert [each.status for each in waiting] == [404]  # told, long before its time was up
+    assert [answer.status for answer in waiting] == [404]  # told, long before its time was up
     source = HttpSource(served.url, job)
     with pytest.raises(PlanError, match="there is no job brief"):
         source.view(0, 0, 20)
@@ -106,8 +106,8 @@ def test_proposals_and_lengths_stay_while_they_are_used(tmp_path: Path) -> None:
     with serving_here(tmp_path / "s.db") as served:
         stocked = stock(served)
         stocked.job("user", 1)
-        for what, key in (("proposals", stocked.proposal), ("lengths", stocked.lengths)):
-            problem = served.problem("DELETE", f"/v1/{what}/{key}", status=409)
+        for collection, key in (("proposals", stocked.proposal), ("lengths", stocked.lengths)):
+            problem = served.problem("DELETE", f"/v1/{collection}/{key}", status=409)
             assert problem["type"].endswith("in-use")
             assert problem["detail"].endswith(f"{key}: job user uses it; remove the job first")
         request = {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "gpus": 64}
@@ -133,35 +133,35 @@ def test_proposals_and_lengths_stay_while_they_are_used(tmp_path: Path) -> None:
 
 def _published(served: Served) -> int:
     text = served.ask("GET", "/metrics").body.decode()
-    (line,) = [each for each in text.splitlines() if each.startswith("seqplan_publications_total ")]
+    (line,) = [row for row in text.splitlines() if row.startswith("seqplan_publications_total ")]
     return int(float(line.split()[1]))
 
 
 def test_services_that_share_a_store_forget_together(postgresql_url: str, tmp_path: Path) -> None:
     shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
     with (
-        serving(*shared) as one,
+        serving(*shared) as first,
         serving(*shared) as other,
         ThreadPoolExecutor(2) as threads,
     ):
-        stocked = stock(one)
+        stocked = stock(first)
         request = {"id": "job", "proposal": stocked.proposal}
         for step in range(4):
-            one.ok("POST", "/v1/jobs", request)
+            first.ok("POST", "/v1/jobs", request)
             batch = {"step": step, "ids": [step], "lengths": [100]}
             other.ok("POST", "/v1/jobs/job/batches", {"batches": [batch]})
-            for served in (one, other):
+            for served in (first, other):
                 plan = served.ask("GET", f"/v1/jobs/job/plans/{step}?wait=30").json
                 assert plan["sequences"]["ids"] == [step]
             path = "/v1/jobs/job/plans/9/ranks/0?wait=50"
-            waiting = [threads.submit(served.ask, "GET", path) for served in (one, other)]
+            waiting = [threads.submit(served.ask, "GET", path) for served in (first, other)]
             # Whichever of the two plans it, either removes it.
-            remover = (one, other)[step % 2]
+            remover = (first, other)[step % 2]
             assert remover.ask("DELETE", "/v1/jobs/job").status == 204
-            assert [each.result(PATIENCE_S).status for each in waiting] == [404, 404]
-            for served in (one, other):
+            assert [reply.result(PATIENCE_S).status for reply in waiting] == [404, 404]
+            for served in (first, other):
                 assert served.problem("GET", f"/v1/jobs/job/plans/{step}", status=404)
-        assert _published(one) + _published(other) == 4
+        assert _published(first) + _published(other) == 4
 
 
 def test_a_removal_that_nobody_was_told_of(postgresql_url: str, tmp_path: Path) -> None:

@@ -21,24 +21,24 @@ def test_idempotency_keys(stocked: Stocked) -> None:
         .endswith("key-reused")
     )
     new = {"proposal": stocked.proposal}
-    made = served.ask("POST", "/v1/jobs", new, {"Idempotency-Key": "new"})
+    created = served.ask("POST", "/v1/jobs", new, {"Idempotency-Key": "new"})
     again = served.ask("POST", "/v1/jobs", new, {"Idempotency-Key": "new"})
-    assert made.json == again.json
-    assert served.ok("POST", "/v1/jobs", new)["id"] != made.json["id"]
+    assert created.json == again.json
+    assert served.ok("POST", "/v1/jobs", new)["id"] != created.json["id"]
 
 
 def test_pages(stocked: Stocked) -> None:
     served = stocked.served
     names = {stocked.job(f"page-{k}", 1) for k in range(3)}
-    seen: list[str] = []
+    ids: list[str] = []
     cursor = ""
     while cursor is not None:
         page = served.ok("GET", f"/v1/jobs?limit=2&cursor={cursor}")
         assert len(page["items"]) <= 2
-        seen += [row["id"] for row in page["items"]]
+        ids += [row["id"] for row in page["items"]]
         cursor = page["next"]
-    assert seen == sorted(set(seen))
-    assert names <= set(seen)
+    assert ids == sorted(set(ids))
+    assert names <= set(ids)
     assert stocked.lengths in {row["id"] for row in served.ok("GET", "/v1/lengths")["items"]}
     assert "llama-7b-a800-80gb" in served.ok("GET", "/v1/profiles")["shipped"]
 
@@ -48,8 +48,8 @@ def test_lengths_and_profiles(stocked: Stocked) -> None:
     shown = served.ok("GET", f"/v1/lengths/{stocked.lengths}")
     assert sum(bucket[2] for bucket in shown["histogram"]) == shown["sequences"] == 32514
     document = served.ok("GET", "/v1/profiles/gpt-7b-a100-40gb")
-    kept = served.ok("POST", "/v1/profiles", {**document, "name": "mine"})
-    assert served.ok("GET", f"/v1/profiles/{kept['id']}")["name"] == "mine"
+    profile = served.ok("POST", "/v1/profiles", {**document, "name": "mine"})
+    assert served.ok("GET", f"/v1/profiles/{profile['id']}")["name"] == "mine"
 
 
 @pytest.mark.parametrize(

@@ -78,16 +78,16 @@ def test_told_once_per_change(
     watch = DriftWatch(store, PlanSummaries())
     caplog.set_level(logging.INFO, "seqplan.drift")
 
-    def told() -> list[str]:
+    def messages() -> list[str]:
         watch.look()
         lines = [record.getMessage() for record in caplog.records]
         caplog.clear()
         return lines
 
-    assert told() == []
+    assert messages() == []
     assert gauges(store, watch) == []
     measure(store, plans[:-2], 1.3)
-    slower = told()
+    slower = messages()
     assert slower
     assert all("slower than predicted (median)" in line for line in slower)
     assert len({line.split(":")[1] for line in slower}) == len(slower)
@@ -97,11 +97,11 @@ def test_told_once_per_change(
     assert sum(
         line.startswith("seqplan_drift_warning{") and line.endswith(" 1.0") for line in lines
     ) == len(slower)
-    assert told() == []  # nothing new was measured
+    assert messages() == []  # nothing new was measured
     measure(store, plans[-2:-1], 1.3)
-    assert told() == []  # it is as it was
+    assert messages() == []  # it is as it was
     measure(store, plans, 1.0)
-    assert sorted(line.split(":")[1].split()[0] for line in told()) == sorted(
+    assert sorted(line.split(":")[1].split()[0] for line in messages()) == sorted(
         line.split(":")[1].strip() for line in slower
     )
     assert not any(
@@ -133,11 +133,11 @@ def test_a_judgement_is_kept_until_something_is_measured(planned: tuple[Store, l
 
     measure(store, plans, 1.1)
     first = judged()
-    assert all(each.bias == pytest.approx(0.1) for each in first.schemes)
+    assert all(scheme.bias == pytest.approx(0.1) for scheme in first.schemes)
     assert first.schemes
     assert judged() is first
     measure(store, plans, 1.2)  # the same steps and ranks: a later figure replaces an earlier one
-    assert all(each.bias == pytest.approx(0.2) for each in judged().schemes)
+    assert all(scheme.bias == pytest.approx(0.2) for scheme in judged().schemes)
 
 
 def test_a_summary_is_that_of_the_plan(planned: tuple[Store, list[Plan]]) -> None:
@@ -149,10 +149,10 @@ def test_a_summary_is_that_of_the_plan(planned: tuple[Store, list[Plan]]) -> Non
         wanted = [
             (e.scheme, list(e.ranks), e.micro_batches, e.predicted_ms) for e in measurable(plan)
         ]
-        told = [
+        summaries = [
             (e.scheme, list(e.ranks), e.micro_batches, e.predicted_ms) for e in summary.measurable
         ]
-        assert told == wanted
+        assert summaries == wanted
         assert summary.pipelines >= len(wanted)
 
 
@@ -183,7 +183,7 @@ def test_summaries_are_read_once_and_forgotten_in_order(
             stored = get_plan(connection, "job", step)
             assert stored is not None
             lines[step] = (stored.digest, stored.line)
-    summaries, read = PlanSummaries(kept=2), []
+    summaries, read = PlanSummaries(most=2), []
 
     def ask(*steps: int) -> list[float]:
         def wanted(missing: object) -> dict[int, str]:
@@ -209,8 +209,8 @@ def test_the_service_says_so_without_being_asked(tmp_path: Path) -> None:
         slower = stock(served).job("slower", 2 * STEPS, look_ahead=STEPS)
         report(served, slower, range(STEPS), 1.3)
         assert served.process.stderr is not None
-        told, _, _ = select([served.process.stderr], [], [], PATIENCE_S)
-        assert told, "the log has no line"
+        readable, _, _ = select([served.process.stderr], [], [], PATIENCE_S)
+        assert readable, "the log has no line"
         line = served.process.stderr.readline()
         assert line.startswith("job slower: ")
         assert "slower than predicted (median)" in line

@@ -18,7 +18,7 @@ from seqplan.api.store.tables.leftovers import remove_leftovers
 from seqplan.api.store.tables.lengths import put_lengths, remove_lengths, write_lengths
 
 
-def _kept(store: Store, first: int) -> str:
+def _unused_lengths(store: Store, first: int) -> str:
     row = write_lengths(store, np.arange(first, first + 50))
     with store.writing() as connection:
         put_lengths(connection, row)
@@ -33,11 +33,11 @@ def _aged(path: Path) -> Path:
 
 def test_leftovers_go_and_data_stays(store: Store) -> None:
     lengths = store.files / "lengths"
-    whole, cut_off = _kept(store, 1), _kept(store, 100)
+    whole, cut_off = _unused_lengths(store, 1), _unused_lengths(store, 100)
     (lengths / f"{cut_off}.npy").rename(lengths / f"{cut_off}.removed")  # the row is still there
     gone = hashlib.sha256(b"gone").hexdigest()
     (lengths / f"{gone}.removed").touch()
-    twice = _kept(store, 200)
+    twice = _unused_lengths(store, 200)
     (lengths / f"{twice}.removed").touch()  # removed, and brought again
     for name in ("tmpab12_cd9", "upload-ab12_cd9"):
         (store.files / name).mkdir()
@@ -57,7 +57,7 @@ def test_leftovers_go_and_data_stays(store: Store) -> None:
 
 def test_an_array_of_no_data_set_goes(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "s.db"))
-    whole = _kept(store, 1)
+    whole = _unused_lengths(store, 1)
     write_lengths(store, np.arange(7, 20))
     remove_leftovers(store)
     assert [path.name for path in (store.files / "lengths").iterdir()] == [f"{whole}.npy"]
@@ -102,8 +102,8 @@ def test_a_killed_upload_is_gone_after_the_next_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", ["[[0,10,200000000]]", "[[0,10,199999999],[10,40,1,40]]"])
 def test_a_histogram_takes_no_room_on_the_disk(tmp_path: Path, rows: str) -> None:
     with serving_here(tmp_path / "s.db") as served:
-        made = served.ok("POST", "/v1/lengths?format=histogram", rows.encode())
-        assert made["sequences"] == 200_000_000
+        row = served.ok("POST", "/v1/lengths?format=histogram", rows.encode())
+        assert row["sequences"] == 200_000_000
         assert [*(tmp_path / "s.db.files" / "lengths").iterdir()] == []
-        assert served.ok("GET", f"/v1/lengths/{made['id']}")["kind"] == "histogram"
-        assert served.ask("DELETE", f"/v1/lengths/{made['id']}").status == 204
+        assert served.ok("GET", f"/v1/lengths/{row['id']}")["kind"] == "histogram"
+        assert served.ask("DELETE", f"/v1/lengths/{row['id']}").status == 204

@@ -51,7 +51,7 @@ def test_a_store_of_the_first_version_is_brought_to_this_one(opened: Opener) -> 
         assert job is not None
         assert (job.first_step, job.continues, job.max_len) == (0, None, None)
         assert plans.known_state(connection, job, 5) == SamplerState(0, 0, 0)
-        kept = get(connection, LengthsRow, row.id)
-        assert kept is not None
-        assert kept.kind == "sequences"
+        migrated = get(connection, LengthsRow, row.id)
+        assert migrated is not None
+        assert migrated.kind == "sequences"
     opened()

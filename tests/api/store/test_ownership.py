@@ -90,7 +90,7 @@ def test_damage_is_told_with_the_path(tmp_path: Path) -> None:
         database.execute("PRAGMA writable_schema = ON")
         database.execute("UPDATE sqlite_schema SET name = CAST(x'b3b3' AS TEXT), sql = 'x'")
     database.close()
-    with pytest.raises(StoreError) as told:
+    with pytest.raises(StoreError) as damage:
         Store(str(path))
-    assert str(path) in str(told.value)
-    assert "\n" not in str(told.value)
+    assert str(path) in str(damage.value)
+    assert "\n" not in str(damage.value)

@@ -21,7 +21,7 @@ STEPS = range(3, 60, 2)
 def test_progress_is_what_was_kept(store: Store) -> None:
     rng = random.Random(0)
     measured: dict[tuple[int, int], float] = {}
-    done = [-1] * WORLD
+    last_steps = [-1] * WORLD
     with store.writing() as connection:
         for job in ("job", "other"):
             job_row = JobRow(id=job, proposal="p", seed=0, look_ahead=2, world_size=WORLD)
@@ -32,7 +32,7 @@ def test_progress_is_what_was_kept(store: Store) -> None:
         for rank in range(WORLD - 1):  # the last one says nothing
             for step in rng.sample(STEPS, 12):
                 acks.acknowledge(connection, [AckRow("job", step, rank, "x")])
-                done[rank] = max(done[rank], step)
+                last_steps[rank] = max(last_steps[rank], step)
         for _ in range(80):
             step, rank, took_ms = rng.choice(STEPS[:20]), rng.randrange(WORLD), rng.uniform(1, 9)
             row = MeasurementRow("job", step, rank, took_ms)
@@ -42,17 +42,23 @@ def test_progress_is_what_was_kept(store: Store) -> None:
         measurements.add_measurements(connection, [other])
     steps = sorted({step for step, _ in measured})
     with store.reading() as connection:
-        assert acks.last_acknowledged(connection, "job", WORLD) == done
+        assert acks.last_acknowledged(connection, "job", WORLD) == last_steps
         assert acks.last_acknowledged(connection, "none", 1) == [-1]
         for beyond in (-1, STEPS[0], STEPS[7] + 1, STEPS[-1]):
             wanted = sum(step > beyond for step in STEPS)
             assert plans.planned_beyond(connection, "job", beyond) == wanted
         page = plans.planned_page(connection, "job", STEPS[2], 9)
-        assert [each.step for each in page] == list(STEPS[3:12])
-        for each in page:
-            took = [ms for (step, _), ms in measured.items() if step == each.step]
-            assert (each.digest, each.planning_ms) == (f"sha256:job{each.step}", each.step / 2)
-            assert (each.measured_ms, each.ranks_measured) == (max(took, default=None), len(took))
+        assert [listed.step for listed in page] == list(STEPS[3:12])
+        for listed in page:
+            took = [ms for (step, _), ms in measured.items() if step == listed.step]
+            assert (listed.digest, listed.planning_ms) == (
+                f"sha256:job{listed.step}",
+                listed.step / 2,
+            )
+            assert (listed.measured_ms, listed.ranks_measured) == (
+                max(took, default=None),
+                len(took),
+            )
         assert plans.planned_page(connection, "job", STEPS[-1], 9) == []
         lines = plans.plan_lines(connection, "job", [*STEPS[:3], 1000])
         assert lines == {step: f"plan of {step}" for step in STEPS[:3]}
@@ -63,10 +69,15 @@ def test_progress_is_what_was_kept(store: Store) -> None:
         assert measurements.latest_measured_steps(connection, "none", 4) == []
         since = measurements.measured_since(connection, "job", steps[-4])
         assert list(since) == steps[-4:]
-        told = {(step, rank): ms for step, ranks in since.items() for rank, ms in ranks.items()}
-        assert told == {key: ms for key, ms in measured.items() if key[0] >= steps[-4]}
+        by_step_and_rank = {
+            (step, rank): ms for step, ranks in since.items() for rank, ms in ranks.items()
+        }
+        assert by_step_and_rank == {key: ms for key, ms in measured.items() if key[0] >= steps[-4]}
         count, total = measurements.measurements_state(connection, "job", steps[-4])
-        assert (count, total) == (len(told), pytest.approx(sum(told.values())))
+        assert (count, total) == (
+            len(by_step_and_rank),
+            pytest.approx(sum(by_step_and_rank.values())),
+        )
         assert measurements.measurements_state(connection, "none", 0) == (0, 0.0)
         rows, after = [], (0, -1)
         while page := measurements.measurements_page(connection, "job", after, 7):

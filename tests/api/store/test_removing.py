@@ -34,7 +34,7 @@ Opener = Callable[[], Store]
 
 def test_a_removed_job_leaves_nothing(opened: Opener) -> None:
     store = opened()
-    kept = (schema.batches, schema.plans, schema.acks, schema.measurements, schema.answers)
+    tables = (schema.batches, schema.plans, schema.acks, schema.measurements, schema.answers)
 
     def fill(connection: Connection, job: str) -> None:
         jobs.add_job(connection, replace(JOB, id=job))
@@ -50,7 +50,7 @@ def test_a_removed_job_leaves_nothing(opened: Opener) -> None:
         measurements.add_measurements(connection, [MeasurementRow(job, 0, 0, 5.0)])
 
     def rows(connection: Connection) -> list[list[str]]:
-        named = [table.c["key" if table is schema.answers else "job"] for table in kept]
+        named = [table.c["key" if table is schema.answers else "job"] for table in tables]
         return [sorted(connection.execute(select(column)).scalars()) for column in named]
 
     with store.writing() as connection:

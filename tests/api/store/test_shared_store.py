@@ -32,17 +32,17 @@ def test_two_services_share_a_job(postgresql_url: str, tmp_path: Path) -> None:
 
     shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
     with (
-        serving(*shared) as one,
+        serving(*shared) as first,
         serving(*shared) as other,
         ThreadPoolExecutor(1) as threads,
     ):
-        stocked = stock(one)
+        stocked = stock(first)
         # Waits at the other before the job's plans are there, and soon gets them.
         stocked.job("job", STEPS)
         waiting = threads.submit(other.ask, "GET", "/v1/jobs/job/plans/0?wait=60")
         assert json.loads(waiting.result().body)["step"] == 0
-        digests = deliver(other, one, 0, 3) + deliver(one, other, 3, 6)
-        plans, idle = (one, other) if _published(one) else (other, one)
+        digests = deliver(other, first, 0, 3) + deliver(first, other, 3, 6)
+        plans, idle = (first, other) if _published(first) else (other, first)
         assert _published(idle) == 0
         plans.process.send_signal(signal.SIGKILL)
         plans.process.wait()
@@ -57,18 +57,18 @@ def test_two_services_share_a_job(postgresql_url: str, tmp_path: Path) -> None:
 
 def test_proposals_are_made_by_one(postgresql_url: str, tmp_path: Path) -> None:
     shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
-    with serving(*shared) as one, serving(*shared) as other:
-        lengths = one.ok("POST", "/v1/lengths", DATA.read_bytes())["id"]
+    with serving(*shared) as first, serving(*shared) as other:
+        lengths = first.ok("POST", "/v1/lengths", DATA.read_bytes())["id"]
         request = {"profile": "llama-7b-a800-80gb", "lengths": lengths, "gpus": WORLD}
-        key = one.proposal({**request, "max_len": 4096, "tokens": 8000})
+        key = first.proposal({**request, "max_len": 4096, "tokens": 8000})
         assert other.ok("GET", f"/v1/proposals/{key}")["state"] == "ready"
         # A job that is begun at one is soon seen by the other, though it plans nothing of it.
         other.ok("POST", "/v1/jobs", {"id": "j", "proposal": key})
         batch = {"step": 0, "ids": [5], "lengths": [100]}
-        one.ok("POST", "/v1/jobs/j/batches", {"batches": [batch]})
-        reply = one.ask("GET", "/v1/jobs/j/plans/0?wait=60")
+        first.ok("POST", "/v1/jobs/j/batches", {"batches": [batch]})
+        reply = first.ask("GET", "/v1/jobs/j/plans/0?wait=60")
         assert reply.json["sequences"]["ids"] == [5]
-        assert _published(one) + _published(other) == 1
+        assert _published(first) + _published(other) == 1
 
 
 def test_two_sidecars_of_one_job(postgresql_url: str, tmp_path: Path) -> None:
@@ -82,15 +82,15 @@ def test_two_sidecars_of_one_job(postgresql_url: str, tmp_path: Path) -> None:
 
     def plans() -> tuple[list[bytes], int]:
         with serving("--job", job, verb="sidecar") as served:
-            asked = [f"/v1/jobs/job/plans/{step}?wait=60" for step in range(4)]
-            lines = [served.ask("GET", path).body for path in asked]
+            paths = [f"/v1/jobs/job/plans/{step}?wait=60" for step in range(4)]
+            lines = [served.ask("GET", path).body for path in paths]
             together.wait(60)  # both have all plans before either ends
             return lines, _published(served)
 
     together = threading.Barrier(2)
     with ThreadPoolExecutor(2) as threads:
-        (one, by_one), (other, by_other) = threads.map(lambda _: plans(), range(2))
-    assert one == other
+        (first, by_one), (other, by_other) = threads.map(lambda _: plans(), range(2))
+    assert first == other
     assert sorted((by_one, by_other)) == [0, 4]
 
 

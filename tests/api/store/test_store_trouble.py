@@ -34,8 +34,10 @@ def test_a_full_disk(tmp_path: Path) -> None:
         stocked = stock(served)
         stocked.job("job", STEPS, look_ahead=2)
         assert served.ask("GET", "/v1/jobs/job/plans/1?wait=60").status == 200
-        done = [(0, rank) for rank in range(WORLD - 1)]
-        assert [_acknowledge(served, *each) for each in done] == [200] * len(done)
+        acknowledgements = [(0, rank) for rank in range(WORLD - 1)]
+        assert [_acknowledge(served, *acknowledgement) for acknowledgement in acknowledgements] == [
+            200
+        ] * len(acknowledgements)
         unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         # No file may grow: what the disk says when it is full, for this process alone.
         limit = (4096, resource.RLIM_INFINITY)

@@ -28,8 +28,8 @@ def test_plans_for_another_number_of_ranks(plans: Path) -> None:
 
 
 def test_other_bad_input(plans: Path, tmp_path: Path) -> None:
-    made = list(read_plans(plans))
-    gap = written(tmp_path / "gap.jsonl", [made[0], made[1], made[3]])
+    valid = list(read_plans(plans))
+    gap = written(tmp_path / "gap.jsonl", [valid[0], valid[1], valid[3]])
     message = complaint(call("train-check", "--plans", gap, "--ranks", 2))
     assert "step 3 follows step 1; ranks run steps without a gap, at most 2 here" in message
     empty = tmp_path / "empty.jsonl"
@@ -44,7 +44,7 @@ def test_other_bad_input(plans: Path, tmp_path: Path) -> None:
         call("train-check", "--plans", plans, "--ranks", 2, "--data", tmp_path / "none.idx")
     )
     assert message == f"{tmp_path / 'none.idx'}: No such file or directory"
-    unsound = written(tmp_path / "unsound.jsonl", [replace(made[0], tokens=made[0].tokens + 1)])
+    unsound = written(tmp_path / "unsound.jsonl", [replace(valid[0], tokens=valid[0].tokens + 1)])
     message = complaint(call("train-check", "--plans", unsound, "--ranks", 2))
     assert "step 0 breaks a rule: tokens: " in message
 

@@ -87,7 +87,7 @@ def test_a_server_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def server_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A server that says lines of its own to the first that it is asked, written here."""
     module = tmp_path / "said.py"
     monkeypatch.setattr(processes, "MODULE", "said")
@@ -100,16 +100,18 @@ def speaking(*messages: dict[str, object]) -> str:
     return f"import sys\nsys.stdin.readline()\nprint({lines!r}, flush=True)\nsys.stdin.read()\n"
 
 
-def done(number: int) -> list[dict[str, object]]:
+def end_of(number: int) -> list[dict[str, object]]:
     return [{"process": number, "done": True}, {"process": number, "ended": 0, "log": ""}]
 
 
-def test_messages_until_all_are_done(said: Path) -> None:
-    said.write_text(speaking({"process": 1, "step": 4}, *done(0), *done(2), *done(1)))
+def test_messages_until_all_are_done(server_module: Path) -> None:
+    server_module.write_text(
+        speaking({"process": 1, "step": 4}, *end_of(0), *end_of(2), *end_of(1))
+    )
     with rank_server() as server:
-        told = list(server.messages({"ranks": 2}))
-    assert [number for number, _ in told] == [1, 0, 2, 1]
-    assert [message.get("step") for _, message in told] == [4, None, None, None]
+        messages = list(server.messages({"ranks": 2}))
+    assert [number for number, _ in messages] == [1, 0, 2, 1]
+    assert [message.get("step") for _, message in messages] == [4, None, None, None]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_messages_until_all_are_done(said: Path) -> None:
             [
                 {"process": 0, "error": "lost rank 1", "input": False},
                 {"process": 0, "ended": 0, "log": ""},
-                *done(2),
+                *end_of(2),
                 {"process": 1, "ended": -6, "log": ""},
             ],
             RuntimeError,
@@ -149,8 +151,8 @@ def test_messages_until_all_are_done(said: Path) -> None:
     ],
 )
 def test_what_explains_a_failure(
-    said: Path, messages: list[dict[str, object]], error: type[Exception], text: str
+    server_module: Path, messages: list[dict[str, object]], error: type[Exception], text: str
 ) -> None:
-    said.write_text(speaking(*messages))
+    server_module.write_text(speaking(*messages))
     with rank_server() as server, pytest.raises(error, match=text):
         list(server.messages({"ranks": 2}))

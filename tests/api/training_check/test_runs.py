@@ -46,10 +46,10 @@ def test_ranks_agree_with_one_process(plans: Path, temporary: Path) -> None:
     assert report["agrees"] is True
     assert report["model"]["heads"] >= 2
     assert report["parameter_difference"] <= 1e-10
-    made = list(read_plans(plans))[:4]
+    first_plans = list(read_plans(plans))[:4]
     assert [step["step"] for step in report["steps"]] == [0, 1, 2, 3]
     assert len({step["strategy"] for step in report["steps"]}) > 1  # the strategy changes
-    for step, plan in zip(report["steps"], made, strict=True):
+    for step, plan in zip(report["steps"], first_plans, strict=True):
         assert step["tokens"] == plan.tokens
         assert step["predicted_ms"] == plan.predicted_ms
         assert step["loss"] == pytest.approx(step["reference_loss"], rel=1e-10)
@@ -78,9 +78,11 @@ def test_rounds_agree_too(lengths: Path, tmp_path: Path) -> None:
     """Plans for ZeRO-3, in lockstep rounds of groups that differ from round to round."""
     profile = tmp_path / "rounds.json"
     profile.write_text(json.dumps({**json.loads(SMALL.read_text("utf-8")), "zero_stage": 3}))
-    outcome = planned(tmp_path, lengths, tokens=9000, max_len=3000, steps=2, profile=profile)
-    assert any(len({each.round for each in plan.pipelines}) > 1 for plan in read_plans(outcome))
-    completed = call("train-check", "--plans", outcome, "--ranks", RANKS, "--json")
+    plans = planned(tmp_path, lengths, tokens=9000, max_len=3000, steps=2, profile=profile)
+    assert any(
+        len({pipeline.round for pipeline in plan.pipelines}) > 1 for plan in read_plans(plans)
+    )
+    completed = call("train-check", "--plans", plans, "--ranks", RANKS, "--json")
     report = json.loads(succeeded(completed))
     assert report["agrees"] is True
     assert len(report["steps"]) == 2  # all that there are

@@ -19,31 +19,35 @@ CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 COST = Cost(1.2e-6, 0.05, 20.0)
 
 
-def check(done: Balanced, ranks: int, capacity: int, pad_to: int = 1, multiple: int = 1) -> None:
+def check(
+    balanced: Balanced, ranks: int, capacity: int, pad_to: int = 1, multiple: int = 1
+) -> None:
     """What holds of every result."""
-    assert len(done.micro_batches) == ranks
-    assert sorted(done.order()) == list(range(len(done.lengths)))
-    assert [done.order()[place] for place in done.inverse()] == list(range(len(done.lengths)))
-    counts = [len(of_rank) for of_rank in done.micro_batches]
+    assert len(balanced.micro_batches) == ranks
+    assert sorted(balanced.order()) == list(range(len(balanced.lengths)))
+    assert [balanced.order()[place] for place in balanced.inverse()] == list(
+        range(len(balanced.lengths))
+    )
+    counts = [len(of_rank) for of_rank in balanced.micro_batches]
     assert all(count % multiple == 0 for count in counts)
-    if done.lockstep:
+    if balanced.lockstep:
         assert len(set(counts)) == 1
     times = []
-    for of_rank in done.micro_batches:
+    for of_rank in balanced.micro_batches:
         times.append([])
         for micro in of_rank:
-            own = [done.lengths[i] for i in micro]
+            own = [balanced.lengths[i] for i in micro]
             assert sum(-(-length // pad_to) * pad_to for length in own) <= capacity
-            work = sum(length * (done.cost.a * length + done.cost.b) for length in own)
-            times[-1].append(work + done.cost.c if micro else 0.0)
-    if done.lockstep:
+            work = sum(length * (balanced.cost.a * length + balanced.cost.b) for length in own)
+            times[-1].append(work + balanced.cost.c if micro else 0.0)
+    if balanced.lockstep:
         predicted = sum(max(of_round) for of_round in zip(*times, strict=True))
     else:
         predicted = max(sum(of_rank) for of_rank in times)
-    assert done.predicted_ms == pytest.approx(predicted)
-    assert done.lower_bound_ms <= done.predicted_ms
-    assert done.rank_ms == pytest.approx([sum(of_rank) for of_rank in times])
-    assert done.imbalance >= -1e-12
+    assert balanced.predicted_ms == pytest.approx(predicted)
+    assert balanced.lower_bound_ms <= balanced.predicted_ms
+    assert balanced.rank_ms == pytest.approx([sum(of_rank) for of_rank in times])
+    assert balanced.imbalance >= -1e-12
 
 
 costs = st.builds(

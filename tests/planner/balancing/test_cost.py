@@ -69,8 +69,8 @@ def test_corrected_by_what_was_measured() -> None:
             measured.append((micro_batches, time * (factor or 1.0) * random.normal(1, 0.002)))
         return measured
 
-    kept, how = stated.corrected(steps(2, 1.7))
-    assert kept == stated
+    corrected, how = stated.corrected(steps(2, 1.7))
+    assert corrected == stated
     assert how.startswith("kept: 2 ")
     scaled, how = stated.corrected(steps(8, 1.7))
     assert how.startswith("scaled")

@@ -44,32 +44,32 @@ def test_every_rank_packs_its_own_near_the_optimum(
 ) -> None:
     cost, capacity = Cost(a, 1.0, c), max(map(max, of_ranks)) + room
     try:
-        done = balance_fixed(of_ranks, capacity, cost, count_multiple=multiple)
+        balanced = balance_fixed(of_ranks, capacity, cost, count_multiple=multiple)
     except ValueError as error:
         assume("sequences for" in str(error))
         return
-    assert len({len(own) for own in done.micro_batches}) == 1
-    assert len(done.micro_batches[0]) % multiple == 0
+    assert len({len(own) for own in balanced.micro_batches}) == 1
+    assert len(balanced.micro_batches[0]) % multiple == 0
     first = 0
-    for own, micro_batches in zip(of_ranks, done.micro_batches, strict=True):
+    for own, micro_batches in zip(of_ranks, balanced.micro_batches, strict=True):
         assert all(micro_batches)
         assert sorted(i - first for micro in micro_batches for i in micro) == list(range(len(own)))
         assert all(sum(own[i - first] for i in micro) <= capacity for micro in micro_batches)
         first += len(own)
-    assert done.lower_bound_ms <= done.predicted_ms
+    assert balanced.lower_bound_ms <= balanced.predicted_ms
     if multiple == 1:
         best = least_ms(of_ranks, capacity, cost)
-        assert done.lower_bound_ms * (1 - 1e-6) <= best <= done.predicted_ms * (1 + 1e-9)
-        assert done.predicted_ms <= 1.6 * best
+        assert balanced.lower_bound_ms * (1 - 1e-6) <= best <= balanced.predicted_ms * (1 + 1e-9)
+        assert balanced.predicted_ms <= 1.6 * best
 
 
 def test_others_fill_the_time_of_a_rank_with_a_long_sequence() -> None:
     """The first micro-batch of every rank lasts as long as the long sequence, so rank 1 puts half
     of its sequences there and none of its rounds waits."""
     cost = Cost(0.0, 1.0, 0.0)
-    done = balance_fixed([[800, *[100] * 4], [100] * 12], 1_000, cost)
-    assert done.predicted_ms == pytest.approx(1_200.0)
-    assert done.gap < 1e-6
+    balanced = balance_fixed([[800, *[100] * 4], [100] * 12], 1_000, cost)
+    assert balanced.predicted_ms == pytest.approx(1_200.0)
+    assert balanced.gap < 1e-6
 
 
 def test_what_cannot_be_packed_is_an_error() -> None:

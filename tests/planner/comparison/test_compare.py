@@ -154,8 +154,8 @@ def stretched(system: System, key: str, factor: float) -> System:
 )
 def test_advice(profile: str, factor: float, says: str) -> None:
     ours = small().ours
-    said = advice(shipped(profile), [ours, stretched(ours, "static", factor)])
-    assert said.startswith(says)
+    text = advice(shipped(profile), [ours, stretched(ours, "static", factor)])
+    assert text.startswith(says)
     assert "cannot be said" in advice(shipped(profile), [ours])
 
 
@@ -165,8 +165,8 @@ def test_the_exchange_can_cost_more_than_plans_gain() -> None:
     dearer = replace(
         ours, iterations=tuple(replace(i, exchange_ms=i.total_ms) for i in ours.iterations)
     )
-    said = advice(shipped("llama-7b-a800-80gb").restricted(measured=True), [dearer, static])
-    assert said.startswith("A static strategy will do. ")
+    text = advice(shipped("llama-7b-a800-80gb").restricted(measured=True), [dearer, static])
+    assert text.startswith("A static strategy will do. ")
 
 
 def test_fit_errors_are_read_where_they_are_stated() -> None:
@@ -207,20 +207,22 @@ PROPAGATION = ("--gpus", "8", "--schemes", "measured", "--exchange-ms", "0")
 
 
 def test_the_table(lengths: Path) -> None:
-    code, told, _ = call(lengths, *PROPAGATION, "--systems", "static,megatron,deepspeed")
+    code, stdout, _ = call(lengths, *PROPAGATION, "--systems", "static,megatron,deepspeed")
     assert code == 0
-    assert told.startswith("simulated on profile llama-7b-a800-80gb: 8 × NVIDIA A800-80GB, 2 steps")
-    assert "\nseqplan  " in told
-    assert "\nMegatron-like, varlen  " in told
-    assert "\nleft out: DeepSpeed-like: " in told
-    assert "step by step, whole iterations: Megatron-like, varlen 1.00×" in told
+    assert stdout.startswith(
+        "simulated on profile llama-7b-a800-80gb: 8 × NVIDIA A800-80GB, 2 steps"
+    )
+    assert "\nseqplan  " in stdout
+    assert "\nMegatron-like, varlen  " in stdout
+    assert "\nleft out: DeepSpeed-like: " in stdout
+    assert "step by step, whole iterations: Megatron-like, varlen 1.00×" in stdout
 
 
 def test_json_and_the_report(lengths: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
-    code, told, _ = call(lengths, "--systems", "static,megatron", "--json", "-o", str(report))
+    code, stdout, _ = call(lengths, "--systems", "static,megatron", "--json", "-o", str(report))
     assert code == 0
-    fields = json.loads(told)
+    fields = json.loads(stdout)
     assert fields["simulated_on"] == "llama-7b-a800-80gb"
     ours = fields["systems"][0]
     assert ours["key"] == "ours"
@@ -230,8 +232,8 @@ def test_json_and_the_report(lengths: Path, tmp_path: Path) -> None:
     page = report.read_text()
     assert page.startswith("<!")
     assert len(page) < 2_000_000
-    _, told, _ = call(lengths, *PROPAGATION, "--systems", "static,megatron", "--json")
-    assert told.count('"ours"') == 2
+    _, stdout, _ = call(lengths, *PROPAGATION, "--systems", "static,megatron", "--json")
+    assert stdout.count('"ours"') == 2
 
 
 def test_the_same_seed_gives_the_same_figures(lengths: Path) -> None:
@@ -271,9 +273,9 @@ def test_short_contexts_leave_little_to_gain() -> None:
     ours = small().ours
     profile = shipped("llama-7b-a800-80gb")
 
-    def said(factor: float, context: int) -> str:
+    def advice_for(factor: float, context: int) -> str:
         return advice(profile, [ours, stretched(ours, "trl", factor)], context)
 
-    assert "Contexts up to 8K leave little to gain: " in said(1.01, 8_192)
-    assert "little" not in said(1.5, 8_192)
-    assert "little" not in said(1.01, 32_768)
+    assert "Contexts up to 8K leave little to gain: " in advice_for(1.01, 8_192)
+    assert "little" not in advice_for(1.5, 8_192)
+    assert "little" not in advice_for(1.01, 32_768)

@@ -82,9 +82,9 @@ def test_a_plan_says_why_a_faster_candidate_was_left() -> None:
     selected = replace(chosen, considered=(*rest, faster))
     plan = assemble(batch, selected, Planner("0", 0, "p", None), 64, 1 / 3)
     assert lint(plan, dense().models) == []
-    told = explain(plan, dense().models)
-    assert "its exchange takes longer" in told
-    assert told.count("  best") == 1
+    text = explain(plan, dense().models)
+    assert "its exchange takes longer" in text
+    assert text.count("  best") == 1
 
 
 @settings(max_examples=25, deadline=None)
@@ -166,8 +166,8 @@ def test_a_proposal_carries_its_exchange_to_planning(tmp_path: Path) -> None:
         assert not replicas_differ(scheme for scheme, _ in other.strategy.counts)
     batch = next(Sampler(CODE, 50_000, 16384, 0).batches(1))
     choices = [StepPlanner(document).plan(batch) for document in (with_it, proposed(None))]
-    kept, free = [replicas_differ(p.scheme for p in plan.pipelines) for plan in choices]
-    assert (kept, free) == (False, True)
+    stated, free = [replicas_differ(p.scheme for p in plan.pipelines) for plan in choices]
+    assert (stated, free) == (False, True)
     assert lint(choices[0], with_it.cluster.models(with_it.profile)) == []
 
 

@@ -37,8 +37,8 @@ def test_each_point_is_the_comparison_of_its_value() -> None:
     ours, *others = by_gpus.points[0].systems
     assert (ours.key, ours.speedup) == ("ours", 1.0)
     assert ours.mean_ms == alone.ours.mean_ms
-    for system, seen in zip(others, alone.systems[1:], strict=True):
-        assert system.speedup == pytest.approx(seen.mean_ms / alone.ours.mean_ms)
+    for system, alike in zip(others, alone.systems[1:], strict=True):
+        assert system.speedup == pytest.approx(alike.mean_ms / alone.ours.mean_ms)
     assert not by_gpus.points[1].systems
     assert by_gpus.notes()[0].startswith("1: not possible: 1 GPU is too few for llama-7b-a800-80gb")
 
@@ -52,7 +52,7 @@ def swept(key: str, speedup: float) -> SweptSystem:
     return SweptSystem(key, key.title(), 100 * speedup, 90.0, 5000 / speedup, speedup)
 
 
-def made() -> Sweep:
+def sweep_of_two() -> Sweep:
     """A system that is missing at one value, a reason for all values, a value with none."""
     everywhere = ("Deep", "has no rounds")
     return Sweep(
@@ -66,7 +66,7 @@ def made() -> Sweep:
 
 
 def test_a_table_with_all_values() -> None:
-    lines = sweep_lines(made())
+    lines = sweep_lines(sweep_of_two())
     assert lines[0].split() == ["tokens/s", "by", "tokens", "1,000", "2,000", "3,000"]
     assert lines[2].split() == ["Ours", "5,000", "5,000", "—"]
     assert lines[3].split() == ["Other", "4,000", "(1.25×)", "—", "—"]
@@ -99,9 +99,9 @@ def call(lengths: Path, *more: str) -> tuple[int, str, str]:
 def test_the_verb_sweeps(lengths: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     axes = "gpus=8,4 max-len=8192 tokens=8000,999999999"
-    code, told, _ = call(lengths, "--sweep", axes, "--json", "-o", str(report))
+    code, stdout, _ = call(lengths, "--sweep", axes, "--json", "-o", str(report))
     assert code == 0
-    fields = json.loads(told)
+    fields = json.loads(stdout)
     by_axis = {swept["axis"]: swept["points"] for swept in fields["sweeps"]}
     assert {axis: [p["value"] for p in points] for axis, points in by_axis.items()} == {
         "gpus": [8, 4],

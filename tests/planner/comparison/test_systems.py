@@ -82,13 +82,13 @@ def test_each_sequence_once_within_memory_and_ranks(where: str, name: str) -> No
     for offer in offers:
         for batch in setting.batches:
             execution = offer.step(batch)
-            seen: list[int] = []
+            placed: list[int] = []
             for pipeline in execution.pipelines:
                 assert len(pipeline.ranks) == pipeline.scheme.gpus
                 assert max(pipeline.ranks) < setting.cluster.gpus
                 model = setting.models[pipeline.scheme]
                 for micro in pipeline.micro_batches:
-                    seen += micro.sequences
+                    placed += micro.sequences
                     lengths = [batch.lengths[i] for i in micro.sequences]
                     if offer.key == "rebalance":  # which pads a micro-batch to its longest
                         lengths = [max(lengths)] * len(lengths)
@@ -97,7 +97,7 @@ def test_each_sequence_once_within_memory_and_ranks(where: str, name: str) -> No
                     if offer.key != "megatron-dense":
                         cost = model.latency.micro_batch_ms(lengths)
                         assert micro.cost_ms == pytest.approx(cost, abs=1e-3)
-            assert sorted(seen) == list(range(len(batch.lengths))), offer.key
+            assert sorted(placed) == list(range(len(batch.lengths))), offer.key
             if setting.in_rounds:
                 assert all(pipeline.round is not None for pipeline in execution.pipelines)
             if offer.key == "megatron-packing":  # whose ranks go from group to group
@@ -118,11 +118,11 @@ def _aligned(phase: object, gpus: int) -> None:
 
 
 def _no_rank_twice_at_once(phase: object) -> None:
-    taken: set[tuple[int | None, int]] = set()
+    occupied: set[tuple[int | None, int]] = set()
     for pipeline in phase:  # type: ignore[attr-defined]
         for rank in pipeline.ranks:
-            assert (pipeline.round, rank) not in taken
-            taken.add((pipeline.round, rank))
+            assert (pipeline.round, rank) not in occupied
+            occupied.add((pipeline.round, rank))
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,9 @@ def test_links_are_those_of_the_profiles_gpu(gpu: str, device: str | None) -> No
 
 def test_which_exchange_is_used() -> None:
     assert isinstance(exchange_of(PROFILE, 64), LayoutExchange)
-    given = exchange_of(PROFILE, 64, exchange_ms=(1, 2))
-    assert isinstance(given, GivenExchange)
-    assert given.of_strategy_ms(Strategy.of({Scheme(tp=8): 1, Scheme(tp=4): 1})) == 2
+    stated = exchange_of(PROFILE, 64, exchange_ms=(1, 2))
+    assert isinstance(stated, GivenExchange)
+    assert stated.of_strategy_ms(Strategy.of({Scheme(tp=8): 1, Scheme(tp=4): 1})) == 2
     lockstep = shipped("gpt-7b-a100-40gb")
     assert exchange_of(lockstep, 64).exposed_ms([(1, 1), (2, 1)]) == 0
     assert exchange_to_propose_with(lockstep, 64, None, 0.0) is None

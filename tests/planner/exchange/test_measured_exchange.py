@@ -61,7 +61,7 @@ def test_without_any_it_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"gpus": 1}, r"exchange\[0\]\.gpus: 1 are too few for an exchange"),
         ({"tp": 16}, "8 are too few"),
@@ -71,8 +71,8 @@ def test_without_any_it_says_so() -> None:
         ({"more": 1}, r"exchange\[0\]"),
     ],
 )
-def test_bad_entries_are_named(change: dict[str, float], said: str) -> None:
-    with pytest.raises(ProfileError, match=said):
+def test_bad_entries_are_named(change: dict[str, float], message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
         with_exchange({**entry(), **change})
 
 

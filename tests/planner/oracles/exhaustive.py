@@ -68,17 +68,17 @@ def pipeline_optima(pipeline: PipelineClass, sets: Subsets) -> list[float]:
                 continue
             for micro_batches, largest in frontier[number - part]:
                 pairs.add((micro_batches + 1, max(largest, work[part])))
-        kept: list[tuple[int, float]] = []
+        undominated: list[tuple[int, float]] = []
         for pair in sorted(pairs):
-            if not kept or pair[1] < kept[-1][1]:
-                kept.append(pair)
-        frontier.append(kept)
+            if not undominated or pair[1] < undominated[-1][1]:
+                undominated.append(pair)
+        frontier.append(undominated)
         bubbles = pipeline.pp - 1
         optima.append(
             min(
                 (
                     work[number] + v * pipeline.c + bubbles * (largest + pipeline.c)
-                    for v, largest in kept
+                    for v, largest in undominated
                 ),
                 default=inf,
             )

@@ -37,11 +37,11 @@ def ilp_dispatch(
     assignment is returned. ``ValueError`` when a sequence fits no pipeline.
     """
     greedy = greedy_dispatch(classes, batch, trials=16, order="descending", count_overhead=True)
-    each = [pipeline for pipeline in classes for _ in range(pipeline.count)]
+    alone = [pipeline for pipeline in classes for _ in range(pipeline.count)]
     problem = pulp.LpProblem("dispatch", pulp.LpMinimize)
     slowest = problem.add_variable("slowest", lowBound=0)
     problem += slowest
-    takes = _pipelines(problem, slowest, each, batch)
+    takes = _pipelines(problem, slowest, alone, batch)
     for i in range(len(batch.lengths)):
         able = [take[i] for take in takes if i in take]
         problem += pulp.lpSum(able) == 1
@@ -49,10 +49,10 @@ def ilp_dispatch(
     solutions = [greedy]
     if answer.has_solution:
         solutions.append([[i for i, x in take.items() if x.value() > 0.5] for take in takes])
-    objective, pipelines = min((_slowest(each, batch, some), some) for some in solutions)
+    objective, pipelines = min((_slowest(alone, batch, some), some) for some in solutions)
     trivial = min(
         dispatch_bound_ms(pipeline, [batch.longest])
-        for pipeline in each
+        for pipeline in alone
         if batch.longest <= pipeline.capacity
     )
     bound = min(max(answer.bound, trivial), objective)
@@ -62,12 +62,12 @@ def ilp_dispatch(
 def _pipelines(
     problem: pulp.LpProblem,
     slowest: pulp.LpVariable,
-    each: Sequence[PipelineClass],
+    alone: Sequence[PipelineClass],
     batch: Batch,
 ) -> list[dict[int, pulp.LpVariable]]:
     """One pipeline's constraints each; whether it takes a sequence, for those it can hold."""
     takes = []
-    for p, pipeline in enumerate(each):
+    for p, pipeline in enumerate(alone):
         able = [i for i, length in enumerate(batch.lengths) if length <= pipeline.capacity]
         take = {i: problem.add_variable(f"x_{i}_{p}", cat="Binary") for i in able}
         work = {i: batch.lengths[i] * (pipeline.a * batch.lengths[i] + pipeline.b) for i in able}
@@ -90,9 +90,9 @@ def _pipelines(
 
 
 def _slowest(
-    each: Sequence[PipelineClass], batch: Batch, pipelines: Sequence[Sequence[int]]
+    alone: Sequence[PipelineClass], batch: Batch, pipelines: Sequence[Sequence[int]]
 ) -> float:
     return max(
         dispatch_bound_ms(pipeline, [batch.lengths[i] for i in part])
-        for pipeline, part in zip(each, pipelines, strict=True)
+        for pipeline, part in zip(alone, pipelines, strict=True)
     )

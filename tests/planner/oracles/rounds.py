@@ -29,10 +29,10 @@ def least_rounds_ms(
             )
         for rounds in partitions(range(len(groups))):
             lasting = []
-            for one in rounds:
+            for round_ in rounds:
                 times = [
                     max(time for _, time in choice)
-                    for choice in product(*(options[i] for i in one))
+                    for choice in product(*(options[i] for i in round_))
                     if sum(size for size, _ in choice) <= gpus
                 ]
                 lasting.append(min(times, default=inf))

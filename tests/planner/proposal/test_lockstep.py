@@ -121,10 +121,10 @@ def test_fewer_sequences_than_groups_leave_ranks_idle() -> None:
 
 def test_zero_3_has_no_exchange_and_its_own_memory() -> None:
     gpt = find_profile("gpt-7b-a100-40gb")
-    asked = Planner(gpt, 16, 16_384, lockstep=True).plan(batch().lengths)
+    lockstep_plan = Planner(gpt, 16, 16_384, lockstep=True).plan(batch().lengths)
     implied = Planner(gpt, 16, 16_384).plan(batch().lengths)
-    assert asked.exchange_ms is None
-    assert asked.pipelines == implied.pipelines
+    assert lockstep_plan.exchange_ms is None
+    assert lockstep_plan.pipelines == implied.pipelines
 
 
 def test_what_does_not_go_together_is_refused() -> None:

@@ -91,8 +91,8 @@ def test_buckets_and_time_limits_leave_the_plan_valid(lengths: list[int], bucket
 def test_more_rounds_are_tried_and_the_best_is_kept() -> None:
     models = models_of(10, 0.0, 0.3)
     lengths = [20] * 4
-    one = flexsp(lengths, models, 4, tries=1)
-    assert flexsp(lengths, models, 4, tries=3).predicted_ms <= one.predicted_ms
+    single_try = flexsp(lengths, models, 4, tries=1)
+    assert flexsp(lengths, models, 4, tries=3).predicted_ms <= single_try.predicted_ms
 
 
 def test_a_published_step() -> None:

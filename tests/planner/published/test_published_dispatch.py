@@ -44,13 +44,13 @@ def check_assignment(classes: tuple[PipelineClass, ...], batch: Batch, pipelines
 
 def least(classes: tuple[PipelineClass, ...], batch: Batch) -> float:
     """The least slowest bound over every assignment."""
-    each = each_of(classes)
+    pipelines = each_of(classes)
     best = np.inf
-    for choice in itertools.product(range(len(each)), repeat=len(batch.lengths)):
+    for choice in itertools.product(range(len(pipelines)), repeat=len(batch.lengths)):
         pairs = list(zip(batch.lengths, choice, strict=True))
-        if all(length <= each[p].capacity for length, p in pairs):
-            parts = [[length for length, q in pairs if q == p] for p in range(len(each))]
-            times = map(dispatch_bound_ms, each, parts)
+        if all(length <= pipelines[p].capacity for length, p in pairs):
+            parts = [[length for length, q in pairs if q == p] for p in range(len(pipelines))]
+            times = map(dispatch_bound_ms, pipelines, parts)
             best = min(best, max(times))
     return best
 
@@ -96,11 +96,11 @@ def test_a_trial_gives_each_sequence_to_the_first_to_end(case: Case, overhead: b
     """Longest first with one trial and no equal lengths is a plain greedy: written out here."""
     classes, batch = case
     batch = Batch.of_lengths(sorted(set(batch.lengths), reverse=True))
-    each = each_of(classes)
-    parts: list[list[int]] = [[] for _ in each]
+    pipelines = each_of(classes)
+    parts: list[list[int]] = [[] for _ in pipelines]
     for i, length in enumerate(batch.lengths):
         times = []
-        for pipeline, part in zip(each, parts, strict=True):
+        for pipeline, part in zip(pipelines, parts, strict=True):
             after = [*(batch.lengths[j] for j in part), length]
             time = dispatch_bound_ms(pipeline, after, count_overhead=overhead)
             times.append(time if length <= pipeline.capacity else np.inf)

@@ -23,7 +23,7 @@ def costs_of(
 
 
 def check(
-    done: GroupedRounds,
+    rounds: GroupedRounds,
     lengths: list[int],
     ranks: int,
     capacity: int,
@@ -33,11 +33,11 @@ def check(
     multiple: int,
 ) -> None:
     """What holds of every result."""
-    placed = [i for groups in done.rounds for group in groups for i in group.positions]
+    placed = [i for groups in rounds.rounds for group in groups for i in group.positions]
     assert sorted(placed) == list(range(len(lengths)))
-    assert len(done.rounds) % multiple == 0
+    assert len(rounds.rounds) % multiple == 0
     total = 0.0
-    for groups, by_rank in zip(done.rounds, done.by_rank(), strict=True):
+    for groups, by_rank in zip(rounds.rounds, rounds.by_rank(), strict=True):
         assert len(by_rank) == ranks
         assert all(by_rank)
         first, times = 0, []
@@ -52,9 +52,9 @@ def check(
             times.append(work + cost.c * (len(own) if one_each else 1))
         assert first == ranks
         total += max(times)
-    assert done.predicted_ms == pytest.approx(total)
-    assert done.gap >= 0
-    assert done.imbalance >= -1e-12
+    assert rounds.predicted_ms == pytest.approx(total)
+    assert rounds.gap >= 0
+    assert rounds.imbalance >= -1e-12
 
 
 @settings(max_examples=120, deadline=None)

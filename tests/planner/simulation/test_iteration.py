@@ -26,9 +26,9 @@ BATCH = Batch.of_lengths([100, 200])
 def pipeline(
     scheme: str, first: int, costs: list[float], round_: int | None = None
 ) -> PlannedPipeline:
-    one = Scheme.parse(scheme)
+    parsed = Scheme.parse(scheme)
     micros = tuple(MicroBatch((0,), 1, 1, cost) for cost in costs)
-    return PlannedPipeline(one, tuple(range(first, first + one.gpus)), micros, 0.0, round_)
+    return PlannedPipeline(parsed, tuple(range(first, first + parsed.gpus)), micros, 0.0, round_)
 
 
 def test_one_stage_pipelines_and_an_idle_rank() -> None:

@@ -99,22 +99,22 @@ def test_no_order_beats_the_largest_micro_batch_and_the_sum(
 @given(COSTS, st.integers(1, 4))
 def test_the_timeline_is_a_schedule(costs: list[float], pp: int) -> None:
     events = timeline(costs, pp)
-    done = {(e.stage, e.phase, e.micro_batch): e.end_ms for e in events}
-    assert len(done) == len(events) == 2 * pp * len(costs)
+    end_ms = {(e.stage, e.phase, e.micro_batch): e.end_ms for e in events}
+    assert len(end_ms) == len(events) == 2 * pp * len(costs)
     for stage in range(pp):
         mine = [e for e in events if e.stage == stage]
         assert [(e.phase, e.micro_batch) for e in mine] == stage_order(pp, stage, len(costs))
         free = 0.0
         for event in mine:
             if event.phase == "F":
-                ready = done[stage - 1, "F", event.micro_batch] if stage else 0.0
+                ready = end_ms[stage - 1, "F", event.micro_batch] if stage else 0.0
             elif stage < pp - 1:
-                ready = done[stage + 1, "B", event.micro_batch]
+                ready = end_ms[stage + 1, "B", event.micro_batch]
             else:
-                ready = done[stage, "F", event.micro_batch]
+                ready = end_ms[stage, "F", event.micro_batch]
             assert event.start_ms == pytest.approx(max(free, ready), abs=1e-9)
             free = event.end_ms
-    assert max(done.values()) == pytest.approx(simulate_ms(costs, pp))
+    assert max(end_ms.values()) == pytest.approx(simulate_ms(costs, pp))
 
 
 @given(COSTS, st.integers(1, 4))

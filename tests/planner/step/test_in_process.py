@@ -49,12 +49,12 @@ def test_layout_groups_and_exchange_are_as_asked() -> None:
     free = GivenExchange(0.0, 0.0, "none", 0.0, 0.0)
     several = Planner(PROFILE, 64, 32_768, exchange=free).plan(LENGTHS)
     assert {p.scheme.tp for p in several.pipelines} != {16}
-    one = Planner(PROFILE, 64, 32_768, layout="tp16", static_groups=True).plan(LENGTHS)
-    assert {(p.scheme.tp, p.scheme.pp) for p in one.pipelines} == {(16, 1)}
-    assert not one.re_forms
+    plan = Planner(PROFILE, 64, 32_768, layout="tp16", static_groups=True).plan(LENGTHS)
+    assert {(p.scheme.tp, p.scheme.pp) for p in plan.pipelines} == {(16, 1)}
+    assert not plan.re_forms
     quick = Planner(PROFILE, 64, 32_768, layout="tp16", static_groups=True, prove=False)
     unproven = quick.plan(LENGTHS)
-    assert unproven.lower_bound_ms <= one.lower_bound_ms
+    assert unproven.lower_bound_ms <= plan.lower_bound_ms
     assert quick.prove(unproven).lower_bound_ms >= unproven.lower_bound_ms
 
 

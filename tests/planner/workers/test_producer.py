@@ -51,12 +51,12 @@ def test_any_number_of_workers_gives_the_same_bytes(kind: str) -> None:
 
 def until_failure(produced: Iterator[Planned]) -> tuple[list[Planned], Exception]:
     """What came out, and then the error."""
-    got = []
+    plans = []
     try:
         for planned in produced:
-            got.append(planned)
+            plans.append(planned)
     except Exception as error:
-        return got, error
+        return plans, error
     raise AssertionError("nothing failed")
 
 
@@ -74,16 +74,16 @@ def test_killed_workers_change_nothing() -> None:
     produced = produce(proposal, batches, seed=3, workers=2)
     starting = threading.Thread(target=_kill_when_started)
     starting.start()
-    got = []
+    plans = []
     for planned in produced:
-        got.append(planned.line)
+        plans.append(planned.line)
         if planned.step in (4, 13):
             time.sleep(moments.random() * 0.05)
             children = multiprocessing.active_children()
             for child in children if planned.step == 13 else children[:1]:
                 child.kill()
     starting.join()
-    assert got == expected
+    assert plans == expected
 
 
 def _kill_when_started() -> None:
@@ -96,9 +96,9 @@ def _kill_when_started() -> None:
 def test_a_killed_server_changes_nothing() -> None:
     """What planners are forked from is killed, and with it one of them."""
     proposal, batches = dense_proposal(), drawn_batches(16)
-    got = []
+    plans = []
     for planned in produce(proposal, batches, seed=3, workers=2):
-        got.append(planned.line)
+        plans.append(planned.line)
         if planned.step == 4:
             (child, *_) = multiprocessing.active_children()
             stat = Path(f"/proc/{child.pid}/stat").read_text()
@@ -106,7 +106,7 @@ def test_a_killed_server_changes_nothing() -> None:
             assert server != os.getpid()
             os.kill(server, signal.SIGKILL)
             child.kill()
-    assert got == lines(proposal, batches)
+    assert plans == lines(proposal, batches)
 
 
 @pytest.fixture
@@ -120,23 +120,23 @@ def test_a_step_that_kills_its_worker_every_time_is_named() -> None:
     proposal, batches = dense_proposal(), drawn_batches(8)
     expected = lines(proposal, batches[:3])
     batches[3] = Batch(3, (DEADLY, 5), (100, 200))
-    got, error = until_failure(produce(proposal, batches, seed=3, workers=2))
+    plans, error = until_failure(produce(proposal, batches, seed=3, workers=2))
     assert isinstance(error, WorkerDied)
     assert str(error) == f"step 3: planning it ended its worker process {DEATHS} times"
-    assert [planned.line for planned in got] == expected
+    assert [planned.line for planned in plans] == expected
 
 
 def test_an_infeasible_step_is_reported_in_its_place() -> None:
     proposal, batches = dense_proposal(), drawn_batches(6)
     batches[2] = Batch(2, (8, 9), (100, 32768 * 30))
-    said = set()
+    messages = set()
     for workers in (1, 2):
-        got, error = until_failure(produce(proposal, batches, workers=workers))
+        plans, error = until_failure(produce(proposal, batches, workers=workers))
         assert isinstance(error, Infeasible)
-        assert [planned.step for planned in got] == [0, 1]
-        said.add(str(error))
-    assert len(said) == 1
-    assert said.pop().startswith("step 2: sequence 9 has 983040 tokens")
+        assert [planned.step for planned in plans] == [0, 1]
+        messages.add(str(error))
+    assert len(messages) == 1
+    assert messages.pop().startswith("step 2: sequence 9 has 983040 tokens")
 
 
 def test_a_failing_source_of_batches_is_reported_after_the_steps_before_it() -> None:
@@ -145,10 +145,10 @@ def test_a_failing_source_of_batches_is_reported_after_the_steps_before_it() -> 
         raise ValueError("line 3: cut")
 
     for workers in (1, 2):
-        got, error = until_failure(produce(dense_proposal(), source(), workers=workers))
+        plans, error = until_failure(produce(dense_proposal(), source(), workers=workers))
         assert isinstance(error, ValueError)
         assert str(error) == "line 3: cut"
-        assert [planned.step for planned in got] == [0, 1]
+        assert [planned.step for planned in plans] == [0, 1]
 
 
 @pytest.mark.parametrize(("look_ahead", "bound"), [(1, 1), (3, 3), (None, 4)])
@@ -218,12 +218,12 @@ def test_an_interrupt_while_workers_start_reaches_the_consumer() -> None:
 
 
 def test_from_another_thread() -> None:
-    got: list[str] = []
+    plans: list[str] = []
     batches = drawn_batches(4)
-    thread = threading.Thread(target=lambda: got.extend(lines(dense_proposal(), batches, 2)))
+    thread = threading.Thread(target=lambda: plans.extend(lines(dense_proposal(), batches, 2)))
     thread.start()
     thread.join()
-    assert got == lines(dense_proposal(), batches)
+    assert plans == lines(dense_proposal(), batches)
 
 
 def test_settings_are_checked() -> None:

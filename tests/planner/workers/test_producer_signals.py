@@ -64,11 +64,11 @@ def alive_in(group: int) -> list[int]:
     return alive
 
 
-def wait_until(what: str, happened: object) -> None:
+def wait_until(event: str, happened: object) -> None:
     assert callable(happened)
     end = time.monotonic() + PATIENCE_S
     while not happened():
-        assert time.monotonic() < end, f"waited in vain until {what}"
+        assert time.monotonic() < end, f"waited in vain until {event}"
         time.sleep(0.01)
 
 

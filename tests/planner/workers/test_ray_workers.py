@@ -46,20 +46,20 @@ def cluster() -> Iterator[dict[str, str]]:
         environment.pop("RAY_ADDRESS", None)
 
         def start(*arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
-            said = Path(folder) / f"{len(nodes)}.txt"
-            with said.open("w") as out:
+            log = Path(folder) / f"{len(nodes)}.txt"
+            with log.open("w") as out:
                 line = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
                 line += ["--num-cpus=1", "--object-store-memory=100000000", *arguments]
                 node = subprocess.Popen(
                     line, stdout=out, stderr=out, env=environment, start_new_session=True
                 )
             nodes.append(node)
-            return node, said
+            return node, log
 
         nodes: list[subprocess.Popen[bytes]] = []
         try:
-            _, said = start("--head", "--port=0", "--include-dashboard=false")
-            address_line = until(lambda: re.search(r"--address='(\S+?)'", said.read_text()))
+            _, printed = start("--head", "--port=0", "--include-dashboard=false")
+            address_line = until(lambda: re.search(r"--address='(\S+?)'", printed.read_text()))
             address: str = address_line[1]  # type: ignore[index]
             start(f"--address={address}")
             yield {"RAY_ADDRESS": address, **token}
@@ -121,15 +121,15 @@ def test_ray_gives_the_bytes_of_one_process() -> None:
 def test_killed_actors_change_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     batches = drawn_batches(24, sequences=200)
     expected = lines(batches, 1, "processes")
-    got = []
+    plans = []
     for planned in produce(dense_proposal(), batches, seed=3, workers=2, executor="ray"):
-        got.append(planned.line)
+        plans.append(planned.line)
         if planned.step in (4, 13):
             running = actors()
             assert running
             for actor in running if planned.step == 13 else running[:1]:
                 os.kill(actor, signal.SIGKILL)
-    assert got == expected
+    assert plans == expected
     until(lambda: not actors())
     assert capfd.readouterr() == ("", "")  # plans go to stdout, Ray's stories nowhere
 
@@ -140,23 +140,23 @@ def test_a_killed_agent_changes_nothing() -> None:
     """The agent is Ray's driver: it ends, too, when the head of the cluster is gone."""
     batches = drawn_batches(12, sequences=200)
     expected = lines(batches, 1, "processes")
-    got = []
+    plans = []
     for planned in produce(dense_proposal(), batches, seed=3, workers=2, executor="ray"):
-        got.append(planned.line)
+        plans.append(planned.line)
         if planned.step == 4:
             [agent] = multiprocessing.active_children()
             agent.kill()
-    assert got == expected
+    assert plans == expected
 
 
 def until_failure(produced: Iterator[Planned]) -> tuple[list[int], Exception]:
     """The steps that came out, and then the error."""
-    got = []
+    plans = []
     try:
         for planned in produced:
-            got.append(planned.step)
+            plans.append(planned.step)
     except Exception as error:
-        return got, error
+        return plans, error
     raise AssertionError("nothing failed")
 
 
@@ -166,21 +166,21 @@ def test_what_planning_raises_is_raised_in_its_place(monkeypatch: pytest.MonkeyP
     """A step that nothing can run, and one that ends its actor every time."""
     batches = drawn_batches(5)
     batches[2] = Batch(2, (8, 9), (100, 32768 * 30))
-    said = []
+    messages = []
     for executor in ("processes", "ray"):
         produced = produce(dense_proposal(), batches, workers=2, executor=executor)
-        got, error = until_failure(produced)
+        plans, error = until_failure(produced)
         assert isinstance(error, Infeasible)
-        assert got == [0, 1]
-        said.append(str(error))
-    assert said[0] == said[1]
+        assert plans == [0, 1]
+        messages.append(str(error))
+    assert messages[0] == messages[1]
     monkeypatch.setattr(ray_workers, "drive", producer_cases.drive_and_die)
     batches[2] = Batch(2, (producer_cases.DEADLY, 5), (100, 200))
     produced = produce(dense_proposal(), batches, workers=2, executor="ray")
-    got, error = until_failure(produced)
+    plans, error = until_failure(produced)
     assert isinstance(error, WorkerDied)
     assert str(error) == f"step 2: planning it ended its worker process {DEATHS} times"
-    assert got == [0, 1]
+    assert plans == [0, 1]
 
 
 @needs_ray
@@ -215,8 +215,8 @@ def test_without_an_address_a_cluster_is_started_and_ended(
         assert running.stdout is not None
         assert running.stdout.readline().startswith('{"digest":"sha256:')
         os.killpg(running.pid, signal.SIGINT)
-        _, said = running.communicate(timeout=PATIENCE_S)
-        assert (running.returncode, said) == (130, "seqplan: interrupted\n")
+        _, stderr = running.communicate(timeout=PATIENCE_S)
+        assert (running.returncode, stderr) == (130, "seqplan: interrupted\n")
         # One of Ray's that was just starting may look for its cluster for a minute.
         until(lambda: not in_session(running.pid), 3 * PATIENCE_S)
 

@@ -191,8 +191,8 @@ def test_texts_that_are_no_plan(text: str, expected: str) -> None:
 
 def test_a_strategy_out_of_order_is_refused() -> None:
     fields = json.loads(to_json(small_plan()))
-    one = {"tp": 1, "pp": 1, "ulysses": 1, "ring": 1, "count": 1}
-    fields["selection"][0]["strategy"].insert(0, one)
+    smallest = {"tp": 1, "pp": 1, "ulysses": 1, "ring": 1, "count": 1}
+    fields["selection"][0]["strategy"].insert(0, smallest)
     with pytest.raises(PlanError, match=r"selection\[0\]\.strategy: .*not in order"):
         from_json(sealed(fields))
 

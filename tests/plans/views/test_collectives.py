@@ -54,9 +54,9 @@ def test_shared_events_agree_and_nothing_blocks(plan: Plan) -> None:
     everyone = orders(plan)
     for events in everyone:
         assert len(set(events)) == len(events)
-    for one, other in combinations(range(plan.world_size), 2):
-        shared_by_one = [event for event in everyone[one] if other in event.group]
-        shared_by_other = [event for event in everyone[other] if one in event.group]
+    for first, other in combinations(range(plan.world_size), 2):
+        shared_by_one = [event for event in everyone[first] if other in event.group]
+        shared_by_other = [event for event in everyone[other] if first in event.group]
         assert shared_by_one == shared_by_other
     assert_runs_to_its_end(everyone)
 

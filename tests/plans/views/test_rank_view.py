@@ -48,14 +48,14 @@ def one_pipeline(scheme: Scheme, lengths: tuple[int, ...], world_size: int) -> P
 @given(plans())
 def test_views_hold_every_token_once(plan: Plan) -> None:
     held = [np.zeros(length, dtype=np.int64) for length in plan.lengths]
-    seen: Counter[int] = Counter()
+    tokens: Counter[int] = Counter()
     for view in views(plan):
         for part in view.pipelines:
             pipeline = plan.pipelines[part.index]
             scheme = pipeline.scheme
             assert scheme == part.scheme
             assert pipeline.ranks[part.at.index(scheme)] == view.rank
-            seen[part.index] += 1
+            tokens[part.index] += 1
             for batch, planned in zip(part.micro_batches, pipeline.micro_batches, strict=True):
                 assert [share.position for share in batch.sequences] == list(planned.sequences)
                 assert batch.padded_local_tokens * scheme.sp == planned.padded_tokens
@@ -72,7 +72,7 @@ def test_views_hold_every_token_once(plan: Plan) -> None:
                         for start, stop in share.ranges:
                             held[share.position][start:stop] += 1
     assert all((times == 1).all() for times in held)
-    assert seen == {index: p.scheme.gpus for index, p in enumerate(plan.pipelines)}
+    assert tokens == {index: p.scheme.gpus for index, p in enumerate(plan.pipelines)}
 
 
 @given(plans())
@@ -221,9 +221,11 @@ def test_a_view_of_a_large_plan_is_fast() -> None:
         lengths=(1000,) * 6144,
         pipelines=tuple(pipelines),
     )
-    taken = min(_timed(lambda: [rank_view(plan, rank) for rank in range(0, 1024, 8)]) for _ in "ab")
-    print(f"{taken / 128 * 1e3:.3f} ms a view")
-    assert taken / 128 < 0.02
+    seconds = min(
+        _timed(lambda: [rank_view(plan, rank) for rank in range(0, 1024, 8)]) for _ in "ab"
+    )
+    print(f"{seconds / 128 * 1e3:.3f} ms a view")
+    assert seconds / 128 < 0.02
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -119,13 +119,13 @@ def test_pull_brings_every_held_element_once(case: Case) -> None:
     shards, moves = shards_of(case.placement), moves_of(case)
     for number, unit in enumerate(case.units):
         values = np.arange(1, unit.elements + 1)
-        sent: dict[tuple[int, int], Elements] = {}
+        messages: dict[tuple[int, int], Elements] = {}
         for owner in range(case.world_size):
             start, stop = unit.owned(owner)
             for message in moves[owner][number].pull_to:
                 assert all(start <= p.start < p.stop <= stop for p in message.pieces)
                 packed = np.concatenate([values[p.start : p.stop] for p in message.pieces])
-                sent.update({(owner, holder): packed for holder in message.ranks})
+                messages.update({(owner, holder): packed for holder in message.ranks})
         for holder, shard in shards.items():
             expected = []
             for parameter, offset in zip(unit.parameters, unit.offsets, strict=True):
@@ -133,7 +133,7 @@ def test_pull_brings_every_held_element_once(case: Case) -> None:
             buffer = np.zeros(len(expected), dtype=np.int64)
             for message in moves[holder][number].pull_from:
                 (owner,) = message.ranks
-                packed, at = sent.pop((owner, holder)), 0
+                packed, at = messages.pop((owner, holder)), 0
                 for start, stop, local in message.pieces:
                     assert not buffer[local : local + stop - start].any()
                     buffer[local : local + stop - start] = packed[at : at + stop - start]
@@ -142,7 +142,7 @@ def test_pull_brings_every_held_element_once(case: Case) -> None:
             assert buffer.tolist() == expected
             held = unit.held(shard)
             assert sum(part.numel for part in held) == len(expected)
-        assert not sent
+        assert not messages
 
 
 @SLOW
@@ -160,7 +160,7 @@ def test_push_sums_every_contribution_once(case: Case) -> None:
         }
         terms = random.integers(1, 1000, (case.world_size, unit.elements))
         expected = np.zeros(unit.elements, dtype=np.int64)
-        sent: dict[tuple[int, int], Elements] = {}
+        messages: dict[tuple[int, int], Elements] = {}
         for rank, shard in shards.items():
             buffers = []
             for parameter, offset in zip(unit.parameters, unit.offsets, strict=True):
@@ -172,7 +172,7 @@ def test_push_sums_every_contribution_once(case: Case) -> None:
             gradient = np.concatenate(buffers)
             for message in moves[rank][number].push_to:
                 (owner,) = message.ranks
-                sent[rank, owner] = np.concatenate(
+                messages[rank, owner] = np.concatenate(
                     [gradient[p.local : p.local + p.stop - p.start] for p in message.pieces]
                 )
         summed = np.zeros(unit.elements, dtype=np.int64)
@@ -180,14 +180,14 @@ def test_push_sums_every_contribution_once(case: Case) -> None:
             start, stop = unit.owned(owner)
             for message in moves[owner][number].push_from:
                 for source in message.ranks:
-                    packed, at = sent.pop((source, owner)), 0
+                    packed, at = messages.pop((source, owner)), 0
                     for piece in message.pieces:
                         assert start <= piece.start < piece.stop <= stop
                         size = piece.stop - piece.start
                         summed[piece.start : piece.stop] += packed[at : at + size]
                         at += size
                     assert at == len(packed)
-        assert not sent
+        assert not messages
         np.testing.assert_array_equal(summed, expected)
 
 

@@ -56,8 +56,8 @@ def test_what_a_query_sees_by_counting(length: int) -> None:
         pairs = sum(query + 0.5 - first_seen(query) for query in range(length))
         if mask.window and length > 8:
             pairs = sum(min(query + 0.5, 8) for query in range(length))
-        seen = float(mask.seen(np.array([float(length)]))[0])
-        assert seen * length == pytest.approx(pairs)
+        seen_keys = float(mask.seen(np.array([float(length)]))[0])
+        assert seen_keys * length == pytest.approx(pairs)
 
 
 def test_windows_are_linear_beyond_themselves_and_nothing_before() -> None:
@@ -77,8 +77,8 @@ def test_a_ring_fetches_what_windows_see_and_passes_nothing_on() -> None:
     cut = attention_ms(*arguments, backward=False, mask=Mask(window=1024))
     assert float(cut.merge) == 0 < float(full.merge)
     assert float(cut.kernel) < 0.05 * float(full.kernel)
-    one = attention_ms(*arguments, backward=False, mask=Mask(window=2048))
-    assert float(one.ring) > 1.8 * float(cut.ring) - 0.02
+    alone_ms = attention_ms(*arguments, backward=False, mask=Mask(window=2048))
+    assert float(alone_ms.ring) > 1.8 * float(cut.ring) - 0.02
     # Sequences that the window does not cut go round as ever.
     mixed = attention_ms(
         CLUSTER, LLAMA, Scheme(ring=8), [1024, 131072], backward=False, mask=Mask(window=1024)
@@ -90,10 +90,12 @@ def test_a_token_runs_through_its_experts_only_and_all_of_them_are_held() -> Non
     sizes = QWEN.architecture
     assert (sizes.experts, sizes.experts_per_token) == (128, 8)
     dense = replace(QWEN, ffn=8 * 768, architecture=Architecture())
-    sparse_ms, dense_ms = (terms(each, "tp1", [32768])["matrix products"] for each in (QWEN, dense))
+    sparse_ms, dense_ms = (
+        terms(config, "tp1", [32768])["matrix products"] for config in (QWEN, dense)
+    )
     assert dense_ms < sparse_ms < 1.5 * dense_ms  # 128 smaller products, each of fewer rows
     # With few tokens the weights that are read count: of 128 experts, not of 8.
-    few = [terms(each, "tp1", [64])["matrix products"] for each in (QWEN, dense)]
+    few = [terms(config, "tp1", [64])["matrix products"] for config in (QWEN, dense)]
     assert few[0] > 5 * few[1]
     deployment = Deployment(cluster=CLUSTER, sizes=QWEN)
     assert state_bytes(deployment)[0] == 12 * QWEN.parameters
@@ -102,8 +104,10 @@ def test_a_token_runs_through_its_experts_only_and_all_of_them_are_held() -> Non
     assert flops_of_step(QWEN.shape, [1024, 512]) == model_flops(QWEN, 1024) + model_flops(
         QWEN, 512
     )
-    kept = layer_activation_bytes(QWEN, "none", 1) - layer_activation_bytes(dense, "none", 1)
-    assert kept == 2 * 3 * 8 * 2048  # the hidden states that go to each expert, and come from it
+    difference = layer_activation_bytes(QWEN, "none", 1) - layer_activation_bytes(dense, "none", 1)
+    assert (
+        difference == 2 * 3 * 8 * 2048
+    )  # the hidden states that go to each expert, and come from it
 
 
 def test_latent_attention_makes_wide_keys_from_few_elements() -> None:
@@ -129,8 +133,10 @@ def test_two_matrices_are_less_than_three() -> None:
     assert LLAMA.parameters - ungated.parameters == 32 * 4096 * 14336
     fewer, more = (terms(sizes, "tp1", [8192])["matrix products"] for sizes in (ungated, LLAMA))
     assert fewer < more
-    kept = layer_activation_bytes(LLAMA, "none", 1) - layer_activation_bytes(ungated, "none", 1)
-    assert kept == 2 * 14336
+    difference = layer_activation_bytes(LLAMA, "none", 1) - layer_activation_bytes(
+        ungated, "none", 1
+    )
+    assert difference == 2 * 14336
 
 
 def test_a_profile_says_what_its_model_is_and_completing_keeps_it() -> None:
@@ -158,7 +164,7 @@ def test_a_profile_says_what_its_model_is_and_completing_keeps_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ({"experts": 0.5}, "experts wants a whole number, not 0.5"),
         ({"sinks": 1}, "sinks wants true or false, not 1"),
@@ -171,7 +177,7 @@ def test_a_profile_says_what_its_model_is_and_completing_keeps_it() -> None:
     ],
 )
 def test_a_profile_with_a_wrong_architecture_is_refused(
-    model: dict[str, object], said: str
+    model: dict[str, object], message: str
 ) -> None:
     document = derive_profile(
         Deployment(cluster=CLUSTER, sizes=LLAMA), [Scheme(ulysses=8)], name="p"
@@ -180,7 +186,7 @@ def test_a_profile_with_a_wrong_architecture_is_refused(
     with pytest.raises(ProfileError) as refusal:
         Profile.from_document(document, "p")
     assert str(refusal.value).startswith("p: model")
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", ["gemma-3-1b", "gpt-oss-20b", "qwen3-30b-a3b"])

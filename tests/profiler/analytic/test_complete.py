@@ -66,8 +66,8 @@ def test_a_slower_device_computes_slower_but_sends_as_fast() -> None:
     for length in (8192, 65536):
         ratio = slow.micro_batch_ms([length]) / fast.micro_batch_ms([length])
         terms = stage_terms(DEPLOYMENT, scheme, [length])
-        sent = sum(float(terms[name]) for name in ("ulysses", "ring transfer", "ring merge"))
-        share = sent / sum(float(value) for value in terms.values())
+        transfer_ms = sum(float(terms[name]) for name in ("ulysses", "ring transfer", "ring merge"))
+        share = transfer_ms / sum(float(value) for value in terms.values())
         assert ratio == pytest.approx(2 - share, rel=0.05)
         assert ratio < 1.98
 
@@ -207,12 +207,12 @@ def test_a_part_of_a_profile() -> None:
     profile = shipped("llama-7b-a800-80gb")
     measured_part = profile.restricted(measured=True)
     assert {entry.origin for entry in measured_part.schemes} == {"published"}
-    one = profile.restricted(layout=(4, 2))
-    assert {(entry.scheme.tp, entry.scheme.pp) for entry in one.schemes} == {(4, 2)}
-    assert len({profile.digest, measured_part.digest, one.digest}) == 3
+    one_layout = profile.restricted(layout=(4, 2))
+    assert {(entry.scheme.tp, entry.scheme.pp) for entry in one_layout.schemes} == {(4, 2)}
+    assert len({profile.digest, measured_part.digest, one_layout.digest}) == 3
     for _ in range(2):  # and again: a part is not made of what reading the one before filled in
         assert profile.restricted(measured=True).digest == measured_part.digest
-    for part in (profile, measured_part, one):
+    for part in (profile, measured_part, one_layout):
         assert profile.with_digest(part.digest) == part
     assert profile.with_digest("sha256:other") is None
     assert measured_part.restricted(measured=True) is measured_part

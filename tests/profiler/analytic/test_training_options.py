@@ -109,10 +109,10 @@ def test_the_longest_stage_counts_where_pp_does_not_divide_the_layers() -> None:
     assert replace(deployment, virtual_stages=8).stage_layers(8) == 16
     scheme, load = Scheme(tp=8, pp=8), Load(seq_len=8192, batch=8)
     assert problem(deployment, scheme, load) is None
-    one, whole = (
+    staged, whole = (
         float(stage_terms(deployment, Scheme(tp=8, pp=pp), [8192])["attention"]) for pp in (8, 1)
     )
-    assert one == pytest.approx(whole * 16 / 126)
+    assert staged == pytest.approx(whole * 16 / 126)
     # Embedding and head may stand for a layer each: 128 stages, but no more.
     many = replace(deployment, virtual_stages=16)
     assert (many.stage_layers(8), problem(many, scheme, load)) == (16, None)
@@ -156,10 +156,12 @@ def test_gathered_keys_are_not_hidden_and_nothing_is_merged() -> None:
 
 
 def test_selective_recomputation_is_between_none_and_the_feed_forward() -> None:
-    kept = [layer_activation_bytes(LLAMA, how, 1) for how in ("none", "selective", "mlp", "full")]
-    assert kept == sorted(kept, reverse=True)
+    held_bytes = [
+        layer_activation_bytes(LLAMA, how, 1) for how in ("none", "selective", "mlp", "full")
+    ]
+    assert held_bytes == sorted(held_bytes, reverse=True)
     # Its input and the middle sum, q, k, v and the result, gate and up.
-    assert kept[1] == 2 * (2 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 14336)
+    assert held_bytes[1] == 2 * (2 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 14336)
     times = []
     for how in ("none", "selective", "full"):
         terms = stage_terms(replace(DEPLOYMENT, checkpointing=how), Scheme(), [8192])
@@ -170,7 +172,8 @@ def test_selective_recomputation_is_between_none_and_the_feed_forward() -> None:
 
 def test_what_tp_does_not_split_is_kept_on_every_rank() -> None:
     split, whole = (
-        layer_activation_bytes(LLAMA, "none", 8, sequence_parallel=said) for said in (True, False)
+        layer_activation_bytes(LLAMA, "none", 8, sequence_parallel=sequence_parallel)
+        for sequence_parallel in (True, False)
     )
     assert whole - split == 1.5 * 8 * 4096
     whole_norms = replace(DEPLOYMENT, sequence_parallel=False)
@@ -182,14 +185,14 @@ def test_what_tp_does_not_split_is_kept_on_every_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("needed", "said"),
+    ("needed", "expected"),
     [(68.3, "fits"), (68.5, "tight"), (87.9, "tight"), (88.1, "does not fit")],
 )
 def test_a_tenth_below_what_is_usable_and_above_what_is_there_is_tight(
-    needed: float, said: str
+    needed: float, expected: str
 ) -> None:
     """Of 80 GiB 76 are usable."""
-    assert verdict(needed * 2**30, 80 * 2**30) == said
+    assert verdict(needed * 2**30, 80 * 2**30) == expected
 
 
 def test_a_derived_profile_says_how_it_is_trained() -> None:

@@ -61,8 +61,8 @@ def test_the_predicted_best_is_the_published_best_or_within_3_percent(
 
 def test_what_fits_is_agreed_on_by_every_scheme(by_name: dict[str, TableCheck]) -> None:
     for name, schemes in (("llama-7b", 13), ("llama-13b", 12), ("llama-32b", 15)):
-        said = by_name[f"{name}-a800-80gb: MaxLen"].missing
-        assert said.startswith(f"On {schemes} of {schemes} schemes both agree")
+        reason = by_name[f"{name}-a800-80gb: MaxLen"].missing
+        assert reason.startswith(f"On {schemes} of {schemes} schemes both agree")
 
 
 def test_no_run_that_was_published_is_said_not_to_fit() -> None:

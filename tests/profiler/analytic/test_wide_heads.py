@@ -38,7 +38,7 @@ def test_the_usual_width_said_aloud_changes_nothing() -> None:
         for sizes in (NARROW, replace(NARROW, head_dim=80, tied=False))
     ]
     schemes = [Scheme(), Scheme(tp=8), Scheme(ulysses=4, ring=2)]
-    first, second = (derive_profile(each, schemes, name="p") for each in deployments)
+    first, second = (derive_profile(deployment, schemes, name="p") for deployment in deployments)
     assert first == second
 
 
@@ -109,18 +109,20 @@ def test_a_profile_keeps_both_and_its_memory_model_knows_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ({"head_dim": 0}, "head_dim"),
         ({"tied": 1}, "p: model.tied: wants true or false, not 1"),
         ({"head_dim": 64, "heads": None}, "p: model.head_dim: wants heads beside it"),
     ],
 )
-def test_a_profile_that_says_them_wrongly_is_refused(model: dict[str, object], said: str) -> None:
+def test_a_profile_that_says_them_wrongly_is_refused(
+    model: dict[str, object], message: str
+) -> None:
     document = derive_profile(
         Deployment(cluster=CLUSTER, sizes=NARROW), [Scheme(ulysses=8)], name="p"
     )
     document["model"].update(model)
     with pytest.raises(ProfileError) as refusal:
         Profile.from_document(document, "p")
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)

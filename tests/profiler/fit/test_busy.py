@@ -16,11 +16,11 @@ def read(slow: float, every: int) -> list[Sample]:
     """Samples whose yardstick took 0.2 ms, and ``slow`` times that for each ``every``-th point."""
     return [
         replace(
-            one,
+            measured,
             layers_yardstick_ms=(0.2 * (slow if index % every == 0 else 1.0),) * 3,
             ends_yardstick_ms=(0.2,) * 3,
         )
-        for index, one in enumerate(samples(Scheme()))
+        for index, measured in enumerate(samples(Scheme()))
     ]
 
 
@@ -41,9 +41,10 @@ def test_a_busy_one_is_told_with_its_figures() -> None:
 def test_processor_time_is_told_beside() -> None:
     """As it was had, whatever times are rescaled to."""
     half = [
-        replace(one, layers_cpu_ms=tuple(ms / 2 for ms in one.layers_ms)) for one in read(5.0, 3)
+        replace(measured, layers_cpu_ms=tuple(ms / 2 for ms in measured.layers_ms))
+        for measured in read(5.0, 3)
     ]
     for together in (half, pooled(half), pooled(steadied(half))):
-        said = busy(together)
-        assert said is not None
-        assert said.endswith("; layers had 0.5 cores of it while they ran")
+        note = busy(together)
+        assert note is not None
+        assert note.endswith("; layers had 0.5 cores of it while they ran")

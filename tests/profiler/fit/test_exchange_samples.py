@@ -32,7 +32,7 @@ def test_exchanges_are_kept_beside_the_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"tp": 0}, "tp must be an integer of 1 or more, not 0"),
         ({"exchange_ms": []}, "exchange_ms must be positive times"),
@@ -40,12 +40,14 @@ def test_exchanges_are_kept_beside_the_samples(tmp_path: Path) -> None:
         ({"more": 1}, "more"),
     ],
 )
-def test_a_damaged_exchange_is_named(tmp_path: Path, change: dict[str, object], said: str) -> None:
+def test_a_damaged_exchange_is_named(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
     path = tmp_path / "s.jsonl"
     SampleFile(path, MEASURED_ON).close()
     with path.open("a") as file:
         file.write(json.dumps({"exchange": {**ONE.as_dict(), **change}}) + "\n")
-    with pytest.raises(SampleError, match=rf"line 2: not a sample \(.*{said}"):
+    with pytest.raises(SampleError, match=rf"line 2: not a sample \(.*{message}"):
         read_exchanges(path)
 
 

@@ -18,29 +18,32 @@ from seqplan.profiler.fit.sample_file import SampleFile
 from seqplan.profiler.fit.samples import Sample
 
 
-def slowed(one: Sample, by: float, yardstick_ms: float = 0.4) -> Sample:
+def slowed(sample: Sample, by: float, yardstick_ms: float = 0.4) -> Sample:
     """All that was timed, ``by`` times as long."""
     times = {
-        name: tuple(by * ms for ms in getattr(one, name))
+        name: tuple(by * ms for ms in getattr(sample, name))
         for name in ("layers_ms", "forward_ms", "ends_ms")
     }
-    read = (by * yardstick_ms,) * len(one.layers_ms)
-    return replace(one, **times, layers_yardstick_ms=read, ends_yardstick_ms=read)
+    read = (by * yardstick_ms,) * len(sample.layers_ms)
+    return replace(sample, **times, layers_yardstick_ms=read, ends_yardstick_ms=read)
 
 
 def test_what_disturbs_the_device_for_a_while_does_not_bend_the_curve() -> None:
     """Every round's repetitions count together; one that was slow throughout shows as spread."""
     calm = samples(Scheme())
-    slow = [replace(one, turn=1, layers_ms=tuple(1.6 * ms for ms in one.layers_ms)) for one in calm]
-    together = pooled([*calm, *slow, *(replace(one, turn=2) for one in calm)])
-    assert [(one.role, one.lengths, one.turn) for one in together] == [
-        (one.role, one.lengths, 0) for one in calm
+    slow = [
+        replace(measured, turn=1, layers_ms=tuple(1.6 * ms for ms in measured.layers_ms))
+        for measured in calm
     ]
-    for one, alone in zip(together, calm, strict=True):
-        assert len(one.layers_ms) == len(one.ends_ms) == len(one.forward_ms) == 9
-        assert one.whole_ms(8) == pytest.approx(alone.whole_ms(8), rel=0.011)
-        assert one.spread > 0.1
-        assert one.saved_bytes == alone.saved_bytes
+    together = pooled([*calm, *slow, *(replace(measured, turn=2) for measured in calm)])
+    assert [(measured.role, measured.lengths, measured.turn) for measured in together] == [
+        (measured.role, measured.lengths, 0) for measured in calm
+    ]
+    for measured, alone in zip(together, calm, strict=True):
+        assert len(measured.layers_ms) == len(measured.ends_ms) == len(measured.forward_ms) == 9
+        assert measured.whole_ms(8) == pytest.approx(alone.whole_ms(8), rel=0.011)
+        assert measured.spread > 0.1
+        assert measured.saved_bytes == alone.saved_bytes
     assert pooled(calm) == calm
 
 
@@ -52,22 +55,24 @@ def test_out_of_memory_in_one_round_is_out_of_memory() -> None:
 
 
 def test_peaks_of_all_rounds_are_kept_where_they_are_read() -> None:
-    one = replace(sample(Scheme(), "fit", (64,)), layers_peak_bytes=5, ends_peak_bytes=9)
-    (together,) = pooled([one, replace(one, turn=1, layers_peak_bytes=7, ends_peak_bytes=3)])
+    measured = replace(sample(Scheme(), "fit", (64,)), layers_peak_bytes=5, ends_peak_bytes=9)
+    (together,) = pooled(
+        [measured, replace(measured, turn=1, layers_peak_bytes=7, ends_peak_bytes=3)]
+    )
     assert (together.layers_peak_bytes, together.ends_peak_bytes) == (7, 9)
 
 
 @given(st.lists(st.floats(0.5, 4.0), min_size=1, max_size=30))
 def test_times_are_as_at_one_speed(speeds: list[float]) -> None:
     """Whatever the speeds were, ratios of times are those of an equally fast device."""
-    one = sample(Scheme(), "fit", (64,))
-    one = replace(one, layers_ms=one.layers_ms[:1] * 3)
-    steady = steadied([slowed(one, by) for by in speeds])
-    usual = [np.divide(sample.layers_ms, one.layers_ms) for sample in steady]
+    measured = sample(Scheme(), "fit", (64,))
+    measured = replace(measured, layers_ms=measured.layers_ms[:1] * 3)
+    steady = steadied([slowed(measured, by) for by in speeds])
+    usual = [np.divide(sample.layers_ms, measured.layers_ms) for sample in steady]
     np.testing.assert_allclose(usual, usual[0][0])
     assert min(speeds) * 0.999 <= usual[0][0] <= max(speeds) * 1.001
-    np.testing.assert_allclose(np.divide(steady[0].forward_ms, one.forward_ms), usual[0][0])
-    np.testing.assert_allclose(np.divide(steady[0].ends_ms, one.ends_ms), usual[0][0])
+    np.testing.assert_allclose(np.divide(steady[0].forward_ms, measured.forward_ms), usual[0][0])
+    np.testing.assert_allclose(np.divide(steady[0].ends_ms, measured.ends_ms), usual[0][0])
 
 
 def test_readings_count_by_what_they_tell() -> None:
@@ -79,8 +84,8 @@ def test_readings_count_by_what_they_tell() -> None:
         slower = []
         for by in np.exp(rng.normal(0, 0.2, 200)):
             read = (0.4 * by,) * 3
-            one = slowed(base, by**exponent)
-            slower.append(replace(one, layers_yardstick_ms=read, ends_yardstick_ms=read))
+            measured = slowed(base, by**exponent)
+            slower.append(replace(measured, layers_yardstick_ms=read, ends_yardstick_ms=read))
         return slower
 
     assert response(run(1.0)) == pytest.approx(1.0, abs=0.02)
@@ -94,8 +99,8 @@ def test_readings_count_by_what_they_tell() -> None:
 
 def test_a_device_slowed_at_random_gives_the_curve_of_a_steady_one() -> None:
     rng = np.random.default_rng(0)
-    calm = [slowed(one, 1.0) for one in samples(Scheme())]
-    noisy = [slowed(one, float(rng.choice([1.0, 1.6]))) for one in 2 * calm]
+    calm = [slowed(measured, 1.0) for measured in samples(Scheme())]
+    noisy = [slowed(measured, float(rng.choice([1.0, 1.6]))) for measured in 2 * calm]
     truth, raw, fit = (
         fit_schemes(MEASURED_ON, pooled(several))[Scheme()]
         for several in (calm, noisy, steadied(noisy))
@@ -120,10 +125,10 @@ def test_samples_without_readings_stay_as_they_are() -> None:
 
 def test_each_run_is_steadied_by_its_own_usual_speed(tmp_path: Path) -> None:
     """Its readings may be of other ranks on the same cores, or of another release of torch."""
-    one = sample(Scheme(), "fit", (64,))
+    measured = sample(Scheme(), "fit", (64,))
     for name, yardstick_ms in (("a", 0.4), ("b", 4.0)):
         with SampleFile(tmp_path / name, MEASURED_ON) as file:
-            file.add(slowed(one, 1.0, yardstick_ms))
+            file.add(slowed(measured, 1.0, yardstick_ms))
     _, (both,) = merged([tmp_path / "a", tmp_path / "b"])
-    assert both.layers_ms == pytest.approx(2 * one.layers_ms)
+    assert both.layers_ms == pytest.approx(2 * measured.layers_ms)
     assert both.layers_yardstick_ms == (0.4,) * 3 + (4.0,) * 3

@@ -112,7 +112,7 @@ def test_a_pipeline_counts_where_its_ranks_were_measured_and_ran_nothing_else() 
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "line 2: wants"),
         ('{"step":0,"rank":0}', "line 2: wants"),
@@ -121,10 +121,10 @@ def test_a_pipeline_counts_where_its_ranks_were_measured_and_ran_nothing_else() 
         ('{"step":0,"rank":0,"measured_ms":NaN}', "not a positive time"),
     ],
 )
-def test_bad_measurements_are_named_by_line(tmp_path: Path, line: str, said: str) -> None:
+def test_bad_measurements_are_named_by_line(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step":0,"rank":0,"measured_ms":1.5}\n' + line + "\n")
-    with pytest.raises(MeasurementError, match=said):
+    with pytest.raises(MeasurementError, match=message):
         read_measurements(path)
 
 

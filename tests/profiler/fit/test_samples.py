@@ -28,8 +28,8 @@ from seqplan.profiler.profile import Profile
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     with SampleFile(path, MEASURED_ON) as file:
-        for one in samples(Scheme()):
-            file.add(one)
+        for measured in samples(Scheme()):
+            file.add(measured)
     assert read_samples(path) == (MEASURED_ON, file.samples)
     with SampleFile(path, MEASURED_ON) as again:
         assert again.samples == file.samples
@@ -55,8 +55,8 @@ def test_reading_leaves_a_file_as_it_is(tmp_path: Path) -> None:
     """Its last line may be one that another process is just writing."""
     path = tmp_path / "s.jsonl"
     with SampleFile(path, MEASURED_ON) as file:
-        for one in samples(Scheme()):
-            file.add(one)
+        for measured in samples(Scheme()):
+            file.add(measured)
     path.write_bytes(path.read_bytes()[:-40])
     cut = path.read_bytes()
     assert read_samples(path)[1] == file.samples[:-1]
@@ -113,7 +113,7 @@ def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"layers_ms": ()}, "layers_ms must be positive times"),
         ({"ends_ms": (1.0, 0.0)}, "ends_ms must be positive times"),
@@ -126,11 +126,11 @@ def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
     ],
 )
 def test_times_that_cannot_be_are_named(
-    tmp_path: Path, change: dict[str, object], said: str
+    tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
     with SampleFile(tmp_path / "s.jsonl", MEASURED_ON) as file:
         file.add(replace(samples(Scheme())[0], **change))  # type: ignore[arg-type]
-    with pytest.raises(SampleError, match=rf"s\.jsonl, line 2: .*{said}"):
+    with pytest.raises(SampleError, match=rf"s\.jsonl, line 2: .*{message}"):
         read_samples(file.path)
 
 
@@ -167,8 +167,8 @@ def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
     two = Scheme(1, 1, 2, 1)
     for name, scheme in (("a", Scheme()), ("b", two)):
         with SampleFile(tmp_path / name, MEASURED_ON) as file:
-            for one in samples(scheme):
-                file.add(one)
+            for measured in samples(scheme):
+                file.add(measured)
     measured_on, together = merged([tmp_path / "a", tmp_path / "b"])
     document = profile_document(
         fit_all(measured_on, together),
@@ -178,19 +178,19 @@ def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
     )
     profile = Profile.from_document(document, "p")
     assert [entry.scheme for entry in profile.schemes] == [Scheme(), two]
-    one, other = profile.schemes
-    assert one.origin == "measured"
-    assert one.latency.a == pytest.approx(1e-6, rel=1e-3)
+    measured, other = profile.schemes
+    assert measured.origin == "measured"
+    assert measured.latency.a == pytest.approx(1e-6, rel=1e-3)
     assert other.latency.b == pytest.approx(0.005, rel=1e-3)
-    assert one.latency.c == pytest.approx(1.0, rel=1e-3)
-    assert one.fit is not None
-    assert one.fit["verdict"] == "usable"
+    assert measured.latency.c == pytest.approx(1.0, rel=1e-3)
+    assert measured.fit is not None
+    assert measured.fit["verdict"] == "usable"
     assert profile.forward_fraction == pytest.approx(1 / 3, abs=1e-3)
     assert profile.memory.bytes_per_token(two) == pytest.approx(500, rel=1e-3)
     # 12 bytes a parameter over 2 GPUs, 8 resident, then 1,000 bytes a token.
     model = ModelSizes.of(SIZES)
     room = 10_000_000 - (6 + 8) * model.parameters
-    assert profile.model(one, 2, 100).max_len == pytest.approx(room / 1000, abs=2)
+    assert profile.model(measured, 2, 100).max_len == pytest.approx(room / 1000, abs=2)
 
 
 def test_out_of_memory_is_data() -> None:
@@ -204,20 +204,20 @@ def test_out_of_memory_is_data() -> None:
 
 
 def test_a_stage_has_its_share_of_the_layers_and_activations_of_all() -> None:
-    one = sample(Scheme(), "fit", (100,))
-    one = replace(one, ends_ms=(5.0,) * 3, saved_bytes=one.layers_saved_bytes + 70)
-    stage = replace(one, scheme=Scheme(pp=4))
-    layers = one.layers_ms[0]
-    assert one.whole_ms(8) == pytest.approx(4 * layers + 5)
+    measured = sample(Scheme(), "fit", (100,))
+    measured = replace(measured, ends_ms=(5.0,) * 3, saved_bytes=measured.layers_saved_bytes + 70)
+    stage = replace(measured, scheme=Scheme(pp=4))
+    layers = measured.layers_ms[0]
+    assert measured.whole_ms(8) == pytest.approx(4 * layers + 5)
     assert stage.whole_ms(8) == pytest.approx(layers + 5)
-    assert stage.whole_bytes(8) == one.whole_bytes(8) == 4 * 100 * 250 + 70
+    assert stage.whole_bytes(8) == measured.whole_bytes(8) == 4 * 100 * 250 + 70
 
 
 def test_the_allocators_peak_counts_where_it_was_read() -> None:
-    one = sample(Scheme(), "fit", (100,))
-    assert one.layers_saved_bytes == 25_000
-    layers_more = replace(one, layers_peak_bytes=27_000, ends_peak_bytes=1_500)
-    ends_more = replace(one, layers_peak_bytes=26_000, ends_peak_bytes=1_500)
+    measured = sample(Scheme(), "fit", (100,))
+    assert measured.layers_saved_bytes == 25_000
+    layers_more = replace(measured, layers_peak_bytes=27_000, ends_peak_bytes=1_500)
+    ends_more = replace(measured, layers_peak_bytes=26_000, ends_peak_bytes=1_500)
     assert layers_more.whole_bytes(8) == 100_000 + 2_000
     assert ends_more.whole_bytes(8) == 100_000 + 1_500
     fit = fit_memory(MEASURED_ON, [layers_more])
@@ -229,9 +229,13 @@ def test_memory_is_fitted_for_each_tp() -> None:
     two = Scheme(tp=2)
     # A rank of tp 2 keeps three quarters of what one rank would.
     more = [
-        replace(one, layers_saved_bytes=one.tokens * 375 // 2, saved_bytes=one.tokens * 375 // 2)
-        for one in samples(two, Scheme(tp=2, pp=2), Scheme(tp=2, ulysses=2))
-        if one.scheme.sp == 1
+        replace(
+            measured,
+            layers_saved_bytes=measured.tokens * 375 // 2,
+            saved_bytes=measured.tokens * 375 // 2,
+        )
+        for measured in samples(two, Scheme(tp=2, pp=2), Scheme(tp=2, ulysses=2))
+        if measured.scheme.sp == 1
     ]
     fit = fit_memory(MEASURED_ON, [*samples(Scheme(), Scheme(ulysses=2)), *more])
     assert fit.bytes_per_token == pytest.approx({1: 1000, 2: 1500}, rel=2e-3)
@@ -292,7 +296,7 @@ def test_the_design_is_a_series_with_lengths_between_and_packings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("in_use", "reserved", "share", "said"),
+    ("in_use", "reserved", "share", "fragment"),
     [
         (40 * 2**30, 50 * 2**30, 0.2, "measured 20.0%; at least 5%"),
         (49 * 2**30, 50 * 2**30, 0.05, "measured 2.0%; at least 5%"),
@@ -301,19 +305,19 @@ def test_the_design_is_a_series_with_lengths_between_and_packings() -> None:
     ],
 )
 def test_fragmentation_leaves_a_margin(
-    tmp_path: Path, in_use: int | None, reserved: int | None, share: float, said: str
+    tmp_path: Path, in_use: int | None, reserved: int | None, share: float, fragment: str
 ) -> None:
     """That of the fullest micro-batch; smaller ones reserve more than they need."""
     peaks = {"layers_peak_bytes": 7, "ends_peak_bytes": 9}
     small = None if in_use is None else in_use // 2
     read = [
-        replace(one, **peaks, allocated_bytes=small, reserved_bytes=reserved)
-        for one in samples(Scheme())
+        replace(measured, **peaks, allocated_bytes=small, reserved_bytes=reserved)
+        for measured in samples(Scheme())
     ]
     read[3] = replace(read[3], allocated_bytes=in_use, reserved_bytes=reserved)
     with SampleFile(tmp_path / "s.jsonl", MEASURED_ON) as file:
-        for one in read:
-            file.add(one)
+        for measured in read:
+            file.add(measured)
     measured_on, together = merged([tmp_path / "s.jsonl"])
     document = profile_document(
         fit_all(measured_on, together), ProfiledDevices("d", 8, 80e9), name="p", source="a test"
@@ -321,7 +325,7 @@ def test_fragmentation_leaves_a_margin(
     assert Profile.from_document(document, "p").memory.margin_bytes == pytest.approx(share * 80e9)
     (note,) = document["notes"]
     assert note.startswith(f"margin_bytes: {share:.1%} of the memory, ")
-    assert said in note
+    assert fragment in note
 
 
 def test_what_autograd_keeps_has_no_margin() -> None:

@@ -149,14 +149,14 @@ def test_sources_are_joined_with_their_counts_and_notes(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "c.jsonl", [{"text": "abcdefgh"}])
     for n in (2, 1):
         write_idx(tmp_path / f"shard-{n}.idx", [n], [0, 1])
-    got = read_lengths(
+    lengths = read_lengths(
         [tmp_path / "a.txt", str(tmp_path / "[bc].jsonl"), tmp_path / "shard-*.idx"],
         SourceOptions(bytes_per_token=4.0),
     )
-    assert got.values.dtype == np.int64
-    assert got.values.tolist() == [5, 6, 9, 2, 1, 2]
-    assert got.tokens == 25
-    assert [(Path(s.path).name, s.sequences, s.tokens, s.notes) for s in got.sources] == [
+    assert lengths.values.dtype == np.int64
+    assert lengths.values.tolist() == [5, 6, 9, 2, 1, 2]
+    assert lengths.tokens == 25
+    assert [(Path(s.path).name, s.sequences, s.tokens, s.notes) for s in lengths.sources] == [
         ("a.txt", 2, 11, ()),
         ("b.jsonl", 1, 9, ("an integer in field 'num_tokens'",)),
         (
@@ -192,11 +192,13 @@ def test_growth_and_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     lengths = np.arange(1, 100_001)
     np.save(tmp_path / "a.npy", lengths)
     np.savetxt(tmp_path / "b.txt", lengths, fmt="%d")
-    seen: list[tuple[int, int | None]] = []
-    got = read_lengths([tmp_path / "a.npy", tmp_path / "b.txt"], progress=lambda *a: seen.append(a))
-    assert np.array_equal(got.values, np.concatenate([lengths, lengths]))
-    assert seen[:3] == [(40_000, 100_000), (80_000, 100_000), (100_000, 100_000)]
-    assert seen[-1] == (200_000, None)
+    progress: list[tuple[int, int | None]] = []
+    joined = read_lengths(
+        [tmp_path / "a.npy", tmp_path / "b.txt"], progress=lambda *a: progress.append(a)
+    )
+    assert np.array_equal(joined.values, np.concatenate([lengths, lengths]))
+    assert progress[:3] == [(40_000, 100_000), (80_000, 100_000), (100_000, 100_000)]
+    assert progress[-1] == (200_000, None)
 
 
 def test_nothing_heavy_is_imported_for_plain_sources(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_many_sequences_of_any_length_stay_within_64_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[[0,8,3]", "body: is not JSON: "),
         ("\xff", "body: is not JSON: "),
@@ -80,7 +80,7 @@ def test_many_sequences_of_any_length_stay_within_64_bits() -> None:
         ("[[1,8,3,5]]", "body[0][3]: 5 is not in 6 to 24, what 3 sequences of 2 to 8 tokens"),
     ],
 )
-def test_what_is_no_histogram(text: str, said: str) -> None:
+def test_what_is_no_histogram(text: str, message: str) -> None:
     with pytest.raises(LengthsError) as refused:
         parse_histogram(text.encode("latin-1"), "body")
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)

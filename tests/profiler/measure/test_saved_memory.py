@@ -75,20 +75,20 @@ def kept_by_degree(rank: int, world_size: int) -> dict[int, int]:
     """Bytes that this rank's layers keep of a micro-batch, by tp."""
     config = ModelConfig(**{**SIZES, "kv_heads": 8}, checkpointing="none", tied=False)
     groups = TensorGroups(dist.group.WORLD, (2, 4, 8))
-    kept = {}
+    by_degree = {}
     for tp in (1, 2, 4, 8):
         first = rank // tp * tp
         group = groups.of(tuple(range(first, first + tp)))
         stage = MeasuredStage(config, 2, group, CPU, torch.bfloat16)
-        kept[tp] = saved_bytes(stage.layers_call(local_context([TOKENS])), stage.parameters())
-    return kept
+        by_degree[tp] = saved_bytes(stage.layers_call(local_context([TOKENS])), stage.parameters())
+    return by_degree
 
 
 def test_a_rank_keeps_its_part_of_the_activations() -> None:
     """1/tp of them, as the memory model has it: also what tp does not cut, norms and residuals."""
-    for kept in run_ranks(kept_by_degree, 8):
+    for by_degree in run_ranks(kept_by_degree, 8):
         for tp in (2, 4, 8):
-            assert kept[tp] == pytest.approx(kept[1] / tp, rel=0.05), tp
+            assert by_degree[tp] == pytest.approx(by_degree[1] / tp, rel=0.05), tp
 
 
 def test_a_layer_that_is_computed_again_counts_once() -> None:

@@ -74,7 +74,7 @@ def test_shares_hold_every_token_with_its_label(
     """Against labels made of the whole sequences; a longer sample is truncated."""
     random = np.random.default_rng(1)
     samples = {7 * n: random.integers(0, 1000, size + surplus) for n, size in enumerate(lengths)}
-    seen = [np.zeros(size, dtype=np.int64) for size in lengths]
+    counts = [np.zeros(size, dtype=np.int64) for size in lengths]
     for view in views(scheme, list(samples), lengths):
         data = Watched(IndexedTokens(samples))
         tokens, labels, positions = load_share(data, view, step=3)
@@ -90,10 +90,10 @@ def test_shares_hold_every_token_with_its_label(
                 np.testing.assert_array_equal(tokens[at:end], whole[start:stop])
                 np.testing.assert_array_equal(labels[at:end], following[start:stop])
                 np.testing.assert_array_equal(positions[at:end], np.arange(start, stop))
-                seen[share.position][start:stop] += 1
+                counts[share.position][start:stop] += 1
                 at = end
         assert at == view.local_tokens
-    assert all((times == 1).all() for times in seen)
+    assert all((times == 1).all() for times in counts)
 
 
 def test_a_rank_without_tokens_reads_nothing() -> None:

@@ -106,13 +106,13 @@ def test_callbacks_hear_of_predicted_and_measured_time(outcomes: Any) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_exact_is_refused_by_name_on_every_rank(outcomes: Any, name: str) -> None:
     ranks, _ = outcomes
-    said = {rank["refusals"][name] for rank in ranks}
-    assert len(said) == 1
-    assert REFUSED[name][1] in said.pop()
+    messages = {rank["refusals"][name] for rank in ranks}
+    assert len(messages) == 1
+    assert REFUSED[name][1] in messages.pop()
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("name", "message"),
     [
         ("mixing", "after the last layer a token depends on what else is in the call"),
         ("skipping", "layers 1 do not attend by transformers' attention interface"),
@@ -125,9 +125,9 @@ def test_what_is_not_exact_is_refused_by_name_on_every_rank(outcomes: Any, name:
         ("muon", "Muon looks at whole parameters, and owners hold slices of them"),
     ],
 )
-def test_what_no_configuration_says_is_noticed(outcomes: Any, what: str, message: str) -> None:
+def test_what_no_configuration_says_is_noticed(outcomes: Any, name: str, message: str) -> None:
     ranks, _ = outcomes
-    assert all(message in rank["refusals"][what] for rank in ranks)
+    assert all(message in rank["refusals"][name] for rank in ranks)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,10 +141,10 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_cannot_be_run_is_refused_on_every_rank_before_the_step(outcomes: Any) -> None:
-    for said in (rank["unlike"] for rank in outcomes[0]):
-        assert len(said) == 2
-        assert "step 1: rank 2 has the plan sha256:" in said[0]
-        assert said[1] == "rank 1: no lengths"
+    for messages in (rank["unlike"] for rank in outcomes[0]):
+        assert len(messages) == 2
+        assert "step 1: rank 2 has the plan sha256:" in messages[0]
+        assert messages[1] == "rank 1: no lengths"
 
 
 def test_what_a_rank_holds_is_counted(outcomes: Any) -> None:

@@ -141,5 +141,5 @@ def test_the_case_has_what_the_faults_are_about() -> None:
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_every_fault_fails_the_gates(outcomes: list[dict[str, Outcome]], mutation: str) -> None:
     worst = differences(case_of(mutation), [outcome[mutation] for outcome in outcomes])
-    within = all(one <= gate for one, gate in zip(worst, GATES[CASE.dtype], strict=True))
+    within = all(error <= gate for error, gate in zip(worst, GATES[CASE.dtype], strict=True))
     assert within == (mutation == "none"), worst

@@ -36,7 +36,7 @@ def test_training_is_that_of_one_process(case: Case) -> None:
     assert any(scheme.sp > 1 for scheme in schemes)
     outcomes = run_ranks(staged, case.ranks, case, timeout_s=150)
     worst = differences(case, outcomes)
-    assert all(one <= gate for one, gate in zip(worst, GATES[case.dtype], strict=True)), worst
+    assert all(error <= gate for error, gate in zip(worst, GATES[case.dtype], strict=True)), worst
 
 
 def in_bfloat16(rank: int, world_size: int) -> list[Outcome]:

@@ -125,7 +125,7 @@ def attend(plan: Plan, rank: int, case: Case, kernel: Kernel | None = None) -> E
             exact = dense(*(tensor.double() for tensor in whole), lengths)
             # One process' own error is asked for where no gate is given.
             single = exact if case.dtype in GATES else dense(*whole, lengths)
-            for name, mine, right, one in zip(
+            for name, mine, right, plain in zip(
                 ("out", "dq", "dk", "dv"),
                 (out.detach(), q.grad, k.grad, v.grad),
                 exact,
@@ -137,7 +137,7 @@ def attend(plan: Plan, rank: int, case: Case, kernel: Kernel | None = None) -> E
                 if mine.numel():
                     error = Error(
                         (mine.double() - right[rows]).abs().max().item(),
-                        (one.double() - right).abs().max().item(),
+                        (plain.double() - right).abs().max().item(),
                     )
                     add(worst, {(case.dtype, name): error})
     return worst
@@ -205,11 +205,11 @@ def repeated(rank: int, world_size: int) -> bool:
     q, k, v = (torch.randn(micro_batch.local_tokens, 4, 8, generator=generator) for _ in range(3))
     masked: dict[str, Any] = {"window": 40, "softcap": 2.0}
     sinks = torch.randn(4, generator=generator)
-    for asked in ({}, masked):
+    for masking in ({}, masked):
         results = []
         for _ in range(10):
             leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v, sinks)]
-            out = attention(*leaves[:3], context, sinks=leaves[3] if asked else None, **asked)
+            out = attention(*leaves[:3], context, sinks=leaves[3] if masking else None, **masking)
             out.square().sum().backward()
             results.append([out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
         for result in results:

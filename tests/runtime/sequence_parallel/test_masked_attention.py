@@ -50,7 +50,7 @@ def errors_of_plan(plan: Plan, rank: int, number: int, kind: str, dtype: torch.d
     """A rank's worst errors, with random heads and options, alike on all ranks."""
     rng = np.random.default_rng(number)
     heads, kv_heads = HEADS[number % len(HEADS)]
-    asked = options(kind, rng)
+    masking = options(kind, rng)
     width = 16
     value_width = 24 if number % 16 == 4 else 8 if kind == "narrow values" or "all" in kind else 16
     sinks = None
@@ -81,23 +81,23 @@ def errors_of_plan(plan: Plan, rank: int, number: int, kind: str, dtype: torch.d
                 Peers(dist.group.WORLD),
                 kernel=kernel,
                 gather_below=gather_below,
-                masks=[Mask.of(asked.get("window"), asked.get("chunk"))],
+                masks=[Mask.of(masking.get("window"), masking.get("chunk"))],
             )
             q, k, v = leaves
-            out = attention(q, k, v, context, sinks=sinks, **asked)
+            out = attention(q, k, v, context, sinks=sinks, **masking)
             out.backward(whole[3][rows])
             mine = [out.detach(), *(leaf.grad for leaf in leaves)]
-            exact, exact_sinks = gradients(whole, sinks, lengths, asked, torch.float64)
+            exact, exact_sinks = gradients(whole, sinks, lengths, masking, torch.float64)
             single, single_sinks = exact, exact_sinks
             if dtype not in GATES:
-                single, single_sinks = gradients(whole, sinks, lengths, asked, dtype)
+                single, single_sinks = gradients(whole, sinks, lengths, masking, dtype)
             names = ("out", "dq", "dk", "dv")
-            for name, some, right, one in zip(names, mine, exact, single, strict=True):
+            for name, some, right, plain in zip(names, mine, exact, single, strict=True):
                 assert some is not None
                 assert some.dtype == dtype
                 largest = max(right.abs().max().item(), 1.0)
                 error = (some.double() - right[rows]).abs()
-                of_one = (one.double() - right).abs().max().item() / largest
+                of_one = (plain.double() - right).abs().max().item() / largest
                 note(worst, dtype, name, error.max().item() / largest if len(rows) else 0.0, of_one)
             share = pipeline.scheme.gpus  # as many ranks compute the same here
             sink_sums[1:] += torch.stack((exact_sinks, single_sinks.double())) / share
@@ -105,33 +105,33 @@ def errors_of_plan(plan: Plan, rank: int, number: int, kind: str, dtype: torch.d
         if sinks.grad is not None:
             sink_sums[0] = sinks.grad.double()
         dist.all_reduce(sink_sums)
-        ours, right, one = sink_sums
+        ours, right, plain = sink_sums
         largest = right.abs().max().item()
-        found = [(some - right).abs().max().item() / largest for some in (ours, one)]
-        note(worst, dtype, "dsinks", *found)
+        sink_errors = [(some - right).abs().max().item() / largest for some in (ours, plain)]
+        note(worst, dtype, "dsinks", *sink_errors)
     return worst
 
 
-def note(worst: Errors, dtype: torch.dtype, name: str, ours: float, one: float) -> None:
+def note(worst: Errors, dtype: torch.dtype, name: str, ours: float, plain: float) -> None:
     before = worst.get((dtype, name), (0.0, 0.0))
-    worst[dtype, name] = max(before[0], ours), max(before[1], one)
+    worst[dtype, name] = max(before[0], ours), max(before[1], plain)
 
 
 def gradients(
     whole: list[Tensor],
     sinks: Tensor | None,
     lengths: list[int],
-    asked: dict[str, Any],
+    masking: dict[str, Any],
     dtype: torch.dtype,
 ) -> tuple[list[Tensor], Tensor]:
     """Output and gradients of q, k and v of whole documents; the sinks' gradient, or zeros."""
     q, k, v = (tensor.to(dtype).requires_grad_() for tensor in whole[:3])
     own = None if sinks is None else sinks.detach().to(dtype).requires_grad_()
     leaves = [q, k, v] if own is None else [q, k, v, own]
-    out = dense_attention(q, k, v, lengths, sinks=own, **asked)
-    found = list(torch.autograd.grad(out, leaves, whole[3].to(dtype)))
-    of_sinks = found.pop() if own is not None else torch.zeros(q.shape[1], dtype=dtype)
-    return [out.detach(), *found], of_sinks
+    out = dense_attention(q, k, v, lengths, sinks=own, **masking)
+    found_gradients = list(torch.autograd.grad(out, leaves, whole[3].to(dtype)))
+    of_sinks = found_gradients.pop() if own is not None else torch.zeros(q.shape[1], dtype=dtype)
+    return [out.detach(), *found_gradients], of_sinks
 
 
 def exactness(rank: int, world_size: int) -> Errors:
@@ -149,8 +149,8 @@ def exactness(rank: int, world_size: int) -> Errors:
         else:
             plan = random_plan(rng, world_size, heads=4, longest=150, sequences=6)
         dtype = dtypes[number % len(dtypes)]
-        found = errors_of_plan(plan, rank, number, kind, dtype)
-        for key, error in found.items():
+        errors = errors_of_plan(plan, rank, number, kind, dtype)
+        for key, error in errors.items():
             note(worst, *key, *error)
     return worst
 
@@ -164,8 +164,8 @@ def test_output_and_gradients_are_those_of_whole_documents(world_size: int) -> N
             note(worst, *key, *error)
     names = {"out", "dq", "dk", "dv", "dsinks"}
     assert {name for dtype, name in worst if dtype == torch.float64} == names
-    for (dtype, name), (ours, one) in worst.items():
-        assert ours <= GATES.get(dtype, 2 * one), (dtype, name, ours, one)
+    for (dtype, name), (ours, plain) in worst.items():
+        assert ours <= GATES.get(dtype, 2 * plain), (dtype, name, ours, plain)
 
 
 class CountedPeers(Peers):
@@ -180,26 +180,26 @@ class CountedPeers(Peers):
         return super().transfer(sends, receives)
 
 
-def sent_rows(rank: int, world_size: int, asked: dict[str, Any]) -> list[int]:
+def sent_rows(rank: int, world_size: int, masking: dict[str, Any]) -> list[int]:
     """Rows of keys and values that a rank sends in a forward of one document of 800 tokens."""
     (pipeline,) = rank_view(one_pipeline_plan(Scheme(ring=world_size), [800]), rank).pipelines
     peers = CountedPeers()
     context = attention_context(pipeline, pipeline.micro_batches[0], peers, gather_below=0)
     q = torch.randn(200, 2, 8)
     k = v = torch.randn(200, 1, 8)
-    attention(q, k, v, context, **asked)
+    attention(q, k, v, context, **masking)
     return [elements // 16 for elements in peers.sent]
 
 
 def test_keys_go_only_where_a_window_reaches() -> None:
     """Each of the eight chunks of 100 tokens needs 19 of the one before it, but for the first."""
-    four = {name: run_ranks(sent_rows, 4, asked) for name, asked in WINDOWS.items()}
-    assert [sum(sent) for sent in four["none"]] == [600] * 4
+    four = {name: run_ranks(sent_rows, 4, masking) for name, masking in WINDOWS.items()}
+    assert [sum(rows) for rows in four["none"]] == [600] * 4
     # Chunk 4 is on the rank that holds chunk 3.
-    assert [len(sent) for sent in four["window of 20"]] == [1] * 4
-    assert sum(sum(sent) for sent in four["window of 20"]) == 6 * 19
-    assert sum(sum(sent) for sent in four["chunk of 100"]) == 0
-    assert sum(sum(sent) for sent in four["chunk of 200"]) == 4 * 100
+    assert [len(rows) for rows in four["window of 20"]] == [1] * 4
+    assert sum(sum(rows) for rows in four["window of 20"]) == 6 * 19
+    assert sum(sum(rows) for rows in four["chunk of 100"]) == 0
+    assert sum(sum(rows) for rows in four["chunk of 200"]) == 4 * 100
 
 
 WINDOWS: dict[str, dict[str, Any]] = {
@@ -243,7 +243,7 @@ def test_what_hides_nothing_changes_no_bit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("masking", "message"),
     [
         ({"window": 0}, "window is 0"),
         ({"chunk": -3}, "chunk is -3"),
@@ -255,10 +255,10 @@ def test_what_hides_nothing_changes_no_bit() -> None:
         ({"sinks": torch.zeros(1, 2)}, r"sinks are of shape \(1, 2\)"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(asked: dict[str, Any], message: str) -> None:
+def test_options_that_make_no_sense_are_refused(masking: dict[str, Any], message: str) -> None:
     q = torch.randn(8, 2, 4)
     with pytest.raises(ValueError, match=message):
-        attention(q, q, q, local_context([8]), **asked)
+        attention(q, q, q, local_context([8]), **masking)
 
 
 def test_a_fused_kernel_says_that_it_caps_nothing() -> None:

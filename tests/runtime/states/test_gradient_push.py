@@ -68,7 +68,7 @@ def test_the_cases_have_groups_that_re_form_and_ranks_that_are_idle() -> None:
 def test_training_is_that_of_one_process(outcomes: list[list[Outcome]], name: str) -> None:
     case, at = CASES[name], list(CASES).index(name)
     worst = differences(case, [outcome[at] for outcome in outcomes])
-    assert all(one <= gate for one, gate in zip(worst, GATES[case.dtype], strict=True)), worst
+    assert all(error <= gate for error, gate in zip(worst, GATES[case.dtype], strict=True)), worst
 
 
 def test_a_run_repeats_bit_for_bit(outcomes: list[list[Outcome]]) -> None:
@@ -83,7 +83,7 @@ WIDE = ModelConfig(hidden=64, layers=6, heads=4, kv_heads=2, ffn=128, vocab=64)
 def held(rank: int, world_size: int) -> tuple[HeldBytes, HeldBytes, int]:
     """What is counted of either; the most elements of gradients that there are in a backward."""
     groups = Communicators.create()
-    kept = ShardedStates(Llama(WIDE), groups.states)
+    sharded = ShardedStates(Llama(WIDE), groups.states)
     model = Llama(WIDE)
     states = ShardedStates(model, groups.states, reduce="micro-batch")
     most = 0
@@ -101,38 +101,38 @@ def held(rank: int, world_size: int) -> tuple[HeldBytes, HeldBytes, int]:
     view = rank_view(one_pipeline_plan(Scheme(ring=2), [30, 20, 9], packed=False), rank)
     run_step(view, prepare(view), model, states, optimizer)
     assert all(unit.gradient.numel() == 0 for unit in states.units)
-    return held_bytes(kept.units), held_bytes(states.units), most
+    return held_bytes(sharded.units), held_bytes(states.units), most
 
 
 def test_no_rank_holds_all_gradients() -> None:
     """A layer at a time, beside those under way; what is counted has room for all of these."""
-    for kept, passing, most in run_ranks(held, 2):
-        assert passing.parameters == kept.parameters
-        assert passing.states == kept.states
-        assert passing.gradients < 0.75 * kept.gradients
+    for sharded, passing, most in run_ranks(held, 2):
+        assert passing.parameters == sharded.parameters
+        assert passing.states == sharded.states
+        assert passing.gradients < 0.75 * sharded.gradients
         layer = 4 * (64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 128 * 64 + 2 * 64)
         assert 4 * most < 1.1 * layer
         assert passing.gradients == pytest.approx(3 * 1.5 * layer, rel=0.01)
 
 
-def without_announcement(rank: int, world_size: int, what: str) -> None:
+def without_announcement(rank: int, world_size: int, fault: str) -> None:
     groups = Communicators.create()
     model = torch.nn.Linear(2, 2)
-    if what == "mode":
+    if fault == "mode":
         ShardedStates(model, groups.states, reduce="layer")  # type: ignore[arg-type]
     states = ShardedStates(model, groups.states, reduce="micro-batch")
     view = rank_view(one_pipeline_plan(Scheme(), [3, 4], packed=False), rank)
-    states.pull(None if what == "view" else view)
-    if what == "twice":
+    states.pull(None if fault == "view" else view)
+    if fault == "twice":
         states.next_micro_batch()
         states.backward(model(torch.ones(2)).sum())
-    if what == "push":
+    if fault == "push":
         states.push()
     states.backward(model(torch.ones(2)).sum())
 
 
 @pytest.mark.parametrize(
-    ("what", "text"),
+    ("fault", "text"),
     [
         ("mode", "ValueError: reduce is step or micro-batch, not 'layer'"),
         ("view", "RuntimeError: gradients are reduced after each micro-batch: give states.pull"),
@@ -140,6 +140,6 @@ def without_announcement(rank: int, world_size: int, what: str) -> None:
         ("push", "RuntimeError: backward ran 0 times, and the step has 2 micro-batches of this"),
     ],
 )
-def test_a_loop_that_announces_nothing_is_refused(what: str, text: str) -> None:
-    (refusal,) = run_ranks_expecting_failure(without_announcement, 1, what)
+def test_a_loop_that_announces_nothing_is_refused(fault: str, text: str) -> None:
+    (refusal,) = run_ranks_expecting_failure(without_announcement, 1, fault)
     assert refusal.startswith(text)

@@ -150,24 +150,24 @@ def test_a_layer_of_two_dtypes() -> None:
             assert torch.allclose(mine, other, rtol=0.02, atol=0.02), name
 
 
-def differing(rank: int, world_size: int, what: str) -> None:
+def differing(rank: int, world_size: int, difference: str) -> None:
     groups = Communicators.create()
     torch.manual_seed(1)
     model = Odd()
     model.register_buffer("correction", torch.arange(5.0))
-    if rank == 1 and what == "frozen":
+    if rank == 1 and difference == "frozen":
         model.frozen.weight.data[2, 3] += 1e-6
-    if rank == 1 and what == "buffer":
+    if rank == 1 and difference == "buffer":
         model.correction = model.correction.flip(0)
-    if rank == 1 and what == "shape":
+    if rank == 1 and difference == "shape":
         model.scale = nn.Parameter(torch.ones(7))
-    if rank == 1 and what == "count":
+    if rank == 1 and difference == "count":
         model.more = nn.Linear(1, 1)
     ShardedStates(model, groups.states)
 
 
 @pytest.mark.parametrize(
-    ("what", "text"),
+    ("difference", "text"),
     [
         ("frozen", "frozen.weight of rank 1 is not trained and has other values"),
         ("buffer", "correction of rank 1 is not trained and has other values"),
@@ -175,8 +175,8 @@ def differing(rank: int, world_size: int, what: str) -> None:
         ("count", "the model of rank 1 has 13 parameters and buffers, 3 of them not trained"),
     ],
 )
-def test_models_that_differ_between_ranks_are_refused(what: str, text: str) -> None:
-    for message in run_ranks_expecting_failure(differing, 2, what):
+def test_models_that_differ_between_ranks_are_refused(difference: str, text: str) -> None:
+    for message in run_ranks_expecting_failure(differing, 2, difference):
         assert message.startswith(f"ValueError: {text}")
 
 

@@ -55,8 +55,8 @@ class ExactMuon(torch.optim.Optimizer):
 def _joined(named: Named, muon: type, **options: float) -> JoinedOptimizer:
     """Muon for the layers' matrices, AdamW for embedding, norms and head; a rank may own none."""
     matrices = [value for name, value in named if name.startswith("layers.") and value.dim() == 2]
-    taken = set(map(id, matrices))
-    rest = [value for _, value in named if id(value) not in taken]
+    matrix_ids = set(map(id, matrices))
+    rest = [value for _, value in named if id(value) not in matrix_ids]
     return JoinedOptimizer(
         [
             muon([{"params": matrices}], lr=RATE, **options),
@@ -116,7 +116,7 @@ def test_muon_trains_as_in_one_process(outcomes: list[list[Outcome]], name: str)
         assert any(scheme.pp > 1 for scheme in schemes)
     worst = differences(case, [outcome[at] for outcome in outcomes])
     gates = IN_BFLOAT16 if case.optimizer is torchs_muon else GATES[case.dtype]
-    assert all(one <= gate for one, gate in zip(worst, gates, strict=True)), worst
+    assert all(error <= gate for error, gate in zip(worst, gates, strict=True)), worst
 
 
 class Muon(ExactMuon):

@@ -33,7 +33,7 @@ def every_step(rank: int, world_size: int, kind: str, where: Any) -> tuple[list[
         source = HttpSource(where, "a job")
     else:
         source = fan_out(where, rank, world_size)
-    seen: list[Any] = []
+    ran: list[Any] = []
     with PlanConsumer(
         source,
         rank=rank,
@@ -45,11 +45,11 @@ def every_step(rank: int, world_size: int, kind: str, where: Any) -> tuple[list[
     ) as steps:
         for step in steps:
             assert step.view == view_of(small_plan(step.view.step, world_size), rank)
-            seen.append((step.view.step, step.view.digest, step.prepared))
+            ran.append((step.view.step, step.view.digest, step.prepared))
             steps.acknowledge(step.view.step)
         with pytest.raises(StopIteration):
             next(steps)
-    return seen, len(threads())
+    return ran, len(threads())
 
 
 def failing_trainer(rank: int, world_size: int, path: Path) -> int:
@@ -75,7 +75,7 @@ def open_files() -> int:
 def many_steps(rank: int, world_size: int, path: Path) -> tuple[int, list[tuple[int, int]]]:
     """Threads and descriptors early and late; the last steps are fetched by then at neither."""
     counts = []
-    done = 0
+    count = 0
     with PlanConsumer(
         fan_out(path, rank, world_size),
         rank=rank,
@@ -85,11 +85,11 @@ def many_steps(rank: int, world_size: int, path: Path) -> tuple[int, list[tuple[
         timeout_s=HERE_S,
     ) as steps:
         for step in steps:
-            done += 1
+            count += 1
             steps.acknowledge(step.view.step)
-            if done in (20, 290):
+            if count in (20, 290):
                 counts.append((len(os.listdir("/proc/self/task")), open_files()))
-    return done, counts
+    return count, counts
 
 
 # The tests
@@ -102,9 +102,9 @@ def test_every_rank_runs_every_step(tmp_path: Path, kind: str) -> None:
     with serving(service):
         where = service.url if kind == "http" else written(tmp_path / "plans.jsonl", plans)
         results = run_ranks(every_step, 2, kind, where)
-    for rank, (seen, left) in enumerate(results):
-        assert [step[:2] for step in seen] == [(plan.step, digest(plan)) for plan in plans]
-        assert [step[2] for step in seen] == [prepare_tokens(view_of(p, rank)) for p in plans]
+    for rank, (ran, left) in enumerate(results):
+        assert [step[:2] for step in ran] == [(plan.step, digest(plan)) for plan in plans]
+        assert [step[2] for step in ran] == [prepare_tokens(view_of(p, rank)) for p in plans]
         assert left == 0
     assert len(service.acks) == (12 if kind == "http" else 0)
 
@@ -117,8 +117,8 @@ def test_a_trainer_that_raises_leaves_no_thread(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
 def test_nothing_grows(tmp_path: Path) -> None:
     path = written(tmp_path / "plans.jsonl", small_plans(300, 2))
-    for done, counts in run_ranks(many_steps, 2, path, timeout_s=120):
-        assert done == 300
+    for count, counts in run_ranks(many_steps, 2, path, timeout_s=120):
+        assert count == 300
         assert counts[0] == counts[1]
 
 

@@ -88,9 +88,9 @@ def _service(talk: Talk) -> Iterator[tuple[HttpSource, threading.Event]]:
         thread.join()
 
 
-@pytest.mark.parametrize("what", DRIPPED)
-def test_an_answer_that_drips_in_is_too_late(what: str) -> None:
-    with _service(DRIPPED[what]) as (source, said_all):
+@pytest.mark.parametrize("resource", DRIPPED)
+def test_an_answer_that_drips_in_is_too_late(resource: str) -> None:
+    with _service(DRIPPED[resource]) as (source, said_all):
         with pytest.raises(PlanTimeout, match=r"no answer within 0\.(2|1\d+) s"):
             source.view(1, 0, 0.2)
         assert not said_all.is_set()
@@ -103,10 +103,10 @@ def test_an_acknowledgement_that_drips_in_is_too_late() -> None:
         assert not said_all.is_set()
 
 
-@pytest.mark.parametrize("what", ENDLESS)
-def test_an_answer_has_a_bound(what: str) -> None:
+@pytest.mark.parametrize("resource", ENDLESS)
+def test_an_answer_has_a_bound(resource: str) -> None:
     with (
-        _service(ENDLESS[what]) as (source, _),
+        _service(ENDLESS[resource]) as (source, _),
         pytest.raises(PlanError, match=f"more than {MOST_BYTES} bytes"),
     ):
         source.view(1, 0, 60)

@@ -307,8 +307,8 @@ def test_lasting_troubles_end_in_time(service: PlanService, client: HttpSource) 
 
 
 def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as socket_in_use:
+        port = socket_in_use.getsockname()[1]
     source = HttpSource(f"http://127.0.0.1:{port}", "job")
     with pytest.raises(PlanTimeout, match=r"no answer within 0\.2 s, at last ConnectionRefused"):
         source.view(0, 0, 0.2)

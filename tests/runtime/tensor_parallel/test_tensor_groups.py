@@ -30,15 +30,15 @@ def made_groups(rank: int, world_size: int) -> list[tuple[set[tuple[int, ...]], 
         Llama(ModelConfig()), Communicators.create(), tensor_degrees=(1, 4 if rank else 2, 64)
     )
     groups = job._tensor_groups
-    made = [(set(groups._groups), len(warned))]
+    states = [(set(groups._groups), len(warned))]
     for placement in ((PlacedPipeline(Scheme(tp=2, pp=2), (0, 1, 2, 3)),), CROSSED, CROSSED):
         groups.extend(placement)
-        made.append((set(groups._groups), len(warned)))
-    return made
+        states.append((set(groups._groups), len(warned)))
+    return states
 
 
 def test_groups_of_all_aligned_blocks_at_the_start_and_others_with_a_warning() -> None:
     everything = ALIGNED | {(3, 1), (0, 2)}
-    for rank, made in enumerate(run_ranks(made_groups, RANKS)):
+    for rank, states in enumerate(run_ranks(made_groups, RANKS)):
         late = 0 if rank else 2
-        assert made == [(ALIGNED, 0), (ALIGNED, 0), (everything, late), (everything, late)]
+        assert states == [(ALIGNED, 0), (ALIGNED, 0), (everything, late), (everything, late)]

@@ -127,7 +127,7 @@ def _trained(
         peers = Peers(groups.attention)
         prepare = preparation(data, peers, heads=config.heads, kv_heads=config.kv_heads)
         run = lambda step: run_step(step.view, step.prepared, model, states, optimizer)  # noqa: E731
-    done = []
+    ran = []
     with PlanConsumer(
         plans,
         rank=rank,
@@ -140,10 +140,10 @@ def _trained(
             for step in steps:
                 run(step)
                 steps.acknowledge(step.view.step)
-                done.append(step.view.step)
+                ran.append(step.view.step)
         except PlanError as error:
-            return str(error), done
-    return "nothing was refused", done
+            return str(error), ran
+    return "nothing was refused", ran
 
 
 @pytest.fixture(scope="module")
@@ -192,16 +192,16 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, l
 def test_every_rank_is_told_the_same(
     failures: dict[str, tuple[str, list[int]]], scenario: str, message: str, steps: list[int]
 ) -> None:
-    text, done = failures[scenario]
+    text, ran = failures[scenario]
     assert re.match(message, text)
     assert "\n" not in text
-    assert done == steps
+    assert ran == steps
 
 
 def test_a_plan_that_differs_stops_the_step_before_it_begins(
     failures: dict[str, tuple[str, list[int]]],
 ) -> None:
-    text, done = failures["digest"]
+    text, ran = failures["digest"]
     other, ours = digest(other_plan()), digest(small_plan(2, RANKS))
     assert text == f"step 2: rank 1 has the plan {other}, rank 0 {ours}"
-    assert done == [0, 1]
+    assert ran == [0, 1]

@@ -111,7 +111,7 @@ def trained(rank: int, world_size: int) -> Outcome:
                 model.llama.head(hidden), batch
             ),
         )
-        values.append([(id, each) for id, each in whole])
+        values.append([(id, label) for id, label in whole])
     return losses, norms, values
 
 
@@ -174,7 +174,7 @@ def test_a_policy_gradient_is_that_of_one_process() -> None:
 def refusals(rank: int, world_size: int) -> list[str]:
     """What wrong data says on this rank, in one step that puts a sequence on each rank."""
     groups = runtime.Communicators.create()
-    said = []
+    messages = []
     plan = random_plan(np.random.default_rng(5), world_size, heads=4, longest=90)
     for loss_tokens, change in (
         (plan.loss_tokens, {"tokens": np.full(200, 64)}),
@@ -206,12 +206,12 @@ def refusals(rank: int, world_size: int) -> list[str]:
                 for step in consumer:
                     runtime.run_step(step.view, step.prepared, model, states, optimizer)
         except runtime.PlanError as error:
-            said.append(str(error))
+            messages.append(str(error))
     try:
         runtime.StagedLlama(llama(), groups).preparation(data())
     except runtime.DataError as error:
-        said.append(str(error))
-    return said
+        messages.append(str(error))
+    return messages
 
 
 class OnePlan:

@@ -27,21 +27,24 @@ def steps(draw: st.DrawFn) -> tuple[Placement, list[int]]:
 def test_ranks_of_a_pipeline_meet(step: tuple[Placement, list[int]]) -> None:
     placement, counts = step
     rounds = [lockstep_rounds(placement, counts, rank) for rank in range(RANKS)]
-    assert len({each.total for each in rounds}) == 1
-    taken = [0] * RANKS
+    assert len({rank_rounds.total for rank_rounds in rounds}) == 1
+    next_rounds = [0] * RANKS
     last = 0
     for pipeline, count in zip(placement, counts, strict=True):
-        parts = {rounds[rank].own[taken[rank] : taken[rank] + count] for rank in pipeline.ranks}
+        parts = {
+            rounds[rank].own[next_rounds[rank] : next_rounds[rank] + count]
+            for rank in pipeline.ranks
+        }
         assert len(parts) == 1
         (part,) = parts
         assert len(part) == count
         for rank in pipeline.ranks:
-            taken[rank] += count
+            next_rounds[rank] += count
         last = max([last, *(number + 1 for number in part)])
-    for rank, each in enumerate(rounds):
-        assert len(each.own) == taken[rank]
-        assert list(each.own) == sorted(set(each.own))
-        assert each.total == last
+    for rank, rank_rounds in enumerate(rounds):
+        assert len(rank_rounds.own) == next_rounds[rank]
+        assert list(rank_rounds.own) == sorted(set(rank_rounds.own))
+        assert rank_rounds.total == last
 
 
 def test_a_rank_waits_for_another_of_its_pipeline() -> None:

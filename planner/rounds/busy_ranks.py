@@ -188,7 +188,11 @@ class BusyRanks:
             order = sorted(range(len(left)), key=lambda r: (-self.round_ms(left[r]), r))
             place = next((r for r in order if sum(len(p) for _, p in left[r]) > 1), None)
             if place is None:
-                raise ValueError(f"{len(left)} sequences cannot fill {wanted} micro-batches")
+                sequences = "1 sequence" if len(left) == 1 else f"{len(left)} sequences"
+                raise ValueError(
+                    f"{sequences} cannot fill {wanted} micro-batches, in multiples of {multiple}; "
+                    "give larger steps or a smaller multiple"
+                )
             left[place : place + 1] = self._two_rounds(left[place])
         return left
 

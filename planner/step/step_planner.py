@@ -166,10 +166,7 @@ class StepPlanner:
                 batch, self._round_layouts, gpus, proposal.exchange, proposal.rounds_multiple
             )
         except ValueError as error:
-            raise Infeasible(
-                f"step {batch.step}: {error}, in multiples of {proposal.rounds_multiple}; "
-                "give larger steps or a smaller multiple"
-            ) from None
+            raise Infeasible(f"step {batch.step}: {error}") from None
         if best is None:
             limit = max(model.max_sequence for own in self._round_layouts for model in own)
             sample = batch.ids[batch.lengths.index(batch.longest)]

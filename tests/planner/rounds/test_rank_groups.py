@@ -161,5 +161,5 @@ def test_what_cannot_be_is_an_error() -> None:
     costs = costs_of(4, 0.0, 1.0, 0.0)
     with pytest.raises(ValueError, match="a sequence has 401 tokens; 4 ranks hold 400"):
         plan_groups([401], 4, 100, costs)
-    with pytest.raises(ValueError, match="1 sequences cannot fill 2 micro-batches"):
+    with pytest.raises(ValueError, match="1 sequence cannot fill 2 micro-batches, in mult"):
         plan_groups([10], 4, 100, costs, multiple=2)

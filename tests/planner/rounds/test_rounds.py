@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.rounds import least_rounds_ms
@@ -9,8 +12,11 @@ from oracles.rounds import least_rounds_ms
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.rounds.assemble import assemble_rounds
+from seqplan.planner.rounds.filled_rounds import FilledRounds, Sequences
+from seqplan.planner.rounds.filler import RoundsFiller
 from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.rounds.round_bounds import rounds_bound_ms
+from seqplan.planner.rounds.search import _least_rest
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Planner
 from seqplan.plans.scheme import Scheme
@@ -82,3 +88,20 @@ def test_static_groups_are_never_better() -> None:
     for model in models:
         static = plan_rounds(Batch.of_lengths(lengths), [model], 64)
         assert static is None or free.objective_ms <= static.objective_ms * (1 + 1e-9)
+
+
+def test_rounds_that_hold_nothing_end_the_search() -> None:
+    """Where a round has no cost of its own, what follows the last full one may be as short as 0."""
+
+    class Counting(RoundsFiller):
+        fills = 0
+
+        def fill(self, targets_ms: Sequence[float]) -> FilledRounds | None:
+            self.fills += 1
+            return super().fill(targets_ms)
+
+    degree = PipelineClass(1, 0.0, 0.3, 0.0, 100, 1, 1, 1)
+    filler = Counting([degree], Sequences(np.array([10, 7]), np.array([1, 1])), 2)
+    best = _least_rest(filler, [3.0], FilledRounds(((), (), ()), (3.0, 3.0, 3.0)))
+    assert best.total_ms == 3.0
+    assert filler.fills < 20

@@ -96,7 +96,7 @@ def _least_rest(filler: RoundsFiller, fixed: Sequence[float], best: FilledRounds
     if filled is None or filled.total_ms >= best.total_ms:
         return best
     best, low = filled, filler.overhead_ms
-    # Where the rest holds next to nothing, halving its target gains nothing more, and would not end.
+    # Where the rest holds next to nothing, halving its target gains nothing and would not end.
     while high - low > 4 * TOLERANCE * high and rest * high > TOLERANCE * best.total_ms:
         middle = (low + high) / 2
         filled = filler.fill([*fixed, *[middle] * rest])

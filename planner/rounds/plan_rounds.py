@@ -105,10 +105,18 @@ def plan_rounds(
         return None
     tried, bound_ms = _search(classes, bounded, batch, ranks, stages, multiple)
     busy = BusyRanks(classes, batch.lengths, ranks)
-    laid_out = [
-        _laid_out(busy, classes, busy.in_multiples(filled.groups(batch), multiple))
-        for filled in tried
-    ]
+    laid_out, refusals = [], []
+    for (
+        filled
+    ) in tried:  # of which some may have a round for each sequence, and no multiple of them
+        try:
+            in_multiples = busy.in_multiples(filled.groups(batch), multiple)
+        except ValueError as refusal:
+            refusals.append(refusal)
+        else:
+            laid_out.append(_laid_out(busy, classes, in_multiples))
+    if not laid_out:
+        raise refusals[0]
     best = min(
         laid_out, key=lambda rounds: in_stages_ms([round_.time_ms for round_ in rounds], stages)
     )

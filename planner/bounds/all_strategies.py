@@ -21,6 +21,9 @@ from seqplan.planner.placement.fleet import Models, PipelineClass
 FITS = 5e-3
 """Share of the GPUs that a relaxation may leave unused and count as just fitting."""
 
+CLOSE = 0.02
+"""Share of the GPUs that a relaxation may leave unused and its values prove all the same."""
+
 PRICED_OUT = 1e-3
 """A class that is worth this share more per GPU than those in the program is taken into it."""
 
@@ -136,7 +139,7 @@ def all_strategies_bound_ms(
             break  # not solved: that proves nothing
         guess = min(time, time * relaxed.scale)
         low = relaxed_bound_ms(classes, batch, relaxed, low, reached_ms, gpus=gpus, guess_ms=guess)
-        if relaxed.scale >= 1 - FITS / 2:
+        if relaxed.scale >= 1 - CLOSE:
             break
         time = max(low * (1 + FITS / 4), time * relaxed.scale * (1 + FITS / 4))
     return min(low, reached_ms)

@@ -4,7 +4,8 @@ Give every sequence a value. In a pipeline that ends by τ with V micro-batches,
 sequences take of any resource, or of any weighted mix of them, sum to at most 1; so their values
 sum to at most the largest ratio of value to share. If all values together exceed what all pipelines
 can hold in this sense, no placement ends by τ. This holds whatever the values and mixes are;
-``relax`` finds good ones.
+``relax`` finds good ones. A few lengths that it has not seen, as it sees similar ones as one group,
+may be valued above what they take somewhere: their values are cut to that (``_surplus``).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import Relaxation
 from seqplan.planner.bounds.resources import RESOURCES, ROUNDING, ClassLengths
-from seqplan.planner.placement.fleet import Floats, PipelineClass
+from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 BISECTION_TOLERANCE = 1e-4
 """Relative width of the bisection for the largest refuted time."""
@@ -70,46 +72,90 @@ def relaxed_bound_ms(
 
     ``low_ms`` is returned when nothing above it is refuted: it must be a bound already. With
     ``gpus``, the bound is over all strategies of these classes on that many GPUs. ``guess_ms``:
-    where the bound is expected; just below it is tried first.
+    where the bound is expected; just below and above it are tried first.
     """
     needed = float(relaxation.values @ batch.multiplicity)
     extra = FIXED_MIXES if gpus is not None else FIXED_MIXES[:1]
-
-    # Over all strategies a class alone can hold too much, and nothing is refuted: the one that last
-    # did is asked first.
-    order = list(range(len(classes)))
-
     held = [
         HeldValue(pipeline_class, batch, relaxation, k, extra)
         for k, pipeline_class in enumerate(classes)
     ]
+    # Over all strategies a class alone can hold too much, and nothing is refuted: the one that last
+    # did is asked first.
+    order = list(range(len(classes)))
 
     def refuted(time_ms: float) -> bool:
         if gpus is None:
-            most = sum(
-                pipeline_class.count * value.most(time_ms)
-                for pipeline_class, value in zip(classes, held, strict=True)
-            )
-            return needed > most * (1 + ROUNDING)
-        for place, k in enumerate(order):
-            if needed <= gpus * (held[k].most(time_ms) / classes[k].gpus) * (1 + ROUNDING):
-                order.insert(0, order.pop(place))
-                return False
-        return True
+            prices = [value.most(time_ms) for value in held]
+            offered = sum(k.count * price for k, price in zip(classes, prices, strict=True))
+            if needed > offered * (1 + ROUNDING):
+                return True
+        else:
+            prices = [float(pipeline_class.gpus) for pipeline_class in classes]
+            offered = float(gpus)
+        return _refuted(
+            relaxation.values, batch.multiplicity, held, prices, offered, time_ms, order
+        )
 
     if refuted(high_ms):
         return high_ms
     low, high = low_ms, high_ms
     tolerance = BISECTION_TOLERANCE if gpus is None else 10 * BISECTION_TOLERANCE
-    first = None if guess_ms is None else guess_ms * (1 - 2 * tolerance)
+    near = [] if guess_ms is None else [guess_ms * (1 + 2 * tolerance * side) for side in (1, -1)]
     while high - low > tolerance * high:
-        middle = first if first is not None and low < first < high else (low + high) / 2
-        first = None
+        middle = near.pop() if near else (low + high) / 2
+        if not low < middle < high:
+            continue
         if refuted(middle):
             low = middle
         else:
             high = middle
     return low
+
+
+def _refuted(
+    values: Floats,
+    counts: Ints,
+    held: Sequence[HeldValue],
+    prices: Sequence[float],
+    offered: float,
+    time_ms: float,
+    order: list[int],
+) -> bool:
+    """Say whether values exceed what pipelines of some ``prices``, ``offered`` in all, can hold.
+
+    ``order``: of asking the classes; that which leaves nothing refuted comes first in it.
+    """
+    needed = float(values @ counts)
+    least = np.full(len(values), np.inf)
+    for place, k in enumerate(order):
+        if prices[k] > 0:  # no value can be in a pipeline of none
+            share = held[k].least_share(time_ms, prices[k] * needed / offered)
+            np.minimum(least, prices[k] * share, out=least)
+        if _surplus(values, least, counts, offered) <= needed * ROUNDING:
+            order.insert(0, order.pop(place))
+            return False
+    return True
+
+
+def _surplus(values: Floats, least: Floats, counts: Ints, offered: float) -> float:
+    """Return by how much values of ``counts`` sequences can exceed what pipelines then hold.
+
+    What a pipeline holds is w times its price if no value is above w·``least``, the least that a
+    length takes of any pipeline, priced; so values are cut to that, and w is chosen for the largest
+    surplus over w·``offered``, all pipelines' prices. 0 where nothing is gained at any w.
+    """
+    takes = np.isfinite(least)
+    always = float(values[~takes] @ counts[~takes])
+    values, least, counts = values[takes], least[takes], counts[takes]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cut_at = np.where(values > 0, values / least, 0.0)  # the w from which a value is whole
+    order = np.argsort(-cut_at, kind="stable")
+    growth = np.cumsum((counts * least)[order])
+    # Concave in w: the surplus grows with w as long as the values that are cut grow by more.
+    last = int(np.searchsorted(growth, offered))
+    w = float(cut_at[order[last]]) if last < len(order) else 0.0
+    return always + float(np.minimum(values, w * least) @ counts) - w * offered
 
 
 class HeldValue:
@@ -128,8 +174,10 @@ class HeldValue:
         self._mixes = relaxation.mixes[k]
         self._values = relaxation.values
         self._valued = relaxation.values > 0
+        self._counts = batch.multiplicity
         self._extra = extra
         self._weights: dict[int, Floats] = {}
+        self._latest: tuple[float, Floats, npt.NDArray[np.bool_]] | None = None
 
     def most(self, time_ms: float) -> float:
         """Compute the most value that a pipeline of the class can hold by ``time_ms``.
@@ -137,14 +185,37 @@ class HeldValue:
         The last row of the class's mixes stands for all larger V. In each state the ratio of the
         best mix counts; a sequence that takes nothing of a mix makes that mix useless. At least 0.
         """
-        top = max(len(self._mixes.even), self._class.most_micro_batches(time_ms))
-        available = self._lengths.resources(np.arange(1, top + 1), time_ms)
-        share = self._mixes_of(top) @ available.share  # (states, mixes, n)
+        share, eligible = self._shares(time_ms)
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(
-                (available.eligible & self._valued)[:, None, :], self._values / share, 0.0
-            ).max(axis=2)
+            ratio = np.where((eligible & self._valued)[:, None, :], self._values / share, 0.0).max(
+                axis=2
+            )
         return float(ratio.min(axis=1).max())
+
+    def least_share(self, time_ms: float, price: float) -> Floats:
+        """Compute the least that each distinct length takes of a pipeline by ``time_ms`` (n,).
+
+        In each state the shares are those of one mix: the one at which values exceed their share of
+        ``price`` by least. Infinite where a length can be in no state.
+        """
+        share, eligible = self._shares(time_ms)
+        excess = np.maximum(self._values - price * share, 0.0)
+        excess *= (eligible * self._counts)[:, None, :]
+        best = excess.sum(axis=2).argmin(axis=1)
+        chosen = np.take_along_axis(share, best[:, None, None], axis=1)[:, 0]
+        least: Floats = np.where(eligible, chosen, np.inf).min(axis=0)
+        return least
+
+    def _shares(self, time_ms: float) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        """Return shares by mix (states, mixes, n), and who can be in a state at all (states, n).
+
+        Those of the time that was asked for last are kept.
+        """
+        if self._latest is None or self._latest[0] != time_ms:
+            top = max(len(self._mixes.even), self._class.most_micro_batches(time_ms))
+            available = self._lengths.resources(np.arange(1, top + 1), time_ms)
+            self._latest = time_ms, self._mixes_of(top) @ available.share, available.eligible
+        return self._latest[1:]
 
     def _mixes_of(self, top: int) -> Floats:
         """Return the mixes of each state, even ones for V up to ``top`` (states, mixes, RESOURCES):

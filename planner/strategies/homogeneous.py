@@ -59,13 +59,14 @@ def strategy_ms(strategy: Strategy, batch: Batch, models: Models) -> float | Non
 
 
 def best_homogeneous(
-    batches: Sequence[Batch], models: Models, gpus: int, exchange: Exchange
+    batches: Sequence[Batch], models: Models, gpus: int, exchange: Exchange, longest: int = 0
 ) -> tuple[Strategy, list[float]] | None:
     """Find the static strategy with the least mean iteration over ``batches``, optimizer apart.
 
-    Returned with its propagation times (ms).
+    It holds ``longest`` tokens, at least the longest of ``batches``. Returned with its propagation
+    times (ms).
     """
-    longest = max(batch.longest for batch in batches)
+    longest = max(longest, *(batch.longest for batch in batches))
     best: tuple[float, Strategy, list[float]] | None = None
     for strategy in promising_homogeneous(batches, models, gpus, longest, exchange):
         times = [strategy_ms(strategy, batch, models) for batch in batches]

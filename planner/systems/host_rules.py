@@ -45,9 +45,10 @@ def host_rules(setting: Setting) -> list[Trainer | LeftOut]:
     if setting.profile.rounds:
         return []
     models = {s: m for s, m in setting.models.items() if s.pp == 1}
-    best = best_homogeneous(setting.batches, models, setting.cluster.gpus, setting.exchange)
-    if best is None or models[best[0].counts[0][0]].max_sequence < setting.longest:
-        why = f"no static strategy without stages holds {setting.longest:,} tokens"
+    gpus, longest = setting.cluster.gpus, setting.longest
+    best = best_homogeneous(setting.batches, models, gpus, setting.exchange, longest)
+    if best is None:
+        why = f"no static strategy without stages holds {longest:,} tokens"
         return [LeftOut(key, name, why) for key, name, _, _ in _RULES]
     ((scheme, ranks),) = best[0].counts
     return [

@@ -11,9 +11,12 @@ from oracles.exhaustive import any_strategy_optimum, literal_optimum, step_optim
 from stress_bounds import SLACK, worst_ratio
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.all_strategies import AllStrategies, fitting_time
 from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.bounds.step_bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
+from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.profiler.shipped.catalogue import shipped
 
 
 @settings(max_examples=60, deadline=None)
@@ -84,3 +87,24 @@ def test_the_bound_is_exact_where_nothing_is_lost() -> None:
     relaxation = relax([pipeline], batch, 19.99)
     assert relaxation is not None
     assert relaxed_bound_ms([pipeline], batch, relaxation, 0.0, 20.0) == pytest.approx(20, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_values_of_a_shorter_time_prove_what_the_program_says(seed: int) -> None:
+    # Similar lengths are one group of the program, which limits what a sequence is worth by the
+    # group's mean: a longer one may be worth more than it takes of a pipeline that the mean is in.
+    cluster = Cluster(256, 32768, 800_000)
+    profile = shipped("llama-32b-a800-80gb")
+    layouts = ((4, 4), (8, 2), (2, 6), (16, 1))
+    models = {s: m for s, m in cluster.models(profile).items() if (s.tp, s.pp) in layouts}
+    every_strategy = AllStrategies(models, cluster.gpus)
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(6.2, 1.4, 620), 16, 32768).astype(int)
+    batch = Batch.of_lengths(lengths.tolist())
+    _, fitting_ms = fitting_time(every_strategy, batch)
+    relaxation = every_strategy.relax(batch, fitting_ms * 0.96)
+    assert relaxation is not None
+    bound = relaxed_bound_ms(
+        every_strategy.classes, batch, relaxation, 0.0, fitting_ms * 1.2, cluster.gpus
+    )
+    assert fitting_ms * 0.995 < bound <= fitting_ms

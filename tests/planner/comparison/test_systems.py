@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from settings_made import CODE, dense, lockstep, rings
 
+from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import propagation_ms
 from seqplan.planner.systems.deepspeed import deepspeed
 from seqplan.planner.systems.flexsp import flexsp_like
@@ -142,6 +143,19 @@ def test_what_does_not_apply_says_why(where: str, name: str, why: str) -> None:
     (offer,) = BY_NAME[name](SETTINGS[where]())
     assert isinstance(offer, LeftOut)
     assert why in offer.why
+
+
+@pytest.mark.parametrize("name", ["verl", "hosts"])
+def test_a_host_runs_on_what_holds_the_data_though_no_step_has_its_longest(name: str) -> None:
+    setting = dense()
+    batches = [Batch.of_lengths([min(n, 4096) for n in b.lengths]) for b in setting.batches]
+    short = replace(setting, batches=batches, longest=4096)
+    (offer, *_) = BY_NAME[name](short)
+    assert isinstance(offer, Trainer)
+    assert offer.description.startswith("16×tp4")
+    (offer, *_) = BY_NAME[name](replace(short, longest=32768))
+    assert isinstance(offer, Trainer)
+    assert offer.description.startswith("4×tp16")
 
 
 def test_differencing_makes_parts_of_about_equal_sums() -> None:

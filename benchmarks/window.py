@@ -15,7 +15,7 @@ from seqplan.planner.bounds.sequence_costs import sequence_costs
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange.times import parse_layout
 from seqplan.planner.placement.fleet import Models, PipelineClass, undominated
-from seqplan.planner.strategies.constructive import Constructive
+from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.profiler.shipped.catalogue import shipped
 
 SETTINGS = (
@@ -56,8 +56,9 @@ def _row(source: Data, model: str, layout: str, gpus: int, context: int, tokens:
 def _mean_ms(batches: Iterable[Batch], models: Models, gpus: int) -> float:
     """Plan steps on the layout, groups that stay; the mean propagation (ms)."""
     times = []
+    (layout,) = LayoutSchemes.of(models)
     for batch in batches:
-        placement = Constructive(models, batch, gpus).place(np.inf)
+        placement = Constructive(layout, batch, gpus).place(np.inf)
         assert placement is not None
         times.append(placement.objective_ms)
     return mean(times)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
 from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.exchange.times import Exchange, Family, layouts_of
-from seqplan.planner.placement.fleet import Models, PipelineClass, undominated
+from seqplan.planner.placement.fleet import Models, PipelineClass, gpu_ms, undominated
 
 
 @dataclass(frozen=True)
@@ -99,15 +97,6 @@ def quick_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) ->
 
 def _area_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
     """Spread all work, each length on its cheapest class in GPU-time, over all GPUs (ms)."""
-    costs = np.stack(
-        [
-            np.where(
-                batch.distinct <= pipeline_class.capacity,
-                pipeline_class.gpus * pipeline_class.work_with_overhead_ms(batch.distinct),
-                np.inf,
-            )
-            for pipeline_class in classes
-        ]
-    )
+    costs = gpu_ms(classes, batch.distinct)
     area = float(costs.min(axis=0) @ batch.multiplicity)
     return area / gpus * (1 - ROUNDING)

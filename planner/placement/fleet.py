@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
@@ -102,6 +102,21 @@ class PipelineClass:
             root = (target_ms * (self.pp - 1) / self.c) ** 0.5 if self.c else float(MOST)
             by_work = root - (self.pp - 1)
         return int(min(max(by_tokens, by_work, 1.0), MOST - 2)) + 2
+
+
+def gpu_ms(classes: Sequence[PipelineClass], lengths: Ints) -> Floats:
+    """Compute the GPU-time (classes, n) of each length on each class, its tokens' share of c
+    included (``work_with_overhead_ms``); infinite where a class does not hold it."""
+    a, b, c = (
+        np.array([[coefficient] for coefficient in column])
+        for column in zip(*((k.a, k.b, k.c / k.capacity) for k in classes), strict=True)
+    )
+    tokens = lengths.astype(np.float64)
+    padded = np.array([k.padded(lengths) for k in classes])
+    gpus = np.array([[k.gpus] for k in classes])
+    capacity = np.array([[k.capacity] for k in classes])
+    cost = gpus * (tokens * (a * tokens + b) + padded * c)
+    return np.where(lengths <= capacity, cost, np.inf)
 
 
 def undominated(models: Models) -> dict[Scheme, SchemeModel]:

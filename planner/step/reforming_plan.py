@@ -57,8 +57,9 @@ def with_reforming(
     """
     best, gpus = static, static.world_size
     limit_ms = static.predicted_ms / (1 + REFORMING_GAIN) + (static.exchange_ms or 0.0)
-    for layout in sorted(layouts, key=lambda entry: entry.bound_ms(batch, gpus)):
-        if layout.bound_ms(batch, gpus) >= limit_ms:
+    bounds = {entry.layout: entry.bound_ms(batch, gpus) for entry in layouts}
+    for layout in sorted(layouts, key=lambda entry: bounds[entry.layout]):
+        if bounds[layout.layout] >= limit_ms:
             break
         if layout.max_sequence < batch.longest:
             continue

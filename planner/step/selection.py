@@ -11,12 +11,12 @@ from seqplan.planner.bounds.certificate import certify, cheap_bound_ms
 from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.bounds.step_bounds import area_bound_ms, single_bound_ms
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange, Layout, layouts_of
+from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange, layouts_of
 from seqplan.planner.placement.balance import balance
 from seqplan.planner.placement.dispatch import TOLERANCE, dispatch, level, probe
 from seqplan.planner.placement.fill import Filler, Filling, Placement, Shortfall
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
-from seqplan.planner.strategies.constructive import Constructive
+from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.planner.strategies.local_search import Search
 from seqplan.planner.strategies.rounding import rounded_strategies
 from seqplan.plans.plan import Considered
@@ -61,6 +61,7 @@ def select(
     tailor: bool = True,
     exchange: Exchange | None = None,
     prove: bool = True,
+    layouts: Sequence[LayoutSchemes] | None = None,
 ) -> Selected:
     """Plan one batch on the best of ``candidates``, or on a strategy made for it.
 
@@ -75,7 +76,7 @@ def select(
 
     The best has the least time with its ``exchange``. Where no candidate holds the longest
     sequence (or there is none), a strategy is constructed of whichever layout does. Raises
-    ``Infeasible`` when none can.
+    ``Infeasible`` when none can. ``layouts``: those of ``models``, where they are made already.
     """
     search = Search(batch, models, gpus, exchange or NO_EXCHANGE)
     fleets = [Fleet.of(strategy, models) for strategy in candidates]
@@ -84,9 +85,10 @@ def select(
     times: dict[Strategy, float] = {}
     best = _best_candidate(search, holding, bounds, times) if holding else None
     if best is not None and tailor:
-        best = _tailored(search, best, candidates, relaxing=prove)
+        schemes = layouts or LayoutSchemes.of(models)
+        best = _tailored(search, best, candidates, schemes, relaxing=prove)
     elif tailor:
-        best = _constructed(search, None, sorted(layouts_of(models)))
+        best = _constructed(search, None, layouts or LayoutSchemes.of(models))
     if best is None:
         raise Infeasible(_too_long(batch, fleets, models if tailor else {}))
     times[best.strategy] = best.objective_ms
@@ -157,7 +159,12 @@ def _by_first_fill(
 
 
 def _tailored(
-    search: Search, best: Placement, candidates: Sequence[Strategy], *, relaxing: bool
+    search: Search,
+    best: Placement,
+    candidates: Sequence[Strategy],
+    constructible: Sequence[LayoutSchemes],
+    *,
+    relaxing: bool,
 ) -> Placement:
     """Make a strategy for this batch from the candidates' schemes; the best if none beats it.
 
@@ -167,7 +174,8 @@ def _tailored(
     """
     schemes = sorted({scheme for strategy in candidates for scheme, _ in strategy.counts})
     layouts = layouts_of(schemes)
-    best = _constructed(search, best, sorted(layouts)) or best
+    own = [layout for layout in constructible if layout.layout in layouts]
+    best = _constructed(search, best, own) or best
     if not relaxing:
         return best
     for family in search.exchange.families(layouts):
@@ -179,23 +187,23 @@ def _tailored(
 
 
 def _constructed(
-    search: Search, best: Placement | None, layouts: Sequence[Layout]
+    search: Search, best: Placement | None, layouts: Sequence[LayoutSchemes]
 ) -> Placement | None:
     """Construct a strategy of each layout; the best of them, if it beats ``best``."""
     of_layout = []
     for layout in layouts:
-        members = {s: m for s, m in search.models.items() if (s.tp, s.pp) == layout}
-        constructive = Constructive(members, search.batch, search.gpus)
-        if constructive.holds:
-            exchange_ms = search.exchange.exposed_ms([layout])
-            of_layout.append((constructive.bound_ms + exchange_ms, exchange_ms, constructive))
+        if layout.holds(search.batch):
+            exchange_ms = search.exchange.exposed_ms([layout.layout])
+            bound_ms = layout.bound_ms(search.batch, search.gpus) + exchange_ms
+            of_layout.append((bound_ms, exchange_ms, layout))
     beaten = None
-    for bound_ms, exchange_ms, constructive in sorted(of_layout, key=lambda entry: entry[:2]):
+    for bound_ms, exchange_ms, layout in sorted(of_layout, key=lambda entry: entry[:2]):
         limit = inf
         if best is not None:
             limit = best.objective_ms + search.exchange.of_strategy_ms(best.strategy)
         if bound_ms >= limit:
             break
+        constructive = Constructive(layout, search.batch, search.gpus)
         placement = constructive.place((limit - exchange_ms) * (1 - CONSTRUCTED_GAIN))
         if placement is not None:
             best = beaten = placement

@@ -24,6 +24,7 @@ from seqplan.planner.rounds.proof import prove_rounds
 from seqplan.planner.step.assemble import PACKINGS, assemble, with_bound
 from seqplan.planner.step.reforming_plan import layouts_to_re_form, with_reforming
 from seqplan.planner.step.selection import Selected, select
+from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.strategies.reforming import ReformingLayout
 from seqplan.plans.plan import Plan, Planner
 from seqplan.plans.scheme import Scheme
@@ -86,6 +87,10 @@ class StepPlanner:
         return self.proposal.cluster.models(self.proposal.profile)
 
     @cached_property
+    def _layouts(self) -> list[LayoutSchemes]:
+        return LayoutSchemes.of(self.models)
+
+    @cached_property
     def _layouts_to_re_form(self) -> list[ReformingLayout]:
         return layouts_to_re_form(self.proposal, self.models) if self.reforming else []
 
@@ -107,6 +112,7 @@ class StepPlanner:
             gpus,
             exchange=proposal.exchange,
             prove=self.with_proof,
+            layouts=self._layouts,
         )
         static = self._assembled(batch, selected)
         plan = with_reforming(static, batch, self._layouts_to_re_form, self.seed, self.packing)

@@ -7,13 +7,14 @@ that its sequences need. No candidates and no linear program are needed.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.with_exchange import quick_bound_ms
+from seqplan.planner.exchange.times import Layout, layouts_of
 from seqplan.planner.placement.dispatch import dispatch, probe
 from seqplan.planner.placement.fill import Filler, Placement, unassigned
 from seqplan.planner.placement.fleet import (
@@ -22,6 +23,7 @@ from seqplan.planner.placement.fleet import (
     Ints,
     Models,
     PipelineClass,
+    gpu_ms,
     longest_alone,
     undominated,
 )
@@ -37,34 +39,50 @@ _LARGEST_STEP = 16.0
 _ROUND = 1.0 + 1e-12
 
 
+@dataclass(frozen=True)
+class LayoutSchemes:
+    """The schemes of one layout that none of the others replaces, and their classes, in order."""
+
+    layout: Layout
+    models: Models
+    classes: tuple[PipelineClass, ...]
+
+    @classmethod
+    def of(cls, models: Models) -> list[LayoutSchemes]:
+        """List the layouts of ``models``, ascending; those without room for a token are left out.
+
+        None of it depends on a batch: made once, it serves all.
+        """
+        layouts = []
+        usable = {scheme: model for scheme, model in models.items() if model.max_sequence > 0}
+        for layout in sorted(layouts_of(usable)):
+            own = undominated({s: m for s, m in usable.items() if (s.tp, s.pp) == layout})
+            classes = tuple(PipelineClass.of(model, 1) for model in own.values())
+            layouts.append(cls(layout, own, classes))
+        return layouts
+
+    def holds(self, batch: Batch) -> bool:
+        """Whether some scheme holds the batch's longest sequence."""
+        return any(k.capacity >= batch.longest for k in self.classes)
+
+    def bound_ms(self, batch: Batch, gpus: int) -> float:
+        """Bound the step of every strategy of the layout (ms): one sequence alone, and the area."""
+        return quick_bound_ms(self.classes, batch, gpus)
+
+
 class Constructive:
-    """Makes strategies of one layout for one batch on ``gpus`` GPUs.
+    """Makes strategies of one layout for one batch on ``gpus`` GPUs."""
 
-    ``models``: the layout's schemes; those that others replace at no loss are left out. Without one
-    that holds the longest sequence there is nothing to make: see ``holds``.
-    """
-
-    def __init__(self, models: Models, batch: Batch, gpus: int) -> None:
-        self._models = undominated({s: m for s, m in models.items() if m.max_sequence > 0})
-        self._schemes = list(self._models)
-        self._classes = [PipelineClass.of(model, 1) for model in self._models.values()]
+    def __init__(self, layout: LayoutSchemes, batch: Batch, gpus: int) -> None:
+        self._layout = layout
+        self._schemes = list(layout.models)
+        self._classes = layout.classes
         self._batch, self._gpus = batch, gpus
         lengths = batch.distinct
-        fits = np.array([lengths <= k.capacity for k in self._classes])
         alone = np.array([k.pp * (k.work_ms(lengths) + k.c) for k in self._classes])
-        gpu_ms = np.array([k.gpus * k.work_with_overhead_ms(lengths) for k in self._classes])
-        self._alone_ms: Floats = np.where(fits, alone, np.inf)
-        self._gpu_ms: Floats = np.where(fits, gpu_ms, np.inf)
-
-    @property
-    def holds(self) -> bool:
-        """Whether some scheme holds the batch's longest sequence."""
-        return any(k.capacity >= self._batch.longest for k in self._classes)
-
-    @property
-    def bound_ms(self) -> float:
-        """Bound the step of every strategy of the layout (ms): one sequence alone, and the area."""
-        return quick_bound_ms(self._classes, self._batch, self._gpus)
+        self._gpu_ms = gpu_ms(self._classes, lengths)
+        self._alone_ms: Floats = np.where(np.isfinite(self._gpu_ms), alone, np.inf)
+        self._known_runs: dict[bytes, list[tuple[int, int]] | None] = {}
 
     def place(self, below_ms: float) -> Placement | None:
         """Make a strategy and place the batch on it, all ended before ``below_ms``; or None.
@@ -74,15 +92,15 @@ class Constructive:
         2. GPUs that are left go to the schemes in use, the most used first.
         3. The batch is placed on that strategy as on any other (``dispatch``).
         """
-        if not self.holds:
+        if not self._layout.holds(self._batch):
             return None
-        low = self.bound_ms
+        low = self._layout.bound_ms(self._batch, self._gpus)
         if low >= below_ms:
             return None
         counts = self._least(low, below_ms)
         if counts is None:
             return None
-        filler = Filler(Fleet.of(self._filled_up(counts), self._models), self._batch)
+        filler = Filler(Fleet.of(self._filled_up(counts), self._layout.models), self._batch)
         better = None if below_ms == inf else probe(filler, low, below_ms)
         if better is None and below_ms < inf:
             return None
@@ -114,17 +132,13 @@ class Constructive:
         longest first: as many as their own sequences fill, which then take shorter ones, too, in
         what room is left.
         """
-        in_time = self._alone_ms <= target_ms * _ROUND
-        prices = np.where(in_time, self._gpu_ms, np.inf)
-        if np.isinf(prices.min(axis=0)).any():
+        runs = self._runs(target_ms)
+        if runs is None:
             return None
-        cheapest = prices.argmin(axis=0)
         lengths, counts = self._batch.distinct, self._batch.multiplicity
-        ends = [*(np.flatnonzero(np.diff(cheapest)) + 1).tolist(), len(lengths)]
         pipelines: dict[Scheme, int] = {}
         left = self._gpus
-        for end in ends:
-            k = int(cheapest[end - 1])
+        for end, k in runs:
             own = counts.copy()
             own[end:] = 0
             above = int(lengths[end]) if end < len(lengths) else 0
@@ -140,6 +154,24 @@ class Constructive:
             pipelines[scheme] = pipelines.get(scheme, 0) + opened
             left -= opened * scheme.gpus
         return pipelines
+
+    def _runs(self, target_ms: float) -> list[tuple[int, int]] | None:
+        """List where runs of lengths end that are cheapest on one class, and that class.
+
+        Of the classes that run a length alone by the target; None where there is none for some.
+        """
+        in_time = self._alone_ms <= target_ms * _ROUND
+        # What is in time alone decides: targets of a search mostly differ in nothing here.
+        key = np.count_nonzero(in_time, axis=1).tobytes()
+        if key not in self._known_runs:
+            prices = np.where(in_time, self._gpu_ms, np.inf)
+            runs = None
+            if np.isfinite(prices.min(axis=0)).all():
+                cheapest = prices.argmin(axis=0)
+                ends = [*(np.flatnonzero(np.diff(cheapest)) + 1).tolist(), len(cheapest)]
+                runs = [(end, int(cheapest[end - 1])) for end in ends]
+            self._known_runs[key] = runs
+        return self._known_runs[key]
 
     def _filled(
         self, k: int, pipelines: int, counts: Ints, above: int, target_ms: float

@@ -16,7 +16,7 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.with_exchange import quick_bound_ms
 from seqplan.planner.exchange.times import Exchange, Layout, layouts_of
-from seqplan.planner.placement.fleet import Bin, Floats, Models, PipelineClass, undominated
+from seqplan.planner.placement.fleet import Bin, Floats, Models, PipelineClass, gpu_ms, undominated
 from seqplan.planner.placement.sequence_pool import SequencePool
 from seqplan.plans.scheme import Scheme
 
@@ -177,11 +177,9 @@ class ReformingFiller:
         self.lengths = batch.distinct.tolist()
         self.counts = batch.multiplicity.tolist()
         self.n = len(batch.lengths)
-        fits = np.array([batch.distinct <= c.capacity for c in self.classes])
         alone = np.array([c.work_ms(batch.distinct) + c.c for c in self.classes])
-        costs = np.array([c.gpus * c.work_with_overhead_ms(batch.distinct) for c in self.classes])
-        self.alone_ms: Floats = np.where(fits, alone, np.inf)
-        self.gpu_ms: Floats = np.where(fits, costs, np.inf)
+        self.gpu_ms = gpu_ms(self.classes, batch.distinct)
+        self.alone_ms: Floats = np.where(np.isfinite(self.gpu_ms), alone, np.inf)
         self.alone_rows: list[list[float]] = self.alone_ms.tolist()
 
     def fill(self, target_ms: float, multipliers: Floats) -> Reforming | None:

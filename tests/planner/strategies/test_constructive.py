@@ -15,7 +15,7 @@ from oracles.exhaustive import any_strategy_optimum
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import Models, PipelineClass
 from seqplan.planner.placement.kernel import VARIABLE
-from seqplan.planner.strategies.constructive import Constructive
+from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.latency import Latency
 from seqplan.profiler.scheme_model import SchemeModel
@@ -44,15 +44,16 @@ def test_what_is_constructed_is_sound_and_not_below_the_optimum(
     case: tuple[Models, Batch, int],
 ) -> None:
     models, batch, gpus = case
-    constructive = Constructive(models, batch, gpus)
-    assert constructive.holds
+    (layout,) = LayoutSchemes.of(models)
+    constructive = Constructive(layout, batch, gpus)
+    assert layout.holds(batch)
     placement = constructive.place(np.inf)
     assert placement is not None
     assert_sound(placement.fleet, batch, placement.filling)
     assert placement.strategy.gpus <= gpus
     classes = [PipelineClass.of(model, 1) for model in models.values()]
     optimum = any_strategy_optimum(classes, batch, gpus)
-    assert constructive.bound_ms <= optimum * (1 + 1e-9)
+    assert layout.bound_ms(batch, gpus) <= optimum * (1 + 1e-9)
     assert placement.objective_ms >= optimum * (1 - 1e-9)
     below = constructive.place(placement.objective_ms)
     assert below is None or below.objective_ms < placement.objective_ms
@@ -64,14 +65,15 @@ def test_it_is_close_to_the_bound_without_any_candidate(layout: tuple[int, int],
     usable = shipped("llama-32b-a800-80gb").usable(1024, 32768)
     models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == layout}
     batch = batch_of(seed, 1500)
-    constructive = Constructive(models, batch, 1024)
+    (layout,) = LayoutSchemes.of(models)
+    constructive = Constructive(layout, batch, 1024)
     placement = constructive.place(np.inf)
     assert placement is not None
     assert_sound(placement.fleet, batch, placement.filling)
     assert placement.strategy.gpus == 1024
-    assert placement.objective_ms <= constructive.bound_ms * 1.08
+    assert placement.objective_ms <= layout.bound_ms(batch, 1024) * 1.08
     with patch.dict(os.environ, {VARIABLE: "python"}):
-        in_python = Constructive(models, batch, 1024).place(np.inf)
+        in_python = Constructive(layout, batch, 1024).place(np.inf)
     assert in_python is not None
     assert in_python.strategy == placement.strategy
     assert in_python.filling.bins == placement.filling.bins
@@ -81,7 +83,8 @@ def test_a_limit_just_above_what_is_reached_does_not_hide_it() -> None:
     usable = shipped("llama-32b-a800-80gb").usable(1024, 32768)
     models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == (8, 1)}
     batch = batch_of(2, 1500)
-    constructive = Constructive(models, batch, 1024)
+    (layout,) = LayoutSchemes.of(models)
+    constructive = Constructive(layout, batch, 1024)
     reached = constructive.place(np.inf)
     assert reached is not None
     for margin in (1.003, 1.01, 1.05, 1.4):
@@ -93,6 +96,7 @@ def test_a_limit_just_above_what_is_reached_does_not_hide_it() -> None:
 def test_a_layout_that_holds_no_such_sequence_makes_none() -> None:
     scheme = Scheme(tp=2)
     models = {scheme: SchemeModel(scheme, Latency(0.0, 1.0, 0.0), 10)}
-    constructive = Constructive(models, Batch.of_lengths([11]), 8)
-    assert not constructive.holds
-    assert constructive.place(np.inf) is None
+    (layout,) = LayoutSchemes.of(models)
+    batch = Batch.of_lengths([11])
+    assert not layout.holds(batch)
+    assert Constructive(layout, batch, 8).place(np.inf) is None

@@ -8,22 +8,24 @@ the one that is best if only the steps judged count.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import mean
 
 import numpy as np
-import numpy.typing as npt
 
-from benchmarks.settings import Data, markdown
+from benchmarks.settings import Data, markdown, published_exchange
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.with_exchange import Families, exchange_bound_ms
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.exchange.times import Exchange
+from seqplan.planner.placement.fleet import Floats
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.plans.scheme import Strategy
+from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped
 
 SETTINGS = (
@@ -40,60 +42,108 @@ SETTINGS = (
 STEPS = {64: 8, 1024: 2}
 
 
+OTHER_EXCHANGES = tuple(
+    setting for setting in SETTINGS if setting[2:] != (16384, 200_000) and setting[3] != 800_000
+)
+"""Those that are judged with other exchanges than the derived one, too."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Iterations in ms of the same steps: ours, of static strategies, and what is proven.
+
+    ``static`` holds the longest sequence of the data, ``hindsight`` that of these steps only.
+    """
+
+    layout: str
+    ours: Floats
+    static: tuple[Strategy, Floats]
+    hindsight: tuple[Strategy, Floats]
+    bound_ms: float
+    proposal_s: float
+    step_s: float
+
+
 def run(data: Sequence[Data]) -> None:
     """Print, for each data set, the chosen layout and whole iterations of both."""
     for source in data:
-        rows = [_row(source, *setting) for setting in SETTINGS]
         print(f"### {source.name}: whole iterations, simulated on the A800 profiles\n")
         head = ["model, GPUs, context, tokens", "layout", "ours", "best static", "static / ours"]
         head += ["worst step", "if only these steps count", "above the bound"]
         head += ["proposal, CPU", "step, CPU"]
+        print(markdown(head, [_row(source, *setting) for setting in SETTINGS]) + "\n")
+        head = ["model, GPUs, context, tokens", "exchange", "layout", "static / ours"]
+        head += ["above the bound"]
+        rows = [row for setting in OTHER_EXCHANGES for row in _other_rows(source, *setting)]
         print(markdown(head, rows) + "\n")
 
 
 def _row(source: Data, model: str, gpus: int, context: int, tokens: int) -> list[str]:
     profile = shipped(f"llama-{model}-a800-80gb")
-    where = Cluster(gpus, context, tokens)
-    exchange = exchange_of(profile, gpus)
+    judged = _judge(source, profile, Cluster(gpus, context, tokens), exchange_of(profile, gpus))
+    ours_ms = mean(judged.ours)
+    strategy, static_ms = judged.static
+    narrower, hindsight_ms = judged.hindsight
+    return [
+        f"{model.upper()}, {gpus:,}, {context // 1024}K, {tokens:,}",
+        judged.layout,
+        f"{ours_ms / 1000:.2f} s",
+        f"{strategy}: {mean(static_ms) / 1000:.2f} s",
+        f"{mean(static_ms) / ours_ms:.3f}",
+        f"{(static_ms / judged.ours).min():.3f}",
+        f"{narrower}: {mean(hindsight_ms) / ours_ms:.3f}",
+        f"{ours_ms / judged.bound_ms - 1:.1%}",
+        f"{judged.proposal_s:.0f} s",
+        f"{judged.step_s * 1000:.0f} ms",
+    ]
+
+
+def _other_rows(
+    source: Data, model: str, gpus: int, context: int, tokens: int
+) -> Iterator[list[str]]:
+    profile = shipped(f"llama-{model}-a800-80gb")
+    exchanges = {
+        "derived, half hidden": exchange_of(profile, gpus, overlap=0.5),
+        "as published": published_exchange(profile, gpus),
+    }
+    for name, exchange in exchanges.items():
+        judged = _judge(source, profile, Cluster(gpus, context, tokens), exchange)
+        ours_ms = mean(judged.ours)
+        yield [
+            f"{model.upper()}, {gpus:,}, {context // 1024}K, {tokens:,}",
+            name,
+            judged.layout,
+            f"{mean(judged.static[1]) / ours_ms:.3f}",
+            f"{ours_ms / judged.bound_ms - 1:.1%}",
+        ]
+
+
+def _judge(source: Data, profile: Profile, where: Cluster, exchange: Exchange) -> Judged:
+    """Propose, plan steps and judge the static strategies on the same ones."""
     began = time.process_time()
     proposal = make_proposal(profile, where, source.lengths, exchange=exchange)
-    proposed_s = time.process_time() - began
+    proposal_s = time.process_time() - began
     assert proposal.layouts is not None
-    batches = list(Sampler(source.lengths, tokens, context, 0).batches(STEPS[gpus]))
+    sampler = Sampler(source.lengths, where.tokens, where.max_len, 0)
+    batches = list(sampler.batches(STEPS[where.gpus]))
     planner = StepPlanner(proposal)
     began = time.process_time()
     plans = [planner.plan(batch) for batch in batches]
-    planned_s = (time.process_time() - began) / len(plans)
+    step_s = (time.process_time() - began) / len(plans)
     ours = np.array([plan.predicted_ms + (plan.exchange_ms or 0.0) for plan in plans])
     models = where.models(profile)
-    longest = min(int(source.lengths.max()), context)
-    static = best_homogeneous(batches, models, gpus, exchange, longest)
-    in_hindsight = best_homogeneous(batches, models, gpus, exchange)
-    families = Families(models, gpus, exchange)
+    families = Families(models, where.gpus, exchange)
     bounds = [
         exchange_bound_ms(families, batch, reached)
         for batch, reached in zip(batches, ours.tolist(), strict=True)
     ]
-    row = [
-        f"{model.upper()}, {gpus:,}, {context // 1024}K, {tokens:,}",
-        proposal.layouts.chosen or "several",
-        f"{mean(ours) / 1000:.2f} s",
+    static = [
+        best_homogeneous(batches, models, where.gpus, exchange, longest)
+        for longest in (int(sampler.lengths.max()), 0)
     ]
-    if static is None or in_hindsight is None:
-        row += ["–"] * 4
-    else:
-        theirs = _iterations_ms(static, exchange)
-        row += [f"{static[0]}: {mean(theirs) / 1000:.2f} s", f"{mean(theirs) / mean(ours):.3f}"]
-        row.append(f"{(theirs / ours).min():.3f}")
-        of_these = mean(_iterations_ms(in_hindsight, exchange)) / mean(ours)
-        row.append(f"{in_hindsight[0]}: {of_these:.3f}")
-    row += [f"{mean(ours) / mean(bounds) - 1:.1%}", f"{proposed_s:.0f} s"]
-    return [*row, f"{planned_s * 1000:.0f} ms"]
-
-
-def _iterations_ms(
-    planned: tuple[Strategy, Sequence[float]], exchange: Exchange
-) -> npt.NDArray[np.float64]:
-    """Return the iterations of a strategy from its propagation times, all in ms."""
-    strategy, propagation = planned
-    return np.array(propagation) + exchange.of_strategy_ms(strategy)
+    holding, narrower = (
+        (strategy, np.array(propagation) + exchange.of_strategy_ms(strategy))
+        for strategy, propagation in filter(None, static)
+    )
+    layout = proposal.layouts.chosen or "several"
+    return Judged(layout, ours, holding, narrower, mean(bounds), proposal_s, step_s)

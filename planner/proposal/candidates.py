@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.with_exchange import Families
+from seqplan.planner.bounds.with_exchange import Families, quick_bound_ms
 from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange, layouts_of
-from seqplan.planner.placement.fleet import Fleet, Models
+from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.proposal.batch_times import BatchTimes
 from seqplan.planner.proposal.layout_times import (
     layout_times,
@@ -24,10 +24,10 @@ from seqplan.planner.proposal.layout_times import (
 )
 from seqplan.planner.proposal.layouts import (
     LayoutChoice,
-    Scenarios,
     choose_layout,
     explain_choice,
 )
+from seqplan.planner.proposal.scenarios import Scenarios
 from seqplan.planner.proposal.search import search
 from seqplan.planner.strategies.homogeneous import promising_homogeneous
 from seqplan.planner.strategies.reforming import ReformingLayout, reforming_layouts
@@ -122,7 +122,13 @@ def propose(
     may_re_form: list[ReformingLayout] = []
     if exchange is not None:
         drawn = [batch_times.batch for batch_times in judged]
-        scenarios = Scenarios(drawn, models, gpus, max_len, exchange, derived)
+        scenarios = Scenarios(
+            models,
+            max_len,
+            lambda own: _mean_bound_ms(own, drawn, gpus),
+            lambda layout: exchange.exposed_ms([layout]),
+            derived,
+        )
         if not static_groups:
             may_re_form = reforming_layouts(models, exchange)
             strategies += _of_layouts(may_re_form, strategies, models, gpus, max_len)
@@ -238,7 +244,7 @@ def conclude(
         bounds = np.minimum(bounds, [entry.bound_ms(b.batch, b.gpus) for b in judged])
     if exchange is not None and scenarios is not None:
         holding = {entry.layout: entry.max_sequence >= max_len for entry in may_re_form}
-        of_layouts = layout_times(times, strategies, holds, re_formed, holding)
+        of_layouts = layout_times(times, strategies, holds, re_formed, holding, exchange)
         layout = choose_layout(of_layouts, scenarios)
         layouts = explain_choice(layout, of_layouts, scenarios, exchange)
     eligible = [
@@ -316,6 +322,12 @@ def _of_layouts(
             least = min(holding, key=lambda scheme: (scheme.gpus, scheme))
             more.append(Strategy.of({least: gpus // least.gpus}))
     return more
+
+
+def _mean_bound_ms(models: Models, batches: Sequence[Batch], gpus: int) -> float:
+    """Bound the mean propagation of the strategies of these schemes (ms)."""
+    classes = [PipelineClass.of(model, 1) for model in models.values()]
+    return float(np.mean([quick_bound_ms(classes, batch, gpus) for batch in batches]))
 
 
 def _reach(models: Models) -> int:

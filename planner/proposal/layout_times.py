@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from seqplan.planner.exchange.times import Layout, layouts_of
+from seqplan.planner.exchange.times import Exchange, Layout, layouts_of
 from seqplan.planner.placement.fleet import Floats
 from seqplan.planner.proposal.batch_times import BatchTimes
-from seqplan.planner.proposal.layouts import ONE_LAYOUT, LayoutTimes
+from seqplan.planner.proposal.layouts import ONE_LAYOUT
+from seqplan.planner.proposal.scenarios import LayoutTimes
 from seqplan.planner.strategies.reforming import ReformingLayout
 from seqplan.plans.scheme import Strategy
 
@@ -60,6 +61,7 @@ def layout_times(
     holds: Sequence[bool],
     re_formed: Mapping[Layout, Floats],
     reforming_holds: Mapping[Layout, bool],
+    exchange: Exchange,
 ) -> LayoutTimes:
     """Compare layouts by the best of their strategies, or of groups that re-form, per batch.
 
@@ -72,9 +74,15 @@ def layout_times(
         for layout, members in strategies_by_layout(strategies).items()
         if any(holds[i] for i in members)
     }
+    exposed_ms = {layout: exchange.exposed_ms([layout]) for layout in best}
     for layout, reached in re_formed.items():
         if reforming_holds[layout]:
-            best[layout] = np.minimum(best.get(layout, nowhere), reached)
+            stays = best.get(layout, nowhere)
+            of_stays, of_re_forming = (
+                exchange.exposed_ms([layout], re_forming=re_forms) for re_forms in (False, True)
+            )
+            exposed_ms[layout] = float(np.where(reached < stays, of_re_forming, of_stays).mean())
+            best[layout] = np.minimum(stays, reached)
     by_layout = {layout: float(row.mean()) for layout, row in best.items()}
     static = [
         (strategies[i], float(times[i].mean()))
@@ -86,4 +94,5 @@ def layout_times(
         {layout: mean for layout, mean in by_layout.items() if np.isfinite(mean)},
         float(several.mean()),
         min(static, key=lambda entry: entry[1], default=None),
+        exposed_ms,
     )

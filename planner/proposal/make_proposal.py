@@ -67,6 +67,7 @@ def make_proposal(
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed + _SAMPLE_SEED)
     batches = list(sampler.batches(effort.judged))
     longest = int(sampler.lengths.max())
+    derived = [entry.scheme for entry in profile.schemes if entry.origin == "derived"]
     if lockstep or profile.rounds:
         proposal = propose_rounds(
             batches[: effort.searched],
@@ -75,6 +76,7 @@ def make_proposal(
             max_len=longest,
             exchange=None if profile.rounds else exchange or NO_EXCHANGE,
             multiple=rounds_multiple,
+            derived=derived,
             progress=progress,
         )
     elif method == "eq4":
@@ -95,7 +97,7 @@ def make_proposal(
             max_len=longest,
             effort=effort,
             exchange=exchange,
-            derived=[entry.scheme for entry in profile.schemes if entry.origin == "derived"],
+            derived=derived,
             progress=progress,
             static_groups=static_groups,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from statistics import mean
 
 import numpy as np
 
@@ -11,9 +12,21 @@ from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange.times import Exchange, Layout, layout_text
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.proposal.candidates import Progress, Proposal, Proposed
-from seqplan.planner.proposal.layouts import LayoutChoice, LayoutRow, LayoutTimes, against_static
-from seqplan.planner.rounds.best_layout import best_rounds, exposed_ms, layout_bound_ms, of_layouts
-from seqplan.planner.rounds.plan_rounds import plan_rounds
+from seqplan.planner.proposal.layouts import (
+    ONE_LAYOUT,
+    LayoutChoice,
+    LayoutRow,
+    against_static,
+    choose_layout,
+)
+from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios, flips
+from seqplan.planner.rounds.best_layout import (
+    LayoutRounds,
+    best_rounds,
+    exposed_ms,
+    layout_bound_ms,
+    of_layouts,
+)
 from seqplan.plans.scheme import Scheme, Strategy
 
 
@@ -25,13 +38,16 @@ def propose_rounds(
     max_len: int,
     exchange: Exchange | None,
     multiple: int,
+    derived: Collection[Scheme] = (),
     progress: Progress | None,
 ) -> Proposal:
     """Propose the layout whose rounds take the least mean time over ``batches``, with its exchange.
 
+    Of those within ``ONE_LAYOUT`` of it, the one that loses least at other costs.
     A candidate is one context-parallel degree of it throughout, which tells how static groups would
     do: steps choose their own. The proposal's expected time is that of the rounds planned freely.
     ``exchange``: None under ZeRO-3, where there is one layout and nothing to say of it.
+    ``derived``: the schemes whose costs nobody has measured.
     """
     report = progress or (lambda stage, done, total: None)
     layouts = of_layouts(models)
@@ -39,19 +55,26 @@ def propose_rounds(
         layout: [layout_bound_ms(batch, own, gpus, exchange) for batch in batches]
         for layout, own in layouts.items()
     }
-    times = _layout_times(batches, models, gpus, max_len, exchange, multiple, bounds, report)
+    planned = _layout_rounds(batches, models, gpus, max_len, exchange, multiple, bounds, report)
+    times = {layout: mean(rounds.total_ms for rounds in of) for layout, of in planned.items()}
+    exchanged = {
+        layout: mean(rounds.exchange_ms for rounds in of) for layout, of in planned.items()
+    }
     if not times:
         raise Infeasible(f"a sequence of {max_len} tokens fits no group")
-    chosen = min(times, key=lambda layout: (times[layout], layout))
+    chosen, scenarios = min(times, key=lambda layout: (times[layout], layout)), None
+    if exchange is not None:
+        scenarios = _scenarios(batches, models, gpus, max_len, exchange, derived)
+        compared = LayoutTimes(times, times[chosen], None, exchanged)
+        chosen = choose_layout(compared, scenarios) or chosen
     own = {model.scheme: model for model in layouts[chosen]}
-    static = _static_times(batches, own, gpus, multiple, report)
-    added = exposed_ms(exchange, chosen, 2)
+    static = _static_times(batches, own, gpus, exchange, multiple, report)
     best = np.min(np.array(list(static.values())), axis=0)
     candidates = [
         Proposed(
             Strategy.of({scheme: gpus // scheme.gpus}),
             max_sequence=own[scheme].max_sequence,
-            expected_ms=float(np.mean([t for t in of if np.isfinite(t)] or [np.nan])) + added,
+            expected_ms=float(np.mean([t for t in of if np.isfinite(t)] or [np.nan])),
             runs=float(np.isfinite(of).mean()),
             wins=float((np.array(of) <= best).mean()),
         )
@@ -66,11 +89,15 @@ def propose_rounds(
         lower_bound_ms=min(float(lower), times[chosen]),
         judged=len(batches),
         explored=0,
-        layouts=None if exchange is None else _choice(chosen, times, candidates, exchange),
+        layouts=(
+            None
+            if exchange is None or scenarios is None
+            else _choice(chosen, times, exchanged, candidates, scenarios)
+        ),
     )
 
 
-def _layout_times(
+def _layout_rounds(
     batches: Sequence[Batch],
     models: Models,
     gpus: int,
@@ -79,48 +106,74 @@ def _layout_times(
     multiple: int,
     bounds: dict[Layout, list[float | None]],
     report: Progress,
-) -> dict[Layout, float]:
-    """Plan each layout that holds ``max_len`` and is not proven slower: its mean time (ms)."""
+) -> dict[Layout, list[LayoutRounds]]:
+    """Plan each layout that holds ``max_len`` and is not proven slower, batch by batch."""
     layouts = of_layouts(models)
     holding = {
         layout: float(np.mean([bound for bound in bounds[layout] if bound is not None]))
         for layout, own in layouts.items()
         if max(model.max_sequence for model in own) >= max_len
     }
-    times: dict[Layout, float] = {}
+    planned: dict[Layout, list[LayoutRounds]] = {}
+    least_ms = float("inf")
     for done, layout in enumerate(sorted(holding, key=lambda layout: (holding[layout], layout))):
         report("planning rounds", done, len(holding))
-        if times and holding[layout] >= min(times.values()):
+        if holding[layout] >= least_ms:
             continue
-        planned = [
+        of_batches = [
             best_rounds(batch, [layouts[layout]], gpus, exchange, multiple) for batch in batches
         ]
-        times[layout] = float(
-            np.mean([rounds.total_ms for rounds in planned if rounds is not None])
-        )
+        planned[layout] = [rounds for rounds in of_batches if rounds is not None]
+        least_ms = min(least_ms, mean(rounds.total_ms for rounds in planned[layout]))
     report("planning rounds", len(holding), len(holding))
-    return times
+    return planned
 
 
 def _static_times(
-    batches: Sequence[Batch], models: Models, gpus: int, multiple: int, report: Progress
+    batches: Sequence[Batch],
+    models: Models,
+    gpus: int,
+    exchange: Exchange | None,
+    multiple: int,
+    report: Progress,
 ) -> dict[Scheme, list[float]]:
-    """Plan rounds of one scheme throughout: each batch's time (ms), infinite where it cannot."""
+    """Plan rounds of one scheme throughout: each batch's time with exchange (ms), infinite where
+    it cannot."""
     times: dict[Scheme, list[float]] = {scheme: [] for scheme in models}
     for done, batch in enumerate(batches):
         report("planning static groups", done, len(batches))
         for scheme, of in times.items():
-            alone = plan_rounds(batch, [models[scheme]], gpus, multiple)
-            of.append(float("inf") if alone is None else alone.objective_ms)
+            alone = best_rounds(batch, [[models[scheme]]], gpus, exchange, multiple)
+            of.append(float("inf") if alone is None else alone.total_ms)
     report("planning static groups", len(batches), len(batches))
     return times
+
+
+def _scenarios(
+    batches: Sequence[Batch],
+    models: Models,
+    gpus: int,
+    max_len: int,
+    exchange: Exchange,
+    derived: Collection[Scheme],
+) -> Scenarios:
+    """Estimate what rounds of each layout would take at other costs."""
+
+    def bound_ms(own: Models) -> float:
+        bounds = [layout_bound_ms(batch, list(own.values()), gpus, None) for batch in batches]
+        return float(np.mean([bound for bound in bounds if bound is not None]))
+
+    return Scenarios(
+        models, max_len, bound_ms, lambda layout: exposed_ms(exchange, layout, 1), derived
+    )
 
 
 def _choice(
     chosen: Layout,
     times: dict[Layout, float],
+    exchanged: dict[Layout, float],
     candidates: Sequence[Proposed],
-    exchange: Exchange,
+    scenarios: Scenarios,
 ) -> LayoutChoice:
     ranked = sorted(times.items(), key=lambda entry: (entry[1], entry[0]))
     why = [
@@ -129,20 +182,21 @@ def _choice(
             "Ulysses and ring degrees, and all ranks wait for the slowest."
         )
     ]
-    if len(ranked) > 1:
-        layout, other_ms = ranked[1]
+    if others := [entry for entry in ranked if entry[0] != chosen]:
+        layout, other_ms = others[0]
         more = other_ms / times[chosen] - 1
         why.append(f"The next is {layout_text(layout)}, {more:+.1%} in time.")
     always = [c for c in candidates if c.runs == 1.0]
     best = min(always, key=lambda c: (c.expected_ms, str(c.strategy)), default=None)
     static = None if best is None else (best.strategy, best.expected_ms)
-    why.append(against_static(times[chosen], LayoutTimes(times, times[chosen], static)))
+    compared = LayoutTimes(times, times[chosen], static, exchanged)
+    why.append(against_static(times[chosen], compared))
+    why.append(flips(chosen, compared, scenarios, ONE_LAYOUT))
     return LayoutChoice(
         layout_text(chosen),
         tuple(why),
         tuple(
-            LayoutRow(*layout, round(exposed_ms(exchange, layout, 2), 3), round(ms, 3))
-            for layout, ms in ranked
+            LayoutRow(*layout, round(exchanged[layout], 3), round(ms, 3)) for layout, ms in ranked
         ),
         None if static is None else str(static[0]),
         None if static is None else round(static[1], 3),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from statistics import mean
 
 import numpy as np
 import pytest
 
 from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.bounds.with_exchange import quick_bound_ms
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.exchange.times import (
@@ -18,9 +20,11 @@ from seqplan.planner.exchange.times import (
     layouts_of,
     parse_layout,
 )
+from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.proposal.document import ProposalDocument, ProposalError
-from seqplan.planner.proposal.layouts import LayoutTimes, Scenarios, choose_layout
+from seqplan.planner.proposal.layouts import choose_layout
 from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies, strategy_ms
 from seqplan.plans.lint import lint
@@ -124,7 +128,14 @@ def test_one_layout_wins_ties_and_the_one_that_loses_least() -> None:
     models = CLUSTER.models(profile())
     exchange = by_layout(tp2=1000.0, tp4=100.0, tp8=50.0)
     scenarios = Scenarios(
-        batches, models, CLUSTER.gpus, int(LENGTHS.max()), exchange, tuple(models)
+        models,
+        int(LENGTHS.max()),
+        lambda own: mean(
+            quick_bound_ms([PipelineClass.of(m, 1) for m in own.values()], batch, CLUSTER.gpus)
+            for batch in batches
+        ),
+        lambda layout: exchange.exposed_ms([layout]),
+        tuple(models),
     )
 
     def choice(

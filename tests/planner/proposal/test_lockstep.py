@@ -12,6 +12,7 @@ import pytest
 from seqplan import Cluster, Infeasible, Planner, ProposalDocument, find_profile, make_proposal
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.exchange.times import LayoutExchange
 from seqplan.planner.placement.kernel import VARIABLE
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.step_planner import StepPlanner
@@ -141,3 +142,27 @@ def test_what_does_not_go_together_is_refused() -> None:
     document = make_proposal(LLAMA, CLUSTER, CODE[:100], lockstep=True)
     with pytest.raises(ValueError, match="lockstep is stated by the proposal; leave it out"):
         Planner(document, lockstep=True)
+
+
+def test_an_exchange_that_one_round_hides_counts_for_nothing() -> None:
+    # Once it counted for static groups, and for every layout at other costs.
+    hidden = exchange_of(LLAMA, CLUSTER.gpus, overlap=1.0)
+    document = make_proposal(LLAMA, CLUSTER, CODE[:400], exchange=hidden, lockstep=True)
+    assert document.layouts is not None
+    row = document.layouts.rows[0]
+    assert row.exchange_ms < 0.1 * row.expected_ms
+    assert document.layouts.static_ms is not None
+    assert document.layouts.static_ms < 1.1 * row.expected_ms
+    assert "exchange halved or doubled" in document.layouts.why[-1]
+
+
+def test_it_says_at_which_costs_another_layout_would_be_chosen(document: ProposalDocument) -> None:
+    assert document.layouts is not None
+    assert "tp8 where the exchange takes twice as long" in document.layouts.why[-1]
+    derived = exchange_of(LLAMA, CLUSTER.gpus)
+    assert isinstance(derived, LayoutExchange)
+    doubled = replace(derived, by_layout_ms=tuple((k, 2 * ms) for k, ms in derived.by_layout_ms))
+    dear = make_proposal(LLAMA, CLUSTER, CODE[:400], exchange=doubled, lockstep=True)
+    assert document.layouts.chosen == "tp4"
+    assert dear.layouts is not None
+    assert dear.layouts.chosen == "tp8"

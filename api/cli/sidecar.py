@@ -16,7 +16,7 @@ from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.exchange.choice import exchange_to_propose_with
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.rounds.options import check_rounds
+from seqplan.planner.rounds.options import AS_NAMES, check_rounds
 from seqplan.planner.workers.executor import check_executor
 from seqplan.profiler.lengths import read_lengths
 from seqplan.profiler.shipped.catalogue import find_profile
@@ -101,7 +101,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
             profile,
             job.lockstep,
             job.rounds_multiple,
-            spelled=("lockstep", "rounds_multiple", "static_groups"),
+            spelled=AS_NAMES,
         )
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None

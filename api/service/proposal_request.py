@@ -15,7 +15,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange.choice import exchange_to_propose_with
 from seqplan.planner.exchange.times import parse_layout
 from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal
-from seqplan.planner.rounds.options import check_rounds
+from seqplan.planner.rounds.options import AS_NAMES, check_rounds
 from seqplan.profiler.lengths import parse_histogram, representative
 from seqplan.profiler.profile import Profile
 
@@ -56,7 +56,7 @@ def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
         lockstep,
         rounds_multiple,
         static_groups=static_groups,
-        spelled=("lockstep", "rounds_multiple", "static_groups"),
+        spelled=AS_NAMES,
     )
     return {
         "cluster": Cluster(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from seqplan.profiler.profile import Profile
 
+AS_FLAGS = ("--lockstep", "--rounds-multiple", "--static-groups")
+AS_NAMES = ("lockstep", "rounds_multiple", "static_groups")
+"""How the three are written on a command line, and in Python and requests."""
+
 
 def check_rounds(
     profile: Profile,
@@ -11,7 +15,7 @@ def check_rounds(
     multiple: int,
     *,
     static_groups: bool = False,
-    spelled: tuple[str, str, str] = ("--lockstep", "--rounds-multiple", "--static-groups"),
+    spelled: tuple[str, str, str] = AS_FLAGS,
 ) -> None:
     """Raise ``ValueError`` for options that do not go together with rounds, or without them.
 

@@ -14,7 +14,7 @@ from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.exchange.times import layout_text, parse_layout
 from seqplan.planner.proposal.document import ProposalDocument
-from seqplan.planner.rounds.options import check_rounds
+from seqplan.planner.rounds.options import AS_NAMES, check_rounds
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.plans.plan import Plan
@@ -66,7 +66,7 @@ class Planner:
         if isinstance(source, ProposalDocument):
             options = {"gpus": gpus, "max_len": max_len, "layout": layout, "exchange": exchange}
             options |= {"lockstep": lockstep or None}
-            options |= {"rounds_multiple": rounds_multiple if rounds_multiple > 1 else None}
+            options |= {"rounds_multiple": rounds_multiple if rounds_multiple != 1 else None}
             if beside := [name for name, value in options.items() if value is not None]:
                 raise ValueError(f"{beside[0]} is stated by the proposal; leave it out")
             document = source
@@ -79,7 +79,7 @@ class Planner:
                 lockstep,
                 rounds_multiple,
                 static_groups=static_groups,
-                spelled=("lockstep", "rounds_multiple", "static_groups"),
+                spelled=AS_NAMES,
             )
             document = replace(
                 _without_candidates(profile, gpus, max_len, layout, exchange, static_groups),

@@ -91,13 +91,23 @@ class Constructive:
            galloping up from the bound, then bisecting to ``TOLERANCE``.
         2. GPUs that are left go to the schemes in use, the most used first.
         3. The batch is placed on that strategy as on any other (``dispatch``).
+
+        With stages also at prices that count bubbles, which serves many GPUs better and few worse.
         """
         if not self._layout.holds(self._batch):
             return None
         low = self._layout.bound_ms(self._batch, self._gpus)
-        if low >= below_ms:
-            return None
-        counts = self._least(low, below_ms)
+        best = None
+        for peaks in (False, True) if self._layout.layout[1] > 1 else (False,):
+            if low >= below_ms:
+                break
+            placement = self._placed(low, below_ms, peaks)
+            if placement is not None:
+                best, below_ms = placement, placement.objective_ms
+        return best
+
+    def _placed(self, low: float, below_ms: float, peaks: bool) -> Placement | None:
+        counts = self._least(low, below_ms, peaks)
         if counts is None:
             return None
         filler = Filler(Fleet.of(self._filled_up(counts), self._layout.models), self._batch)
@@ -107,32 +117,32 @@ class Constructive:
         filling = dispatch(filler, low, known=better)
         return None if filling is None else Placement(filler.fleet, filling)
 
-    def _least(self, low: float, below_ms: float) -> dict[Scheme, int] | None:
+    def _least(self, low: float, below_ms: float, peaks: bool) -> dict[Scheme, int] | None:
         most = below_ms * SLACK
-        if most < inf and self.counts_at(most) is None:
+        if most < inf and self.counts_at(most, peaks) is None:
             return None
         target, step = low * (1 + TOLERANCE), 2 * TOLERANCE
-        while (counts := self.counts_at(target)) is None:
+        while (counts := self.counts_at(target, peaks)) is None:
             if target >= most or step > _LARGEST_STEP:
                 return None
             low, target, step = target, min(target * (1 + step), most), step * 2
         while target > low * (1 + TOLERANCE):
             middle = (low + target) / 2
-            fewer = self.counts_at(middle)
+            fewer = self.counts_at(middle, peaks)
             if fewer is None:
                 low = middle
             else:
                 counts, target = fewer, middle
         return counts
 
-    def counts_at(self, target_ms: float) -> dict[Scheme, int] | None:
+    def counts_at(self, target_ms: float, peaks: bool = False) -> dict[Scheme, int] | None:
         """Count the pipelines with which the batch ends by a target; None beyond the GPUs.
 
         Lengths that are cheapest on one scheme are a run. Runs take pipelines one after another,
         longest first: as many as their own sequences fill, which then take shorter ones, too, in
-        what room is left.
+        what room is left. ``peaks``: a sequence also pays for the bubbles that it makes.
         """
-        runs = self._runs(target_ms)
+        runs = self._runs(target_ms, peaks)
         if runs is None:
             return None
         lengths, counts = self._batch.distinct, self._batch.multiplicity
@@ -155,22 +165,24 @@ class Constructive:
             left -= opened * scheme.gpus
         return pipelines
 
-    def _runs(self, target_ms: float) -> list[tuple[int, int]] | None:
+    def _runs(self, target_ms: float, peaks: bool) -> list[tuple[int, int]] | None:
         """List where runs of lengths end that are cheapest on one class, and that class.
 
         Of the classes that run a length alone by the target; None where there is none for some.
+        With ``peaks``, the GPU-time of a length grows as what it leaves of the target shrinks, were
+        it the largest micro-batch of its pipeline: that one passes pp − 1 times more than others.
         """
         in_time = self._alone_ms <= target_ms * _ROUND
         # What is in time alone decides: targets of a search mostly differ in nothing here.
         key = np.count_nonzero(in_time, axis=1).tobytes()
+        if peaks:
+            stages = self._layout.layout[1]
+            # In time: at least the target's part of one stage is left.
+            left = np.where(in_time, target_ms - (stages - 1) / stages * self._alone_ms, 1.0)
+            grown = np.where(in_time, self._gpu_ms, 1.0) * target_ms / left
+            return _cheapest_runs(np.where(in_time, grown, np.inf))
         if key not in self._known_runs:
-            prices = np.where(in_time, self._gpu_ms, np.inf)
-            runs = None
-            if np.isfinite(prices.min(axis=0)).all():
-                cheapest = prices.argmin(axis=0)
-                ends = [*(np.flatnonzero(np.diff(cheapest)) + 1).tolist(), len(cheapest)]
-                runs = [(end, int(cheapest[end - 1])) for end in ends]
-            self._known_runs[key] = runs
+            self._known_runs[key] = _cheapest_runs(np.where(in_time, self._gpu_ms, np.inf))
         return self._known_runs[key]
 
     def _filled(
@@ -196,3 +208,15 @@ class Constructive:
             counts[scheme] = counts.get(scheme, 0) + more
             left -= more * scheme.gpus
         return Strategy.of({scheme: n for scheme, n in counts.items() if n})
+
+
+def _cheapest_runs(prices: Floats) -> list[tuple[int, int]] | None:
+    """List where runs of lengths end of which one class has the least price, and that class.
+
+    ``prices`` (classes, n); None where a length has none.
+    """
+    if np.isinf(prices.min(axis=0)).any():
+        return None
+    cheapest = prices.argmin(axis=0)
+    ends = [*(np.flatnonzero(np.diff(cheapest)) + 1).tolist(), len(cheapest)]
+    return [(end, int(cheapest[end - 1])) for end in ends]

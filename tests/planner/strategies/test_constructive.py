@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -13,6 +14,7 @@ from instances import assert_sound, batch_of
 from oracles.exhaustive import any_strategy_optimum
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
 from seqplan.planner.placement.fleet import Models, PipelineClass
 from seqplan.planner.placement.kernel import VARIABLE
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
@@ -20,6 +22,8 @@ from seqplan.plans.scheme import Scheme
 from seqplan.profiler.latency import Latency
 from seqplan.profiler.scheme_model import SchemeModel
 from seqplan.profiler.shipped.catalogue import shipped
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 
 
 @st.composite
@@ -100,3 +104,17 @@ def test_a_layout_that_holds_no_such_sequence_makes_none() -> None:
     batch = Batch.of_lengths([11])
     assert not layout.holds(batch)
     assert Constructive(layout, batch, 8).place(np.inf) is None
+
+
+def test_with_stages_a_long_sequence_pays_for_its_bubble() -> None:
+    # At prices of GPU-time alone it was 6 % above the bound over all strategies of the layout.
+    usable = shipped("llama-32b-a800-80gb").usable(512, 32768)
+    models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == (8, 2)}
+    (layout,) = LayoutSchemes.of(models)
+    batch = Batch.of_lengths(np.minimum(CODE[:600], 32768).tolist())
+    placement = Constructive(layout, batch, 512).place(np.inf)
+    assert placement is not None
+    assert_sound(placement.fleet, batch, placement.filling)
+    every_strategy = AllStrategies(layout.models, 512)
+    bound = all_strategies_bound_ms(every_strategy, batch, placement.objective_ms)
+    assert placement.objective_ms < 1.03 * bound

@@ -28,7 +28,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     proposal, batches = folder / "proposal.json", folder / "batches.jsonl"
     proposal.write_text(dense_proposal().to_json())
     with batches.open("w") as file:
-        for batch in drawn_batches(6_000, sequences=60):
+        for batch in drawn_batches(3_000, sequences=60):
             file.write(json.dumps({"step": batch.step, "lengths": batch.lengths}) + "\n")
     return proposal, batches
 

@@ -6,18 +6,26 @@ A program with the number of a socket as argument, through which orders come: se
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
+import multiprocessing.util
 import os
+import resource
 import runpy
 import selectors
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from seqplan.planner.bounds.relaxation import SOLVER
+
 COMMAND = "seqplan.api.cli"
+PLANNING = ("plan", "serve", "sidecar")
+"""Commands that start planners, which are forked from a server with what they need imported."""
 STREAMS = ("stdin", "stdout", "stderr")
 IMPORTED = (
     f"{COMMAND}.frame.entry",
@@ -25,6 +33,7 @@ IMPORTED = (
     "seqplan.api.service.service",
     "seqplan.planner.proposal.make_proposal",
     "seqplan.planner.workers.pool",
+    *SOLVER,
 )
 
 
@@ -67,6 +76,8 @@ def main() -> None:
     become(order)
     ends.sendall(b"%d\n" % os.getpid())
     ends.close()
+    if order["arguments"][0] in PLANNING:
+        fork_server_of_planners()
 
 
 def next_order(orders: socket.socket) -> dict[str, Any] | None:
@@ -105,6 +116,47 @@ def become(order: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(order["environment"])
     sys.argv = [sys.argv[0], *order["arguments"]]
+
+
+def fork_server_of_planners() -> None:
+    """Fork what becomes the server of planners if the command starts one, while there are no
+    threads: it has imported what a server would import, a second of work, and waits till then."""
+    orders, waiting = socket.socketpair()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as for what is started
+    if (pid := os.fork()) == 0:
+        orders.close()
+        serve_planners(waiting)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    waiting.close()
+    start = multiprocessing.util.spawnv_passfds
+
+    def forked_or_started(path: Any, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
+        program = str(arguments[-1])
+        if "multiprocessing.forkserver" not in program or orders.fileno() < 0:
+            return start(path, arguments, descriptors)
+        text = json.dumps([program, *descriptors]).encode()
+        socket.send_fds(orders, [text], descriptors)
+        orders.close()
+        return pid
+
+    multiprocessing.util.spawnv_passfds = forked_or_started
+
+
+def serve_planners(waiting: socket.socket) -> None:
+    """Run the program that is ordered, with descriptors of the numbers that it names, and no
+    others; end where none is."""
+    text, received, _, _ = socket.recv_fds(waiting, 1 << 16, 8)
+    if text:
+        program, *numbers = json.loads(text)
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = max(*numbers, *received, 2) + 1
+        copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, free) for descriptor in received]
+        os.closerange(3, free)
+        for copy, number in zip(copies, numbers, strict=True):
+            os.dup2(copy, number)
+        os.closerange(free, most)
+        exec(program, {})
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ def imports_of(path: Path) -> Iterator[str]:
     """
     tree = ast.parse(path.read_text("utf-8"))
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name):
+            node.body = [] if node.test.id == "TYPE_CHECKING" else node.body
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

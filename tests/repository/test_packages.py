@@ -8,7 +8,7 @@ from graphlib import CycleError
 from pathlib import Path
 
 import pytest
-from folder_graph import ROOT, TOPS, floors, folder_graph
+from folder_graph import ROOT, TOPS, Folders, floors, folder_graph
 
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
 
@@ -46,14 +46,20 @@ def test_every_folder_with_code_is_a_package() -> None:
     assert bare == set()
 
 
-def test_folders_do_not_import_in_circles() -> None:
-    assert len(floors(folder_graph())) > len(TOPS)
+@pytest.fixture(scope="module")
+def graph() -> Folders:
+    """The product's folders, read once."""
+    return folder_graph()
 
 
-def test_imports_go_down() -> None:
+def test_folders_do_not_import_in_circles(graph: Folders) -> None:
+    assert len(floors(graph)) > len(TOPS)
+
+
+def test_imports_go_down(graph: Folders) -> None:
     up = [
         f"{folder} → {other}"
-        for folder, wanted in folder_graph().items()
+        for folder, wanted in graph.items()
         for other in wanted
         if (above := folder.split("/")[0]) != (below := other.split("/")[0])
         and below not in BELOW[above]

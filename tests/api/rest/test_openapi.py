@@ -44,7 +44,7 @@ def test_generated_requests(stocked: Stocked, tmp_path: Path, known: bool, least
     program = "import sys; from schemathesis.cli import schemathesis; sys.exit(schemathesis())"
     completed = subprocess.run(
         [sys.executable, "-c", program, "run", f"{served.url}/openapi.json",
-         "--checks", ",".join(CHECKS), "--max-examples", "4", "--seed", "1",
+         "--checks", ",".join(CHECKS), "--max-examples", "3", "--seed", "1",
          "--continue-on-failure", "--no-color", "--request-timeout", "60", *asked_for],
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip

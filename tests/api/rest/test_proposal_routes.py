@@ -33,15 +33,15 @@ def _settled(stocked: Stocked, request: dict[str, Any]) -> dict[str, Any]:
     [
         (
             4,
-            ["--overlap", "0.25", "--seed", "3", "--schemes", "measured"],
-            {"overlap": 0.25, "seed": 3, "schemes": "measured"},
+            ["--overlap", "0.25", "--seed", "3", "--schemes", "measured", "--tokens", "8000"],
+            {"overlap": 0.25, "seed": 3, "schemes": "measured", "tokens": 8000},
         ),
         (
-            4,
-            ["--exchange-ms", "10,90.5", "--optimizer-shards", "4", "--include-flagged"],
-            {"exchange_ms": [10, 90.5], "optimizer_shards": 4, "include_flagged": True},
+            2,
+            ["--exchange-ms", "10,90.5", "--optimizer-shards", "2", "--include-flagged"],
+            {"exchange_ms": [10, 90.5], "optimizer_shards": 2, "include_flagged": True},
         ),
-        (4, ["--method", "eq4", "--tokens", "20000"], {"method": "eq4", "tokens": 20000}),
+        (2, ["--method", "eq4", "--tokens", "20000"], {"method": "eq4", "tokens": 20000}),
         (
             4,
             ["--lockstep", "--rounds-multiple", "2"],

@@ -197,9 +197,9 @@ def test_a_removal_that_nobody_was_told_of(postgresql_url: str, tmp_path: Path) 
 
 def test_a_sidecar_whose_job_was_removed(tmp_path: Path) -> None:
     """Begun again, it makes its proposal by the file as it is then."""
-    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
+    np.save(tmp_path / "lengths.npy", np.load(DATA)[:1000])
     file = tmp_path / "job.toml"
-    for gpus in (4, 2):
+    for gpus in (2, 3):
         file.write_text(
             'profile = "llama-7b-a800-80gb"\nlengths = "lengths.npy"\ncontext = 2048\n'
             f"tokens = 8000\nsteps = 2\nport = 0\ngpus = {gpus}\n"

@@ -58,7 +58,7 @@ costs = st.builds(
 )
 
 
-@settings(max_examples=90)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
     ranks=st.integers(1, 6),
@@ -97,7 +97,7 @@ def test_sound_whatever_is_asked(
     assert again.micro_batches == balanced.micro_batches
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=4, max_size=40),
     ranks=st.integers(1, 4),
@@ -167,7 +167,7 @@ def optimum(lengths: list[int], ranks: int, capacity: int, cost: Cost, lockstep:
     return best
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5),
     room=st.integers(0, 12),

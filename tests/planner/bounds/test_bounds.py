@@ -19,7 +19,7 @@ from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.profiler.shipped.catalogue import shipped
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases(most=4, pipelines=2))
 def test_the_oracle_agrees_with_plain_enumeration(case: Case) -> None:
     classes, batch = case
@@ -27,7 +27,7 @@ def test_the_oracle_agrees_with_plain_enumeration(case: Case) -> None:
         assert step_optimum(classes, batch) == pytest.approx(literal_optimum(classes, batch))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=68, deadline=None)
 @given(cases())
 def test_cheap_bounds(case: Case) -> None:
     classes, batch = case
@@ -36,7 +36,7 @@ def test_cheap_bounds(case: Case) -> None:
     assert area_bound_ms(classes, batch) <= optimum * SLACK
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=68, deadline=None)
 @given(cases(), st.floats(0.5, 3), st.floats(1, 2), st.sampled_from([None, 2, 4]))
 def test_relaxed_bound(case: Case, at: float, high: float, gpus: int | None) -> None:
     classes, batch = case
@@ -52,7 +52,7 @@ def test_relaxed_bound(case: Case, at: float, high: float, gpus: int | None) -> 
         assert bound <= optimum * SLACK
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", range(80))
 def test_random_values_and_mixes(seed: int) -> None:
     rng = np.random.default_rng(seed)
     classes, batch = random_case(rng)

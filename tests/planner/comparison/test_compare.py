@@ -109,7 +109,7 @@ def test_without_an_exchange_there_is_no_one_layout_to_compare() -> None:
     profile = shipped("llama-7b-a800-80gb").restricted(measured=True)
     exchange = GivenExchange(0.0, 0.0, "none", 0.0, 0.0)
     options = Options(("one-layout",))
-    comparison = compare(profile, Cluster(8, 16384, 50_000), CODE, 1, exchange, options=options)
+    comparison = compare(profile, Cluster(4, 16384, 20_000), CODE, 1, exchange, options=options)
     assert [system.key for system in comparison.systems] == ["ours"]
     ((name, why),) = comparison.left_out
     assert name == "One layout, groups that stay"

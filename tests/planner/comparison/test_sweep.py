@@ -86,8 +86,8 @@ def lengths(tmp_path: Path) -> Path:
 
 def call(lengths: Path, *more: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
-    arguments = ["compare", "--profile", PROFILE.name, "--gpus", "4", "--lengths", str(lengths)]
-    arguments += ["--max-len", "16384", "--tokens", "20000", "--steps", "1", "--systems", "static"]
+    arguments = ["compare", "--profile", PROFILE.name, "--gpus", "2", "--lengths", str(lengths)]
+    arguments += ["--max-len", "4096", "--tokens", "20000", "--steps", "1", "--systems", "static"]
     with redirect_stdout(out), redirect_stderr(err):
         try:
             code = main([*arguments, *more])
@@ -98,14 +98,14 @@ def call(lengths: Path, *more: str) -> tuple[int, str, str]:
 
 def test_the_verb_sweeps(lengths: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
-    axes = "gpus=8,4 max-len=8192 tokens=8000,999999999"
+    axes = "gpus=4,2 max-len=2048 tokens=8000,999999999"
     code, stdout, _ = call(lengths, "--sweep", axes, "--json", "-o", str(report))
     assert code == 0
     fields = json.loads(stdout)
     by_axis = {swept["axis"]: swept["points"] for swept in fields["sweeps"]}
     assert {axis: [p["value"] for p in points] for axis, points in by_axis.items()} == {
-        "gpus": [8, 4],
-        "max-len": [8192],
+        "gpus": [4, 2],
+        "max-len": [2048],
         "tokens": [8000, 999_999_999],
     }
     here = by_axis["gpus"][1]["systems"][0]
@@ -113,14 +113,14 @@ def test_the_verb_sweeps(lengths: Path, tmp_path: Path) -> None:
     assert by_axis["gpus"][0]["systems"][0]["mean_ms"] < here["mean_ms"]
     assert "fewer than a step" in by_axis["tokens"][1]["not_possible"]
     assert "Speed-up of ours by number of GPUs" in report.read_text()
-    assert "\ntokens/s by gpus " in call(lengths, "--sweep", "gpus=4")[1]
+    assert "\ntokens/s by gpus " in call(lengths, "--sweep", "gpus=2")[1]
 
 
 def test_optimizer_shards_and_flagged_coefficients_count(lengths: Path) -> None:
-    eight = ("--gpus", "8", "--json")
-    plain = json.loads(call(lengths, *eight)[1])
+    four = ("--gpus", "4", "--json")
+    plain = json.loads(call(lengths, *four)[1])
     more = ("--optimizer-shards", "2", "--include-flagged")
-    fields = json.loads(call(lengths, *eight, *more)[1])
+    fields = json.loads(call(lengths, *four, *more)[1])
     assert "Optimizer states are sharded over 2 ranks." in fields["assumptions"]
     assert "Optimizer states are sharded over 2 ranks." not in plain["assumptions"]
     assert fields["systems"][0]["mean_ms"] >= plain["systems"][0]["mean_ms"]

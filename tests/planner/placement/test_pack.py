@@ -36,7 +36,7 @@ def check(pipeline: PipelineClass, lengths: tuple[int, ...], packing: Packing) -
     assert packing.objective_ms == pytest.approx(sum(costs) + (pipeline.pp - 1) * max(costs))
 
 
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_between_its_bound_and_the_worst_ratio(data: st.DataObject) -> None:
     batch = data.draw(batches())

@@ -16,7 +16,7 @@ from seqplan.profiler.shipped.catalogue import shipped
 STRETCHED = [93_000, 41_000, 30_000, 22_000, 15_000, 9_000] + [2_200] * 40 + [900] * 120
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(settings_of_rounds())
 def test_it_is_never_above_the_best_rounds(case: tuple[list[SchemeModel], Batch, int]) -> None:
     models, batch, gpus = case

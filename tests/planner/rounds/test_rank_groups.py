@@ -57,7 +57,7 @@ def check(
     assert rounds.imbalance >= -1e-12
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30),
     ranks=st.sampled_from([1, 2, 4, 6, 8, 12]),
@@ -89,7 +89,7 @@ def test_sound_whatever_is_asked(
     check(rounds, lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=54, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=2, max_size=5),
     ranks=st.sampled_from([2, 4]),
@@ -114,7 +114,7 @@ def test_rounds_lie_between_the_bound_and_the_optimum(
     assert best * (1 - 1e-9) <= rounds.predicted_ms <= 2 * best
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=2, max_size=5),
     ranks=st.sampled_from([2, 4]),

@@ -47,7 +47,7 @@ def settings_of_rounds(draw: st.DrawFn) -> tuple[list[SchemeModel], Batch, int]:
     return models, Batch.of_lengths(lengths), gpus
 
 
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(settings_of_rounds())
 def test_rounds_lie_between_the_bound_and_twice_the_optimum(
     case: tuple[list[SchemeModel], Batch, int],
@@ -62,7 +62,7 @@ def test_rounds_lie_between_the_bound_and_twice_the_optimum(
     assert best * (1 - 1e-9) <= rounds.objective_ms <= 2 * best
 
 
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(settings_of_rounds())
 def test_plans_in_rounds_break_no_rule(case: tuple[list[SchemeModel], Batch, int]) -> None:
     models, batch, gpus = case

@@ -47,7 +47,7 @@ def staged_rounds(draw: st.DrawFn) -> Case:
     return models, Batch.of_lengths(lengths), groups * tp * stages
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(staged_rounds())
 def test_they_lie_between_the_bounds_and_twice_the_optimum(case: Case) -> None:
     models, batch, gpus = case
@@ -82,7 +82,7 @@ def test_fewer_rounds_are_taken_where_more_are_no_multiple() -> None:
     assert len(rounds.rounds) == 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(staged_rounds(), st.integers(1, 3))
 def test_their_plans_break_no_rule_and_no_simulation_takes_longer(
     case: Case, multiple: int
@@ -114,7 +114,7 @@ def test_equal_rounds_take_what_their_simulation_does(costs: list[float], stages
     assert simulate_ms(hill, stages) <= in_stages_ms(costs, stages) + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(staged_rounds())
 def test_no_rank_is_idle_where_sequences_are_enough(case: Case) -> None:
     models, batch, gpus = case

@@ -21,16 +21,21 @@ PATIENCE_S = 60
 """Long enough for the slowest machine; nothing waits so long where all is well."""
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> tuple[Path, Path]:
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A proposal and more batches than anyone waits for."""
-    proposal, batches = tmp_path / "proposal.json", tmp_path / "batches.jsonl"
+    folder = tmp_path_factory.mktemp("files")
+    proposal, batches = folder / "proposal.json", folder / "batches.jsonl"
     proposal.write_text(dense_proposal().to_json())
     with batches.open("w") as file:
-        for batch in drawn_batches(6_000, sequences=60):
+        for batch in drawn_batches(3_000, sequences=60):
             file.write(json.dumps({"step": batch.step, "lengths": batch.lengths}) + "\n")
-    (tmp_path / "output").mkdir()
     return proposal, batches
+
+
+@pytest.fixture(autouse=True)
+def output_folder(tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
 
 
 @contextmanager

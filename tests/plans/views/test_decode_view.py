@@ -21,9 +21,8 @@ from seqplan.plans.views.rank_view import rank_view
 @given(plans())
 def test_a_view_survives_json(plan: Plan) -> None:
     for rank in range(plan.world_size):
-        for digest in (None, "sha256:d"):
-            view = rank_view(plan, rank, digest=digest)
-            assert decode_view(json.loads(json.dumps(view.to_dict()))) == view
+        view = rank_view(plan, rank, digest="sha256:d" if rank % 2 else None)
+        assert decode_view(json.loads(json.dumps(view.to_dict()))) == view
 
 
 def view_document() -> dict[str, Any]:

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from hosted_inputs import CASES
+from hosted_inputs import CASES, model
 from hosted_refusals import memory, refusals, unlike_plans
 from hosted_training import page, resumed, trained_on_ranks, trained_plainly
 
 from seqplan import runtime
 
 
+def load() -> None:
+    """What every rank would import and make for itself: the models' code, and the table of how
+    transformers reads and writes their weights, which it makes once a process."""
+    models = [make(0) for make in CASES.values()]
+    with tempfile.TemporaryDirectory() as folder:
+        models[0].save_pretrained(folder)
+    model("gpt2", n_embd=32, n_layer=2, n_head=4)
+
+
 def on_rank(rank: int, world_size: int, folder: Path, url: str) -> dict[str, Any]:
     groups = runtime.Communicators.create(200)
     return {
         **{name: trained_on_ranks(rank, groups, folder, url, name) for name in CASES},
-        "refusals": refusals(groups),
-        "memory": memory(groups),
         "unlike": unlike_plans(rank, groups),
         "resumed": resumed(rank, groups, folder / "checkpoints"),
         "page": page(folder),
     }
+
+
+def refused_on_rank(rank: int, world_size: int) -> dict[str, Any]:
+    groups = runtime.Communicators.create(200)
+    return {"refusals": refusals(groups), "memory": memory(groups)}
 
 
 def beside() -> dict[str, Any]:

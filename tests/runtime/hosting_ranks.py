@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import threading
@@ -35,13 +36,16 @@ class Program(NamedTuple):
     beside: Callable[[], Any] = int
 
 
-def hosted(programs: Sequence[Program], timeout_s: float = 400) -> list[tuple[list[Any], Any]]:
+def hosted(
+    programs: Sequence[Program], *, first: Callable[[], Any] = int, timeout_s: float = 400
+) -> list[tuple[list[Any], Any]]:
     """Run one after the other; of each what its ranks gave, in rank order, and what ``beside`` did.
 
+    ``first`` runs before any rank is forked, which then finds what it has imported.
     ``AssertionError`` with the traceback of the first that fails. No process is left behind.
     """
     here, there = FORKED.Pipe()
-    process = FORKED.Process(target=_run_programs, args=(there, programs))
+    process = FORKED.Process(target=_run_programs, args=(there, programs, first))
     process.start()
     there.close()
     try:
@@ -55,7 +59,7 @@ def hosted(programs: Sequence[Program], timeout_s: float = 400) -> list[tuple[li
     return outcomes
 
 
-def _run_programs(pipe: Connection, programs: Sequence[Program]) -> None:
+def _run_programs(pipe: Connection, programs: Sequence[Program], first: Callable[[], Any]) -> None:
     import peft
     import torch
     import torch._dynamo  # an optimizer imports it when it is made, which takes seconds
@@ -70,6 +74,8 @@ def _run_programs(pipe: Connection, programs: Sequence[Program]) -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
+    first()
+    gc.freeze()  # what is imported: walking it would copy its pages in every rank
     results = []
     error = ""
     for program in programs:

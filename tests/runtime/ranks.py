@@ -6,6 +6,7 @@ and results be picklable.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import traceback
@@ -30,6 +31,7 @@ set_forkserver_preload(
         "torch",
         "torch._dynamo",  # an optimizer imports it when it is made, which takes seconds
         "torch.distributed.checkpoint",
+        "fsspec",  # which a checkpoint's writer and reader import
         "seqplan.runtime.pipeline.staged_llama",
         "seqplan.runtime.states.checkpoint",
         "seqplan.runtime.steps.consumer",
@@ -164,6 +166,7 @@ def _rank_main(
     timeout_s: float,
     args: tuple[Any, ...],
 ) -> None:
+    gc.freeze()  # what the server has imported: walking it would copy its pages
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     try:

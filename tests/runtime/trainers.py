@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import socket
@@ -66,6 +67,7 @@ def launched(
 def _run(
     output: Connection, program: Path | str, arguments: list[str], environment: dict[str, str]
 ) -> None:
+    gc.freeze()  # what the server has imported: walking it would copy its pages
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
     output.close()

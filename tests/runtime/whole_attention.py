@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from seqplan.plans.views.rank_view import MicroBatchView
@@ -45,6 +46,22 @@ def dense_attention(
         weights = scores.softmax(-1)[..., : len(queries)]
         parts.append(torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(group, 1)))
     return torch.cat(parts)
+
+
+def computed_once(
+    ranks: Sequence[int], compute: Callable[[], Sequence[Tensor]], shapes: Sequence[torch.Size]
+) -> list[Tensor]:
+    """What ``compute`` gives, of these shapes and in fp64; all ``ranks`` call it, one computes."""
+    first, *others = ranks
+    if dist.get_rank() == first:
+        flat = torch.cat([tensor.double().reshape(-1) for tensor in compute()])
+        for other in others:
+            dist.send(flat, other)
+    else:
+        flat = torch.empty(sum(shape.numel() for shape in shapes), dtype=torch.float64)
+        dist.recv(flat, first)
+    parts = flat.split([shape.numel() for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def local_rows(view: MicroBatchView) -> Tensor:

@@ -79,7 +79,7 @@ def kept_by_degree(rank: int, world_size: int) -> dict[int, int]:
     for tp in (1, 2, 4, 8):
         first = rank // tp * tp
         group = groups.of(tuple(range(first, first + tp)))
-        stage = MeasuredStage(config, 2, group, CPU, torch.bfloat16)
+        stage = MeasuredStage(config, 1, group, CPU, torch.bfloat16)
         by_degree[tp] = saved_bytes(stage.layers_call(local_context([TOKENS])), stage.parameters())
     return by_degree
 

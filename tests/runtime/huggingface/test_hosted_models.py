@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hosted_inputs import CASES, RANKS, Rows, plans
 from hosted_refusals import REFUSED
-from hosted_scenarios import beside, on_rank
+from hosted_scenarios import beside, load, on_rank, refused_on_rank
 from hosted_training import examples
 from hosting_ranks import Program, hosted, needs_transformers
 from plan_service import PlanService, serving
@@ -41,7 +41,9 @@ def every_outcome() -> Any:
                 [
                     Program(on_rank, RANKS, arguments, beside=beside),
                     Program(examples, 2, (ports, Path(folder)), joined=False),
-                ]
+                    Program(refused_on_rank, 2, ()),
+                ],
+                first=load,
             )
         assert sorted((ack["step"], ack["rank"]) for ack in service.acks) == [
             (plan.step, rank) for plan in plans() for rank in range(RANKS)
@@ -52,6 +54,11 @@ def every_outcome() -> Any:
 @pytest.fixture(scope="module")
 def outcomes(every_outcome: Any) -> Any:
     return every_outcome[0]
+
+
+@pytest.fixture(scope="module")
+def refused(every_outcome: Any) -> Any:
+    return every_outcome[2][0]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -104,9 +111,8 @@ def test_callbacks_hear_of_predicted_and_measured_time(outcomes: Any) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_exact_is_refused_by_name_on_every_rank(outcomes: Any, name: str) -> None:
-    ranks, _ = outcomes
-    messages = {rank["refusals"][name] for rank in ranks}
+def test_what_is_not_exact_is_refused_by_name_on_every_rank(refused: Any, name: str) -> None:
+    messages = {rank["refusals"][name] for rank in refused}
     assert len(messages) == 1
     assert REFUSED[name][1] in messages.pop()
 
@@ -125,9 +131,8 @@ def test_what_is_not_exact_is_refused_by_name_on_every_rank(outcomes: Any, name:
         ("muon", "Muon looks at whole parameters, and owners hold slices of them"),
     ],
 )
-def test_what_no_configuration_says_is_noticed(outcomes: Any, name: str, message: str) -> None:
-    ranks, _ = outcomes
-    assert all(message in rank["refusals"][name] for rank in ranks)
+def test_what_no_configuration_says_is_noticed(refused: Any, name: str, message: str) -> None:
+    assert all(message in rank["refusals"][name] for rank in refused)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +152,13 @@ def test_what_cannot_be_run_is_refused_on_every_rank_before_the_step(outcomes: A
         assert messages[1] == "rank 1: no lengths"
 
 
-def test_what_a_rank_holds_is_counted(outcomes: Any) -> None:
+def test_what_a_rank_holds_is_counted(refused: Any) -> None:
     """2 bytes a parameter and 4 a gradient, 16 over the ranks; padding is less than a hundredth."""
-    for held in (rank["memory"] for rank in outcomes[0]):
+    for held in (rank["memory"] for rank in refused):
         whole, trained, _ = held["whole"]
         assert whole.parameters == pytest.approx(2 * trained, rel=0.01)
         assert whole.gradients == pytest.approx(4 * trained, rel=0.01)
-        assert whole.states == pytest.approx(16 * trained / RANKS, rel=0.01)
+        assert whole.states == pytest.approx(16 * trained / len(refused), rel=0.01)
         adapters, trained, frozen = held["adapters"]
         assert adapters.parameters == pytest.approx(4 * trained, rel=0.1)
         assert adapters.frozen == pytest.approx(4 * frozen, rel=0.02)  # and buffers

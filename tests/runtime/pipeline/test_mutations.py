@@ -21,8 +21,8 @@ from seqplan.runtime.pipeline.one_f_one_b import PipelinePasses
 from seqplan.runtime.states.exchange import Finish, MessageExchange
 from seqplan.runtime.states.unit import Unit
 
-CASE = Case(4, 18, config=replace(CONFIG, heads=4, kv_heads=1, layers=3), steps=2)
-"""One key head, which all tp ranks have a copy of; tp and pp from the first step on."""
+CASE = Case(4, 18, config=replace(CONFIG, heads=4, kv_heads=1, layers=3), steps=1)
+"""One key head, which all tp ranks have a copy of; tp and pp in the first step."""
 
 STALE = "stale parameters"
 
@@ -113,8 +113,8 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
 
 
 def case_of(mutation: str) -> Case:
-    """What is stale in the second step shows in what it does to the third."""
-    return replace(CASE, steps=3) if mutation == STALE else CASE
+    """What is stale in the second step shows in what it does to the third; other faults at once."""
+    return replace(CASE, steps=3) if mutation in ("none", STALE) else CASE
 
 
 def all_mutations(rank: int, world_size: int) -> dict[str, Outcome]:

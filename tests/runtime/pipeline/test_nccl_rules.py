@@ -14,8 +14,8 @@ from seqplan.plans.views.placement import placement_of, pushes_overlap
 from seqplan.runtime.pipeline import prepare
 
 CASES = {
-    "messages": Case(8, 28, steps=3),
-    "groups": Case(8, 12, steps=3, by_messages=False),
+    "messages": Case(8, 182, steps=2),
+    "groups": Case(8, 65, steps=2, by_messages=False),
 }
 EACH = "pushes after each micro-batch"
 EACH_CASE = SequenceParallelCase(
@@ -34,7 +34,7 @@ def traces_of(rank: int, world_size: int) -> dict[str, Trace]:
     with recorded(traces[EACH]):
         sequence_parallel(rank, world_size, EACH_CASE)
     traces[OVERLAPPED] = Trace(rank)
-    case = replace(CASES["groups"], steps=2)
+    case = replace(CASES["groups"], steps=1)
     with (
         recorded(traces[OVERLAPPED]),
         patch.object(prepare, "pushes_overlap", lambda placement: True),

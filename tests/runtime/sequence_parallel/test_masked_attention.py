@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from random_plans import one_pipeline_plan, random_plan
 from ranks import run_ranks
 from torch import Tensor
-from whole_attention import dense_attention, local_rows
+from whole_attention import computed_once, dense_attention, local_rows
 
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
@@ -87,20 +88,24 @@ def errors_of_plan(plan: Plan, rank: int, number: int, kind: str, dtype: torch.d
             out = attention(q, k, v, context, sinks=sinks, **masking)
             out.backward(whole[3][rows])
             mine = [out.detach(), *(leaf.grad for leaf in leaves)]
-            exact, exact_sinks = gradients(whole, sinks, lengths, masking, torch.float64)
-            single, single_sinks = exact, exact_sinks
-            if dtype not in GATES:
-                single, single_sinks = gradients(whole, sinks, lengths, masking, dtype)
+            dtypes = (torch.float64,) if dtype in GATES else (torch.float64, dtype)
+            shapes = [*(whole[at].shape for at in (3, 0, 1, 2)), torch.Size([heads])]
+            right = computed_once(
+                plan.pipelines[pipeline.index].ranks,
+                partial(gradients_in_turn, dtypes, whole, sinks, lengths, masking),
+                shapes * len(dtypes),
+            )
+            (*exact, exact_sinks), (*single, single_sinks) = right[:5], right[-5:]
             names = ("out", "dq", "dk", "dv")
-            for name, some, right, plain in zip(names, mine, exact, single, strict=True):
+            for name, some, expected, plain in zip(names, mine, exact, single, strict=True):
                 assert some is not None
                 assert some.dtype == dtype
-                largest = max(right.abs().max().item(), 1.0)
-                error = (some.double() - right[rows]).abs()
-                of_one = (plain.double() - right).abs().max().item() / largest
+                largest = max(expected.abs().max().item(), 1.0)
+                error = (some.double() - expected[rows]).abs()
+                of_one = (plain - expected).abs().max().item() / largest
                 note(worst, dtype, name, error.max().item() / largest if len(rows) else 0.0, of_one)
             share = pipeline.scheme.gpus  # as many ranks compute the same here
-            sink_sums[1:] += torch.stack((exact_sinks, single_sinks.double())) / share
+            sink_sums[1:] += torch.stack((exact_sinks, single_sinks)) / share
     if sinks is not None:
         if sinks.grad is not None:
             sink_sums[0] = sinks.grad.double()
@@ -123,15 +128,19 @@ def gradients(
     lengths: list[int],
     masking: dict[str, Any],
     dtype: torch.dtype,
-) -> tuple[list[Tensor], Tensor]:
-    """Output and gradients of q, k and v of whole documents; the sinks' gradient, or zeros."""
+) -> list[Tensor]:
+    """Output and gradients of q, k, v and sinks of whole documents; zeros where there are none."""
     q, k, v = (tensor.to(dtype).requires_grad_() for tensor in whole[:3])
     own = None if sinks is None else sinks.detach().to(dtype).requires_grad_()
     leaves = [q, k, v] if own is None else [q, k, v, own]
     out = dense_attention(q, k, v, lengths, sinks=own, **masking)
-    found_gradients = list(torch.autograd.grad(out, leaves, whole[3].to(dtype)))
-    of_sinks = found_gradients.pop() if own is not None else torch.zeros(q.shape[1], dtype=dtype)
-    return [out.detach(), *found_gradients], of_sinks
+    of_leaves = torch.autograd.grad(out, leaves, whole[3].to(dtype))
+    of_sinks = [] if own is not None else [torch.zeros(q.shape[1], dtype=dtype)]
+    return [out.detach(), *of_leaves, *of_sinks]
+
+
+def gradients_in_turn(dtypes: tuple[torch.dtype, ...], *request: Any) -> list[Tensor]:
+    return [part for dtype in dtypes for part in gradients(*request, dtype)]
 
 
 def exactness(rank: int, world_size: int) -> Errors:
@@ -180,8 +189,12 @@ class CountedPeers(Peers):
         return super().transfer(sends, receives)
 
 
-def sent_rows(rank: int, world_size: int, masking: dict[str, Any]) -> list[int]:
+def sent_rows(rank: int, world_size: int) -> dict[str, list[int]]:
     """Rows of keys and values that a rank sends in a forward of one document of 800 tokens."""
+    return {name: _sent_rows(rank, world_size, masking) for name, masking in WINDOWS.items()}
+
+
+def _sent_rows(rank: int, world_size: int, masking: dict[str, Any]) -> list[int]:
     (pipeline,) = rank_view(one_pipeline_plan(Scheme(ring=world_size), [800]), rank).pipelines
     peers = CountedPeers()
     context = attention_context(pipeline, pipeline.micro_batches[0], peers, gather_below=0)
@@ -193,7 +206,8 @@ def sent_rows(rank: int, world_size: int, masking: dict[str, Any]) -> list[int]:
 
 def test_keys_go_only_where_a_window_reaches() -> None:
     """Each of the eight chunks of 100 tokens needs 19 of the one before it, but for the first."""
-    four = {name: run_ranks(sent_rows, 4, masking) for name, masking in WINDOWS.items()}
+    ranks = run_ranks(sent_rows, 4)
+    four = {name: [by_name[name] for by_name in ranks] for name in WINDOWS}
     assert [sum(rows) for rows in four["none"]] == [600] * 4
     # Chunk 4 is on the rank that holds chunk 3.
     assert [len(rows) for rows in four["window of 20"]] == [1] * 4

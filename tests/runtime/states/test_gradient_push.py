@@ -30,7 +30,7 @@ from seqplan.runtime.training.prepare import preparation
 from seqplan.runtime.training.run_step import run_step
 
 SMALL = replace(CONFIG, layers=2)
-EACH = SequenceParallelCase(4, 24, config=SMALL, steps=6, reduce="micro-batch")
+EACH = SequenceParallelCase(4, 24, config=SMALL, steps=4, reduce="micro-batch")
 CASES = {
     "slices": EACH,
     "whole owners, tied, checkpointing": replace(
@@ -40,7 +40,7 @@ CASES = {
         owners="matrices",
     ),
     "fp32": replace(EACH, seed=23, dtype=torch.float32),
-    "fp32 again": replace(EACH, seed=23, dtype=torch.float32, steps=3),
+    "fp32 again": replace(EACH, seed=23, dtype=torch.float32, steps=2),
 }
 
 

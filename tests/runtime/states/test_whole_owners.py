@@ -28,7 +28,7 @@ from seqplan.runtime.states.optimizers import JoinedOptimizer, refuse_unfit
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.run_step import run_step
 
-RANKS, STEPS = 4, 8
+RANKS, STEPS = 4, 5
 Named = list[tuple[str, nn.Parameter]]
 
 
@@ -79,7 +79,7 @@ CASES = {
         RANKS, 11, steps=STEPS, config=SMALL, owners="matrices", optimizer=exact_muon
     ),
     "any strategies": Case(
-        RANKS, 12, steps=10, config=SMALL, owners="matrices", optimizer=exact_muon
+        RANKS, 15, steps=STEPS, config=SMALL, owners="matrices", optimizer=exact_muon
     ),
     "any strategies, fp32": Case(
         RANKS, 14, torch.float32, SMALL, STEPS, owners="matrices", optimizer=exact_muon

@@ -151,6 +151,7 @@ def serve_planners(waiting: socket.socket) -> None:
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         free = max(*numbers, *received, 2) + 1
         copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, free) for descriptor in received]
+        waiting.detach()  # its number may soon be another's
         os.closerange(3, free)
         for copy, number in zip(copies, numbers, strict=True):
             os.dup2(copy, number)

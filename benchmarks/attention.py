@@ -17,20 +17,18 @@ alone in that dtype, which takes minutes: once, after a warm-up.
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from benchmarks.ranks import on_ranks
 from benchmarks.settings import CODE, Data, markdown
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.cluster import Cluster
@@ -146,20 +144,7 @@ def _on_ranks(
     lengths: list[int], dtype: str, ways: list[Way], repeats: int = REPEATS
 ) -> dict[str, Measured]:
     """Measure each way, its repeats taking turns with the others'."""
-    context = multiprocessing.get_context("spawn")
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    pipes, processes = [], []
-    for rank in range(RANKS):
-        here, there = context.Pipe()
-        arguments = (there, rank, store.port, lengths, dtype, ways, repeats)
-        process = context.Process(target=_rank, args=arguments, daemon=True)
-        process.start()
-        there.close()
-        pipes.append(here)
-        processes.append(process)
-    results = [pipe.recv() for pipe in pipes]
-    for process in processes:
-        process.join()
+    results = on_ranks(RANKS, _rank, (lengths, dtype, ways, repeats))
     medians = {}
     for index, way in enumerate(ways):
         of_ranks = [times[index] for times, _ in results]
@@ -170,17 +155,9 @@ def _on_ranks(
 
 
 def _rank(
-    pipe: Connection,
-    rank: int,
-    port: int,
-    lengths: list[int],
-    dtype_name: str,
-    ways: list[Way],
-    repeats: int,
-) -> None:
-    torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    rank: int, lengths: list[int], dtype_name: str, ways: list[Way], repeats: int
+) -> tuple[list[list[float]], list[int]]:
+    """Time each way, its repeats in turn with the others'; and the bytes that each sent a time."""
     dtype: torch.dtype = getattr(torch, dtype_name)
     peers = [_CountingPeers() for _ in ways]
     calls = [
@@ -194,8 +171,7 @@ def _rank(
             started = time.process_time()
             call()
             seconds.append(time.process_time() - started)
-    pipe.send((times, [way_peers.sent // (WARM_UP + repeats) for way_peers in peers]))
-    dist.destroy_process_group()
+    return times, [way_peers.sent // (WARM_UP + repeats) for way_peers in peers]
 
 
 class _CountingPeers(Peers):

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import gc
 import importlib
-import multiprocessing
 import statistics
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from benchmarks.ranks import on_ranks
 from benchmarks.settings import Data, markdown
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
@@ -67,29 +64,14 @@ def run(data: Sequence[Data]) -> None:
 
 
 def _on_ranks(reduce: Reduce, count: int) -> Measured:
-    context = multiprocessing.get_context("spawn")
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    pipes, processes = [], []
-    for rank in range(RANKS):
-        here, there = context.Pipe()
-        arguments = (there, rank, store.port, reduce, count)
-        process = context.Process(target=_rank, args=arguments, daemon=True)
-        process.start()
-        there.close()
-        pipes.append(here)
-        processes.append(process)
-    results = [pipe.recv() for pipe in pipes]
-    for process in processes:
-        process.join()
-    steps = [sum(times) for times in zip(*(result[3] for result in results), strict=True)]
-    counted, gradients, memory = (max(result[at] for result in results) for at in range(3))
-    return Measured(counted, gradients, memory, statistics.median(steps[1:]))
+    of_ranks = zip(*on_ranks(RANKS, _rank, (reduce, count)), strict=True)
+    counted, gradients, memory, times = of_ranks
+    steps = [sum(step) for step in zip(*times, strict=True)]
+    return Measured(max(counted), max(gradients), max(memory), statistics.median(steps[1:]))
 
 
-def _rank(pipe: Connection, rank: int, port: int, reduce: Reduce, count: int) -> None:
-    torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+def _rank(rank: int, reduce: Reduce, count: int) -> tuple[int, int, int, list[float]]:
+    """Train a few steps; what is counted, of it gradients, what was taken, and CPU-seconds."""
     groups = Communicators.create()
     model = Llama(CONFIG)
     importlib.import_module("torch._dynamo")  # as the optimizer does when it is made
@@ -110,8 +92,7 @@ def _rank(pipe: Connection, rank: int, port: int, reduce: Reduce, count: int) ->
         times.append(time.process_time() - started)
     # The module's own parameters were there before, and are in what is counted.
     memory = _resident("VmHWM") - before + sum(p.nbytes for p in model.parameters())
-    pipe.send((counted.total, counted.gradients, memory, times))
-    dist.destroy_process_group()
+    return counted.total, counted.gradients, memory, times
 
 
 def _resident(field: str) -> int:

@@ -8,17 +8,15 @@ else runs on the machine adds to a step and takes nothing from it.
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from benchmarks.ranks import on_ranks
 from benchmarks.settings import Data, markdown
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
@@ -109,22 +107,8 @@ def _on_ranks(
     ranks: int, schemes: Sequence[str], lengths: list[int], config: ModelConfig
 ) -> dict[str, Seconds]:
     """Least CPU-seconds of a step by scheme, of all ranks together."""
-    # Forked from a server that has imported what takes seconds.
-    multiprocessing.set_forkserver_preload(["torch._dynamo", "benchmarks.strategies"])
-    context = multiprocessing.get_context("forkserver")
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    pipes, processes = [], []
-    for rank in range(ranks):
-        here, there = context.Pipe()
-        arguments = (there, rank, ranks, store.port, schemes, lengths, config)
-        process = context.Process(target=_rank, args=arguments, daemon=True)
-        process.start()
-        there.close()
-        pipes.append(here)
-        processes.append(process)
-    by_rank: list[dict[str, list[Seconds]]] = [pipe.recv() for pipe in pipes]
-    for process in processes:
-        process.join()
+    preload = ["torch._dynamo", "benchmarks.strategies"]  # which takes seconds
+    by_rank = on_ranks(ranks, _rank, (ranks, schemes, lengths, config), preload)
     least = {}
     for scheme in schemes:
         steps = zip(*(seconds[scheme] for seconds in by_rank), strict=True)
@@ -137,17 +121,9 @@ def _on_ranks(
 
 
 def _rank(
-    pipe: Connection,
-    rank: int,
-    ranks: int,
-    port: int,
-    schemes: Sequence[str],
-    lengths: list[int],
-    config: ModelConfig,
-) -> None:
-    torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    rank: int, ranks: int, schemes: Sequence[str], lengths: list[int], config: ModelConfig
+) -> dict[str, list[Seconds]]:
+    """Time steps of each scheme, in turn with the others'."""
     groups = Communicators.create()
     torch.manual_seed(0)
     tensor_degrees = sorted({Scheme.parse(scheme).tp for scheme in schemes} - {1})
@@ -164,5 +140,4 @@ def _rank(
             job.run_step(view, work, optimizer)
             whole, own = time.process_time() - whole, time.thread_time() - own
             steps.append(Seconds(whole, whole - own))
-    pipe.send({scheme: steps[WARM_UP:] for scheme, steps in seconds.items()})
-    dist.destroy_process_group()
+    return {scheme: steps[WARM_UP:] for scheme, steps in seconds.items()}

@@ -170,17 +170,15 @@ def test_windows_of_steps_say_what_they_moved(plan_files: PlannedFiles, tmp_path
     assert [plan.ids for plan in read_plans(path)] == [plan.ids for plan in composed[:2]]
 
 
+def planning(files: PlannedFiles, steps: int) -> tuple[str | Path, ...]:
+    """The command that plans some steps of the proposal in these files."""
+    given = ("--proposal", files.proposal, "--lengths", files.lengths)
+    return ("plan", *given, "--steps", str(steps))
+
+
 def test_plans_are_exported_for_loaders(plan_files: PlannedFiles, tmp_path: Path) -> None:
     export, path = tmp_path / "export.jsonl", tmp_path / "plans.jsonl"
-    planned = (
-        "plan",
-        "--proposal",
-        plan_files.proposal,
-        "--lengths",
-        plan_files.lengths,
-        "--steps",
-        2,
-    )
+    planned = planning(plan_files, 2)
     text = succeeded(call(*planned, "-o", path, "--export", export))
     assert f"exported: {export}" in text
     lines = [json.loads(line) for line in export.read_text().splitlines()]
@@ -197,15 +195,7 @@ def test_plans_are_exported_for_loaders(plan_files: PlannedFiles, tmp_path: Path
 
 
 def test_plan_without_a_file_writes_plans_on_stdout(plan_files: PlannedFiles) -> None:
-    outcome = call(
-        "plan",
-        "--proposal",
-        plan_files.proposal,
-        "--lengths",
-        plan_files.lengths,
-        "--steps",
-        plan_files.steps,
-    )
+    outcome = call(*planning(plan_files, plan_files.steps))
     assert succeeded(outcome) == plan_files.plans.read_text()
     assert "steps planned and checked" in outcome.err
 

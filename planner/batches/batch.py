@@ -73,3 +73,16 @@ class Batch:
         order = np.argsort(-np.asarray(self.lengths, dtype=np.int64), kind="stable")
         cuts = np.cumsum(self.multiplicity)[:-1]
         return tuple(tuple(part.tolist()) for part in np.split(order, cuts))
+
+
+def whole_lengths(lengths: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """Return lengths (tokens) as an array; ``ValueError`` where they are no whole numbers."""
+    values = np.asarray(lengths)
+    if values.ndim != 1 or not len(values):
+        raise ValueError("lengths are no list of at least one sequence")
+    if values.dtype.kind in "iu":
+        return values.astype(np.int64)
+    whole = values.dtype.kind == "f" and np.isfinite(values).all()
+    if not whole or (values != np.floor(values)).any():
+        raise ValueError("lengths are not whole numbers of tokens")
+    return values.astype(np.int64)

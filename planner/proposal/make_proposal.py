@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
@@ -39,7 +39,7 @@ _SAMPLE_SEED = 0x5E9
 def make_proposal(
     profile: Profile,
     cluster: Cluster,
-    lengths: npt.NDArray[np.integer],
+    lengths: Sequence[int] | npt.NDArray[np.integer],
     *,
     seed: int = 0,
     method: str = "search",
@@ -57,8 +57,10 @@ def make_proposal(
     ``lockstep``: all ranks run their k-th micro-batches together, as they do under ZeRO-3 in any
     case; the number of rounds is a multiple of ``rounds_multiple``. Raises ``Infeasible`` when no
     scheme fits the GPUs or holds the longest sequence; ``ValueError`` for an unknown method, for
-    eq4 with an exchange, which it does not know, and for what does not go together with rounds.
+    eq4 with an exchange, which it does not know, for what does not go together with rounds, and for
+    lengths that are no whole numbers above 0.
     """
+    lengths = whole_lengths(lengths)
     check_method(profile, method, exchange, lockstep=lockstep)
     check_rounds(profile, lockstep, rounds_multiple, static_groups=static_groups)
     models = cluster.models(profile)

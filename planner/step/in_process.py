@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange.choice import exchange_of
@@ -136,15 +136,11 @@ class Planner:
         ids: Sequence[int] | None,
         loss_tokens: int | None,
     ) -> Batch:
-        values = np.asarray(lengths)
         limit = self._planner.proposal.cluster.max_len
-        if values.ndim != 1 or not len(values):
-            raise ValueError(f"step {step}: wants a list of lengths with at least one sequence")
-        whole = values.astype(np.int64) if values.dtype.kind in "iu" else None
-        if whole is None and values.dtype.kind == "f" and np.isfinite(values).all():
-            whole = values.astype(np.int64) if (values == np.floor(values)).all() else None
-        if whole is None:
-            raise ValueError(f"step {step}: lengths are not whole numbers of tokens")
+        try:
+            whole = whole_lengths(lengths)
+        except ValueError as error:
+            raise ValueError(f"step {step}: {error}") from None
         if whole.max() > limit:
             place = int(whole.argmax())
             raise ValueError(

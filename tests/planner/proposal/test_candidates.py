@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from instances import LLAMA_32B, batch_of
 
+from seqplan import Cluster, find_profile, make_proposal
 from seqplan.planner.proposal.candidates import Effort, propose
 
 
@@ -16,3 +18,25 @@ def test_a_proposal_holds_the_longest_sequence_and_stands_near_its_bound() -> No
     assert any(proposed.max_sequence >= 32768 for proposed in proposal.candidates)
     assert all(proposed.strategy.gpus <= 64 for proposed in proposal.candidates)
     assert sum(proposed.wins for proposed in proposal.candidates) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([], "no list of at least one sequence"),
+        ([[1, 2]], "no list of at least one sequence"),
+        ([3, 2.5], "not whole numbers of tokens"),
+        ([3, 0], "sequence 1 has length 0; lengths must be 1 or more"),
+    ],
+)
+def test_lengths_of_a_proposal_are_whole_numbers(lengths: list[int], message: str) -> None:
+    profile, cluster = find_profile("llama-7b-a800-80gb"), Cluster(2, 4096, 2000)
+    with pytest.raises(ValueError, match=message):
+        make_proposal(profile, cluster, lengths)
+
+
+def test_a_plain_list_of_lengths_is_proposed_for() -> None:
+    profile, cluster = find_profile("llama-7b-a800-80gb"), Cluster(2, 4096, 2000)
+    lengths = [100, 700, 2000, 90]
+    proposal = make_proposal(profile, cluster, lengths)
+    assert proposal.to_json() == make_proposal(profile, cluster, np.array(lengths)).to_json()

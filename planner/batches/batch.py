@@ -77,7 +77,10 @@ class Batch:
 
 def whole_lengths(lengths: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     """Return lengths (tokens) as an array; ``ValueError`` where they are no whole numbers."""
-    values = np.asarray(lengths)
+    try:
+        values = np.asarray(lengths)
+    except ValueError:  # lists of several sizes
+        values = np.empty((0, 0))
     if values.ndim != 1 or not len(values):
         raise ValueError("lengths are no list of at least one sequence")
     if values.dtype.kind in "iu":

@@ -50,14 +50,8 @@ def _atomic_write(path: Path, mode: Literal["w", "wb"]) -> Iterator[IO[Any]]:
             yield file
         return
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        descriptor = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
-        )
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    try:
-        with _named(path), _open(descriptor, mode) as file:
+    try:  # from before there is a file: a signal's exception may come with the call that makes it
+        with _named(path), _open(_new_file(temporary, path), mode) as file:
             if kept_mode is not None:
                 os.chmod(temporary, kept_mode)
             yield file
@@ -69,6 +63,15 @@ def _atomic_write(path: Path, mode: Literal["w", "wb"]) -> Iterator[IO[Any]]:
             os.unlink(temporary)
         raise
     _flush_folder(target.parent)
+
+
+def _new_file(temporary: Path, path: Path) -> int:
+    """Open a file that nobody has; an ``OSError`` names ``path``, for whose sake it is made."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        return os.open(temporary, flags, 0o666)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 @contextmanager

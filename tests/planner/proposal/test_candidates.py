@@ -25,6 +25,7 @@ def test_a_proposal_holds_the_longest_sequence_and_stands_near_its_bound() -> No
     [
         ([], "no list of at least one sequence"),
         ([[1, 2]], "no list of at least one sequence"),
+        ([[1, 2], [3]], "no list of at least one sequence"),
         ([3, 2.5], "not whole numbers of tokens"),
         ([3, 0], "sequence 1 has length 0; lengths must be 1 or more"),
     ],

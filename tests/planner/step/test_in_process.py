@@ -82,6 +82,7 @@ def test_rounds_of_zero_3() -> None:
     [
         ([], "at least one sequence"),
         ([[1, 2]], "lengths are no list"),
+        ([[1, 2], [3]], "lengths are no list"),
         ([3, 0], "step 0: sequence 1 has length 0"),
         ([3, 2.5], "not whole numbers"),
         ([3, float("nan")], "not whole numbers"),

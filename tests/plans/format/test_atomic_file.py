@@ -50,6 +50,22 @@ def test_an_exception_leaves_the_old_content_and_no_temporary(
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_a_signal_that_comes_as_the_temporary_is_made_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its handler runs when the call returns, with the file there and nobody who knows of it."""
+    plain_open = os.open
+
+    def interrupted(*arguments: object) -> int:
+        plain_open(*arguments)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _write(tmp_path / "a")
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_full_disk_names_the_file_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ _ACTOR_S = 300.0
 """How long an actor may wait for a CPU; clusters that grow by demand take minutes."""
 
 _RETRY_S = 2.0
+_RECONNECT_S = 10
 _PORT_S = 10.0
 _OBJECT_STORE_BYTES = 100 << 20
 """Of a local cluster; the largest object is the proposal's text."""
@@ -134,6 +135,8 @@ def _join(address: str, workers: int) -> Any:
     else:
         # Known to this cluster alone; by itself Ray would keep one in the user's home.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        # A process that starts as the cluster ends looks for it, by itself for a minute.
+        os.environ |= {"RAY_gcs_rpc_server_reconnect_timeout_s": str(_RECONNECT_S)}
     import ray  # which reads them as it is imported
 
     if address:

@@ -217,7 +217,7 @@ def test_without_an_address_a_cluster_is_started_and_ended(
         os.killpg(running.pid, signal.SIGINT)
         _, stderr = running.communicate(timeout=PATIENCE_S)
         assert (running.returncode, stderr) == (130, "seqplan: interrupted\n")
-        # One of Ray's that was just starting may look for its cluster for a minute.
+        # One of Ray's that was just starting may look for its cluster for a while.
         until(lambda: not in_session(running.pid), 3 * PATIENCE_S)
 
 

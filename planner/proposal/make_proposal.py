@@ -163,12 +163,12 @@ def check_feasible(
 ) -> None:
     """Raise ``Infeasible`` when no scheme fits the GPUs or holds the longest sequence."""
     if not models:
-        smallest = min(entry.scheme.gpus for entry in profile.schemes)
+        smallest = min((entry.scheme for entry in profile.schemes), key=lambda own: own.gpus)
         fitting = [e for e in profile.schemes if e.scheme.gpus <= cluster.gpus]
         why = (
             "the model states leave no room for tokens on any scheme that fits"
             if fitting
-            else f"the smallest scheme of the profile takes {smallest}"
+            else f"the smallest scheme to choose from, {smallest}, takes {smallest.gpus}"
         )
         few = "1 GPU is" if cluster.gpus == 1 else f"{cluster.gpus} GPUs are"
         raise Infeasible(f"{few} too few for {profile.name}: {why}; add GPUs")

@@ -117,10 +117,14 @@ def test_fewer_gpus_than_the_smallest_scheme(lengths: Path, output: Path) -> Non
     few = ("--profile", "llama-7b-a800-80gb", "--schemes", "measured", "--gpus", 1)
     message = complaint(propose(lengths, output, *few), 3)
     assert message == (
-        "1 GPU is too few for llama-7b-a800-80gb: the smallest scheme of the profile takes 2; "
-        "add GPUs"
+        "1 GPU is too few for llama-7b-a800-80gb: the smallest scheme to choose from, pp2, "
+        "takes 2; add GPUs"
     )
     nothing_left(output)
+    few = ("--profile", "llama-32b-a800-80gb", "--layout", "tp16", "--gpus", 8)
+    assert "the smallest scheme to choose from, tp16, takes 16;" in complaint(
+        propose(lengths, output, *few), 3
+    )
 
 
 def test_states_that_do_not_fit(lengths: Path, output: Path) -> None:

@@ -19,6 +19,7 @@ NAMES = (
     "compare",
     "table3",
     "whole",
+    "drawn_settings",
     "reforming",
     "window",
     "balance",

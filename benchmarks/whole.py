@@ -63,6 +63,16 @@ class Judged:
     proposal_s: float
     step_s: float
 
+    @property
+    def of_static(self) -> Floats:
+        """Divide the static strategy's iterations by ours, step by step."""
+        return np.asarray(self.static[1] / self.ours)
+
+    @property
+    def gap(self) -> float:
+        """Return by which share our mean iteration is above the mean bound."""
+        return float(mean(self.ours)) / self.bound_ms - 1
+
 
 def run(data: Sequence[Data]) -> None:
     """Print, for each data set, the chosen layout and whole iterations of both."""
@@ -80,7 +90,9 @@ def run(data: Sequence[Data]) -> None:
 
 def _row(source: Data, model: str, gpus: int, context: int, tokens: int) -> list[str]:
     profile = shipped(f"llama-{model}-a800-80gb")
-    judged = _judge(source, profile, Cluster(gpus, context, tokens), exchange_of(profile, gpus))
+    judged = judge(
+        source, profile, Cluster(gpus, context, tokens), exchange_of(profile, gpus), STEPS[gpus]
+    )
     ours_ms = mean(judged.ours)
     strategy, static_ms = judged.static
     narrower, hindsight_ms = judged.hindsight
@@ -90,9 +102,9 @@ def _row(source: Data, model: str, gpus: int, context: int, tokens: int) -> list
         f"{ours_ms / 1000:.2f} s",
         f"{strategy}: {mean(static_ms) / 1000:.2f} s",
         f"{mean(static_ms) / ours_ms:.3f}",
-        f"{(static_ms / judged.ours).min():.3f}",
+        f"{judged.of_static.min():.3f}",
         f"{narrower}: {mean(hindsight_ms) / ours_ms:.3f}",
-        f"{ours_ms / judged.bound_ms - 1:.1%}",
+        f"{judged.gap:.1%}",
         f"{judged.proposal_s:.0f} s",
         f"{judged.step_s * 1000:.0f} ms",
     ]
@@ -107,25 +119,25 @@ def _other_rows(
         "as published": published_exchange(profile, gpus),
     }
     for name, exchange in exchanges.items():
-        judged = _judge(source, profile, Cluster(gpus, context, tokens), exchange)
+        judged = judge(source, profile, Cluster(gpus, context, tokens), exchange, STEPS[gpus])
         ours_ms = mean(judged.ours)
         yield [
             f"{model.upper()}, {gpus:,}, {context // 1024}K, {tokens:,}",
             name,
             judged.layout,
             f"{mean(judged.static[1]) / ours_ms:.3f}",
-            f"{ours_ms / judged.bound_ms - 1:.1%}",
+            f"{judged.gap:.1%}",
         ]
 
 
-def _judge(source: Data, profile: Profile, where: Cluster, exchange: Exchange) -> Judged:
+def judge(source: Data, profile: Profile, where: Cluster, exchange: Exchange, steps: int) -> Judged:
     """Propose, plan steps and judge the static strategies on the same ones."""
     began = time.process_time()
     proposal = make_proposal(profile, where, source.lengths, exchange=exchange)
     proposal_s = time.process_time() - began
     assert proposal.layouts is not None
     sampler = Sampler(source.lengths, where.tokens, where.max_len, 0)
-    batches = list(sampler.batches(STEPS[where.gpus]))
+    batches = list(sampler.batches(steps))
     planner = StepPlanner(proposal)
     began = time.process_time()
     plans = [planner.plan(batch) for batch in batches]

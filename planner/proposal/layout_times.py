@@ -90,9 +90,18 @@ def layout_times(
         if strategy.homogeneous and np.isfinite(times[i]).all()
     ]
     several = np.minimum(times.min(axis=0), np.min([nowhere, *re_formed.values()], axis=0))
+    finite = {layout: mean for layout, mean in by_layout.items() if np.isfinite(mean)}
     return LayoutTimes(
-        {layout: mean for layout, mean in by_layout.items() if np.isfinite(mean)},
+        finite,
         float(several.mean()),
         min(static, key=lambda entry: entry[1], default=None),
         exposed_ms,
+        {layout: _standard_error(best[layout] - several) for layout in finite},
     )
+
+
+def _standard_error(differences: Floats) -> float:
+    """Estimate how far the mean of some batches is from that of all; infinite for one batch."""
+    if len(differences) < 2:
+        return float("inf")
+    return float(differences.std(ddof=1) / np.sqrt(len(differences)))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 from seqplan.planner.exchange.times import Exchange, Layout, layout_text
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios, flips
 
 ONE_LAYOUT = 0.01
 """One layout is chosen where several together are not better by more than this share."""
+
+STANDARD_ERRORS = 2.0
+"""How many standard errors of the sampled batches a tie's edge is wide."""
 
 BEHIND_STATIC = 0.001
 """By what share a layout may be slower than the best static strategy to be chosen all the same."""
@@ -70,15 +74,19 @@ def explain_choice(
         alone = f"the best alone, {layout_text(ranked[0][0])}, takes " if ranked else ""
         more = f"{ranked[0][1] / best_ms - 1:.1%} longer" if ranked else "none runs all batches"
         why.append(f"several layouts, together or in turn: {alone}{more}.")
+        nearest = ranked[0][0] if ranked else None
     else:
         gain = best_ms / times.several_ms - 1
         why.append(
             f"one layout, {layout_text(chosen)}: pipelines differ in Ulysses and ring only; "
             f"several layouts, together or in turn, were found to gain {gain:.1%}."
         )
+        nearest = chosen
         if others := [entry for entry in ranked if entry[0] != chosen]:
             layout, other_ms = others[0]
             why.append(f"The next is {layout_text(layout)}, {other_ms / best_ms - 1:+.1%} in time.")
+    if nearest is not None and (edge := _tie_edge(nearest, times)):
+        why.insert(1, edge)
     why.append(against_static(best_ms, times))
     why.append(flips(chosen, times, scenarios, ONE_LAYOUT))
     rows = tuple(
@@ -91,6 +99,19 @@ def explain_choice(
         rows,
         None if times.static is None else str(times.static[0]),
         None if times.static is None else round(times.static[1], 3),
+    )
+
+
+def _tie_edge(layout: Layout, times: LayoutTimes) -> str:
+    """Say where other batches could decide otherwise between a layout and several together."""
+    error = times.standard_error_ms.get(layout, 0.0) / times.several_ms
+    behind = times.by_layout[layout] / times.several_ms - 1
+    if abs(behind - ONE_LAYOUT) > STANDARD_ERRORS * error:
+        return ""
+    sampled = f"{behind:.1%} ± {error:.1%}" if isfinite(error) else f"{behind:.1%} on one batch"
+    return (
+        f"That is {sampled}, and one layout is taken up to {ONE_LAYOUT:.0%}: other batches "
+        "(another seed) may decide otherwise."
     )
 
 

@@ -35,13 +35,15 @@ class LayoutTimes:
     ``by_layout``: of one layout alone, those that hold the longest sequence and were not proven
     slower before they were searched; ``several_ms``: of any layouts together; ``static``: the best
     homogeneous strategy for all batches and its time. ``exposed_ms``: the part of ``by_layout``
-    that is exchange; where a layout lacks it, what groups that stay expose.
+    that is exchange; where a layout lacks it, what groups that stay expose. ``standard_error_ms``:
+    of ``by_layout`` less ``several_ms``, as other batches of the data would have it.
     """
 
     by_layout: Mapping[Layout, float]
     several_ms: float
     static: tuple[Strategy, float] | None
     exposed_ms: Mapping[Layout, float] = field(default_factory=dict)
+    standard_error_ms: Mapping[Layout, float] = field(default_factory=dict)
 
 
 class Scenarios:

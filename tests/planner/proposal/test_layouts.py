@@ -22,7 +22,7 @@ from seqplan.planner.exchange.times import (
 )
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.proposal.document import ProposalDocument, ProposalError
-from seqplan.planner.proposal.layouts import choose_layout
+from seqplan.planner.proposal.layouts import choose_layout, explain_choice
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios
 from seqplan.planner.step.step_planner import StepPlanner
@@ -123,11 +123,11 @@ def test_an_exchange_must_know_every_layout() -> None:
         ProposalDocument.from_json(replace(document, exchange=part).to_json(), "file")
 
 
-def test_one_layout_wins_ties_and_the_one_that_loses_least() -> None:
+def scenarios_of(exchange: LayoutExchange) -> Scenarios:
+    """Return what layouts would take at other costs, all of them derived."""
     batches = list(Sampler(LENGTHS, CLUSTER.tokens, CLUSTER.max_len, 1).batches(3))
     models = CLUSTER.models(profile())
-    exchange = by_layout(tp2=1000.0, tp4=100.0, tp8=50.0)
-    scenarios = Scenarios(
+    return Scenarios(
         models,
         int(LENGTHS.max()),
         lambda own: mean(
@@ -137,6 +137,36 @@ def test_one_layout_wins_ties_and_the_one_that_loses_least() -> None:
         lambda layout: exchange.exposed_ms([layout]),
         tuple(models),
     )
+
+
+@pytest.mark.parametrize(
+    ("tp4", "error", "edge"),
+    [
+        (3015.0, 8.0, "That is 0.5% ± 0.3%, and one layout is taken up to 1%: other batches "),
+        (3045.0, 8.0, "That is 1.5% ± 0.3%, and one layout"),
+        (3015.0, 7.0, None),
+        (3090.0, 20.0, None),
+        (3015.0, float("inf"), "That is 0.5% on one batch, and one layout"),
+    ],
+)
+def test_a_tie_that_other_batches_may_decide_is_said(
+    tp4: float, error: float, edge: str | None
+) -> None:
+    times = LayoutTimes({(4, 1): tp4}, 3000.0, None, {}, {(4, 1): error})
+    exchange = by_layout(tp2=1000.0, tp4=100.0, tp8=50.0)
+    scenarios = scenarios_of(exchange)
+    layout = choose_layout(times, scenarios)
+    assert (layout is None) == (tp4 > 3030)
+    second = explain_choice(layout, times, scenarios, exchange).why[1]
+    if edge is None:
+        assert not second.startswith("That is")
+    else:
+        assert second.startswith(edge)
+        assert second.endswith("(another seed) may decide otherwise.")
+
+
+def test_one_layout_wins_ties_and_the_one_that_loses_least() -> None:
+    scenarios = scenarios_of(by_layout(tp2=1000.0, tp4=100.0, tp8=50.0))
 
     def choice(
         tp2: float, tp4: float, several: float, static_ms: float | None = None

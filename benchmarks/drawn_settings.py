@@ -1,0 +1,105 @@
+"""Whole iterations against the best static strategy in settings that nobody chose: drawn at random.
+
+Model, GPUs, context, tokens of a step, lengths and the share of the exchange that is hidden. Beside
+the data, lengths are drawn from a Pareto distribution, with the longest tail there is, and from a
+log-normal one, as chats have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+import numpy as np
+
+from benchmarks.settings import Data, markdown
+from benchmarks.whole import Judged, judge
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.errors import Infeasible
+from seqplan.planner.exchange.choice import exchange_of
+from seqplan.profiler.shipped.catalogue import shipped
+
+SETTINGS, STEPS, DRAWN = 40, 8, 200_000
+MODELS = ("7b", "13b", "32b")
+GPUS = (8, 16, 32, 48, 64, 96, 128, 256)
+CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
+TOKENS_PER_GPU = (1000, 3125, 6000, 12_500)
+OVERLAPS = (0.0, 0.5, 1.0)
+SLOWER_SHOWN, GAP_SHOWN = 5e-5, 0.02
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is planned for: ``overlap`` is the share of the exchange that propagation hides."""
+
+    source: Data
+    model: str
+    where: Cluster
+    overlap: float
+
+    def __str__(self) -> str:
+        context, tokens = self.where.max_len // 1024, self.where.tokens
+        hidden = f", {self.overlap:.0%} hidden" if self.overlap else ""
+        return (
+            f"{self.source.name}, {self.model.upper()}, {self.where.gpus} GPUs, {context}K, "
+            f"{tokens:,}{hidden}"
+        )
+
+
+def run(data: Sequence[Data]) -> None:
+    """Print where we are slower on some step or far from the bound, and all settings in short."""
+    rng = np.random.default_rng(0)
+    sources = [*data, *_distributions(rng)]
+    rows, judged, impossible = [], [], 0
+    for _ in range(SETTINGS):
+        setting = _drawn(rng, sources)
+        profile = shipped(f"llama-{setting.model}-a800-80gb")
+        exchange = exchange_of(profile, setting.where.gpus, overlap=setting.overlap)
+        try:
+            outcome = judge(setting.source, profile, setting.where, exchange, STEPS)
+        except Infeasible:  # too few GPUs for the model, or for its longest sequence
+            impossible += 1
+            continue
+        judged.append(outcome)
+        ratio, worst = _ratio(outcome), outcome.of_static.min()
+        if worst < 1 - SLOWER_SHOWN or outcome.gap > GAP_SHOWN:
+            row = [str(setting), outcome.layout, str(outcome.static[0])]
+            rows.append([*row, f"{ratio:.4f}", f"{worst:.4f}", f"{outcome.gap:.1%}"])
+    print(f"### {len(judged)} settings drawn at random, {STEPS} steps each\n")
+    head = ["setting", "layout", "best static", "static / ours", "worst step", "above the bound"]
+    print(markdown(head, rows) + "\n")
+    gaps = np.array([outcome.gap for outcome in judged])
+    ratios = [_ratio(outcome) for outcome in judged]
+    worst_step = min(outcome.of_static.min() for outcome in judged)
+    print(
+        f"static / ours: median {median(ratios):.3f}, least {min(ratios):.4f}, largest "
+        f"{max(ratios):.3f}, of any step at least {worst_step:.4f}; above the bound: median "
+        f"{np.median(gaps):.1%}, p90 {np.quantile(gaps, 0.9):.1%}, largest {gaps.max():.1%}; "
+        f"{impossible} settings that no scheme holds are left out\n"
+    )
+
+
+def _ratio(judged: Judged) -> float:
+    """Divide the static strategy's mean iteration by ours."""
+    return float(mean(judged.static[1]) / mean(judged.ours))
+
+
+def _distributions(rng: np.random.Generator) -> list[Data]:
+    pareto = 300 * (1 + rng.pareto(1.1, DRAWN))
+    chats = rng.lognormal(6.3, 1.1, DRAWN) + 8
+    return [
+        Data("Pareto", np.minimum(pareto, max(CONTEXTS)).astype(np.int64)),
+        Data("log-normal", np.minimum(chats, 40_000).astype(np.int64)),
+    ]
+
+
+def _drawn(rng: np.random.Generator, sources: Sequence[Data]) -> Setting:
+    gpus, context = int(rng.choice(GPUS)), int(rng.choice(CONTEXTS))
+    tokens = max(gpus * int(rng.choice(TOKENS_PER_GPU)), 2 * context)
+    return Setting(
+        source=sources[int(rng.integers(len(sources)))],
+        model=MODELS[int(rng.integers(len(MODELS)))],
+        where=Cluster(gpus, context, tokens),
+        overlap=float(rng.choice(OVERLAPS)),
+    )

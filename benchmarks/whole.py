@@ -15,6 +15,7 @@ from statistics import mean
 import numpy as np
 
 from benchmarks.settings import Data, markdown, published_exchange
+from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.with_exchange import Families, exchange_bound_ms
 from seqplan.planner.cluster import Cluster
@@ -24,6 +25,7 @@ from seqplan.planner.placement.fleet import Floats
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import best_homogeneous
+from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Strategy
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.shipped.catalogue import shipped
@@ -55,6 +57,8 @@ class Judged:
     ``static`` holds the longest sequence of the data, ``hindsight`` that of these steps only.
     """
 
+    batches: list[Batch]
+    plans: list[Plan]
     layout: str
     ours: Floats
     static: tuple[Strategy, Floats]
@@ -158,4 +162,4 @@ def judge(source: Data, profile: Profile, where: Cluster, exchange: Exchange, st
         for strategy, propagation in filter(None, static)
     )
     layout = proposal.layouts.chosen or "several"
-    return Judged(layout, ours, holding, narrower, mean(bounds), proposal_s, step_s)
+    return Judged(batches, plans, layout, ours, holding, narrower, mean(bounds), proposal_s, step_s)

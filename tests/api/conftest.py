@@ -62,9 +62,9 @@ def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stocked]:
         yield stock(served)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """A browser, for tests that run where one is installed."""
+    """A browser, for tests that run where one is installed; files share it."""
     if lacking := missing():
         pytest.skip(f"no browser: {lacking}")
     with browser(tmp_path_factory.mktemp("browser")) as opened:

@@ -284,9 +284,11 @@ def _plain(case: Case, *, exact: bool = False) -> Outcome:
         for tokens, counts in documents:
             if len(tokens) == 1 and not routed:
                 continue
-            with torch.no_grad():  # rotary embeddings forget the document before
+            mixed = case.autocast and not exact
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+                # Rotary embeddings forget the document before.
                 model(input_ids=tokens[None, :1], use_cache=False)
-            with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast and not exact):
+            with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
                 output = model(input_ids=tokens[None], use_cache=False)
             logits = output.logits[0, :-1]
             if routed:

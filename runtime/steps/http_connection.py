@@ -43,7 +43,8 @@ class Connection:
         """Ask, on a new connection where the one that was open is gone.
 
         ``OSError``, ``HTTPException`` for what went wrong, ``TimeoutError`` where the whole answer
-        is not there after ``timeout_s``; ``TooLarge``.
+        is not there after ``timeout_s``; ``IncompleteRead``, an ``HTTPException``, where it was cut
+        off; ``TooLarge``.
         """
         deadline = time.monotonic() + timeout_s
         with self._in_use:
@@ -81,8 +82,9 @@ class Connection:
             self._http.request(method, path, body, headers)
             self._http.response_class = partial(_response, deadline=deadline)  # type: ignore[assignment]
             with self._http.getresponse() as response:
-                if (response.length or 0) > MOST_BYTES:
-                    raise TooLarge(response.length)
+                announced = response.length or 0
+                if announced > MOST_BYTES:
+                    raise TooLarge(announced)
                 answer = Answer(
                     response.status,
                     response.reason,
@@ -92,6 +94,8 @@ class Connection:
                 )
                 if len(answer.body) > MOST_BYTES:
                     raise TooLarge(None)
+                if len(answer.body) < announced:  # which a read with a bound does not say
+                    raise http.client.IncompleteRead(answer.body, announced - len(answer.body))
                 if not response.isclosed():
                     response.read()  # the end of a body in chunks
                 return answer

@@ -30,7 +30,8 @@ class PlanService:
 
         self.token = token
         self.passing: list[str] = []
-        """Troubles of the next requests: ``503``, ``hang up``, ``mute`` (accept, never answer)."""
+        """Troubles of the next requests: ``503``, ``hang up``, ``mute`` (accept, never answer),
+        ``no body`` and ``half a body`` (gone in the middle of an answer)."""
 
         self.waits = True
         self.etag = '"{}"'
@@ -53,6 +54,7 @@ def serving(service: PlanService) -> Iterator[PlanService]:
         def setup(self) -> None:
             super().setup()
             service.connections += 1
+            self.body_share = 1.0
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -111,6 +113,10 @@ def serving(service: PlanService) -> Iterator[PlanService]:
             elif trouble == "mute":
                 service.stopping.wait(60)
                 self.close_connection = True
+            elif trouble in ("no body", "half a body"):
+                self.body_share = 0.0 if trouble == "no body" else 0.5
+                self.close_connection = True
+                return False
             return trouble is not None
 
         def problem(self, status: int, fields: dict[str, str]) -> None:
@@ -124,7 +130,7 @@ def serving(service: PlanService) -> Iterator[PlanService]:
             if status != 204:
                 self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(body[: int(len(body) * self.body_share)])
 
     class Server(ThreadingHTTPServer):
         daemon_threads = False

@@ -294,6 +294,17 @@ def test_passing_troubles_are_sat_out(service: PlanService, client: HttpSource) 
     assert client.view(1, 1, 0.0) == view_of(service.plans[1], 1)
 
 
+def test_an_answer_that_is_cut_off_is_asked_for_again(
+    service: PlanService, client: HttpSource
+) -> None:
+    service.passing = ["no body", "half a body"]
+    assert client.view(0, 1, SOON_S) == view_of(service.plans[0], 1)
+    assert not service.passing
+    service.passing = ["half a body"] * 1000
+    with pytest.raises(PlanTimeout, match=r"no answer within 0\.3 s, at last IncompleteRead"):
+        client.view(1, 1, 0.3)
+
+
 def test_lasting_troubles_end_in_time(service: PlanService, client: HttpSource) -> None:
     service.passing = ["503"] * 1000
     with pytest.raises(PlanTimeout, match=r"no answer within 0\.3 s, at last 503 Service Unav"):

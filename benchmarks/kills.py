@@ -19,6 +19,8 @@ from seqplan.runtime.steps.http_source import HttpSource
 KILLS, STEPS, WORLD, SEED = 100, 200, 4, 0
 PATIENCE_S = 120.0
 
+PLANNING, FORKING = "planning process", "server that forks them"
+
 JOB = """
 profile = "llama-7b-a800-80gb"
 lengths = "lengths.npy"
@@ -33,8 +35,8 @@ def run(data: Sequence[Data]) -> None:
     """Print what was killed and whether the job noticed; raises where it did.
 
     Each kill comes while another step, drawn at random, is underway. Half of them hit the sidecar
-    itself, which is begun again as a supervisor would, half one of its planning processes. The
-    job's ranks go on asking all the while.
+    itself, which is begun again as a supervisor would, half one of its planning processes or the
+    server that forks them. The job's ranks go on asking all the while.
     """
     with tempfile.TemporaryDirectory() as folder:
         with _Supervised(Path(folder) / "undisturbed", data[-1], STEPS) as served:
@@ -51,17 +53,18 @@ def run(data: Sequence[Data]) -> None:
                     time.sleep(0.002)
 
             ranks = [_Rank(served.url, rank, may_begin) for rank in range(WORLD)]
-            killed = {"sidecar": 0, "planning process": 0}
+            killed = {"sidecar": 0, PLANNING: 0, FORKING: 0}
             began = time.perf_counter()
             for step in steps:
                 while max(len(rank.steps) for rank in ranks) < step:
                     _raise_failures(ranks)
                     time.sleep(0.002)
                 time.sleep(float(random.uniform(0, 0.3)))
-                workers = served.workers()
-                if workers and random.random() < 0.5:
-                    _kill(int(random.choice(workers)))
-                    killed["planning process"] += 1
+                processes = served.planning_processes()
+                if processes and random.random() < 0.5:
+                    process = int(random.choice(sorted(processes)))
+                    _kill(process)
+                    killed[processes[process]] += 1
                 else:
                     served.kill_and_begin()
                     killed["sidecar"] += 1
@@ -71,6 +74,7 @@ def run(data: Sequence[Data]) -> None:
     for rank, undisturbed in zip(ranks, expected, strict=True):
         assert rank.steps == list(range(STEPS)), rank.steps
         assert rank.digests == undisturbed.digests
+    assert all(killed.values()), killed
     rows = [[process, str(count)] for process, count in killed.items()]
     print(f"{STEPS} steps, {WORLD} ranks, {took:.0f} s: each delivered once, the same digests\n")
     print(markdown(["killed", "times"], rows), "\n")
@@ -136,18 +140,21 @@ class _Supervised:
         self._served.kill()
         self._served = Served("sidecar", "--job", self._job)
 
-    def workers(self) -> list[int]:
-        """Its planning processes."""
-        numbers = []
+    def planning_processes(self) -> dict[int, str]:
+        """Its planning processes and the server that forks them, by number."""
+        parents = {}
         for path in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = path.read_text().rpartition(")")[2].split()
                 line = (path.parent / "cmdline").read_bytes()
             except OSError:
                 continue
-            if int(fields[1]) == self._served.process.pid and b"spawn_main" in line:
-                numbers.append(int(path.parent.name))
-        return sorted(numbers)
+            if b"multiprocessing.forkserver" in line:
+                parents[int(path.parent.name)] = int(fields[1])
+        sidecar = self._served.process.pid
+        servers = {process for process, parent in parents.items() if parent == sidecar}
+        planning = {process for process, parent in parents.items() if parent in servers}
+        return dict.fromkeys(servers, FORKING) | dict.fromkeys(planning, PLANNING)
 
 
 def _kill(process: int) -> None:

@@ -2,7 +2,8 @@
 
 A round's groups run side by side and it lasts as long as the slowest of them. ``RoundsFiller.fill``
 fills rounds one after another, each to the target that it is given; ``full`` fills them about as
-full as memory allows, each to the least target for that. In a round the largest groups come first
+full as memory allows, each to the least target for that, ``thrifty`` each to the target that wastes
+the least time. In a round the largest groups come first
 (``_fill_round``): each degree opens groups for the sequences that need it (``_number_needed``) and
 tops them up with others (``_fill_groups``), by the fill that packs pipelines, compiled or not.
 """
@@ -32,6 +33,9 @@ HALVINGS = 6
 
 SPARED = 0.03
 """Share of those tokens that it may leave."""
+
+THRIFTY = 16
+"""Targets of which the one is taken that wastes the least time."""
 
 _ROUND = 1.0 + 1e-12
 
@@ -95,7 +99,8 @@ class RoundsFiller:
         with_overhead = work + np.array([[c.c] for c in classes])
         sizes = np.array([[float(c.gpus)] for c in classes])
         areas = sizes * (with_overhead if one_each else work)
-        self.area_ms = float(_least(areas, holds) @ sequences.counts) / ranks
+        self._areas_ms = _least(areas, holds) / ranks
+        self.area_ms = float(self._areas_ms @ sequences.counts)
         self._alone_ms: list[float] = _least(with_overhead, holds).tolist()
         self.longest_ms = max(self._alone_ms)
         self.overhead_ms = 0.0 if one_each else min(c.c for c in classes)
@@ -137,6 +142,31 @@ class RoundsFiller:
             full_round, counts = self._full_round(counts)
             filled += full_round
         return filled, counts
+
+    def thrifty(self) -> FilledRounds | None:
+        """Fill rounds one after another, each to the target at which the least time is wasted.
+
+        Of ``THRIFTY`` targets, from the longest sequence's own time up: the round that is shortest
+        for the least GPU-time of the sequences that it takes. None where a sequence fits no group
+        of so few ranks.
+        """
+        counts = self.sequences.counts
+        filled = FilledRounds((), (), self.stages)
+        while counts.any():
+            longest = int(np.argmax(counts > 0))
+            first = self._alone_ms[longest]
+            last = max(first, self._full_ms[longest])
+            best_share = 0.0
+            for target in np.geomspace(first, last, THRIFTY).tolist():
+                one_round, rest = self._round_of(counts, longest, target)
+                least_ms = float(self._areas_ms @ (counts - rest))
+                if least_ms > best_share * one_round.times_ms[0]:
+                    best_share = least_ms / one_round.times_ms[0]
+                    thriftiest, left = one_round, rest
+            if not best_share:
+                return None
+            filled, counts = filled + thriftiest, left
+        return filled
 
     def _full_round(self, counts: Ints) -> tuple[FilledRounds, Ints]:
         """Find the least target at which a round takes nearly all tokens that it can."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass, undominated
@@ -42,6 +42,16 @@ FILLS = 200
 PROMISING = 1.03
 """With stages, starts that take this much longer than the best known one are not improved: more
 numbers of rounds are tried, and a longer round costs the more."""
+
+DEEPENED, NEAR, DEEP_FILLS = 3, 1.01, 800
+"""Numbers of rounds whose best is searched further in the end, if that near to the best of all; and
+rounds filled for each, about."""
+
+LAID_OUT = 6
+"""Of the best found, how many are laid out, which may change their order."""
+
+_Candidate = tuple[FilledRounds, RoundsFiller]
+"""Rounds, and what filled them."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +100,12 @@ def plan_rounds(
     For each number of rounds from the fewest that memory allows, in multiples of ``multiple``, and
     each smallest degree: all rounds with one common target, the least that works; then, from the
     best of these, targets are changed one against the others while the sum falls. (Larger groups
-    than needed can be better where memory is tight: they mix long and short sequences.) Rounds of
-    one degree throughout are tried first, which is all where there is no other. Then sequences of
-    equal groups are dealt evenly, and groups split, widened or given a sequence of another round
-    until no rank is idle; some are only where sequences are too few for that. ``ValueError`` where
-    sequences are fewer than the rounds that are wanted.
+    than needed can be better where memory is tight: they mix long and short sequences.) Rounds that
+    waste the least time one by one join them, and the best of the best numbers are searched
+    further. Rounds of one degree throughout are tried first, which is all where there is no other.
+    Then sequences of equal groups are dealt evenly, and groups split, widened or given a sequence
+    of another round until no rank is idle; some are only where sequences are too few for that.
+    ``ValueError`` where sequences are fewer than the rounds that are wanted.
     """
     stages = models[0].scheme.pp
     ranks = gpus // stages
@@ -150,49 +161,75 @@ def _search(
     stages: int,
     multiple: int,
 ) -> tuple[list[FilledRounds], float]:
-    """Search numbers of rounds from the fewest on: what was found, each better than the one before.
+    """Search numbers of rounds from the fewest on: some of the best there are.
 
     And a lower bound over all plans (ms).
     """
-    best: list[FilledRounds] = []
+    of_one_degree: list[FilledRounds] = []
     if stages == 1:
-        best, one_bound = _of_one_degree(classes, batch, ranks, multiple)
-        if len(bounded) == 1 and best:
-            return best, one_bound
+        of_one_degree, one_bound = _of_one_degree(classes, batch, ranks, multiple)
+        if len(bounded) == 1 and of_one_degree:
+            return of_one_degree, one_bound
     sequences = Sequences(batch.distinct, batch.multiplicity)
     fillers = [
         RoundsFiller(classes[:last], sequences, ranks, stages=stages)
         for last in _smallest(classes, batch)
     ]
     fewest = fewest_rounds(bounded, batch, ranks)
+    least_ms = rounds_bound_ms(bounded, batch, ranks, fewest, stages)
+    candidates = [
+        (thrifty, filler)
+        for filler in fillers
+        if (thrifty := filler.thrifty()) is not None and len(thrifty.times_ms) % multiple == 0
+    ]
     number = ceil(fewest / multiple) * multiple
+    best_ms = min((filled.total_ms for filled in of_one_degree), default=inf)
     behind = 0
-    while not best or behind <= EXTRA_ROUNDS:
+    while best_ms == inf or behind <= EXTRA_ROUNDS:
         bound_ms = rounds_bound_ms(bounded, batch, ranks, number, stages)
-        if best and bound_ms >= best[-1].total_ms:
+        if bound_ms >= best_ms:
             break
-        starts = [
-            (start, filler)
-            for filler in fillers
-            for start in (common_target(filler, number, bound_ms), full_rounds(filler, number))
-            if start is not None
-        ]
-        starts.sort(key=lambda pair: pair[0].total_ms)
-        known_ms = min(
-            (known.total_ms for known in [*best, *(start for start, _ in starts)]), default=0.0
-        )
-        improvable = [
-            improved(filler, start, bound_ms, FILLS)
-            for start, filler in starts[:IMPROVED]
-            if stages == 1 or start.total_ms <= known_ms * PROMISING
-        ]
+        starts = _starts(fillers, number, bound_ms)
+        known_ms = min([best_ms, *(start.total_ms for start, _ in starts)])
         behind += 1
-        for filled in improvable:
-            if not best or filled.total_ms < best[-1].total_ms:
-                best.append(filled)
-                behind = 0
+        for start, filler in starts[:IMPROVED]:
+            if stages > 1 and start.total_ms > known_ms * PROMISING:
+                continue
+            filled = improved(filler, start, bound_ms, FILLS)
+            candidates.append((filled, filler))
+            if filled.total_ms < best_ms:
+                best_ms, behind = filled.total_ms, 0
         number += multiple
-    return best, rounds_bound_ms(bounded, batch, ranks, fewest, stages)
+    candidates += [
+        (improved(filler, filled, least_ms, DEEP_FILLS, in_common=False), filler)
+        for filled, filler in _best_of_each_number(candidates)[:DEEPENED]
+        if filled.total_ms <= best_ms * NEAR
+    ]
+    candidates.sort(key=_total_ms)
+    return [*of_one_degree, *(filled for filled, _ in candidates[:LAID_OUT])], least_ms
+
+
+def _starts(fillers: Sequence[RoundsFiller], number: int, bound_ms: float) -> list[_Candidate]:
+    """Fill so many rounds of each smallest degree, to one target or full; the shortest first."""
+    starts = [
+        (start, filler)
+        for filler in fillers
+        for start in (common_target(filler, number, bound_ms), full_rounds(filler, number))
+        if start is not None
+    ]
+    return sorted(starts, key=_total_ms)
+
+
+def _best_of_each_number(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    """Choose the shortest of each number of rounds, the shortest of all first."""
+    by_number: dict[int, _Candidate] = {}
+    for candidate in sorted(candidates, key=_total_ms):
+        by_number.setdefault(len(candidate[0].times_ms), candidate)
+    return list(by_number.values())
+
+
+def _total_ms(candidate: _Candidate) -> float:
+    return candidate[0].total_ms
 
 
 def _of_one_degree(

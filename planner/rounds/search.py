@@ -62,10 +62,13 @@ def improved(
     start: FilledRounds,
     bound_ms: float,
     fills: int = TRIED_FILLS,
+    *,
+    in_common: bool = True,
 ) -> FilledRounds:
-    """Change one round's target, later ones in common, while the sum of the rounds falls.
+    """Change one round's target and those of later ones against it, while the sum falls.
 
-    ``fills``: rounds that are filled at most, about.
+    Later ones take the least target ``in_common``, or are shortened in proportion. ``fills``:
+    rounds that are filled at most, about.
     """
     best = start
     most = max(2, fills // len(start.times_ms))
@@ -80,26 +83,30 @@ def improved(
                 if r >= len(best.times_ms) - 1:
                     break
                 fixed = [*best.times_ms[:r], best.times_ms[r] * factor]
-                best = _least_rest(filler, fixed, best)
+                later = best.times_ms[r + 1 :]
+                shape = [1.0] * len(later) if in_common else later
+                best = _least_rest(filler, fixed, shape, best)
         if best.total_ms > before * (1 - TOLERANCE):
             break
     return best
 
 
-def _least_rest(filler: RoundsFiller, fixed: Sequence[float], best: FilledRounds) -> FilledRounds:
-    """Give rounds after ``fixed`` the least common target; the better of them and ``best``."""
-    rest = len(best.times_ms) - len(fixed)
-    high = _limit_ms(best.total_ms, fixed, rest, filler.stages)
-    if high <= filler.overhead_ms:
+def _least_rest(
+    filler: RoundsFiller, fixed: Sequence[float], shape: Sequence[float], best: FilledRounds
+) -> FilledRounds:
+    """Give rounds after ``fixed`` the least multiple of a ``shape``; the better of it and best."""
+    high = _limit(best.total_ms, fixed, shape, filler.stages)
+    low = filler.overhead_ms / max(shape)
+    if high <= low:
         return best
-    filled = filler.fill([*fixed, *[high] * rest])
+    filled = filler.fill([*fixed, *(high * part for part in shape)])
     if filled is None or filled.total_ms >= best.total_ms:
         return best
-    best, low = filled, filler.overhead_ms
-    # Where the rest holds next to nothing, halving its target gains nothing and would not end.
-    while high - low > 4 * TOLERANCE * high and rest * high > TOLERANCE * best.total_ms:
+    best = filled
+    # Where the rest holds next to nothing, halving its targets gains nothing and would not end.
+    while high - low > 4 * TOLERANCE * high and sum(shape) * high > TOLERANCE * best.total_ms:
         middle = (low + high) / 2
-        filled = filler.fill([*fixed, *[middle] * rest])
+        filled = filler.fill([*fixed, *(middle * part for part in shape)])
         if filled is None:
             low = middle
         else:
@@ -108,8 +115,10 @@ def _least_rest(filler: RoundsFiller, fixed: Sequence[float], best: FilledRounds
     return best
 
 
-def _limit_ms(total_ms: float, fixed: Sequence[float], rest: int, stages: int) -> float:
-    """Compute how long ``rest`` equal rounds may be for a step of ``total_ms`` with the fixed."""
+def _limit(total_ms: float, fixed: Sequence[float], shape: Sequence[float], stages: int) -> float:
+    """Compute the multiple of ``shape`` that rounds after ``fixed`` may be in ``total_ms``."""
     left, longest = total_ms - sum(fixed), max(fixed)
-    shorter = (left - (stages - 1) * longest) / rest
-    return shorter if shorter <= longest else left / (rest + stages - 1)
+    multiple = (left - (stages - 1) * longest) / sum(shape)
+    if multiple * max(shape) <= longest:
+        return multiple
+    return left / (sum(shape) + (stages - 1) * max(shape))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
@@ -24,6 +26,7 @@ from seqplan.profiler.latency import Latency
 from seqplan.profiler.scheme_model import SchemeModel
 from seqplan.profiler.shipped.catalogue import shipped
 
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 PLANNER = Planner("0", 0, "sha256:0", None)
 
 
@@ -102,6 +105,41 @@ def test_rounds_that_hold_nothing_end_the_search() -> None:
 
     degree = PipelineClass(1, 0.0, 0.3, 0.0, 100, 1, 1, 1)
     filler = Counting([degree], Sequences(np.array([10, 7]), np.array([1, 1])), 2)
-    best = _least_rest(filler, [3.0], FilledRounds(((), (), ()), (3.0, 3.0, 3.0)))
-    assert best.total_ms == 3.0
-    assert filler.fills < 20
+    for shape in ([1.0, 1.0], [3.0, 0.5]):
+        filler.fills = 0
+        best = _least_rest(filler, [3.0], shape, FilledRounds(((), (), ()), (3.0, 3.0, 3.0)))
+        assert best.total_ms == 3.0
+        assert filler.fills < 20
+
+
+@settings(max_examples=60, deadline=None)
+@given(settings_of_rounds())
+def test_thrifty_rounds_hold_everything(case: tuple[list[SchemeModel], Batch, int]) -> None:
+    models, batch, gpus = case
+    classes = [PipelineClass.of(model, 1) for model in reversed(models)]
+    filler = RoundsFiller(classes, Sequences(batch.distinct, batch.multiplicity), gpus)
+    thrifty = filler.thrifty()
+    assert thrifty is not None
+    positions = [
+        place for groups in thrifty.groups(batch) for _, members in groups for place in members
+    ]
+    assert sorted(positions) == list(range(len(batch.lengths)))
+    beyond = RoundsFiller(
+        [replace(classes[0], gpus=gpus + 1)],
+        Sequences(batch.distinct, batch.multiplicity),
+        gpus,
+    )
+    assert beyond.thrifty() is None
+
+
+def test_many_unlike_rounds_are_searched_deeply() -> None:
+    """Long and short rounds of code: each has its own target, and more rounds can be shorter."""
+    models = [
+        model
+        for model in shipped("llama-32b-a800-80gb").usable(64, 32768)
+        if (model.scheme.tp, model.scheme.pp) == (4, 1)
+    ]
+    lengths = np.minimum(CODE, 32768)[:300].tolist()
+    rounds = plan_rounds(Batch.of_lengths(lengths), models, 64)
+    assert rounds is not None
+    assert rounds.objective_ms <= rounds.lower_bound_ms * 1.04

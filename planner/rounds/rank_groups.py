@@ -27,8 +27,9 @@ MOST_NUMBERS = 1_000
 EXTRA_ROUNDS = 2
 """Rounds tried beyond the fewest, in multiples of what the host wants."""
 
-FILLS = 40
-"""Rounds filled to improve one plan, about: groups of several degrees leave more to gain."""
+FILLS, DEEP_FILLS = 40, 200
+"""Rounds filled to improve one plan, about, and the best in the end: groups of several degrees
+leave more to gain."""
 
 CLEARLY = 1e-3
 """Where a group runs sequences one by one, more rounds must be faster by this share: each ends in
@@ -186,7 +187,14 @@ def _filled_rounds(
             else:
                 behind += 1
         number += multiple
-    return best[-EXTRA_ROUNDS - 1 :], least
+    candidates = best[-EXTRA_ROUNDS - 1 :]
+    if not one_each:
+        thrifty = filler.thrifty()
+        if thrifty is not None and len(thrifty.times_ms) % multiple == 0:
+            candidates.append(thrifty)
+    shortest = min(candidates, key=lambda filled: filled.total_ms)
+    candidates.append(improved(filler, shortest, least, DEEP_FILLS, in_common=False))
+    return candidates, least
 
 
 def _on_ranks(

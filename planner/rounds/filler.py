@@ -69,8 +69,8 @@ class RoundsFiller:
     ``stages``: that the rounds go through; classes and ranks are those of one.
     ``ValueError`` where a sequence fits none.
 
-    ``area_ms``: all work, spread over the ranks; ``longest_ms``: the slowest sequence, alone;
-    ``overhead_ms``: the least that a round takes besides its sequences.
+    ``area_ms``: all work, spread over the ranks; ``overhead_ms``: the least that a round takes
+    besides its sequences.
     """
 
     def __init__(
@@ -102,7 +102,6 @@ class RoundsFiller:
         self._areas_ms = _least(areas, holds) / ranks
         self.area_ms = float(self._areas_ms @ sequences.counts)
         self._alone_ms: list[float] = _least(with_overhead, holds).tolist()
-        self.longest_ms = max(self._alone_ms)
         self.overhead_ms = 0.0 if one_each else min(c.c for c in classes)
         smallest = (len(classes) - 1 - np.argmax(holds[::-1], axis=0)).tolist()
         self._full_ms = [

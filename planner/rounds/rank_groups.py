@@ -17,7 +17,12 @@ from seqplan.planner.placement.micro_batch_order import order_micro_batches
 from seqplan.planner.rounds.busy_ranks import BusyRanks, Group
 from seqplan.planner.rounds.filled_rounds import FilledRounds, Sequences
 from seqplan.planner.rounds.filler import RoundsFiller
-from seqplan.planner.rounds.round_bounds import fewest_rounds, in_stages_ms, rounds_bound_ms
+from seqplan.planner.rounds.round_bounds import (
+    fewest_rounds,
+    in_stages_ms,
+    one_by_one_bound_ms,
+    rounds_bound_ms,
+)
 from seqplan.planner.rounds.search import common_target, full_rounds, improved
 from seqplan.profiler.latency import Latency
 
@@ -157,8 +162,7 @@ def _filled_rounds(
     sequences = Sequences(batch.distinct, batch.multiplicity)
     filler = RoundsFiller(classes, sequences, ranks, one_each=one_each, stages=stages)
     if one_each:
-        # Capacity limits no round: bounded by all work, and by the longest sequence.
-        fewest, least = 1, max(filler.area_ms, filler.longest_ms)
+        fewest, least = 1, one_by_one_bound_ms(classes, batch, ranks)  # capacity limits no round
     else:
         fewest = fewest_rounds(classes, batch, ranks)
         least = rounds_bound_ms(classes, batch, ranks, fewest, stages)

@@ -13,7 +13,7 @@ from math import ceil, inf
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.placement.fleet import Floats, PipelineClass
 from seqplan.profiler.scheme_model import SchemeModel
 
 
@@ -35,45 +35,80 @@ def rounds_bound_ms(
 ) -> float:
     """Compute a lower bound (ms) on every plan of at least ``rounds`` rounds.
 
-    If a plan takes at most U, the round of a sequence, which may count once for each stage, takes
-    at most U less an overhead for each other round, over the stages. That excludes groups that need
-    longer. On those that remain, GPU-time Σ min_g gpus_g·work_g spreads over all ranks, and
-    each round pays its overhead; filling and draining take (stages − 1) times the longest round,
-    which is no shorter than the mean one and than any sequence alone. Of all numbers of rounds that
-    there can be the least counts. The bound is the largest U at which this contradicts U.
+    Where the longest round lasts L, no group of the plan takes longer. On the groups that remain,
+    GPU-time Σ min_g gpus_g·work_g spreads over all ranks, each round pays its overhead, and filling
+    and draining take (stages − 1) times L, or the mean round where that is longer. And the longest
+    round counts ``stages`` times, every other at least its overhead. That GPU-time falls as L grows
+    past the time that a sequence takes alone in a cheaper group: of all such L the least counts.
     """
     overhead = min(pipeline_class.c for pipeline_class in classes)
+    longest_ms, area = _least_areas(classes, batch)
+    spread_ms = area / ranks
+    most = max(rounds, len(batch.lengths)) if stages > 1 else rounds
+    drained_ms = np.full(len(longest_ms), inf)
+    for number in _best_numbers(spread_ms, longest_ms, overhead, stages):
+        counted = np.clip(number, rounds, most)
+        longest_or_mean = np.maximum(longest_ms, spread_ms / counted + overhead)
+        drained_ms = np.minimum(
+            drained_ms, spread_ms + counted * overhead + (stages - 1) * longest_or_mean
+        )
+    alone_ms = stages * longest_ms + (rounds - 1) * overhead
+    return float(np.maximum(drained_ms, alone_ms).min()) * (1 - 1e-9)
+
+
+def one_by_one_bound_ms(classes: Sequence[PipelineClass], batch: Batch, ranks: int) -> float:
+    """Compute a lower bound (ms) on every plan whose groups run their sequences one by one.
+
+    No sequence takes longer than the step. In groups in which none does, all of them take the least
+    GPU-time with their overheads, spread over all ranks.
+    """
+    longest_ms, area = _least_areas(classes, batch, one_each=True)
+    return float(np.maximum(longest_ms, area / ranks).min()) * (1 - 1e-9)
+
+
+def _least_areas(
+    classes: Sequence[PipelineClass], batch: Batch, *, one_each: bool = False
+) -> tuple[Floats, Floats]:
+    """List times that the longest round may last, and the least GPU-time of the batch then (ms).
+
+    From the shortest time in which every sequence can end alone, each at which one of them can take
+    a group that needs less. ``one_each``: each sequence pays the overhead of a micro-batch.
+    """
     lengths, counts = batch.distinct, batch.multiplicity
     work = np.stack([pipeline_class.work_ms(lengths) for pipeline_class in classes])
     holds = np.stack(
         [pipeline_class.padded(lengths) <= pipeline_class.capacity for pipeline_class in classes]
     )
     sizes = np.array([[pipeline_class.gpus] for pipeline_class in classes], dtype=np.float64)
-    alone = work + np.array([[pipeline_class.c] for pipeline_class in classes])
-    numbers = np.arange(rounds, max(rounds, len(batch.lengths) if stages > 1 else rounds) + 1)
+    overheads = np.array([[pipeline_class.c] for pipeline_class in classes])
+    alone_ms = np.where(holds, work + overheads, inf)
+    fastest_first = np.argsort(alone_ms, axis=0, kind="stable")
+    alone_ms = np.take_along_axis(alone_ms, fastest_first, axis=0)
+    times_ms = work + overheads if one_each else work
+    areas = np.take_along_axis(np.where(holds, sizes * times_ms, inf), fastest_first, axis=0)
+    areas = np.minimum.accumulate(areas, axis=0)
+    cheaper = areas[1:] < areas[:-1]
+    saved = ((areas[:-1] - areas[1:]) * counts)[cheaper]
+    from_ms = alone_ms[1:][cheaper]
+    in_order = np.argsort(from_ms, kind="stable")
+    shortest_ms = alone_ms[0].max()
+    longest_ms = np.concatenate([[shortest_ms], np.maximum(from_ms[in_order], shortest_ms)])
+    saved_so_far = np.concatenate([[0.0], np.cumsum(saved[in_order])])
+    return longest_ms, float(areas[0] @ counts) - saved_so_far
 
-    def implied_ms(limit_ms: float) -> float:
-        longest_ms = (limit_ms - (rounds - 1) * overhead) / stages
-        feasible = holds & (alone <= longest_ms + 1e-9)
-        area = np.where(feasible, sizes * work, inf).min(axis=0)
-        spread = float(area @ counts) / ranks
-        if stages == 1:
-            return spread + rounds * overhead
-        singly = float(np.where(feasible, alone, inf).min(axis=0).max())
-        longest = np.maximum(singly, spread / numbers + overhead)
-        return float((spread + numbers * overhead + (stages - 1) * longest).min())
 
-    singly = float(np.where(holds, alone, inf).min(axis=0).max())
-    low = stages * singly + (rounds - 1) * overhead
-    high = max(low, implied_ms(inf)) * 2 + 1
-    low = max(low, implied_ms(inf) * (1 - 1e-9))
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2
-        if implied_ms(middle) * (1 - 1e-9) >= middle:
-            low = middle
-        else:
-            high = middle
-    return low
+def _best_numbers(
+    spread_ms: Floats, longest_ms: Floats, overhead: float, stages: int
+) -> tuple[Floats, Floats]:
+    """Compute the numbers of rounds beside the one at which a step is shortest.
+
+    More rounds shorten the mean one, which counts (stages − 1) times more, until the longest does.
+    """
+    with np.errstate(divide="ignore"):
+        as_long = np.where(longest_ms > overhead, spread_ms / (longest_ms - overhead), inf)
+        paid_for = np.sqrt((stages - 1) * spread_ms / overhead) if overhead else as_long
+    best = np.minimum(as_long, paid_for)
+    return np.floor(best), np.ceil(best)
 
 
 def fewest_rounds(classes: Sequence[PipelineClass], batch: Batch, ranks: int) -> int:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles.rounds import least_rounds_ms
 
+from seqplan.hosts.degree_costs import by_degree, ring_costs
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.rounds.rank_groups import GroupedRounds, plan_groups
 from seqplan.planner.simulation.one_f_one_b import simulate_ms
 from seqplan.profiler.latency import Latency
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 
 
 def costs_of(
@@ -97,19 +102,20 @@ def test_sound_whatever_is_asked(
     a=st.sampled_from([0.0, 0.2]),
     c=st.sampled_from([0.0, 5.0]),
     loss=st.sampled_from([1.0, 1.2]),
+    one_each=st.booleans(),
 )
 def test_rounds_lie_between_the_bound_and_the_optimum(
-    lengths: list[int], ranks: int, room: int, a: float, c: float, loss: float
+    lengths: list[int], ranks: int, room: int, a: float, c: float, loss: float, one_each: bool
 ) -> None:
     """Of all ways to group them, groups of which some ranks may be idle among them."""
     capacity = -(-max(lengths) // ranks) + room
     costs = costs_of(ranks, a, 1.0, c, loss)
-    rounds = plan_groups(lengths, ranks, capacity, costs)
+    rounds = plan_groups(lengths, ranks, capacity, costs, one_each=one_each)
     classes = [
         PipelineClass(1, cost.a, cost.b, cost.c, capacity * degree, 1, 1, degree)
         for degree, cost in costs.items()
     ]
-    best = least_rounds_ms(classes, lengths, ranks)
+    best = least_rounds_ms(classes, lengths, ranks, one_each=one_each)
     assert rounds.lower_bound_ms <= best * (1 + 1e-9)
     assert best * (1 - 1e-9) <= rounds.predicted_ms <= 2 * best
 
@@ -155,6 +161,14 @@ def test_a_long_sequence_gets_ranks_and_the_others_work_beside_it() -> None:
     assert degrees[0] >= 4
     assert len(rounds.rounds) == 1
     assert rounds.imbalance < 0.35
+
+
+def test_few_sequences_one_by_one_are_near_their_bound() -> None:
+    """Ranks that the longest sequence needs to be short are ranks that the others lack."""
+    costs = by_degree(ring_costs("llama-7b-a800-80gb", "tp2"), 64)
+    drawn = np.random.default_rng(0).choice(CODE, 150)
+    lengths = np.minimum(drawn, 32768).tolist()
+    assert plan_groups(lengths, 64, 8192, costs, one_each=True).gap <= 0.07
 
 
 def test_what_cannot_be_is_an_error() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.rounds import least_rounds_ms
@@ -132,14 +133,15 @@ def test_thrifty_rounds_hold_everything(case: tuple[list[SchemeModel], Batch, in
     assert beyond.thrifty() is None
 
 
-def test_many_unlike_rounds_are_searched_deeply() -> None:
-    """Long and short rounds of code: each has its own target, and more rounds can be shorter."""
+@pytest.mark.parametrize(("layout", "gap"), [((4, 1), 0.04), ((4, 2), 0.03), ((8, 2), 0.02)])
+def test_many_unlike_rounds_are_near_their_bound(layout: tuple[int, int], gap: float) -> None:
+    """Long and short rounds of code, each with its own target; with stages the longest counts."""
     models = [
         model
         for model in shipped("llama-32b-a800-80gb").usable(64, 32768)
-        if (model.scheme.tp, model.scheme.pp) == (4, 1)
+        if (model.scheme.tp, model.scheme.pp) == layout
     ]
     lengths = np.minimum(CODE, 32768)[:300].tolist()
     rounds = plan_rounds(Batch.of_lengths(lengths), models, 64)
     assert rounds is not None
-    assert rounds.objective_ms <= rounds.lower_bound_ms * 1.04
+    assert rounds.objective_ms <= rounds.lower_bound_ms * (1 + gap)

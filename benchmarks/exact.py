@@ -24,7 +24,7 @@ def run(data: Sequence[Data], contexts: Sequence[int] = (32768, 16384)) -> None:
     for source in data:
         for context in contexts:
             where = cluster(GPUS, context)
-            proposal = make_proposal(profile, where, source.lengths)
+            proposal = make_proposal(profile, where, source.lengths, propagation_only=True)
             planner, exact = StepPlanner(proposal), StepPlanner(proposal, exact=True)
             for batch in Sampler(source.lengths, where.tokens, context, SEED).batches(STEPS):
                 before = planner.plan(batch)

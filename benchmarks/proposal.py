@@ -54,7 +54,13 @@ def run(data: Sequence[Data]) -> None:
         for gpus in CLUSTERS:
             for method in ("search", "eq4"):
                 start = time.perf_counter()
-                proposal = make_proposal(profile, cluster(gpus), source.lengths, method=method)
+                proposal = make_proposal(
+                    profile,
+                    cluster(gpus),
+                    source.lengths,
+                    method=method,
+                    propagation_only=True,
+                )
                 took = time.perf_counter() - start
                 above = proposal.expected_ms / proposal.lower_bound_ms - 1
                 rows.append(

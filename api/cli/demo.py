@@ -153,7 +153,9 @@ def execute_small(
     cluster = SMALL_CLUSTER
     _title(f"6. Executed: {SMALL_STEPS} steps on {cluster.gpus} processes, against one process")
     with ProgressBar(sys.stderr) as progress:
-        proposal = make_proposal(profile, cluster, lengths, seed=SMALL_SEED, progress=progress)
+        proposal = make_proposal(
+            profile, cluster, lengths, seed=SMALL_SEED, propagation_only=True, progress=progress
+        )
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, SMALL_SEED)
     with atomic_write(path) as file:
         batches = sampler.batches(SMALL_STEPS)

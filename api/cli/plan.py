@@ -25,6 +25,7 @@ from seqplan.planner.bounds.sequence_costs import sequence_costs
 from seqplan.planner.exchange.times import parse_layout
 from seqplan.planner.placement.fleet import PipelineClass, undominated
 from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.rounds.options import check_planning_in_rounds
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.workers.executor import EXECUTORS
 from seqplan.planner.workers.produce import produce
@@ -120,6 +121,8 @@ class StepRow:
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` for a step that nothing can run."""
     proposal = ProposalDocument.load(args.proposal)
+    if proposal.in_rounds:
+        check_planning_in_rounds(args.static_groups, args.packing != PACKINGS[0])
     check_output(args.output, args.proposal, args.lengths, args.batches)
     check_output(args.export, args.proposal, args.lengths, args.batches, args.output)
     if args.export is not None:

@@ -103,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             method=args.method,
             exchange=exchange,
+            propagation_only=exchange is None,
             static_groups=args.static_groups,
             lockstep=args.lockstep,
             rounds_multiple=args.rounds_multiple,

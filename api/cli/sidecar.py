@@ -14,7 +14,6 @@ from seqplan.api.cli.frame.options import check_port
 from seqplan.api.cli.frame.terminal import ProgressBar
 from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
-from seqplan.planner.exchange.choice import exchange_to_propose_with
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.rounds.options import AS_NAMES, check_rounds
 from seqplan.planner.workers.executor import check_executor
@@ -134,7 +133,6 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
             cluster,
             lengths,
             seed=job.seed,
-            exchange=exchange_to_propose_with(profile, job.gpus, None, 0.0),
             lockstep=job.lockstep,
             rounds_multiple=job.rounds_multiple,
             progress=progress,

@@ -69,6 +69,7 @@ def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
         "seed": request["seed"],
         "method": method,
         "exchange": exchange,
+        "propagation_only": exchange is None,
         "static_groups": static_groups,
         "lockstep": lockstep,
         "rounds_multiple": rounds_multiple,

@@ -9,13 +9,16 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.plans.format.fields import MAX_INTEGER
+
 
 @dataclass(frozen=True)
 class Batch:
     """The sequences of one step: data-set ``ids`` and ``lengths`` (tokens), position by position.
 
     ``loss_tokens``: labels that count in the loss; by default Σ(length − 1).
-    Raises ``ValueError`` for an empty batch, a length below 1 or unequal sizes.
+    Raises ``ValueError`` for an empty batch, a length below 1, a step or an id below 0, unequal
+    sizes, and loss tokens below 0 or beyond the tokens.
     """
 
     step: int
@@ -35,6 +38,15 @@ class Batch:
             raise ValueError(
                 f"step {self.step}: sequence {self.ids[place]} has length {min(self.lengths)}; "
                 "lengths must be 1 or more"
+            )
+        if self.step < 0:
+            raise ValueError(f"step {self.step}: steps are counted from 0")
+        if min(self.ids) < 0:
+            raise ValueError(f"step {self.step}: id {min(self.ids)}; ids must be 0 or more")
+        if self.loss_tokens is not None and not 0 <= self.loss_tokens <= self.tokens:
+            raise ValueError(
+                f"step {self.step}: {self.loss_tokens} loss tokens; there are from 0 to "
+                f"{self.tokens}, every token at most"
             )
 
     @classmethod
@@ -83,6 +95,8 @@ def whole_lengths(lengths: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArr
         values = np.empty((0, 0))
     if values.ndim != 1 or not len(values):
         raise ValueError("lengths are no list of at least one sequence")
+    if values.dtype.kind in "iuf" and values.max() >= MAX_INTEGER:
+        raise ValueError(f"a length of {values.max()} tokens is beyond what a plan can state")
     if values.dtype.kind in "iu":
         return values.astype(np.int64)
     whole = values.dtype.kind == "f" and np.isfinite(values).all()

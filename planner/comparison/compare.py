@@ -109,6 +109,7 @@ def compare(
         lengths,
         seed=seed,
         exchange=exchange if weighs else None,
+        propagation_only=not weighs,
         lockstep=lockstep,
         rounds_multiple=rounds_multiple,
         progress=progress,

@@ -11,6 +11,7 @@ from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
+from seqplan.planner.exchange.choice import exchange_to_propose_with
 from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.proposal.candidates import (
@@ -44,6 +45,7 @@ def make_proposal(
     seed: int = 0,
     method: str = "search",
     exchange: Exchange | None = None,
+    propagation_only: bool = False,
     static_groups: bool = False,
     lockstep: bool = False,
     rounds_multiple: int = 1,
@@ -51,9 +53,10 @@ def make_proposal(
 ) -> ProposalDocument:
     """Propose strategies for a data set; ``lengths`` in tokens.
 
-    Sequences longer than ``cluster.max_len`` count as truncated to it. With an ``exchange``,
-    strategies are judged and later chosen by their time with it, and groups may re-form within a
-    step unless ``static_groups``; under ZeRO-3 there is no choice that it could decide.
+    Sequences longer than ``cluster.max_len`` count as truncated to it. Strategies are judged and
+    later chosen by their time with the ``exchange``, by default derived for each layout, and groups
+    may re-form within a step unless ``static_groups``; ``propagation_only`` leaves the exchange
+    out, as do the method eq4 and ZeRO-3, under which there is no choice that it could decide.
     ``lockstep``: all ranks run their k-th micro-batches together, as they do under ZeRO-3 in any
     case; the number of rounds is a multiple of ``rounds_multiple``. Raises ``Infeasible`` when no
     scheme fits the GPUs or holds the longest sequence; ``ValueError`` for an unknown method, for
@@ -61,6 +64,12 @@ def make_proposal(
     lengths that are no whole numbers above 0.
     """
     lengths = whole_lengths(lengths)
+    if propagation_only and exchange is not None:
+        raise ValueError("propagation_only leaves the exchange out; give one or the other")
+    if exchange is None:
+        exchange = exchange_to_propose_with(
+            profile, cluster.gpus, None, 0.0, propagation_only=propagation_only, method=method
+        )
     check_method(profile, method, exchange, lockstep=lockstep)
     check_rounds(profile, lockstep, rounds_multiple, static_groups=static_groups)
     models = cluster.models(profile)

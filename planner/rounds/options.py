@@ -29,3 +29,29 @@ def check_rounds(
         raise ValueError(
             f"{spelled[0]} forms groups anew in each round, {spelled[2]} keeps them; leave one out"
         )
+    if profile.rounds and static_groups:
+        raise ValueError(
+            f"profile {profile.name} runs in rounds (ZeRO-3), which form groups anew; leave "
+            f"{spelled[2]} out"
+        )
+
+
+def check_planning_in_rounds(
+    static_groups: bool,
+    even: bool,
+    *,
+    spelled: tuple[str, str] = ("--static-groups", "--packing even"),
+) -> None:
+    """Raise ``ValueError`` for options of planning that rounds have no use for.
+
+    ``even``: micro-batches of about equal tokens; ``spelled``: how the caller writes the two.
+    """
+    if static_groups:
+        raise ValueError(
+            f"the proposal's steps run in rounds, which form groups anew; leave {spelled[0]} out"
+        )
+    if even:
+        raise ValueError(
+            "the proposal's steps run in rounds, in which a group has one micro-batch; leave "
+            f"{spelled[1]} out"
+        )

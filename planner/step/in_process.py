@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.exchange.times import layout_text, parse_layout
 from seqplan.planner.proposal.document import ProposalDocument
-from seqplan.planner.rounds.options import AS_NAMES, check_rounds
+from seqplan.planner.rounds.options import AS_NAMES, check_planning_in_rounds, check_rounds
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.plans.plan import Plan
@@ -86,6 +87,10 @@ class Planner:
                 lockstep=lockstep,
                 rounds_multiple=rounds_multiple,
             )
+        if document.in_rounds:
+            check_planning_in_rounds(
+                static_groups, packing != PACKINGS[0], spelled=("static_groups", "packing")
+            )
         self._planner = StepPlanner(
             document, seed, packing, reforming=not static_groups, prove=prove, exact=exact
         )
@@ -108,7 +113,7 @@ class Planner:
     def plan(
         self,
         lengths: Sequence[int] | npt.NDArray[np.integer],
-        ids: Sequence[int] | None = None,
+        ids: Sequence[int] | npt.NDArray[np.integer] | None = None,
         loss_tokens: int | None = None,
         step: int | None = None,
     ) -> Plan:
@@ -117,7 +122,8 @@ class Planner:
         ``ids``: their numbers in the data set, by default their places; ``loss_tokens``: labels in
         the loss, by default every token but the first of each sequence; ``step``: by default one
         more than the last. ``ValueError`` for lengths that are no whole numbers above 0 or exceed
-        ``max_len``; ``Infeasible`` where no scheme holds one.
+        ``max_len``, for ids, a step or loss tokens that are no whole numbers from 0 on, and for
+        more of these than tokens; ``Infeasible`` where no scheme holds a sequence.
         """
         number = self._step if step is None else step
         batch = self._batch(number, lengths, ids, loss_tokens)
@@ -133,22 +139,33 @@ class Planner:
         self,
         step: int,
         lengths: Sequence[int] | npt.NDArray[np.integer],
-        ids: Sequence[int] | None,
+        ids: Sequence[int] | npt.NDArray[np.integer] | None,
         loss_tokens: int | None,
     ) -> Batch:
         limit = self._planner.proposal.cluster.max_len
         try:
+            number = _whole("step", step)
             whole = whole_lengths(lengths)
+            numbers = range(len(whole)) if ids is None else [_whole("an id", own) for own in ids]
+            counted = None if loss_tokens is None else _whole("loss_tokens", loss_tokens)
         except ValueError as error:
             raise ValueError(f"step {step}: {error}") from None
-        if whole.max() > limit:
-            place = int(whole.argmax())
+        batch = Batch(number, tuple(numbers), tuple(whole.tolist()), counted)
+        if batch.longest > limit:
+            sample = batch.ids[batch.lengths.index(batch.longest)]
             raise ValueError(
-                f"step {step}: sequence {place if ids is None else ids[place]} has {whole.max()} "
-                f"tokens, beyond max_len {limit}; truncate it or plan for more"
+                f"step {step}: sequence {sample} has {batch.longest} tokens, beyond max_len "
+                f"{limit}; truncate it or plan for more"
             )
-        numbers = range(len(whole)) if ids is None else ids
-        return Batch(step, tuple(int(i) for i in numbers), tuple(whole.tolist()), loss_tokens)
+        return batch
+
+
+def _whole(name: str, value: object) -> int:
+    """Return a whole number as it is; ``ValueError`` for any other, by its name."""
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, not {value!r}") from None
 
 
 def _without_candidates(
@@ -170,6 +187,11 @@ def _without_candidates(
     cluster = Cluster(gpus, max_len, max_len)
     if not cluster.models(profile):
         raise Infeasible(f"no scheme of {profile.name} fits {gpus} GPUs; add GPUs")
+    if exchange is not None and profile.rounds:
+        raise ValueError(
+            f"profile {profile.name} is of ZeRO-3, whose gathers are part of its latency; leave "
+            "exchange out"
+        )
     if exchange is None and not profile.rounds:
         exchange = exchange_of(profile, gpus)
     return ProposalDocument(

@@ -11,6 +11,8 @@ from seqplan.planner.exchange.times import parse_layout
 from seqplan.planner.placement.assembly import floor_us, plan_of, planned_pipeline
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.rounds.assemble import assemble_rounds
+from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.step.assemble import PACKINGS, evened
 from seqplan.planner.strategies.reforming import (
     Reforming,
@@ -19,9 +21,13 @@ from seqplan.planner.strategies.reforming import (
     reforming_bound_ms,
     reforming_layouts,
 )
-from seqplan.plans.plan import Considered, Plan
+from seqplan.plans.plan import Considered, Plan, PlannedPipeline
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Strategy
+
+COARSE, MOST_IN_ROUNDS = 0.05, 1_000
+"""Share above the bound from which on rounds are tried as well, and of how many sequences at most:
+they take longer to plan."""
 
 REFORMING_GAIN = 0.005
 """Share by which re-forming groups have to be faster: every change of groups costs a little."""
@@ -46,12 +52,15 @@ def with_reforming(
     static: Plan,
     batch: Batch,
     layouts: Sequence[ReformingLayout],
+    models: Models,
     seed: int,
     packing: str = PACKINGS[0],
 ) -> Plan:
     """Return a plan whose groups re-form where it is faster by ``REFORMING_GAIN``, else ``static``.
 
-    With the exchange of each of these layouts, and of the static plan. Its bound is over all plans
+    With the exchange of each of these layouts, and of the static plan. Where steps of up to
+    ``MOST_IN_ROUNDS`` sequences stay ``COARSE`` above the bound, rounds that do not wait for each
+    other are tried too. Its bound is over all plans
     of the layout, whatever their groups; ``selection`` keeps the static strategies that were
     considered.
     """
@@ -70,7 +79,36 @@ def with_reforming(
         plan = assemble_reforming(re_formed, static, batch, layout, packing)
         if plan.predicted_ms < below_ms:
             best, limit_ms = plan, plan.predicted_ms + layout.exchange_ms
+    if len(batch.lengths) > MOST_IN_ROUNDS:
+        return best
+    for layout in sorted(layouts, key=lambda entry: bounds[entry.layout]):
+        if bounds[layout.layout] * (1 + COARSE) >= limit_ms:
+            break
+        in_rounds = _rounds_without_waiting(static, batch, layout, models)
+        if in_rounds is not None and in_rounds.predicted_ms < limit_ms - layout.exchange_ms:
+            best, limit_ms = in_rounds, in_rounds.predicted_ms + layout.exchange_ms
     return best
+
+
+def _rounds_without_waiting(
+    static: Plan, batch: Batch, layout: ReformingLayout, models: Models
+) -> Plan | None:
+    """Plan rounds of groups and let none wait for the end of a round; None where no group fits.
+
+    Each group starts when its own ranks are free. Where sequences are equally long, rounds divide
+    ranks among those that are left over.
+    """
+    own = [models[scheme] for scheme in layout.schemes]
+    rounds = plan_rounds(batch, own, static.world_size)
+    if rounds is None:
+        return None
+    in_rounds = assemble_rounds(
+        batch, rounds, static.planner, static.world_size, forward_fraction=1 / 3
+    )
+    pipelines = [replace(pipeline, round=None) for pipeline in in_rounds.pipelines]
+    timed = schedule(pipelines)
+    in_order = sorted(range(len(pipelines)), key=lambda place: timed.start_ms[place])
+    return _plan_of(static, batch, layout, [pipelines[place] for place in in_order])
 
 
 def assemble_reforming(
@@ -100,6 +138,13 @@ def assemble_reforming(
                 scheme, pipeline_class, ranks, micro_batches, batch, forward_fraction=1 / 3
             )
         )
+    return _plan_of(static, batch, layout, pipelines)
+
+
+def _plan_of(
+    static: Plan, batch: Batch, layout: ReformingLayout, pipelines: Sequence[PlannedPipeline]
+) -> Plan:
+    """Make the plan of pipelines in order of their start."""
     predicted = round(schedule(pipelines).makespan_ms, 3)
     bound = reforming_bound_ms(layout.classes, batch, static.world_size)
     strategy = Strategy.of(Counter(pipeline.scheme for pipeline in pipelines))

@@ -17,6 +17,7 @@ from seqplan.planner.placement.dispatch import TOLERANCE, dispatch, level, probe
 from seqplan.planner.placement.fill import Filler, Filling, Placement, Shortfall
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
+from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.strategies.local_search import Search
 from seqplan.planner.strategies.rounding import rounded_strategies
 from seqplan.plans.plan import Considered
@@ -30,6 +31,9 @@ TAILOR_ROUNDS = 4
 
 CONSTRUCTED_GAIN = 1e-3
 """Share by which a constructed strategy has to beat the best, so that ties keep a candidate."""
+
+FEW = 16
+"""Steps of so few sequences are tried on every homogeneous strategy."""
 
 FIRST_FILL = 1.01
 """Candidates are ordered by a fill at this multiple of the least of their bounds."""
@@ -71,6 +75,7 @@ def select(
     3. With ``tailor``, strategies made for the batch are tried: of each layout of the candidates
        from all schemes (``Constructive``), and of several layouts from the candidates' schemes
        (``_tailored``).
+       For up to ``FEW`` sequences homogeneous strategies are tried as well (``_homogeneous``).
     4. The best gets a close bound (``certify``), and its placement is polished towards it
        (``_polished``). Without ``prove`` it keeps the cheap one, and no linear program is solved.
 
@@ -89,6 +94,8 @@ def select(
         best = _tailored(search, best, candidates, schemes, relaxing=prove)
     elif tailor:
         best = _constructed(search, None, layouts or LayoutSchemes.of(models))
+    if best is not None and tailor and len(batch.lengths) <= FEW:
+        best = _homogeneous(search, best, candidates)
     if best is None:
         raise Infeasible(_too_long(batch, fleets, models if tailor else {}))
     times[best.strategy] = best.objective_ms
@@ -109,6 +116,27 @@ def select(
         for strategy in dict.fromkeys([*bounds, *times])
     )
     return Selected(best, proven, considered)
+
+
+def _homogeneous(search: Search, best: Placement, candidates: Sequence[Strategy]) -> Placement:
+    """Try what a static trainer would run, in the layouts of the candidates, or in all.
+
+    Few sequences may leave GPUs idle whatever runs, which no price of GPU-time sees.
+    """
+    allowed = layouts_of(s for strategy in candidates for s, _ in strategy.counts)
+    models = {
+        scheme: model
+        for scheme, model in search.models.items()
+        if not allowed or (scheme.tp, scheme.pp) in allowed
+    }
+    strategies = homogeneous_strategies(models, search.gpus, search.batch.longest)
+    fleets = [Fleet.of(strategy, models) for strategy in strategies]
+    bounds = {fleet.strategy: cheap_bound_ms(fleet.classes, search.batch) for fleet in fleets}
+    static = _best_candidate(search, fleets, bounds, {}) if fleets else None
+    if static is None:
+        return best
+    limit_ms = search.limit_ms(best, static.strategy) * (1 - CONSTRUCTED_GAIN)
+    return static if static.objective_ms < limit_ms else best
 
 
 def _best_candidate(

@@ -115,7 +115,9 @@ class StepPlanner:
             layouts=self._layouts,
         )
         static = self._assembled(batch, selected)
-        plan = with_reforming(static, batch, self._layouts_to_re_form, self.seed, self.packing)
+        plan = with_reforming(
+            static, batch, self._layouts_to_re_form, self.models, self.seed, self.packing
+        )
         if not self.exact or plan.re_forms or plan.gap <= EXACT_GAP:
             return plan
         # A plan may be packed better than its placement was: then only the bound can gain.
@@ -141,11 +143,17 @@ class StepPlanner:
 
         What runs stays as it is; bound, gap and digest change. With ``exact`` steps of few
         sequences are solved for it, as in planning. Groups that re-form and rounds have
-        the closest bound there is of them already. ``ValueError`` for a plan of another profile.
+        the closest bound there is of them already. ``ValueError`` for a plan of another proposal,
+        profile, cluster or exchange, whose groups may hold more or less.
         """
         if plan.planner.profile != self.proposal.profile.digest:
             raise ValueError(
                 f"step {plan.step}: planned with profile {plan.planner.profile}, not this planner's"
+            )
+        if plan.planner.proposal != self.proposal.digest:
+            raise ValueError(
+                f"step {plan.step}: planned from another proposal, or for other GPUs, lengths or "
+                "options than this planner's; prove it with a planner made alike"
             )
         if plan.re_forms or self.proposal.in_rounds:
             return plan

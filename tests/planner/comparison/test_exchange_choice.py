@@ -149,7 +149,13 @@ def cheap_bound_of_all(batch: Batch) -> float:
 @cache
 def proposed(exchange: Exchange | None) -> ProposalDocument:
     profile = shipped("llama-7b-a800-80gb").restricted(measured=True)
-    return make_proposal(profile, Cluster(8, 16384, 50_000), CODE, exchange=exchange)
+    return make_proposal(
+        profile,
+        Cluster(8, 16384, 50_000),
+        CODE,
+        exchange=exchange,
+        propagation_only=exchange is None,
+    )
 
 
 def test_a_proposal_carries_its_exchange_to_planning(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +44,20 @@ def test_a_profile_is_enough() -> None:
     assert plan.exchange_ms is not None
     static_ms = static[1][0] + exchange.of_strategy_ms(static[0])
     assert plan.predicted_ms + plan.exchange_ms <= static_ms * 1.001
+
+
+def test_few_sequences_are_tried_on_what_a_static_trainer_would_run() -> None:
+    """Three sequences on eight GPUs: one after another on all, in the layout that is best so."""
+    profile = find_profile("llama-7b-a800-80gb")
+    for number, length in ((3, 7580), (2, 16_000), (5, 900)):
+        batch = Batch.of_lengths([length] * number)
+        plan = Planner(profile, 8, 16_384).plan(batch.lengths)
+        exchange = exchange_of(profile, 8)
+        static = best_homogeneous([batch], Cluster(8, 16_384, 1).models(profile), 8, exchange)
+        assert static is not None
+        static_ms = static[1][0] + exchange.of_strategy_ms(static[0])
+        assert plan.exchange_ms is not None
+        assert plan.predicted_ms + plan.exchange_ms <= static_ms * 1.001
 
 
 def test_layout_groups_and_exchange_are_as_asked() -> None:
@@ -95,6 +110,74 @@ def test_lengths_that_are_none(lengths: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         planner.plan(lengths)
     assert planner.plan([5]).step == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss_tokens": -1}, "step 0: -1 loss tokens; there are from 0 to 107"),
+        ({"loss_tokens": 108}, "108 loss tokens"),
+        ({"loss_tokens": 50.5}, "loss_tokens must be a whole number, not 50.5"),
+        ({"step": -4}, "step -4: steps are counted from 0"),
+        ({"step": 1.5}, "step must be a whole number"),
+        ({"ids": [3, -3]}, "id -3; ids must be 0 or more"),
+        ({"ids": [1.7, 3]}, "an id must be a whole number, not 1.7"),
+        ({"ids": [1]}, "1 ids but 2 lengths"),
+    ],
+)
+def test_what_else_a_step_cannot_have(options: dict[str, Any], message: str) -> None:
+    """Losses are divided by the loss tokens, and ids are what a trainer loads."""
+    planner = Planner("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
+    with pytest.raises(ValueError, match=message):
+        planner.plan([100, 7], **options)
+    plan = planner.plan([100, 7], ids=np.array([4, 2]), loss_tokens=0, step=3)
+    assert (plan.ids, plan.loss_tokens, plan.step) == ((4, 2), 0, 3)
+
+
+@pytest.mark.parametrize("lengths", [np.array([2**64 - 5], dtype=np.uint64), [1e30], [2.0**63]])
+def test_lengths_that_no_plan_can_state(lengths: Any) -> None:
+    planner = Planner("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
+    with pytest.raises(ValueError, match=r"step 0: a length of .* is beyond what a plan can state"):
+        planner.plan(lengths)
+
+
+def test_a_plan_is_proven_by_a_planner_made_alike() -> None:
+    """Where groups hold less, as on fewer GPUs, a bound would be false."""
+    profile = "llama-7b-a800-80gb"
+    lengths = np.random.default_rng(0).integers(7500, 15000, 40)
+    plan = Planner(profile, 64, 32768, layout="tp4", static_groups=True, prove=False).plan(lengths)
+    for gpus, max_len in ((4, 32768), (64, 16384)):
+        other = Planner(profile, gpus, max_len, layout="tp4", static_groups=True)
+        with pytest.raises(ValueError, match="step 0: planned from another proposal, or for other"):
+            other.prove(plan)
+    alike = Planner(profile, 64, 32768, layout="tp4", static_groups=True)
+    assert alike.prove(plan).lower_bound_ms >= plan.lower_bound_ms
+
+
+def test_rounds_have_groups_of_their_own_and_no_exchange_under_zero_3() -> None:
+    zero_3 = "gpt-7b-a100-40gb"
+    with pytest.raises(ValueError, match=r"runs in rounds \(ZeRO-3\).*leave static_groups out"):
+        Planner(zero_3, gpus=8, max_len=8192, static_groups=True)
+    with pytest.raises(ValueError, match=r"is of ZeRO-3, whose gathers .* leave exchange out"):
+        Planner(
+            zero_3, gpus=8, max_len=8192, exchange=GivenExchange(0.0, 0.0, "none", 500.0, 500.0)
+        )
+    lengths = [700, 2900] * 200
+    document = make_proposal(PROFILE, Cluster(16, 8192, 60_000), lengths, lockstep=True)
+    with pytest.raises(ValueError, match=r"run in rounds, .* leave static_groups out"):
+        Planner(document, static_groups=True)
+    with pytest.raises(ValueError, match="one micro-batch; leave packing out"):
+        Planner(document, packing="even")
+
+
+def test_a_proposal_weighs_the_exchange_unless_told_not_to() -> None:
+    lengths = [700, 2900] * 200
+    cluster = Cluster(16, 8192, 60_000)
+    whole = make_proposal(PROFILE, cluster, lengths)
+    assert whole.exchange == exchange_of(PROFILE, 16)
+    assert make_proposal(PROFILE, cluster, lengths, propagation_only=True).exchange is None
+    with pytest.raises(ValueError, match="propagation_only leaves the exchange out"):
+        make_proposal(PROFILE, cluster, lengths, exchange=whole.exchange, propagation_only=True)
 
 
 def test_what_is_missing_is_said() -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import seqplan
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
@@ -32,7 +33,6 @@ from seqplan.planner.step.reforming_plan import (
 from seqplan.planner.step.selection import select
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.reforming import (
-    Reforming,
     ReformingFiller,
     ReformingLayout,
     find_reforming,
@@ -95,14 +95,13 @@ def static_plan(models: Models, batch: Batch, gpus: int) -> Plan | None:
     return assemble(batch, select(batch, strategies, models, gpus), PLANNER, gpus, 1 / 3)
 
 
-def check(plan: Plan, placed: Reforming, models: Models) -> None:
+def check(plan: Plan, models: Models) -> None:
     """Everything that a re-forming plan must be; lint has most of it."""
     assert lint(plan, models) == []
     assert plan.lower_bound_ms <= plan.predicted_ms
     assert plan.predicted_ms >= schedule(plan.pipelines).makespan_ms - 1e-6
     assert simulate_plan_ms(plan) <= plan.predicted_ms + 1e-6
-    # The order is that of the planned starts, which hold: nothing waits that was not planned to.
-    assert plan.predicted_ms == pytest.approx(placed.objective_ms, rel=1e-6, abs=0.01)
+    # The order is that of the planned starts: nothing waits that was not planned to.
     starts = schedule(plan.pipelines).start_ms
     assert all(later >= earlier - 0.01 for earlier, later in pairwise(starts))
     busy: dict[int, float] = {}
@@ -141,9 +140,12 @@ def test_re_forming_plans_are_sound(
         assert placed.objective_ms < below
         bound = reforming_bound_ms(schemes.classes, batch, gpus)
         assert placed.objective_ms >= bound * (1 - 1e-9)
-        check(assemble_reforming(placed, static, batch, schemes, packing), placed, models)
-    chosen = with_reforming(static, batch, [schemes], 3, packing)
+        plan = assemble_reforming(placed, static, batch, schemes, packing)
+        check(plan, models)
+        assert plan.predicted_ms == pytest.approx(placed.objective_ms, rel=1e-6, abs=0.01)
+    chosen = with_reforming(static, batch, [schemes], models, 3, packing)
     if chosen is not static:
+        check(chosen, models)
         assert chosen.predicted_ms * (1 + REFORMING_GAIN) < static.predicted_ms + 1e-9
 
 
@@ -212,9 +214,22 @@ def test_a_long_sequence_on_all_ranks_that_then_split() -> None:
     assert [run.first for run in placed.runs] == [0, 0, 1, 2, 3]
     static = static_plan(models, batch, 4)
     assert static is not None
-    plan = with_reforming(static, batch, [schemes], 0)
+    plan = with_reforming(static, batch, [schemes], models, 0)
     assert plan.predicted_ms == pytest.approx(394.5)
     assert "ranks re-form within the step" in explain(plan)
+
+
+def test_equal_sequences_left_over_share_ranks() -> None:
+    """Forty of one length on sixteen GPUs: two on each, then eight on two GPUs each."""
+    profile = "llama-7b-a800-80gb"
+    planned, in_rounds = (
+        seqplan.Planner(profile, 16, 16_384, layout="tp1", lockstep=lockstep).plan([4388] * 40)
+        for lockstep in (False, True)
+    )
+    assert planned.re_forms
+    assert not any(pipeline.round for pipeline in planned.pipelines)
+    assert planned.predicted_ms <= in_rounds.predicted_ms
+    check(planned, Cluster(16, 16_384, 16_384).models(shipped(profile)))
 
 
 def test_sizes_that_do_not_divide_one_another_are_not_offered() -> None:
@@ -272,7 +287,7 @@ def test_they_are_offered_where_the_exchange_is_weighed_and_groups_may_change() 
     batch = next(iter(Sampler(CODE, 800_000, 131_072, 0).batches(1)))
     assert fixed.plan(batch).strategy.gpus <= 64
     profile = document.profile
-    without = make_proposal(profile, Cluster(16, 8192, 20_000), CODE)
+    without = make_proposal(profile, Cluster(16, 8192, 20_000), CODE, propagation_only=True)
     assert layouts_to_re_form(without, StepPlanner(without).models) == []
 
 
@@ -313,7 +328,7 @@ def test_with_several_layouts_the_one_that_is_best_for_the_step_re_forms() -> No
     for batch in Sampler(CODE, 800_000, 131_072, 0).batches(4):
         selected = select(batch, [Strategy.parse("1xtp8.u8")], models, 64, exchange=exchange)
         static = assemble(batch, selected, PLANNER, 64, 1 / 3)
-        plan = with_reforming(static, batch, layouts, 0)
+        plan = with_reforming(static, batch, layouts, models, 0)
         assert lint(plan, models) == []
         assert plan.exchange_ms is not None
         assert static.exchange_ms is not None

@@ -64,12 +64,12 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
     notes = f", in {_count(rounds, 'round')}" if rounds else ""
     if (stages := stages_of_rounds(plan.pipelines)) > 1:
         notes += f" through {stages} stages"
-    if plan.re_forms:
+    changes = _changes(plan.pipelines)
+    if changes:
         notes += ", ranks re-form within the step"
     room = WIDTH - len("pipelines ") - len(notes)
     yield f"pipelines {_cut(str(strategy) or 'none', room)}{notes}"
-    changes = set() if rounds else _changes(plan.pipelines)
-    if changes and times.makespan_ms > 0:
+    if changes and not rounds and times.makespan_ms > 0:
         yield _changes_cost(plan.pipelines, changes, times)
 
 

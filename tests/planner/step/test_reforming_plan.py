@@ -227,9 +227,17 @@ def test_equal_sequences_left_over_share_ranks() -> None:
         for lockstep in (False, True)
     )
     assert planned.re_forms
+    assert "ranks re-form" in explain(planned)
     assert not any(pipeline.round for pipeline in planned.pipelines)
     assert planned.predicted_ms <= in_rounds.predicted_ms
     check(planned, Cluster(16, 16_384, 16_384).models(shipped(profile)))
+
+
+def test_rounds_of_the_same_groups_do_not_re_form() -> None:
+    planner = seqplan.Planner("llama-7b-a800-80gb", 8, 16_384, layout="tp2", lockstep=True)
+    text = explain(planner.plan([8_000] * 16))
+    assert "rounds" in text
+    assert "re-form" not in text
 
 
 def test_sizes_that_do_not_divide_one_another_are_not_offered() -> None:

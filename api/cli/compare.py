@@ -96,7 +96,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="search the Megatron-like configuration, even where a published one fits",
     )
     add_exchange(parser)
-    add_rounds(parser)
+    add_rounds(
+        parser,
+        "our rounds of every step, and those of static strategies with our balancing, are a "
+        "multiple of M, other systems' are as many as their own rules make; default 1",
+    )
     add(
         "--optimizer-ms",
         metavar="MS",

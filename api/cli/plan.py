@@ -49,6 +49,9 @@ examples:
 a line of --batches: {"step":0,"ids":[17,4],"lengths":[812,30977]}
 """
 
+STEPS = 20
+"""Steps drawn by default."""
+
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
@@ -67,7 +70,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--tokens", metavar="T", type=positive, help="tokens of a step; default: the proposal's"
     )
-    parser.add_argument("--steps", metavar="K", type=positive, default=20, help="default 20")
+    parser.add_argument(
+        "--steps", metavar="K", type=positive, help=f"with --lengths; default {STEPS}"
+    )
     parser.add_argument("--seed", metavar="S", type=natural, default=0)
     parser.add_argument(
         "--packing",
@@ -248,6 +253,8 @@ def summary_lines(rows: Sequence[StepRow], truncated: int) -> list[str]:
 
 def window_lines(window: int, report: WindowReport) -> list[str]:
     """What windows of steps have moved, and what that does to sampling."""
+    if not report.moved_sequences:
+        return [f"windows of {window} steps: no sequence was moved, the steps are as drawn"]
     drawn, composed = (percent(spread) for spread in report.long_spread)
     return [
         (
@@ -269,13 +276,15 @@ def _batches(
     """Batches, their number, how many sequences were truncated, and who composes windows if any."""
     limit = proposal.cluster.max_len
     if args.batches is not None:
-        if args.tokens is not None:
-            raise ValueError("--tokens is for --lengths; the steps of --batches are drawn already")
-        if args.window > 1:
-            raise ValueError("--window is for --lengths; the steps of --batches are drawn already")
+        drawing = {"tokens": args.tokens, "steps": args.steps, "window": args.window > 1}
+        if given := [name for name, value in drawing.items() if value]:
+            raise ValueError(
+                f"--{given[0]} is for --lengths; the steps of --batches are drawn already"
+            )
         batches = list(read_batches(args.batches, limit))
         return batches, len(batches), 0, None
     lengths = read_lengths([args.lengths]).values
+    steps = args.steps or STEPS
     tokens = args.tokens or proposal.cluster.tokens
     sampler = Sampler(lengths, tokens, limit, args.seed)
     if (total := int(sampler.lengths.sum())) < tokens:
@@ -284,10 +293,10 @@ def _batches(
             "repeat sequences; give --tokens, or more data"
         )
     if args.window == 1:
-        return sampler.batches(args.steps), args.steps, sampler.truncated, None
+        return sampler.batches(steps), steps, sampler.truncated, None
     costs = sequence_costs(_classes(proposal), sampler.lengths, proposal.cluster.gpus)
     windows = WindowSampler(sampler, args.window, costs, args.seed)
-    return windows.batches(args.steps), args.steps, sampler.truncated, windows
+    return windows.batches(steps), steps, sampler.truncated, windows
 
 
 def _classes(proposal: ProposalDocument) -> list[PipelineClass]:

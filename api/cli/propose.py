@@ -165,6 +165,12 @@ def proposal_lines(proposal: ProposalDocument) -> list[str]:
     if notes:
         lines.append("")
     lines += [line for note in notes for line in textwrap.wrap(note, 98)]
+    tokens, step_tokens = proposal.lengths.get("tokens", 0), proposal.cluster.tokens
+    if 0 < tokens < step_tokens:
+        lines.append(
+            f"The lengths hold {tokens:,} tokens, fewer than a step's {step_tokens:,}: sampled "
+            "batches repeat sequences."
+        )
     if truncated := proposal.lengths.get("truncated"):
         lines.append(f"{truncated:,} sequences truncated to {proposal.cluster.max_len:,} tokens.")
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,20 @@ from seqplan.profiler.shipped.catalogue import find_profile
 if TYPE_CHECKING:
     from seqplan.api.cli.frame.service_client import ServiceClient
     from seqplan.profiler.fit.latency_fit import Errors
-    from seqplan.profiler.fit.refit import Measurement, Refitted
+    from seqplan.profiler.fit.refit import (
+        Measurement,
+        Observations,
+        Refitted,
+        RefittedProfile,
+    )
 
 _DESCRIPTION = """\
 Compare the step times that ranks measured with what the profile predicted, and write a profile
-whose coefficients fit them. A scheme is changed only where enough of its pipelines were measured
-and the new coefficients predict those better that they were not made from. The old profile stays as
-it is. Plans and times come from files, or from a job of a running service.
+whose coefficients fit them. A scheme is corrected by its own times where enough of its pipelines
+were measured and the new coefficients predict those better that they were not made from; schemes
+with too few are scaled as the measured ones. Where no measured scheme is corrected, nothing is
+written. The old profile stays as it is. Plans and times come from files, or from a job of a running
+service.
 """
 
 _EXAMPLES = """\
@@ -85,7 +93,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` for files, or a job, that do not fit together."""
     from seqplan.api.cli.frame.service_client import ServiceClient
-    from seqplan.profiler.fit.refit import observed, refit, refitted_document
+    from seqplan.profiler.fit.refit import observed, refit_profile
 
     check_output(args.output, args.profile, args.plans, args.measurements)
     if args.server is not None:
@@ -93,32 +101,65 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError("--server: say which job of it with --job")
         with ServiceClient(args.server, args.token) as client:
             material = _of_job(client, args)
-            by_scheme = observed(material.plans, material.measurements)
+            observations = observed(material.plans, material.measurements)
     else:
         material = _of_files(args)
-        by_scheme = observed(material.plans, material.measurements)
-    profile, measurements = material.profile, material.measurements
-    results = []
-    for scheme, samples in sorted(by_scheme.items()):
-        entry = profile.by_scheme.get(scheme)
-        if entry is None:
-            raise ValueError(f"{material.where}: has scheme {scheme}, which {profile.name} lacks")
-        results.append(refit(entry.latency, scheme, samples))
-    if not results:
+        observations = observed(material.plans, material.measurements)
+    profile, by_scheme = material.profile, observations.by_scheme
+    if lacking := sorted(set(by_scheme) - set(profile.by_scheme)):
+        raise ValueError(f"{material.where}: has scheme {lacking[0]}, which {profile.name} lacks")
+    if not by_scheme:
         raise ValueError(
             f"{args.measurements or material.where}: no step of {material.where} has a pipeline "
             "of one stage that was measured on all of its ranks and had them to itself"
         )
+    refitted = refit_profile(profile, by_scheme)
     if args.output is not None:
-        source = f"refitted to {len(measurements):,} measured rank times of training"
-        document = refitted_document(profile, results, source)
-        Profile.from_document(document, str(args.output))
-        with atomic_write(args.output, "w") as file:
-            file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        _write(args.output, profile, refitted, observations.rank_times)
     if args.json:
-        print(json.dumps([_fields(result) for result in results]))
-        return 0
-    header = ("scheme", "pipelines", "profile's error", "held-out error after", "", "why")
+        print(json.dumps([_fields(result) for result in refitted.schemes]))
+    else:
+        print("\n".join(_lines(refitted)))
+    if observations.unplanned:
+        print(_unplanned(observations), file=sys.stderr if args.json else sys.stdout)
+    if args.output is not None and not args.json:
+        print(f"written: {args.output}")
+    return 0
+
+
+def _write(path: Path, profile: Profile, refitted: RefittedProfile, rank_times: int) -> None:
+    """Write the corrected profile; ``ValueError`` where no scheme is corrected by its own times."""
+    from seqplan.profiler.fit.refit import LEAST_TO_SCALE, refitted_document
+
+    common = refitted.common
+    if common is None:
+        most = max(refitted.schemes, key=lambda result: result.before.samples)
+        if most.before.samples < LEAST_TO_SCALE:
+            raise ValueError(
+                f"{path}: not written: no scheme has the {LEAST_TO_SCALE} measured pipelines that "
+                f"a correction needs ({most.scheme} has {most.before.samples}); measure more steps"
+            )
+        raise ValueError(
+            f"{path}: not written: profile {profile.name} predicts the measured times best as it "
+            "is; go on with it"
+        )
+    own = sum(result.how in ("scaled", "fitted") for result in refitted.schemes)
+    others = sum(result.how == "extrapolated" for result in refitted.schemes)
+    corrected = "1 scheme by its own" if own == 1 else f"{own} schemes by their own"
+    source = f"refitted to {rank_times:,} measured rank times of training: {corrected}"
+    if others:
+        source += (
+            f", {others} without enough of them scaled by {common.factor:.3f}, as the measured "
+            f"schemes{common.disagreement}"
+        )
+    document = refitted_document(profile, refitted.schemes, source)
+    Profile.from_document(document, str(path))
+    with atomic_write(path, "w") as file:
+        file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def _lines(refitted: RefittedProfile) -> list[str]:
+    """A row for each scheme that was measured, and one for all others."""
     rows = [
         (
             str(result.scheme),
@@ -128,11 +169,22 @@ def run(args: argparse.Namespace) -> int:
             result.how,
             result.reason,
         )
-        for result in results
+        for result in refitted.schemes
+        if result.before.samples
     ]
-    print("\n".join(table(header, rows)))
-    print("errors: median / p90, relative")
-    return 0
+    if others := [result for result in refitted.schemes if not result.before.samples]:
+        name = str(others[0].scheme) if len(others) == 1 else f"{len(others)} others"
+        rows.append((name, "0", "–", "–", others[0].how, others[0].reason))
+    header = ("scheme", "pipelines", "profile's error", "held-out error after", "", "why")
+    return [*table(header, rows), "errors: median / p90, relative"]
+
+
+def _unplanned(observations: Observations) -> str:
+    count, steps = observations.unplanned, observations.unplanned_steps
+    return (
+        f"{count:,} rank times left out: of {len(steps):,} steps that are not in the plans, "
+        f"{steps[0]} the first"
+    )
 
 
 def _of_files(args: argparse.Namespace) -> _Material:

@@ -18,6 +18,7 @@ def assumptions(
     cluster: Cluster,
     *,
     lockstep: bool = False,
+    rounds_multiple: int = 1,
 ) -> tuple[str, ...]:
     """List what the simulation takes for granted, a sentence each."""
     sentences = [
@@ -40,6 +41,12 @@ def assumptions(
     if lockstep:
         sentences.append(
             "All ranks run in lockstep: in every system a round lasts as long as its slowest group."
+        )
+    if rounds_multiple > 1:
+        sentences.append(
+            "Our rounds, and those of static strategies with our balancing, are a multiple of "
+            f"{rounds_multiple:,}; other systems have as many as their own rules make, also where "
+            "that is no multiple."
         )
     if truncated:
         sentences.append(f"{truncated:,} sequences were truncated to {cluster.max_len:,} tokens.")

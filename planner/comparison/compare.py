@@ -90,8 +90,9 @@ def compare(
     """Run our plans and the baselines on the same ``steps`` batches of a data set.
 
     Batches are those that ``seqplan plan`` draws with the same seed. ``lockstep``: all systems run
-    in rounds, those that cannot are left out; see ``make_proposal``. Raises ``Infeasible`` when
-    nothing can run the data and ``ValueError`` for less data than a step.
+    in rounds, those that cannot are left out; ``rounds_multiple``: of our rounds, and of static
+    strategies with our balancing; see ``make_proposal``. Raises ``Infeasible`` when nothing can run
+    the data and ``ValueError`` for less data than a step.
     """
     chosen = options or Options()
     report = progress or (lambda stage, done, total: None)
@@ -165,7 +166,12 @@ def compare(
         left_out=tuple(left_out),
         advice=advice(profile, systems, cluster.max_len),
         assumptions=assumptions(
-            profile, exchange, sampler.truncated, cluster, lockstep=setting.in_rounds
+            profile,
+            exchange,
+            sampler.truncated,
+            cluster,
+            lockstep=setting.in_rounds,
+            rounds_multiple=rounds_multiple,
         ),
         optimizer_shards=cluster.optimizer_shards,
         include_flagged=cluster.include_flagged,

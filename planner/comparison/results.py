@@ -33,6 +33,18 @@ class System:
         tokens = sum(iteration.tokens for iteration in self.iterations)
         return tokens / sum(iteration.total_ms for iteration in self.iterations) * 1000
 
+    @property
+    def mfu(self) -> float | None:
+        """Return all model FLOPs over what the GPUs' peak allows in all time; None where unknown.
+
+        Of systems on the same batches, a faster one has the higher.
+        """
+        times = [iteration.total_ms for iteration in self.iterations]
+        shares = [iteration.mfu for iteration in self.iterations if iteration.mfu is not None]
+        if len(shares) < len(times):
+            return None
+        return sum(share * ms for share, ms in zip(shares, times, strict=True)) / sum(times)
+
 
 @dataclass(frozen=True)
 class Comparison:

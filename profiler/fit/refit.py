@@ -27,6 +27,9 @@ from seqplan.profiler.profile import Profile
 LEAST_TO_SCALE, LEAST_TO_FIT = 8, 40
 """Pipelines measured before a scheme is scaled by one factor, and before all three are fitted."""
 
+DISAGREEMENT = 0.1
+"""Measured schemes whose factors are further apart are said to disagree."""
+
 
 class MeasurementError(ValueError):
     """Measurements that cannot be read or do not belong to the plans."""
@@ -66,7 +69,8 @@ class Refitted:
     """What measurements say of one scheme.
 
     ``before``: the profile's errors on all of them; ``after``: the new coefficients' errors on the
-    half that they were not made from. ``how``: ``kept``, ``scaled`` or ``fitted``, and why.
+    half that they were not made from. ``how``: ``kept``, ``scaled`` or ``fitted``, and why; or
+    ``extrapolated``, by the factor of the measured schemes.
     """
 
     scheme: Scheme
@@ -75,6 +79,52 @@ class Refitted:
     how: str
     reason: str
     latency: Latency
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """The pipelines that were measured on all of their ranks, by scheme, in plan order.
+
+    ``rank_times``: how many measurements those are; ``unplanned``: how many are of steps without a
+    plan, ``unplanned_steps``, ascending.
+    """
+
+    by_scheme: Mapping[Scheme, Sequence[Observed]]
+    rank_times: int
+    unplanned: int
+    unplanned_steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommonFactor:
+    """How much slower the measured schemes are than predicted, as one factor.
+
+    ``factor``: the geometric mean over them of the new coefficients' time over the old ones', for
+    the micro-batches measured; ``least`` and ``most`` of them.
+    """
+
+    factor: float
+    least: float
+    most: float
+
+    @property
+    def disagreement(self) -> str:
+        """Say in words that the schemes disagree; empty where they do not."""
+        if self.most / self.least - 1 <= DISAGREEMENT:
+            return ""
+        return f", which disagree ({self.least:.3f} to {self.most:.3f})"
+
+
+@dataclass(frozen=True, slots=True)
+class RefittedProfile:
+    """What measurements say of a profile's schemes: the measured ones first, then all others.
+
+    ``common``: what the others were scaled by; None where no measured scheme was corrected, and
+    then ``schemes`` are the measured ones alone.
+    """
+
+    schemes: tuple[Refitted, ...]
+    common: CommonFactor | None
 
 
 def read_measurements(path: Path) -> list[Measurement]:
@@ -139,10 +189,8 @@ def measurable(plan: Plan) -> tuple[Measurable, ...]:
     )
 
 
-def observed(
-    plans: Iterable[Plan], measurements: Iterable[Measurement]
-) -> dict[Scheme, list[Observed]]:
-    """Return every pipeline that was measured on all of its ranks, by scheme, in plan order.
+def observed(plans: Iterable[Plan], measurements: Iterable[Measurement]) -> Observations:
+    """Match measurements with the plans' pipelines, and count those of steps without a plan.
 
     The last measurement of a rank and step counts. ``MeasurementError`` for a rank that the step's
     plan does not have.
@@ -151,10 +199,13 @@ def observed(
     for measured in measurements:
         by_step.setdefault(measured.step, {})[measured.rank] = measured.measured_ms
     by_scheme: dict[Scheme, list[Observed]] = {}
+    rank_times = 0
+    unplanned = set(by_step)
     for plan in plans:
         by_rank = by_step.get(plan.step)
         if by_rank is None:
             continue
+        unplanned.discard(plan.step)
         if foreign := [rank for rank in by_rank if not 0 <= rank < plan.world_size]:
             raise MeasurementError(
                 f"step {plan.step}: measured on rank {foreign[0]}, its plan has {plan.world_size}"
@@ -162,10 +213,12 @@ def observed(
         for pipeline in measurable(plan):
             measured_ms = pipeline.measured_ms(by_rank)
             if measured_ms is not None:
+                rank_times += len(pipeline.ranks)
                 by_scheme.setdefault(pipeline.scheme, []).append(
                     Observed(pipeline.lengths, measured_ms, micro_batches=pipeline.micro_batches)
                 )
-    return by_scheme
+    steps = tuple(sorted(unplanned))
+    return Observations(by_scheme, rank_times, sum(len(by_step[step]) for step in steps), steps)
 
 
 def refit(latency: Latency, scheme: Scheme, samples: Sequence[Observed]) -> Refitted:
@@ -191,10 +244,62 @@ def refit(latency: Latency, scheme: Scheme, samples: Sequence[Observed]) -> Refi
     return Refitted(scheme, before, _errors(best, held_out), how, reason, best)
 
 
+def refit_profile(
+    profile: Profile, by_scheme: Mapping[Scheme, Sequence[Observed]]
+) -> RefittedProfile:
+    """Correct the measured schemes by their own samples, and scale all others as those.
+
+    A device that is slower is slower for every scheme: coefficients that were merely not measured
+    would look faster than those that were. So schemes with too few samples are scaled by the common
+    factor of the others, the confirmed ones among them, unless their few samples are predicted
+    better without. ``by_scheme``: of schemes that the profile has.
+    """
+    measured: dict[Scheme, Refitted] = {}
+    factors = []
+    for scheme, samples in sorted(by_scheme.items()):
+        latency = profile.by_scheme[scheme].latency
+        measured[scheme] = result = refit(latency, scheme, samples)
+        if len(samples) >= LEAST_TO_SCALE:
+            after, before = (_predicted(one, samples).sum() for one in (result.latency, latency))
+            factors.append(float(after / before))
+    if all(result.how == "kept" for result in measured.values()):
+        return RefittedProfile(tuple(measured.values()), None)
+    mean = math.exp(math.fsum(map(math.log, factors)) / len(factors))
+    common = CommonFactor(mean, min(factors), max(factors))
+    others = [entry.scheme for entry in profile.schemes if entry.scheme not in measured]
+    schemes = [
+        measured[scheme]
+        if len(by_scheme.get(scheme, ())) >= LEAST_TO_SCALE
+        else _extrapolated(
+            profile.by_scheme[scheme].latency, scheme, by_scheme.get(scheme, ()), common
+        )
+        for scheme in (*measured, *others)
+    ]
+    return RefittedProfile(tuple(schemes), common)
+
+
+def _extrapolated(
+    latency: Latency, scheme: Scheme, samples: Sequence[Observed], common: CommonFactor
+) -> Refitted:
+    """Scale a scheme as the measured ones, unless its few samples are predicted better without."""
+    few = f"{len(samples)} pipelines measured, {LEAST_TO_SCALE} are needed"
+    if not samples:
+        few = "not measured"
+    factor = common.factor
+    scaled = Latency(latency.a * factor, latency.b * factor, latency.c * factor)
+    before = _errors(latency, samples)
+    if samples and _mean_error(latency, samples) < _mean_error(scaled, samples):
+        reason = f"{few}; the measured schemes' factor of {factor:.3f} predicts them worse"
+        return Refitted(scheme, before, before, "kept", reason, latency)
+    reason = f"scaled by {factor:.3f}, as the measured schemes{common.disagreement}; {few}"
+    return Refitted(scheme, before, _errors(scaled, samples), "extrapolated", reason, scaled)
+
+
 def refitted_document(profile: Profile, results: Sequence[Refitted], source: str) -> dict[str, Any]:
     """Return the profile with the new coefficients; ``source`` is added to its own.
 
-    Schemes that were kept stay as they are, digits included.
+    Schemes that were kept stay as they are, digits included. Extrapolated ones keep their origin
+    and say in ``fit`` what was done; the errors that it stated before were of other coefficients.
     """
     document: dict[str, Any] = copy.deepcopy(dict(profile.document))
     changed = {result.scheme: result for result in results if result.how != "kept"}
@@ -204,7 +309,11 @@ def refitted_document(profile: Profile, results: Sequence[Refitted], source: str
         if result is None:
             continue
         latency = result.latency
-        fields.update(a=latency.a, b=latency.b, c=latency.c, origin="measured")
+        fields.update(a=latency.a, b=latency.b, c=latency.c)
+        if result.how == "extrapolated":
+            fields["fit"] = {"refitted": f"extrapolated: {result.reason}"}
+            continue
+        fields["origin"] = "measured"
         fields["fit"] = {
             "refitted": f"{result.how}: {result.reason}",
             "held_out": {

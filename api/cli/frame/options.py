@@ -146,8 +146,14 @@ def add_exchange(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_rounds(parser: argparse.ArgumentParser) -> None:
-    """Add the options of steps in rounds: ``--lockstep`` and ``--rounds-multiple``."""
+def add_rounds(
+    parser: argparse.ArgumentParser,
+    multiple: str = "the rounds of every step are a multiple of M; default 1",
+) -> None:
+    """Add the options of steps in rounds: ``--lockstep`` and ``--rounds-multiple``.
+
+    ``multiple``: the help of the second.
+    """
     parser.add_argument(
         "--lockstep",
         action="store_true",
@@ -159,7 +165,7 @@ def add_rounds(parser: argparse.ArgumentParser) -> None:
         metavar="M",
         type=positive,
         default=1,
-        help="the rounds of every step are a multiple of M; default 1",
+        help=multiple,
     )
 
 

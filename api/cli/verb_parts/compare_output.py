@@ -90,7 +90,6 @@ def comparison_lines(comparison: Comparison) -> list[str]:
 
 def _row(comparison: Comparison, system: System) -> tuple[str, ...]:
     speedups = comparison.speedups(system)
-    known = [iteration.mfu for iteration in system.iterations if iteration.mfu is not None]
     ours = system is comparison.ours
     alone = mean_propagation_ms(system) / mean_propagation_ms(comparison.ours)
     whole = system.mean_ms / comparison.ours.mean_ms
@@ -102,7 +101,7 @@ def _row(comparison: Comparison, system: System) -> tuple[str, ...]:
         "—" if ours else f"{alone:.2f}×",
         f"{mean(iteration.imbalance for iteration in system.iterations):.2f}",
         percent(mean(iteration.bubble_ratio for iteration in system.iterations)),
-        percent(mean(known)) if known else "—",
+        "—" if system.mfu is None else percent(system.mfu),
     )
 
 
@@ -126,6 +125,7 @@ def comparison_fields(comparison: Comparison) -> dict[str, Any]:
                 "mean_ms": round(system.mean_ms, 3),
                 "mean_propagation_ms": round(mean_propagation_ms(system), 3),
                 "tokens_per_s": round(system.tokens_per_s, 1),
+                "mfu": None if system.mfu is None else round(system.mfu, 6),
                 "speedups": [round(ratio, 4) for ratio in comparison.speedups(system)],
                 "iterations": [_iteration_fields(iteration) for iteration in system.iterations],
             }

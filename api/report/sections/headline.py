@@ -149,7 +149,7 @@ def _tables(comparison: Comparison) -> str:
                 *(milliseconds(part) for part in _means(system)),
                 percent(mean(iteration.bubble_ratio for iteration in iterations)),
                 ratio(mean(iteration.imbalance for iteration in iterations)),
-                percent(mean(iteration.mfu for iteration in iterations)),
+                percent(system.mfu),
             ]
         )
     made_of = ["System", "Propagation (ms)", "Exchange (ms)", "Optimizer (ms)"]

@@ -101,19 +101,15 @@ def test_line_ends_of_other_systems(dense: PlannedFiles, tmp_path: Path) -> None
     assert (outcome.code, outcome.out.count("\n")) == (0, 2)
 
 
-def test_tokens_have_no_place_beside_batches(
-    dense: PlannedFiles, output: Path, tmp_path: Path
+@pytest.mark.parametrize("option", ["--tokens", "--steps", "--window"])
+def test_what_draws_batches_has_no_place_beside_them(
+    dense: PlannedFiles, output: Path, tmp_path: Path, option: str
 ) -> None:
     batches = tmp_path / "batches.jsonl"
     batches.write_bytes(GOOD)
-    outcome = call(
-        "plan", "--proposal", dense.proposal, "--batches", batches, "--tokens", 9, "-o", output
-    )
-    assert "--tokens is for --lengths" in complaint(outcome)
-    outcome = call(
-        "plan", "--proposal", dense.proposal, "--batches", batches, "--window", 2, "-o", output
-    )
-    assert "--window is for --lengths" in complaint(outcome)
+    given = ("--proposal", dense.proposal, "--batches", batches, "-o", output)
+    refused = complaint(call("plan", *given, option, 2))
+    assert refused == f"{option} is for --lengths; the steps of --batches are drawn already"
     nothing_left(output)
 
 

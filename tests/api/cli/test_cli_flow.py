@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import call, fresh_process, succeeded
-from planned_files import MAX_LEN, PlannedFiles
+from planned_files import MAX_LEN, PlannedFiles, propose
 
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.simulation.timeline import simulate_plan_ms
@@ -81,6 +81,18 @@ def test_propose_tells_people_and_machines_the_same(
     shares = [candidate["runs"] for candidate in document["candidates"]]
     assert all(0 <= share <= 1 for share in shares)
     assert max(shares) == 1
+
+
+def test_lengths_of_less_than_a_step_are_said_to_repeat(tmp_path: Path) -> None:
+    few = tmp_path / "few.txt"
+    few.write_text("1000\n2000\n4000\n")
+    output = tmp_path / "proposal.json"
+    text = succeeded(propose(few, output, "--tokens", 8000))
+    assert (
+        "The lengths hold 7,000 tokens, fewer than a step's 8,000: sampled batches repeat "
+        "sequences.\n"
+    ) in text
+    assert "repeat sequences" not in succeeded(propose(few, output, "--tokens", 7000))
 
 
 def test_the_published_method_proposes_too(dense: PlannedFiles, tmp_path: Path) -> None:
@@ -164,10 +176,20 @@ def test_windows_of_steps_say_what_they_moved(plan_files: PlannedFiles, tmp_path
     assert document["window"]["moved_sequences"] == moved
     assert document["window"]["largest_delay"] < 4
     text = succeeded(call(*windows, "--steps", 2, "-o", path))
-    assert "windows of 4 steps: " in text
-    assert "standard deviation" in text
+    first = sum(len(set(after.ids) - set(before.ids)) for before, after in pairs[:2])
+    assert f"windows of 4 steps: {first or 'no'} sequence" in text
+    assert ("standard deviation" in text) == (first > 0)
     # Windows are composed whole: fewer steps of a run are its first steps.
     assert [plan.ids for plan in read_plans(path)] == [plan.ids for plan in composed[:2]]
+
+
+def test_windows_that_move_nothing_say_only_that(dense: PlannedFiles, tmp_path: Path) -> None:
+    alike = tmp_path / "alike.npy"
+    np.save(alike, np.full(1000, 100))
+    given = ("--proposal", dense.proposal, "--lengths", alike, "--window", 2, "--steps", 2)
+    lines = succeeded(call("plan", *given, "-o", tmp_path / "plans.jsonl")).splitlines()
+    assert "windows of 2 steps: no sequence was moved, the steps are as drawn" in lines
+    assert not [line for line in lines if "more often than at random" in line]
 
 
 def planning(files: PlannedFiles, steps: int) -> tuple[str | Path, ...]:

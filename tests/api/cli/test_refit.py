@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from command_line import call, complaint, succeeded
 
 from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.scheme import Scheme
 from seqplan.profiler.profile import Profile
 
 
@@ -29,35 +32,102 @@ def planned(tmp_path: Path) -> tuple[Path, Path]:
     return profile, plans
 
 
+def measured(plans: Path, *factors: float, steps: int | None = None) -> list[str]:
+    """Lines of rank times of the first steps or all: the predicted ones times a pipeline's factor.
+
+    Pipelines have the ``factors`` in turn.
+    """
+    factor = cycle(factors)
+    return [
+        json.dumps({"step": plan.step, "rank": rank, "measured_ms": next_factor * ms})
+        for plan in islice(read_plans(plans), steps)
+        for pipeline, next_factor in zip(plan.pipelines, factor, strict=False)
+        for rank in pipeline.ranks
+        if (ms := sum(batch.cost_ms for batch in pipeline.micro_batches))
+    ]
+
+
 def test_slower_ranks_make_a_slower_profile(tmp_path: Path) -> None:
     profile, plans = planned(tmp_path)
     before = Profile.load(profile)
     assert {entry.origin for entry in before.schemes} == {"derived"}
-    lines = []
-    for plan in read_plans(plans):
-        for pipeline in plan.pipelines:
-            ms = 1.25 * sum(batch.cost_ms for batch in pipeline.micro_batches)
-            lines += [
-                json.dumps({"step": plan.step, "rank": rank, "measured_ms": ms})
-                for rank in pipeline.ranks
-                if ms
-            ]
+    lines = measured(plans, 1.25)
     times, output = tmp_path / "times.jsonl", tmp_path / "refitted.json"
     times.write_text("\n".join(lines))
     files = ("--profile", str(profile), "--plans", str(plans), "--measurements", str(times))
     schemes = json.loads(succeeded(call("refit", *files, "-o", str(output), "--json")))
-    changed = [scheme for scheme in schemes if scheme["how"] != "kept"]
+    changed = [scheme for scheme in schemes if scheme["how"] in ("scaled", "fitted")]
     assert changed
+    assert {scheme["how"] for scheme in schemes} <= {"scaled", "fitted", "extrapolated"}
+    assert len(schemes) == len(before.schemes)
     after = Profile.load(output)
     for scheme in changed:
         assert scheme["before"]["median"] == pytest.approx(0.2, abs=0.01)
         assert scheme["after"]["median"] < 0.01
     by_name = {str(entry.scheme): entry for entry in before.schemes}
     for entry in after.schemes:
-        if entry.origin == "measured":
-            old = by_name[str(entry.scheme)].latency.micro_batch_ms([5000])
-            assert entry.latency.micro_batch_ms([5000]) == pytest.approx(1.25 * old, rel=0.02)
+        old = by_name[str(entry.scheme)].latency.micro_batch_ms([5000])
+        assert entry.latency.micro_batch_ms([5000]) == pytest.approx(1.25 * old, rel=0.02)
+    assert {str(entry.scheme) for entry in after.schemes if entry.origin == "measured"} == {
+        str(Scheme.from_dict(scheme["scheme"])) for scheme in changed
+    }
     assert "held-out error after" in succeeded(call("refit", *files))
+
+
+def test_a_uniformly_slower_device_does_not_change_the_proposal(tmp_path: Path) -> None:
+    profile, plans = planned(tmp_path)
+    times, output = tmp_path / "times.jsonl", tmp_path / "refitted.json"
+    times.write_text("\n".join(measured(plans, 1.3)))
+    files = ("--profile", profile, "--plans", plans, "--measurements", times)
+    succeeded(call("refit", *files, "-o", output))
+    cluster = ("--gpus", "8", "--max-len", "8192", "--tokens", "100000", "--propagation-only")
+    candidates = []
+    for name in (profile, output):
+        asked = ("--profile", name, *cluster, "--lengths", tmp_path / "l.npy", "--json")
+        document = json.loads(succeeded(call("propose", *asked)))
+        candidates.append([candidate["strategy"] for candidate in document["candidates"]])
+    assert candidates[0] == candidates[1]
+
+
+def test_what_is_written_is_said_with_the_times_that_it_rests_on(tmp_path: Path) -> None:
+    profile, plans = planned(tmp_path)
+    lines = measured(plans, 1.25)
+    foreign = [f'{{"step":{step},"rank":0,"measured_ms":3}}' for step in (99, 98, 98, 97)]
+    times, output = tmp_path / "times.jsonl", tmp_path / "refitted.json"
+    times.write_text("\n".join([*foreign, *lines]))
+    files = ("--profile", profile, "--plans", plans, "--measurements", times)
+    out = succeeded(call("refit", *files, "-o", output)).splitlines()
+    assert out[-1] == f"written: {output}"
+    assert out[-2] == "3 rank times left out: of 3 steps that are not in the plans, 97 the first"
+    row = next(line for line in out if "extrapolated" in line)
+    assert "as the measured schemes; not measured" in row
+    source = Profile.load(output).source
+    assert f"refitted to {len(lines):,} measured rank times of training: " in source
+    assert re.search(r"\d without enough of them scaled by 1\.25\d, as the measured", source)
+    outcome = call("refit", *files, "--json")
+    assert len(json.loads(succeeded(outcome))) == len(Profile.load(profile).schemes)
+    assert "3 rank times left out" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("factors", "steps", "why"),
+    [
+        ((1.3,), 1, "no scheme has the 8 measured pipelines that a correction needs ("),
+        ((1.3, 1.0), None, "predicts the measured times best as it is"),
+    ],
+)
+def test_a_profile_that_nothing_corrects_is_not_written(
+    tmp_path: Path, factors: tuple[float, ...], steps: int | None, why: str
+) -> None:
+    profile, plans = planned(tmp_path)
+    times, output = tmp_path / "times.jsonl", tmp_path / "refitted.json"
+    times.write_text("\n".join(measured(plans, *factors, steps=steps)))
+    files = ("--profile", profile, "--plans", plans, "--measurements", times)
+    refused = complaint(call("refit", *files, "-o", output))
+    assert refused.startswith(f"{output}: not written: ")
+    assert why in refused
+    assert not output.exists()
+    assert "kept" in succeeded(call("refit", *files))
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:

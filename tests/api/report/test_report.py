@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from comparisons import ODD, Page, comparison_of, in_rounds, iteration, pipelined
 
+from seqplan.api.cli.verb_parts.compare_output import comparison_fields, comparison_lines
 from seqplan.api.report import render
 from seqplan.api.report.drawing.style import CSS
 from seqplan.planner.comparison.results import Comparison, System
@@ -69,6 +70,23 @@ def test_what_no_document_may_contain_is_replaced() -> None:
 @COMPARISONS
 def test_the_same_comparison_gives_the_same_bytes(compared: Comparison) -> None:
     assert render(compared, PROFILE) == render(compared, PROFILE)
+
+
+def test_utilisation_is_of_all_flops_over_all_time() -> None:
+    """Not the mean of the steps' own, in which a short step would count as much as a long one."""
+    first, second = in_rounds().ours.iterations
+    steps = (
+        replace(first, propagation_ms=47.25, mfu=0.5),  # 100 ms in all
+        replace(second, propagation_ms=247.25, mfu=0.1),  # 300 ms in all
+    )
+    known = System("ours", "seqplan", "Rounds.", True, steps)
+    unknown = System("sp", "Static SP", "One degree.", False, (first, replace(second, mfu=0.1)))
+    compared = comparison_of(known, unknown, gpus=4)
+    made_of = Page.of(render(compared)).table("System", "Propagation (ms)")
+    assert [row[-1] for row in made_of] == ["20.0 %", "—"]
+    printed = [line.split()[-2:] for line in comparison_lines(compared)[4:6]]
+    assert printed == [["20.0", "%"], [printed[1][0], "—"]]
+    assert [system["mfu"] for system in comparison_fields(compared)["systems"]] == [0.2, None]
 
 
 @COMPARISONS

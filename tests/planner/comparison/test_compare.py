@@ -68,6 +68,36 @@ def test_in_lockstep_what_runs_in_rounds_is_compared_and_the_rest_left_out() -> 
     assert ours > 0
 
 
+def test_whose_rounds_are_a_multiple_is_said() -> None:
+    profile = shipped("llama-7b-a800-80gb")
+    cluster, exchange = Cluster(8, 8192, 30_000), exchange_of(profile, 8)
+    options = Options(("static",))
+    sentence = (
+        "Our rounds, and those of static strategies with our balancing, are a multiple of 2; other "
+        "systems have as many as their own rules make, also where that is no multiple."
+    )
+    for multiple in (1, 2):
+        comparison = compare(
+            profile,
+            cluster,
+            CODE,
+            1,
+            exchange,
+            options=options,
+            lockstep=True,
+            rounds_multiple=multiple,
+        )
+        assert (sentence in comparison.assumptions) == (multiple == 2)
+
+
+def test_utilisation_goes_with_the_mean_time() -> None:
+    """The batches are the same, and so are the FLOPs: half the time is twice the utilisation."""
+    assert (
+        len({system.mfu and round(system.mfu * system.mean_ms, 6) for system in small().systems})
+        == 1
+    )
+
+
 def test_all_systems_see_the_same_batches() -> None:
     for systems in zip(*(system.iterations for system in small().systems), strict=True):
         assert (

@@ -10,6 +10,7 @@ import pytest
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme
+from seqplan.profiler.fit.drift import stated_error
 from seqplan.profiler.fit.latency_fit import Observed
 from seqplan.profiler.fit.refit import (
     LEAST_TO_FIT,
@@ -19,6 +20,7 @@ from seqplan.profiler.fit.refit import (
     observed,
     read_measurements,
     refit,
+    refit_profile,
     refitted_document,
 )
 from seqplan.profiler.latency import Latency
@@ -100,15 +102,92 @@ def plan(step: int) -> Plan:
 
 def test_a_pipeline_counts_where_its_ranks_were_measured_and_ran_nothing_else() -> None:
     measured = [Measurement(7, rank, 10.0 + rank) for rank in range(6)]
-    assert observed([plan(7), plan(8)], measured) == {
+    seen = observed([plan(7), plan(8)], measured)
+    assert seen.by_scheme == {
         Scheme(1, 1, 2, 1): [Observed((100,), 11.0, micro_batches=1)],
         Scheme(): [Observed((101, 102), 12.0, micro_batches=2)],
     }
-    assert observed([plan(7)], measured[1:]) == {
+    assert (seen.rank_times, seen.unplanned, seen.unplanned_steps) == (3, 0, ())
+    assert observed([plan(7)], measured[1:]).by_scheme == {
         Scheme(): [Observed((101, 102), 12.0, micro_batches=2)]
     }
     with pytest.raises(MeasurementError, match="step 7: measured on rank 6, its plan has 6"):
         observed([plan(7)], [Measurement(7, 6, 1.0)])
+
+
+def test_times_of_steps_without_a_plan_are_counted_apart() -> None:
+    measured = [Measurement(step, rank, 10.0) for step in (7, 90, 12) for rank in range(4)]
+    seen = observed([plan(7)], measured)
+    assert (seen.rank_times, seen.unplanned, seen.unplanned_steps) == (3, 8, (12, 90))
+
+
+LLAMA = shipped("llama-7b-a800-80gb")
+
+
+def slower(scheme: Scheme, factor: float, count: int) -> list[Observed]:
+    """Samples of a scheme that takes ``factor`` times what the profile says."""
+    latency = LLAMA.by_scheme[scheme].latency
+    return samples(Latency(*(factor * getattr(latency, name) for name in "abc")), count)
+
+
+def test_a_device_that_is_slower_is_slower_for_schemes_that_were_not_measured() -> None:
+    two, four = Scheme(tp=2), Scheme(tp=4)
+    by_scheme = {two: slower(two, 1.3, LEAST_TO_SCALE), four: slower(four, 1.3, 3)}
+    refitted = refit_profile(LLAMA, by_scheme)
+    assert refitted.common is not None
+    assert refitted.common.factor == pytest.approx(1.3)
+    assert {result.scheme for result in refitted.schemes} == set(LLAMA.by_scheme)
+    hows = {result.scheme: result.how for result in refitted.schemes}
+    assert hows.pop(two) == "scaled"
+    assert set(hows.values()) == {"extrapolated"}
+    reasons = {result.scheme: result.reason for result in refitted.schemes}
+    assert reasons[four].endswith("as the measured schemes; 3 pipelines measured, 8 are needed")
+    assert reasons[Scheme()] == "scaled by 1.300, as the measured schemes; not measured"
+    document = refitted_document(LLAMA, refitted.schemes, "refitted to a test")
+    again = type(LLAMA).from_document(document, "again")
+    for entry in again.schemes:
+        for name in "abc":
+            old = getattr(LLAMA.by_scheme[entry.scheme].latency, name)
+            assert getattr(entry.latency, name) == pytest.approx(1.3 * old)
+        origin = LLAMA.by_scheme[entry.scheme].origin
+        assert entry.origin == ("measured" if entry.scheme == two else origin)
+        assert entry.fit is not None
+        assert stated_error(entry) is None or entry.scheme == two
+    assert again.by_scheme[Scheme()].fit == {"refitted": f"extrapolated: {reasons[Scheme()]}"}
+
+
+def test_measured_schemes_that_disagree_are_averaged_and_said_to() -> None:
+    two, four = Scheme(tp=2), Scheme(tp=4)
+    by_scheme = {scheme: slower(scheme, f, 8) for scheme, f in ((two, 1.0), (four, 1.44))}
+    refitted = refit_profile(LLAMA, by_scheme)
+    assert refitted.common is not None
+    assert refitted.common.factor == pytest.approx(1.2)  # the geometric mean, the right one with it
+    other = refitted.schemes[-1]
+    assert other.reason == (
+        "scaled by 1.200, as the measured schemes, which disagree (1.000 to 1.440); not measured"
+    )
+
+
+def test_few_measurements_that_contradict_the_others_keep_their_scheme() -> None:
+    two, four = Scheme(tp=2), Scheme(tp=4)
+    by_scheme = {two: slower(two, 1.3, LEAST_TO_SCALE), four: slower(four, 1.0, 3)}
+    kept = next(r for r in refit_profile(LLAMA, by_scheme).schemes if r.scheme == four)
+    assert (kept.how, kept.latency) == ("kept", LLAMA.by_scheme[four].latency)
+    assert "3 pipelines measured, 8 are needed; the measured schemes' factor" in kept.reason
+
+
+def test_nothing_is_scaled_where_nothing_is_corrected() -> None:
+    two = Scheme(tp=2)
+    few = slower(two, 1.3, LEAST_TO_SCALE - 1)
+    right, disturbed = slower(two, 1.0, LEAST_TO_SCALE), slower(two, 1.3, LEAST_TO_SCALE)
+    unlike = [
+        one if at % 2 else other
+        for at, (one, other) in enumerate(zip(right, disturbed, strict=True))
+    ]
+    for measured in (few, unlike):
+        refitted = refit_profile(LLAMA, {two: measured})
+        assert refitted.common is None
+        assert [(result.scheme, result.how) for result in refitted.schemes] == [(two, "kept")]
 
 
 @pytest.mark.parametrize(

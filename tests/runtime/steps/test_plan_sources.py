@@ -1,8 +1,7 @@
-"""Every source of plans, by one contract; then what only one of them can do wrong."""
+"""Every source of plans, by one contract; then what only plan files and fan-out can do wrong."""
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -262,108 +261,6 @@ def test_the_tp_degrees_of_a_files_pipelines(tmp_path: Path) -> None:
         source = FileSource(write_file(tmp_path / "plans.jsonl", written))
         assert source.tensor_degrees() == degrees
         source.close()
-
-
-# The planning service
-
-
-@pytest.fixture
-def service() -> Iterator[PlanService]:
-    with serving(PlanService(small_plans(40, WORLD), token="let me in")) as service:
-        yield service
-
-
-@pytest.fixture
-def client(service: PlanService) -> Iterator[HttpSource]:
-    source = HttpSource(service.url, "a job", "let me in", ack_timeout_s=0.3)
-    yield source
-    source.close()
-
-
-def test_one_connection_serves_every_step(service: PlanService, client: HttpSource) -> None:
-    for step in range(40):
-        client.view(step, 1, SOON_S)
-    assert (service.requests, service.connections) == (40, 1)
-
-
-def test_passing_troubles_are_sat_out(service: PlanService, client: HttpSource) -> None:
-    service.passing = ["503", "hang up", "503", "hang up"]
-    assert client.view(0, 1, SOON_S) == view_of(service.plans[0], 1)
-    # An idle connection that was closed: the next request opens another, at once.
-    service.passing = ["hang up"]
-    assert client.view(1, 1, 0.0) == view_of(service.plans[1], 1)
-
-
-def test_an_answer_that_is_cut_off_is_asked_for_again(
-    service: PlanService, client: HttpSource
-) -> None:
-    service.passing = ["no body", "half a body"]
-    assert client.view(0, 1, SOON_S) == view_of(service.plans[0], 1)
-    assert not service.passing
-    service.passing = ["half a body"] * 1000
-    with pytest.raises(PlanTimeout, match=r"no answer within 0\.3 s, at last IncompleteRead"):
-        client.view(1, 1, 0.3)
-
-
-def test_lasting_troubles_end_in_time(service: PlanService, client: HttpSource) -> None:
-    service.passing = ["503"] * 1000
-    with pytest.raises(PlanTimeout, match=r"no answer within 0\.3 s, at last 503 Service Unav"):
-        client.view(0, 1, 0.3)
-    with pytest.raises(PlanTimeout, match="acknowledging step 0 of rank 1: no answer"):
-        client.acknowledge(0, 1, "sha256:d")
-    service.passing = ["mute"]
-    with pytest.raises(PlanTimeout, match="at last TimeoutError: timed out"):
-        client.view(0, 1, 0.1)
-    service.stopping.set()
-
-
-def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as socket_in_use:
-        port = socket_in_use.getsockname()[1]
-    source = HttpSource(f"http://127.0.0.1:{port}", "job")
-    with pytest.raises(PlanTimeout, match=r"no answer within 0\.2 s, at last ConnectionRefused"):
-        source.view(0, 0, 0.2)
-    source.close()
-
-
-def test_a_service_that_does_not_wait_is_not_asked_in_a_loop(
-    service: PlanService, client: HttpSource
-) -> None:
-    service.ends = service.waits = False
-    with pytest.raises(PlanTimeout):
-        client.view(99, 0, 0.6)
-    assert 2 <= service.requests <= 8
-
-
-def test_answers_that_are_refused(service: PlanService, client: HttpSource) -> None:
-    def refused(message: str, step: int = 0) -> None:
-        before = service.requests
-        with pytest.raises(PlanError, match=message) as refused:
-            client.view(step, 1, SOON_S)
-        assert type(refused.value) is PlanError
-        assert "let me in" not in str(refused.value)
-        assert "\n" not in str(refused.value)
-        assert service.requests == before + 1
-
-    service.etag = '"sha256:other"'
-    refused('ETag "sha256:other" is not the view\'s digest sha256:')
-    service.failure = (500, {"title": "Broken"})
-    refused(r"step 99 of rank 1: Broken$", 99)
-    service.failure = (410, {"type": "about:blank", "title": "The job is gone"})
-    refused("The job is gone", 99)
-    service.token = "another"
-    refused("Who are you?")
-    with pytest.raises(PlanError, match="acknowledging step 0 of rank 1: Who are you"):
-        client.acknowledge(0, 1, None)
-
-
-def test_urls_and_tokens_that_cannot_be_used() -> None:
-    for url in ("ftp://host", "host:80", "http://", "http://host?x=1"):
-        with pytest.raises(ValueError, match="wants http://HOST:PORT, got"):
-            HttpSource(url, "job")
-    with pytest.raises(ValueError, match="the token has characters") as refused:
-        HttpSource("http://host", "job", "secret\n")
-    assert "secret" not in str(refused.value)
 
 
 # Fan-out

@@ -96,7 +96,8 @@ def balance(
     micro-batches. ``equal_samples``: each rank has equally many sequences. ``pad_to``: sequences
     are padded to multiples of so many tokens.
 
-    No micro-batch is empty where there are sequences enough. Same inputs, same result.
+    No micro-batch is empty where there are sequences enough: with ``equal_samples``, enough on each
+    rank for its own micro-batches. Same inputs, same result.
     ``ValueError`` names a length that is no whole number above 0 or exceeds ``capacity``, and what
     else cannot be.
     """

@@ -24,6 +24,7 @@ from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.exchange.choice import exchange_to_propose_with
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
+from seqplan.planner.rounds.options import check_rounds
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.profiler.lengths import read_lengths
 
@@ -78,6 +79,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
     profile = usable_profile(args)
+    check_rounds(profile, args.lockstep, args.rounds_multiple, static_groups=args.static_groups)
     check_output(args.output, args.lengths, args.profile)
     lengths = read_lengths([args.lengths]).values
     cluster = Cluster(

@@ -24,7 +24,7 @@ from seqplan.planner.proposal.candidates import (
 from seqplan.planner.proposal.document import Candidate, ProposalDocument
 from seqplan.planner.proposal.rounds_proposal import propose_rounds
 from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
-from seqplan.planner.rounds.options import check_rounds
+from seqplan.planner.rounds.options import AS_NAMES, check_rounds
 from seqplan.plans.scheme import Strategy
 from seqplan.profiler.lengths.digest import lengths_digest
 from seqplan.profiler.profile import Profile
@@ -71,7 +71,7 @@ def make_proposal(
             profile, cluster.gpus, None, 0.0, propagation_only=propagation_only, method=method
         )
     check_method(profile, method, exchange, lockstep=lockstep)
-    check_rounds(profile, lockstep, rounds_multiple, static_groups=static_groups)
+    check_rounds(profile, lockstep, rounds_multiple, static_groups=static_groups, spelled=AS_NAMES)
     models = cluster.models(profile)
     check_feasible(profile, cluster, models, lengths)
     effort = _effort(cluster.gpus, several_spaces=exchange is not None)
@@ -156,12 +156,12 @@ def check_method(
     if lockstep and method == "eq4":
         raise ValueError(
             "method eq4 chooses strategies for a whole step, but in lockstep rounds choose their "
-            "groups anew; leave --method out"
+            "groups anew; leave the method out"
         )
     if profile.rounds and method == "eq4":
         raise ValueError(
             f"method eq4 chooses strategies for a whole step, but profile {profile.name} is of "
-            "ZeRO-3, whose rounds choose their groups anew; leave --method out"
+            "ZeRO-3, whose rounds choose their groups anew; leave the method out"
         )
     if method == "eq4" and exchange is not None:
         raise ValueError("method eq4 does not weigh the exchange; leave one of the two out")

@@ -131,7 +131,9 @@ def test_zero_3_has_no_exchange_and_its_own_memory() -> None:
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(ValueError, match="eq4 chooses strategies for a whole step"):
         make_proposal(LLAMA, CLUSTER, CODE, method="eq4", lockstep=True)
-    with pytest.raises(ValueError, match="--lockstep forms groups anew in each round"):
+    with pytest.raises(
+        ValueError, match="lockstep forms groups anew in each round, static_groups keeps them"
+    ):
         make_proposal(LLAMA, CLUSTER, CODE, lockstep=True, static_groups=True)
     with pytest.raises(ValueError, match="rounds_multiple is for rounds; give lockstep with it"):
         Planner(LLAMA, 16, 16_384, rounds_multiple=2)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import static_hosts
+from benchmarks import small_batches, static_hosts
 from benchmarks.settings import Data, markdown
 from seqplan import Cost
 from seqplan.hosts.degree_costs import by_degree, ring_costs
@@ -41,6 +41,10 @@ def run(data: Sequence[Data]) -> None:
     head = ["host's planner", "lengths", "sequences × ranks", "its time over ours, least"]
     head += ["median", "its CPU, median", "our CPU, median"]
     print(markdown(head, rows) + "\n")
+    for _, theirs, one_each in _megatron():
+        if not one_each:
+            timed = partial(schedule_ms, one_each=False)
+            small_batches.run(data, theirs, timed, ring_costs(PROFILE, SCHEME))
     static_hosts.run(data, Cost.of_profile(PROFILE, SCHEME))
 
 

@@ -35,8 +35,11 @@ NAMES = (
     "serve",
     "sidecar",
     "kills",
+    "deletion",
+    "acknowledgements",
     "architectures",
     "data_parallel",
+    "mutations",
 )
 
 

@@ -162,7 +162,7 @@ async def _ok(client: Client, path: str, body: Any) -> Any:
 def _published(store: Path, job: str, step: int) -> float:
     """The moment at which the store has the plan, polled for."""
     connection = sqlite3.connect(store)
-    query = "SELECT 1 FROM plans WHERE job = ? AND step = ?"
+    query = "SELECT 1 FROM plans WHERE job = (SELECT key FROM jobs WHERE id = ?) AND step = ?"
     while connection.execute(query, (job, step)).fetchone() is None:
         time.sleep(0.001)
     connection.close()

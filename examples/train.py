@@ -33,7 +33,7 @@ def main() -> None:
         dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     groups = runtime.Communicators.create()
-    plans = source(arguments, rank, world_size)
+    plans = source(arguments, world_size)
 
     # A Llama runs any strategies; a module of your own those with tp = pp = 1, see ShardedStates.
     torch.manual_seed(0)
@@ -85,17 +85,13 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def source(arguments: argparse.Namespace, rank: int, world_size: int) -> runtime.PlanSource:
-    """Where plans come from: a file that every rank can read, or a service that rank 0 asks."""
+def source(arguments: argparse.Namespace, world_size: int) -> runtime.PlanSource:
+    """Open the plans: a file that every rank can read, or a job of a planning service."""
     if arguments.plans is not None:
         return runtime.FileSource(arguments.plans, world_size=world_size)
-    server, job, token = arguments.server, arguments.job, os.environ.get("SEQPLAN_TOKEN")
-    return runtime.FanOutSource(
-        lambda: runtime.HttpSource(server, job, token),
-        dist.distributed_c10d._get_default_store(),
-        rank,
-        world_size,
-    )
+    token = os.environ.get("SEQPLAN_TOKEN")
+    fan_out_ranks = arguments.fan_out_ranks  # from so many ranks on rank 0 alone has a connection
+    return runtime.open_job(arguments.server, arguments.job, token, fan_out_ranks=fan_out_ranks)
 
 
 def parsed() -> argparse.Namespace:
@@ -109,6 +105,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--job", default="default", help="job at the planning service")
     parser.add_argument(
         "--tensor-degrees", type=int, nargs="*", default=[], help="tp degrees of the job's proposal"
+    )
+    parser.add_argument(
+        "--fan-out-ranks",
+        type=int,
+        default=512,
+        help="ranks from which rank 0 alone requests plans and acknowledges",
     )
     parser.add_argument("--start-step", type=int, default=0, help="first step without checkpoint")
     parser.add_argument("--checkpoints", required=True, help="folder that all ranks share")

@@ -53,6 +53,15 @@ class BalancedSteps:
         self._sequences, self._capacity, self._cost = sequences, capacity, cost
         self._seed, self._pad_to = seed, pad_to
 
+    def check_length(self, place: int, tokens: int) -> None:
+        """Compare a sample with its planned length. ``ValueError`` if they differ."""
+        planned = int(self._lengths[place])
+        if tokens != planned:
+            raise ValueError(
+                f"sample {place} has {tokens} tokens, its planned length is {planned}. "
+                "Make lengths from the data set that is trained on"
+            )
+
     @property
     def steps(self) -> int:
         """Return the steps of an epoch."""

@@ -48,6 +48,17 @@ def by_degree(known: Cost | Mapping[int, Cost], ranks: int, smallest: int = 1) -
     return complete
 
 
+def add_padding(costs: Mapping[int, Cost], alignment: int) -> dict[int, Cost]:
+    """Add what padding at the end of a micro-batch costs, half of ``alignment`` tokens a rank.
+
+    Padding is a sequence of its own: its tokens cost ``b`` each, and next to nothing beside it.
+    """
+    return {
+        degree: Cost(cost.a, cost.b, cost.c + cost.b * degree * (alignment - 1) / 2)
+        for degree, cost in costs.items()
+    }
+
+
 def costs_of_environment() -> dict[int, Cost]:
     """Read costs from the environment: ``SEQPLAN_PROFILE`` and ``SEQPLAN_SCHEME``, or
     ``SEQPLAN_COST``.

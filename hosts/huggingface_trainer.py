@@ -132,7 +132,7 @@ class Planned:
                 "multiprocessing_context": args.dataloader_multiprocessing_context,
             }
         return DataLoader(
-            _SamplesOfStep(self.train_dataset),
+            _SamplesOfStep(self.train_dataset, planned),
             batch_sampler=sampler,
             collate_fn=_PackedStep(self.data_collator),
             num_workers=args.dataloader_num_workers,
@@ -240,10 +240,13 @@ class _StepsOfRank:
 
 
 class _SamplesOfStep(Dataset[Any]):
-    """Samples by what the sampler yields: the nested places of a step."""
+    """Samples by what the sampler yields: the nested places of a step.
 
-    def __init__(self, samples: Any) -> None:
-        self._samples = samples
+    Each has its planned length, or the step is not what was balanced: ``UnplannableError``.
+    """
+
+    def __init__(self, samples: Any, planned: BalancedSteps) -> None:
+        self._samples, self._planned = samples, planned
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -251,10 +254,18 @@ class _SamplesOfStep(Dataset[Any]):
     def __getitem__(self, step: Any) -> Any:
         parts, are_fillers, figures = step
         samples = [
-            [_cut(self._samples[i], 1) if filler else self._samples[i] for i in part]
+            [_cut(self._sample(i), 1) if filler else self._sample(i) for i in part]
             for part, filler in zip(parts, are_fillers, strict=True)
         ]
         return samples, are_fillers, figures
+
+    def _sample(self, place: int) -> Any:
+        sample = self._samples[place]
+        try:
+            self._planned.check_length(place, len(sample["input_ids"]))
+        except ValueError as error:
+            raise UnplannableError(str(error)) from None
+        return sample
 
 
 class _PackedStep:

@@ -10,11 +10,13 @@ Every rank computes the schedule by itself: the same lengths give the same one.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from itertools import groupby
 from typing import Any
 
-from seqplan.hosts.degree_costs import by_degree, costs_of_environment, ring_costs
+from seqplan.hosts.degree_costs import add_padding, by_degree, costs_of_environment, ring_costs
 from seqplan.hosts.versions import UnsupportedVersion, installed_version
 from seqplan.planner.balancing.balance_ranks import balance
 from seqplan.planner.balancing.cost import Cost
@@ -63,6 +65,9 @@ def install(costs: Cost | Mapping[int, Cost] | None = None) -> list[str]:
             "releases 0.16.1 to 0.19.2 have HybridCPDataLoaderWrapper, the development branch of "
             "2026 has scheduler_map"
         )
+    if os.environ.get("RANK", "0") == "0":
+        version = installed_version("megatron-core")
+        print(f"seqplan: plans {', '.join(replaced)} of megatron-core {version}", flush=True)
     return replaced
 
 
@@ -75,6 +80,10 @@ def _dynamic(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
     """Make a scheduler that chooses groups and packs for each micro-batch."""
 
     class PlannedDynamicCPScheduler(host_class):  # type: ignore[misc]
+        def run(self, *arguments: Any, **named: Any) -> Any:
+            self.config = named.get("config", arguments[-1] if arguments else None)
+            return super().run(*arguments, **named)
+
         def get_groups_and_subsamples(self, sample_id_seqlens: Any) -> Any:
             own = super().get_groups_and_subsamples
             ranks = self.dp_size * self.cp_size
@@ -83,14 +92,32 @@ def _dynamic(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
                     sample_id_seqlens,
                     ranks,
                     int(self.max_seqlen_per_dp_cp_rank),
-                    by_degree(costs, ranks, self.min_cp_size),
+                    add_padding(
+                        by_degree(costs, ranks, self.min_cp_size),
+                        _alignment(self),
+                    ),
                     multiple=self.microbatch_group_size_per_vp_stage or 1,
                     stages=_stages(),
+                    known=own(sample_id_seqlens) if sample_id_seqlens else None,
                 ),
                 lambda: own(sample_id_seqlens),
             )
 
     return _named(PlannedDynamicCPScheduler, host_class)
+
+
+def _alignment(scheduler: Any) -> int:
+    """Return the tokens to whose multiples a rank's part of a micro-batch is padded.
+
+    All that it may hold, if its shapes are those of a CUDA graph.
+    """
+    config = getattr(scheduler, "config", None)
+    alignment = getattr(config, "pad_packed_seq_alignment", None)
+    if alignment is None:
+        return 1
+    if getattr(config, "cuda_graph_impl", "none") != "none":
+        return int(scheduler.max_seqlen_per_dp_cp_rank)
+    return int(alignment)
 
 
 def _stages() -> int:
@@ -169,11 +196,22 @@ def _grouped(
     one_each: bool = False,
     multiple: int = 1,
     stages: int = 1,
+    known: _Groups | None = None,
 ) -> _Groups:
-    """Plan groups for samples (id, tokens); ids by micro-batch and rank."""
+    """Plan groups for samples (id, tokens); ids by micro-batch and rank.
+
+    ``known``: those of the trainer's own rule, which the plan is no slower than.
+    """
     ids, lengths = _split(samples)
     grouped = plan_groups(
-        lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple, stages=stages
+        lengths,
+        ranks,
+        capacity,
+        costs,
+        one_each=one_each,
+        multiple=multiple,
+        stages=stages,
+        known=None if known is None else _degrees(known, ids),
     )
     _tell(len(grouped.rounds), grouped.predicted_ms, grouped.gap, grouped.imbalance)
     return [[[ids[i] for i in own] for own in groups] for groups in grouped.by_rank()]
@@ -204,6 +242,18 @@ def _balanced(
     return [
         [[ids[i] for i in of_rank[k]] for of_rank in balanced.micro_batches for _ in range(degree)]
         for k in range(len(balanced.micro_batches[0]))
+    ]
+
+
+def _degrees(groups: _Groups, ids: Sequence[int]) -> list[list[tuple[int, list[int]]]]:
+    """Return groups as (degree, positions) by micro-batch; neighbors with equal ids are one."""
+    places = {number: place for place, number in enumerate(ids)}
+    return [
+        [
+            (len(list(ranks)), [places[int(number)] for number in own])
+            for own, ranks in groupby(of_ranks)
+        ]
+        for of_ranks in groups
     ]
 
 

@@ -34,7 +34,7 @@ def explain(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None = None) -> str
     times = schedule(plan.pipelines)
     lines = [*_headline(plan, times), ""]
     lines += [*_pipelines(plan, times, costs or {}), ""]
-    lines += [*_binding(plan, times, costs or {})]
+    lines += [*_binding(plan, times, costs or {}), *_long(plan, costs or {})]
     if plan.idle_ranks:
         lines.append(f"idle: {_count(plan.idle_ranks, 'rank')} ({_ranks(plan.idle_ranks, 60)})")
     if plan.selection:
@@ -52,6 +52,11 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
         f"predicted {plan.predicted_ms:,.1f} ms, lower bound {plan.lower_bound_ms:,.1f} ms, "
         f"gap {plan.gap:.2%}"
     )
+    if plan.layout_gap is not None and plan.layout_lower_bound_ms != plan.lower_bound_ms:
+        yield (
+            f"over all plans of its tp and pp: lower bound {plan.layout_lower_bound_ms:,.1f} ms, "
+            f"gap {plan.layout_gap:.2%}"
+        )
     if plan.exchange_ms is not None:
         yield (
             f"and {plan.exchange_ms:,.1f} ms exchange of parameters and gradients that nothing "
@@ -166,6 +171,25 @@ def _binding(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) ->
         )
     if len(tight) > 3:
         yield f"binding: {len(tight) - 3:,} more pipelines without slack"
+
+
+def _long(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:
+    """Yield how many of the longest sequences need groups of which few fit side by side."""
+    layouts = {(pipeline.scheme.tp, pipeline.scheme.pp) for pipeline in plan.pipelines}
+    held: dict[int, int] = {}
+    for scheme, cost in costs.items():
+        if (scheme.tp, scheme.pp) in layouts:
+            held[scheme.gpus] = max(held.get(scheme.gpus, 0), cost.max_len)
+    below = 0
+    for gpus, longest in sorted(held.items()):
+        longer = sum(length > below for length in plan.lengths)
+        places = plan.world_size // gpus
+        if below and longer > places > 0:
+            yield (
+                f"long: {longer:,} sequences need groups of {gpus:,} GPUs or more, of which "
+                f"{places:,} fit side by side: {-(-longer // places):,} in a row"
+            )
+        below = max(below, longest)
 
 
 def _reason(plan: Plan, pipeline: PlannedPipeline, cost: SchemeCost | None) -> str:

@@ -268,6 +268,8 @@ def _step_times(plan: Plan) -> Iterator[str]:
         yield f"lower_bound_ms: 0 bounds nothing of predicted_ms = {predicted}"
     elif plan.gap != 0:
         yield f"gap: {plan.gap}, but predicted_ms and lower_bound_ms are both 0"
+    if (layout := plan.layout_lower_bound_ms) is not None and not 0 <= layout <= bound:
+        yield f"layout_lower_bound_ms: {layout} is outside 0 … lower_bound_ms = {bound}"
 
 
 def _selection(plan: Plan) -> Iterator[str]:

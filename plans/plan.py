@@ -72,7 +72,9 @@ class Plan:
     ``predicted_ms`` is the objective, never below the 1F1B simulation; ``lower_bound_ms`` is a
     proven lower bound on that objective over all dispatches and packings of this strategy (over all
     plans of its layout, where ranks re-form within the step) and ``gap`` = predicted / bound − 1.
-    None of the three holds ``exchange_ms``: what parameters and gradients take to be exchanged
+    ``layout_lower_bound_ms`` is one over all plans of its layouts ⟨tp, pp⟩, whatever their groups,
+    and ``layout_gap`` follows from it; None in plans that no planner made.
+    None of the five holds ``exchange_ms``: what parameters and gradients take to be exchanged
     beside it, as far as nothing hides it; None where strategies were chosen by propagation alone.
     """
 
@@ -91,6 +93,15 @@ class Plan:
     gap: float
     selection: tuple[Considered, ...]
     exchange_ms: float | None = None
+    layout_lower_bound_ms: float | None = None
+
+    @property
+    def layout_gap(self) -> float | None:
+        """Return predicted / layout bound − 1, to six decimals; None if no such bound is known."""
+        bound_ms = self.layout_lower_bound_ms
+        if bound_ms is None:
+            return None
+        return round(self.predicted_ms / bound_ms - 1, 6) if bound_ms > 0 else 0.0
 
     @property
     def strategy(self) -> Strategy:

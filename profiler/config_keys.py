@@ -19,33 +19,43 @@ GATED = frozenset(
     {"baichuan", "cohere", "cohere2", "ernie4_5", "exaone", "exaone4", "gemma", "gemma2"}
     | {"gemma3_text", "glm", "glm4", "granite", "helium", "internlm2", "internlm3", "llama"}
     | {"minicpm", "ministral", "mistral", "olmo", "olmo2", "olmo3", "phi3", "qwen2", "qwen3"}
-    | {"seed_oss", "smollm3", "stablelm"}
+    | {"iquestcoder", "ministral3", "seed_oss", "smollm3", "stablelm", "vaultgemma"}
 )
 """Values of model_type that are decoders with a gated feed-forward, and nothing else in a layer but
 what other keys say."""
 
 UNGATED = frozenset(
-    {"apertus", "arcee", "gpt2", "gpt_neox", "nemotron", "persimmon", "phi", "starcoder2"}
+    {"apertus", "arcee", "gpt2", "gpt_neox", "jais2", "nemotron", "persimmon", "phi"}
+    | {"starcoder2"}
 )
 """Those whose feed-forward has two matrices."""
 
 SPARSE = frozenset(
-    {"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe"}
-    | {"llama4_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_next"}
+    {"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "flex_olmo", "glm4_moe", "gpt_oss"}
+    | {"granitemoe", "kimi_k2", "llama4_text", "minimax_m2", "mixtral", "olmoe", "phimoe"}
+    | {"qwen2_moe", "qwen3_moe", "qwen3_next"}
 )
 """Those with experts, wherever other keys say."""
 
-EXPERTS_OF_FFN = frozenset({"gpt_oss", "granitemoe", "llama4_text", "mixtral", "olmoe", "phimoe"})
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Keys of the number of experts."""
+
+EXPERTS_OF_FFN = frozenset(
+    {"flex_olmo", "gpt_oss", "granitemoe", "llama4_text", "minimax_m2", "mixtral", "olmoe"}
+    | {"phimoe"}
+)
 """Those whose experts are as wide as ``intermediate_size`` says."""
 
-SLIDING_PERIOD = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3": 4}
+SLIDING_PERIOD = {
+    "cohere2": 4,
+    "gemma2": 2,
+    "gemma3_text": 6,
+    "gpt_oss": 2,
+    "olmo3": 4,
+    "vaultgemma": 2,
+}
 """Of so many layers the last has full attention and the others a window, where neither layer_types
 nor sliding_window_pattern says it."""
-
-TIED_UNSAID = frozenset(
-    {"cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt2", "starcoder2"}
-)
-"""Values of model_type whose embeddings are tied where the file does not say."""
 
 _STATE_SPACE = "state-space layers"
 _LINEAR = "layers of linear attention of a kind that is not known here"
@@ -86,6 +96,7 @@ MODELLED = frozenset(
     {key for keys in SIZE_KEYS.values() for key in keys}
     | {"model_type", "tie_word_embeddings", "max_position_embeddings", "n_positions", "n_ctx"}
     | {"layer_types", "sliding_window", "sliding_window_pattern", "use_sliding_window"}
+    | {"_sliding_window_pattern"}
     | {"max_window_layers", "attention_chunk_size", "no_rope_layers", "no_rope_layer_interval"}
     | {"full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim"}
     | {"linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim"}
@@ -119,7 +130,14 @@ _WITHOUT_EFFECT = frozenset(
     | {"predict_special_tokens", "summary_type", "summary_use_proj", "summary_activation"}
     | {"summary_proj_to_labels", "summary_first_dropout", "id2label", "label2id", "problem_type"}
     | {"output_attentions", "output_hidden_states", "use_return_dict", "return_dict"}
-    | {"use_bidirectional_attention", "model_version", "is_decoder", "chunk_size_feed_forward"}
+    | {"moe_norm_min", "moe_capacity", "moe_gate", "moe_use_aux_free", "qk_norm"}
+    | {
+        "sliding_window_size",
+        "use_bidirectional_attention",
+        "model_version",
+        "is_decoder",
+        "chunk_size_feed_forward",
+    }
     | {"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"}
 )
 _ENDINGS_WITHOUT_EFFECT = (
@@ -131,5 +149,7 @@ _ENDINGS_WITHOUT_EFFECT = (
 def without_effect(key: str, value: Any) -> bool:
     """Whether a key says nothing of what layers cost: it is absent in effect, or known so."""
     if value is None or value is False or value in (0, "", [], {}):
+        return True
+    if key == "mlp_type" and value == "default":  # StarCoder2: two matrices
         return True
     return key in _WITHOUT_EFFECT or key.endswith(_ENDINGS_WITHOUT_EFFECT)

@@ -6,7 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from seqplan.profiler.config_keys import EXPERTS_OF_FFN, LAYER_TYPES, SLIDING_PERIOD, UNGATED
+from seqplan.profiler.config_keys import (
+    EXPERT_COUNTS,
+    EXPERTS_OF_FFN,
+    LAYER_TYPES,
+    SLIDING_PERIOD,
+    SPARSE,
+    UNGATED,
+)
 
 MOST_LAYERS = 100_000
 
@@ -104,7 +111,8 @@ class ConfigLayers:
         if self.config.get("use_sliding_window") is True:
             first = self.whole("max_window_layers")
             return [full if layer <= first else "sliding_attention" for layer in every]
-        pattern = self.config.get("sliding_window_pattern", SLIDING_PERIOD.get(self.kind))
+        pattern = self.config.get("_sliding_window_pattern", SLIDING_PERIOD.get(self.kind))
+        pattern = self.config.get("sliding_window_pattern", pattern)
         if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
             sliding = [pattern[layer % len(pattern)] == "L" for layer in range(self.layers)]
         elif type(pattern) is int and pattern > 0:
@@ -138,8 +146,11 @@ class ConfigLayers:
 
     def _experts(self) -> dict[str, Any]:
         """Count layers with experts and how wide these are."""
-        keys = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-        count_key, count = max(((key, self.whole(key)) for key in keys), key=lambda pair: pair[1])
+        counts = [(key, self.whole(key)) for key in EXPERT_COUNTS]
+        count_key, count = max(counts, key=lambda pair: pair[1])
+        if self.kind in SPARSE and all(self.config.get(key) is None for key in EXPERT_COUNTS):
+            keys = ", ".join(EXPERT_COUNTS)
+            raise ConfigError("model_type", f"the number of experts is missing. Add one of {keys}")
         if count < 2:
             return {}
         chosen = self.whole("num_experts_per_tok") or self.whole("moe_k")

@@ -11,6 +11,9 @@ import numpy.typing as npt
 EFFICIENCY_THRESHOLD = 0.85
 """A scheme counts as well used at lengths whose time per token is within this share of its best."""
 
+MOST_MS = 1e9
+"""Milliseconds a token or micro-batch at most, days: products with lengths stay finite."""
+
 
 @dataclass(frozen=True)
 class Latency:
@@ -31,9 +34,11 @@ class Latency:
                 not isinstance(value, (int, float))
                 or isinstance(value, bool)
                 or not math.isfinite(value)
-                or value < 0
+                or not 0 <= value <= MOST_MS
             ):
-                raise ValueError(f"coefficient {name} must be a number ≥ 0, not {value!r}")
+                raise ValueError(
+                    f"coefficient {name} must be a number from 0 to {MOST_MS:,.0f}, not {value!r}"
+                )
         if self.a == 0 and self.b == 0:
             raise ValueError("coefficients a and b are both 0: the scheme would take no time")
 

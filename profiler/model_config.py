@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from seqplan.profiler.config_defaults import with_class_defaults
 from seqplan.profiler.config_keys import (
     BEYOND,
     GATED,
@@ -14,7 +15,6 @@ from seqplan.profiler.config_keys import (
     REFUSED,
     SIZE_KEYS,
     SPARSE,
-    TIED_UNSAID,
     UNGATED,
     without_effect,
 )
@@ -32,8 +32,8 @@ def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
     """Read the sizes that a config.json states, by their names here; the others are left out.
 
     ``longest``: tokens of the longest sequence that is meant, by default
-    ``max_position_embeddings``: an attention window that is no shorter changes nothing. Where
-    key/value heads are not stated they are as many as the attention heads. ``ValueError`` that
+    ``max_position_embeddings``: an attention window that is no shorter changes nothing. An absent
+    key has the value of its model_type's class in transformers. ``ValueError`` that
     begins with the path for what is no such file, and for a model that has what is not modelled,
     with every key that says so, those that are not known here among them.
     """
@@ -51,6 +51,7 @@ def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
     if keys_by_meaning:
         beyond = (f"{', '.join(keys)}: {meaning}" for meaning, keys in keys_by_meaning.items())
         raise ValueError(f"{path}: not modelled: {'; '.join(beyond)}. {_MEND}")
+    config = with_class_defaults(config)
     try:
         sizes = _sizes(config)
         if "layers" in sizes:
@@ -80,9 +81,7 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
         sizes.setdefault("ffn", 4 * sizes["hidden"])
     if config.get("kv_lora_rank"):
         sizes.pop("head_dim", None)  # the rotary part of one, where it is stated
-    tied = config.get(_TIED)
-    if tied is None:
-        tied = kind in TIED_UNSAID
+    tied = config.get(_TIED, False)
     if type(tied) is not bool:
         raise ConfigError(_TIED, "wants true or false")
     if tied:

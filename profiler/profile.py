@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,19 @@ class MeasuredExchange:
     optimizer_ms: float
 
 
+def _grows(scheme: Scheme) -> set[str]:
+    """Return the axes of ``scheme`` with a degree above 1."""
+    return {axis for axis in DEGREES if getattr(scheme, axis) > 1}
+
+
+def _subsets(axes: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    return chain.from_iterable(combinations(axes, count) for count in range(len(axes) + 1))
+
+
+_EXPECTED, _PUBLISHED = "expected error: ", "published: "
+"""How a note and a statement of residuals begin that are about measured times."""
+
+
 @dataclass(frozen=True)
 class Profile:
     """What is known of one model on one kind of GPU. Built by ``Profile.from_json``."""
@@ -85,6 +100,30 @@ class Profile:
     def rounds(self) -> bool:
         """Whether all ranks run in lockstep rounds (ZeRO-3: every layer is gathered by all)."""
         return self.zero_stage == 3
+
+    @property
+    def device_error(self) -> float | None:
+        """Return the share by which predictions miss measured times; None if nobody measured it.
+
+        The largest median on held-out or packed samples of measured schemes, or what a source
+        states. How far coefficients are from the analytic model they were derived with is another
+        matter.
+        """
+        if any(entry.origin == "derived" for entry in self.schemes):
+            notes = (self.residuals.rpartition("; ")[2], *self.document.get("notes", ()))
+            stated = [note for note in notes if note.startswith(_EXPECTED)]
+            if any("unchecked" in note and not note.startswith(_EXPECTED) for note in notes):
+                return None
+        else:
+            fits = [entry.fit for entry in self.schemes if entry.fit]
+            medians = [
+                fit.get(kind, {}).get("median") for fit in fits for kind in ("held_out", "packed")
+            ]
+            if fits and len(fits) == len(self.schemes) and None not in medians:
+                return float(max(medians))
+            stated = [self.residuals] if self.residuals.startswith(_PUBLISHED) else []
+        found = re.search(r"([0-9]+(?:\.[0-9]+)?)\s*%", stated[0]) if stated else None
+        return float(found[1]) / 100 if found else None
 
     def restricted(
         self, *, measured: bool = False, layout: tuple[int, int] | None = None
@@ -116,16 +155,25 @@ class Profile:
         )
 
     def with_digest(self, digest: str) -> Profile | None:
-        """Return the profile or the restriction of it that has this digest; None without one."""
-        layouts = sorted({(entry.scheme.tp, entry.scheme.pp) for entry in self.schemes})
-        for layout in (None, *layouts):
-            for measured in (False, True):
-                try:
-                    part = self.restricted(measured=measured, layout=layout)
-                except ProfileError:
-                    continue
-                if part.digest == digest:
-                    return part
+        """Return the profile or the restriction of it that has this digest; None without one.
+
+        Restrictions are those to measured schemes, to a layout, to what a trainer runs (schemes of
+        some axes, or one scheme), and both together.
+        """
+        if self.digest == digest:
+            return self
+        schemes = {entry.scheme for entry in self.schemes}
+        measured = {entry.scheme for entry in self.schemes if entry.origin != "derived"}
+        layouts = {frozenset(s for s in schemes if (s.tp, s.pp) == (t.tp, t.pp)) for t in schemes}
+        axes = {frozenset(s for s in schemes if _grows(s) <= set(own)) for own in _subsets(DEGREES)}
+        parts = {frozenset(schemes), *layouts, *axes, *(a & b for a in layouts for b in axes)}
+        parts |= {frozenset({scheme}) for scheme in schemes}
+        parts |= {part & measured for part in parts}
+        for part in sorted(parts - {frozenset()}, key=lambda part: (-len(part), sorted(part))):
+            document = {**self.document, "schemes": self.entries_of(part)}
+            found = Profile.from_document(document, self.name)
+            if found.digest == digest:
+                return found
         return None
 
     def entries_of(self, schemes: Collection[Scheme]) -> list[dict[str, Any]]:

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from seqplan.runtime.data.megatron import MegatronTokens
     from seqplan.runtime.data.targets import IndexedTargets, TargetData, Targets
     from seqplan.runtime.data.tokens import IndexedTokens, SeededTokens, TokenData
-    from seqplan.runtime.errors import DataError, EndOfPlans, PlanError, PlanTimeout, RankLost
+    from seqplan.runtime.errors import (
+        CheckpointError,
+        DataError,
+        EndOfPlans,
+        PlanError,
+        PlanTimeout,
+        RankLost,
+    )
     from seqplan.runtime.pipeline.staged_llama import StagedLlama
     from seqplan.runtime.sequence_parallel.context import (
         AttentionContext,
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
     from seqplan.runtime.states.optimizers import JoinedOptimizer
     from seqplan.runtime.states.sharded_states import ShardedStates
     from seqplan.runtime.steps.consumer import PlanConsumer, Step
-    from seqplan.runtime.steps.fan_out import FanOutSource
+    from seqplan.runtime.steps.fan_out import FanOutSource, open_job
     from seqplan.runtime.steps.http_source import HttpSource
     from seqplan.runtime.steps.in_process import agreed_steps
     from seqplan.runtime.steps.source import FileSource, PlanSource
@@ -58,9 +65,16 @@ _HOMES = {
     "data.megatron": ("MegatronTokens",),
     "data.targets": ("IndexedTargets", "TargetData", "Targets"),
     "data.tokens": ("IndexedTokens", "SeededTokens", "TokenData"),
-    "errors": ("DataError", "EndOfPlans", "PlanError", "PlanTimeout", "RankLost"),
+    "errors": (
+        "CheckpointError",
+        "DataError",
+        "EndOfPlans",
+        "PlanError",
+        "PlanTimeout",
+        "RankLost",
+    ),
     "steps.consumer": ("PlanConsumer", "Step"),
-    "steps.fan_out": ("FanOutSource",),
+    "steps.fan_out": ("FanOutSource", "open_job"),
     "steps.http_source": ("HttpSource",),
     "steps.in_process": ("agreed_steps",),
     "steps.source": ("FileSource", "PlanSource"),
@@ -82,6 +96,7 @@ _HOMES = {
 
 __all__ = [
     "AttentionContext",
+    "CheckpointError",
     "Communicators",
     "Cursor",
     "DataError",
@@ -119,6 +134,7 @@ __all__ = [
     "local_context",
     "log_probabilities",
     "loss_divisor",
+    "open_job",
     "preparation",
     "restore",
     "run_step",

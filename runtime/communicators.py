@@ -50,8 +50,13 @@ class Communicators:
         return groups
 
 
-def refuse_together(refusal: str | None, group: dist.ProcessGroup, doing: str) -> None:
-    """Raise ``ValueError`` on every rank where any refuses, so that none waits for another.
+def refuse_together(
+    refusal: str | None,
+    group: dist.ProcessGroup,
+    doing: str,
+    error: type[Exception] = ValueError,
+) -> None:
+    """Raise ``error`` on every rank where any refuses, so that none waits for another.
 
     Collective over ``group``, a CPU group; ``refusal``: this rank's, None where it has none;
     ``doing``: what ranks are at, for the message where one is lost.
@@ -61,4 +66,4 @@ def refuse_together(refusal: str | None, group: dist.ProcessGroup, doing: str) -
         dist.all_gather_object(refusals, refusal, group=group)
     for text in refusals:
         if text is not None:
-            raise ValueError(text)
+            raise error(text)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from seqplan.plans.format.decode import PlanError
 
 __all__ = [
+    "CheckpointError",
     "DataError",
     "EndOfPlans",
     "PlanError",
@@ -29,6 +30,10 @@ class EndOfPlans(Exception):
 
 class DataError(ValueError):
     """The data set does not hold what the plan says it holds."""
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be written, or every one that there is is damaged."""
 
 
 class UnsupportedModel(ValueError):

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seqplan.plans.lazy_face import lazy_names
-from seqplan.plans.version import VERSION as __version__
+from seqplan.whole_package import use_whole_package
+
+use_whole_package(__name__)
+
+from seqplan.plans.lazy_face import lazy_names  # noqa: E402
+from seqplan.plans.version import VERSION as __version__  # noqa: E402
 
 if TYPE_CHECKING:
     from seqplan.planner.balancing.balance_ranks import Balanced, balance

@@ -11,6 +11,7 @@ from typing import Any
 from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, simulate_ms
+from seqplan.planner.step.check_bounds import find_unproven
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
@@ -21,13 +22,14 @@ from seqplan.profiler.shipped.catalogue import find_profile
 
 _DESCRIPTION = """\
 Check a plan file: its form and digests, and every rule of the format. With the profile or the
-proposal that it was made from, also capacities and costs.
+proposal that it was made from, also capacities and costs, and with --prove every bound.
 """
 
 _EXAMPLES = """\
 examples:
   seqplan check plans.jsonl
   seqplan check plans.jsonl --profile llama-32b-a800-80gb
+  seqplan check plans.jsonl --proposal proposal.json --prove
 """
 
 
@@ -45,6 +47,16 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--profile", metavar="NAME|FILE", help="also check capacities and costs")
     source.add_argument("--proposal", metavar="FILE", type=Path, help="the same, with its settings")
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="prove every bound anew from the profile or proposal, not only that it fits the plan",
+    )
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="with --prove, solve for bounds of steps that were planned with --exact (seconds)",
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
@@ -55,12 +67,19 @@ def run(args: argparse.Namespace) -> int:
     proposal = None if args.proposal is None else ProposalDocument.load(args.proposal)
     source = profile if proposal is None else proposal.profile
     fraction = FORWARD_FRACTION if source is None else source.forward_fraction
+    if args.prove and source is None:
+        raise ValueError("--prove needs the profile or the proposal. Give --profile or --proposal")
+    if args.exact and not args.prove:
+        raise ValueError("--exact is for proofs. Give --prove with it")
+    multiple = 1 if proposal is None else proposal.rounds_multiple
     broken: list[dict[str, Any]] = []
     steps = 0
     for plan in read_plans(args.plans):
         steps += 1
         models = models_of(plan, profile, proposal, str(args.plans))
         rules = violations(plan, models, fraction)
+        if args.prove and models is not None and not rules:
+            rules = list(find_unproven(plan, models, multiple, exact=args.exact))
         broken += [{"step": plan.step, "rule": line} for line in rules]
     if not steps:
         raise ValueError(f"{args.plans}: no plans")
@@ -69,8 +88,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         for breach in broken:
             print(f"step {breach['step']}: {breach['rule']}")
+        proven = ", every bound proven" if args.prove and not broken else ""
         against = " without a profile: costs and capacities not checked" if models is None else ""
-        print(f"{steps} plans, {len(broken) or 'no'} broken rules{against}")
+        print(f"{steps} plans, {len(broken) or 'no'} broken rules{against}{proven}")
     return 1 if broken else 0
 
 

@@ -20,6 +20,7 @@ from seqplan.api.cli.frame.options import (
     natural,
     number,
     positive,
+    runs_in_lockstep,
     usable_profile,
 )
 from seqplan.api.cli.frame.output_file import check_output
@@ -33,6 +34,7 @@ from seqplan.api.cli.verb_parts.compare_output import (
 )
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.comparison.compare import SYSTEMS, Options, compare
+from seqplan.planner.comparison.nearest import LEAST_STEPS
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import AXES, sweep
 from seqplan.planner.exchange.choice import exchange_of
@@ -53,7 +55,7 @@ profile allows. All are simulated on the same batches by the same judge; nothing
 _EXAMPLES = f"""\
 example:
   seqplan compare --profile llama-32b-a800-80gb --gpus 64 --lengths lengths.npy \\
-    --max-len 32768 --tokens 200000 --steps 10 -o report.html
+    --max-len 32768 --tokens 200000 -o report.html
   seqplan compare --profile llama-32b-a800-80gb --gpus 64 --lengths lengths.npy \\
     --max-len 32768 --sweep gpus=32,64,128 -o report.html
 systems: {", ".join(SYSTEMS)}
@@ -72,7 +74,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add_planning_input(parser)
-    add("--steps", metavar="K", type=positive, default=10, help="default 10")
+    add(
+        "--steps",
+        metavar="K",
+        type=positive,
+        default=LEAST_STEPS,
+        help=f"default {LEAST_STEPS}; fewer give no interval of the speed-up",
+    )
     add("--seed", metavar="S", type=natural, default=0)
     add(
         "--systems",
@@ -137,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     check_output(args.output, args.lengths, args.profile)
     _exchange(args, profile, args.gpus)  # so that bad options are told before the data is read
     _options(args)
-    check_rounds(profile, args.lockstep, args.rounds_multiple)
+    check_rounds(profile, runs_in_lockstep(args), args.rounds_multiple)
     lengths = read_lengths([args.lengths]).values
     with ProgressBar(sys.stderr) as progress:
         comparison = _compare(args, profile, lengths, progress)
@@ -208,6 +216,7 @@ def _compare(
         options=_options(args),
         lockstep=args.lockstep,
         rounds_multiple=args.rounds_multiple,
+        trainer=args.trainer,
         progress=progress,
     )
 

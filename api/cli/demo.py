@@ -120,7 +120,8 @@ def run(args: argparse.Namespace) -> int:
 
     _title("5. Against the best homogeneous strategy, planned with the same machinery")
     models = CLUSTER.models(profile)
-    if static := best_homogeneous(batches, models, CLUSTER.gpus, exchange):
+    longest = int(sampler.lengths.max())
+    if static := best_homogeneous(batches, models, CLUSTER.gpus, exchange, longest):
         strategy, times = static
         theirs = sum(times) / len(times) + exchange.of_strategy_ms(strategy)
         whole = [row.plan.predicted_ms + (row.plan.exchange_ms or 0.0) for row in rows]

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from seqplan.api.cli.check import models_of
 from seqplan.api.cli.frame.options import natural
 from seqplan.api.cli.frame.verb import add_verb
+from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.simulation.timeline import simulate_plan_ms
+from seqplan.planner.step.check_bounds import witness_of
 from seqplan.plans.explain import explain
 from seqplan.plans.format.codec import digest, to_json
 from seqplan.plans.format.plan_file import find_step
+from seqplan.plans.plan import Plan
+from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
+from seqplan.profiler.scheme_model import SchemeModel
+from seqplan.profiler.shipped.catalogue import find_profile
 
 _DESCRIPTION = "Explain one step of a plan file, or show one rank's part of it."
 
@@ -21,6 +29,7 @@ _EXAMPLES = """\
 examples:
   seqplan explain plans.jsonl --step 3
   seqplan explain plans.jsonl --step 3 --rank 17
+  seqplan explain plans.jsonl --step 3 --witness --proposal proposal.json
 """
 
 
@@ -38,6 +47,16 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--step", metavar="K", type=natural, required=True)
     parser.add_argument("--rank", metavar="R", type=natural, help="this rank's view, as JSON")
     parser.add_argument("--json", action="store_true", help="the plan itself, as JSON")
+    parser.add_argument(
+        "--witness",
+        action="store_true",
+        help="what proves the bound: values of sequences and prices of pipelines, as JSON",
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--profile", metavar="NAME|FILE", help="what groups hold and cost is explained as well"
+    )
+    source.add_argument("--proposal", metavar="FILE", type=Path, help="the same, with its settings")
     return parser
 
 
@@ -50,9 +69,31 @@ def run(args: argparse.Namespace) -> int:
                 f"{args.plans}: rank {args.rank} is not among the step's {plan.world_size} ranks"
             )
         print(json.dumps(rank_view(plan, args.rank, digest=digest(plan)).to_dict()))
+    elif args.witness:
+        print(json.dumps(_witness(plan, args)))
     elif args.json:
         print(to_json(plan))
     else:
-        print(explain(plan))
+        print(explain(plan, _models(plan, args)))
         print(f"1F1B simulation: {simulate_plan_ms(plan):,.1f} ms")
     return 0
+
+
+def _models(plan: Plan, args: argparse.Namespace) -> Mapping[Scheme, SchemeModel] | None:
+    """Load the models of the profile or proposal that was named; None without one."""
+    profile = None if args.profile is None else find_profile(args.profile)
+    proposal = None if args.proposal is None else ProposalDocument.load(args.proposal)
+    return models_of(plan, profile, proposal, str(args.plans))
+
+
+def _witness(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
+    """Find what proves the step's bound; ``ValueError`` if nothing that can be written does."""
+    models = _models(plan, args)
+    if models is None:
+        raise ValueError("--witness needs the costs of schemes. Give --profile or --proposal")
+    if any(pipeline.round is not None for pipeline in plan.pipelines):
+        raise ValueError(
+            f"step {plan.step} runs in rounds, whose bound needs no prices. "
+            "Give seqplan check --prove"
+        )
+    return witness_of(plan, models)

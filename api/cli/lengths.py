@@ -28,14 +28,16 @@ _DESCRIPTION = """\
 Read the length, in tokens, of every sequence of a data set; describe the lengths and keep them.
 
 A source is .npy (integers), .txt (one integer a line), .jsonl or .jsonl.gz, .parquet or .arrow
-(an integer, a list of ids or a text in each record), a Megatron .idx (its documents), a folder
-of text files, or a quoted pattern such as 'shards/*.idx'. Several sources are joined in order.
+(an integer, a list of ids or a text or a chat in each record), a Megatron .idx (its
+documents), a folder of text files, or a quoted pattern such as 'shards/*.idx'. Several sources are
+joined in order.
 """
 
 _EXAMPLES = """\
 examples:
   seqplan lengths corpus.idx -o lengths.npy
   seqplan lengths part-*.jsonl.gz --field text --tokenizer tokenizer.json -o lengths.npy
+  seqplan lengths chat.jsonl --chat-template Qwen3-8B/ -o lengths.npy
   seqplan lengths docs/ --glob '*.md' --bytes-per-token 4
 """
 
@@ -73,6 +75,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="estimate the tokens of text from its UTF-8 bytes (about 4 for English)",
     )
     parser.add_argument(
+        "--chat-template",
+        metavar="FOLDER",
+        type=Path,
+        help="render the messages (and tools) of each record by the chat template of the "
+        "tokenizer in this folder, and count its tokens and an assistant's",
+    )
+    parser.add_argument(
         "--glob", metavar="PATTERN", help="read only these files of a folder of texts"
     )
     parser.add_argument(
@@ -88,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
         field=args.field,
         tokenizer=args.tokenizer,
         bytes_per_token=args.bytes_per_token,
+        chat_template=args.chat_template,
         glob=args.glob,
     )
     if args.output is not None:

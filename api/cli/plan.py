@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
-from seqplan.api.cli.frame.options import add_executor, natural, positive
+from seqplan.api.cli.frame.options import add_executor, add_trainer, natural, positive
 from seqplan.api.cli.frame.output_file import check_output
 from seqplan.api.cli.frame.terminal import ProgressBar, percent, seconds
 from seqplan.api.cli.frame.verb import add_verb
@@ -100,6 +100,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "programming, for a better plan or a closer bound; takes up to a minute for each",
     )
     parser.add_argument("--workers", metavar="W", type=positive, default=1, help="default 1")
+    add_trainer(parser, "the trainer that the proposal has to be made for")
     add_executor(parser)
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="plans.jsonl; without it, stdout"
@@ -126,6 +127,12 @@ class StepRow:
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` for a step that nothing can run."""
     proposal = ProposalDocument.load(args.proposal)
+    if args.trainer not in (None, proposal.trainer):
+        made_for = "no trainer" if proposal.trainer is None else proposal.trainer
+        raise ValueError(
+            f"--trainer {args.trainer}: {args.proposal} was made for {made_for}. Give propose "
+            f"--trainer {args.trainer}"
+        )
     if proposal.in_rounds:
         check_planning_in_rounds(args.static_groups, args.packing != PACKINGS[0])
     check_output(args.output, args.proposal, args.lengths, args.batches)
@@ -287,11 +294,6 @@ def _batches(
     steps = args.steps or STEPS
     tokens = args.tokens or proposal.cluster.tokens
     sampler = Sampler(lengths, tokens, limit, args.seed)
-    if (total := int(sampler.lengths.sum())) < tokens:
-        raise ValueError(
-            f"{args.lengths}: has {total} tokens, fewer than a step of {tokens}, which would "
-            "repeat sequences; give --tokens, or more data"
-        )
     if args.window == 1:
         return sampler.batches(steps), steps, sampler.truncated, None
     costs = sequence_costs(_classes(proposal), sampler.lengths, proposal.cluster.gpus)

@@ -8,7 +8,7 @@ import textwrap
 from typing import Any
 
 from seqplan.api.cli.frame.options import positive
-from seqplan.api.cli.frame.terminal import table
+from seqplan.api.cli.frame.terminal import percent, table
 from seqplan.api.cli.frame.verb import add_verb
 from seqplan.profiler.profile import Profile
 from seqplan.profiler.scheme_rules import doubts
@@ -166,9 +166,9 @@ def _as_json(profile: Profile) -> dict[str, Any]:
 
 def _listing(profiles: list[Profile]) -> list[str]:
     lines = table(
-        ("profile", "hardware", "schemes", "ZeRO", "fit error"),
+        ("profile", "hardware", "schemes", "ZeRO", "error against devices"),
         [
-            (p.name, p.hardware, str(len(p.schemes)), str(p.zero_stage), _fit_error(p))
+            (p.name, p.hardware, str(len(p.schemes)), str(p.zero_stage), _device_error(p))
             for p in profiles
         ],
         left=2,
@@ -180,10 +180,9 @@ def _listing(profiles: list[Profile]) -> list[str]:
     return lines
 
 
-def _fit_error(profile: Profile) -> str:
-    """The stated fit error, or that there is none."""
-    kind, _, stated = profile.residuals.partition(": ")
-    return kind if kind == "unknown" else stated or kind
+def _device_error(profile: Profile) -> str:
+    error = profile.device_error
+    return "unknown" if error is None else percent(error, 0)
 
 
 def _described(profile: Profile) -> list[str]:

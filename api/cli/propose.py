@@ -15,6 +15,7 @@ from seqplan.api.cli.frame.options import (
     add_rounds,
     add_usable_schemes,
     natural,
+    runs_in_lockstep,
     usable_profile,
 )
 from seqplan.api.cli.frame.output_file import check_output
@@ -79,7 +80,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
     profile = usable_profile(args)
-    check_rounds(profile, args.lockstep, args.rounds_multiple, static_groups=args.static_groups)
+    lockstep = runs_in_lockstep(args)
+    check_rounds(profile, lockstep, args.rounds_multiple, static_groups=args.static_groups)
     check_output(args.output, args.lengths, args.profile)
     lengths = read_lengths([args.lengths]).values
     cluster = Cluster(
@@ -107,8 +109,9 @@ def run(args: argparse.Namespace) -> int:
             exchange=exchange,
             propagation_only=exchange is None,
             static_groups=args.static_groups,
-            lockstep=args.lockstep,
+            lockstep=lockstep,
             rounds_multiple=args.rounds_multiple,
+            trainer=args.trainer,
             progress=progress,
         )
     text = proposal.to_json()
@@ -167,11 +170,11 @@ def proposal_lines(proposal: ProposalDocument) -> list[str]:
     if notes:
         lines.append("")
     lines += [line for note in notes for line in textwrap.wrap(note, 98)]
-    tokens, step_tokens = proposal.lengths.get("tokens", 0), proposal.cluster.tokens
-    if 0 < tokens < step_tokens:
+    cluster = proposal.cluster
+    if cluster.tokens < cluster.max_len:
         lines.append(
-            f"The lengths hold {tokens:,} tokens, fewer than a step's {step_tokens:,}: sampled "
-            "batches repeat sequences."
+            f"A step of {cluster.tokens:,} tokens is shorter than --max-len {cluster.max_len:,}: a "
+            "longer sequence is a step alone. Give more --tokens."
         )
     if truncated := proposal.lengths.get("truncated"):
         lines.append(f"{truncated:,} sequences truncated to {proposal.cluster.max_len:,} tokens.")

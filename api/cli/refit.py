@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ examples:
   seqplan refit --server http://127.0.0.1:8400 --job job -o refitted.json
 """
 
-_PAGE = 10_000
+_PAGE = 1000
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(_lines(refitted)))
     if observations.unplanned:
-        print(_unplanned(observations), file=sys.stderr if args.json else sys.stdout)
+        print(
+            _unplanned(observations, args.server is not None),
+            file=sys.stderr if args.json else sys.stdout,
+        )
     if args.output is not None and not args.json:
         print(f"written: {args.output}")
     return 0
@@ -179,12 +183,10 @@ def _lines(refitted: RefittedProfile) -> list[str]:
     return [*table(header, rows), "errors: median / p90, relative"]
 
 
-def _unplanned(observations: Observations) -> str:
+def _unplanned(observations: Observations, served: bool) -> str:
     count, steps = observations.unplanned, observations.unplanned_steps
-    return (
-        f"{count:,} rank times left out: of {len(steps):,} steps that are not in the plans, "
-        f"{steps[0]} the first"
-    )
+    missing = "whose plans have expired" if served else "that are not in the plans"
+    return f"{count:,} rank times left out: of {len(steps):,} steps {missing}, {steps[0]} the first"
 
 
 def _of_files(args: argparse.Namespace) -> _Material:
@@ -217,11 +219,23 @@ def _of_job(client: ServiceClient, args: argparse.Namespace) -> _Material:
     if not measurements:
         raise MeasurementError(f"{where}: no rank has measured a step yet")
     steps = sorted({timed.step for timed in measurements})
-    plans = (
-        from_json(client.text(*job, "plans", step), strict=False, origin=f"{where}: step {step}")
-        for step in steps
-    )
-    return _Material(profile, plans, measurements, where)
+    return _Material(profile, _kept_plans(client, args.job, steps, where), measurements, where)
+
+
+def _kept_plans(
+    client: ServiceClient, job: str, steps: Sequence[int], where: str
+) -> Iterator[Plan]:
+    """Yield the plans of ``steps`` that the service still keeps; they expire meanwhile."""
+    from seqplan.api.cli.frame.service_client import ServiceError
+
+    for step in steps:
+        try:
+            text = client.text("v1", "jobs", job, "plans", step)
+        except ServiceError as error:
+            if error.status != HTTPStatus.GONE:
+                raise
+            continue
+        yield from_json(text, strict=False, origin=f"{where}: step {step}")
 
 
 def _pair(errors: Errors) -> str:

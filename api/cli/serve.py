@@ -6,7 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.frame.options import add_executor, check_port, natural, positive
+from seqplan.api.cli.frame.options import (
+    above_zero,
+    add_executor,
+    check_port,
+    natural,
+    positive,
+)
 from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.workers.executor import check_executor
 
@@ -55,6 +61,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--workers", metavar="W", type=positive, default=1, help="planners of a job; default 1"
     )
     add_executor(parser)
+    add_keeping(parser)
     parser.add_argument(
         "--add-token", metavar="NAME", help="print a new bearer token, once, and end"
     )
@@ -68,12 +75,48 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     return parser
 
 
+def add_keeping(parser: argparse.ArgumentParser) -> None:
+    """Add the options of what is kept for how long."""
+    parser.add_argument(
+        "--keep-steps",
+        metavar="STEPS",
+        type=positive,
+        default=5000,
+        help="steps behind a job's slowest rank whose plans are kept; default 5000",
+    )
+    parser.add_argument(
+        "--abandon-hours",
+        metavar="HOURS",
+        type=above_zero,
+        default=24.0,
+        help="hours without a request of any rank after which a job is planned no further; "
+        "default 24",
+    )
+    parser.add_argument(
+        "--job-days",
+        metavar="DAYS",
+        type=natural,
+        default=30,
+        help="days without a request of any rank after which a finished, failed, stopped or "
+        "abandoned job is removed; 0: never; default 30",
+    )
+    parser.add_argument(
+        "--grace-days",
+        metavar="DAYS",
+        type=above_zero,
+        default=7.0,
+        help="days after which files that belong to no data set are removed; default 7",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` for a store or an address that cannot be used."""
     # Imported here: no other verb needs the web framework or the database.
     from seqplan.api.rest.server import serve
     from seqplan.api.service.service import Service
+    from seqplan.api.service.upkeep import Keeping
     from seqplan.api.store.store import Store
+    from seqplan.api.store.tables.expiry import Retention
 
     check_port(args.port)
     check_executor(args.executor)
@@ -81,7 +124,13 @@ def run(args: argparse.Namespace) -> int:
         return _tokens(args)
     store = Store(args.store, args.files)
     try:
-        service = Service(store, workers=args.workers, executor=args.executor)
+        keeping = Keeping(
+            retention=Retention(steps=args.keep_steps),
+            abandon_hours=args.abandon_hours,
+            job_days=args.job_days,
+            grace_days=args.grace_days,
+        )
+        service = Service(store, workers=args.workers, executor=args.executor, keeping=keeping)
         return serve(store, service, args.host, args.port, args.allow_host)
     finally:
         store.close()

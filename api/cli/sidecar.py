@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import secrets
 import sys
 import time
 from pathlib import Path
@@ -13,7 +15,9 @@ from seqplan.api.cli.frame.job_file import JobFile, read_job_file
 from seqplan.api.cli.frame.options import check_port
 from seqplan.api.cli.frame.terminal import ProgressBar
 from seqplan.api.cli.frame.verb import add_verb
+from seqplan.planner.batches.sampler import check_tokens
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
+from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.rounds.options import AS_NAMES, check_rounds
 from seqplan.planner.workers.executor import check_executor
@@ -40,7 +44,8 @@ job.toml:
   context = 32768
   steps = 1000
 optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
-  workers, executor, lockstep, rounds_multiple
+  workers, executor, lockstep, rounds_multiple, keep_steps, abandon_hours,
+  job_days, grace_days, token_file
 """
 
 
@@ -63,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
     # Imported here: no other verb needs the web framework or the database.
     from seqplan.api.rest.server import serve
     from seqplan.api.service.service import Service
+    from seqplan.api.service.upkeep import Keeping
     from seqplan.api.store.store import Store
+    from seqplan.api.store.tables.expiry import Retention
 
     job = read_job_file(args.job)
     check_port(job.port)
@@ -71,11 +78,32 @@ def run(args: argparse.Namespace) -> int:
     store = Store(job.store, Path(job.files) if job.files else None)
     try:
         _enter_once(store, job, args.job)
-        service = Service(store, workers=job.workers, executor=job.executor)
+        if job.token_file:
+            _write_token(store, Path(job.token_file), job.job)
+        keeping = Keeping(
+            retention=Retention(steps=job.keep_steps),
+            abandon_hours=job.abandon_hours,
+            job_days=job.job_days,
+            grace_days=job.grace_days,
+        )
+        service = Service(store, workers=job.workers, executor=job.executor, keeping=keeping)
         hosts = [job.allow_host] if job.allow_host else []
-        return serve(store, service, job.host, job.port, hosts)
+        return serve(store, service, job.host, job.port, hosts, ranks_only=True)
     finally:
         store.close()
+
+
+def _write_token(store: Store, path: Path, job: str) -> None:
+    """Make a token for the job's trainer, unless the file has one that the store knows."""
+    from seqplan.api.store.tables.tokens import add_token, known_tokens, scope_of
+
+    with store.writing() as connection:
+        if path.exists() and scope_of(known_tokens(connection), path.read_text("utf-8").strip()):
+            return
+        token = add_token(connection, f"{job[:64]} {secrets.token_hex(8)}", "write")
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(f"{token}\n")
 
 
 def _enter_once(store: Store, job: JobFile, origin: Path) -> None:
@@ -96,9 +124,12 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
 
     profile = find_profile(job.profile)
     try:
+        backend = find_backend(job.trainer) if job.trainer else None
+        if backend is not None:
+            profile = backend.usable_profile(profile, job.gpus)
         check_rounds(
             profile,
-            job.lockstep,
+            job.lockstep or (backend is not None and backend.lockstep),
             job.rounds_multiple,
             spelled=AS_NAMES,
         )
@@ -107,16 +138,17 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
     lengths = read_lengths([job.lengths]).values
     row = write_lengths(store, lengths)
     cluster = Cluster(job.gpus, job.context, job.tokens or TOKENS_PER_GPU * job.gpus)
-    if (total := int(lengths.clip(max=job.context).sum())) < cluster.tokens:
-        raise ValueError(
-            f"{origin}: the lengths have {total} tokens, fewer than a step of {cluster.tokens}"
-        )
+    try:
+        check_tokens(int(lengths.clip(max=job.context).sum()), cluster.tokens)
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from None
     request = {"profile": profile.digest, "lengths": row.id, "seed": job.seed}
     request |= {"gpus": cluster.gpus, "max_len": cluster.max_len, "tokens": cluster.tokens}
     request |= {"steps": job.steps, "look_ahead": job.look_ahead}
     # Left out at their defaults, as in the stores of earlier versions.
     request |= {"lockstep": True} if job.lockstep else {}
     request |= {"rounds_multiple": job.rounds_multiple} if job.rounds_multiple > 1 else {}
+    request |= {"trainer": job.trainer} if job.trainer else {}
     with store.reading() as connection:
         known = get(connection, JobRow, job.job)
         earlier = None if known is None else get(connection, ProposalRow, known.proposal)
@@ -135,6 +167,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
             seed=job.seed,
             lockstep=job.lockstep,
             rounds_multiple=job.rounds_multiple,
+            trainer=job.trainer or None,
             progress=progress,
         )
     key = f"sidecar-{job.job}"

@@ -19,7 +19,7 @@ const CHARTS = [
     ],
   },
   {
-    title: "Gap to the lower bound",
+    title: "Optimality gap, at most",
     show: percent,
     series: [{ name: "gap", field: "gap", look: "line", colour: "--ours" }],
   },
@@ -30,6 +30,9 @@ const CHARTS = [
     series: [{ name: "planning", field: "planning_ms", look: "line", colour: "--ours" }],
   },
 ];
+
+/** Distances of the marks below a chart: steps are whole. */
+const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((k) => k * 10 ** power)).flat();
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -96,7 +99,7 @@ export class Charts {
         legend: { show: false },
         cursor: { sync: { key: "steps" }, drag: { x: false, y: false }, y: false },
         scales: { x: { time: false }, y: scale(chart) },
-        axes: [{ ...axis, size: 28 }, { ...axis, size: 62, values: (_, splits) => splits.map((v) => (v === null ? "" : chart.show(v))) }],
+        axes: [{ ...axis, size: 28, incrs: WHOLE }, { ...axis, size: 62, values: (_, splits) => splits.map((v) => (v === null ? "" : chart.show(v))) }],
         series: [{}, ...chart.series.map(plotted)],
         hooks: {
           draw: [(self) => this.#mark(self)],

@@ -7,7 +7,7 @@ const LEFT = 44;
 const BOTTOM = 34;
 
 function verdict(scheme) {
-  if (scheme.warning) return "drifted";
+  if (scheme.warning) return "miscalibrated";
   if (scheme.error.recent === null) return "not measured";
   return scheme.error.recent > scheme.limit ? "too few to say" : "holds";
 }

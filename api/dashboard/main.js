@@ -3,7 +3,8 @@
 import { Charts } from "./charts.js";
 import { copyRefit, drawDrift } from "./drift.js";
 import { drawGantt } from "./gantt.js";
-import { NONE, count, find, html, ms, percent, signedPercent, write } from "./markup.js";
+import { behind, showJobs, since, stateMark } from "./jobs.js";
+import { NONE, count, duration, find, html, ms, percent, roughPercent, signedPercent, write } from "./markup.js";
 import { Refused, json, ofJob, text, token } from "./service.js";
 import { Colours, drawStrategies } from "./strategies.js";
 
@@ -26,54 +27,10 @@ const seen = {
   timelines: new Map(),
   colours: new Colours(),
 };
-const rows = new Map(); // of the table of jobs, by id
 let charts = null;
 let waiting = null;
 let asking = false;
 let again = false; // something else is to be shown than what is being asked for
-
-// Jobs
-
-function jobRow(job) {
-  const link = html("a", { href: `#job=${encodeURIComponent(job.id)}` }, job.id);
-  const cells = [0, 1, 2].map((at) => html("td", { class: at === 0 ? "text" : null }));
-  return { link, cells, element: html("tr", {}, html("th", { scope: "row", class: "text name" }, link), ...cells) };
-}
-
-function showJobs(jobs, more) {
-  find("#no-jobs").hidden = jobs.length > 0;
-  find("#job-table").hidden = jobs.length === 0;
-  find("#more-jobs").hidden = !more;
-  const body = find("#job-table tbody");
-  for (const [id, row] of rows) {
-    if (!jobs.some((job) => job.id === id)) {
-      row.element.remove();
-      rows.delete(id);
-    }
-  }
-  jobs.forEach((job, at) => {
-    const row = rows.get(job.id) ?? jobRow(job);
-    rows.set(job.id, row);
-    if (body.children[at] !== row.element) body.insertBefore(row.element, body.children[at] ?? null);
-    const told = [stateOf(job), slowest(job), `${job.ahead} of ${job.look_ahead}`];
-    told.forEach((words, cell) => write(row.cells[cell], words));
-    const chosen = job.id === seen.job;
-    row.element.classList.toggle("chosen", chosen);
-    if (chosen) row.link.setAttribute("aria-current", "true");
-    else row.link.removeAttribute("aria-current");
-  });
-}
-
-/** What a job does: planning ahead of ranks that train is running. */
-function stateOf(job) {
-  if (job.state !== "planning" || job.fastest < 0) return job.state;
-  return `running, ${count(job.ahead)} ${job.ahead === 1 ? "step" : "steps"} ahead`;
-}
-
-const slowest = (job) => {
-  if (job.slowest < 0) return "none yet";
-  return job.last_step === null ? `${job.slowest}` : `${job.slowest} of ${job.last_step}`;
-};
 
 // The chosen job
 
@@ -86,19 +43,41 @@ function fact(name, value, more = "") {
   return html("div", {}, html("dt", {}, name), html("dd", {}, value, more && html("small", {}, more)));
 }
 
+/** The gap in words: a plan that reaches its bound is optimal. */
+function gapOf(items) {
+  const gap = median(items.map((item) => item.gap));
+  if (gap === null) return [NONE, ""];
+  if (gap < 0.00005) return ["optimal", "plans reach their lower bound (median)"];
+  return [percent(gap), "at most so far from the optimum (median)"];
+}
+
+/** What a step takes, measured if it was (ms). */
+const took = (item) => item.measured_ms ?? item.predicted_ms;
+
 function showFacts() {
   const { about, items, drift } = seen;
-  const bias = median((drift?.schemes ?? []).map((each) => each.bias));
   const last = about.last_step === null ? "more may come" : `of ${about.last_step}, the last`;
+  const done = items.filter((item) => item.step <= about.slowest);
+  const pace = done.length ? done : items;
+  const step = median(pace.map(took));
+  const rate = median(pace.map((item) => (1000 * item.tokens) / took(item)));
+  const measured = done.some((item) => item.measured_ms !== null) ? "measured" : "predicted";
+  const left = about.last_step === null || step === null ? null : ((about.last_step - about.slowest) * step) / 1000;
+  const errors = (drift?.schemes ?? []).filter((each) => each.error.recent !== null);
+  const worst = errors.sort((a, b) => b.error.recent / b.limit - a.error.recent / a.limit)[0];
+  const late = behind(about);
   find("#facts").replaceChildren(
-    fact("State", stateOf(about), `${count(about.world_size)} ranks`),
+    fact("State", stateMark(about), `${count(about.world_size)} ranks`),
+    fact("Last acknowledgement", since(about), about.predicted_ms === null ? "" : `a step is to take ${ms(about.predicted_ms)} ms`),
+    fact("Slowest rank at", about.slowest < 0 ? NONE : about.slowest, late || `fastest ${about.fastest < 0 ? NONE : about.fastest}`),
     fact("Planned to step", about.last_planned_step ?? NONE, last),
-    fact("Slowest rank at", about.slowest < 0 ? NONE : about.slowest, `fastest ${about.fastest < 0 ? NONE : about.fastest}`),
     fact("Planned ahead", about.ahead, `look-ahead ${about.look_ahead}`),
-    fact("Predicted step", `${ms(median(items.map((item) => item.predicted_ms)))} ms`, "median"),
-    fact("Gap", percent(median(items.map((item) => item.gap))), "median"),
+    fact("Tokens per second", count(rate), `${measured}, ${ms(step)} ms a step (median)`),
+    fact("Time left", left === null || left < 0 ? NONE : duration(left), `${measured}, without what comes between steps`),
+    fact("Optimality gap", ...gapOf(items)),
     fact("Planning a step", `${ms(median(items.map((item) => item.planning_ms)))} ms`, "median"),
-    fact("Measured", signedPercent(bias), "against predicted, lately"),
+    fact("Calibration error", roughPercent(worst?.error.recent),
+      worst ? `limit ${roughPercent(worst.limit)}; ${signedPercent(worst.bias)} on balance` : "nothing measured"),
   );
   const told = (drift?.schemes ?? []).filter((each) => each.warning).map((each) => each.message);
   if (about.state === "failed") told.unshift(`Step ${about.failed_step} cannot be planned: ${about.error}`);
@@ -130,7 +109,7 @@ function showSteps() {
   write(find("#step-facts"),
     `Step ${item.step}: ${count(item.tokens)} tokens in ${count(item.sequences)} sequences as ${item.strategy}. ` +
     `Predicted ${ms(item.predicted_ms)} ms, measured ${item.measured_ms === null ? "not yet" : `${ms(item.measured_ms)} ms`}, ` +
-    `gap ${percent(item.gap)}, planned in ${ms(item.planning_ms)} ms; ` +
+    `optimality gap ${percent(item.gap)}, planned in ${ms(item.planning_ms)} ms; ` +
     `${count(item.ranks_acknowledged)} of ${count(world_size)} ranks are done.`);
   if (find("#steps").open) showTable();
 }
@@ -213,18 +192,25 @@ async function askSteps(job, about) {
 }
 
 async function ask() {
-  let cursor = "";
+  const only = find("#only").value;
+  // Those that may need attention first: they are on the first page, whatever their names.
+  const groups = only === "" ? ["failed", "planning", "planned,abandoned,stopped"] : [only];
   const jobs = [];
-  for (let page = 0; page < seen.pages && cursor !== null; page += 1) {
-    const found = await json(`v1/progress?limit=${PAGE}&cursor=${encodeURIComponent(cursor)}`);
-    jobs.push(...found.items);
-    cursor = found.next;
+  let [cursor, more] = [null, false];
+  for (const states of groups) {
+    cursor = "";
+    for (let page = 0; page < seen.pages && cursor !== null; page += 1) {
+      const found = await json(`v1/progress?limit=${PAGE}&state=${states}&cursor=${encodeURIComponent(cursor)}`);
+      jobs.push(...found.items);
+      cursor = found.next;
+    }
+    more ||= cursor !== null;
   }
   find("#ask-token").hidden = true;
   find("#forget").hidden = token.get() === null;
   find("#main").hidden = false;
-  if (seen.job === null && jobs.length === 1) seen.job = jobs[0].id;
-  showJobs(jobs, cursor !== null);
+  if (seen.job === null && jobs.length === 1 && only === "") seen.job = jobs[0].id;
+  showJobs(jobs, seen.job, more, only !== "");
   const { job } = seen;
   find("#job").hidden = job === null;
   if (job === null) return;
@@ -318,6 +304,10 @@ find("#forget").addEventListener("click", () => {
 });
 find("#more-jobs").addEventListener("click", () => {
   seen.pages += 1;
+  tick();
+});
+find("#only").addEventListener("change", () => {
+  seen.pages = 1;
   tick();
 });
 find("#copy-refit").addEventListener("click", copyRefit);

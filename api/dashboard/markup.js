@@ -21,6 +21,16 @@ export const percent = or((value) => share.format(value));
 export const roughPercent = or((value) => rough.format(value));
 export const signedPercent = or((value) => signed.format(value));
 
+/** Seconds as "12 s", "5 min", "3 h 20 min", "2 d 4 h". */
+export const duration = or((seconds) => {
+  const s = Math.round(seconds);
+  if (s < 120) return `${s} s`;
+  const min = Math.round(s / 60);
+  if (min < 120) return `${min} min`;
+  const h = Math.floor(min / 60);
+  return h < 48 ? `${h} h ${min % 60} min` : `${Math.floor(h / 24)} d ${h % 24} h`;
+});
+
 export const find = (selector, within = document) => within.querySelector(selector);
 
 function filled(element, attributes, children) {

@@ -5,4 +5,4 @@ before the routes), ``live`` (what they share), ``wire`` (how requests and answe
 listens, ``openapi`` describes the interface. Public are ``app`` and ``server``.
 """
 
-__all__ = ["app", "live", "middleware", "openapi", "routes", "server", "wire"]
+__all__ = ["app", "connections", "live", "middleware", "openapi", "routes", "server", "wire"]

@@ -13,6 +13,7 @@ from seqplan.api.rest.live.metrics import Metrics
 from seqplan.api.rest.live.plan_waiters import PlanWaiters
 from seqplan.api.rest.middleware.body_limit import BodyLimit
 from seqplan.api.rest.middleware.dashboard import Dashboard
+from seqplan.api.rest.middleware.direct_acks import DirectAcks
 from seqplan.api.rest.middleware.direct_plans import PlanAnswers
 from seqplan.api.rest.middleware.ending import Ending
 from seqplan.api.rest.middleware.figures import Figures
@@ -53,11 +54,18 @@ _RESOURCES = (
 """In the order in which the OpenAPI document lists them."""
 
 
-def make_app(service: Service, hosts: Collection[str] = (), *, guarded: bool = False) -> FastAPI:
+def make_app(
+    service: Service,
+    hosts: Collection[str] = (),
+    *,
+    guarded: bool = False,
+    ranks_only: bool = False,
+) -> FastAPI:
     """Make the REST interface of a service, which starts and stops with it.
 
     ``hosts``: names besides loopback by which a service without tokens may be asked. ``guarded``:
-    every request needs a token, whether there is any or not.
+    every request needs a token, whether there is any or not. ``ranks_only``: without tokens it
+    takes what ranks write, acknowledgements and times, and nothing else.
     """
     app = FastAPI(
         title="seqplan",
@@ -66,6 +74,8 @@ def make_app(service: Service, hosts: Collection[str] = (), *, guarded: bool = F
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name the host that a proxy asks for
         lifespan=_lifespan,
+        # It has metrics of its own; those of the framework look at the environment each time.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     # What handlers share; see ``live/shared``.
     app.state.service = service
@@ -83,7 +93,10 @@ def make_app(service: Service, hosts: Collection[str] = (), *, guarded: bool = F
     app.add_middleware(Head)
     app.add_middleware(NoNul)
     app.add_middleware(BodyLimit, limits=service.limits)
-    app.add_middleware(Tokens, store=service.store, hosts=hosts, required=guarded)
+    app.add_middleware(DirectAcks, acks=lambda: app.state.acks)  # short ones only
+    app.add_middleware(
+        Tokens, store=service.store, hosts=hosts, required=guarded, ranks_only=ranks_only
+    )
     app.add_middleware(Figures, counts=service.counts, answered=app.state.metrics.answered)
     app.add_middleware(Dashboard)
     app.add_middleware(Ending)

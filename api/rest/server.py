@@ -13,6 +13,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from seqplan.api.rest.app import make_app
+from seqplan.api.rest.connections import (
+    ConnectionLimits,
+    guarded_protocol,
+    open_files,
+    raise_file_limit,
+)
 from seqplan.api.rest.middleware.origins import is_loopback
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import StoreUnavailable
@@ -23,19 +29,26 @@ _RETRY_S = 1.0
 _CANCELLED_S = 0.1
 """What requests that are cancelled have to say so."""
 
-_GRACE_S = 5
+_GRACE_S = 2
 _KEEP_ALIVE_S = 300
 """A rank asks once a step, and steps may be long."""
 
 
 def serve(
-    store: Store, service: Service, host: str, port: int, allowed_hosts: Collection[str] = ()
+    store: Store,
+    service: Service,
+    host: str,
+    port: int,
+    allowed_hosts: Collection[str] = (),
+    *,
+    ranks_only: bool = False,
 ) -> int:
     """Serve until SIGINT or SIGTERM; port 0 takes a free one. Says where on stderr.
 
-    ``allowed_hosts``: see ``make_app``. ``ValueError`` for an address beyond loopback while the
-    store has no tokens; ``OSError`` when the address cannot be had.
+    ``allowed_hosts``, ``ranks_only``: see ``make_app``. ``ValueError`` for an address beyond
+    loopback while the store has no tokens; ``OSError`` when the address cannot be had.
     """
+    files = raise_file_limit()
     guarded = _has_tokens(store)
     if not guarded and not is_loopback(host):
         raise ValueError(
@@ -49,26 +62,38 @@ def serve(
         raise ValueError(f"--host {host} --port {port}: {error.strerror or error}") from None
     shown = f"[{host}]" if ":" in host else host
     print(f"serving on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
-    make_server(service, allowed_hosts, guarded=guarded).run(sockets=[listener])
+    server = make_server(
+        service, allowed_hosts, guarded=guarded, ranks_only=ranks_only, files=files
+    )
+    server.run(sockets=[listener])
     return 0
 
 
 def make_server(
-    service: Service, allowed_hosts: Collection[str] = (), *, guarded: bool = False
+    service: Service,
+    allowed_hosts: Collection[str] = (),
+    *,
+    guarded: bool = False,
+    ranks_only: bool = False,
+    files: int | None = None,
 ) -> uvicorn.Server:
     """Make what serves a service on any socket, in any thread, until its ``should_exit``.
 
-    ``allowed_hosts`` and ``guarded``: see ``make_app``.
+    ``allowed_hosts``, ``guarded`` and ``ranks_only``: see ``make_app``; ``files``: how many the
+    process may have open, as it is by default.
     """
-    app = make_app(service, allowed_hosts, guarded=guarded)
+    app = make_app(service, allowed_hosts, guarded=guarded, ranks_only=ranks_only)
     config = uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,
         timeout_keep_alive=_KEEP_ALIVE_S,
+        proxy_headers=False,  # answers name no host, and no client is trusted to name itself
+        http=guarded_protocol(ConnectionLimits(files or open_files())),
     )
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # Of what is no HTTP the protocol logs a line a minute itself.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return _Server(config, app)
 
 

@@ -1,8 +1,9 @@
 """The engine behind the REST interface and the sidecar: it plans the jobs of a store.
 
 Read ``service`` (what it is told), ``job_planner`` (a job's thread and its claim), ``look_ahead``
-(planning ahead of the slowest rank), ``job_batches`` (what is due), then ``proposal_maker``. Public
-are ``service``; ``plan_bytes``, ``plan_summary`` and ``drift_watch`` for the answers.
+(planning ahead of the slowest rank), ``job_batches`` (what is due), then ``proposal_maker``
+and ``upkeep`` (deletion, expiry, abandoned jobs). Public are
+``service``; ``plan_bytes``, ``plan_summary`` and ``drift_watch`` for the answers.
 """
 
 __all__ = [
@@ -12,10 +13,10 @@ __all__ = [
     "job_news",
     "job_planner",
     "look_ahead",
-    "lru",
     "plan_bytes",
     "plan_summary",
     "proposal_maker",
     "proposal_request",
     "service",
+    "upkeep",
 ]

@@ -9,9 +9,9 @@ from collections.abc import Container
 from sqlalchemy import Connection
 
 from seqplan.api.service.job_drift import JobDrift, job_drift
-from seqplan.api.service.lru import Lru
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.lru import Lru
 from seqplan.api.store.rows import JobRow, ProposalRow, get
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables import jobs, measurements
@@ -162,6 +162,11 @@ class DriftWatch:
                 elif warning is None and warned:
                     self._warned.discard((job, scheme))
                     _log.warning("job %s: %s is within its profile's error again", job, scheme)
+
+    def is_miscalibrated(self, job: str) -> bool:
+        """Whether a scheme's error has left its limit, as the last look found."""
+        with self._lock:
+            return any(drift.warning is not None for drift in self._latest.get(job, ()))
 
     def latest(self) -> list[tuple[str, Drift]]:
         """Return each job with the drift of each of its schemes, as the last look found them."""

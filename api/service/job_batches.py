@@ -50,8 +50,8 @@ def due_batches(store: Store, row: JobRow, last: int, max_len: int) -> Iterator[
 def job_sampler(store: Store, row: JobRow, max_len: int) -> Sampler:
     """Open what the job of ``row`` draws from; ``max_len``: of its proposal.
 
-    A job that continues another truncates as that one does. ``ValueError`` for lengths that are
-    damaged on the disk, ``ArrayMissing`` and ``OSError`` where they cannot be read.
+    A job that continues another truncates as that one does. ``ArrayDamaged``, ``ArrayMissing`` and
+    ``OSError`` for lengths that cannot be read.
     """
     assert row.lengths is not None
     assert row.tokens is not None

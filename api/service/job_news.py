@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _PUSH_S = 0.2
 """How long to wait for batches before the store is asked again."""
@@ -17,6 +17,8 @@ class JobNews:
         self._done: list[int] = []
         self._look = False
         self.stopped = False
+        self.ahead = 0
+        """Steps planned beyond the slowest rank, as of the last look of the planning thread."""
 
     def stop(self) -> None:
         """Have planning end now."""
@@ -24,11 +26,12 @@ class JobNews:
             self.stopped = True
             self._changed.notify()
 
-    def acknowledged(self, step: int, rank: int) -> None:
-        """Note that a rank has done a step."""
+    def acknowledged(self, done: Iterable[tuple[int, int]]) -> None:
+        """Note the steps that ranks have done, as (step, rank)."""
         with self._changed:
-            if rank < len(self._done):
-                self._done[rank] = max(self._done[rank], step)
+            for step, rank in done:
+                if rank < len(self._done):
+                    self._done[rank] = max(self._done[rank], step)
             self._changed.notify()
 
     def pushed(self) -> None:

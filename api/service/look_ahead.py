@@ -11,7 +11,7 @@ from typing import Any
 from seqplan.api.service.job_batches import Due, End, JobRemoved, NotYet, due_batches
 from seqplan.api.service.job_news import JobNews
 from seqplan.api.service.plan_bytes import ReadyPlan
-from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.errors import ArrayDamaged, ArrayMissing, StoreUnavailable
 from seqplan.api.store.rows import JobRow, ProposalRow, get
 from seqplan.api.store.store import Claim, Store
 from seqplan.api.store.tables import acks, jobs, plans
@@ -24,6 +24,9 @@ from seqplan.planner.workers.planned_step import Planned
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.lint import SchemeCost, lint
 from seqplan.plans.scheme import Scheme
+
+_WORDED = (ValueError, OSError, ArrayMissing, ArrayDamaged)
+"""Errors whose message says what to fix: the log needs no trace of them."""
 
 Published = Callable[[str, ReadyPlan | None], None]
 """Told of a job's plan that is in the store; of None when the job's state has changed."""
@@ -72,7 +75,7 @@ class LookAhead:
             self._settle(state="failed", failed_step=failure.step, error=str(failure))
         except Exception as error:  # ranks must never wait for a planner that is gone
             reason = f"{type(error).__name__}: {error}"
-            trace = None if isinstance(error, ValueError | OSError) else error
+            trace = None if isinstance(error, _WORDED) else error
             _log.error("job %s: planning failed: %s", self._row.id, reason, exc_info=trace)
             self._settle(state="failed", failed_step=self._next, error=reason)
 
@@ -113,6 +116,7 @@ class LookAhead:
             slowest = self._news.slowest()
             while ahead and ahead[0] <= slowest:
                 ahead.popleft()
+            self._news.ahead = len(ahead) - len(underway)
             while isinstance(coming, Due) and len(ahead) < self._row.look_ahead:
                 underway.append((coming, pool.submit(coming.batch)))
                 ahead.append(coming.batch.step)
@@ -132,6 +136,8 @@ class LookAhead:
 
     def _read_acknowledged(self) -> None:
         with self._store.reading() as connection:
+            if not jobs.still_wanted(connection, self._row):
+                raise JobRemoved  # or stopped, by another service
             last_steps = acks.last_acknowledged(connection, self._row.id, self._row.world_size)
         self._news.add_done(last_steps)
 
@@ -152,7 +158,7 @@ class LookAhead:
             raise _Unplannable(step, f"the plan of step {step} breaks a rule: {broken[0]}")
         stored = StoredPlan(step, planned.digest, planned.line)
         # Before it is published, so that ranks that wait are not kept by it.
-        ready = ReadyPlan(stored, plan)
+        ready = ReadyPlan(stored, plan, planning_ms=planned.planning_ms)
         with self._claim.writing() as connection:
             if not jobs.still_wanted(connection, self._row):
                 raise JobRemoved

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from seqplan.api.service.lru import Lru
+from seqplan.api.store.lru import Lru
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.profiler.fit.refit import Measurable, measurable

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from seqplan.api.service.proposal_request import propose
-from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.errors import ArrayDamaged, ArrayMissing, StoreUnavailable
 from seqplan.api.store.rows import LengthsRow, ProfileRow, ProposalRow, get
 from seqplan.api.store.store import Claim, Store
-from seqplan.api.store.tables.lengths import lengths_path
+from seqplan.api.store.tables.lengths import lengths_path, open_lengths
 from seqplan.api.store.tables.proposals import settle_proposal
 from seqplan.planner.workers.processes import planning_context, start_process
 
@@ -107,6 +107,13 @@ class ProposalMaker:
             lengths = get(connection, LengthsRow, request["lengths"])
         assert profile is not None
         assert lengths is not None  # they stay while a proposal is being made from them
+        if lengths.kind == "sequences":
+            try:
+                open_lengths(self._store, lengths.id)
+            except (ArrayMissing, ArrayDamaged) as error:
+                with claim.writing() as connection:
+                    settle_proposal(connection, key, error=str(error))
+                return
         arguments = (
             profile.document,
             request,

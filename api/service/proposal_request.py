@@ -14,6 +14,7 @@ import numpy as np
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange.choice import exchange_to_propose_with
 from seqplan.planner.exchange.times import parse_layout
+from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal
 from seqplan.planner.rounds.options import AS_NAMES, check_rounds
 from seqplan.profiler.lengths import parse_histogram, representative
@@ -23,6 +24,8 @@ from seqplan.profiler.profile import Profile
 def usable_profile(profile: Profile, request: dict[str, Any]) -> Profile:
     """The profile with the schemes that a request allows; ``ProfileError`` where there is none."""
     layout = request.get("layout")
+    if (trainer := request.get("trainer")) is not None:
+        profile = find_backend(trainer).usable_profile(profile, request["gpus"])
     return profile.restricted(
         measured=request.get("schemes", "all") == "measured",
         layout=None if layout is None else parse_layout(layout),
@@ -47,7 +50,9 @@ def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
         method=method,
         spelled=("exchange_ms", "overlap", "propagation_only"),
     )
+    trainer = request.get("trainer")
     lockstep = request.get("lockstep", False)
+    lockstep = lockstep or (trainer is not None and find_backend(trainer).lockstep)
     rounds_multiple = request.get("rounds_multiple", 1)
     static_groups = request.get("static_groups", False)
     check_method(profile, method, exchange, lockstep=lockstep)
@@ -73,6 +78,7 @@ def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
         "static_groups": static_groups,
         "lockstep": lockstep,
         "rounds_multiple": rounds_multiple,
+        "trainer": trainer,
     }
 
 

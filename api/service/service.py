@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+from anyio import CapacityLimiter
+from sqlalchemy import Connection
 
 from seqplan.api.service.job_planner import PlanningJob
 from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.service.proposal_maker import ProposalMaker
+from seqplan.api.service.upkeep import Keeping, Upkeep
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.notices import removed
-from seqplan.api.store.rows import JobRow, get
+from seqplan.api.store.rows import JobRow, get, held
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables import jobs
-from seqplan.api.store.tables.leftovers import remove_leftovers
+from seqplan.api.store.tables.leftovers import put_back_arrays
 from seqplan.api.store.tables.proposals import running_proposals
 from seqplan.planner.workers.executor import EXECUTORS
 
 _TICK_S = 1.0
 """How often a shared store is searched for work that another service has left."""
+
+_READERS = 2
+"""Requests of readers that are worked on at a time: each takes a share of the interpreter."""
 
 _log = logging.getLogger("seqplan.service")
 
@@ -69,14 +77,25 @@ class Service:
         workers: int = 1,
         executor: str = EXECUTORS[0],
         limits: Limits | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
         self.store = store
         self.limits = limits or Limits()
         self.counts: Counter[str] = Counter()
+        self.readers = CapacityLimiter(_READERS)
+        """Threads that read for people; ranks have others."""
         self.proposals = ProposalMaker(store)
         self._workers = workers
         self._executor = executor
         self._running: dict[str, PlanningJob] = {}
+        self._asked: dict[str, float] = {}
+        self.upkeep = Upkeep(
+            store,
+            keeping or Keeping(),
+            abandon=self._abandon,
+            remove=self.remove,
+            asked=self._take_asked,
+        )
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._watch: threading.Thread | None = None
@@ -88,15 +107,16 @@ class Service:
             self._listener = listener
         self.proposals.start()
         try:
-            remove_leftovers(self.store)
-        except (OSError, StoreUnavailable) as error:  # they only take room
-            _log.warning("what an earlier service left is not removed: %s", error)
+            put_back_arrays(self.store)
+        except (OSError, StoreUnavailable) as error:
+            _log.warning("arrays that were being removed are not put back: %s", error)
         try:
             self._take_up()
             late = False
         except StoreUnavailable as error:
             _log.warning("the store cannot be read yet, and is tried again: %s", error)
             late = True
+        self.upkeep.start()
         if self.store.shared or late:
             self._watch = threading.Thread(target=self._watched, name="notices", daemon=True)
             self._watch.start()
@@ -104,9 +124,12 @@ class Service:
     def stop(self) -> None:
         """End planning; the store has all that was published."""
         self._stopping.set()
-        self.proposals.stop()
         with self._lock:
             running, self._running = list(self._running.values()), {}
+        for planning in running:  # all of them first: each takes its time to end
+            planning.news.stop()
+        self.proposals.stop()
+        self.upkeep.stop()
         for planning in running:
             planning.stop()
         if self._watch is not None:
@@ -121,6 +144,7 @@ class Service:
             known = self._running.get(row.id)
             if self._stopping.is_set() or (known is not None and not known.ended):
                 return
+            self.upkeep.wake()
             planning = PlanningJob(
                 self.store,
                 row,
@@ -143,7 +167,10 @@ class Service:
         self.plan(row)
 
     def remove(self, job: str) -> bool:
-        """Remove a job from the store and plan it no longer; False where there is none."""
+        """Remove a job, at once for all readers; False if there is none.
+
+        Its rows are deleted in the background.
+        """
         with self.store.reading() as connection:
             row = get(connection, JobRow, job)
         if row is None:
@@ -157,7 +184,47 @@ class Service:
                 self.plan(row)
             raise
         self._forget(job)
+        self.upkeep.wake()
         return was_there
+
+    def halt(self, job: str, state: str, *states: str) -> JobRow | None:
+        """Plan a job no further, from one of ``states``; None if it is in another, or gone."""
+        with self.store.reading() as connection:
+            row = get(connection, JobRow, job)
+        if row is None or row.state not in states:
+            return None
+        self._stop_planning(job)
+        try:
+            with self.store.writing() as connection:
+                stored = held(connection, JobRow, job)
+                if stored is None or stored.state not in states:
+                    return None
+                # Its days of retention count from now, however long the service was away.
+                jobs.settle_job(connection, job, state=state, asked_at=int(time.time()))
+        except BaseException:
+            if row.state == "planning":
+                self.plan(row)
+            raise
+        self._published(job, None)
+        return replace(row, state=state)
+
+    def resume(self, connection: Connection, row: JobRow) -> JobRow:
+        """Settle an abandoned job as planned again, in this transaction; see ``plan``."""
+        now = int(time.time())
+        jobs.settle_job(connection, row.id, state="planning", asked_at=now)
+        return replace(row, state="planning", asked_at=now)
+
+    def note_request(self, job: str) -> None:
+        """Note that a rank of a job has requested something."""
+        self._asked[job] = time.time()
+
+    def _take_asked(self) -> dict[str, float]:
+        asked, self._asked = self._asked, {}
+        return asked
+
+    def _abandon(self, job: str) -> None:
+        if self.halt(job, "abandoned", "planning") is not None:
+            _log.warning("job %s: abandoned, as no rank has requested anything for long", job)
 
     def _take_up(self) -> None:
         with self.store.reading() as connection:
@@ -223,6 +290,12 @@ class Service:
         if planning is not None:
             planning.stop()
 
+    def look_aheads(self) -> dict[str, int]:
+        """Return how many steps are planned beyond the slowest rank of each job planned here."""
+        with self._lock:
+            running = sorted(self._running.items())
+        return {job: planning.news.ahead for job, planning in running if not planning.ended}
+
     def job(self, key: str) -> PlanningJob | None:
         """Return the planning of a job, None for one that has none."""
         with self._lock:
@@ -242,11 +315,16 @@ class Service:
         ]
         if self.proposals.ended:
             lines.append("no proposals are made any more; start the service again")
+        if self.upkeep.ended:
+            lines.append("rows of removed jobs are deleted no more; start the service again")
         if self._watch is not None and not self._watch.is_alive() and not self._stopping.is_set():
             lines.append("other services are heard no more; start the service again")
         return lines
 
     def _published(self, job: str, ready: ReadyPlan | None) -> None:
-        if ready is not None:
+        if ready is None:
+            self.upkeep.wake()  # for the jobs by state
+        else:
             self.counts["publications"] += 1
+            self.counts["planning_us"] += int(ready.planning_ms * 1000)
         self._listener.published(job, ready)

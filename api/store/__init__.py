@@ -3,11 +3,16 @@
 Read ``schema`` (the tables), ``rows`` (their records), ``store`` (opening one, its transactions),
 then the file of the table in question in ``tables``. ``migrations`` bring the tables of older
 stores to this version; ``notices`` tell the other services of a shared store; ``outages`` are told
-from what is wrong for good, ``ownership`` is one service's at a time.
+from what is wrong for good, ``ownership`` is one service's at a time, ``folder_mark`` binds the
+folder of arrays to its database.
 """
 
 __all__ = [
+    "compaction",
     "errors",
+    "folder_mark",
+    "health",
+    "lru",
     "migrations",
     "names",
     "notices",
@@ -16,4 +21,5 @@ __all__ = [
     "rows",
     "schema",
     "store",
+    "turns",
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
+import time
+from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection, func, insert, inspect, select, update
 
@@ -27,6 +29,39 @@ def _second(connection: Connection) -> None:
         "plans": {"epoch": "BIGINT", "cursor": "BIGINT"},
         "lengths": {"kind": "VARCHAR(16) NOT NULL DEFAULT 'sequences'"},
     }
+    _add_columns(connection, added)
+
+
+def _third(connection: Connection) -> None:
+    """Add the store's id, keys of jobs, expiry; keep the last acknowledgement of each rank only."""
+    now = int(time.time())
+    added = {
+        "jobs": {
+            "key": "VARCHAR(128) NOT NULL DEFAULT ''",
+            "kept_from": "BIGINT NOT NULL DEFAULT 0",
+            "expired_steps": "BIGINT NOT NULL DEFAULT 0",
+            "asked_at": f"BIGINT NOT NULL DEFAULT {now}",
+        },
+        "answers": {"at": f"BIGINT NOT NULL DEFAULT {now}"},
+    }
+    _add_columns(connection, added)
+    schema.metadata.create_all(connection)
+    for table in (schema.jobs, schema.answers):
+        for index in table.indexes:
+            index.create(connection, checkfirst=True)
+    connection.exec_driver_sql("UPDATE jobs SET key = id WHERE key = ''")
+    if inspect(connection).has_table("acks"):
+        connection.exec_driver_sql(
+            "INSERT INTO ranks (job, rank, step, acknowledged_at) "
+            f"SELECT job, rank, MAX(step), {now} FROM acks GROUP BY job, rank"
+        )
+        connection.exec_driver_sql("DROP TABLE acks")
+    if connection.execute(select(schema.store.c.id)).first() is None:
+        connection.execute(insert(schema.store).values(id=secrets.token_hex(16)))
+
+
+def _add_columns(connection: Connection, added: Mapping[str, Mapping[str, str]]) -> None:
+    """Add columns, by table and name, that a table lacks."""
     for table, columns in added.items():
         # A new store has them from the first migration, which makes the tables of this version.
         there = {column["name"] for column in inspect(connection).get_columns(table)}
@@ -35,7 +70,7 @@ def _second(connection: Connection) -> None:
                 connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second)
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third)
 """Migration k takes a store of version k to k + 1. Never changed once released, only added to."""
 
 
@@ -47,8 +82,10 @@ def stored_version(connection: Connection) -> int:
     return connection.execute(select(schema.version.c.version)).scalar() or 0
 
 
-def migrate(connection: Connection, where: str, *, alone: bool = True) -> None:
-    """Apply what is missing; ``StoreError`` for a store of a newer version.
+def migrate(connection: Connection, where: str, *, alone: bool = True) -> int:
+    """Apply what is missing, and return the earlier version.
+
+    ``StoreError`` for a store of a newer version.
 
     ``alone``: False where a service is using the tables as they are, which are then left so.
     """
@@ -70,3 +107,4 @@ def migrate(connection: Connection, where: str, *, alone: bool = True) -> None:
         connection.execute(insert(schema.version).values(version=len(MIGRATIONS)))
     elif version < len(MIGRATIONS):
         connection.execute(update(schema.version).values(version=len(MIGRATIONS)))
+    return version

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import Connection, Select, Table, select
+from sqlalchemy import ColumnElement, Connection, Select, Table, select
 
 from seqplan.api.store import schema
 
@@ -90,6 +90,7 @@ class JobRow(Row):
     """A job; what the columns mean stands in the schema."""
 
     table: ClassVar[Table] = schema.jobs
+    key: str = ""
     proposal: str
     lengths: str | None = None
     tokens: int | None = None
@@ -106,6 +107,9 @@ class JobRow(Row):
     max_len: int | None = None
     first_epoch: int = 0
     first_cursor: int = 0
+    kept_from: int = 0
+    expired_steps: int = 0
+    asked_at: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +168,17 @@ def locked(connection: Connection, kind: type[Row], key: str) -> bool:
 
 
 def page(
-    connection: Connection, kind: type[AnyRow], after: str, limit: int
+    connection: Connection,
+    kind: type[AnyRow],
+    after: str,
+    limit: int,
+    *which: ColumnElement[bool],
 ) -> tuple[list[AnyRow], str | None]:
-    """Read rows in order of id beyond ``after``, and the id to go on from (None: that was all)."""
-    query = _query(kind).where(kind.table.c.id > after).order_by(kind.table.c.id)
+    """Read rows in order of id beyond ``after``, and the id to go on from (None: that was all).
+
+    ``which``: conditions that the rows fulfill.
+    """
+    query = _query(kind).where(kind.table.c.id > after, *which).order_by(kind.table.c.id)
     rows = [kind(**row) for row in connection.execute(query.limit(limit + 1)).mappings()]
     return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
 

@@ -9,6 +9,14 @@ metadata = MetaData()
 version = Table("seqplan_schema", metadata, Column("version", BigInteger, primary_key=True))
 """One row: how many migrations this store has been through."""
 
+store = Table(
+    "seqplan_store",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("checks", BigInteger, nullable=False, default=0),  # changed to see whether that works
+)
+"""One row: the store's id, which its folder of arrays is marked with."""
+
 profiles = Table(
     "profiles",
     metadata,
@@ -40,6 +48,8 @@ jobs = Table(
     "jobs",
     metadata,
     Column("id", String(128), primary_key=True),
+    # What rows of other tables have in ``job``: a later job of the same id has another key.
+    Column("key", String(128), nullable=False, default="", index=True),
     Column("proposal", String(64), nullable=False),
     Column("lengths", String(64)),  # null: the trainer pushes its batches
     Column("tokens", BigInteger),
@@ -47,7 +57,8 @@ jobs = Table(
     Column("steps", BigInteger),  # of a sampled job
     Column("look_ahead", BigInteger, nullable=False),
     Column("world_size", BigInteger, nullable=False),
-    Column("state", String(16), nullable=False),  # planning, planned, failed
+    # planning, planned, failed, abandoned, stopped
+    Column("state", String(16), nullable=False),
     Column("last_step", BigInteger),  # null while batches may still come
     Column("failed_step", BigInteger),
     Column("error", Text),
@@ -57,6 +68,9 @@ jobs = Table(
     Column("max_len", BigInteger),  # what drawn sequences are truncated to; null: the proposal's
     Column("first_epoch", BigInteger, nullable=False, default=0),  # the sampler before first_step
     Column("first_cursor", BigInteger, nullable=False, default=0),
+    Column("kept_from", BigInteger, nullable=False, default=0),  # earlier steps have expired
+    Column("expired_steps", BigInteger, nullable=False, default=0),  # how many of them had a plan
+    Column("asked_at", BigInteger, nullable=False, default=0),  # last request of a rank, Unix time
 )
 batches = Table(
     "batches",
@@ -76,13 +90,26 @@ plans = Table(
     Column("epoch", BigInteger),  # the sampler before the step; null: pushed, or not noted
     Column("cursor", BigInteger),
 )
-acks = Table(
-    "acks",
+ranks = Table(
+    "ranks",
     metadata,
     Column("job", String(128), primary_key=True),
     Column("rank", BigInteger, primary_key=True, autoincrement=False),
+    Column("step", BigInteger, nullable=False),  # the last that the rank has acknowledged
+    Column("acknowledged_at", Float, nullable=False),  # Unix time
+)
+sampler_states = Table(
+    "sampler_states",  # some of those of plans that have expired
+    metadata,
+    Column("job", String(128), primary_key=True),
     Column("step", BigInteger, primary_key=True, autoincrement=False),
-    Column("digest", String(80), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("cursor", BigInteger, nullable=False),
+)
+removals = Table(
+    "removals",  # keys of removed jobs whose rows are still to be deleted
+    metadata,
+    Column("job", String(128), primary_key=True),
 )
 measurements = Table(
     "measurements",
@@ -100,6 +127,7 @@ answers = Table(
     Column("request", String(64), nullable=False),  # hex of the body's sha256
     Column("status", BigInteger, nullable=False),
     Column("body", Text, nullable=False),
+    Column("at", BigInteger, nullable=False, default=0),  # Unix time
 )
 tokens = Table(
     "tokens",
@@ -108,4 +136,4 @@ tokens = Table(
     Column("hash", String(64), nullable=False),
     Column("scope", String(16), nullable=False),  # read, write
 )
-Index("acks_of_a_rank", acks.c.job, acks.c.rank, acks.c.step)
+Index("answers_by_time", answers.c.at)

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select
+from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select, update
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from seqplan.api.store import compaction, schema
 from seqplan.api.store.errors import StoreError, StoreUnavailable
+from seqplan.api.store.folder_mark import FolderMark
+from seqplan.api.store.health import Health
 from seqplan.api.store.migrations import migrate
 from seqplan.api.store.notices import CHANNEL
 from seqplan.api.store.outages import outages
 from seqplan.api.store.ownership import InUseElsewhere, Ownership
+from seqplan.api.store.turns import Turns
 
 _BUSY_MS = 5000
+
+CHECKED_S = 1.0
+"""How long a store that could be written to is taken to be so by probes."""
+
+_LOG_BYTES = 64 << 20
+"""Size to which SQLite's log is cut once it has been longer."""
 
 _UNBOUNDED = -1
 """Connections beyond those that are kept: planning has one a job, requests one a thread, and a
@@ -37,8 +48,9 @@ class Store:
     transaction that ended without error is on disk (WAL with synchronous=FULL: an acknowledged
     write survives a power cut, not only a killed process). One service at a time uses a SQLite
     file, however its path is spelled; several may share a PostgreSQL database, and then share
-    ``files`` too. ``beside``: for a look into a store that a service may be using. ``StoreError``
-    when it cannot be opened, or another service holds it.
+    ``files`` too, which are marked as the store's. ``beside``: for a look into the tables of a
+    store that a service may be using. ``StoreError`` when it cannot be opened, another service
+    holds it, or ``files`` belong to another store.
     """
 
     def __init__(self, url: str, files: Path | None = None, *, beside: bool = False) -> None:
@@ -52,12 +64,19 @@ class Store:
             files = _beside(database)
         self.files = files
         self._shared = database is None
-        self._writing = threading.Lock()
-        try:
-            (files / "lengths").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"{files}: cannot be written: {error.strerror}") from None
-        self._ownership = None if database is None else self._owned(Path(database), beside)
+        self._turns = Turns()
+        self.health = Health(self.where)
+        self._checking = threading.Lock()
+        self._checked_at = -math.inf
+        mark = FolderMark(files, self.where)
+        if not beside:
+            try:
+                # One service's own, unless several share it.
+                files.mkdir(0o777 if self._shared else 0o700, parents=True, exist_ok=True)
+                (files / "lengths").mkdir(exist_ok=True)
+            except OSError as error:
+                raise StoreError(f"{files}: cannot be written: {error.strerror}") from None
+        self._ownership = None if database is None else self._owned(Path(database), mark, beside)
         try:
             self._engine = _engine(url, database)
         except BaseException as error:
@@ -66,22 +85,38 @@ class Store:
                 raise StoreError(f"{self.where}: cannot be opened: {error}") from None
             raise
         try:
-            with self.writing() as connection:
-                migrate(connection, self.where, alone=self._shared or self._ownership is not None)
+            self._prepare(mark, database, beside=beside)
         except BaseException as error:
-            self.close()
+            self._engine.dispose()
+            if self._ownership is not None:
+                self._ownership.undo()
             if isinstance(error, StoreUnavailable):
                 raise StoreError(f"{self.where}: cannot be opened: {error}") from None
             if isinstance(error, DBAPIError | UnicodeDecodeError):
                 reason = str(error.orig) if isinstance(error, DBAPIError) else str(error)
                 raise StoreError(f"{self.where}: is damaged, or no store: {reason}") from None
             raise
-        if self._ownership is not None:
-            self._ownership.has_tables()
 
-    def _owned(self, database: Path, beside: bool) -> Ownership | None:
+    def _prepare(self, mark: FolderMark, database: str | None, *, beside: bool) -> None:
+        """Bring the tables to this version, and mark the folder of arrays as the store's."""
+        alone = self._shared or self._ownership is not None
+        if database is not None and not beside:
+            compaction.prepare(self._engine, Path(database))
+        with self.writing() as connection:
+            if migrate(connection, self.where, alone=alone) == 0:
+                mark.check_new()
+            elif not beside:
+                mark.check(connection)
+        if beside:
+            return
+        # After the end of that transaction: no folder has the mark of a store that is not there.
+        with self.reading() as connection, suppress(OSError):  # a full disk: the next start does it
+            mark.write(connection)
+        self.health.opened = True
+
+    def _owned(self, database: Path, mark: FolderMark, beside: bool) -> Ownership | None:
         try:
-            return Ownership(database, self.files, self.where)
+            return Ownership(database, mark, self.where, folder=not beside)
         except InUseElsewhere:
             if beside:
                 return None
@@ -96,14 +131,37 @@ class Store:
             yield connection
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """Begin a transaction that may write; on disk when it ends. ``StoreUnavailable``."""
-        # SQLite has one writer at a time: better to wait here than to be told that it is locked.
-        turn = nullcontext() if self._shared else self._writing
-        with outages(), turn, self._engine.connect() as connection:
+    def writing(self, *, background: bool = False) -> Iterator[Connection]:
+        """Begin a transaction that may write; on disk when it ends. ``StoreUnavailable``.
+
+        ``background``: begins only while no other writer of this process waits.
+        """
+        # SQLite has one writer at a time: better to wait here than to find it locked.
+        turn = nullcontext() if self._shared else self._turns.take(background=background)
+        with self._watched(), turn, self._engine.connect() as connection:
             connection = connection.execution_options(writes=True)
             with connection.begin():
                 yield connection
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            with outages():
+                yield
+        except StoreUnavailable as error:
+            self.health.note_failure(str(error))
+            raise
+        self.health.note_success()
+
+    def check_writable(self) -> None:
+        """Write to the store, once a second at most; ``StoreUnavailable`` if that fails."""
+        with self._checking:
+            if self.health.problem is None and time.monotonic() - self._checked_at < CHECKED_S:
+                return
+            table = schema.store
+            with self.writing() as connection:
+                connection.execute(update(table).values(checks=table.c.checks + 1))
+            self._checked_at = time.monotonic()
 
     @contextmanager
     def claimed(self, subject: str) -> Iterator[Claim | None]:
@@ -125,9 +183,9 @@ class Store:
                 return
 
             @contextmanager
-            def writing() -> Iterator[Connection]:
+            def writing(*, background: bool = False) -> Iterator[Connection]:
                 # On the connection that holds the claim: without the claim nothing is written.
-                with outages(), connection.begin():
+                with self._watched(), connection.begin():
                     yield connection
 
             try:
@@ -178,7 +236,7 @@ class Store:
 class Claim:
     """``writing``: a transaction that is only possible while the claim holds."""
 
-    writing: Callable[[], AbstractContextManager[Connection]]
+    writing: Callable[..., AbstractContextManager[Connection]]
 
 
 def _beside(database: str) -> Path:
@@ -227,6 +285,7 @@ def _engine(url: str, database: str | None) -> Engine:
 def _configure(connection: Any, _: ConnectionPoolEntry) -> None:
     connection.isolation_level = None  # transactions are begun below, DDL among them
     connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute(f"PRAGMA journal_size_limit={_LOG_BYTES}")
     connection.execute("PRAGMA synchronous=FULL")
 
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "tests" / "api"))
 
 from browser import Page, browser, missing  # noqa: E402
 from measuring_ranks import plan_of  # noqa: E402
-from service_process import COMMAND, Served, serving  # noqa: E402
+from service_process import Served, serving  # noqa: E402
 
 DATA = ROOT / "examples" / "data" / "code.npy"
 PROFILE, GPUS, MAX_LEN, TOKENS = "llama-32b-a800-80gb", 64, 32768, 200_000
@@ -40,7 +40,8 @@ def take_report(page: Page, folder: Path) -> None:
     report = folder / "report.html"
     setting = ["--profile", PROFILE, "--gpus", GPUS, "--lengths", DATA, "--max-len", MAX_LEN]
     setting += ["--tokens", TOKENS, "--steps", 5, "-o", report]
-    subprocess.run([*COMMAND, "compare", *map(str, setting)], check=True, cwd=ROOT)
+    command = [sys.executable, "-m", "seqplan.api.cli", "compare", *map(str, setting)]
+    subprocess.run(command, check=True, cwd=ROOT)
     page.size(1120, 990)
     page.open(report.as_uri())
     save(page, "report.png")

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.balancing.constrained import (
+    Bundle,
     MicroBatches,
     bundles_of,
     plan_bundles,
     plan_equal_samples,
 )
 from seqplan.planner.balancing.free import plan_free
-from seqplan.planner.batches.batch import Batch
+from seqplan.planner.balancing.micro_batch_counts import fill_empty, pad_counts
+from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.bounds.certificate import cheap_bound_ms
 from seqplan.planner.placement.fleet import Bin, PipelineClass
 from seqplan.planner.rounds.filled_rounds import FilledRounds, Sequences
@@ -76,7 +78,7 @@ class Balanced:
 
 
 def balance(
-    lengths: Sequence[int] | npt.NDArray[np.integer],
+    lengths: Iterable[int] | npt.NDArray[np.integer],
     ranks: int,
     capacity: int,
     cost: Latency,
@@ -96,12 +98,16 @@ def balance(
     micro-batches. ``equal_samples``: each rank has equally many sequences. ``pad_to``: sequences
     are padded to multiples of so many tokens.
 
-    No micro-batch is empty where there are sequences enough: with ``equal_samples``, enough on each
-    rank for its own micro-batches. Same inputs, same result.
-    ``ValueError`` names a length that is no whole number above 0 or exceeds ``capacity``, and what
-    else cannot be.
+    No micro-batch is empty if sequences suffice: with ``equal_samples``, if those of each rank
+    suffice for its own micro-batches. If they do not, those with sequences are as few as is fastest
+    and the others are empty, which takes no time. Same inputs, same result.
+    ``ValueError`` names a length that is no whole number above 0 or exceeds ``capacity``, and other
+    arguments that cannot be; ``TypeError`` those of another kind.
     """
     micro_batch = host_micro_batch(cost, capacity, pad_to)
+    for name, switch in (("lockstep", lockstep), ("equal_samples", equal_samples)):
+        if type(switch) is not bool:
+            raise TypeError(f"{name}: {switch!r}. Give True or False")
     for name, value in (("ranks", ranks), ("count_multiple", count_multiple)):
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
@@ -109,27 +115,60 @@ def balance(
     if keep_together is not None and len(keep_together) != len(whole):
         raise ValueError(f"keep_together has {len(keep_together)} keys for {len(whole)} sequences")
     batch = Batch.of_lengths(whole)
+    ways, bound = _ways(
+        micro_batch,
+        batch,
+        ranks,
+        count_multiple,
+        lockstep=lockstep,
+        bundles=bundles_of(micro_batch, whole, keep_together)
+        if equal_samples or keep_together is not None
+        else None,
+        equal_samples=equal_samples,
+    )
+    best: MicroBatches = []
+    best_ms = inf
+    for way in ways:
+        parts = pad_counts(way, count_multiple, lockstep=lockstep)
+        if keep_together is None:
+            fill_empty(parts, whole, across_ranks=not equal_samples, lockstep=lockstep)
+        time_ms = predicted_ms(parts, whole, cost, lockstep=lockstep)
+        if time_ms < best_ms:
+            best, best_ms = parts, time_ms
+    return Balanced(best, tuple(whole), cost, lockstep, best_ms, min(bound, best_ms))
+
+
+def _ways(
+    micro_batch: PipelineClass,
+    batch: Batch,
+    ranks: int,
+    multiple: int,
+    *,
+    lockstep: bool,
+    bundles: Sequence[Bundle] | None,
+    equal_samples: bool,
+) -> tuple[list[MicroBatches], float]:
+    """Plan in some ways, of which one is best, and bound all (ms)."""
     sequences = Sequences(batch.distinct, batch.multiplicity)
-    if equal_samples or keep_together is not None:
-        bundles = bundles_of(micro_batch, whole, keep_together)
+    if bundles is not None:
         plan = plan_equal_samples if equal_samples else plan_bundles
-        parts = plan(micro_batch, bundles, ranks, lockstep=lockstep, multiple=count_multiple)
-        bound = _bound_ms(micro_batch, sequences, batch, ranks, lockstep=lockstep)
-    elif lockstep:
-        rounds, bound = plan_rounds(micro_batch, sequences, ranks, count_multiple)
-        parts = _positions(_by_rank(rounds, ranks), batch)
-    else:
-        placement, bound = plan_free(micro_batch, batch, ranks)
-        parts = _positions(placement, batch)
-    parts = _padded_counts(parts, count_multiple, lockstep=lockstep)
-    if keep_together is None:
-        _fill_empty(parts, whole, across_ranks=not equal_samples, lockstep=lockstep)
-    predicted = predicted_ms(parts, whole, cost, lockstep=lockstep)
-    return Balanced(parts, tuple(whole), cost, lockstep, predicted, min(bound, predicted))
+        parts = plan(micro_batch, bundles, ranks, lockstep=lockstep, multiple=multiple)
+        if lockstep:
+            # More rounds cost more, so that the fewest are the least of all.
+            fewest = fewest_rounds(micro_batch, sequences, ranks)
+            return [parts], rounds_bound_ms(micro_batch, sequences, ranks, fewest)
+        return [parts], cheap_bound_ms([replace(micro_batch, count=ranks)], batch)
+    if lockstep:
+        rounds, bound = plan_rounds(micro_batch, sequences, ranks, multiple)
+        return [_positions(_by_rank(rounds, ranks), batch)], bound
+    placements, bound = plan_free(micro_batch, batch, ranks, multiple)
+    return [_positions(placement, batch) for placement in placements], bound
 
 
 def host_micro_batch(cost: Latency, capacity: int, pad_to: int) -> PipelineClass:
     """Describe a micro-batch of a rank; ``ValueError`` where it holds nothing."""
+    if not isinstance(cost, Latency):
+        raise TypeError(f"cost: {cost!r}. Give a Cost, such as Cost.of_model(…)")
     for name, value in (("capacity", capacity), ("pad_to", pad_to)):
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
@@ -147,39 +186,23 @@ def host_micro_batch(cost: Latency, capacity: int, pad_to: int) -> PipelineClass
     )
 
 
-def checked_lengths(
-    lengths: Sequence[int] | npt.NDArray[np.integer], micro_batch: PipelineClass, pad_to: int
-) -> list[int]:
-    """Turn lengths into whole numbers; ``ValueError`` for the first that is none or too long."""
-    numbers = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
-    if not numbers:
-        raise ValueError("there are no sequences to balance")
-    for place, length in enumerate(numbers):
-        number = length.item() if isinstance(length, np.generic) else length
-        whole = isinstance(number, int) and not isinstance(number, bool)
-        if not whole and isinstance(number, float) and math.isfinite(number):
-            whole = number == int(number)
-        if not whole or number < 1:
-            raise ValueError(f"sequence {place} has length {length!r}; wants tokens, 1 or more")
-        if micro_batch.pad(int(number)) > micro_batch.capacity:
-            padding = f", padded to multiples of {pad_to}" if pad_to > 1 else ""
-            raise ValueError(
-                f"sequence {place} has {int(number)} tokens{padding}; a micro-batch holds "
-                f"{micro_batch.capacity}: truncate it or give more capacity"
-            )
-        numbers[place] = int(number)
+def checked_lengths(lengths: object, micro_batch: PipelineClass, pad_to: int) -> list[int]:
+    """Return lengths as whole numbers.
+
+    ``TypeError`` and ``ValueError`` as ``whole_lengths``, and ``ValueError`` for the first that
+    exceeds a micro-batch.
+    """
+    whole = whole_lengths(lengths)
+    padded = micro_batch.padded(whole)
+    if padded.max() > micro_batch.capacity:
+        place = int(np.argmax(padded > micro_batch.capacity))
+        padding = f", padded to multiples of {pad_to}" if pad_to > 1 else ""
+        raise ValueError(
+            f"sequence {place} has {whole[place]} tokens{padding}; a micro-batch holds "
+            f"{micro_batch.capacity}: truncate it or give more capacity"
+        )
+    numbers: list[int] = whole.tolist()
     return numbers
-
-
-def _bound_ms(
-    micro_batch: PipelineClass, sequences: Sequences, batch: Batch, ranks: int, *, lockstep: bool
-) -> float:
-    """Bound every way to balance the sequences, bound together or not (ms)."""
-    if not lockstep:
-        return cheap_bound_ms([replace(micro_batch, count=ranks)], batch)
-    # More rounds cost more, so that the fewest are the least of all.
-    rounds = fewest_rounds(micro_batch, sequences, ranks)
-    return rounds_bound_ms(micro_batch, sequences, ranks, rounds)
 
 
 def _by_rank(rounds: FilledRounds, ranks: int) -> list[list[Bin]]:
@@ -198,43 +221,6 @@ def _positions(by_rank: Iterable[Sequence[Bin]], batch: Batch) -> MicroBatches:
         [[next(pools[i]) for i, n in micro for _ in range(n)] for micro in of_rank]
         for of_rank in by_rank
     ]
-
-
-def _padded_counts(parts: MicroBatches, multiple: int, *, lockstep: bool) -> MicroBatches:
-    """Add empty micro-batches: to a multiple on each rank, with ``lockstep`` the same on all."""
-    most = max(len(of_rank) for of_rank in parts)
-    padded = []
-    for of_rank in parts:
-        wanted = most if lockstep else max(1, len(of_rank))
-        wanted = -(-wanted // multiple) * multiple
-        padded.append([*of_rank, *([] for _ in range(wanted - len(of_rank)))])
-    return padded
-
-
-def _fill_empty(
-    parts: MicroBatches, lengths: Sequence[int], *, across_ranks: bool, lockstep: bool
-) -> None:
-    """Give every empty micro-batch the shortest sequence of the fullest that can spare one.
-
-    With ``lockstep`` from its own round where that goes, so that no round becomes longer; else
-    from its own rank, so that no rank gets more to do; then from anywhere if ``across_ranks``.
-    """
-    for rank, of_rank in enumerate(parts):
-        for k, micro in enumerate(of_rank):
-            if micro:
-                continue
-            groups = [[other for other in of_rank if len(other) > 1]]
-            if across_ranks:
-                groups.append([other for r in parts for other in r if len(other) > 1])
-                if lockstep:
-                    groups.insert(0, [r[k] for r in parts if len(r[k]) > 1])
-            donors = next((group for group in groups if group), None)
-            if donors is None:
-                continue
-            donor = max(donors, key=len)
-            shortest = min(donor, key=lambda i: (lengths[i], i))
-            donor.remove(shortest)
-            parts[rank][k] = [shortest]
 
 
 def predicted_ms(

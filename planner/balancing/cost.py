@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.analytic.deployment import Deployment
 from seqplan.profiler.analytic.derive import derive_profile
-from seqplan.profiler.analytic.devices import DEVICES
+from seqplan.profiler.analytic.devices import find_device
 from seqplan.profiler.analytic.hardware import ClusterHardware
 from seqplan.profiler.fit.latency_fit import Observed
 from seqplan.profiler.fit.refit import refit
@@ -64,9 +66,7 @@ class Cost(Latency):
         ``model``: a known name or the path of its config.json; ``device``: of ``DEVICES``;
         ``gpus``: of the whole job. ``ValueError`` for what is not known or not modelled.
         """
-        if device not in DEVICES:
-            raise ValueError(f"device {device!r}: there are {', '.join(sorted(DEVICES))}")
-        hardware = DEVICES[device]
+        hardware = find_device(device)
         per_node = min(gpus, hardware.gpus_per_node)
         if gpus < 1 or gpus % per_node:
             raise ValueError(f"gpus {gpus}: wants whole nodes of {hardware.gpus_per_node}")
@@ -89,6 +89,9 @@ class Cost(Latency):
         milliseconds that it computed. All three coefficients are fitted where there are enough and
         that predicts a held-out half best, one common factor where that does, or none.
         """
+        for _, ms in measured:
+            if isinstance(ms, bool) or not isinstance(ms, int | float | np.number):
+                raise TypeError(f"measured: {ms!r}. Give milliseconds as a number")
         samples = [
             Observed(
                 tuple(length for micro in micro_batches for length in micro),

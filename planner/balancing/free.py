@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -16,14 +17,35 @@ from seqplan.plans.scheme import Scheme, Strategy
 GOOD = 1e-2
 """Above this gap a linear program is asked for a closer bound."""
 
+RankBins = tuple[tuple[Bin, ...], ...]
+"""The micro-batches of each rank."""
+
 
 def plan_free(
-    micro_batch: PipelineClass, batch: Batch, ranks: int
-) -> tuple[tuple[tuple[Bin, ...], ...], float]:
-    """Minimise the slowest rank's Σ of micro-batches: those of each rank, and a lower bound (ms).
+    micro_batch: PipelineClass, batch: Batch, ranks: int, multiple: int = 1
+) -> tuple[list[RankBins], float]:
+    """Minimize the slowest rank's Σ of micro-batches: some placements, and a lower bound (ms).
 
     The slowest rank is the one that a step waits for; the others are evened below it.
+    ``multiple``: of which the number of micro-batches of each rank is; the bound counts as many if
+    sequences suffice for all of them, the placements may have fewer. Their work alone is then
+    balanced as well, and sequences longest first with at least ``multiple`` on each rank.
     """
+    placement, bound_ms = _minimize(micro_batch, batch, ranks)
+    if multiple == 1 or len(batch.lengths) < multiple * ranks:
+        return [placement], bound_ms
+    overhead_ms = multiple * micro_batch.c
+    by_work, work_bound_ms = _minimize(replace(micro_batch, c=0.0), batch, ranks)
+    work_ms = micro_batch.work_ms(batch.distinct)
+    shortest_ms = np.repeat(work_ms[::-1], batch.multiplicity[::-1])[: multiple - 1]
+    longest_rank_ms = float(work_ms[0] + shortest_ms.sum()) * (1 - 1e-9)
+    bound_ms = max(bound_ms, max(work_bound_ms, longest_rank_ms) + overhead_ms)
+    longest_first = _assign_longest_first(micro_batch, batch, ranks, multiple)
+    return [placement, by_work, longest_first], bound_ms
+
+
+def _minimize(micro_batch: PipelineClass, batch: Batch, ranks: int) -> tuple[RankBins, float]:
+    """Minimize the slowest rank, with as many micro-batches as is best; and bound it (ms)."""
     strategy = Strategy.of({Scheme(): ranks})
     fleet = Fleet(strategy, (replace(micro_batch, count=ranks),))
     filler = Filler(fleet, batch)
@@ -36,3 +58,43 @@ def plan_free(
     filling = level(filler, filling, float(np.sum(filling.pipeline_ms)) / ranks)
     (placement,) = filling.bins
     return placement, min(bound, filling.objective_ms)
+
+
+def _assign_longest_first(
+    micro_batch: PipelineClass, batch: Batch, ranks: int, least: int
+) -> RankBins:
+    """Give each sequence, longest first, to the rank with least work that may still have it.
+
+    As soon as the sequences that are left are only enough for ``least`` on each rank, ranks that
+    have as many get no more. A rank puts each into its micro-batch with least room that holds it.
+    """
+    work_ms = micro_batch.work_ms(batch.distinct).tolist()
+    lengths, counts = batch.distinct.tolist(), batch.multiplicity.tolist()
+    loads = [(0.0, rank) for rank in range(ranks)]
+    packed: list[list[tuple[int, dict[int, int]]]] = [[] for _ in range(ranks)]
+    numbers = [0] * ranks
+    left, missing = sum(counts), least * ranks
+    for i, (length, n) in enumerate(zip(lengths, counts, strict=True)):
+        padded = micro_batch.pad(length)
+        for _ in range(n):
+            load, rank = heappop(loads)
+            while left <= missing and numbers[rank] >= least:
+                load, rank = heappop(loads)
+            missing -= numbers[rank] < least
+            numbers[rank] += 1
+            left -= 1
+            heappush(loads, (load + work_ms[i], rank))
+            _put(packed[rank], micro_batch.capacity, i, padded)
+    return tuple(tuple(list(content.items()) for _, content in of_rank) for of_rank in packed)
+
+
+def _put(packed: list[tuple[int, dict[int, int]]], capacity: int, i: int, padded: int) -> None:
+    """Put a sequence into the micro-batch with least room that holds it, or a new one."""
+    holding = [(room, place) for place, (room, _) in enumerate(packed) if room >= padded]
+    if not holding:
+        packed.append((capacity - padded, {i: 1}))
+        return
+    room, place = min(holding)
+    content = packed[place][1]
+    content[i] = content.get(i, 0) + 1
+    packed[place] = (room - padded, content)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.plans.format.fields import MAX_INTEGER
+MOST_TOKENS = 2**31 - 1
+"""Tokens of a sequence at most: kernels for packed sequences address 32-bit positions."""
 
 
 @dataclass(frozen=True)
@@ -87,19 +89,43 @@ class Batch:
         return tuple(tuple(part.tolist()) for part in np.split(order, cuts))
 
 
-def whole_lengths(lengths: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Return lengths (tokens) as an array; ``ValueError`` where they are no whole numbers."""
-    try:
-        values = np.asarray(lengths)
-    except ValueError:  # lists of several sizes
-        values = np.empty((0, 0))
-    if values.ndim != 1 or not len(values):
-        raise ValueError("lengths are no list of at least one sequence")
-    if values.dtype.kind in "iuf" and values.max() >= MAX_INTEGER:
-        raise ValueError(f"a length of {values.max()} tokens is beyond what a plan can state")
-    if values.dtype.kind in "iu":
-        return values.astype(np.int64)
-    whole = values.dtype.kind == "f" and np.isfinite(values).all()
-    if not whole or (values != np.floor(values)).any():
-        raise ValueError("lengths are not whole numbers of tokens")
-    return values.astype(np.int64)
+def whole_lengths(lengths: object) -> npt.NDArray[np.int64]:
+    """Return lengths (tokens) as an array.
+
+    ``lengths``: a list, an array, a tensor on any device or a column of a table, of whole numbers
+    of 1 or more, as integers or floats. ``TypeError`` for what holds no numbers, ``ValueError``
+    with the place of the first length that is none.
+    """
+    if (
+        isinstance(lengths, np.ndarray)
+        and lengths.dtype.kind in "iu"
+        and lengths.ndim == 1
+        and lengths.size
+        and 0 < lengths.min() <= lengths.max() <= MOST_TOKENS
+    ):
+        return lengths.astype(np.int64)
+    if callable(as_list := getattr(lengths, "tolist", None)):
+        lengths = as_list()
+    if isinstance(lengths, str | bytes | dict) or not isinstance(lengths, Iterable):
+        raise TypeError(f"lengths: {lengths!r}. Give a list, an array or a tensor of tokens")
+    numbers = [_whole_length(place, length) for place, length in enumerate(lengths)]
+    if not numbers:
+        raise ValueError("lengths: there are no sequences. Give one or more")
+    return np.array(numbers, dtype=np.int64)
+
+
+def _whole_length(place: int, length: object) -> int:
+    """Return a length (tokens) as an integer."""
+    if callable(as_number := getattr(length, "item", None)) and getattr(length, "ndim", 0) == 0:
+        length = as_number()
+    number = length if isinstance(length, int | float) and not isinstance(length, bool) else 0
+    if not 1 <= number < math.inf or number != int(number):
+        raise ValueError(
+            f"sequence {place} has length {length!r}. Give whole numbers of tokens, 1 or more"
+        )
+    if number > MOST_TOKENS:
+        raise ValueError(
+            f"sequence {place} has {number} tokens. Give {MOST_TOKENS} at most, the last position "
+            "that attention kernels address"
+        )
+    return int(number)

@@ -38,13 +38,22 @@ class _Epoch:
     ends: npt.NDArray[np.int64] = field(repr=False)
 
 
+def check_tokens(total: int, tokens: int) -> None:
+    """Raise ``ValueError`` if a step of ``tokens`` is more than the data's ``total``."""
+    if total < tokens:
+        raise ValueError(
+            f"the data has {total} tokens, fewer than a step of {tokens}, which would repeat "
+            "sequences. Give fewer tokens or more data"
+        )
+
+
 class Sampler:
     """Draws steps of about ``tokens`` tokens from sequences of these ``lengths``.
 
     Sequences longer than ``max_len`` count as truncated to it. Each epoch is a permutation fixed by
     (seed, epoch); a step takes sequences in that order until the next would exceed ``tokens``, at
-    least one; a step that meets the end of an epoch goes on in the next, so that with little data
-    it may meet a sequence again.
+    least one; a step that meets the end of an epoch goes on in the next. ``ValueError`` for data of
+    fewer tokens than a step, which every step would repeat.
     """
 
     def __init__(
@@ -58,6 +67,7 @@ class Sampler:
             raise ValueError("no sequences to draw from")
         self.truncated = int((lengths > max_len).sum())
         self.lengths = np.minimum(lengths, max_len).astype(np.int64)
+        check_tokens(int(self.lengths.sum()), tokens)
         self._tokens = tokens
         self._seed = seed
         self._latest: _Epoch | None = None

@@ -141,21 +141,28 @@ def _refuted(
 def _surplus(values: Floats, least: Floats, counts: Ints, offered: float) -> float:
     """Return by how much values of ``counts`` sequences can exceed what pipelines then hold.
 
+    Of values that are cut (``cut_values``); 0 if nothing is gained at any weight.
+    """
+    cut, weight = cut_values(values, least, counts, offered)
+    return float(cut @ counts) - weight * offered
+
+
+def cut_values(values: Floats, least: Floats, counts: Ints, offered: float) -> tuple[Floats, float]:
+    """Cut values to w·``least``, at the weight w at which they exceed w·``offered`` by most.
+
     What a pipeline holds is w times its price if no value is above w·``least``, the least that a
-    length takes of any pipeline, priced; so values are cut to that, and w is chosen for the largest
-    surplus over w·``offered``, all pipelines' prices. 0 where nothing is gained at any w.
+    length takes of any pipeline, priced. Values that no pipeline can hold are not cut.
     """
     takes = np.isfinite(least)
-    always = float(values[~takes] @ counts[~takes])
-    values, least, counts = values[takes], least[takes], counts[takes]
     with np.errstate(divide="ignore", invalid="ignore"):
-        cut_at = np.where(values > 0, values / least, 0.0)  # the w from which a value is whole
+        # The w from which a value is whole.
+        cut_at = np.where(takes & (values > 0), values / least, 0.0)
     order = np.argsort(-cut_at, kind="stable")
-    growth = np.cumsum((counts * least)[order])
+    growth = np.cumsum((counts * np.where(takes, least, 0.0))[order])
     # Concave in w: the surplus grows with w as long as the values that are cut grow by more.
     last = int(np.searchsorted(growth, offered))
-    w = float(cut_at[order[last]]) if last < len(order) else 0.0
-    return always + float(np.minimum(values, w * least) @ counts) - w * offered
+    weight = float(cut_at[order[last]]) if last < len(order) else 0.0
+    return np.where(takes, np.minimum(values, weight * np.where(takes, least, 0.0)), values), weight
 
 
 class HeldValue:
@@ -185,12 +192,27 @@ class HeldValue:
         The last row of the class's mixes stands for all larger V. In each state the ratio of the
         best mix counts; a sequence that takes nothing of a mix makes that mix useless. At least 0.
         """
+        return float(self._ratios(time_ms).min(axis=1).max())
+
+    def _ratios(self, time_ms: float) -> Floats:
+        """Return the largest ratio of value to share by state and mix (states, mixes)."""
         share, eligible = self._shares(time_ms)
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where((eligible & self._valued)[:, None, :], self._values / share, 0.0).max(
-                axis=2
-            )
-        return float(ratio.min(axis=1).max())
+            ratios = np.where((eligible & self._valued)[:, None, :], self._values / share, 0.0)
+        largest: Floats = ratios.max(axis=2)
+        return largest
+
+    def mixes_of_most(self, time_ms: float) -> Floats:
+        """Return the mix of each state that ``most`` counts (states, RESOURCES)."""
+        return self._chosen_mixes(time_ms, self._ratios(time_ms).argmin(axis=1))
+
+    def mixes_of_least(self, time_ms: float, price: float) -> Floats:
+        """Return the mix of each state that ``least_share`` counts (states, RESOURCES)."""
+        return self._chosen_mixes(time_ms, self._least_excess(time_ms, price))
+
+    def _chosen_mixes(self, time_ms: float, chosen: npt.NDArray[np.intp]) -> Floats:
+        mixes: Floats = self._mixes_of(self._top(time_ms))[np.arange(len(chosen)), chosen]
+        return mixes
 
     def least_share(self, time_ms: float, price: float) -> Floats:
         """Compute the least that each distinct length takes of a pipeline by ``time_ms`` (n,).
@@ -199,12 +221,22 @@ class HeldValue:
         ``price`` by least. Infinite where a length can be in no state.
         """
         share, eligible = self._shares(time_ms)
-        excess = np.maximum(self._values - price * share, 0.0)
-        excess *= (eligible * self._counts)[:, None, :]
-        best = excess.sum(axis=2).argmin(axis=1)
+        best = self._least_excess(time_ms, price)
         chosen = np.take_along_axis(share, best[:, None, None], axis=1)[:, 0]
         least: Floats = np.where(eligible, chosen, np.inf).min(axis=0)
         return least
+
+    def _least_excess(self, time_ms: float, price: float) -> npt.NDArray[np.intp]:
+        """Choose the mix of each state at which values exceed priced shares by least (states,)."""
+        share, eligible = self._shares(time_ms)
+        excess = np.maximum(self._values - price * share, 0.0)
+        excess *= (eligible * self._counts)[:, None, :]
+        least: npt.NDArray[np.intp] = excess.sum(axis=2).argmin(axis=1)
+        return least
+
+    def _top(self, time_ms: float) -> int:
+        """Return the largest V that is told apart."""
+        return max(len(self._mixes.even), self._class.most_micro_batches(time_ms))
 
     def _shares(self, time_ms: float) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Return shares by mix (states, mixes, n), and who can be in a state at all (states, n).
@@ -212,7 +244,7 @@ class HeldValue:
         Those of the time that was asked for last are kept.
         """
         if self._latest is None or self._latest[0] != time_ms:
-            top = max(len(self._mixes.even), self._class.most_micro_batches(time_ms))
+            top = self._top(time_ms)
             available = self._lengths.resources(np.arange(1, top + 1), time_ms)
             self._latest = time_ms, self._mixes_of(top) @ available.share, available.eligible
         return self._latest[1:]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
-from seqplan.planner.bounds.resources import ROUNDING
-from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.bounds.gpu_time import area_only_bound_ms
 from seqplan.planner.exchange.times import Exchange, Family, layouts_of
-from seqplan.planner.placement.fleet import Models, PipelineClass, gpu_ms, undominated
+from seqplan.planner.placement.fleet import Models, undominated
 
 
 @dataclass(frozen=True)
@@ -21,9 +20,9 @@ class FamilyRelaxation:
     exchange_ms: float
 
     def quick_bound_ms(self, batch: Batch) -> float:
-        """Bound step and exchange in microseconds: the longest sequence alone, and the area."""
+        """Bound step and exchange without a linear program; see ``area_only_bound_ms``."""
         relaxation = self.relaxation
-        return quick_bound_ms(relaxation.classes, batch, relaxation.gpus) + self.exchange_ms
+        return area_only_bound_ms(relaxation.classes, batch, relaxation.gpus) + self.exchange_ms
 
 
 class Families:
@@ -87,16 +86,3 @@ def exchange_bound_ms(
             solved = proven(family.relaxation, sought_ms)
         least = min(least, max(low_ms, solved + family.exchange_ms))
     return least
-
-
-def quick_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
-    """Bound the step of all strategies of these classes: the longest sequence alone, and the area
-    (ms, without exchange)."""
-    return max(single_bound_ms(classes, batch), _area_ms(classes, batch, gpus))
-
-
-def _area_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
-    """Spread all work, each length on its cheapest class in GPU-time, over all GPUs (ms)."""
-    costs = gpu_ms(classes, batch.distinct)
-    area = float(costs.min(axis=0) @ batch.multiplicity)
-    return area / gpus * (1 - ROUNDING)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.comparison.results import System, mean_propagation_ms
+from seqplan.planner.comparison.nearest import find_nearest, nearest_rival
+from seqplan.planner.comparison.results import System
 from seqplan.planner.exchange.times import Exchange
 from seqplan.profiler.profile import Profile
 
@@ -22,7 +22,10 @@ def assumptions(
 ) -> tuple[str, ...]:
     """List what the simulation takes for granted, a sentence each."""
     sentences = [
-        f"Simulated on profile {profile.name}, not measured; its fit error: {profile.residuals}.",
+        (
+            f"Simulated on profile {profile.name}, not measured; fit of its coefficients: "
+            f"{profile.residuals}."
+        ),
         (
             f"Forward takes {profile.forward_fraction:.0%} of a micro-batch's time; sending "
             "between pipeline stages takes none."
@@ -65,11 +68,11 @@ PACKED = ("trl", "slime", "verl")
 
 
 def advice(profile: Profile, systems: Sequence[System], max_len: int | None = None) -> str:
-    """Whether heterogeneous plans are worth it, and whether a short context leaves much to gain.
+    """Judge our plans by the nearest rival, and whether a short context leaves much to gain.
 
     ``max_len``: the context (tokens); hosts that pack are looked at where it is short.
     """
-    sentences = _against_static(profile, systems)
+    sentences = _against_nearest(profile, systems)
     packed = [system for system in systems[1:] if system.key in PACKED]
     if max_len is None or max_len > SHORT or not packed:
         return sentences
@@ -80,35 +83,24 @@ def advice(profile: Profile, systems: Sequence[System], max_len: int | None = No
     return f"{sentences} Contexts up to 8K leave little to gain: {gain:.1%} over {best.name}."
 
 
-def _against_static(profile: Profile, systems: Sequence[System]) -> str:
-    """Whether heterogeneous plans are worth it: ``systems[0]`` against the best static one.
-
-    The gain in propagation must exceed what different replicas cost more in the exchange, and the
-    error of the profile's fit.
-    """
-    ours, best = systems[0], best_static(systems)
-    if best is None:
-        return "No static strategy was compared: whether one would do cannot be said."
-    propagation = mean_propagation_ms(ours)
-    gain = mean_propagation_ms(best) / propagation - 1
-    extra_exchange_ms = (ours.mean_ms - propagation) - (best.mean_ms - mean_propagation_ms(best))
-    overhead = max(0.0, extra_exchange_ms / propagation)
-    error = fit_error(profile)
-    stated = "the profile states no fit error"
-    if error is not None:
-        stated = f"the profile's fit error is {error:.1%}"
-    figures = (
-        f"Over the best static strategy with the same balancing ({best.name}: "
-        f"{best.iterations[0].strategy}) the gain in propagation is {gain:.1%}; "
-        f"exchange takes {overhead:.1%} of propagation more, and {stated}"
-    )
-    if gain <= overhead + (error or 0.0):
-        return f"A static strategy will do. {figures}."
+def _against_nearest(profile: Profile, systems: Sequence[System]) -> str:
+    """Compare whole iterations of ``systems[0]`` with those of the nearest rival."""
+    rival = nearest_rival(systems)
+    if rival is None:
+        return "No other system was compared: whether one would do is open."
+    gain, error = rival.speedup - 1, profile.device_error
+    figures = f"Speed-up over the nearest rival, {rival.name}: {rival.text}."
     if error is None:
-        limit = gain - overhead
-        return f"Plans pay off if the profile is right within {limit:.1%}. {figures}."
-    whole = best.mean_ms / ours.mean_ms - 1
-    return f"Plans pay off, by {whole:.1%} of an iteration. {figures}."
+        stated = "The prediction's error against devices is unknown"
+    else:
+        stated = f"The prediction's error against devices is {error:.1%}"
+    if not rival.certain:
+        return f"{rival.name} will do. {figures} {stated}."
+    if error is None:
+        return f"Plans pay off if the profile is right within {gain:.1%}. {figures} {stated}."
+    if gain <= error:
+        return f"{rival.name} will do, as far as predictions are right. {figures} {stated}."
+    return f"Plans pay off, by {gain:.1%} of an iteration. {figures} {stated}."
 
 
 def best_published(systems: Sequence[System]) -> System | None:
@@ -124,18 +116,17 @@ def best_static(systems: Sequence[System]) -> System | None:
 
 
 def rivals(systems: Sequence[System]) -> list[tuple[str, System]]:
-    """Pair what ``systems[0]`` is to be judged by, in words, with the system; none that is not."""
+    """Pair each system that ``systems[0]`` is judged by with its label, the nearest first."""
     candidates = (
+        ("the nearest rival", find_nearest(systems)),
         ("the best published system", best_published(systems)),
         ("the best static strategy with our balancing", best_static(systems)),
     )
-    return [(label, system) for label, system in candidates if system is not None]
-
-
-def fit_error(profile: Profile) -> float | None:
-    """Read the fit error that the profile states, as a share; None where it states none."""
-    stated = re.search(r"([0-9]+(?:\.[0-9]+)?)\s*%", profile.residuals)
-    return float(stated[1]) / 100 if stated else None
+    found: list[tuple[str, System]] = []
+    for label, system in candidates:
+        if system is not None and all(system is not other for _, other in found):
+            found.append((label, system))
+    return found
 
 
 ABLATION = ("megatron", "megatron-balanced", "one-strategy", "ours")

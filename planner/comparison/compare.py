@@ -15,6 +15,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.advice import advice, assumptions
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.exchange.times import Exchange, layouts_of
+from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.proposal.candidates import Progress
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.iteration import Execution, Iteration, simulate_iteration
@@ -47,6 +48,9 @@ SYSTEMS = (
 )
 """Systems that ours may be compared with; some come in several variants."""
 
+
+SEVERAL_SCHEMES = ("one-layout", "hotspa", "hydraulis", "flexsp", "megatron-dcp")
+"""Those whose groups differ from each other, or from step to step."""
 
 LEAST_CBC_S = 0.1
 """With less, CBC may find no packing at all."""
@@ -85,23 +89,26 @@ def compare(
     options: Options | None = None,
     lockstep: bool = False,
     rounds_multiple: int = 1,
+    trainer: str | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Run our plans and the baselines on the same ``steps`` batches of a data set.
 
     Batches are those that ``seqplan plan`` draws with the same seed. ``lockstep``: all systems run
     in rounds, those that cannot are left out; ``rounds_multiple``: of our rounds, and of static
-    strategies with our balancing; see ``make_proposal``. Raises ``Infeasible`` when nothing can run
+    strategies with our balancing; ``trainer``: only what it runs, next to what its users run today;
+    see ``make_proposal``. Raises ``Infeasible`` when nothing can run
     the data and ``ValueError`` for less data than a step.
     """
     chosen = options or Options()
+    backend = None if trainer is None else find_backend(trainer)
+    if backend is not None:
+        profile, lockstep = (
+            backend.usable_profile(profile, cluster.gpus),
+            lockstep or backend.lockstep,
+        )
     report = progress or (lambda stage, done, total: None)
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed)
-    if (total := int(sampler.lengths.sum())) < cluster.tokens:
-        raise ValueError(
-            f"the data has {total} tokens, fewer than a step of {cluster.tokens}, which would "
-            "repeat sequences; give fewer tokens or more data"
-        )
     layouts = layouts_of(entry.scheme for entry in profile.schemes)
     weighs = any(family.exchange_ms > 0 for family in exchange.families(layouts))
     proposal = make_proposal(
@@ -113,6 +120,7 @@ def compare(
         propagation_only=not weighs,
         lockstep=lockstep,
         rounds_multiple=rounds_multiple,
+        trainer=trainer,
         progress=progress,
     )
     batches = tuple(sampler.batches(steps))
@@ -150,6 +158,12 @@ def compare(
         for offer in offers[name]():
             if isinstance(offer, LeftOut):
                 left_out.append((offer.name, offer.why))
+            elif backend is not None and backend.uniform and name in SEVERAL_SCHEMES:
+                left_out.append(
+                    (offer.name, f"its groups differ, and {backend.name} has equal ones")
+                )
+            elif backend is not None and backend.uniform and offer.balanced:
+                left_out.append((offer.name, f"plans for {backend.name} are just that"))
             else:
                 trainers.append(offer)
     systems = tuple(_run(trainer, setting, exchange, report) for trainer in trainers)
@@ -175,6 +189,9 @@ def compare(
         ),
         optimizer_shards=cluster.optimizer_shards,
         include_flagged=cluster.include_flagged,
+        baseline=None
+        if backend is None
+        else (backend.name, backend.baseline_name, backend.baseline),
     )
 
 

@@ -53,7 +53,8 @@ class Comparison:
     ``left_out``: (name, why) of baselines that the profile or the batches do not allow;
     ``advice``: one sentence on whether heterogeneous plans are worth it here; ``assumptions``:
     what the judge took for granted, one sentence each; ``optimizer_shards`` (None: all GPUs) and
-    ``include_flagged``: as in the cluster.
+    ``include_flagged``: as in the cluster; ``baseline``: (trainer, name, key) of what the users of
+    the trainer that was asked for run today.
     """
 
     profile: str
@@ -71,11 +72,21 @@ class Comparison:
     assumptions: tuple[str, ...]
     optimizer_shards: int | None = None
     include_flagged: bool = False
+    baseline: tuple[str, str, str] | None = None
 
     @property
     def ours(self) -> System:
         """Return the system of the planner's plans."""
         return self.systems[0]
+
+    @property
+    def today(self) -> tuple[str, System] | None:
+        """Pair a label with the system that the trainer's users run today, if it was compared."""
+        if self.baseline is None:
+            return None
+        trainer, name, key = self.baseline
+        system = next((system for system in self.systems if system.key == key), None)
+        return None if system is None else (f"{name}, as users of {trainer} run today", system)
 
     def speedups(self, system: System) -> list[float]:
         """Divide, step by step, the system's iteration by ours."""

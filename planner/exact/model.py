@@ -6,8 +6,8 @@ larger: micro-batches of one-stage pipelines are counted, not formed, and neglig
 divisible.
 
 ``solve`` adds which sequences and how much filler each pipeline has (``_Shares``), each pipeline's
-time (``pipeline_model``), one order of what is alike (``_break_symmetry``), runs the solver and
-reads its ``Answer``.
+time (``pipeline_model``), one order of what is alike (``_order_pipelines``, ``_order_sequences``),
+runs the solver and reads its ``Answer``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,17 @@ class Answer:
     micro_batch: tuple[int | None, ...] = ()
 
 
-def solve(instance: Instance, lower_ms: float, limit: float = DETERMINISTIC_LIMIT) -> Answer:
+def solve(
+    instance: Instance,
+    lower_ms: float,
+    limit: float = DETERMINISTIC_LIMIT,
+    paths: Sequence[Sequence[int]] | None = None,
+) -> Answer:
     """Search for a placement shorter than the time to beat; the same inputs give the same answer.
 
     ``lower_ms``: a bound known already. One worker, a fixed seed and a limit of work, not of time.
+    ``paths``: pipelines of one stage that run one after another on the same ranks, for each such
+    ranks; by default each pipeline has ranks of its own.
     """
     from ortools.sat.python import cp_model
 
@@ -49,13 +56,19 @@ def solve(instance: Instance, lower_ms: float, limit: float = DETERMINISTIC_LIMI
     lowest = min(instance.units(lower_ms), highest)
     step = model.new_int_var(lowest, highest, "step")
     shares = _Shares(model, instance)
-    formed = [
-        PipelineModel(model, instance, p, shares.sequences_on(p), shares.poured[p], highest).limit(
-            step
-        )
+    models = [
+        PipelineModel(model, instance, p, shares.sequences_on(p), shares.poured[p], highest)
         for p in range(len(instance.fleet.pipelines))
     ]
-    _break_symmetry(model, instance, shares.placed)
+    formed: list[list[list[Any]]] = [[] for _ in models]
+    if paths is None:
+        formed = [pipeline.limit(step) for pipeline in models]
+        _order_pipelines(model, instance, shares.placed)
+    else:
+        times = [pipeline.time() for pipeline in models]
+        for path in paths:
+            model.add(sum(times[p] for p in path) <= step)
+    _order_sequences(model, instance, shares.placed)
     model.minimize(step)
     solver = _solver(cp_model, limit)
     status = solver.solve(model)
@@ -106,18 +119,25 @@ class _Shares:
         return [row[p] for row in self.placed]
 
 
-def _break_symmetry(model: Any, instance: Instance, placed: Sequence[Sequence[Any]]) -> None:
-    """Keep one of the solutions that differ in the names of alike pipelines or sequences only.
+def _order_pipelines(model: Any, instance: Instance, placed: Sequence[Sequence[Any]]) -> None:
+    """Keep one of the solutions that differ in the names of alike pipelines only.
 
-    Pipelines of a class come in the order of their first sequence, and sequences of one length in
-    the order of their pipelines; both hold at once for pipelines sorted by how many sequences of
-    each length they have, the longest first.
+    Pipelines of a class come in the order of their first sequence. With ``_order_sequences`` both
+    hold at once for pipelines sorted by how many sequences of each length they have, the longest
+    first.
     """
     first = 0
     for pipeline_class in instance.fleet.classes:
         for p in range(first + 1, first + pipeline_class.count):
             add_order(model, [row[p - 1] for row in placed], [row[p] for row in placed])
         first += pipeline_class.count
+
+
+def _order_sequences(model: Any, instance: Instance, placed: Sequence[Sequence[Any]]) -> None:
+    """Keep one of the solutions that differ in the names of sequences of one length only.
+
+    They come in the order of their pipelines.
+    """
     for i in range(1, len(placed)):
         if instance.sequences[i] == instance.sequences[i - 1]:
             place, before = (

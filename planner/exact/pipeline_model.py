@@ -50,17 +50,25 @@ class PipelineModel:
 
         Returns, for each micro-batch that is formed, which sequences are in it.
         """
-        self._leave_out_what_does_not_fit()
-        most = len(self._instance.batch.lengths)
-        if self._overhead:
-            most = min(most, self._highest // self._overhead)
-        count = self._count(most)
-        work = self._work()
+        most, count, work = self._micro_batches()
         if self._class.pp == 1:
             self._model.add(work + self._overhead * count <= step)
             return []
         largest = self._largest(work, count, most, step)
         return self._form(count, largest)
+
+    def time(self) -> Any:
+        """Return the time of a pipeline of one stage, in units."""
+        _, count, work = self._micro_batches()
+        return work + self._overhead * count
+
+    def _micro_batches(self) -> tuple[int, Any, Any]:
+        """Add V and the work; also the most that V can be."""
+        self._leave_out_what_does_not_fit()
+        most = len(self._instance.batch.lengths)
+        if self._overhead:
+            most = min(most, self._highest // self._overhead)
+        return most, self._count(most), self._work()
 
     def _leave_out_what_does_not_fit(self) -> None:
         for var, tokens in zip(self._placed, self._padded, strict=True):

@@ -22,8 +22,14 @@ def plan_of(
     bound_ms: float,
     selection: tuple[Considered, ...],
     exchange_ms: float | None = None,
+    layout_bound_ms: float | None = None,
 ) -> Plan:
-    """Make the plan of these pipelines; ranks in none of them are idle."""
+    """Make the plan of these pipelines; ranks in none of them are idle.
+
+    ``bound_ms`` is raised to ``layout_bound_ms``, which holds for these pipelines too.
+    """
+    layout_bound = None if layout_bound_ms is None else min(floor_us(layout_bound_ms), predicted_ms)
+    bound_ms = max(bound_ms, layout_bound or 0.0)
     used = {rank for pipeline in pipelines for rank in pipeline.ranks}
     return Plan(
         step=batch.step,
@@ -41,6 +47,7 @@ def plan_of(
         gap=gap(predicted_ms, bound_ms),
         selection=selection,
         exchange_ms=exchange_ms,
+        layout_lower_bound_ms=layout_bound,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -99,7 +99,7 @@ class PipelineClass:
         by_tokens = target_ms / (self.b * self.capacity) if self.b else float(MOST)
         by_work = 1.0
         if self.pp > 1:
-            root = (target_ms * (self.pp - 1) / self.c) ** 0.5 if self.c else float(MOST)
+            root = (target_ms * (self.pp - 1) / self.c) ** 0.5 if self.c else inf
             by_work = root - (self.pp - 1)
         return int(min(max(by_tokens, by_work, 1.0), MOST - 2)) + 2
 

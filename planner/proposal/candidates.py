@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.with_exchange import Families, quick_bound_ms
+from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
+from seqplan.planner.bounds.with_exchange import Families
 from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange, layouts_of
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.proposal.batch_times import BatchTimes
@@ -327,7 +328,7 @@ def _of_layouts(
 def _mean_bound_ms(models: Models, batches: Sequence[Batch], gpus: int) -> float:
     """Bound the mean propagation of the strategies of these schemes (ms)."""
     classes = [PipelineClass.of(model, 1) for model in models.values()]
-    return float(np.mean([quick_bound_ms(classes, batch, gpus) for batch in batches]))
+    return float(np.mean([gpu_time_bound_ms(classes, batch, gpus) for batch in batches]))
 
 
 def _reach(models: Models) -> int:

@@ -29,7 +29,9 @@ _FIELDS = frozenset(
     | {"optimizer_shards", "lengths", "expected_ms", "lower_bound_ms", "judged_batches"}
     | {"candidates", "profile"}
 )
-_OPTIONAL = frozenset({"exchange", "layouts", "static_groups", "lockstep", "rounds_multiple"})
+_OPTIONAL = frozenset(
+    {"exchange", "layouts", "static_groups", "lockstep", "rounds_multiple"} | {"trainer"}
+)
 _CANDIDATE = frozenset({"strategy", "gpus", "max_sequence", "expected_ms", "runs", "wins"})
 _EXCHANGE = frozenset({"overlap", "optimizer_ms", "source"})
 _GIVEN = frozenset({"homogeneous_ms", "heterogeneous_ms"})
@@ -65,7 +67,8 @@ class ProposalDocument:
     ``layouts``: which layout the candidates have, and why. ``static_groups``: groups do not re-form
     within a step; otherwise expected times hold what they gain where they may. ``lockstep``: all
     ranks run their k-th micro-batches together, in rounds, whose number is a multiple of
-    ``rounds_multiple``; so they do under ZeRO-3 whatever it says.
+    ``rounds_multiple``; so they do under ZeRO-3 whatever it says. ``trainer``: the backend that it
+    was made for, of which the profile has the schemes.
     """
 
     method: str
@@ -82,6 +85,7 @@ class ProposalDocument:
     static_groups: bool = False
     lockstep: bool = False
     rounds_multiple: int = 1
+    trainer: str | None = None
 
     @property
     def in_rounds(self) -> bool:
@@ -112,6 +116,8 @@ class ProposalDocument:
             weighed["lockstep"] = True
         if self.rounds_multiple > 1:
             weighed["rounds_multiple"] = self.rounds_multiple
+        if self.trainer is not None:
+            weighed["trainer"] = self.trainer
         return {
             **weighed,
             "schema": PROPOSAL_SCHEMA,
@@ -202,6 +208,7 @@ class _ProposalReader(FieldReader):
             rounds_multiple=(
                 self.integer(raw, "rounds_multiple", "", 1) if "rounds_multiple" in raw else 1
             ),
+            trainer=self.text(raw, "trainer", "") if "trainer" in raw else None,
         )
         self.check_candidates(document)
         return document

@@ -87,7 +87,7 @@ def layout_times(
     static = [
         (strategies[i], float(times[i].mean()))
         for i, strategy in enumerate(strategies)
-        if strategy.homogeneous and np.isfinite(times[i]).all()
+        if strategy.homogeneous and holds[i] and np.isfinite(times[i]).all()
     ]
     several = np.minimum(times.min(axis=0), np.min([nowhere, *re_formed.values()], axis=0))
     finite = {layout: mean for layout, mean in by_layout.items() if np.isfinite(mean)}

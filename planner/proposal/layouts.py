@@ -117,7 +117,7 @@ def _tie_edge(layout: Layout, times: LayoutTimes) -> str:
 
 def against_static(best_ms: float, times: LayoutTimes) -> str:
     if times.static is None:
-        return "No static strategy runs all batches."
+        return "No static strategy holds the longest sequence."
     strategy, static_ms = times.static
     gain = static_ms / best_ms - 1
     if gain <= ONE_LAYOUT:

@@ -14,6 +14,7 @@ from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange.choice import exchange_to_propose_with
 from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange
 from seqplan.planner.placement.fleet import Models
+from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.proposal.candidates import (
     Effort,
     Progress,
@@ -49,6 +50,7 @@ def make_proposal(
     static_groups: bool = False,
     lockstep: bool = False,
     rounds_multiple: int = 1,
+    trainer: str | None = None,
     progress: Progress | None = None,
 ) -> ProposalDocument:
     """Propose strategies for a data set; ``lengths`` in tokens.
@@ -58,12 +60,19 @@ def make_proposal(
     may re-form within a step unless ``static_groups``; ``propagation_only`` leaves the exchange
     out, as do the method eq4 and ZeRO-3, under which there is no choice that it could decide.
     ``lockstep``: all ranks run their k-th micro-batches together, as they do under ZeRO-3 in any
-    case; the number of rounds is a multiple of ``rounds_multiple``. Raises ``Infeasible`` when no
+    case; the number of rounds is a multiple of ``rounds_multiple``. ``trainer``: one of
+    ``BACKENDS``, whose schemes, ZeRO stage and lockstep then hold. Raises ``Infeasible`` when no
     scheme fits the GPUs or holds the longest sequence; ``ValueError`` for an unknown method, for
     eq4 with an exchange, which it does not know, for what does not go together with rounds, and for
     lengths that are no whole numbers above 0.
     """
     lengths = whole_lengths(lengths)
+    backend = None if trainer is None else find_backend(trainer)
+    if backend is not None:
+        profile, lockstep = (
+            backend.usable_profile(profile, cluster.gpus),
+            lockstep or backend.lockstep,
+        )
     if propagation_only and exchange is not None:
         raise ValueError("propagation_only leaves the exchange out; give one or the other")
     if exchange is None:
@@ -78,6 +87,11 @@ def make_proposal(
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed + _SAMPLE_SEED)
     batches = list(sampler.batches(effort.judged))
     longest = int(sampler.lengths.max())
+    if backend is not None and backend.uniform:
+        own = None if profile.rounds else exchange or NO_EXCHANGE
+        sampled = batches[: effort.searched]
+        profile = backend.one_scheme(profile, cluster, sampled, longest, own, rounds_multiple)
+        models = cluster.models(profile)
     derived = [entry.scheme for entry in profile.schemes if entry.origin == "derived"]
     if lockstep or profile.rounds:
         proposal = propose_rounds(
@@ -144,6 +158,7 @@ def make_proposal(
         static_groups=static_groups,
         lockstep=lockstep,
         rounds_multiple=rounds_multiple,
+        trainer=trainer,
     )
 
 

@@ -20,6 +20,7 @@ from seqplan.planner.proposal.layouts import (
     choose_layout,
 )
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios, flips
+from seqplan.planner.proposal.static_rounds import best_static_rounds
 from seqplan.planner.rounds.best_layout import (
     LayoutRounds,
     best_rounds,
@@ -92,7 +93,13 @@ def propose_rounds(
         layouts=(
             None
             if exchange is None or scenarios is None
-            else _choice(chosen, times, exchanged, candidates, scenarios)
+            else _choice(
+                chosen,
+                times,
+                exchanged,
+                best_static_rounds(batches, models, gpus, max_len, exchange, multiple),
+                scenarios,
+            )
         ),
     )
 
@@ -172,7 +179,7 @@ def _choice(
     chosen: Layout,
     times: dict[Layout, float],
     exchanged: dict[Layout, float],
-    candidates: Sequence[Proposed],
+    static: tuple[Strategy, float] | None,
     scenarios: Scenarios,
 ) -> LayoutChoice:
     ranked = sorted(times.items(), key=lambda entry: (entry[1], entry[0]))
@@ -186,9 +193,6 @@ def _choice(
         layout, other_ms = others[0]
         more = other_ms / times[chosen] - 1
         why.append(f"The next is {layout_text(layout)}, {more:+.1%} in time.")
-    always = [c for c in candidates if c.runs == 1.0]
-    best = min(always, key=lambda c: (c.expected_ms, str(c.strategy)), default=None)
-    static = None if best is None else (best.strategy, best.expected_ms)
     compared = LayoutTimes(times, times[chosen], static, exchanged)
     why.append(against_static(times[chosen], compared))
     why.append(flips(chosen, compared, scenarios, ONE_LAYOUT))

@@ -58,4 +58,5 @@ def assemble_rounds(
         bound_ms=min(floor_us(rounds.lower_bound_ms), predicted),
         selection=(),
         exchange_ms=exchange_ms,
+        layout_bound_ms=rounds.lower_bound_ms,
     )

@@ -47,6 +47,11 @@ class BusyRanks:
         """Count the ranks that are in no group of a round."""
         return self.ranks - sum(self._classes[k].gpus for k, _ in groups)
 
+    def with_work_for_all(self, groups: Sequence[Group]) -> list[Group] | None:
+        """Even groups and widen them until no rank is idle; None if that cannot be."""
+        working = self.filled_up(self.evened(groups))
+        return self.together(working) if self.idle(working) else working
+
     def evened(self, groups: Sequence[Group]) -> list[Group]:
         """Deal the sequences of each class's groups anew where its slowest then takes less.
 
@@ -177,24 +182,90 @@ class BusyRanks:
             loads[lesser] += self.time_ms(0, [i])
         return tuple(halves[0]), tuple(halves[1])
 
-    def in_multiples(self, rounds: Sequence[Sequence[Group]], multiple: int) -> list[list[Group]]:
-        """Split rounds, the longest first, until their number is a multiple.
+    def _in_multiples(
+        self, rounds: Sequence[Sequence[Group]], multiple: int
+    ) -> list[list[list[Group]]]:
+        """Add rounds until their number is a multiple, in each of some ways.
 
-        ``ValueError`` where there are fewer sequences than rounds.
+        Rounds are split, the longest first; or the shortest sequences leave groups with several for
+        rounds of their own, one for each smallest group or a single one. No way if there are fewer
+        sequences than rounds.
         """
+        wanted = ceil(len(rounds) / multiple) * multiple
+        if wanted == len(rounds):
+            return [[list(groups) for groups in rounds]]
+        if sum(len(positions) for groups in rounds for _, positions in groups) < wanted:
+            return []
+        ways = [self._split_longest(rounds, wanted)]
+        for side_by_side in sorted({1, self.ranks // self._classes[-1].gpus}):
+            way = self._shortest_apart(rounds, wanted, side_by_side)
+            if way is not None:
+                ways.append(way)
+        return ways
+
+    def in_multiples(
+        self, plans: Sequence[Sequence[Sequence[Group]]], multiple: int
+    ) -> list[list[list[Group]]]:
+        """Add rounds to each of these plans.
+
+        ``ValueError`` if none of them has as many sequences as rounds.
+        """
+        ways = [way for rounds in plans for way in self._in_multiples(rounds, multiple)]
+        if not ways:
+            number = len(self._lengths)
+            wanted = min(ceil(len(rounds) / multiple) * multiple for rounds in plans)
+            raise ValueError(
+                f"{number} sequence{'s' if number > 1 else ''} cannot fill {wanted} micro-batches, "
+                f"in multiples of {multiple}; give larger steps or a smaller multiple"
+            )
+        return ways
+
+    def _split_longest(self, rounds: Sequence[Sequence[Group]], wanted: int) -> list[list[Group]]:
+        """Split the longest rounds until there are as many as wanted."""
         left = [list(groups) for groups in rounds]
-        wanted = ceil(len(left) / multiple) * multiple
         while len(left) < wanted:
             order = sorted(range(len(left)), key=lambda r: (-self.round_ms(left[r]), r))
-            place = next((r for r in order if sum(len(p) for _, p in left[r]) > 1), None)
-            if place is None:
-                sequences = "1 sequence" if len(left) == 1 else f"{len(left)} sequences"
-                raise ValueError(
-                    f"{sequences} cannot fill {wanted} micro-batches, in multiples of {multiple}; "
-                    "give larger steps or a smaller multiple"
-                )
+            place = next(r for r in order if sum(len(p) for _, p in left[r]) > 1)
             left[place : place + 1] = self._two_rounds(left[place])
         return left
+
+    def _shortest_apart(
+        self, rounds: Sequence[Sequence[Group]], wanted: int, side_by_side: int
+    ) -> list[list[Group]] | None:
+        """Run the shortest sequences apart until there are as many rounds as wanted.
+
+        So many ``side_by_side`` in a round, each on the smallest group that holds it. None if
+        groups with several sequences have too few to give.
+        """
+        left = [{place: list(own) for place, (_, own) in enumerate(groups)} for groups in rounds]
+        in_order = sorted(
+            (self._lengths[i], i, r, place)
+            for r, groups in enumerate(left)
+            for place, own in groups.items()
+            for i in own
+        )
+        apart: list[int] = []
+        needed = (wanted - len(rounds)) * side_by_side
+        for _, i, r, place in in_order:
+            if len(apart) == needed:
+                break
+            if len(left[r][place]) > 1:
+                left[r][place].remove(i)
+                apart.append(i)
+        if len(apart) < needed:
+            return None
+        more: list[list[Group]] = []
+        for first in range(0, needed, side_by_side):
+            of_round = apart[first : first + side_by_side]
+            k = max(k for k in range(len(self._classes)) if self._held(k, [of_round[-1]]))
+            if self._classes[k].gpus * len(of_round) > self.ranks:
+                return None
+            more.append([(k, (i,)) for i in of_round])
+        kept = [
+            [(k, tuple(groups[place])) for place, (k, _) in enumerate(before)]
+            for groups, before in zip(left, rounds, strict=True)
+        ]
+        return [*kept, *more]
 
     def _two_rounds(self, groups: Sequence[Group]) -> list[list[Group]]:
         if len(groups) == 1:

@@ -110,24 +110,16 @@ def plan_rounds(
     stages = models[0].scheme.pp
     ranks = gpus // stages
     bounded = tuple(stage_class(model) for model in models)
-    ordered = _one_of_each_size(models, batch)
+    ordered = _one_of_each_size(models, batch, ranks)
     classes = tuple(stage_class(model) for model in ordered)
     if batch.longest > max((c.capacity for c in classes if c.gpus <= ranks), default=0):
         return None
     tried, bound_ms = _search(classes, bounded, batch, ranks, stages, multiple)
+    if multiple > 1:  # as well as is best without, and then as many more as the multiple requires
+        tried += _search(classes, bounded, batch, ranks, stages, 1)[0]
     busy = BusyRanks(classes, batch.lengths, ranks)
-    laid_out, refusals = [], []
-    for (
-        filled
-    ) in tried:  # of which some may have a round for each sequence, and no multiple of them
-        try:
-            in_multiples = busy.in_multiples(filled.groups(batch), multiple)
-        except ValueError as refusal:
-            refusals.append(refusal)
-        else:
-            laid_out.append(_laid_out(busy, classes, in_multiples))
-    if not laid_out:
-        raise refusals[0]
+    plans = busy.in_multiples([filled.groups(batch) for filled in tried], multiple)
+    laid_out = [_laid_out(busy, classes, rounds) for rounds in plans]
     best = min(
         laid_out, key=lambda rounds: in_stages_ms([round_.time_ms for round_ in rounds], stages)
     )
@@ -136,10 +128,11 @@ def plan_rounds(
     return unbounded.bounded_by(bound_ms)
 
 
-def _one_of_each_size(models: Sequence[SchemeModel], batch: Batch) -> list[SchemeModel]:
+def _one_of_each_size(models: Sequence[SchemeModel], batch: Batch, ranks: int) -> list[SchemeModel]:
     """Choose a scheme for each number of GPUs, largest first: the fastest on the batch that fits.
 
-    Those that hold its longest sequence go before others of their size.
+    Those that hold its longest sequence go before others of their size. Timed as if all groups were
+    alike: their work, spread over the groups, and the overhead of as many rounds as tokens need.
     """
     by_size: dict[int, list[SchemeModel]] = {}
     for model in undominated({model.scheme: model for model in models}).values():
@@ -147,8 +140,13 @@ def _one_of_each_size(models: Sequence[SchemeModel], batch: Batch) -> list[Schem
 
     def cost(model: SchemeModel) -> tuple[int, float, Scheme]:
         held = batch.distinct <= model.max_sequence
-        work = stage_class(model).work_ms(batch.distinct)[held] @ batch.multiplicity[held]
-        return -int(held.sum()), float(work), model.scheme
+        group = stage_class(model)
+        groups = max(1, ranks // group.gpus)
+        counts = batch.multiplicity[held]
+        work_ms = float(group.work_ms(batch.distinct)[held] @ counts)
+        tokens = int(group.padded(batch.distinct)[held] @ counts)
+        rounds = max(1, ceil(tokens / (group.capacity * groups)))
+        return -int(held.sum()), work_ms / groups + rounds * group.c, model.scheme
 
     return [min(by_size[size], key=cost) for size in sorted(by_size, reverse=True)]
 
@@ -175,14 +173,14 @@ def _search(
         RoundsFiller(classes[:last], sequences, ranks, stages=stages)
         for last in _smallest(classes, batch)
     ]
-    fewest = fewest_rounds(bounded, batch, ranks)
+    fewest = ceil(fewest_rounds(bounded, batch, ranks) / multiple) * multiple
     least_ms = rounds_bound_ms(bounded, batch, ranks, fewest, stages)
     candidates = [
         (thrifty, filler)
         for filler in fillers
         if (thrifty := filler.thrifty()) is not None and len(thrifty.times_ms) % multiple == 0
     ]
-    number = ceil(fewest / multiple) * multiple
+    number = fewest
     best_ms = min((filled.total_ms for filled in of_one_degree), default=inf)
     behind = 0
     while best_ms == inf or behind <= EXTRA_ROUNDS:
@@ -235,22 +233,27 @@ def _total_ms(candidate: _Candidate) -> float:
 def _of_one_degree(
     classes: Sequence[PipelineClass], batch: Batch, ranks: int, multiple: int
 ) -> tuple[list[FilledRounds], float]:
-    """Find the best rounds with one of the degrees throughout, and the bound of that degree (ms).
+    """Find rounds of one of the degrees throughout, and the bound of that degree (ms).
 
-    None of them where none that the ranks can form holds the longest sequence.
+    The best of them; with a ``multiple``, which may take more rounds yet, those of each degree.
+    None if no degree that the ranks can form holds the longest sequence.
     """
     sequences = Sequences(batch.distinct, batch.multiplicity)
-    best: list[FilledRounds] = []
-    bound_ms = 0.0
+    found: list[tuple[float, int, FilledRounds, float]] = []
     for k, degree in enumerate(classes):
         side_by_side = ranks // degree.gpus
         if not side_by_side or degree.capacity < batch.longest:
             continue
         one_rank = replace(degree, gpus=1)
-        filled, of_degree_ms = one_degree.plan_rounds(one_rank, sequences, side_by_side, multiple)
-        if not best or filled.total_ms < best[0].total_ms:
-            best, bound_ms = [filled.of_class(k)], of_degree_ms
-    return best, bound_ms
+        filled, bound_ms = one_degree.plan_rounds(one_rank, sequences, side_by_side, multiple)
+        if multiple > 1:  # some ranks may be idle, which its bound does not count
+            fewest = one_degree.fewest_rounds(one_rank, sequences, side_by_side)
+            number = ceil(fewest / multiple) * multiple
+            bound_ms = one_degree.rounds_bound_ms(one_rank, sequences, side_by_side, number)
+        found.append((filled.total_ms, k, filled.of_class(k), bound_ms))
+    found.sort(key=lambda entry: entry[:2])
+    kept = found if multiple > 1 else found[:1]
+    return [filled for _, _, filled, _ in kept], found[0][3] if found else 0.0
 
 
 def _smallest(classes: Sequence[PipelineClass], batch: Batch) -> list[int]:

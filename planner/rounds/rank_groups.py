@@ -15,6 +15,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.placement.micro_batch_order import order_micro_batches
 from seqplan.planner.rounds.busy_ranks import BusyRanks, Group
+from seqplan.planner.rounds.few_groups import FEW, FewGroups
 from seqplan.planner.rounds.filled_rounds import FilledRounds, Sequences
 from seqplan.planner.rounds.filler import RoundsFiller
 from seqplan.planner.rounds.round_bounds import (
@@ -35,6 +36,9 @@ EXTRA_ROUNDS = 2
 FILLS, DEEP_FILLS = 40, 200
 """Rounds filled to improve one plan, about, and the best in the end: groups of several degrees
 leave more to gain."""
+
+IMPROVED = 3
+"""Of the rounds found for few sequences, how many of the shortest are improved by moves."""
 
 CLEARLY = 1e-3
 """Where a group runs sequences one by one, more rounds must be faster by this share: each ends in
@@ -100,6 +104,7 @@ def plan_groups(
     one_each: bool = False,
     multiple: int = 1,
     stages: int = 1,
+    known: Sequence[Sequence[tuple[int, Sequence[int]]]] | None = None,
 ) -> GroupedRounds:
     """Find good rounds of groups for sequences of these lengths (tokens).
 
@@ -108,7 +113,8 @@ def plan_groups(
     a rank. ``one_each``: groups run their sequences one by one instead of packed, so that capacity
     limits each alone. ``multiple``: of which the number of rounds is. ``stages``: of the pipeline
     that the rounds go through, in an order that rises to the longest and falls; costs and ranks are
-    those of one.
+    those of one. ``known``: rounds that another rule made, each of groups (degree, positions):
+    the result is no slower.
 
     ``ValueError`` for groups that run sequences one by one with stages, for a length below 1 or
     beyond all ranks, and where sequences are fewer than the rounds that the host wants.
@@ -126,16 +132,20 @@ def plan_groups(
     ]
     busy = BusyRanks(classes, lengths, ranks, one_each=one_each)
     tried, bound = _filled_rounds(classes, batch, ranks, multiple, one_each=one_each, stages=stages)
-    laid_out = [
-        [
-            _on_ranks(busy, classes, groups)
-            for groups in busy.in_multiples(filled.groups(batch), multiple)
-        ]
-        for filled in tried
-    ]
-    best = min(
-        laid_out, key=lambda rounds: in_stages_ms([max(times) for _, times in rounds], stages)
-    )
+    plans = busy.in_multiples([filled.groups(batch) for filled in tried], multiple)
+    working = [[_with_work_for_all(busy, groups) for groups in rounds] for rounds in plans]
+    few = FewGroups(classes, lengths, ranks, stages)
+    if len(lengths) <= FEW and not one_each:
+        fewest = max(multiple, min(map(len, working)) - multiple)
+        most = min(len(lengths), max(map(len, working)) + EXTRA_ROUNDS * multiple)
+        for number in range(fewest, most + 1, multiple):
+            working += few.starts(number)
+        working.sort(key=few.total_ms)
+        working = [few.improve(rounds) for rounds in working[:IMPROVED]]
+    if not one_each:
+        working = [few.relieve(min(working, key=few.total_ms)), *_known(known, classes)]
+    shortest = min(working, key=few.total_ms)
+    best = [_on_ranks(busy, classes, groups) for groups in shortest]
     order = order_micro_batches([max(times) for _, times in best], stages)
     ordered = [best[place] for place in order]
     grouped = GroupedRounds(
@@ -147,6 +157,17 @@ def plan_groups(
     )
     # A bound holds for any rounds; ours may differ from it by rounding only.
     return replace(grouped, lower_bound_ms=min(bound, grouped.predicted_ms))
+
+
+def _known(
+    rounds: Sequence[Sequence[tuple[int, Sequence[int]]]] | None,
+    classes: Sequence[PipelineClass],
+) -> list[list[list[Group]]]:
+    """Return rounds that are known, if each of their degrees has a cost."""
+    places = {degree.gpus: k for k, degree in enumerate(classes)}
+    if rounds is None or not {degree for of in rounds for degree, _ in of} <= set(places):
+        return []
+    return [[[(places[degree], tuple(own)) for degree, own in of] for of in rounds]]
 
 
 def _filled_rounds(
@@ -164,7 +185,7 @@ def _filled_rounds(
     if one_each:
         fewest, least = 1, one_by_one_bound_ms(classes, batch, ranks)  # capacity limits no round
     else:
-        fewest = fewest_rounds(classes, batch, ranks)
+        fewest = ceil(fewest_rounds(classes, batch, ranks) / multiple) * multiple
         least = rounds_bound_ms(classes, batch, ranks, fewest, stages)
     gain = 1 - CLEARLY if one_each else 1.0
     # With stages the best number may be far from the fewest, as more rounds shorten the drain.
@@ -201,20 +222,20 @@ def _filled_rounds(
     return candidates, least
 
 
+def _with_work_for_all(busy: BusyRanks, groups: Sequence[Group]) -> list[Group]:
+    """Give every rank work; ``ValueError`` if degrees do not divide each other and it cannot be."""
+    working = busy.with_work_for_all(groups)
+    if working is None:
+        idle = busy.idle(busy.filled_up(busy.evened(groups)))
+        raise ValueError(f"{idle} of {busy.ranks} ranks cannot be given work")
+    return working
+
+
 def _on_ranks(
     busy: BusyRanks, classes: Sequence[PipelineClass], groups: Sequence[Group]
 ) -> tuple[tuple[RankGroup, ...], tuple[float, ...]]:
-    """Give groups consecutive ranks, the largest first, after none is idle; and their times.
-
-    ``ValueError`` where that cannot be, with degrees that do not divide each other.
-    """
-    working = busy.filled_up(busy.evened(groups))
-    if idle := busy.idle(working):
-        together = busy.together(working)
-        if together is None:
-            raise ValueError(f"{idle} of {busy.ranks} ranks cannot be given work")
-        working = together
-    full = sorted(working, key=lambda group: -classes[group[0]].gpus)
+    """Give groups consecutive ranks, the largest first; and their times."""
+    full = sorted(groups, key=lambda group: -classes[group[0]].gpus)
     first, placed = 0, []
     for k, positions in full:
         placed.append(RankGroup(first, classes[k].gpus, positions))

@@ -13,6 +13,7 @@ from math import ceil, inf
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.gpu_time import least_areas
 from seqplan.planner.placement.fleet import Floats, PipelineClass
 from seqplan.profiler.scheme_model import SchemeModel
 
@@ -38,8 +39,9 @@ def rounds_bound_ms(
     Where the longest round lasts L, no group of the plan takes longer. On the groups that remain,
     GPU-time Σ min_g gpus_g·work_g spreads over all ranks, each round pays its overhead, and filling
     and draining take (stages − 1) times L, or the mean round where that is longer. And the longest
-    round counts ``stages`` times, every other at least its overhead. That GPU-time falls as L grows
-    past the time that a sequence takes alone in a cheaper group: of all such L the least counts.
+    round counts ``stages`` times, every other as long as one of the shortest sequences alone. That
+    GPU-time falls as L grows past the time that a sequence takes alone in a cheaper group: of all
+    such L the least counts.
     """
     overhead = min(pipeline_class.c for pipeline_class in classes)
     longest_ms, area = _least_areas(classes, batch)
@@ -52,8 +54,26 @@ def rounds_bound_ms(
         drained_ms = np.minimum(
             drained_ms, spread_ms + counted * overhead + (stages - 1) * longest_or_mean
         )
-    alone_ms = stages * longest_ms + (rounds - 1) * overhead
+    alone_ms = stages * longest_ms + _shortest_alone_ms(classes, batch, rounds - 1)
     return float(np.maximum(drained_ms, alone_ms).min()) * (1 - 1e-9)
+
+
+def _shortest_alone_ms(classes: Sequence[PipelineClass], batch: Batch, number: int) -> float:
+    """Sum what the shortest sequences, so many, take alone on the group fastest for each (ms)."""
+    if not number:
+        return 0.0
+    lengths = np.repeat(batch.distinct[::-1], batch.multiplicity[::-1])[:number]
+    alone_ms = [
+        np.where(
+            pipeline_class.padded(lengths) <= pipeline_class.capacity,
+            pipeline_class.work_ms(lengths) + pipeline_class.c,
+            inf,
+        )
+        for pipeline_class in classes
+    ]
+    overhead = min(pipeline_class.c for pipeline_class in classes)
+    # Plans may have rounds without a sequence of their own where there are fewer sequences.
+    return float(np.min(alone_ms, axis=0).sum()) + overhead * (number - len(lengths))
 
 
 def one_by_one_bound_ms(classes: Sequence[PipelineClass], batch: Batch, ranks: int) -> float:
@@ -71,8 +91,7 @@ def _least_areas(
 ) -> tuple[Floats, Floats]:
     """List times that the longest round may last, and the least GPU-time of the batch then (ms).
 
-    From the shortest time in which every sequence can end alone, each at which one of them can take
-    a group that needs less. ``one_each``: each sequence pays the overhead of a micro-batch.
+    ``one_each``: each sequence pays the overhead of a micro-batch.
     """
     lengths, counts = batch.distinct, batch.multiplicity
     work = np.stack([pipeline_class.work_ms(lengths) for pipeline_class in classes])
@@ -82,19 +101,8 @@ def _least_areas(
     sizes = np.array([[pipeline_class.gpus] for pipeline_class in classes], dtype=np.float64)
     overheads = np.array([[pipeline_class.c] for pipeline_class in classes])
     alone_ms = np.where(holds, work + overheads, inf)
-    fastest_first = np.argsort(alone_ms, axis=0, kind="stable")
-    alone_ms = np.take_along_axis(alone_ms, fastest_first, axis=0)
     times_ms = work + overheads if one_each else work
-    areas = np.take_along_axis(np.where(holds, sizes * times_ms, inf), fastest_first, axis=0)
-    areas = np.minimum.accumulate(areas, axis=0)
-    cheaper = areas[1:] < areas[:-1]
-    saved = ((areas[:-1] - areas[1:]) * counts)[cheaper]
-    from_ms = alone_ms[1:][cheaper]
-    in_order = np.argsort(from_ms, kind="stable")
-    shortest_ms = alone_ms[0].max()
-    longest_ms = np.concatenate([[shortest_ms], np.maximum(from_ms[in_order], shortest_ms)])
-    saved_so_far = np.concatenate([[0.0], np.cumsum(saved[in_order])])
-    return longest_ms, float(areas[0] @ counts) - saved_so_far
+    return least_areas(alone_ms, np.where(holds, sizes * times_ms, inf), counts)
 
 
 def _best_numbers(

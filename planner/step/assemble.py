@@ -25,6 +25,7 @@ def assemble(
     world_size: int,
     forward_fraction: float,
     packing: str = PACKINGS[0],
+    layout_bound_ms: float | None = None,
 ) -> Plan:
     """Make the plan of a selected placement; pipelines take consecutive ranks in placement order.
 
@@ -53,7 +54,7 @@ def assemble(
             )
         )
     predicted = max(pipeline.predicted_ms for pipeline in pipelines)
-    bound = min(floor_us(selected.lower_bound_ms), predicted)
+    bound = min(floor_us(max(selected.lower_bound_ms, layout_bound_ms or 0.0)), predicted)
     candidates = considered(selected.considered, strategy, predicted, bound)
     return plan_of(
         batch,
@@ -64,6 +65,7 @@ def assemble(
         bound_ms=bound,
         selection=candidates,
         exchange_ms=next((c.exchange_ms for c in candidates if c.strategy == strategy), None),
+        layout_bound_ms=layout_bound_ms,
     )
 
 

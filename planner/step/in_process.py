@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from seqplan.planner.batches.batch import Batch, whole_lengths
+from seqplan.planner.batches.batch import MOST_TOKENS, Batch, whole_lengths
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.exchange.times import layout_text, parse_layout
+from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.rounds.options import AS_NAMES, check_planning_in_rounds, check_rounds
 from seqplan.planner.step.assemble import PACKINGS
@@ -38,7 +39,8 @@ class Planner:
     so that any rank and any restart plans alike. ``layout``: only that one, as ``tp4``, for
     trainers that cannot change it. ``exchange``: by default derived for each layout;
     ``static_groups``: groups do not re-form within a step. ``lockstep``: all ranks run their k-th
-    micro-batches together, in rounds, whose number is a multiple of ``rounds_multiple``. ``prove``:
+    micro-batches together, in rounds, whose number is a multiple of ``rounds_multiple``.
+    ``trainer``: only schemes that it runs (``seqplan.planner.proposal.backends``). ``prove``:
     whether plans have a close bound; without it they come in half the time with a bound that takes
     microseconds, and the method ``prove`` makes it close later. ``exact``: solve steps of few
     sequences that keep a large gap, which takes seconds for each; see ``StepPlanner``. Making a
@@ -59,22 +61,45 @@ class Planner:
         static_groups: bool = False,
         lockstep: bool = False,
         rounds_multiple: int = 1,
+        trainer: str | None = None,
         packing: str = PACKINGS[0],
         seed: int = 0,
         prove: bool = True,
         exact: bool = False,
     ) -> None:
+        switches = {
+            "static_groups": static_groups,
+            "lockstep": lockstep,
+            "prove": prove,
+            "exact": exact,
+        }
+        for name, switch in switches.items():
+            if type(switch) is not bool:
+                raise TypeError(f"{name}: {switch!r}. Give True or False")
+        if layout is not None and not isinstance(layout, str):
+            raise TypeError(f"layout: {layout!r}. Give text, such as 'tp4' or 'tp2.pp2'")
+        if max_len is not None and type(max_len) is int and max_len > MOST_TOKENS:
+            raise ValueError(f"max_len must be {MOST_TOKENS} or less, not {max_len}")
         if isinstance(source, ProposalDocument):
             options = {"gpus": gpus, "max_len": max_len, "layout": layout, "exchange": exchange}
-            options |= {"lockstep": lockstep or None}
+            options |= {"lockstep": lockstep or None, "trainer": trainer}
             options |= {"rounds_multiple": rounds_multiple if rounds_multiple != 1 else None}
             if beside := [name for name, value in options.items() if value is not None]:
                 raise ValueError(f"{beside[0]} is stated by the proposal; leave it out")
             document = source
+        elif not isinstance(source, str | Profile):
+            raise TypeError(f"source: {source!r}. Give a profile, a proposal, or a profile's name")
         else:
             profile = find_profile(source) if isinstance(source, str) else source
             if gpus is None or max_len is None:
                 raise ValueError("planning from a profile needs gpus and max_len")
+            if trainer is not None:
+                backend = find_backend(trainer)
+                backend.check_without_data()
+                profile, lockstep = (
+                    backend.usable_profile(profile, gpus),
+                    backend.lockstep or lockstep,
+                )
             check_rounds(
                 profile,
                 lockstep,
@@ -112,7 +137,7 @@ class Planner:
 
     def plan(
         self,
-        lengths: Sequence[int] | npt.NDArray[np.integer],
+        lengths: Iterable[int] | npt.NDArray[np.integer],
         ids: Sequence[int] | npt.NDArray[np.integer] | None = None,
         loss_tokens: int | None = None,
         step: int | None = None,
@@ -122,8 +147,9 @@ class Planner:
         ``ids``: their numbers in the data set, by default their places; ``loss_tokens``: labels in
         the loss, by default every token but the first of each sequence; ``step``: by default one
         more than the last. ``ValueError`` for lengths that are no whole numbers above 0 or exceed
-        ``max_len``, for ids, a step or loss tokens that are no whole numbers from 0 on, and for
-        more of these than tokens; ``Infeasible`` where no scheme holds a sequence.
+        ``max_len``, for ids, a step or loss tokens that are no whole numbers from 0 on, for an id
+        that is there twice, and for more loss tokens than tokens; ``Infeasible`` if no scheme
+        holds a sequence.
         """
         number = self._step if step is None else step
         batch = self._batch(number, lengths, ids, loss_tokens)
@@ -138,7 +164,7 @@ class Planner:
     def _batch(
         self,
         step: int,
-        lengths: Sequence[int] | npt.NDArray[np.integer],
+        lengths: Iterable[int] | npt.NDArray[np.integer],
         ids: Sequence[int] | npt.NDArray[np.integer] | None,
         loss_tokens: int | None,
     ) -> Batch:
@@ -147,9 +173,14 @@ class Planner:
             number = _whole("step", step)
             whole = whole_lengths(lengths)
             numbers = range(len(whole)) if ids is None else [_whole("an id", own) for own in ids]
+            if ids is not None and len(set(numbers)) < len(numbers):
+                twice = next(own for own in numbers if numbers.count(own) > 1)
+                raise ValueError(
+                    f"id {twice} is twice in the step; give each sequence an id of its own"
+                )
             counted = None if loss_tokens is None else _whole("loss_tokens", loss_tokens)
-        except ValueError as error:
-            raise ValueError(f"step {step}: {error}") from None
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"step {step}: {error}") from None
         batch = Batch(number, tuple(numbers), tuple(whole.tolist()), counted)
         if batch.longest > limit:
             sample = batch.ids[batch.lengths.index(batch.longest)]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.exchange.times import parse_layout
 from seqplan.planner.placement.assembly import floor_us, plan_of, planned_pipeline
 from seqplan.planner.placement.fleet import Models
@@ -18,7 +19,6 @@ from seqplan.planner.strategies.reforming import (
     Reforming,
     ReformingLayout,
     find_reforming,
-    reforming_bound_ms,
     reforming_layouts,
 )
 from seqplan.plans.plan import Considered, Plan, PlannedPipeline
@@ -146,7 +146,7 @@ def _plan_of(
 ) -> Plan:
     """Make the plan of pipelines in order of their start."""
     predicted = round(schedule(pipelines).makespan_ms, 3)
-    bound = reforming_bound_ms(layout.classes, batch, static.world_size)
+    bound = gpu_time_bound_ms(layout.classes, batch, static.world_size)
     strategy = Strategy.of(Counter(pipeline.scheme for pipeline in pipelines))
     return plan_of(
         batch,
@@ -157,6 +157,7 @@ def _plan_of(
         bound_ms=min(floor_us(bound), predicted),
         selection=_considered(static.selection, strategy, predicted),
         exchange_ms=None if static.exchange_ms is None else round(layout.exchange_ms, 3),
+        layout_bound_ms=bound,
     )
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
+from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.bounds.relaxation import load_solver
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.exact.close_gap import (
@@ -15,6 +16,7 @@ from seqplan.planner.exact.close_gap import (
     closer_bound_ms,
     load_exact_solver,
 )
+from seqplan.planner.exact.regrouping import close_regrouping_gap
 from seqplan.planner.exchange.times import layouts_of
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.proposal.document import ProposalDocument
@@ -22,12 +24,16 @@ from seqplan.planner.rounds.assemble import assemble_rounds
 from seqplan.planner.rounds.best_layout import best_rounds, of_layouts
 from seqplan.planner.rounds.proof import prove_rounds
 from seqplan.planner.step.assemble import PACKINGS, assemble, with_bound
-from seqplan.planner.step.reforming_plan import layouts_to_re_form, with_reforming
+from seqplan.planner.step.reforming_plan import (
+    assemble_reforming,
+    layouts_to_re_form,
+    with_reforming,
+)
 from seqplan.planner.step.selection import Selected, select
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.strategies.reforming import ReformingLayout
 from seqplan.plans.plan import Plan, Planner
-from seqplan.plans.scheme import Scheme
+from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.version import VERSION
 from seqplan.profiler.scheme_model import SchemeModel
 
@@ -40,9 +46,9 @@ class StepPlanner:
     ``prove``: whether plans have the close bound; without it they have one that takes microseconds,
     for callers that cannot wait, and ``StepPlanner.prove`` makes it close later.
     ``prove_rounds``: spend seconds on a closer bound for rounds (``rounds.proof``).
-    ``exact``: where groups do not re-form and the proven gap is above 1 %, a step in which at most
-    60 sequences matter is solved by constraint programming (``planner.exact``), for seconds; its
-    plan is then faster, or its bound higher, or both stay.
+    ``exact``: if the proven gap is above 1 %, a step in which at most 60 sequences matter is solved
+    by constraint programming (``planner.exact``), for seconds; its plan is then faster, or its
+    bound higher, or both stay. If groups re-form, that bound is over groups on aligned ranks.
     ``packing``: one of ``assemble.PACKINGS``; rounds have one micro-batch a group and ignore it.
     ``reforming``: whether groups may re-form within a step, where that is faster, in a layout
     without stages; rounds have groups of their own in any case.
@@ -118,13 +124,30 @@ class StepPlanner:
         plan = with_reforming(
             static, batch, self._layouts_to_re_form, self.models, self.seed, self.packing
         )
-        if not self.exact or plan.re_forms or plan.gap <= EXACT_GAP:
+        if not self.exact or plan.gap <= EXACT_GAP:
             return plan
+        if plan.re_forms:
+            return self._solve_regrouping(plan, static, batch)
         # A plan may be packed better than its placement was: then only the bound can gain.
         placement, bound_ms = close_gap(selected.placement, batch, selected.lower_bound_ms)
         closer = replace(selected, placement=placement, lower_bound_ms=bound_ms)
         solved = self._assembled(batch, closer)
         return solved if solved.predicted_ms <= plan.predicted_ms else with_bound(plan, bound_ms)
+
+    def _solve_regrouping(self, plan: Plan, static: Plan, batch: Batch) -> Plan:
+        """Solve a step whose groups re-form: a faster plan, or one with a closer bound."""
+        (layout,) = (
+            entry
+            for entry in self._layouts_to_re_form
+            if entry.layout in layouts_of(scheme for scheme, _ in plan.strategy.counts)
+        )
+        found, bound_ms = close_regrouping_gap(
+            layout, batch, plan.world_size, plan.predicted_ms, plan.lower_bound_ms
+        )
+        if found is not None:
+            faster = assemble_reforming(found, static, batch, layout, self.packing)
+            plan = faster if faster.predicted_ms < plan.predicted_ms else plan
+        return with_bound(plan, bound_ms)
 
     def _assembled(self, batch: Batch, selected: Selected) -> Plan:
         """Make the plan of fixed groups."""
@@ -136,15 +159,22 @@ class StepPlanner:
             self.proposal.cluster.gpus,
             forward_fraction=profile.forward_fraction,
             packing=self.packing,
+            layout_bound_ms=self._layout_bound_ms(selected.placement.fleet.strategy, batch),
         )
+
+    def _layout_bound_ms(self, strategy: Strategy, batch: Batch) -> float:
+        """Bound all plans of a strategy's layouts, whatever their groups (ms)."""
+        own = layouts_of(scheme for scheme, _ in strategy.counts)
+        classes = [c for layout in self._layouts if layout.layout in own for c in layout.classes]
+        return gpu_time_bound_ms(classes, batch, self.proposal.cluster.gpus)
 
     def prove(self, plan: Plan) -> Plan:
         """Return a plan of this planner with a closer bound, where one can be proven.
 
         What runs stays as it is; bound, gap and digest change. With ``exact`` steps of few
-        sequences are solved for it, as in planning. Groups that re-form and rounds have
-        the closest bound there is of them already. ``ValueError`` for a plan of another proposal,
-        profile, cluster or exchange, whose groups may hold more or less.
+        sequences are solved for it, as in planning. Without it groups that re-form have the
+        closest bound there is of them already, and rounds in any case. ``ValueError`` for a plan
+        of another proposal, profile, cluster or exchange, whose groups may hold more or less.
         """
         if plan.planner.profile != self.proposal.profile.digest:
             raise ValueError(
@@ -155,9 +185,18 @@ class StepPlanner:
                 f"step {plan.step}: planned from another proposal, or for other GPUs, lengths or "
                 "options than this planner's; prove it with a planner made alike"
             )
-        if plan.re_forms or self.proposal.in_rounds:
+        if self.proposal.in_rounds or (plan.re_forms and not self.exact):
             return plan
         batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
+        if plan.re_forms:
+            own = layouts_of(scheme for scheme, _ in plan.strategy.counts)
+            for layout in self._layouts_to_re_form:
+                if layout.layout in own:
+                    _, bound_ms = close_regrouping_gap(
+                        layout, batch, plan.world_size, plan.predicted_ms, plan.lower_bound_ms
+                    )
+                    plan = with_bound(plan, bound_ms)
+            return plan
         fleet = Fleet.of(plan.strategy, self.models)
         bound_ms = certify(fleet, batch, plan.predicted_ms)
         if self.exact:

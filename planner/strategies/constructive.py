@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.with_exchange import quick_bound_ms
+from seqplan.planner.bounds.gpu_time import area_only_bound_ms
 from seqplan.planner.exchange.times import Layout, layouts_of
 from seqplan.planner.placement.dispatch import dispatch, probe
 from seqplan.planner.placement.fill import Filler, Placement, unassigned
@@ -66,8 +66,8 @@ class LayoutSchemes:
         return any(k.capacity >= batch.longest for k in self.classes)
 
     def bound_ms(self, batch: Batch, gpus: int) -> float:
-        """Bound the step of every strategy of the layout (ms): one sequence alone, and the area."""
-        return quick_bound_ms(self.classes, batch, gpus)
+        """Bound the step of every plan of the layout (ms), see ``area_only_bound_ms``."""
+        return area_only_bound_ms(self.classes, batch, gpus)
 
 
 class Constructive:

@@ -14,7 +14,7 @@ from random import Random
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.with_exchange import quick_bound_ms
+from seqplan.planner.bounds.gpu_time import area_only_bound_ms
 from seqplan.planner.exchange.times import Exchange, Layout, layouts_of
 from seqplan.planner.placement.fleet import Bin, Floats, Models, PipelineClass, gpu_ms, undominated
 from seqplan.planner.placement.sequence_pool import SequencePool
@@ -72,8 +72,8 @@ class ReformingLayout:
         return max(pipeline_class.capacity for pipeline_class in self.classes)
 
     def bound_ms(self, batch: Batch, gpus: int) -> float:
-        """Bound step and exchange of every plan of the layout; see ``reforming_bound_ms``."""
-        return reforming_bound_ms(self.classes, batch, gpus) + self.exchange_ms
+        """Bound step and exchange of every plan of the layout; see ``area_only_bound_ms``."""
+        return area_only_bound_ms(self.classes, batch, gpus) + self.exchange_ms
 
 
 def reforming_layouts(models: Models, exchange: Exchange) -> list[ReformingLayout]:
@@ -99,19 +99,6 @@ def nested_sizes(classes: Sequence[PipelineClass]) -> tuple[int, ...] | None:
     return sizes
 
 
-def reforming_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
-    """Bound every plan of these classes (pp = 1) on ``gpus`` GPUs, re-forming or not (ms).
-
-    The longest sequence alone takes what it takes on the class fastest for it. And whichever ranks
-    form groups when, a rank runs one micro-batch at a time: a micro-batch occupies
-    gpus · (Σ work + c) of the gpus · time there are, and as it holds at most ``capacity`` padded
-    tokens, each of them pays at least c / capacity. Σ over sequences of the least such cost over
-    all classes, divided by the GPUs, is therefore a bound that nothing about groups enters. The
-    relaxation that certifies static groups counts whole pipelines and does not hold here.
-    """
-    return quick_bound_ms(classes, batch, gpus)
-
-
 def find_reforming(
     classes: Sequence[PipelineClass], batch: Batch, gpus: int, below_ms: float, seed: int = 0
 ) -> Reforming | None:
@@ -122,7 +109,7 @@ def find_reforming(
     has succeeded then. The number of passes is bounded by counts and the random numbers are
     ``seed``'s, so that the same batch has the same placement. ``classes`` must have nested sizes.
     """
-    bound = reforming_bound_ms(classes, batch, gpus)
+    bound = area_only_bound_ms(classes, batch, gpus)
     if bound >= below_ms:
         return None
     filler = ReformingFiller(classes, batch, gpus)

@@ -21,8 +21,8 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import Execution
-from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.static_best import static_without_stages
 from seqplan.planner.systems.windows import round_robin
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.scheme_model import SchemeModel
@@ -42,18 +42,14 @@ Rule = Callable[[Batch, int, SchemeModel], tuple[Batch, ByRank]]
 
 def host_rules(setting: Setting) -> list[Trainer | LeftOut]:
     """Set up the rules on the static scheme without stages that our dispatch is fastest on."""
-    if setting.profile.rounds:
-        return []
-    models = {s: m for s, m in setting.models.items() if s.pp == 1}
-    gpus, longest = setting.cluster.gpus, setting.longest
-    best = best_homogeneous(setting.batches, models, gpus, setting.exchange, longest)
+    best = static_without_stages(setting)
     if best is None:
-        why = f"no static strategy without stages holds {longest:,} tokens"
+        why = f"no static strategy without stages holds {setting.longest:,} tokens"
         return [LeftOut(key, name, why) for key, name, _, _ in _RULES]
-    ((scheme, ranks),) = best[0].counts
+    ((scheme, ranks),) = best.counts
     return [
         Trainer(
-            key, name, f"{best[0]}; {how}", False, partial(_execution, setting, scheme, ranks, rule)
+            key, name, f"{best}; {how}", False, partial(_execution, setting, scheme, ranks, rule)
         )
         for key, name, how, rule in _RULES
     ]

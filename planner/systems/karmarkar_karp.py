@@ -15,8 +15,8 @@ from math import ceil
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import Execution
-from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.static_best import static_without_stages
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.scheme_model import SchemeModel
 
@@ -28,20 +28,16 @@ TOKEN_WORKLOAD = 24_576
 
 def karmarkar_karp(setting: Setting) -> list[Trainer | LeftOut]:
     """Set up the method on the static scheme without stages that our dispatch is fastest on."""
-    if setting.profile.rounds:
-        return []
-    models = {s: m for s, m in setting.models.items() if s.pp == 1}
-    gpus, longest = setting.cluster.gpus, setting.longest
-    best = best_homogeneous(setting.batches, models, gpus, setting.exchange, longest)
+    best = static_without_stages(setting)
     if best is None:
-        why = f"no static strategy without stages holds {longest:,} tokens"
+        why = f"no static strategy without stages holds {setting.longest:,} tokens"
         return [LeftOut(KEY, NAME, why)]
-    ((scheme, ranks),) = best[0].counts
+    ((scheme, ranks),) = best.counts
     return [
         Trainer(
             KEY,
             NAME,
-            f"{best[0]}; workload {TOKEN_WORKLOAD:,}·l + l²",
+            f"{best}; workload {TOKEN_WORKLOAD:,}·l + l²",
             False,
             lambda batch: _execution(setting, batch, scheme, ranks),
         )

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from seqplan.planner.rounds.best_layout import best_rounds, layout_bound_ms
+from seqplan.planner.proposal.static_rounds import best_static_rounds
 from seqplan.planner.simulation.iteration import propagation_ms
 from seqplan.planner.strategies.homogeneous import (
-    homogeneous_strategies,
+    best_homogeneous,
     promising_homogeneous,
     strategy_ms,
 )
@@ -73,29 +73,27 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Traine
     return trainers
 
 
-def best_in_rounds(setting: Setting) -> Strategy | None:
-    """Find the scheme with the least mean time in even rounds, with its exchange.
+def static_without_stages(setting: Setting) -> Strategy | None:
+    """Find the best static strategy without pipeline stages, on which hosts' own rules are run."""
+    if setting.profile.rounds:
+        return best_in_rounds(setting)
+    models = {s: m for s, m in setting.models.items() if s.pp == 1}
+    gpus, exchange = setting.cluster.gpus, setting.exchange
+    found = best_homogeneous(setting.batches, models, gpus, exchange, setting.longest)
+    return None if found is None else found[0]
 
-    Least bound first, while one may be the best.
-    """
-    gpus, exchange, best = setting.cluster.gpus, setting.exchange, None
-    least_ms = float("inf")
-    bounds = []
-    for strategy in homogeneous_strategies(setting.models, gpus, setting.longest):
-        model = setting.models[strategy.counts[0][0]]
-        of = [layout_bound_ms(batch, [model], gpus, exchange) for batch in setting.batches]
-        bounds.append((mean(bound for bound in of if bound is not None), strategy, model))
-    for bound, strategy, model in sorted(bounds, key=lambda entry: entry[0]):
-        if bound >= least_ms:
-            break
-        planned = [
-            best_rounds(batch, [[model]], gpus, exchange, setting.rounds_multiple)
-            for batch in setting.batches
-        ]
-        time = mean(rounds.total_ms for rounds in planned if rounds is not None)
-        if time < least_ms:
-            best, least_ms = strategy, time
-    return best
+
+def best_in_rounds(setting: Setting) -> Strategy | None:
+    """Find the scheme with the least mean time in even rounds, with its exchange."""
+    found = best_static_rounds(
+        setting.batches,
+        setting.models,
+        setting.cluster.gpus,
+        setting.longest,
+        setting.exchange,
+        setting.rounds_multiple,
+    )
+    return None if found is None else found[0]
 
 
 def _in_rounds(setting: Setting) -> list[Trainer | LeftOut]:

@@ -60,6 +60,7 @@ def _sealed(fields: Mapping[str, Any], origin: str) -> tuple[str, str]:
 def _to_fields(plan: Plan) -> dict[str, Any]:
     return {
         **_exchange_fields(plan.exchange_ms),
+        **_layout_fields(plan),
         "schema": SCHEMA,
         "step": plan.step,
         "planner": {
@@ -93,6 +94,14 @@ def _to_fields(plan: Plan) -> dict[str, Any]:
 def _exchange_fields(exchange_ms: float | None) -> dict[str, float]:
     """Return the field where there is an exchange; plans without one are as before."""
     return {} if exchange_ms is None else {"exchange_ms": float(exchange_ms)}
+
+
+def _layout_fields(plan: Plan) -> dict[str, float]:
+    """Return bound and gap of the layout if they are known."""
+    bound_ms, gap = plan.layout_lower_bound_ms, plan.layout_gap
+    if bound_ms is None or gap is None:
+        return {}
+    return {"layout_lower_bound_ms": float(bound_ms), "layout_gap": float(gap)}
 
 
 def _pipeline_fields(pipeline: PlannedPipeline) -> dict[str, Any]:

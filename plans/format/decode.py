@@ -22,6 +22,7 @@ _SEQUENCES = frozenset({"ids", "lengths"})
 _PIPELINE = frozenset({"scheme", "ranks", "micro_batches", "predicted_ms"})
 _ROUND = frozenset({"round"})
 _EXCHANGE = frozenset({"exchange_ms"})
+_LAYOUT = frozenset({"layout_lower_bound_ms", "layout_gap"})
 _MICRO_BATCH = frozenset({"sequences", "tokens", "padded_tokens", "cost_ms"})
 _CONSIDERED = frozenset({"strategy", "lower_bound_ms", "predicted_ms"})
 _SCHEME = frozenset({"tp", "pp", "ulysses", "ring"})
@@ -42,7 +43,7 @@ class PlanReader(FieldReader):
         if isinstance(raw, dict) and "schema" in raw and raw["schema"] != SCHEMA:
             # Said first: under another schema every other complaint would mislead.
             self.fail("schema", f"is {shown(raw['schema'])}, this reader knows {SCHEMA}")
-        self.fields(raw, "", _PLAN, _EXCHANGE)
+        self.fields(raw, "", _PLAN, _EXCHANGE | _LAYOUT)
         self.integer(raw, "schema", "", 1)
         self.text(raw, "digest", "")
         maker = raw["planner"]
@@ -57,7 +58,7 @@ class PlanReader(FieldReader):
             self.integer_list(group, f".groups[{number}]")
             for number, group in enumerate(self.items(raw, "groups", ""))
         )
-        return Plan(
+        plan = Plan(
             step=self.integer(raw, "step", ""),
             planner=Planner(
                 version=self.text(maker, "version", ".planner"),
@@ -86,7 +87,15 @@ class PlanReader(FieldReader):
                 for number, entry in enumerate(self.items(raw, "selection", ""))
             ),
             exchange_ms=self.exchange_ms(raw, ""),
+            layout_lower_bound_ms=(
+                self.number(raw, "layout_lower_bound_ms", "")
+                if "layout_lower_bound_ms" in raw
+                else None
+            ),
         )
+        if (stated := raw.get("layout_gap")) != plan.layout_gap:
+            self.fail("layout_gap", f"is {shown(stated)}, its bound gives {plan.layout_gap}")
+        return plan
 
     def pipeline(self, raw: Any, place: str) -> PlannedPipeline:
         self.fields(raw, place, _PIPELINE, _ROUND)

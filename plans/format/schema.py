@@ -55,10 +55,14 @@ def plan_json_schema() -> _Node:
                 "selection": {"type": "array", "items": _considered()},
             },
             {
+                "layout_lower_bound_ms": _time(
+                    "milliseconds, over all plans of the same tp and pp"
+                ),
+                "layout_gap": _time("predicted_ms / layout_lower_bound_ms − 1"),
                 "exchange_ms": _time(
                     "milliseconds of parameters and gradients exchanged beside predicted_ms, as "
                     "far as nothing hides it; where strategies were chosen with it"
-                )
+                ),
             },
         ),
     }

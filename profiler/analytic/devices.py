@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from seqplan.profiler.analytic.hardware import GIB, Hardware
 
 _A100 = "NVIDIA A100 data sheet: 312 TFLOP/s, NVLink 600 GB/s; DGX A100: 200 Gb/s HDR per GPU"
@@ -176,3 +178,15 @@ DEVICES: dict[str, Hardware] = {
 }
 """Hardware by name. Large bf16 products reach about 85 % of the peak on A100; those of devices that
 are ``unchecked`` are assumed, not measured, half of the peak on an MI300X among them."""
+
+
+def find_device(name: str, parameter: str = "device") -> Hardware:
+    """Return the hardware of this name; ``ValueError`` suggests the nearest of all.
+
+    ``parameter``: what the reader calls it.
+    """
+    if name not in DEVICES:
+        near = get_close_matches(name.lower(), DEVICES, n=1, cutoff=0.4)
+        meant = f"Did you mean {near[0]}? " if near else ""
+        raise ValueError(f"{parameter} {name!r}: unknown. {meant}There are {', '.join(DEVICES)}")
+    return DEVICES[name]

@@ -42,13 +42,18 @@ def matmul_ms(
     """
     m, k, n = (np.asarray(x, dtype=np.float64) for x in (rows, inner, columns))
     times = np.asarray(count, dtype=np.float64)
-    tiles = times * np.ceil(m / TILE[0]) * np.ceil(n / TILE[1])
-    # Few tiles are split along the inner dimension, down to slices of a tile's width.
-    tiles = np.maximum(tiles, np.minimum(hardware.multiprocessors, tiles * k / TILE[1]))
-    filled = tiles / (tiles + 0.5 * hardware.multiprocessors)
-    rate = hardware.peak_tflops * 1e9 * hardware.matmul_efficiency * gain * filled
+    peak = hardware.peak_tflops * 1e9 * hardware.matmul_efficiency * gain
+
+    def arithmetic_ms(m: Floats) -> Floats:
+        tiles = times * np.ceil(m / TILE[0]) * np.ceil(n / TILE[1])
+        # Few tiles are split along the inner dimension, down to slices of a tile's width.
+        tiles = np.maximum(tiles, np.minimum(hardware.multiprocessors, tiles * k / TILE[1]))
+        idle = 0.5 * hardware.multiprocessors / np.where(tiles > 0, tiles, 1.0)
+        return times * 2 * m * k * n * (1 + idle) / peak
+
+    working_ms = np.maximum(arithmetic_ms(m), arithmetic_ms(_whole_tiles(m, TILE[0])))
     moved = memory_ms(hardware, times * (element_bytes * (m * k + k * n) + 2 * m * n))
-    return np.asarray(times * 2 * m * k * n / rate + moved)
+    return np.asarray(working_ms + moved)
 
 
 def attention_kernel_ms(
@@ -87,15 +92,31 @@ def seen_keys_ms(
     ``masked``: whether tiles are cut by a mask (causal, a window), which costs some of the rate.
     """
     q, k = (np.asarray(x, dtype=np.float64) for x in (queries, seen))
-    flops: Floats = (4 * heads * head_width * q * (k + KEY_RAMP)).sum(axis=-1)
-    tiles = heads * np.ceil(q / QUERY_TILE).sum(axis=-1)
     speed = hardware.attention_rate
-    # Where there are no tokens there is nothing to do, and the rate does not matter.
-    filled = np.maximum(tiles, 1.0) / (tiles + speed.wave * hardware.multiprocessors)
     share = speed.backward if backward else speed.forward
-    rate = hardware.peak_tflops * 1e9 * share * speed.of_width(head_width, masked=masked) * filled
-    rate = rate * (speed.causal if masked else 1.0)
-    return np.asarray(flops * (BACKWARD_FLOPS if backward else 1.0) / rate)
+    peak = hardware.peak_tflops * 1e9 * share * speed.of_width(head_width, masked=masked)
+    peak *= speed.causal if masked else 1.0
+
+    whole = _whole_tiles(q, QUERY_TILE)
+    whole_seen = k * np.divide(whole, q, out=np.zeros_like(q), where=q > 0)
+
+    def kernel_ms(q: Floats, k: Floats) -> Floats:
+        flops: Floats = (4 * heads * head_width * q * (k + KEY_RAMP)).sum(axis=-1)
+        tiles = heads * np.ceil(q / QUERY_TILE).sum(axis=-1)
+        # Without tokens there is nothing to do, and the rate does not matter.
+        filled = np.maximum(tiles, 1.0) / (tiles + speed.wave * hardware.multiprocessors)
+        return np.asarray(flops * (BACKWARD_FLOPS if backward else 1.0) / (peak * filled))
+
+    return np.asarray(np.maximum(kernel_ms(q, k), kernel_ms(whole, whole_seen)))
+
+
+def _whole_tiles(size: Floats, tile: int) -> Floats:
+    """Round ``size`` down to whole tiles.
+
+    A tile begun counts as whole for how full the device is, though work is counted by the row. A
+    call takes at least as long as without its last tile begun, so that no row makes it faster.
+    """
+    return np.asarray(np.floor(size / tile) * tile)
 
 
 def memory_ms(hardware: Hardware, size_bytes: npt.ArrayLike) -> Floats:

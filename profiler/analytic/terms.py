@@ -30,8 +30,9 @@ KERNELS_FORWARD, KERNELS_BACKWARD = 20, 40
 KERNELS_RING_STEP = 2
 """The attention kernel and the merge of a ring step."""
 
-BESIDE = ("matrix products", "memory-bound", "attention", "linear attention")
-"""Terms whose kernels ZeRO-3's collectives run beside."""
+HIDING = ("matrix products", "memory-bound", "attention", "linear attention", "ring transfer")
+"""Terms that hide ZeRO-3's collectives: kernels, and transfers of a ring that exceed their kernels.
+Gathering goes on while attention waits for the ring; each is counted at the rate of its links."""
 
 LOSS_BYTES = 22
 """Bytes moved per logit: bf16 written and read, fp32 copy written, softmax read and written,
@@ -43,9 +44,9 @@ def stage_terms(
 ) -> dict[str, Floats]:
     """Return milliseconds of forward + backward on the slowest stage, the last, by term.
 
-    ``lengths``: tokens, shape (…, sequences), 0 where a micro-batch has fewer; each term (…). The
-    stage holds layers/pp layers, rounded up, and the output head. Terms add up; what overlaps is
-    counted once.
+    ``lengths``: tokens, shape (…, sequences), 0 if a micro-batch has fewer; each term (…). A
+    micro-batch without tokens takes no time. The stage holds layers/pp layers, rounded up, and the
+    output head. Terms add up; what overlaps is counted once.
     """
     sequences = np.asarray(lengths, dtype=np.float64)
     tokens = sequences.sum(axis=-1)
@@ -62,7 +63,7 @@ def stage_terms(
         terms["linear attention"] = linear_attention_ms(deployment, scheme, layers, tokens)
     if deployment.zero == 3:
         terms["parameter gathering"] = _gathering_ms(deployment, scheme, dp, layers, terms)
-    return terms
+    return {name: np.where(tokens > 0, term, 0.0) for name, term in terms.items()}
 
 
 def _tp_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
@@ -117,7 +118,7 @@ def _gathering_ms(
     """
     sizes = deployment.sizes
     beside = sum(
-        (terms[name] for name in BESIDE if name in terms), start=np.zeros_like(terms["launch"])
+        (terms[name] for name in HIDING if name in terms), start=np.zeros_like(terms["launch"])
     )
     moved = 3 * ring_collective_ms(
         deployment.cluster,

@@ -94,13 +94,14 @@ def drift(
     recent, bias = float(np.median(error[-RECENT:])), float(np.median(excess[-RECENT:]))
     warning = None
     if count >= LEAST_MEASURED and recent > limit:
-        way = "slower" if bias > 0 else "faster"
         claim = "the 90th percentile its profile states" if stated else "assumed for its profile"
-        warning = (
-            f"{scheme}: the last {min(count, RECENT)} measured pipelines were {abs(bias):.1%} "
-            f"{way} than predicted (median), an error of {recent:.1%} against {limit:.1%}, "
-            f"{claim}; refit it"
-        )
+        latest = f"{scheme}: the last {min(count, RECENT)} measured pipelines"
+        if abs(bias) > recent / 2:
+            way = "slower" if bias > 0 else "faster"
+            finding = f"{latest} were {abs(bias):.1%} {way} than predicted (median)"
+        else:  # some slower, some faster: their median says little of either
+            finding = f"{latest} missed the prediction by {recent:.1%} (median), either way"
+        warning = f"{finding}; {limit:.1%} is {claim}. Refit it."
     return Drift(scheme, count, median, p90, recent, bias, stated, limit, warning)
 
 

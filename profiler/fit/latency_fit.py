@@ -26,8 +26,8 @@ CONFIDENCE = 0.95
 USABLE_MEDIAN, USABLE_P90, USABLE_SPREAD = 0.05, 0.10, 0.10
 """A fit is usable where its held-out errors and its samples' spread stay below these."""
 
-STEADY_SPREAD = 0.05
-"""A device whose speed varied by more is spoken of."""
+STEADY_SPREAD, UNSTEADY_SPREAD = 0.05, 0.20
+"""A device whose speed varied by more is noted; by more than the second, its fit is suspect."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -60,8 +60,9 @@ class Fit:
     """Coefficients with their 95 % intervals, the errors by kind of sample, and a verdict.
 
     ``spread``: of a micro-batch's repetitions; ``device_spread``: of the device's speed meanwhile,
-    which times are rescaled by, None where it was not read. ``reasons``: why the fit is suspect;
-    empty where it is usable.
+    which times are rescaled by, None if it was not read. Which of its speeds is the usual one is as
+    uncertain, and the intervals are wider by that share of each coefficient. ``reasons``: why the
+    fit is suspect; empty if it is usable.
     """
 
     latency: Latency
@@ -160,13 +161,15 @@ def fit_latency(
     spread = float(np.median([observed.spread for observed in (*fitted, *held_out, *packed)]))
     return Fit(
         latency=latency,
-        intervals=_intervals(matrix, matrix @ solution.x - 1.0, coefficients, scale),
+        intervals=_intervals(
+            matrix, matrix @ solution.x - 1.0, coefficients, scale, device_spread or 0.0
+        ),
         in_sample=in_sample,
         held_out=held,
         packed=pack,
         spread=spread,
         device_spread=device_spread,
-        reasons=_reasons(held, pack, spread),
+        reasons=_reasons(held, pack, spread, device_spread or 0.0),
     )
 
 
@@ -188,11 +191,12 @@ def times(samples: Sequence[Observed]) -> Floats:
 
 
 def _intervals(
-    matrix: Floats, residuals: Floats, coefficients: Floats, scale: Floats
+    matrix: Floats, residuals: Floats, coefficients: Floats, scale: Floats, device_spread: float
 ) -> dict[str, tuple[float, float]]:
     """Compute Student intervals of the linear model around the solution, cut at zero.
 
-    Residuals weigh as in the robust loss, so that one disturbed sample does not widen them all.
+    Each is wider by ``device_spread`` of its coefficient. Residuals weigh as in the robust loss, so
+    that one disturbed sample does not widen them all.
     """
     weights = 1.0 / np.sqrt(1.0 + (residuals / ROBUST_SCALE) ** 2)
     freedom = max(len(residuals) - 3, 1)
@@ -201,13 +205,16 @@ def _intervals(
     from scipy.special import stdtrit  # not scipy.stats, which takes a second to import
 
     widths = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * np.sqrt(np.diag(covariance)) * scale
+    widths = widths + device_spread * coefficients
     return {
         name: (max(0.0, float(value - width)), float(value + width))
         for name, value, width in zip("abc", coefficients, widths, strict=True)
     }
 
 
-def _reasons(held_out: Errors, packed: Errors, spread: float) -> tuple[str, ...]:
+def _reasons(
+    held_out: Errors, packed: Errors, spread: float, device_spread: float
+) -> tuple[str, ...]:
     reasons = []
     for name, errors in (("held-out", held_out), ("packed", packed)):
         if errors.median is None or errors.p90 is None:
@@ -220,5 +227,10 @@ def _reasons(held_out: Errors, packed: Errors, spread: float) -> tuple[str, ...]
     if spread > USABLE_SPREAD:
         reasons.append(
             f"repetitions spread by {spread:.0%}: the device is shared or throttles, measure again"
+        )
+    if device_spread > UNSTEADY_SPREAD:
+        reasons.append(
+            f"the device's speed varied by {device_spread:.0%}, more than {UNSTEADY_SPREAD:.0%}: "
+            "its usual speed is not known, measure again"
         )
     return tuple(reasons)

@@ -24,12 +24,12 @@ def merged(files: list[Path]) -> tuple[MeasuredOn, list[Sample]]:
     """
     if not files:
         raise SampleError("no files of samples to merge")
-    measured_on, samples = read_samples(files[0])
-    samples = steadied(samples)
+    measured_on, first = read_samples(files[0])
+    samples = steadied(first)
     for path in files[1:]:
         other, more = read_samples(path)
         require_same(other, measured_on, str(path))
-        samples += steadied(more)
+        samples += _read_as_in(first, steadied(more))
     if not samples:
         raise SampleError(f"{', '.join(map(str, files))}: nothing was measured; measure again")
     return measured_on, pooled(samples)
@@ -49,11 +49,9 @@ def steadied(samples: Sequence[Sample]) -> list[Sample]:
     as a device is slowed for more of the time, where a median would jump. Repetitions without a
     reading stay as they are.
     """
-    readings = np.sort([ms for _, yardstick_ms in _timed(samples) for ms in yardstick_ms])
-    if not len(readings):
+    usual = _usual_reading(samples)
+    if usual is None:
         return list(samples)
-    quarter = len(readings) // 4
-    usual = float(readings[quarter : len(readings) - quarter].mean())
     exponent = response(samples)
 
     def rescaled(times: tuple[float, ...], yardstick_ms: tuple[float, ...]) -> tuple[float, ...]:
@@ -73,6 +71,32 @@ def steadied(samples: Sequence[Sample]) -> list[Sample]:
             else (),
         )
         for sample in samples
+    ]
+
+
+def _usual_reading(samples: Sequence[Sample]) -> float | None:
+    """Return the mean of the middle half of all readings; None without any."""
+    readings = np.sort([ms for _, yardstick_ms in _timed(samples) for ms in yardstick_ms])
+    quarter = len(readings) // 4
+    return float(readings[quarter : len(readings) - quarter].mean()) if len(readings) else None
+
+
+def _read_as_in(first: Sequence[Sample], other: Sequence[Sample]) -> list[Sample]:
+    """Scale the readings of another run to the usual one of the first run.
+
+    A yardstick of another run may be another release's product, or next to other ranks: only how
+    its readings vary within their run counts.
+    """
+    usual, theirs = _usual_reading(first), _usual_reading(other)
+    if usual is None or theirs is None:
+        return list(other)
+    return [
+        replace(
+            sample,
+            layers_yardstick_ms=tuple(ms * usual / theirs for ms in sample.layers_yardstick_ms),
+            ends_yardstick_ms=tuple(ms * usual / theirs for ms in sample.ends_yardstick_ms),
+        )
+        for sample in other
     ]
 
 

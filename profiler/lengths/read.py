@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from seqplan.profiler.lengths.sources.chat import ChatTokenizer
 from seqplan.profiler.lengths.sources.collector import Collector, Lengths, Progress
 from seqplan.profiler.lengths.sources.error import LengthsError, first_line
 from seqplan.profiler.lengths.sources.options import SourceOptions
@@ -36,10 +37,11 @@ def read_lengths(
     _check_use(options, [suffix for _, suffix in files])
     collector = Collector(progress)
     counter = TokenCounter(options)
+    chats = None if options.chat_template is None else ChatTokenizer(options.chat_template)
     for path, suffix in files:
         collector.begin(str(path))
         try:
-            _read(path, suffix, options, counter, collector)
+            _read(path, suffix, options, counter, chats, collector)
         except OSError as error:
             reason = error.strerror or first_line(error)
             raise LengthsError(f"{error.filename or path}: cannot be read: {reason}") from None
@@ -89,12 +91,19 @@ def _check_use(options: SourceOptions, suffixes: list[str]) -> None:
     """Refuse an option that no source heeds: it was meant for something else."""
     if options.field is not None and not set(suffixes) & set(_WITH_FIELDS):
         raise LengthsError(f"--field {options.field}: no source has fields")
+    if options.chat_template is not None and not set(suffixes) <= set(_WITH_FIELDS):
+        raise LengthsError(f"--chat-template: chats are read from {', '.join(_WITH_FIELDS)} only")
     if options.glob is not None and "" not in suffixes:
         raise LengthsError(f"--glob {options.glob}: no source is a folder")
 
 
 def _read(
-    path: Path, suffix: str, options: SourceOptions, counter: TokenCounter, collector: Collector
+    path: Path,
+    suffix: str,
+    options: SourceOptions,
+    counter: TokenCounter,
+    chats: ChatTokenizer | None,
+    collector: Collector,
 ) -> None:
     # Each reader is imported when its kind of file is met: most need little, some a lot.
     match suffix:
@@ -117,8 +126,8 @@ def _read(
         case ".parquet" | ".arrow":
             from seqplan.profiler.lengths.sources.arrow import read_arrow
 
-            read_arrow(path, options.field, counter, collector)
+            read_arrow(path, options.field, counter, collector, chats)
         case _:
             from seqplan.profiler.lengths.sources.jsonl import read_jsonl
 
-            read_jsonl(path, options.field, counter, collector)
+            read_jsonl(path, options.field, counter, collector, chats)

@@ -154,7 +154,7 @@ class LayerAttention:
         if numbers_rows(module) and self.positions is not None:
             q = tuned_by_position(module, q, self.positions)
         if self.instead is not None:
-            return self.instead(module, q, k, v, layer)[None]
+            return self.instead(module, q, k, v, layer)[None].contiguous()
         context = self.context
         if context is None:
             raise RuntimeError("a hosted model is called by its job only, or in job.evaluation()")
@@ -174,7 +174,8 @@ class LayerAttention:
             sinks=layer.sinks,
         )
         # A rank without a token computes one that counts nothing, see ``HostedModel``.
-        return nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - rows))[None]
+        out = nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - rows))
+        return out[None].contiguous()  # as transformers' own functions: layers call view on it
 
 
 def hosted_attention(

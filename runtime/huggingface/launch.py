@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from seqplan.runtime.steps.http_source import HttpSource
+from seqplan.runtime.steps.fan_out import open_job
 from seqplan.runtime.steps.source import FileSource, PlanSource
 
 
@@ -22,7 +22,7 @@ def plan_source(where: str | os.PathLike[str], world_size: int) -> PlanSource:
     base, separator, job = where.rstrip("/").partition("/v1/jobs/")
     if not separator or not job or "/" in job:
         raise ValueError(f"{where}: a job of a planning service is http://HOST:PORT/v1/jobs/JOB")
-    return HttpSource(base, unquote(job), os.environ.get("SEQPLAN_TOKEN"))
+    return open_job(base, unquote(job), os.environ.get("SEQPLAN_TOKEN"))
 
 
 def join_ranks(model: nn.Module) -> bool:

@@ -1,17 +1,17 @@
-"""A forward of a few tokens before the first step, to see what a model computes and how.
+"""Forwards of a few documents before the first step, which show how a model computes.
 
-It is computed twice: a document as it is, and a few of its tokens in another order, with what
-attention gave them before. Where everything outside attention works token by token, both agree.
+Documents go through the model as they are, then their rows in another order, each with the
+attention result that it had before. If everything outside attention works token by token, queries,
+keys, values and logits agree, in training mode without dropout and in evaluation mode.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from seqplan.runtime.errors import UnsupportedModel
 from seqplan.runtime.huggingface.attention import (
@@ -20,14 +20,18 @@ from seqplan.runtime.huggingface.attention import (
     attention_refusal,
 )
 from seqplan.runtime.huggingface.hosted import HostedModel
+from seqplan.runtime.huggingface.probe_rows import (
+    DeterministicForward,
+    draw_rows,
+    make_documents,
+)
 from seqplan.runtime.huggingface.rotary import rope_limit
 from seqplan.runtime.huggingface.router_loss import RouterLoss, router_loss
 from seqplan.runtime.huggingface.row_numbers import numbers_rows
 from seqplan.runtime.sequence_parallel.masks import Mask
 
 TOKENS = 12
-PART = (9, 2, 10, 3, 5)
-"""The tokens of the second forward, in its order."""
+"""Tokens of the document whose masks are evaluated entry by entry."""
 
 TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4}
 """Relative, of a layer's q, k and v: transformers' norms and rotary embeddings are fp32."""
@@ -68,10 +72,10 @@ class _Record:
 
 
 def probe(model: HostedModel) -> Attends:
-    """See how ``model`` attends; leaves it as it was, in training or not.
+    """Find out how ``model`` attends; leaves it as it was, in training or not.
 
     ``UnsupportedModel``, naming the layer, for attention that is not computed under plans, for
-    layers that do not attend, and where something outside attention mixes tokens.
+    layers that do not attend, and if something outside attention mixes tokens.
     """
     device = next(model.parameters()).device
     config = model.lm.config.get_text_config()
@@ -81,28 +85,27 @@ def probe(model: HostedModel) -> Attends:
     last = min([int(getattr(config, "max_position_embeddings", 0) or 0), *limits])
     positions = tokens.new_tensor(range(TOKENS)) + max(last - TOKENS, 0)
     training = model.training
-    looking = LOOKING_AT_MASKS.set(True)
     try:
-        with torch.no_grad(), torch.random.fork_rng(_cuda(device)):
+        with torch.no_grad(), torch.random.fork_rng(_cuda(device)), _run_eagerly(model):
             record = _Record()
             model.layers.instead = record
             model.train()  # dropout of attention is asked for in training only
-            model.hidden(tokens, positions)
+            looking = LOOKING_AT_MASKS.set(True)
+            try:
+                model.hidden(tokens, positions)
+            finally:
+                LOOKING_AT_MASKS.reset(looking)
             _refuse_layers(model, record)
-            _refuse_numbered_rows(model, record, tokens, positions)
-            model.eval()
-            whole = _Record()
-            model.layers.instead = whole
-            hidden = model.hidden(tokens, positions)
-            LOOKING_AT_MASKS.set(False)
-            _refuse_mixing(model, whole, hidden, tokens, positions)
+            documents = make_documents(int(config.vocab_size), last, device)
+            for mode in (True, False):
+                model.train(mode)
+                _check_mixing(model, record.modules, *documents)
             model.layers.instead = _Record()
             routers = router_loss(model, tokens, positions)
     finally:
-        LOOKING_AT_MASKS.reset(looking)
         model.layers.instead = None
         model.train(training)
-    heads = frozenset((q.shape[1], k.shape[1]) for q, k, _ in whole.inputs)
+    heads = frozenset((q.shape[1], k.shape[1]) for q, k, _ in record.inputs)
     return Attends(heads, frozenset(options.mask for options in record.options), routers)
 
 
@@ -123,84 +126,57 @@ def _refuse_layers(model: HostedModel, record: _Record) -> None:
         )
 
 
-class _Numbering(TorchFunctionMode):
-    """Notes the layers that make a number for each row of a call by themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer: nn.Module | None = None
-        self.layers: list[nn.Module] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is torch.arange and self.layer is not None and result.numel() == TOKENS:
-            self.layers.append(self.layer)
-        return result
-
-
-def _refuse_numbered_rows(
-    model: HostedModel, record: _Record, tokens: Tensor, positions: Tensor
+def _check_mixing(
+    model: HostedModel, layers: list[nn.Module], tokens: Tensor, positions: Tensor
 ) -> None:
-    """Refuse layers that count rows where they should read positions.
-
-    The forwards that are compared do not show it where such numbers matter in thousands only.
-    """
-    numbering = _Numbering()
-
-    def entered(module: nn.Module, _: Any) -> None:
-        numbering.layer = module
-
-    def left(module: nn.Module, _: Any, __: Any) -> None:
-        numbering.layer = None
-
-    hooks = [module.register_forward_pre_hook(entered) for module in record.modules]
-    hooks += [module.register_forward_hook(left) for module in record.modules]
-    try:
-        with numbering:
-            model.hidden(tokens, positions)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    unknown = [layer for layer in numbering.layers if not numbers_rows(layer)]
+    """Compare rows of documents with the same rows among others, in the model's present mode."""
+    whole = _Record()
+    model.layers.instead = whole
+    with DeterministicForward(layers) as forward:
+        hidden = model.hidden(tokens, positions)
+        logits = model.logits(hidden)
+    unknown = [layer for layer in forward.numbering if not numbers_rows(layer)]
     if unknown:
         raise UnsupportedModel(
             f"{type(model.lm).__name__}: layer {_number(unknown[0])} numbers the rows of "
             "a call by itself and does not take position_ids for it"
         )
+    part = draw_rows(tokens.device)
+    before = iter(zip(whole.inputs, whole.outputs, strict=True))
 
-
-def _refuse_mixing(
-    model: HostedModel, whole: _Record, hidden: Tensor, tokens: Tensor, positions: Tensor
-) -> None:
-    part = torch.tensor(PART, device=tokens.device)
-    before = iter(zip(whole.modules, whole.inputs, whole.outputs, strict=True))
-
-    def replayed(
-        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions
-    ) -> Tensor:
-        _, inputs, output = next(before)
+    def replay(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, options: LayerOptions) -> Tensor:
+        inputs, output = next(before)
         for one, other in zip((q, k, v), inputs, strict=True):
-            _refuse_differing(
-                model, one, other[part], f"before layer {_number(module)}'s attention"
-            )
+            _check_alike(model, one, other[part], f"before layer {_number(module)}'s attention")
         return output[part]
 
-    model.layers.instead = replayed
-    again = model.hidden(tokens[part], positions[part])
-    _refuse_differing(model, again, hidden[part], "after the last layer")
+    model.layers.instead = replay
+    with DeterministicForward([]):
+        again = model.hidden(tokens[part], positions[part])
+        _check_alike(model, again, hidden[part], "after the last layer")
+        _check_alike(model, model.logits(again), logits[part], "in the logits")
 
 
-def _refuse_differing(model: HostedModel, some: Tensor, same: Tensor, where: str) -> None:
+def _check_alike(model: HostedModel, some: Tensor, same: Tensor, where: str) -> None:
     limit = TOLERANCES.get(some.dtype, COARSE)
-    difference = (some.double() - same.double()).norm() / same.double().norm().clamp_min(1e-30)
+    # Logits of unused words may be infinite.
+    difference = torch.where(some == same, 0.0, some.float() - same.float()).norm()
+    difference /= same.float().clamp(-1e4, 1e4).norm().clamp_min(1e-30)
     if not float(difference) <= limit:
+        mode = "training" if model.training else "evaluation"
         raise UnsupportedModel(
-            f"{type(model.lm).__name__}: {where} a token depends on what else is in the call, "
-            f"by {float(difference):.1e}: something outside attention mixes tokens, or does not "
-            "take positions from position_ids"
+            f"{type(model.lm).__name__}: {where} a token depends on what else is in the call, by "
+            f"{float(difference):.1e} in {mode} mode: something outside attention mixes tokens, or "
+            "does not take positions from position_ids"
         )
+
+
+def _run_eagerly(model: HostedModel) -> AbstractContextManager[None]:
+    """Run compiled layers as they are, which modes and hooks can observe."""
+    if any(module._compiled_call_impl is not None for module in model.modules()):
+        stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+        return stance
+    return nullcontext()
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from seqplan.runtime.errors import UnsupportedModel
 from seqplan.runtime.huggingface.rotary import BY_LENGTH, rope_types
@@ -18,6 +18,11 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_at
 
 FIXED_ROPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 """Rotary embeddings whose angles depend on a token's own position alone."""
+
+STANDARD_ATTENTION = re.compile(
+    "eager|sdpa|flash_attention_[234]|flex_attention|kernels-community/(vllm-)?flash-attn[0-9]?"
+)
+"""Implementations that compute nothing but the attention that a layer's options describe."""
 
 _MIXERS = re.compile("Mamba|SSM|Rwkv|DeltaNet|LinearAttention|ShortConv|Recurrent|Lightning")
 """In the names of modules that mix tokens by other means than attention."""
@@ -63,6 +68,11 @@ def _reasons(model: PreTrainedModel) -> Iterator[str]:
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1 or torch.device("meta") in devices:
         yield "is spread over several devices (device_map): load it whole on this rank's device"
+    if (own := _own_attention(model)) is not None:
+        yield (
+            f"attends by {own!r} (attn_implementation), which may add biases of its own: load it "
+            "with eager, sdpa, flash_attention_2 or flex_attention if these compute the same"
+        )
     if not model._can_set_attn_implementation():
         yield "does not take registered attention functions (old modelling code)"
     for number, kind in enumerate(getattr(config, "layer_types", None) or ()):
@@ -74,8 +84,23 @@ def _reasons(model: PreTrainedModel) -> Iterator[str]:
     for name, module in model.named_modules():
         if _MIXERS.search(type(module).__name__) or isinstance(module, (nn.Conv1d, nn.RNNBase)):
             yield f"{name or 'it'} ({type(module).__name__}) mixes tokens outside attention"
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            yield f"{name} ({type(module).__name__}) normalizes over all tokens of a call"
+        if hasattr(module, "prepare_dynamic_mask"):
+            yield f"{name} ({type(module).__name__}) makes a mask from values (dynamic mask)"
         for kind in rope_types(module):
             if kind not in FIXED_ROPES | BY_LENGTH:
                 yield f"{name} has rope_type {kind!r} (config.rope_parameters), which is not known"
     if getattr(config, "layerdrop", 0.0):
         yield "drops whole layers in training, others on each rank (config.layerdrop: set it to 0)"
+
+
+def _own_attention(model: PreTrainedModel) -> str | None:
+    """Return the implementation that is not one of transformers; None if all are."""
+    for config in (model.config, model.config.get_text_config()):
+        name = config._attn_implementation
+        function = AttentionInterface._global_mapping.get(name)
+        replaced = function is not None and not function.__module__.startswith("transformers.")
+        if name is not None and (replaced or not STANDARD_ATTENTION.fullmatch(name)):
+            return str(name)
+    return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,16 @@ from seqplan.runtime.sequence_parallel.ulysses import (
     scatter_output_gradient,
 )
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
+
+def _exclude_from_graphs(function: _Function) -> _Function:
+    """Let compiled layers leave their graph for ``function``: ranks wait for each other in it."""
+    disable: Any = torch.compiler.disable
+    return cast(_Function, disable(function))
+
+
+@_exclude_from_graphs
 def attention(
     q: Tensor,
     k: Tensor,

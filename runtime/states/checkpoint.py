@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,13 @@ import torch
 import torch.distributed as dist
 
 from seqplan.runtime.communicators import refuse_together
-from seqplan.runtime.errors import communicating
+from seqplan.runtime.errors import CheckpointError, communicating
+from seqplan.runtime.states.checkpoint_files import (
+    attempt_together,
+    check_sizes,
+    list_sizes,
+    lock_folder,
+)
 from seqplan.runtime.states.stored_slices import StoredSlices, owned_entries, owned_parts
 from seqplan.runtime.states.unit_states import UnitStates
 
@@ -61,9 +68,9 @@ def save(
 
     Every rank calls it between two steps, with the same cursor. The newest ``keep`` checkpoints
     remain. ``extra``: what else to keep of this rank, of tensors, numbers, texts, lists and
-    mappings; every rank gives some or none. ``OSError`` where the folder cannot be written,
-    ``ValueError`` where the optimizer lacks what a rank owns, or keeps what cannot be stored;
-    ``group`` is any CPU group.
+    mappings; every rank gives some or none. ``CheckpointError``, on every rank, if any cannot
+    write or another job writes into the folder; earlier checkpoints remain. ``ValueError`` if the
+    optimizer lacks what a rank owns, or keeps what cannot be stored; ``group`` is any CPU group.
     """
     entries, refusal = {}, None
     try:
@@ -78,26 +85,34 @@ def save(
     from torch.distributed.checkpoint import state_dict_saver
 
     first = dist.get_rank(group) == 0
-    if first:
-        root.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-    with communicating(_SAVING):
-        dist.barrier(group=group)
-        state_dict_saver.save(entries, checkpoint_id=partial, process_group=group)
-    if extra is not None:
-        with _extra_path(partial, dist.get_rank(group)).open("wb") as file:
-            torch.save(dict(extra), file)
-            file.flush()
-            os.fsync(file.fileno())
-    with communicating(_SAVING):
-        dist.barrier(group=group)
-    if first:
+
+    def begin() -> None:
+        if first:
+            root.mkdir(parents=True, exist_ok=True)
+            lock_folder(root)
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def write_states() -> None:
+        with communicating(_SAVING):
+            state_dict_saver.save(entries, checkpoint_id=partial, process_group=group)
+
+    def write_extra() -> None:
+        if extra is not None:
+            with _extra_path(partial, dist.get_rank(group)).open("wb") as file:
+                torch.save(dict(extra), file)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def finish() -> None:
+        if not first:
+            return
         document = {
             "format": FORMAT,
             "transposed": sorted(_transposed(states)),
             "owners": _owners(states),
             "next_step": cursor.next_step,
             "last_digest": cursor.last_digest,
+            "sizes": list_sizes(partial),
         }
         with (partial / _CURSOR).open("w", encoding="utf-8") as file:
             json.dump(document, file)
@@ -107,8 +122,14 @@ def save(
         partial.rename(final)
         for _, older in _complete(root)[:-keep]:
             shutil.rmtree(older, ignore_errors=True)
-    with communicating(_SAVING):
-        dist.barrier(group=group)
+
+    try:
+        for part in (begin, write_states, write_extra, finish):
+            attempt_together(part, f"{final}: cannot be written", group, _SAVING)
+    except CheckpointError:
+        if first:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
     return final
 
 
@@ -123,34 +144,65 @@ def restore(
     Every rank calls it, before the first step, with the model and optimizer as they were made at
     the first start; the number of ranks, and what owners hold, may be other ones. ``ValueError``
     where the checkpoint is of another model or optimizer, of a newer format, or has states of the
-    optimizer that are no value for each element and belong to other ranges than this job's.
+    optimizer that are no value for each element and belong to other ranges than this job's. If the
+    newest is damaged, the one before is restored, with a warning; ``CheckpointError`` if all are.
     """
-    newest: list[tuple[int, Path] | None] = [None]
+    found: list[list[Path]] = [[]]
     if dist.get_rank(group) == 0:
-        complete = _complete(Path(folder))
-        newest = [complete[-1] if complete else None]
+        found = [[path for _, path in reversed(_complete(Path(folder)))]]
     with communicating(_RESTORING):
-        dist.broadcast_object_list(newest, dist.get_global_rank(group, 0), group=group)
-    if newest[0] is None:
-        return None
-    path = newest[0][1]
+        dist.broadcast_object_list(found, dist.get_global_rank(group, 0), group=group)
+    for path, older in zip(found[0], [*found[0][1:], None], strict=False):
+        try:
+            return _restore_one(path, states, optimizer, group)
+        except CheckpointError as damage:
+            if older is None:
+                raise
+            warnings.warn(f"{damage}; going back to {older.name}", stacklevel=2)
+    return None
+
+
+def _restore_one(
+    path: Path,
+    states: UnitStates,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+) -> Cursor:
+    """Restore a checkpoint; ``CheckpointError`` on every rank if it is damaged for any."""
     from torch.distributed.checkpoint import state_dict_loader
 
     wanted = list(owned_parts(states, optimizer))
     refusal, buffers = None, {}
-    try:
-        cursor, transposed, owners = _read_cursor(path, dist.get_rank(group))
+
+    def read() -> tuple[Cursor, StoredSlices | None]:
+        nonlocal refusal, buffers
+        try:
+            cursor, transposed, owners = _read_cursor(path, dist.get_rank(group))
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise
+        except ValueError as error:
+            refusal = str(error)
+            return Cursor(0, None), None
         stored = StoredSlices(path, transposed, owners)
-        buffers = {
-            key: stored.buffer(key)
-            for part in wanted
-            for key in stored.needed(part, _owners(states))
-        }
-    except ValueError as error:
-        refusal = str(error)
+        try:
+            buffers = {
+                key: stored.buffer(key)
+                for part in wanted
+                for key in stored.needed(part, _owners(states))
+            }
+        except ValueError as error:  # it is whole, and of another job
+            refusal = str(error)
+        return cursor, stored
+
+    def load() -> None:
+        with communicating(_RESTORING):
+            state_dict_loader.load(buffers, checkpoint_id=path, process_group=group)
+
+    damaged = f"{path}: is damaged"
+    cursor, stored = attempt_together(read, damaged, group, _RESTORING)
     refuse_together(refusal, group, _RESTORING)
-    with communicating(_RESTORING):
-        state_dict_loader.load(buffers, checkpoint_id=path, process_group=group)
+    attempt_together(load, damaged, group, _RESTORING)
+    assert stored is not None
     for part in wanted:
         stored.fill(part, states, optimizer, buffers)
     return cursor
@@ -163,6 +215,7 @@ def _read_cursor(path: Path, rank: int) -> tuple[Cursor, frozenset[str], str]:
         raise ValueError(
             f"{path}: format {document.get('format')}, this version reads 1 to {FORMAT}"
         )
+    check_sizes(path, document.get("sizes", {}))
     cursor = Cursor(document["next_step"], document["last_digest"], _read_extra(path, rank))
     transposed = frozenset(document.get("transposed", ()))
     return cursor, transposed, document.get("owners", "slices")

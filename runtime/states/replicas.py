@@ -20,6 +20,19 @@ _CHUNK = 1 << 24
 """Elements that a checksum takes at a time: its products need 16 bytes each."""
 
 
+def check_no_batch_norm(model: nn.Module) -> None:
+    """Reject batch normalization. ``ValueError`` with the module's name.
+
+    Its statistics would be of the tokens that a rank happens to hold.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise ValueError(
+                f"{name or 'the model'} ({type(module).__name__}) normalizes over all tokens of a "
+                "call, of which each rank holds some. Use LayerNorm or RMSNorm"
+            )
+
+
 def refuse_differing_models(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Compare the ranks' models: names, shapes and dtypes of all, values of what is not trained.
 

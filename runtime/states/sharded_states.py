@@ -20,7 +20,7 @@ from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.exchange import collective_exchange
 from seqplan.runtime.states.gradient_push import Reduce
-from seqplan.runtime.states.replicas import refuse_differing_models
+from seqplan.runtime.states.replicas import check_no_batch_norm, refuse_differing_models
 from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.states.unit_states import UnitStates
 
@@ -32,7 +32,8 @@ class ShardedStates(UnitStates):
     model: its parameters become views of flat buffers, in their own dtype; the master copies are
     fp32, or fp64 for fp64 parameters. The values of the group's first rank are taken. Frozen
     parameters and buffers are left alone; ``ValueError`` where they, or shapes or dtypes, differ
-    between ranks. ``reduce``: whether gradients are summed at their owners once a step, or after
+    between ranks, or a module normalizes over the tokens of a batch.
+    ``reduce``: whether gradients are summed at their owners once a step, or after
     each ``micro-batch``, so that no rank keeps all of them and all go through the step in lockstep.
 
     After a step the model holds the parameters that the step computed with; ``materialize``
@@ -47,6 +48,7 @@ class ShardedStates(UnitStates):
         owners: Owners = "slices",
         reduce: Reduce = "step",
     ) -> None:
+        check_no_batch_norm(model)
         refuse_differing_models(model, group)
         modules = _unit_modules(model)
         contents: list[tuple[str, dict[str, nn.Parameter]]] = []

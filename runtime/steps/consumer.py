@@ -1,10 +1,16 @@
-"""A rank's steps: views fetched and prepared ahead, each begun only when all ranks agree on it."""
+"""A rank's steps: views fetched and prepared ahead, each begun only when all ranks agree on it.
+
+One thread fetches views, minutes ahead, so that training goes on while a planning service is away.
+Another prepares the next few of them, as that takes memory.
+"""
 
 from __future__ import annotations
 
+import pickle
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,6 +20,7 @@ import torch.distributed as dist
 
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout, RankLost
+from seqplan.runtime.steps.acknowledgements import OUTAGE_S
 from seqplan.runtime.steps.agreement import (
     Record,
     State,
@@ -24,6 +31,9 @@ from seqplan.runtime.steps.agreement import (
 from seqplan.runtime.steps.source import PlanSource
 
 Prepared = TypeVar("Prepared")
+
+AHEAD_BYTES = 64 << 20
+"""Bytes of views that are kept ahead, as pickle writes them."""
 
 JOIN_S = 5.0
 """How long closing waits for a source or a ``prepare`` that does not come back."""
@@ -39,18 +49,59 @@ class Step(Generic[Prepared]):
 
 @dataclass(frozen=True)
 class _Fetched(Generic[Prepared]):
-    """What the fetching thread found for a step: the step itself or why there is none."""
+    """What a thread found for a step: the step itself or why there is none."""
 
     number: int
     step: Step[Prepared] | None
     stop: Exception | None = None
 
 
+class _Ahead:
+    """Room for views fetched ahead: at least ``steps``, more within the limits."""
+
+    def __init__(self, steps: int, limit_ms: float, limit_bytes: int) -> None:
+        self._steps, self._limit_ms, self._limit_bytes = steps, limit_ms, limit_bytes
+        self._kept: deque[tuple[float, int]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def wait_for_room(self) -> None:
+        """Wait until another view may be fetched, or this is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._has_room())
+
+    def add(self, view: RankView) -> None:
+        """Count a view; its time is that of the rank's pipelines, as predicted."""
+        time_ms = sum(pipeline.predicted_ms for pipeline in view.pipelines)
+        size = len(pickle.dumps(view, pickle.HIGHEST_PROTOCOL)) if self._limit_ms else 0
+        with self._changed:
+            self._kept.append((time_ms, size))
+
+    def remove_first(self) -> None:
+        """Make room of the first view, which is handed out."""
+        with self._changed:
+            self._kept.popleft()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End a wait."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _has_room(self) -> bool:
+        times, sizes = ([entry[i] for entry in self._kept] for i in (0, 1))
+        within = sum(times) < self._limit_ms and sum(sizes) < self._limit_bytes
+        return len(self._kept) < self._steps or within
+
+
 class PlanConsumer(Generic[Prepared]):
     """Iterates over the steps of ``rank``, from ``start_step`` on, until plans end on all ranks.
 
-    A thread fetches views from ``source``, at most ``prefetch`` steps ahead, and calls ``prepare``
-    on each: to check limits, to load tokens. Before a step is handed out all ranks of
+    A thread fetches views from ``source``, as many as last ``ahead_s`` seconds by their predicted
+    times and take ``ahead_bytes``, at least ``prefetch``. Another calls ``prepare`` on the next
+    ``prefetch`` of them: to check limits, to load tokens. ``ahead_s`` is the source's by default,
+    0 for plan files. Before a step is handed out all ranks of
     ``control_group`` exchange what they have. If one has failed (its source, its ``prepare``, no
     step within ``timeout_s`` of asking) or they differ (step, end, digest), **every** rank raises
     ``PlanError`` with the first failing rank's number and message; none is left waiting. A rank
@@ -72,7 +123,9 @@ class PlanConsumer(Generic[Prepared]):
         control_group: dist.ProcessGroup | None,
         start_step: int = 0,
         prefetch: int = 2,
-        timeout_s: float = 30.0,
+        timeout_s: float = OUTAGE_S,
+        ahead_s: float | None = None,
+        ahead_bytes: int = AHEAD_BYTES,
     ) -> None:
         if prefetch < 1:
             raise ValueError(f"prefetch must be at least 1, not {prefetch}")
@@ -93,15 +146,26 @@ class PlanConsumer(Generic[Prepared]):
         self._timeout_s = timeout_s
         self._fetched: queue.SimpleQueue[_Fetched[Prepared]] = queue.SimpleQueue()
         self._room = threading.Semaphore(prefetch)
+        if ahead_s is None:
+            ahead_s = float(getattr(source, "ahead_s", 0.0))
+        self._ahead = _Ahead(prefetch, 1e3 * ahead_s, ahead_bytes)
+        self._views: queue.SimpleQueue[RankView | _Fetched[Prepared] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._doing = "starting"  # what the thread does, for the message of a time-out
+        self._doing = "starting"  # what the first thread does, for the message of a time-out
+        self._preparing = False
         self._digests: dict[int, str | None] = {}  # of steps handed out, not acknowledged
         self._ack_failure: str | None = None
         self._over: Exception | None = None
-        self._thread = threading.Thread(
-            target=self._fetch, args=(start_step,), name=f"plans of rank {rank}", daemon=True
-        )
-        self._thread.start()
+        self._threads = [
+            threading.Thread(
+                target=self._fetch, args=(start_step,), name=f"plans of rank {rank}", daemon=True
+            ),
+            threading.Thread(
+                target=self._prepare_steps, name=f"plans of rank {rank}, prepared", daemon=True
+            ),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def __iter__(self) -> Iterator[Step[Prepared]]:
         return self
@@ -128,6 +192,7 @@ class PlanConsumer(Generic[Prepared]):
             self._over = EndOfPlans(f"before step {number}")
             raise StopIteration
         self._room.release()
+        self._ahead.remove_first()
         self._next_step = number + 1
         self._digests[number] = fetched.step.view.digest
         return fetched.step
@@ -153,10 +218,13 @@ class PlanConsumer(Generic[Prepared]):
             return
         self._closed.set()
         self._room.release()
+        self._ahead.close()
+        self._views.put(None)
         self._source.close()
         # A source ends its waiting when it is closed. One that does not may not hold up the end of
-        # the process: the thread is a daemon.
-        self._thread.join(JOIN_S)
+        # the process: the threads are daemons.
+        for thread in self._threads:
+            thread.join(JOIN_S)
 
     def __enter__(self) -> PlanConsumer[Prepared]:
         return self
@@ -173,10 +241,11 @@ class PlanConsumer(Generic[Prepared]):
         try:
             return self._fetched.get(timeout=self._timeout_s)
         except queue.Empty:
+            doing = "preparing it" if self._preparing else self._doing
             return _Fetched(
                 number,
                 None,
-                PlanTimeout(f"step {number}: not there after {self._timeout_s:g} s, {self._doing}"),
+                PlanTimeout(f"step {number}: not there after {self._timeout_s:g} s, {doing}"),
             )
 
     def _record(self, fetched: _Fetched[Prepared]) -> Record:
@@ -191,21 +260,39 @@ class PlanConsumer(Generic[Prepared]):
         return Record(State.FAILED, fetched.number, message=one_line(fetched.stop))
 
     def _fetch(self, number: int) -> None:
-        """Fetch one step after another, until one cannot be had: what the thread does."""
+        """Fetch one view after another, until one cannot be had: the first thread."""
         while True:
-            self._room.acquire()
+            self._ahead.wait_for_room()
             if self._closed.is_set():
                 return
             try:
                 view = self._view(number)
-                self._doing = "preparing it"
-                step = Step(view, self._prepare(view))
             except Exception as stop:
-                # Whatever it is, a fault of ``prepare`` too: the other ranks must hear of it.
-                self._fetched.put(_Fetched(number, None, stop))
+                # Whatever it is, the other ranks must learn of it.
+                self._views.put(_Fetched(number, None, stop))
                 return
-            self._fetched.put(_Fetched(number, step))
+            self._ahead.add(view)
+            self._views.put(view)
             number += 1
+
+    def _prepare_steps(self) -> None:
+        """Prepare one step after another, until one fails: the second thread."""
+        while True:
+            self._room.acquire()
+            view = self._views.get()
+            if self._closed.is_set() or view is None:
+                return
+            if isinstance(view, _Fetched):
+                self._fetched.put(view)
+                return
+            self._preparing = True
+            try:
+                self._fetched.put(_Fetched(view.step, Step(view, self._prepare(view))))
+            except Exception as stop:
+                # A fault of ``prepare``, too: the other ranks must learn of it.
+                self._fetched.put(_Fetched(view.step, None, stop))
+                return
+            self._preparing = False
 
     def _view(self, number: int) -> RankView:
         self._doing = "waiting for its plan"

@@ -1,9 +1,9 @@
-"""One rank asks for the views of all and hands them out through the job's store.
+"""One rank requests whole plans and hands their views out through the job's store.
 
 So a job needs one connection to the planning service, or one reader of the plan file, and a
-failure or the end of plans reaches every rank. Rank 0's ``view`` asks the inner source for every
-rank's view and sets one key for each other rank; a rank deletes its key when it has read it, so
-that nothing grows.
+failure or the end of plans reaches every rank. Rank 0's ``view`` gets the plan from the inner
+source, makes every rank's view and sets one key for each other rank; a rank deletes its key when it
+has read it, so that nothing grows. Acknowledgements of a step are lines of one key.
 """
 
 from __future__ import annotations
@@ -15,24 +15,45 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 
+import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from seqplan.plans.views.decode_view import decode_view
-from seqplan.plans.views.rank_view import RankView
+from seqplan.plans.views.rank_view import RankView, rank_view, views_json
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
-from seqplan.runtime.steps.source import JobSource
+from seqplan.runtime.steps.http_source import FAN_OUT_RANKS, HttpSource
+from seqplan.runtime.steps.source import JobSource, PlanSource
 
 _VIEW, _END, _FAILURE = b"V", b"E", b"F"
 
 _LONGEST_PAUSE_S = 0.05
 """Between two looks at the store: a late plan is noticed within this time."""
 
-LAST_ACKS_S = 2.0
+_LOOKS_PER_S = 20_000
+"""Of all ranks together, at most: a store answers about 20,000 checks a second."""
+
+LAST_ACKS_S = 5.0
 """How long closing waits for the other ranks' last acknowledgements."""
 
 
+def open_job(
+    base_url: str, job: str, token: str | None = None, *, fan_out_ranks: int = FAN_OUT_RANKS
+) -> PlanSource:
+    """Open a job of a planning service for this rank of the default process group.
+
+    In a job of ``fan_out_ranks`` ranks or more, rank 0 alone requests plans and sends
+    acknowledgements. ``ValueError`` for a URL or token that cannot be used.
+    """
+    source = HttpSource(base_url, job, token)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if world_size < fan_out_ranks:
+        return source
+    store = dist.distributed_c10d._get_default_store()
+    return FanOutSource(lambda: source, store, rank, world_size)
+
+
 class FanOutSource:
-    """The views of one rank, of which rank 0 gets all from the source that ``inner_factory`` makes.
+    """The views of one rank, which rank 0 makes of the plans that its inner source returns.
 
     ``inner_factory`` is called on rank 0 only, at the first ``view``, so that its failure reaches
     every rank. ``store``: the job's; it is used through a clone. All ranks
@@ -40,6 +61,9 @@ class FanOutSource:
     ``view`` is for the rank's own view. A time-out of the inner source is rank 0's alone, the
     others time out by themselves.
     """
+
+    ahead_s = 600.0
+    """Plans that a consumer fetches ahead, in seconds of predicted time."""
 
     def __init__(
         self, inner_factory: Callable[[], JobSource], store: Store, rank: int, world_size: int
@@ -50,7 +74,8 @@ class FanOutSource:
         self._closed = threading.Event()
         self._inner: JobSource | None = None
         self._inner_lock = threading.Lock()
-        self._pending: dict[int, str | None] = {}  # steps that rank 0 has acknowledged: digests
+        self._pending: dict[int, str | None] = {}  # digests of steps to pass on
+        self._longest_pause_s = max(_LONGEST_PAUSE_S, world_size / _LOOKS_PER_S)
         # Keys of an earlier source, which may have been left in the middle, must not be read.
         generation = store.add(f"seqplan/sources/{rank}", 1)
         self._store = store  # the clone would outlive the server that may be in it
@@ -74,14 +99,14 @@ class FanOutSource:
     def acknowledge(
         self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
     ) -> None:
-        """Count it in the store; rank 0 passes on what all ranks have acknowledged.
+        """Add it to those in the store; rank 0 passes on steps that all have acknowledged.
 
-        A step is passed on with rank 0's next acknowledgement, or when it closes.
+        A step is passed on with rank 0's next acknowledgement, or when it closes. One that the
+        inner source rejects is kept and passed on with the next.
         """
         try:
-            if measured_ms is not None:  # before it is counted: it is read when all are
-                self._acks.set(f"{step}/{rank}", repr(measured_ms))
-            self._acks.add(str(step), 1)
+            line = f"{rank} {'' if measured_ms is None else repr(measured_ms)}\n"
+            self._acks.append(str(step), line)  # type: ignore[attr-defined] # as clone above
             if self._rank == 0:
                 self._pending[step] = digest
                 self._pass_on()
@@ -96,11 +121,11 @@ class FanOutSource:
         self._closed.set()
         with suppress(RuntimeError, PlanError):  # the others may be gone, with the store
             deadline = time.monotonic() + LAST_ACKS_S
-            while self._pending:
+            while self._pending and time.monotonic() < deadline:
                 self._pass_on()
-                if not self._pending or time.monotonic() >= deadline:
-                    break
-                time.sleep(_LONGEST_PAUSE_S)
+                if self._pending:
+                    time.sleep(_LONGEST_PAUSE_S)
+            self._pass_on(last=True)
         with suppress(RuntimeError):
             while self._next_unread is not None and self._views.delete_key(
                 self._key(self._next_unread, self._rank)
@@ -119,11 +144,12 @@ class FanOutSource:
                     raise PlanError(f"step {step}: the source is closed")
                 if self._inner is None:
                     self._inner = self._make_inner()
-            # All before any is handed out: after a time-out the step is asked for anew.
-            views = [
-                self._inner.view(step, rank, max(0.0, deadline - time.monotonic()))
-                for rank in range(self._world_size)
-            ]
+            plan, digest = self._inner.plan(step, max(0.0, deadline - time.monotonic()))
+            if plan.world_size != self._world_size:
+                raise PlanError(
+                    f"step {step}: is planned for {plan.world_size} ranks, "
+                    f"the job has {self._world_size}"
+                )
         except PlanTimeout:
             raise
         except EndOfPlans as end:
@@ -132,12 +158,14 @@ class FanOutSource:
         except (PlanError, ValueError, OSError) as error:
             self._publish(step, [_FAILURE + _line(error).encode()] * self._world_size)
             raise error if isinstance(error, PlanError) else PlanError(_line(error)) from error
-        self._publish(step, [_VIEW + _packed(view) for view in views])
-        return views[0]
+        views = views_json(plan, digest=digest)
+        self._publish(step, [_VIEW + zlib.compress(view, 1) for view in views])
+        return rank_view(plan, 0, digest=digest)
 
     def _publish(self, step: int, messages: list[bytes]) -> None:
-        for rank in range(1, self._world_size):
-            self._views.set(self._key(step, rank), messages[rank])  # type: ignore[arg-type]
+        # One request: as many of their own take a second per thousand.
+        keys = [self._key(step, rank) for rank in range(1, self._world_size)]
+        self._views.multi_set(keys, messages[1:])  # type: ignore[attr-defined]
 
     def _receive(self, step: int, timeout_s: float) -> RankView:
         key = self._key(step, self._rank)
@@ -150,7 +178,7 @@ class FanOutSource:
                 raise PlanTimeout(f"step {step}: nothing from rank 0 within {timeout_s:g} s")
             if self._closed.wait(min(pause, max(0.0, deadline - time.monotonic()))):
                 raise PlanError(f"step {step}: the source is closed")
-            pause = min(1.5 * pause, _LONGEST_PAUSE_S)
+            pause = min(1.5 * pause, self._longest_pause_s)
         message = self._views.get(key)
         self._views.delete_key(key)
         self._next_unread = step + 1
@@ -161,30 +189,27 @@ class FanOutSource:
             raise PlanError(content.decode())
         return decode_view(json.loads(zlib.decompress(content)), origin=f"step {step} from rank 0")
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, *, last: bool = False) -> None:
+        """Acknowledge the steps that all ranks have; if ``last``, for the ranks that have."""
         for step in sorted(self._pending):
-            if self._acks.add(str(step), 0) < self._world_size:
+            key = str(step)
+            lines = self._acks.get(key).decode().splitlines()
+            times = {int(rank): float(ms) if ms else None for rank, ms in map(_halves, lines)}
+            if len(times) < self._world_size and not last:
                 return
-            digest = self._pending.pop(step)
-            self._acks.delete_key(str(step))
-            assert self._inner is not None  # it has given the view of this step
-            times = [self._measured_ms(f"{step}/{rank}") for rank in range(self._world_size)]
-            self._inner.acknowledge_all(step, digest, times)
-
-    def _measured_ms(self, key: str) -> float | None:
-        if not self._acks.check([key]):
-            return None
-        measured_ms = float(self._acks.get(key))
-        self._acks.delete_key(key)
-        return measured_ms
+            assert self._inner is not None  # it has given the plan of this step
+            self._inner.acknowledge_all(step, self._pending[step], times)
+            del self._pending[step]
+            self._acks.delete_key(key)
 
     @staticmethod
     def _key(step: int, rank: int) -> str:
         return f"{step}/{rank}"
 
 
-def _packed(view: RankView) -> bytes:
-    return zlib.compress(json.dumps(view.to_dict(), separators=(",", ":")).encode(), 1)
+def _halves(line: str) -> tuple[str, str]:
+    rank, _, measured_ms = line.partition(" ")
+    return rank, measured_ms
 
 
 def _line(error: Exception) -> str:

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,13 +20,14 @@ MOST_BYTES = 256 << 20
 
 
 class Answer(NamedTuple):
-    """What a request was answered; ``kind``: its content type."""
+    """A response; ``kind``: its content type, ``retry_after_s``: the pause that it requests."""
 
     status: int
     reason: str
     etag: str | None
     kind: str
     body: bytes
+    retry_after_s: float = 0.0
 
 
 class Connection:
@@ -91,6 +93,7 @@ class Connection:
                     response.getheader("ETag"),
                     response.getheader("Content-Type", ""),
                     response.read(MOST_BYTES + 1),
+                    _retry_after_s(response.getheader("Retry-After", "")),
                 )
                 if len(answer.body) > MOST_BYTES:
                     raise TooLarge(None)
@@ -102,6 +105,15 @@ class Connection:
         except BaseException:
             self._http.close()  # what comes next on it would be the answer to this request
             raise
+
+
+def _retry_after_s(text: str) -> float:
+    """Return the seconds of a Retry-After header, a number or a date; 0 for any other."""
+    with suppress(ValueError):
+        return max(0.0, float(int(text)))
+    with suppress(ValueError, TypeError):
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    return 0.0
 
 
 class TooLarge(Exception):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -48,12 +48,15 @@ class PlanSource(Protocol):
 
 
 class JobSource(PlanSource, Protocol):
-    """A source by which one rank can speak for all."""
+    """A source by which one rank can act for all."""
+
+    def plan(self, step: int, timeout_s: float) -> tuple[Plan, str]:
+        """Return the whole plan of ``step`` and its digest; waits and errors as for ``view``."""
 
     def acknowledge_all(
-        self, step: int, digest: str | None, measured_ms: Sequence[float | None]
+        self, step: int, digest: str | None, measured_ms: Mapping[int, float | None]
     ) -> None:
-        """Acknowledge a step for all ranks at once, with what each measured. ``PlanError``."""
+        """Acknowledge a step for several ranks at once, by rank with its time. ``PlanError``."""
 
 
 _STEP = re.compile(rb'"step"\s*:\s*(\d+)')
@@ -93,12 +96,15 @@ class FileSource:
         return sorted(self._tensor_degrees)
 
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
-        with self._lock:
-            plan, digest = self._plan(step)
+        plan, digest = self.plan(step, timeout_s)
         try:
             return rank_view(plan, rank, digest=digest)
         except ValueError as error:
             raise PlanError(f"{self._path}: step {step}: {error}") from None
+
+    def plan(self, step: int, timeout_s: float) -> tuple[Plan, str]:
+        with self._lock:
+            return self._plan(step)
 
     def acknowledge(
         self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
@@ -106,7 +112,7 @@ class FileSource:
         """Do nothing: nobody is waiting for it."""
 
     def acknowledge_all(
-        self, step: int, digest: str | None, measured_ms: Sequence[float | None]
+        self, step: int, digest: str | None, measured_ms: Mapping[int, float | None]
     ) -> None:
         """Do nothing: nobody is waiting for it."""
 

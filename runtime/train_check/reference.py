@@ -52,8 +52,8 @@ def reference_step(
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     norm = float(torch.stack([gradient.double().square().sum() for gradient in gradients]).sum())
     norm **= 0.5
-    if clip_norm is not None and norm > clip_norm:
+    if clip_norm is not None and norm + 1e-6 > clip_norm:
         for gradient in gradients:
-            gradient.mul_(clip_norm / norm)
+            gradient.mul_(clip_norm / (norm + 1e-6))
     optimizer.step()
     return total, norm

@@ -21,6 +21,9 @@ from seqplan.runtime.training.loss import LossOf, label_loss, loss_divisor
 from seqplan.runtime.training.prepare import MicroBatchWork
 from seqplan.runtime.training.stopwatch import Stopwatch
 
+CLIP_EPSILON = 1e-6
+"""Added to the norm that gradients are divided by, as torch's ``clip_grad_norm_`` does."""
+
 BeforeMicroBatches = Callable[[RankView, Sequence[MicroBatchWork], float], None]
 """Called ahead of a step's micro-batches, with what their losses are divided by."""
 
@@ -118,7 +121,8 @@ def updated(
     ``loss``: this rank's part of it. Collective.
     """
     norm, whole_loss = states.gradient_norm_and_sum(loss)
-    if clip_norm is not None and norm > clip_norm:
-        states.scale_gradients(clip_norm / norm)
+    factor = 1.0 if clip_norm is None else clip_norm / (norm + CLIP_EPSILON)
+    if factor < 1.0:
+        states.scale_gradients(factor)
     optimizer.step()
     return norm, whole_loss

@@ -23,7 +23,8 @@ from typing import Any
 from command_forks import CommandProcess
 
 from seqplan.api.rest.server import make_server
-from seqplan.api.service.service import Service
+from seqplan.api.service.service import Limits, Service
+from seqplan.api.service.upkeep import Keeping
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.tokens import known_tokens
 
@@ -100,14 +101,21 @@ class ServedProcess(Served):
 
 @contextmanager
 def serving_here(
-    store: str | Path, files: Path | None = None, port: int = 0, hosts: Collection[str] = ()
+    store: str | Path,
+    files: Path | None = None,
+    port: int = 0,
+    hosts: Collection[str] = (),
+    keeping: Keeping | None = None,
+    limits: Limits | None = None,
+    open_files: int | None = None,
 ) -> Iterator[Served]:
     """The service of a store in a thread of this process, as ``seqplan serve`` has it, until the
     block ends; then nothing that it logged may be an error."""
     opened = Store(str(store), files)
     with opened.reading() as connection:
         guarded = bool(known_tokens(connection))
-    server = make_server(Service(opened), hosts, guarded=guarded)
+    service = Service(opened, keeping=keeping, limits=limits)
+    server = make_server(service, hosts, guarded=guarded, files=open_files)
     errors: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: errors.append(handler.format(record))  # type: ignore[method-assign]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from seqplan import Cost
-from seqplan.hosts.degree_costs import by_degree, costs_of_environment, ring_costs
+from seqplan.hosts.degree_costs import add_padding, by_degree, costs_of_environment, ring_costs
+from seqplan.hosts.megatron import _alignment
 from seqplan.profiler.shipped.catalogue import find_profile
 
 
@@ -51,3 +54,17 @@ def test_costs_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEQPLAN_COST", "2e-6,fast")
     with pytest.raises(ValueError, match="SEQPLAN_COST='2e-6,fast': wants a,b,c"):
         costs_of_environment()
+
+
+def test_padding_of_packed_micro_batches_is_priced() -> None:
+    costs = {1: Cost(1e-6, 0.1, 60.0), 4: Cost(2.5e-7, 0.03, 65.0)}
+    assert add_padding(costs, 1) == costs
+    padded = add_padding(costs, 1025)
+    assert padded[1].c == 60.0 + 0.1 * 512
+    assert padded[4].c == 65.0 + 0.03 * 4 * 512
+    scheduler = SimpleNamespace(max_seqlen_per_dp_cp_rank=8192)
+    assert _alignment(scheduler) == 1
+    scheduler.config = SimpleNamespace(pad_packed_seq_alignment=128)
+    assert _alignment(scheduler) == 128
+    scheduler.config.cuda_graph_impl = "local"
+    assert _alignment(scheduler) == 8192

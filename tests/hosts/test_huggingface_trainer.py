@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,21 @@ def test_a_padding_collator_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         return {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows)}
 
     assert "the collator pads" in refused(data_collator=padding)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_of_another_length_than_planned_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    quartered = BalancedSteps(LENGTHS // 4 + 1, SEQUENCES, 160, Cost(5e-2, 1.0, 0.0), seed=1)
+    text = refused(planned=quartered, arguments={"dataloader_num_workers": workers})
+    match = re.search(r"sample (\d+) has (\d+) tokens, its planned length is (\d+)\. Make", text)
+    assert match is not None, text
+    place, tokens, length = map(int, match.groups())
+    assert (tokens, length) == (LENGTHS[place], LENGTHS[place] // 4 + 1)
+    longer = [{key: [*value, 5] for key, value in sample.items()} for sample in SAMPLES]
+    assert "Make lengths from the data set" in refused(train_dataset=longer)
 
 
 def test_steps_are_the_same_on_every_rank_and_drawn_once_an_epoch() -> None:

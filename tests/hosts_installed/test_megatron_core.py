@@ -16,11 +16,13 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
+import numpy as np
 import torch
 from megatron.core.datasets import data_schedule
 from megatron_contract import CAPACITY, COST, check, drawn, time_ms
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from seqplan import Cost
 from seqplan.hosts import megatron
 from seqplan.hosts.degree_costs import by_degree
 from seqplan.hosts.versions import UnsupportedVersion
@@ -32,7 +34,13 @@ SHAPES = ((1, 0), (5, 0), (63, 0), (256, 0), (512, 0), (512, 1))
 hybrid = pytest.mark.skipif(
     not hasattr(data_schedule, "HybridCPDataLoaderWrapper"), reason="no hybrid wrapper"
 )
-registry = pytest.mark.skipif(not REGISTRY, reason="no registry of schedulers in this version")
+NAMES = {str(getattr(key, "value", key)) for key in REGISTRY}
+registry = pytest.mark.skipif(
+    megatron.DYNAMIC not in NAMES, reason="no dynamic context parallelism in its registry"
+)
+static_registry = pytest.mark.skipif(
+    megatron.STATIC not in NAMES, reason="no balanced replicas in its registry"
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,6 +113,31 @@ def test_the_registry_runs_planned_groups(sequences: int, seed: int) -> None:
 
 
 @registry
+@pytest.mark.parametrize("ring_ms", [0.4, 5.0, 25.0])
+def test_small_and_nearly_full_batches_are_no_slower(ring_ms: float) -> None:
+    """Where a further rank of a group costs much, wide groups for leftovers do not pay."""
+    costs = {
+        d: Cost(k.a, k.b, COST.c + ring_ms * (d - 1)) for d, k in by_degree(COST, RANKS).items()
+    }
+    own = getattr(registered(megatron.DYNAMIC), "host_class", registered(megatron.DYNAMIC))
+    planned_class = megatron._dynamic(own, costs)
+    rng = np.random.default_rng(1)
+    for case in range(24):
+        ranks = int(rng.choice([4, 8, 16]))
+        lengths = drawn(int(rng.integers(1, 2 * ranks + 1)), seed=case, longest=CAPACITY * 4)
+        if case % 2:
+            lengths = [*drawn(400, seed=case, longest=CAPACITY * 4)]
+            full = int(np.searchsorted(np.cumsum(lengths), ranks * CAPACITY * 0.98))
+            lengths = [*lengths[: max(1, full)], 128]
+        samples = list(enumerate(lengths))
+        planned = planned_class(CAPACITY, 2, ranks // 2, None).get_groups_and_subsamples(samples)
+        check(planned, lengths, ranks)
+        theirs = own(CAPACITY, 2, ranks // 2, None).get_groups_and_subsamples(samples)
+        of_ranks = by_degree(costs, ranks)
+        assert time_ms(planned, lengths, of_ranks) <= time_ms(theirs, lengths, of_ranks) + 1e-6
+
+
+@registry
 def test_degrees_and_numbers_of_micro_batches_are_the_hosts() -> None:
     lengths = drawn(200)
     ids = dynamic(48, least=2, multiple=4).get_groups_and_subsamples(list(enumerate(lengths)))
@@ -137,7 +170,7 @@ def test_packed_micro_batches_hold_the_samples() -> None:
             assert int(micro["local_cp_size"]) == sum(other == own for other in of_ranks)
 
 
-@registry
+@static_registry
 def test_replicas_of_one_degree_are_balanced() -> None:
     static = registered(megatron.STATIC)
     lengths = drawn(200, longest=2 * CAPACITY)
@@ -185,10 +218,13 @@ def test_a_version_without_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -
         megatron.install(COST)
 
 
-def test_the_code_of_the_page_installs() -> None:
+def test_the_code_of_the_page_installs(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "megatron.md").read_text("utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (code,) = (block for block in blocks if "megatron.install(" in block)
     exec(code, {})
+    printed = capsys.readouterr().out
+    assert re.fullmatch(r"seqplan: plans [a-z_, ]+ of megatron-core \S+\n", printed)
     hybrid_class = getattr(data_schedule, "BalancedCPScheduler", None)
     planned = [*REGISTRY.values(), *([hybrid_class] if hybrid_class else [])]
     assert any(hasattr(scheduler, "host_class") for scheduler in planned)

@@ -20,8 +20,51 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "adds an auxiliary loss of its routers (config.output_router_logits) in a way that is not",
     ),
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, "layer 0 is of kind 'conv'"),
+    "doge": ({"sliding_window": 8}, "(DogeAttention) makes a mask from values (dynamic mask)"),
     "bloom": ({"n_layer": 2, "n_head": 4}, "does not take registered attention functions"),
 }
+
+
+def subtle_models() -> dict[str, Any]:
+    """Models that differ a little, or only far from the start of a call."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    models = {
+        name: model("llama", max_position_embeddings=256)
+        for name in ("biased", "head", "training", "far", "counting", "normalizing")
+    }
+    AttentionInterface.register(
+        "biased",
+        lambda module, q, k, v, *more, **named: sdpa_attention_forward(
+            module, q, k, v + 0.1, *more, **named
+        ),
+    )
+    AttentionMaskInterface.register("biased", sdpa_mask)
+    models["biased"].set_attn_implementation("biased")
+    models["head"].lm_head.register_forward_hook(
+        lambda _, __, out: out + 0.1 * out.mean(1, keepdim=True)
+    )
+    models["training"].model.layers[0].mlp.register_forward_hook(
+        lambda module, _, out: out + (0.1 * out.mean(1, keepdim=True) if module.training else 0)
+    )
+    models["far"].model.layers[0].mlp.register_forward_hook(
+        lambda _, __, out: out + 0.1 * torch.nn.functional.pad(out, (0, 0, 200, 0))[:, :-200]
+    )
+    models["counting"].model.layers[1].self_attn.q_proj.register_forward_hook(
+        lambda _, __, out: out * (1 + torch.ones(out.shape[1]).cumsum(0) // 8192)[:, None]
+    )
+    models["normalizing"].model.layers[0].more = torch.nn.BatchNorm1d(32)
+    return models
+
+
+def random_models() -> dict[str, Any]:
+    """Models whose training mode draws random numbers for each token, which plans permit."""
+    return {
+        "gpt2": model("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=256, attn_pdrop=0.0),
+        "mixtral": model("mixtral", num_local_experts=4, router_jitter_noise=0.5),
+    }
 
 
 def refusals(groups: runtime.Communicators) -> dict[str, str]:
@@ -35,10 +78,12 @@ def refusals(groups: runtime.Communicators) -> dict[str, str]:
         except ValueError as error:
             messages[case] = f"{type(error).__name__}: {error}"
             if hasattr(unsupported, "config") and case != "base":
-                assert unsupported.config._attn_implementation == "eager", "left as it was"
+                assert unsupported.config._attn_implementation in ("eager", "biased")
 
     for name, (changes, _) in REFUSED.items():
         refused(name, model(name, **changes))
+    for name, permitted in random_models().items():
+        refused(f"random {name}", permitted)
     mixing = model("llama")
     mixing.model.layers[1].mlp.register_forward_hook(lambda _, __, out: out.cumsum(1))
     refused("mixing", mixing)
@@ -64,6 +109,8 @@ def refusals(groups: runtime.Communicators) -> dict[str, str]:
         lambda _, positional, named: (positional, {**named, "sliding_window": 8}), with_kwargs=True
     )
     refused("windowing", windowing)
+    for case, unsupported in subtle_models().items():
+        refused(case, unsupported)
     refused("base", adapted(0, base_seed=groups.control.rank()))
     refused("no model", torch.nn.Linear(2, 2))
     try:

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from small_plans import view_of
 
+from seqplan.plans.format.codec import digest, to_json
 from seqplan.plans.plan import Plan
 
 
@@ -30,9 +31,11 @@ class PlanService:
 
         self.token = token
         self.passing: list[str] = []
-        """Troubles of the next requests: ``503``, ``hang up``, ``mute`` (accept, never answer),
+        """Troubles of the next requests: a status such as ``503``, ``hang up``, ``mute`` (accept,
+        never answer),
         ``no body`` and ``half a body`` (gone in the middle of an answer)."""
 
+        self.retry_after = ""
         self.waits = True
         self.etag = '"{}"'
         self.acks: list[dict[str, Any]] = []
@@ -63,11 +66,11 @@ def serving(service: PlanService) -> Iterator[PlanService]:
             if self.troubled():
                 return
             url = urlsplit(self.path)
-            match = re.fullmatch(r"/base/v1/jobs/a%20job/plans/(\d+)/ranks/(\d+)", url.path)
+            match = re.fullmatch(r"/base/v1/jobs/a%20job/plans/(\d+)(?:/ranks/(\d+))?", url.path)
             if match is None:
                 self.problem(404, {"title": "Not found", "detail": url.path})
                 return
-            step, rank = int(match[1]), int(match[2])
+            step = int(match[1])
             wait = float(parse_qs(url.query)["wait"][0])
             deadline = time.monotonic() + wait * service.waits
             while step not in service.plans and service.failure is None and not service.ends:
@@ -75,10 +78,13 @@ def serving(service: PlanService) -> Iterator[PlanService]:
                     self.answer(204, b"", {})
                     return
             if step in service.plans:
-                view = view_of(service.plans[step], rank)
-                body = json.dumps(view.to_dict()).encode()
+                plan = service.plans[step]
+                text = to_json(plan)
+                if match[2] is not None:
+                    text = json.dumps(view_of(plan, int(match[2])).to_dict())
                 kind = {"Content-Type": "application/json"}
-                self.answer(200, body, {"ETag": service.etag.format(view.digest), **kind})
+                tag = service.etag.format(digest(plan))
+                self.answer(200, text.encode(), {"ETag": tag, **kind})
             elif service.failure is not None:
                 self.problem(*service.failure)
             else:
@@ -106,8 +112,9 @@ def serving(service: PlanService) -> Iterator[PlanService]:
                 self.problem(401, {"title": "Who are you?"})
                 return True
             trouble = service.passing.pop(0) if service.passing else None
-            if trouble == "503":
-                self.answer(503, b"busy", {})
+            if trouble is not None and trouble.isdecimal():
+                pause = {"Retry-After": service.retry_after} if service.retry_after else {}
+                self.answer(int(trouble), b"busy", pause)
             elif trouble == "hang up":
                 self.close_connection = True
             elif trouble == "mute":

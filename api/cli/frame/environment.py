@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
+
+_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 def apply_environment(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
@@ -11,6 +14,8 @@ def apply_environment(parser: argparse.ArgumentParser, environment: Mapping[str,
 
     The parsed arguments carry ``settle``, to be called with them before they are used.
     """
+    # Kubernetes gives the address of a Service named seqplan to every container, as SEQPLAN_PORT.
+    environment = {name: value for name, value in environment.items() if not _ADDRESS.match(value)}
     parser.set_defaults(settle=lambda args: None)
     alternatives = [a for g in parser._mutually_exclusive_groups for a in g._group_actions]
     for action in parser._actions:

@@ -21,8 +21,10 @@ class JobFile:
     the default per GPU); ``look_ahead``: steps planned beyond the slowest rank; ``store``: a path
     or URL; ``files``: folder of uploaded arrays (default: beside a SQLite store; several sidecars
     of a PostgreSQL store share it); ``workers``: planners; ``executor``: where they run, one of
-    ``executor.EXECUTORS``; ``allow_host``: see ``serve --allow-host``; ``lockstep`` and
-    ``rounds_multiple``: see ``propose``.
+    ``executor.EXECUTORS``; ``allow_host``: see ``serve --allow-host``; ``lockstep``,
+    ``rounds_multiple`` and ``trainer``: see ``propose``; ``keep_steps``, ``abandon_hours``,
+    ``job_days`` and ``grace_days``: see ``serve``; ``token_file``: the file of the token that every
+    request then needs, made if absent.
     """
 
     profile: str
@@ -43,9 +45,15 @@ class JobFile:
     executor: str = EXECUTORS[0]
     lockstep: bool = False
     rounds_multiple: int = 1
+    keep_steps: int = 5000
+    abandon_hours: int = 24
+    job_days: int = 30
+    grace_days: int = 7
+    token_file: str = ""
+    trainer: str = ""
 
 
-_LEAST = {"tokens": 0, "seed": 0, "port": 0}
+_LEAST = {"tokens": 0, "seed": 0, "port": 0, "job_days": 0}
 _KINDS: dict[Any, tuple[type, str]] = {
     "str": (str, "a string"),
     "int": (int, "an integer"),
@@ -89,8 +97,9 @@ def _resolved(raw: dict[str, Any], folder: Path) -> dict[str, str]:
     places = {"lengths": str(folder / raw["lengths"])}
     store = raw.get("store", "seqplan.db")
     places["store"] = store if "://" in store else str(folder / store)
-    if "files" in raw:
-        places["files"] = str(folder / raw["files"])
+    for name in ("files", "token_file"):
+        if raw.get(name):
+            places[name] = str(folder / raw[name])
     if (folder / raw["profile"]).is_file():
         places["profile"] = str(folder / raw["profile"])
     return places

@@ -135,12 +135,10 @@ def add_cluster(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 def cluster_of(args: argparse.Namespace) -> ClusterHardware:
     """The cluster that was asked for; ``ValueError`` for unknown hardware or a bandwidth of 0."""
-    from seqplan.profiler.analytic.devices import DEVICES
+    from seqplan.profiler.analytic.devices import find_device
     from seqplan.profiler.analytic.hardware import GIB, ClusterHardware
 
-    if args.hardware not in DEVICES:
-        raise ValueError(f"--hardware {args.hardware!r}: wants one of {', '.join(DEVICES)}")
-    hardware = DEVICES[args.hardware]
+    hardware = find_device(args.hardware, "--hardware")
     options = {
         name: getattr(args, name)
         for name in (

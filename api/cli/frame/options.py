@@ -75,9 +75,17 @@ def add_usable_schemes(parser: argparse.ArgumentParser) -> None:
         default="all",
         help="measured: leave schemes out whose coefficients are derived; default all",
     )
+    add_trainer(parser, "only what this trainer runs: its schemes, ZeRO stage and lockstep")
     parser.add_argument(
         "--layout", metavar="LAYOUT", type=layout, help="only schemes of one tp and pp, as tp4.pp2"
     )
+
+
+def add_trainer(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """Add ``--trainer``, one of the backends."""
+    from seqplan.planner.proposal.backends import BACKENDS
+
+    parser.add_argument("--trainer", choices=tuple(BACKENDS), help=help_text)
 
 
 def layout(text: str) -> tuple[int, int]:
@@ -95,7 +103,18 @@ def usable_profile(args: argparse.Namespace) -> Profile:
     from seqplan.profiler.shipped.catalogue import find_profile
 
     profile = find_profile(args.profile)
+    if args.trainer is not None:
+        from seqplan.planner.proposal.backends import find_backend
+
+        profile = find_backend(args.trainer).usable_profile(profile, args.gpus)
     return profile.restricted(measured=args.schemes == "measured", layout=args.layout)
+
+
+def runs_in_lockstep(args: argparse.Namespace) -> bool:
+    """Return whether ranks run in lockstep: asked for, or by the trainer that was named."""
+    from seqplan.planner.proposal.backends import find_backend
+
+    return args.lockstep or (args.trainer is not None and find_backend(args.trainer).lockstep)
 
 
 def number(text: str) -> float:

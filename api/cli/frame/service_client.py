@@ -12,6 +12,14 @@ from urllib.parse import quote, urlsplit
 _TIMEOUT_S = 60.0
 
 
+class ServiceError(ValueError):
+    """An answer that is no success, with its HTTP status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class ServiceClient:
     """The service at ``url`` (http or https); ``token`` goes along as a bearer token.
 
@@ -60,7 +68,7 @@ class ServiceClient:
             detail = reason
             with suppress(ValueError, RecursionError, TypeError, KeyError):
                 detail = json.loads(body)["detail"]
-            raise ValueError(f"{subject}: {status}: {detail}")
+            raise ServiceError(f"{subject}: {status}: {detail}", status)
         try:
             return body.decode()
         except UnicodeDecodeError as error:

@@ -7,6 +7,7 @@ from typing import Any
 
 from seqplan.api.cli.frame.terminal import percent, seconds, table
 from seqplan.planner.comparison.advice import ablation, rivals
+from seqplan.planner.comparison.nearest import nearest_rival
 from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
 from seqplan.planner.comparison.sweep import Sweep, SweptSystem
 from seqplan.planner.simulation.iteration import Iteration
@@ -80,9 +81,16 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         text = " → ".join(f"{system.name} {gain:.2f}×" for system, gain in stages)
         lines += ["", f"step by step, whole iterations: {text}"]
     lines += [""] if rivals(comparison.systems) else []
+    nearest = nearest_rival(comparison.systems)
     for label, system in rivals(comparison.systems):
-        gain = system.mean_ms / comparison.ours.mean_ms
-        lines.append(f"speed-up over {label}: {gain:.2f}× ({system.name})")
+        gain = f"{system.mean_ms / comparison.ours.mean_ms:.2f}×"
+        if nearest is not None and system.key == nearest.key:
+            gain = nearest.text
+        lines.append(f"speed-up over {label}, {system.name}: {gain}")
+    if comparison.today is not None:
+        label, system = comparison.today
+        gain = f"{system.mean_ms / comparison.ours.mean_ms:.2f}×"
+        lines.append(f"speed-up over {label} ({system.name}): {gain}")
     if comparison.left_out:
         lines += ["", *(f"left out: {name}: {why}" for name, why in comparison.left_out)]
     return [*lines, "", *comparison.assumptions, "", comparison.advice]
@@ -135,9 +143,25 @@ def comparison_fields(comparison: Comparison) -> dict[str, Any]:
             {"key": system.key, "speedup": round(gain, 4)}
             for system, gain in ablation(comparison.systems)
         ],
+        "nearest_rival": _nearest_fields(comparison),
+        "baseline": None if comparison.baseline is None else comparison.baseline[2],
         "left_out": [{"name": name, "why": why} for name, why in comparison.left_out],
         "advice": comparison.advice,
         "assumptions": list(comparison.assumptions),
+    }
+
+
+def _nearest_fields(comparison: Comparison) -> dict[str, Any] | None:
+    rival = nearest_rival(comparison.systems)
+    if rival is None:
+        return None
+    interval = None if rival.interval is None else [round(end, 4) for end in rival.interval]
+    return {
+        "key": rival.key,
+        "name": rival.name,
+        "speedup": round(rival.speedup, 4),
+        "interval": interval,
+        "steps": rival.steps,
     }
 
 

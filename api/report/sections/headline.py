@@ -26,6 +26,7 @@ from seqplan.api.report.drawing.svg import (
 )
 from seqplan.api.report.sections.pick import simulated_on
 from seqplan.planner.comparison.advice import rivals
+from seqplan.planner.comparison.nearest import nearest_rival
 from seqplan.planner.comparison.results import Comparison, System
 
 PARTS = (
@@ -72,11 +73,19 @@ def _facts(comparison: Comparison) -> str:
         ("Mean iteration, ours", duration(ours.mean_ms), ours.name),
         ("Tokens per second, ours", whole(ours.tokens_per_s), f"on {comparison.gpus:,} GPUs"),
     ]
+    nearest = nearest_rival(comparison.systems)
     for reference, rival in rivals(comparison.systems):
         values = comparison.speedups(rival)
         spread = f"{factor(min(values))} to {factor(max(values))} over the steps"
+        if nearest is not None and rival.key == nearest.key:
+            spread = nearest.interval_text
         gain = factor(rival.mean_ms / ours.mean_ms)
         facts.append((f"Speed-up over {reference}", gain, f"{rival.name}; {spread}"))
+    if comparison.today is not None:
+        reference, rival = comparison.today
+        facts.append(
+            (f"Speed-up over {reference}", factor(rival.mean_ms / ours.mean_ms), rival.name)
+        )
     return element(
         "dl",
         *(

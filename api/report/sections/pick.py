@@ -10,7 +10,7 @@ from seqplan.planner.simulation.iteration import Iteration
 def shown_rival(comparison: Comparison) -> tuple[str, System] | None:
     """The system that the detailed figures show beside ours, after what it is among the others.
 
-    The best published one; another only where nothing is as it was published.
+    The nearest rival; another only if all need our planner.
     """
     return next(iter(rivals(comparison.systems)), None)
 

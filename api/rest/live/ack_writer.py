@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from seqplan.api.rest.wire.problems import Problem, not_found
 from seqplan.api.service.service import Service
-from seqplan.api.store.rows import JobOutline, get
+from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.tables.acks import AckRow, acknowledge
 from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
 from seqplan.api.store.tables.plans import last_planned, plan_digest
@@ -88,19 +88,23 @@ class AckQueue:
                 if problem is None
                 for ack in acks
             ]
-            acknowledge(connection, [check.row(ack) for ack in good])
+            acknowledge(connection, [AckRow(ack.job, ack.step, ack.rank) for ack in good])
             add_measurements(
                 connection,
                 [
                     MeasurementRow(ack.job, ack.step, ack.rank, ack.measured_ms)
                     for ack in good
-                    if ack.measured_ms is not None
+                    if ack.measured_ms is not None and not check.has_expired(ack)
                 ],
             )
         self._service.counts["acknowledgements"] += len(good)
+        by_job: dict[str, list[tuple[int, int]]] = {}
         for ack in good:
-            if planning := self._service.job(ack.job):
-                planning.news.acknowledged(ack.step, ack.rank)
+            by_job.setdefault(ack.job, []).append((ack.step, ack.rank))
+        for job, done in by_job.items():
+            self._service.note_request(job)
+            if planning := self._service.job(job):
+                planning.news.acknowledged(done)
         return problems
 
 
@@ -109,7 +113,7 @@ class PlannedSteps:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._worlds: dict[str, int | None] = {}
+        self._jobs: dict[str, JobRow | None] = {}
         self._digests: dict[tuple[str, int], str | None] = {}
 
     def first_problem(self, acks: Iterable[Acknowledged]) -> Exception | None:
@@ -122,14 +126,15 @@ class PlannedSteps:
         404 for the job, 422 for the rank, 409 for the step or digest.
         """
         job, step = ack.job, ack.step
-        if job not in self._worlds:
-            row = get(self._connection, JobOutline, job)
-            self._worlds[job] = None if row is None else row.world_size
-        world_size = self._worlds[job]
-        if world_size is None:
+        row = self._job(job)
+        if row is None:
             return not_found(f"job {job}")
-        if ack.rank >= world_size:
-            return Problem(422, "invalid-request", f"rank: {ack.rank} is not below {world_size}")
+        if ack.rank >= row.world_size:
+            return Problem(
+                422, "invalid-request", f"rank: {ack.rank} is not below {row.world_size}"
+            )
+        if self.has_expired(ack):
+            return None  # every rank has acknowledged it: this one says so again
         digest = self._digest(job, step)
         if digest is None:
             last = last_planned(self._connection, job)
@@ -145,11 +150,15 @@ class PlannedSteps:
             )
         return None
 
-    def row(self, ack: Acknowledged) -> AckRow:
-        """Return the row of an acknowledgement that has no problem, with its plan's digest."""
-        digest = self._digest(ack.job, ack.step)
-        assert digest is not None
-        return AckRow(ack.job, ack.step, ack.rank, digest)
+    def has_expired(self, ack: Acknowledged) -> bool:
+        """Whether an acknowledgement is of a step of which nothing is kept any more."""
+        row = self._job(ack.job)
+        return row is not None and ack.step < row.kept_from
+
+    def _job(self, job: str) -> JobRow | None:
+        if job not in self._jobs:
+            self._jobs[job] = get(self._connection, JobRow, job)
+        return self._jobs[job]
 
     def _digest(self, job: str, step: int) -> str | None:
         if (job, step) not in self._digests:

@@ -12,13 +12,10 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
-from sqlalchemy import Connection
 
 from seqplan.api.service.drift_watch import DriftWatch
 from seqplan.api.service.service import Service
-from seqplan.api.store.tables.acks import last_acknowledged
-from seqplan.api.store.tables.jobs import jobs_by_state, unfinished
-from seqplan.api.store.tables.plans import planned_beyond, planning_times
+from seqplan.api.store.tables.jobs import STATES
 from seqplan.profiler.fit.drift import Drift
 
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -33,7 +30,7 @@ _DRIFT: tuple[tuple[str, str, Callable[[Drift], float | None]], ...] = (
 
 
 class Metrics:
-    """Figures of one service: its store's, its own since it began, its jobs' drift."""
+    """Figures of one service since it began, and of its jobs; none is read from a table."""
 
     def __init__(self, service: Service, watch: DriftWatch) -> None:
         self._registry = CollectorRegistry()
@@ -71,36 +68,43 @@ class _Figures(Collector):
         return ()  # registering must not look into the store
 
     def collect(self) -> Iterable[Metric]:
-        yield from self._of_store()
+        yield from self._of_jobs()
         yield from self._since_start()
 
-    def _of_store(self) -> Iterable[Metric]:
-        with self._service.store.reading() as connection:
-            jobs = jobs_by_state(connection)
-            plans, planning_ms = planning_times(connection)
-            ahead = [
-                (row.id, _look_ahead(connection, row.id, row.world_size))
-                for row in unfinished(connection)
-            ]
+    def _of_jobs(self) -> Iterable[Metric]:
+        # From memory: a scrape reads no table.
         by_state = GaugeMetricFamily("seqplan_jobs", "Jobs of the store.", labels=["state"])
-        for state in ("planning", "planned", "failed"):
-            by_state.add_metric([state], jobs.get(state, 0))
+        for state in STATES:
+            by_state.add_metric([state], self._service.upkeep.jobs_by_state.get(state, 0))
         yield by_state
-        yield SummaryMetricFamily(
-            "seqplan_planning_seconds",
-            "Time that planning the steps of the store took.",
-            count_value=plans,
-            sum_value=planning_ms / 1000,
-        )
         by_job = GaugeMetricFamily(
-            "seqplan_look_ahead_steps", "Steps planned beyond the slowest rank.", labels=["job"]
+            "seqplan_look_ahead_steps",
+            "Steps planned beyond the slowest rank, of jobs that this service plans.",
+            labels=["job"],
         )
-        for job, steps in ahead:
+        for job, steps in self._service.look_aheads().items():
             by_job.add_metric([job], steps)
         yield by_job
+        health = self._service.store.health
+        yield GaugeMetricFamily(
+            "seqplan_store_writable",
+            "1 if the last write to the store succeeded.",
+            value=int(health.problem is None),
+        )
+        yield CounterMetricFamily(
+            "seqplan_store_failures",
+            "Transactions since the start that the store could not end.",
+            value=health.failures,
+        )
 
     def _since_start(self) -> Iterable[Metric]:
         counts = self._service.counts
+        yield SummaryMetricFamily(
+            "seqplan_planning_seconds",
+            "Time that planning steps took since the start.",
+            count_value=counts["publications"],
+            sum_value=counts["planning_us"] / 1e6,
+        )
         for name, about in (
             ("acknowledgements", "Acknowledgements since the start."),
             ("publications", "Plans published by this service since the start."),
@@ -135,8 +139,3 @@ class _DriftGauges(Collector):
                 if (figure := value(drift)) is not None:
                     gauge.add_metric([job, str(drift.scheme)], figure)
             yield gauge
-
-
-def _look_ahead(connection: Connection, job: str, world_size: int) -> int:
-    slowest = min(last_acknowledged(connection, job, world_size))
-    return planned_beyond(connection, job, slowest)

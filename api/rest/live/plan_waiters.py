@@ -9,12 +9,13 @@ from anyio.to_thread import run_sync
 from sqlalchemy import Connection
 
 from seqplan.api.rest.wire.problems import Problem, before_first_step, not_found
-from seqplan.api.service.lru import Lru
 from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service
-from seqplan.api.store.rows import JobRow, get
+from seqplan.api.store.lru import Lru
+from seqplan.api.store.rows import JobRow, get, held
 from seqplan.api.store.tables import batches, plans
+from seqplan.api.store.tables.jobs import unfinished
 
 _KEPT_BYTES = 256 << 20
 """Plans and views kept in memory; a 1,024-GPU plan of 3.2M tokens takes about 2 MB."""
@@ -33,6 +34,7 @@ class PlanWaiters:
         self._ready: Lru[tuple[str, int], ReadyPlan] = Lru(_KEPT_BYTES, lambda ready: ready.size)
         self._removals = 0
         self._loading: dict[tuple[str, int], asyncio.Task[ReadyPlan | None]] = {}
+        self._writing: dict[tuple[str, int], asyncio.Task[ReadyPlan]] = {}
         self._loop = asyncio.get_running_loop()
         # Their own, so that ranks wait for no page that people look at.
         self._threads = CapacityLimiter(_LOADING)
@@ -62,6 +64,10 @@ class PlanWaiters:
 
     def _forget(self, job: str | None) -> None:
         self._ready.drop(lambda key: job in (None, key[0]))
+
+    def note_request(self, job: str) -> None:
+        """Note that a rank of a job has requested something."""
+        self._service.note_request(job)
 
     def at_hand(self, job: str, step: int) -> ReadyPlan | None:
         """Return the plan, where it is in memory; published plans never change."""
@@ -115,6 +121,23 @@ class PlanWaiters:
             self._ready.put(key, ready)
         return ready
 
+    async def add_views(self, job: str, ready: ReadyPlan) -> ReadyPlan:
+        """Return the plan with its views, written once for all ranks that wait for them."""
+        if ready.views is not None:
+            return ready
+        key, removals = (job, ready.step), self._removals
+        if key not in self._writing:
+            self._writing[key] = asyncio.create_task(
+                run_sync(ready.with_views, limiter=self._threads)
+            )
+            self._writing[key].add_done_callback(lambda _: self._writing.pop(key, None))
+        complete = await asyncio.shield(self._writing[key])
+        if complete.digest != ready.digest:  # of an earlier job of this name
+            return await run_sync(ready.with_views, limiter=self._threads)
+        if removals == self._removals:
+            self._ready.put(key, complete)
+        return complete
+
     def _loaded(self, key: tuple[str, int], task: asyncio.Task[ReadyPlan | None]) -> None:
         if self._loading.get(key) is task:
             del self._loading[key]
@@ -131,12 +154,30 @@ class PlanWaiters:
                 self._loop.call_soon_threadsafe(self._forget, job)
                 raise not_found(f"job {job}")
             pushed = stored is None and row.lengths is None
-            passed_over = pushed and _passed_over(connection, job, step)
+            passed_over = pushed and step >= row.kept_from and _passed_over(connection, job, step)
         if stored is not None:
             return ReadyPlan(stored)
         if problem := _never(row, step, passed_over):
             raise problem
+        if row.state == "abandoned":
+            self._take_back(job)
         return None
+
+    def _take_back(self, job: str) -> None:
+        """Plan an abandoned job again, as a rank has asked for a step that has no plan."""
+        with self._service.store.writing() as connection:
+            row = held(connection, JobRow, job)
+            if row is None or row.state != "abandoned":
+                return
+            active = len(unfinished(connection))
+            if active >= self._service.limits.jobs:
+                raise Problem(
+                    503,
+                    "too-many-jobs",
+                    f"job {job} was abandoned, and {active} others are being planned",
+                )
+            row = self._service.resume(connection, row)
+        self._service.plan(row)
 
 
 def _passed_over(connection: Connection, job: str, step: int) -> bool:
@@ -151,6 +192,15 @@ def _never(row: JobRow, step: int, passed_over: bool) -> Problem | None:
     """Say why a step that has no plan gets none; None where it may get one."""
     if step < row.first_step:
         return before_first_step(row, step)
+    if step < row.kept_from:
+        return Problem(
+            410,
+            "plan-expired",
+            f"the plan of step {step} of job {row.id} has expired; steps from {row.kept_from} on "
+            f'are kept. Begin a job that goes on from there: "continues": {{"job": "{row.id}", '
+            f'"step": {step}}}',
+            kept_from=row.kept_from,
+        )
     last = row.last_step
     if last is not None and step > last:
         return Problem(410, "end-of-plans", f"job {row.id} ends with step {last}", last_step=last)
@@ -162,5 +212,11 @@ def _never(row: JobRow, step: int, passed_over: bool) -> Problem | None:
             "planning-failed",
             f"step {row.failed_step} of job {row.id} cannot be planned: {row.error}",
             failed_step=row.failed_step,
+        )
+    if row.state == "stopped":
+        return Problem(
+            424,
+            "job-stopped",
+            f"job {row.id} was stopped; POST /v1/jobs/{row.id}/restart plans it further",
         )
     return None

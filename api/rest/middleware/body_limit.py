@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,7 +29,10 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         most = self._most(scope["path"])
-        if int(Headers(scope=scope).get("content-length", "0")) > most:
+        length = next(
+            (value for name, value in scope["headers"] if name == b"content-length"), b"0"
+        )
+        if int(length) > most:
             await refusal(Problem(413, "too-large", _too_large(most)))(scope, receive, send)
             return
         taken = 0

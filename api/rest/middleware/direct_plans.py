@@ -17,7 +17,7 @@ from seqplan.api.rest.live.plan_waiters import PlanWaiters
 from seqplan.api.rest.wire.fields import LONGEST_WAIT_S
 from seqplan.api.rest.wire.plan_response import answer
 from seqplan.api.rest.wire.problems import Problem, store_unavailable
-from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.errors import RowDamaged, StoreUnavailable
 
 WAITED = "seqplan.waited"
 """Set in a request's scope when its plan was not at hand."""
@@ -45,13 +45,16 @@ class PlanAnswers:
         job, step = match[1], int(match[2])
         rank = None if match[3] is None else int(match[3])
         waiters = self._waiters()
+        waiters.note_request(job)
         try:
             ready = waiters.at_hand(job, step)
             if ready is None:
                 scope[WAITED] = True
                 ready = await waiters.plan(job, step, wait)
+            if rank is not None and ready is not None:
+                ready = await waiters.add_views(job, ready)
             status, headers, body = answer(ready, rank, scope["headers"])
-        except Problem:
+        except (Problem, RowDamaged):
             await self._app(scope, receive, send)
             return
         except StoreUnavailable as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -28,10 +29,9 @@ def is_loopback(host: str) -> bool:
         return host.lower().rstrip(".") == "localhost"
 
 
-def check_host(headers: Headers, hosts: Collection[str]) -> None:
+def check_host(name: str | None, hosts: frozenset[str]) -> None:
     """Raise 403 for a Host that is neither of loopback nor one of ``hosts`` (names, lower case)."""
-    name = headers.get("host")
-    if name is not None and not _known(name, hosts):  # every browser says it
+    if name is not None and not _known(name, hosts):  # every browser sends it
         raise Problem(
             403,
             "foreign-host",
@@ -67,7 +67,8 @@ def _same(origin: str, host: str, hosts: Collection[str]) -> bool:
     return parts.netloc.lower() == host.lower() or name.lower() in hosts
 
 
-def _known(host: str, hosts: Collection[str]) -> bool:
+@lru_cache(maxsize=64)  # every rank sends the same, in every step
+def _known(host: str, hosts: frozenset[str]) -> bool:
     try:
         name = urlsplit(f"//{host}").hostname
     except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Collection
 
@@ -16,6 +17,8 @@ from seqplan.api.rest.wire.problems import Problem, refusal, store_unavailable
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.tokens import known_tokens, scope_of
+
+_OF_RANKS = re.compile(r"/v1/jobs/[^/]+/(acks|acks/many|measurements|restart)")
 
 OPEN = ("/healthz", "/readyz")
 """What probes ask without a token; it tells nothing of the jobs."""
@@ -32,8 +35,15 @@ class Tokens:
     """
 
     def __init__(
-        self, app: ASGIApp, store: Store, hosts: Collection[str], *, required: bool
+        self,
+        app: ASGIApp,
+        store: Store,
+        hosts: Collection[str],
+        *,
+        required: bool,
+        ranks_only: bool = False,
     ) -> None:
+        self._ranks_only = ranks_only
         self._required = required
         self._app = app
         self._hosts = frozenset(host.lower() for host in hosts)
@@ -58,13 +68,17 @@ class Tokens:
         # One request reads them again; others go on with those at hand, if there are any.
         if self._stale() and (self._read_at < 0 or not self._reading.locked()):
             await self._refresh()
-        headers = Headers(scope=scope)
         self._required = self._required or bool(self._tokens)
         if not self._required:  # such a service listens on loopback only
-            check_host(headers, self._hosts)
-            check_origin(scope["method"], headers, self._hosts)
+            sent = dict(scope["headers"])
+            host = sent.get(b"host")
+            check_host(None if host is None else host.decode("latin-1"), self._hosts)
+            if b"origin" in sent or b"sec-fetch-site" in sent:  # of browsers
+                check_origin(scope["method"], Headers(scope=scope), self._hosts)
+            if self._ranks_only:
+                _check_of_ranks(scope["method"], scope["path"])
             return
-        kind, _, token = headers.get("authorization", "").partition(" ")
+        kind, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
         allowed = scope_of(self._tokens, token.strip()) if kind.lower() == "bearer" else None
         if allowed is None:
             raise Problem(401, "unauthorized", "this service wants a bearer token that it knows")
@@ -83,3 +97,14 @@ class Tokens:
     def _read_tokens(self) -> list[tuple[str, str]]:
         with self._store.reading() as connection:
             return known_tokens(connection)
+
+
+def _check_of_ranks(method: str, path: str) -> None:
+    """Raise 403 for a write that no rank asks for: any user of the machine reaches a sidecar."""
+    if method in ("POST", "DELETE") and not _OF_RANKS.fullmatch(path):
+        raise Problem(
+            403,
+            "forbidden",
+            "without a token a sidecar takes acknowledgements and restarts only; name a "
+            "token_file in its job file",
+        )

@@ -13,7 +13,7 @@ from seqplan.api.rest.routes.sampler_state import check_planned, proposal_of
 from seqplan.api.rest.wire.problems import Problem
 from seqplan.api.service.job_batches import state_before
 from seqplan.api.service.service import Service
-from seqplan.api.store.errors import ArrayMissing, StoreUnavailable
+from seqplan.api.store.errors import ArrayDamaged, ArrayMissing, StoreUnavailable
 from seqplan.api.store.rows import JobRow, ListedLengths, ProposalRow, get
 from seqplan.api.store.tables.lengths import open_lengths
 from seqplan.api.store.tables.plans import known_state
@@ -26,7 +26,6 @@ class DataLook:
     """What a look into the data said, and of what; or what came of it instead."""
 
     of: tuple[Any, ...] = ()
-    tokens: int = 0
     state: SamplerState = START
     error: Exception | None = None
 
@@ -47,7 +46,7 @@ def look_at_data(service: Service, new: NewJob) -> DataLook:
         if new.continues is not None:
             return _look_at_state(service, new.continues)
         return _look_at_tokens(service, new)
-    except (Problem, ArrayMissing, ValueError, OSError) as error:
+    except (Problem, ArrayMissing, ArrayDamaged, ValueError, OSError) as error:
         # An earlier answer to the same request comes before it.
         return DataLook(error=error)
 
@@ -64,8 +63,8 @@ def _look_at_tokens(service: Service, new: NewJob) -> DataLook:
         return DataLook()
     cluster = ready_document(proposal).cluster
     array = open_lengths(service.store, new.lengths)
-    sampler = Sampler(array, new.tokens or cluster.tokens, cluster.max_len, new.seed)
-    return DataLook((new.lengths, cluster.max_len), tokens=int(sampler.lengths.sum()))
+    Sampler(array, new.tokens or cluster.tokens, cluster.max_len, new.seed)  # checks them
+    return DataLook((new.lengths, cluster.max_len))
 
 
 def _look_at_state(service: Service, continues: Continued) -> DataLook:

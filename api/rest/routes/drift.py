@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
+from seqplan.api.rest.live.readers import read_off_loop
 from seqplan.api.rest.live.shared import ServiceOf, WatchOf
 from seqplan.api.rest.wire.answers import Drift as DriftAnswer
 from seqplan.api.rest.wire.answers import answers
@@ -22,6 +23,7 @@ Points = Annotated[int, Query(ge=0, le=MOST_POINTS, description="of each scheme,
 
 
 @routes.get("/v1/jobs/{job}/drift", **answers(DriftAnswer))
+@read_off_loop
 def drift(
     service: ServiceOf, watch: WatchOf, job: str, steps: Window = WINDOW, points: Points = 0
 ) -> dict[str, Any]:

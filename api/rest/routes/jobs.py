@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
+from seqplan.api.rest.live.readers import read_off_loop
 from seqplan.api.rest.live.shared import ServiceOf
 from seqplan.api.rest.routes.data_look import look_at_data
 from seqplan.api.rest.routes.job_bodies import NewJob, PushedBatch, PushedBatches
@@ -21,10 +23,11 @@ from seqplan.api.rest.wire.answers import (
     Pushed,
     Restarted,
     SamplerState,
+    Stopped,
     answers,
 )
 from seqplan.api.rest.wire.fields import AtStep, Limit
-from seqplan.api.rest.wire.idempotency import once
+from seqplan.api.rest.wire.idempotency import located, once
 from seqplan.api.rest.wire.large_bodies import described, large_body
 from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
@@ -36,6 +39,8 @@ from seqplan.api.store.tables.plans import last_planned, planned_beyond
 from seqplan.planner.batches.batch import Batch
 
 routes = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+_STOPPABLE = ("planning", "failed", "abandoned")
 
 
 @routes.post("", status_code=201, **answers(JobBegun, 201))
@@ -55,43 +60,58 @@ def create(service: ServiceOf, request: Request, body: NewJob) -> Response:
     answer = once(service, request, body.model_dump_json(), effect)
     for row in begun:
         service.plan(row)
-        answer.headers["Location"] = f"/v1/jobs/{row.id}"
-    return answer
+    return located(answer, "/v1/jobs")
 
 
 @routes.get("", **answers(JobsPage))
+@read_off_loop
 def listed(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Jobs in order of id."""
     return paged(service.store, ListedJob, cursor, limit)
 
 
 @routes.get("/{job}", **answers(Job))
+@read_off_loop
 def one(service: ServiceOf, job: str) -> Response:
     """A job's state, the last planned step and what each rank has acknowledged."""
     with service.store.reading() as connection:
         row = known(get(connection, JobRow, job), f"job {job}")
         body = {
             **columns(row),
-            "planned_steps": planned_beyond(connection, job, -1),
+            "planned_steps": row.expired_steps + planned_beyond(connection, job, -1),
             "last_planned_step": last_planned(connection, job),
             "acknowledged": last_acknowledged(connection, job, row.world_size),
         }
+    del body["key"]  # the store's own
     return JSONResponse(body)
 
 
 @routes.delete("/{job}", status_code=204, response_class=Response)
 def remove(service: ServiceOf, job: str) -> Response:
-    """Stop planning a job and remove all that is kept of it; its ranks are told 404."""
+    """Stop planning a job and remove it; its ranks get 404, its rows are deleted soon after."""
     if not service.remove(job):
         raise not_found(f"job {job}")
     return Response(status_code=204)
 
 
+@routes.post("/{job}/stop", status_code=200, **answers(Stopped))
+def stop(service: ServiceOf, job: str) -> Response:
+    """Plan a job no further and keep all that it has; ranks get 424 beyond its last plan.
+
+    It does not count as being planned; ``restart`` plans it further. 409 for one that is planned.
+    """
+    with service.store.reading() as connection:
+        row = known(get(connection, JobRow, job), f"job {job}")
+    if row.state != "stopped" and service.halt(job, "stopped", *_STOPPABLE) is None:
+        raise Problem(409, "not-planning", f"job {job} is {row.state}: nothing to stop")
+    return JSONResponse({"id": job, "state": "stopped"})
+
+
 @routes.post("/{job}/restart", status_code=202, **answers(Restarted, 202))
 def restart(service: ServiceOf, request: Request, job: str) -> Response:
-    """Plan a failed job again, from the step that could not be planned; 409 for any other.
+    """Plan a failed, stopped or abandoned job again, from its first step without a plan.
 
-    Also one whose planning has ended without being noted as failed.
+    Also one whose planning has ended without being noted as failed; 409 for any other.
     """
     restarted: list[JobRow] = []  # stays empty where an earlier answer is given again
 
@@ -99,10 +119,11 @@ def restart(service: ServiceOf, request: Request, job: str) -> Response:
         row = known(held(connection, JobRow, job), f"job {job}")
         planning = service.job(job)
         lost = row.state == "planning" and (planning is None or planning.ended)
-        if row.state != "failed" and not lost:
+        if row.state not in ("failed", "stopped", "abandoned") and not lost:
             raise Problem(409, "not-failed", f"job {job} is {row.state}, it has not failed")
         check_room(service, connection)
-        settle_job(connection, job, state="planning", failed_step=None, error=None)
+        values = {"state": "planning", "failed_step": None, "error": None}
+        settle_job(connection, job, **values, asked_at=int(time.time()))
         restarted.append(replace(row, state="planning", failed_step=None, error=None))
         step = row.failed_step
         if step is None:
@@ -140,7 +161,7 @@ def push(service: ServiceOf, request: Request, job: str, body: Batches) -> Respo
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
         row = known(held(connection, JobRow, job), f"job {job}")
-        last = max(last_pushed(connection, job), row.first_step - 1)
+        last = max(last_pushed(connection, job), row.first_step - 1, row.kept_from - 1)
         if row.lengths is not None or row.last_step is not None:
             why = "draws its batches from lengths" if row.lengths else "has ended"
             raise Problem(409, "no-more-batches", f"job {job} {why}", last_step=last)
@@ -150,9 +171,16 @@ def push(service: ServiceOf, request: Request, job: str, body: Batches) -> Respo
         last = batches[-1].step if batches else last
         if body.end:
             settle_job(connection, job, last_step=last)
+        if row.state == "abandoned":
+            check_room(service, connection)
+            resumed.append(service.resume(connection, row))
         return 202, {"job": job, "accepted": len(batches), "last_step": last}
 
+    resumed: list[JobRow] = []
     answer = once(service, request, body.model_dump_json(), effect)
+    service.note_request(job)
+    for row in resumed:
+        service.plan(row)
     if planning := service.job(job):
         planning.news.pushed()
     return answer

@@ -23,7 +23,7 @@ from seqplan.api.rest.wire.answers import (
     uploaded,
 )
 from seqplan.api.rest.wire.fields import Limit
-from seqplan.api.rest.wire.idempotency import once
+from seqplan.api.rest.wire.idempotency import located, once
 from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
 from seqplan.api.service.service import Service
@@ -87,7 +87,8 @@ async def new_lengths(service: ServiceOf, request: Request, format: Format = "np
         put_lengths(connection, row)
         return 201, {name: getattr(row, name) for name in _ANSWERED}
 
-    return await run_in_threadpool(once, service, request, row.id, effect)
+    answer = await run_in_threadpool(once, service, request, row.id, effect)
+    return located(answer, "/v1/lengths")
 
 
 @routes.delete("/{lengths}", status_code=204, response_class=Response)

@@ -99,10 +99,6 @@ def _with_own_batches(
         )
     tokens = tokens or cluster.tokens
     look.check(row.lengths, cluster.max_len)
-    if look.tokens < tokens:
-        raise _invalid(
-            f"tokens: the lengths have {look.tokens} tokens, fewer than a step of {tokens}"
-        )
     return replace(row, tokens=tokens, last_step=row.steps - 1)
 
 
@@ -151,6 +147,10 @@ def _with_last_step(row: JobRow, other: JobRow) -> JobRow:
     """Add where a job ends that goes on with the batches that were pushed to another."""
     if row.steps is not None:
         raise _invalid("steps: is for jobs with lengths")
+    if row.first_step < other.kept_from:
+        raise _invalid(
+            f"continues.step: batches of job {other.id} before step {other.kept_from} have expired"
+        )
     if other.last_step is not None and row.first_step > other.last_step:
         raise _invalid(f"continues.step: job {other.id} ends with step {other.last_step}")
     return replace(row, last_step=other.last_step)

@@ -39,7 +39,10 @@ async def view(
     waiters: WaitersOf, request: Request, job: str, step: Step, rank: Step, wait: Wait = 0
 ) -> Response:
     """One rank's view of the plan; statuses as for the plan."""
-    return _response(request, await waiters.plan(job, step, wait), rank)
+    ready = await waiters.plan(job, step, wait)
+    if ready is not None:
+        ready = await waiters.add_views(job, ready)
+    return _response(request, ready, rank)
 
 
 @routes.get("/explain", response_class=PlainTextResponse, responses=_NOT_YET)

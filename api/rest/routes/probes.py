@@ -10,7 +10,6 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from seqplan.api.rest.live.shared import MetricsOf, ServiceOf, WatchOf
 from seqplan.api.rest.middleware.dashboard import SECURITY_HEADERS
 from seqplan.api.rest.wire.problems import Problem
-from seqplan.api.store.migrations import stored_version
 
 routes = APIRouter()
 
@@ -23,9 +22,11 @@ async def healthz() -> str:
 
 @routes.get("/readyz", response_class=PlainTextResponse)
 def readyz(service: ServiceOf, watch: WatchOf) -> str:
-    """The store answers, too, and all planning goes on; 503 otherwise, saying what does not."""
-    with service.store.reading() as connection:
-        stored_version(connection)
+    """The store can be written to, too, and all planning goes on; 503 otherwise, with the reason.
+
+    It writes at most once a second, however often it is requested.
+    """
+    service.store.check_writable()
     if faults := service.faults() + watch.faults():
         raise Problem(503, "planning-ended", "; ".join(faults))
     return "ready\n"

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from seqplan.api.rest.live.shared import ServiceOf
 from seqplan.api.rest.wire.answers import DOCUMENT, NewProfile, ProfilesPage, answers, uploaded
 from seqplan.api.rest.wire.fields import Limit
-from seqplan.api.rest.wire.idempotency import once
+from seqplan.api.rest.wire.idempotency import located, once
 from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import known
 from seqplan.api.rest.wire.texts import body_text
@@ -50,4 +50,5 @@ async def new_profile(service: ServiceOf, request: Request) -> Response:
         uploaded = Profile.from_json(text, "body")
         return 201, {"id": put_profile(connection, uploaded, text), "name": uploaded.name}
 
-    return await run_in_threadpool(once, service, request, text, effect)
+    answer = await run_in_threadpool(once, service, request, text, effect)
+    return located(answer, "/v1/profiles")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from sqlalchemy import Connection
 
-from seqplan.api.rest.live.shared import ServiceOf, SummariesOf
+from seqplan.api.rest.live.readers import read_off_loop
+from seqplan.api.rest.live.shared import ServiceOf, SummariesOf, WatchOf
 from seqplan.api.rest.wire.answers import (
     MeasurementsPage,
     Progress,
@@ -18,23 +20,35 @@ from seqplan.api.rest.wire.answers import (
 )
 from seqplan.api.rest.wire.fields import AfterStep, Limit
 from seqplan.api.rest.wire.problems import Problem, known
-from seqplan.api.service.plan_summary import PlanSummary
+from seqplan.api.service.drift_watch import DriftWatch
+from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
+from seqplan.api.store import schema
 from seqplan.api.store.rows import JobOutline, columns, get, page
-from seqplan.api.store.tables.acks import last_acknowledged
+from seqplan.api.store.tables.acks import last_acknowledged, rank_progress
+from seqplan.api.store.tables.jobs import STATES
 from seqplan.api.store.tables.measurements import measurements_page
 from seqplan.api.store.tables.plans import (
     PlannedStep,
+    digests,
     last_planned,
     plan_lines,
     planned_beyond,
     planned_page,
 )
+from seqplan.planner.cluster import MOST_GPUS
 
 routes = APIRouter(prefix="/v1", tags=["progress"])
 
-Jobs = Annotated[int, Query(ge=1, le=200)]
-Rows = Annotated[int, Query(ge=1, le=10_000)]
+STUCK_STEPS, LEAST_STUCK_S = 3, 10.0
+"""A step is taken for stuck after so many times its prediction, and this time at least."""
 
+States = Annotated[
+    str,
+    Query(
+        json_schema_extra={"pattern": f"^(({'|'.join(STATES)})(,|$))*$"},
+        description="states, with commas",
+    ),
+]
 _CURSOR = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
 After = Annotated[
     str, Query(json_schema_extra={"pattern": f"^({_CURSOR.pattern})?$"}, description="STEP.RANK")
@@ -42,26 +56,42 @@ After = Annotated[
 
 
 @routes.get("/progress", **answers(ProgressPage))
-def everything(service: ServiceOf, cursor: str = "", limit: Jobs = 50) -> dict[str, Any]:
-    """Jobs in order of id, each with how far it is.
+@read_off_loop
+def everything(
+    service: ServiceOf,
+    watch: WatchOf,
+    summaries: SummariesOf,
+    cursor: str = "",
+    limit: Limit = 50,
+    state: States = "",
+) -> dict[str, Any]:
+    """Jobs in order of id, each with how far it is; ``state``: only those in one of these.
 
-    ``slowest``: the last step that every rank has acknowledged, −1 for none;
-    ``ahead``: planned steps beyond it.
+    ``slowest``: the last step that every rank has acknowledged, −1 for none, with some of the ranks
+    that are there; ``ahead``: planned steps beyond it. ``stuck``: no rank has acknowledged anything
+    for three times as long as the step is predicted to take, and 10 s.
     """
+    states = [one for one in state.split(",") if one]
+    if foreign := sorted(set(states) - set(STATES)):
+        raise ValueError(f"query.state: {foreign[0]!r} is none of {', '.join(STATES)}")
+    which = [schema.jobs.c.state.in_(states)] if states else []
     with service.store.reading() as connection:
-        jobs, following = page(connection, JobOutline, cursor, limit)
-        progress = [_progress(connection, job) for job in jobs]
+        jobs, following = page(connection, JobOutline, cursor, limit, *which)
+        progress = [_progress(connection, job, watch, summaries) for job in jobs]
     return {"items": progress, "next": following}
 
 
 @routes.get("/jobs/{job}/progress", **answers(Progress))
-def one(service: ServiceOf, job: str) -> dict[str, Any]:
+@read_off_loop
+def one(service: ServiceOf, watch: WatchOf, summaries: SummariesOf, job: str) -> dict[str, Any]:
     """How far one job is, as in ``/v1/progress``."""
     with service.store.reading() as connection:
-        return _progress(connection, known(get(connection, JobOutline, job), f"job {job}"))
+        row = known(get(connection, JobOutline, job), f"job {job}")
+        return _progress(connection, row, watch, summaries)
 
 
 @routes.get("/jobs/{job}/steps", **answers(StepsPage))
+@read_off_loop
 def steps(
     service: ServiceOf,
     summaries: SummariesOf,
@@ -89,8 +119,9 @@ def steps(
 
 
 @routes.get("/jobs/{job}/measurements", **answers(MeasurementsPage))
+@read_off_loop
 def measurements(
-    service: ServiceOf, job: str, after: After = "", limit: Rows = 1000
+    service: ServiceOf, job: str, after: After = "", limit: Limit = 1000
 ) -> dict[str, Any]:
     """What ranks measured, in order of step and rank; ``after``: the last page's ``next``."""
     cursor = _CURSOR.fullmatch(after) if after else None
@@ -106,15 +137,33 @@ def measurements(
     return {"items": items, "next": following}
 
 
-def _progress(connection: Connection, job: JobOutline) -> dict[str, Any]:
-    last_steps = last_acknowledged(connection, job.id, job.world_size)
-    slowest = min(last_steps)
+def _progress(
+    connection: Connection, job: JobOutline, watch: DriftWatch, summaries: PlanSummaries
+) -> dict[str, Any]:
+    ranks = rank_progress(connection, job.id, min(job.world_size, MOST_GPUS))
+    underway = ranks.slowest + 1
+    summary = summaries.of(
+        digests(connection, job.id, [underway]),
+        lambda missing: plan_lines(connection, job.id, missing),
+    ).get(underway)
+    since_s = None
+    if ranks.acknowledged_at is not None:
+        since_s = max(0.0, time.time() - ranks.acknowledged_at)
+    predicted_ms = None if summary is None else summary.predicted_ms
     return {
         **columns(job),
-        "slowest": slowest,
-        "fastest": max(last_steps),
+        "slowest": ranks.slowest,
+        "fastest": ranks.fastest,
+        "slowest_ranks": ranks.slowest_ranks,
+        "count_slowest": ranks.count_slowest,
+        "since_acknowledged_s": since_s,
+        "predicted_ms": predicted_ms,
+        "stuck": since_s is not None
+        and predicted_ms is not None
+        and since_s > max(STUCK_STEPS * predicted_ms / 1000, LEAST_STUCK_S),
+        "miscalibrated": watch.is_miscalibrated(job.id),
         "last_planned_step": last_planned(connection, job.id),
-        "ahead": planned_beyond(connection, job.id, slowest),
+        "ahead": planned_beyond(connection, job.id, ranks.slowest),
     }
 
 

@@ -22,7 +22,7 @@ from seqplan.api.rest.wire.answers import (
     uploaded,
 )
 from seqplan.api.rest.wire.fields import ExchangeTimes, Limit, Natural, Positive, Share, Text
-from seqplan.api.rest.wire.idempotency import once
+from seqplan.api.rest.wire.idempotency import located, once
 from seqplan.api.rest.wire.pages import paged
 from seqplan.api.rest.wire.problems import Problem, known, not_found
 from seqplan.api.rest.wire.texts import body_text
@@ -31,6 +31,7 @@ from seqplan.api.store.rows import ListedLengths, ListedProposal, ProfileRow, Pr
 from seqplan.api.store.tables.lengths import lengths_path, missing
 from seqplan.api.store.tables.profiles import profile_ids, put_profile
 from seqplan.api.store.tables.proposals import put_proposal, remove_proposal
+from seqplan.planner.batches.sampler import check_tokens
 from seqplan.planner.cluster import MOST_GPUS, TOKENS_PER_GPU
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.profiler.profile import Profile
@@ -46,7 +47,7 @@ class NewProposal(BaseModel):
     different layouts]; without it, derived for each layout; ``propagation_only``: leave it out;
     ``static_groups``: groups stay as they are within a step; ``lockstep``: ranks run their k-th
     micro-batches together, in rounds, a multiple of ``rounds_multiple``; ``layout``: only schemes
-    of one tp and pp, as tp4.pp2.
+    of one tp and pp, as tp4.pp2; ``trainer``: only what it runs.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -67,6 +68,7 @@ class NewProposal(BaseModel):
     rounds_multiple: Positive = 1
     schemes: Literal["all", "measured"] = "all"
     layout: Text | None = None
+    trainer: Text | None = None
 
 
 @routes.get("", **answers(ProposalsPage))
@@ -124,6 +126,7 @@ def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Res
         request = body.model_dump()
         request["tokens"] = body.tokens or TOKENS_PER_GPU * body.gpus
         request["profile"] = _profile_id(connection, body.profile)
+        check_tokens(lengths.tokens, request["tokens"])
         row = get(connection, ProfileRow, request["profile"])
         assert row is not None
         requested(usable_profile(Profile.from_json(row.document, "profile"), request), request)
@@ -134,8 +137,7 @@ def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Res
     answered_key = json.loads(bytes(answer.body))["id"]
     if answered_key == key:  # not an earlier answer
         service.proposals.add(key)
-    answer.headers["Location"] = f"/v1/proposals/{answered_key}"
-    return answer
+    return located(answer, "/v1/proposals")
 
 
 @routes.post(
@@ -150,7 +152,8 @@ async def proposal_document(service: ServiceOf, request: Request) -> Response:
         put_proposal(connection, key, {}, text)
         return 201, {"id": key, "state": "ready"}
 
-    return await run_in_threadpool(once, service, request, text, effect)
+    answer = await run_in_threadpool(once, service, request, text, effect)
+    return located(answer, "/v1/proposals")
 
 
 def _profile_id(connection: Connection, wanted: str) -> str:

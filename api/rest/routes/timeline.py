@@ -7,14 +7,15 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from seqplan.api.rest.live.readers import read_off_loop
 from seqplan.api.rest.live.shared import ServiceOf, WatchOf
 from seqplan.api.rest.wire.answers import Timeline, answers
 from seqplan.api.rest.wire.fields import StepOfPlan
 from seqplan.api.rest.wire.problems import known
+from seqplan.api.service.plan_bytes import read_stored
 from seqplan.api.store.rows import ListedJob, get
 from seqplan.api.store.tables.plans import get_plan
 from seqplan.planner.simulation.timeline import plan_timeline
-from seqplan.plans.format.codec import from_json
 from seqplan.plans.plan import MicroBatch, Plan
 
 routes = APIRouter(tags=["progress"])
@@ -24,6 +25,7 @@ _DIGITS = 3
 
 
 @routes.get("/v1/jobs/{job}/plans/{step}/timeline", **answers(Timeline))
+@read_off_loop
 def timeline(
     service: ServiceOf, watch: WatchOf, request: Request, job: str, step: StepOfPlan
 ) -> Response:
@@ -38,7 +40,7 @@ def timeline(
         if request.headers.get("If-None-Match") == tag:
             return Response(status_code=304, headers={"ETag": tag})
         profile = watch.profile(connection, row.proposal)
-    plan = from_json(stored.line)
+    plan = read_stored(stored)
     return JSONResponse(_timeline(plan, profile.forward_fraction), headers={"ETag": tag})
 
 

@@ -25,7 +25,7 @@ class JobState(BaseModel):
     """What is known of every job."""
 
     id: str
-    state: Literal["planning", "planned", "failed"]
+    state: Literal["planning", "planned", "failed", "abandoned", "stopped"]
     world_size: int
     look_ahead: int
     last_step: int | None
@@ -51,6 +51,9 @@ class Job(JobOfList):
     max_len: int | None
     first_epoch: int
     first_cursor: int
+    kept_from: int
+    expired_steps: int
+    asked_at: int
     planned_steps: int
     last_planned_step: int | None
     acknowledged: list[int]
@@ -73,6 +76,13 @@ class JobBegun(BaseModel):
     first_step: int
 
 
+class Stopped(BaseModel):
+    """A job that is planned no further."""
+
+    id: str
+    state: Literal["stopped"]
+
+
 class Restarted(BaseModel):
     """A job that is planned again from ``step``."""
 
@@ -86,6 +96,12 @@ class Progress(JobState):
 
     slowest: int
     fastest: int
+    slowest_ranks: list[int]
+    count_slowest: int
+    since_acknowledged_s: float | None
+    predicted_ms: float | None
+    stuck: bool
+    miscalibrated: bool
     last_planned_step: int | None
     ahead: int
 

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from seqplan.api.rest.wire.problems import Problem
 from seqplan.api.service.service import Service
 from seqplan.api.store.tables.answers import Answer, earlier_answer, keep_answer
+from seqplan.api.store.tables.jobs import job_key
 
 Effect = Callable[[Connection], tuple[int, dict[str, Any]]]
 
@@ -29,8 +30,8 @@ def once(service: Service, request: Request, content: str, effect: Effect) -> Re
     if key is not None and not 0 < len(key) <= _LONGEST_KEY:
         raise Problem(422, "invalid-request", f"Idempotency-Key: wants 1 to {_LONGEST_KEY} signs")
     digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
-    path = request.url.path
     with service.store.writing() as connection:
+        path = _kept_path(connection, request)
         earlier = None if key is None else earlier_answer(connection, path, key)
         if earlier is not None and earlier.request != digest:
             raise Problem(
@@ -44,3 +45,19 @@ def once(service: Service, request: Request, content: str, effect: Effect) -> Re
             if key is not None:
                 keep_answer(connection, path, key, answer)
     return Response(answer.body, answer.status, media_type="application/json")
+
+
+def located(answer: Response, below: str) -> Response:
+    """Add the Location of what a POST has made, by its ``id``; repeated ones have it too."""
+    answer.headers["Location"] = f"{below}/{json.loads(bytes(answer.body))['id']}"
+    return answer
+
+
+def _kept_path(connection: Connection, request: Request) -> str:
+    """Return the path that an answer is kept under: below a job, with the job's key for its id.
+
+    So that a later job of the same id is not answered as this one was.
+    """
+    path, job = request.url.path, request.path_params.get("job")
+    key = None if job is None else job_key(connection, job)
+    return path if key is None else path.replace(f"/v1/jobs/{job}/", f"/v1/jobs/{key}/", 1)

@@ -14,7 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
-from seqplan.api.store.errors import ArrayMissing, InUse, StoreUnavailable
+from seqplan.api.store.errors import (
+    ArrayDamaged,
+    ArrayMissing,
+    InUse,
+    RowDamaged,
+    StoreUnavailable,
+)
 from seqplan.api.store.rows import JobRow
 from seqplan.plans.format.decode import PlanError
 
@@ -81,6 +87,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(StoreUnavailable, _store)
     app.add_exception_handler(InUse, _in_use)
     app.add_exception_handler(ArrayMissing, _array_missing)
+    app.add_exception_handler(ArrayDamaged, _array_damaged)
+    app.add_exception_handler(RowDamaged, _row_damaged)
     app.add_exception_handler(OSError, _disk)
     app.add_exception_handler(DataError, _data)
     app.add_exception_handler(ClientDisconnect, _broken_off)
@@ -92,7 +100,12 @@ def install(app: FastAPI) -> None:
 
 async def _problem(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, Problem)
-    more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    return answer_of(error)
+
+
+def answer_of(error: Problem) -> JSONResponse:
+    """Make the answer to a request whose body was read."""
+    more = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(error.status)
     return problem(error.status, error.kind, error.detail, more, **error.more)
 
 
@@ -130,6 +143,15 @@ async def _in_use(_: Request, error: Exception) -> JSONResponse:
 
 async def _array_missing(_: Request, error: Exception) -> JSONResponse:
     return problem(409, "file-missing", str(error))
+
+
+async def _array_damaged(_: Request, error: Exception) -> JSONResponse:
+    return problem(409, "file-damaged", str(error))
+
+
+async def _row_damaged(request: Request, error: Exception) -> JSONResponse:
+    _log.error("%s %s: %s", request.method, request.url.path, error)
+    return problem(500, "damaged", str(error))
 
 
 async def _disk(_: Request, error: Exception) -> JSONResponse:

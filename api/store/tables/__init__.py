@@ -1,14 +1,16 @@
 """What is read from the store's tables and written to them, a file for each table.
 
 Read ``jobs`` first, which the others belong to, then ``plans``, ``acks`` and ``measurements``:
-what a step leaves behind. ``leftovers`` are what a killed service left of ``lengths``, whose
-arrays are files beside the database. Public to the service are all of them.
+what a step leaves behind. ``removals`` and ``expiry`` delete their rows in batches; ``leftovers``
+are files of no data set in ``lengths``, whose arrays are next to the database. Public to the
+service are all of them.
 """
 
 __all__ = [
     "acks",
     "answers",
     "batches",
+    "expiry",
     "jobs",
     "leftovers",
     "lengths",
@@ -16,5 +18,6 @@ __all__ = [
     "plans",
     "profiles",
     "proposals",
+    "removals",
     "tokens",
 ]

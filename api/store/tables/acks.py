@@ -1,52 +1,122 @@
-"""The table of acknowledgements: which rank has done which step, by which plan."""
+"""The table of ranks: the last step that each has acknowledged."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, literal, select
+from sqlalchemy import Connection, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from seqplan.api.store import schema
 from seqplan.api.store.notices import notify
-from seqplan.api.store.tables.jobs import lasting
+from seqplan.api.store.tables.jobs import key_of, lasting
 from seqplan.planner.cluster import MOST_GPUS
 
 
 @dataclass(frozen=True)
 class AckRow:
-    """A rank has done a step by the plan with this digest."""
+    """A rank has done a step, and all steps before it."""
 
     job: str
     step: int
     rank: int
-    digest: str
 
 
 def acknowledge(connection: Connection, acks: Iterable[AckRow]) -> None:
     """Keep acknowledgements; again changes nothing. Those of removed jobs are left out."""
     acks = list(acks)
-    jobs = lasting(connection, (ack.job for ack in acks))
-    rows = [asdict(ack) for ack in acks if ack.job in jobs]
-    if not rows:
+    keys = lasting(connection, (ack.job for ack in acks))
+    latest: dict[tuple[str, int], int] = {}
+    for ack in acks:
+        if ack.job in keys:
+            rank = (keys[ack.job], ack.rank)
+            latest[rank] = max(ack.step, latest.get(rank, -1))
+    if not latest:
         return
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    connection.execute(dialect.insert(schema.acks).on_conflict_do_nothing(), rows)
-    for job in sorted(jobs):
+    now = time.time()
+    rows = [
+        {"job": job, "rank": rank, "step": step, "acknowledged_at": now}
+        for (job, rank), step in sorted(latest.items())
+    ]
+    key = ["job", "rank"]
+    if connection.dialect.name == "sqlite":
+        lite = sqlite.insert(schema.ranks)
+        newest = {"step": lite.excluded.step, "acknowledged_at": lite.excluded.acknowledged_at}
+        later = lite.excluded.step > schema.ranks.c.step
+        connection.execute(lite.on_conflict_do_update(key, set_=newest, where=later), rows)
+    else:
+        post = postgresql.insert(schema.ranks)
+        newest = {"step": post.excluded.step, "acknowledged_at": post.excluded.acknowledged_at}
+        later = post.excluded.step > schema.ranks.c.step
+        upsert = post.on_conflict_do_update(index_elements=key, set_=newest, where=later)
+        connection.execute(upsert, rows)
+    for job in sorted(keys):
         notify(connection, job)
 
 
 def last_acknowledged(connection: Connection, job: str, world_size: int) -> list[int]:
-    """Return the last step that each rank has acknowledged, −1 where it has said nothing.
+    """Return the last step that each rank has acknowledged, −1 for none.
 
-    One look into the index for each rank, however many steps it has acknowledged. Of a job with
-    more than ``MOST_GPUS`` ranks, which an older release took and no release plans, the first ones.
+    Of a job with more than ``MOST_GPUS`` ranks, which release 0.1.0 took and none plans, the first
+    ones.
     """
-    ranks = min(world_size, MOST_GPUS)
-    every = select(literal(0).label("rank")).cte(recursive=True)
-    every = every.union_all(select(every.c.rank + 1).where(every.c.rank < ranks - 1))
-    table = schema.acks
-    last = select(func.max(table.c.step)).where(table.c.job == job, table.c.rank == every.c.rank)
-    query = select(func.coalesce(last.scalar_subquery(), -1)).select_from(every)
-    return [int(step) for step in connection.execute(query.order_by(every.c.rank)).scalars()]
+    last = [-1] * min(world_size, MOST_GPUS)
+    table = schema.ranks
+    query = select(table.c.rank, table.c.step).where(table.c.job == key_of(job))
+    for rank, step in connection.execute(query):
+        if rank < len(last):
+            last[rank] = step
+    return last
+
+
+@dataclass(frozen=True)
+class RankProgress:
+    """How far the ranks of a job are; steps are −1 if nothing is acknowledged."""
+
+    slowest: int
+    fastest: int
+    slowest_ranks: tuple[int, ...]
+    """Some of the ranks that are at step ``slowest``, at most ``MOST_NAMED``."""
+
+    count_slowest: int
+    acknowledged_at: float | None
+    """Time of the last acknowledgement of any rank (Unix time)."""
+
+
+MOST_NAMED = 8
+
+
+def rank_progress(connection: Connection, job: str, world_size: int) -> RankProgress:
+    """Return how far the ranks of a job are, without a row for each of them."""
+    table, key = schema.ranks, key_of(job)
+    query = select(
+        func.count(),
+        func.min(table.c.step),
+        func.max(table.c.step),
+        func.max(table.c.acknowledged_at),
+    ).where(table.c.job == key, table.c.rank < world_size)
+    count, slowest, fastest, at = connection.execute(query).one()
+    if count < world_size:  # some have acknowledged nothing
+        there = select(table.c.rank).where(table.c.job == key).order_by(table.c.rank)
+        named = _first_missing(connection.execute(there).scalars(), world_size)
+        last = -1 if fastest is None else int(fastest)
+        return RankProgress(-1, last, named, world_size - int(count), at)
+    behind = (table.c.job == key, table.c.step == slowest)
+    some = select(table.c.rank).where(*behind).order_by(table.c.rank).limit(MOST_NAMED)
+    named = tuple(connection.execute(some).scalars())
+    how_many = int(connection.execute(select(func.count()).where(*behind)).scalar_one())
+    return RankProgress(int(slowest), int(fastest), named, how_many, at)
+
+
+def _first_missing(ranks: Iterable[int], world_size: int) -> tuple[int, ...]:
+    missing: list[int] = []
+    following = 0
+    for rank in ranks:
+        missing.extend(range(following, min(rank, following + MOST_NAMED)))
+        following = rank + 1
+        if len(missing) >= MOST_NAMED:
+            break
+    missing.extend(range(following, min(world_size, following + MOST_NAMED)))
+    return tuple(missing[:MOST_NAMED])

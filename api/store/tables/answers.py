@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, func, insert, or_, select
+from sqlalchemy import Connection, delete, func, insert, or_, select, tuple_
 
 from seqplan.api.store import schema
 
@@ -32,7 +33,12 @@ def keep_answer(connection: Connection, path: str, key: str, answer: Answer) -> 
     """Keep the answer, in the transaction of what it answers for."""
     connection.execute(
         insert(schema.answers).values(
-            path=path, key=key, request=answer.request, status=answer.status, body=answer.body
+            path=path,
+            key=key,
+            request=answer.request,
+            status=answer.status,
+            body=answer.body,
+            at=int(time.time()),
         )
     )
 
@@ -47,8 +53,9 @@ def forget_answers(connection: Connection, paths: Sequence[str], key: str) -> No
     connection.execute(delete(table).where(table.c.path.in_(paths), same))
 
 
-def forget_answers_below(connection: Connection, path: str) -> None:
-    """Forget what was answered on every path that begins with this one."""
+def remove_old_answers(connection: Connection, before: float, limit: int) -> int:
+    """Remove at most ``limit`` answers that were given before a time (Unix time); count them."""
     table = schema.answers
-    below = func.substr(table.c.path, 1, len(path)) == path
-    connection.execute(delete(table).where(below))
+    old = select(table.c.path, table.c.key).where(table.c.at < int(before)).limit(limit)
+    same = tuple_(table.c.path, table.c.key).in_(old)
+    return connection.execute(delete(table).where(same)).rowcount

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from seqplan.api.store import schema
 from seqplan.api.store.errors import InUse
 from seqplan.api.store.notices import notify, notify_removed
 from seqplan.api.store.rows import JobRow, columns, held
-from seqplan.api.store.tables.answers import forget_answers, forget_answers_below
+from seqplan.api.store.tables.answers import forget_answers
+
+STATES = ("planning", "planned", "failed", "abandoned", "stopped")
+"""What a job may be; ``abandoned``: planned no further, as no rank has requested anything."""
 
 _PLANNED_BY = ("proposal", "lengths", "tokens", "seed", "steps", "first_step", "max_len")
 
 
 def add_job(connection: Connection, row: JobRow) -> None:
-    """Keep a new job."""
-    connection.execute(insert(schema.jobs).values(columns(row)))
+    """Keep a new job, under a key that no other job has had."""
+    # No id has a slash, which the keys of stores of release 0.1.0 are.
+    values = {**columns(row), "key": f"/{secrets.token_urlsafe(6)}", "asked_at": int(time.time())}
+    connection.execute(insert(schema.jobs).values(values))
     notify(connection, row.id)
+
+
+def key_of(job: str) -> ScalarSelect[Any]:
+    """Select the key that rows of other tables have of a job; null if there is no such job."""
+    return select(schema.jobs.c.key).where(schema.jobs.c.id == job).scalar_subquery()
+
+
+def job_key(connection: Connection, job: str) -> str | None:
+    """Return the key that rows of other tables have of a job; None if there is no such job."""
+    return connection.execute(select(schema.jobs.c.key).where(schema.jobs.c.id == job)).scalar()
 
 
 def settle_job(connection: Connection, job: str, **values: Any) -> None:
@@ -30,7 +57,7 @@ def settle_job(connection: Connection, job: str, **values: Any) -> None:
 
 def settle_failed(connection: Connection, job: str, error: str) -> None:
     """Note that a job can be planned no further, whatever its state of planning was."""
-    planned = select(func.max(schema.plans.c.step)).where(schema.plans.c.job == job)
+    planned = select(func.max(schema.plans.c.step)).where(schema.plans.c.job == key_of(job))
     following = func.coalesce(planned.scalar_subquery() + 1, schema.jobs.c.first_step)
     connection.execute(
         update(schema.jobs)
@@ -41,14 +68,16 @@ def settle_failed(connection: Connection, job: str, error: str) -> None:
 
 
 def remove_job(connection: Connection, job: str) -> bool:
-    """Remove a job with all that is kept of it; False where there is none."""
+    """Remove a job, for readers with all that is kept of it; False if there is none.
+
+    Its rows in other tables are deleted later, in batches: see ``removals``.
+    """
+    key = job_key(connection, job)
     # The job first: whoever writes of it holds its row, or finds it gone (see ``held``).
     gone = connection.execute(delete(schema.jobs).where(schema.jobs.c.id == job))
     if not gone.rowcount:
         return False
-    for table in (schema.batches, schema.plans, schema.acks, schema.measurements):
-        connection.execute(delete(table).where(table.c.job == job))
-    forget_answers_below(connection, f"/v1/jobs/{job}/")
+    connection.execute(insert(schema.removals).values(job=key))
     forget_answers(connection, ("/v1/jobs",), job)
     notify_removed(connection, job)
     return True
@@ -56,8 +85,22 @@ def remove_job(connection: Connection, job: str) -> bool:
 
 def unfinished(connection: Connection) -> list[JobRow]:
     """Read the jobs that have steps to plan, or may get some, in order of id."""
-    query = select(schema.jobs).where(schema.jobs.c.state == "planning").order_by(schema.jobs.c.id)
+    return jobs_in_state(connection, "planning")
+
+
+def jobs_in_state(connection: Connection, state: str) -> list[JobRow]:
+    """Read the jobs in a state, in order of id."""
+    names = (schema.jobs.c[field.name] for field in fields(JobRow))
+    query = select(*names).where(schema.jobs.c.state == state).order_by(schema.jobs.c.id)
     return [JobRow(**row) for row in connection.execute(query).mappings()]
+
+
+def ended_before(connection: Connection, moment: float) -> list[str]:
+    """List jobs that are planned no further, and unrequested by ranks since ``moment`` (Unix)."""
+    table = schema.jobs
+    ended = (table.c.state != "planning", table.c.asked_at < int(moment))
+    query = select(table.c.id).where(*ended).order_by(table.c.id)
+    return [str(job) for job in connection.execute(query).scalars()]
 
 
 def states(connection: Connection) -> dict[str, str]:
@@ -78,15 +121,26 @@ def still_wanted(connection: Connection, row: JobRow) -> bool:
     Of plans by the same proposal and batches it does not matter which of the two they are for.
     """
     stored = held(connection, JobRow, row.id)
-    return stored is not None and all(
-        getattr(stored, name) == getattr(row, name) for name in _PLANNED_BY
+    return (
+        stored is not None
+        and stored.state == row.state
+        and all(getattr(stored, name) == getattr(row, name) for name in _PLANNED_BY)
     )
 
 
-def lasting(connection: Connection, jobs: Iterable[str]) -> set[str]:
-    """Return those of the jobs that are there, and stay so to the end of this transaction."""
+def lasting(connection: Connection, jobs: Iterable[str]) -> dict[str, str]:
+    """Return the keys of those of the jobs that exist, and do so until this transaction ends."""
     # In one order, so that two transactions do not wait for each other.
-    return {job for job in sorted(set(jobs)) if held(connection, JobRow, job) is not None}
+    rows = ((job, held(connection, JobRow, job)) for job in sorted(set(jobs)))
+    return {job: row.key for job, row in rows if row is not None}
+
+
+def note_requests(connection: Connection, asked_at: Mapping[str, float]) -> None:
+    """Note when a rank of each job has last requested something (Unix time)."""
+    table = schema.jobs
+    for job, at in sorted(asked_at.items()):
+        earlier = (table.c.id == job, table.c.asked_at < int(at))
+        connection.execute(update(table).where(*earlier).values(asked_at=int(at)))
 
 
 def check_unused(

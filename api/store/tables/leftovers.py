@@ -1,7 +1,13 @@
-"""What a service that was killed has left in the folder of arrays, removed when the next begins."""
+"""Files in the folder of arrays that no row of the store has: kept for days, then removed.
+
+A service that was killed leaves them; a database that was restored from a backup, or is not the
+folder's own, does not know them either.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 import shutil
 import time
@@ -11,74 +17,100 @@ from pathlib import Path
 from sqlalchemy import select
 
 from seqplan.api.store import schema
+from seqplan.api.store.folder_mark import ARRAY
 from seqplan.api.store.rows import LengthsRow, locked
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.lengths import lengths_path
+from seqplan.plans.format.atomic_file import atomic_write
 
 UPLOAD_PREFIX = "upload-"
 """What the folder of an upload that is coming in begins with."""
 
+GRACE_DAYS = 7.0
+"""How long a file stays after it was first found to be nobody's."""
+
 _UPLOAD = re.compile(rf"(?:tmp|{UPLOAD_PREFIX})[a-z0-9_]{{8}}")
 _WRITING = re.compile(r"\.[0-9a-f]{16}\.tmp")
-_ARRAY = re.compile(r"([0-9a-f]{64})\.(npy|removed)")
+_FOUND = "leftovers.json"
+"""When each of them was first found: its path in the folder, and the Unix time."""
 
-_OLD_S = 3600.0
-"""How long nothing was written to what another service of a shared store may still be writing."""
+_DAY_S = 86400.0
 
-
-def remove_leftovers(store: Store) -> None:
-    """Remove uploads that never ended, files half written and arrays that no data set has.
-
-    An array that was put aside for a removal that never ended is put back.
-    """
-    lengths = store.files / "lengths"
-    for path in [*_named(store.files, _UPLOAD), *_named(lengths, _WRITING)]:
-        if not store.shared or time.time() - _written_at(path) > _OLD_S:
-            _remove(path)
-    for path in _named(lengths, _ARRAY):
-        key, kind = path.name.split(".")
-        if kind == "removed":
-            _settle_removal(store, key, path)
-        elif not store.shared:
-            _remove_unknown(store, key, path)
+_log = logging.getLogger("seqplan.store")
 
 
-def _settle_removal(store: Store, key: str, aside: Path) -> None:
-    """Put an array back whose removal did not come to its end, or end it."""
-    array = lengths_path(store, key)
-    # Whoever is removing it just now holds the row until that is done.
-    with store.writing() as connection:
-        if locked(connection, LengthsRow, key) and not array.exists():
-            if aside.exists():
-                aside.rename(array)
-        else:
-            aside.unlink(missing_ok=True)
+def remove_leftovers(store: Store, grace_days: float = GRACE_DAYS) -> None:
+    """Remove uploads that never ended, half-written files and arrays of no data set, after days."""
+    lengths, now = store.files / "lengths", time.time()
+    found = _read_found(store)
+    uploads = (path for path in _named(store.files, _UPLOAD) if _is_upload(path))
+    leftovers = [*uploads, *_named(lengths, _WRITING)]
+    for path in _named(lengths, ARRAY):
+        if not _is_needed(store, path):
+            leftovers.append(path)
+    since = {}
+    for path in leftovers:
+        name = str(path.relative_to(store.files))
+        if name not in found:
+            _log.warning(
+                "%s: belongs to nothing in the store; it is removed after %g days", path, grace_days
+            )
+        since[name] = found.get(name, now)
+        if now - since[name] >= grace_days * _DAY_S:
+            _log.warning("%s: removed, %g days after it was first found", path, grace_days)
+            _remove(store, path)
+            del since[name]
+    if since != found:
+        with atomic_write(store.files / _FOUND) as file:
+            json.dump(since, file)
 
 
-def _remove_unknown(store: Store, key: str, array: Path) -> None:
-    """Remove an array of which no data set was kept, or only the histogram."""
-    table = schema.lengths
+def put_back_arrays(store: Store) -> None:
+    """Put arrays back whose data sets are there: their removal did not come to its end."""
+    for aside in _named(store.files / "lengths", ARRAY):
+        key, array = aside.name.split(".")[0], aside.with_suffix(".npy")
+        if aside.suffix == ".removed":
+            # Whoever is removing it just now holds the row until that is done.
+            with store.writing() as connection:
+                known = locked(connection, LengthsRow, key)
+                if known and not array.exists() and aside.exists():
+                    aside.rename(array)
+
+
+def _read_found(store: Store) -> dict[str, float]:
+    try:
+        found = json.loads((store.files / _FOUND).read_text("utf-8"))
+        return {str(name): float(at) for name, at in found.items()}
+    except (FileNotFoundError, ValueError, AttributeError, TypeError):
+        return {}  # the days begin anew
+
+
+def _is_needed(store: Store, path: Path) -> bool:
+    """Whether a data set has this array; of some only the histogram is kept."""
+    table, key = schema.lengths, path.name.split(".")[0]
+    if path.suffix == ".removed" and lengths_path(store, key).exists():
+        return False  # removed, and uploaded again
     with store.reading() as connection:
         kind = connection.execute(select(table.c.kind).where(table.c.id == key)).scalar()
-    if kind != "sequences":
-        array.unlink(missing_ok=True)
+    return kind == "sequences"
 
 
 def _named(folder: Path, name: re.Pattern[str]) -> Iterator[Path]:
     return (path for path in sorted(folder.iterdir()) if name.fullmatch(path.name))
 
 
-def _written_at(path: Path) -> float:
-    """Return when a file, or any file of a folder, was last written to (s since the epoch)."""
-    try:
-        inside = [*path.iterdir()] if path.is_dir() else []
-        return max(entry.stat().st_mtime for entry in [path, *inside])
-    except FileNotFoundError:
-        return time.time()  # its service is at work
+def _is_upload(folder: Path) -> bool:
+    """Whether a folder has nothing but the body of an upload."""
+    return folder.is_dir() and all(entry.name.startswith("body.") for entry in folder.iterdir())
 
 
-def _remove(path: Path) -> None:
-    if not path.is_dir():
-        path.unlink(missing_ok=True)
-    elif all(entry.name.startswith("body.") for entry in path.iterdir()):
+def _remove(store: Store, path: Path) -> None:
+    if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
+    elif ARRAY.fullmatch(path.name):
+        # The same data may be coming in just now, and find its array there.
+        with store.writing():
+            if not _is_needed(store, path):
+                path.unlink(missing_ok=True)
+    else:
+        path.unlink(missing_ok=True)

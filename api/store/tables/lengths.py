@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Connection, delete, insert
+from sqlalchemy import Connection, delete, insert, select
 
 from seqplan.api.store import schema
-from seqplan.api.store.errors import ArrayMissing
+from seqplan.api.store.errors import ArrayDamaged, ArrayMissing
+from seqplan.api.store.lru import Lru
 from seqplan.api.store.rows import LengthsRow, ListedLengths, columns, get, locked
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.answers import forget_answers
@@ -31,13 +33,68 @@ def lengths_path(store: Store, key: str) -> Path:
 def open_lengths(store: Store, key: str) -> npt.NDArray[np.int64]:
     """Open the array of a data set, which stays on the disk.
 
-    ``ArrayMissing`` where its file is gone, ``ValueError`` where it is damaged.
+    ``ArrayMissing`` if its file is gone, ``ArrayDamaged`` if it is not what was uploaded.
     """
+    path = lengths_path(store, key)
     try:
-        lengths: npt.NDArray[np.int64] = np.load(lengths_path(store, key), mmap_mode="r")
+        lengths = _read_array(path)
+        if not _is_sound(path, key, lengths):
+            raise ArrayDamaged(_damaged(key, "the content has another sha256"))
     except FileNotFoundError:
         raise missing(key) from None
+    except ValueError as error:
+        raise ArrayDamaged(_damaged(key, " ".join(str(error).split()))) from None
     return lengths
+
+
+def damaged_lengths(store: Store, stopped: Callable[[], bool]) -> Iterator[str]:
+    """Yield a line for each data set whose file is gone or damaged, until ``stopped``."""
+    table = schema.lengths
+    query = select(table.c.id).where(table.c.kind == "sequences").order_by(table.c.id)
+    with store.reading() as connection:
+        keys = list(connection.execute(query).scalars())
+    for key in keys:
+        if stopped():
+            return
+        try:
+            open_lengths(store, key)
+        except (ArrayMissing, ArrayDamaged) as error:
+            yield str(error)
+
+
+_SOUND: Lru[tuple[str, int, int, int, int], str] = Lru(1024)
+_SOUND_LOCK = threading.Lock()
+
+
+def _is_sound(path: Path, key: str, lengths: npt.NDArray[np.int64]) -> bool:
+    """Whether an array has the sha256 that is its id; computed again if the file was touched."""
+    state = path.stat()
+    version = (str(path), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    with _SOUND_LOCK:
+        digest = _SOUND.get(version)
+    if digest is None:
+        digest = lengths_digest(lengths).removeprefix("sha256:")
+        with _SOUND_LOCK:
+            _SOUND.put(version, digest)
+    return digest == key
+
+
+def _read_array(path: Path) -> npt.NDArray[np.int64]:
+    """Map an array from the disk; ``ValueError`` for a file that is no array of integers."""
+    try:
+        lengths: npt.NDArray[np.int64] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (EOFError, SyntaxError) as error:  # numpy's of a header that is cut or overwritten
+        raise ValueError(str(error) or "the file is cut off") from None
+    if lengths.dtype != np.int64 or lengths.ndim != 1:
+        raise ValueError(f"the file has {lengths.ndim} dimensions of {lengths.dtype}")
+    return lengths
+
+
+def _damaged(key: str, reason: str) -> str:
+    return (
+        f"lengths {key}: their file is damaged ({reason}). Upload the same data again (the id "
+        "stays the same)."
+    )
 
 
 def missing(key: str) -> ArrayMissing:
@@ -49,10 +106,12 @@ def missing(key: str) -> ArrayMissing:
 
 
 def write_lengths(store: Store, lengths: npt.NDArray[np.int64]) -> LengthsRow:
-    """Put the array on disk; the row that ``put_lengths`` keeps. The same array is one file."""
+    """Put an array on disk, unless it is there; return the row that ``put_lengths`` keeps."""
     key = lengths_digest(lengths).removeprefix("sha256:")
     path = lengths_path(store, key)
-    if not path.exists():
+    try:
+        open_lengths(store, key)
+    except (ArrayMissing, ArrayDamaged):
         with atomic_write(path, "wb") as file:
             np.save(file, lengths.astype(np.int64))
     return LengthsRow(

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from seqplan.api.store import schema
-from seqplan.api.store.tables.jobs import lasting
+from seqplan.api.store.tables.jobs import key_of, lasting
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,12 @@ class MeasurementRow:
 def add_measurements(connection: Connection, measurements: Iterable[MeasurementRow]) -> None:
     """Keep measured times; later figures replace. Those of removed jobs are left out."""
     measurements = list(measurements)
-    jobs = lasting(connection, (measurement.job for measurement in measurements))
-    rows = [asdict(measurement) for measurement in measurements if measurement.job in jobs]
+    keys = lasting(connection, (measurement.job for measurement in measurements))
+    rows = [
+        {**asdict(measurement), "job": keys[measurement.job]}
+        for measurement in measurements
+        if measurement.job in keys
+    ]
     if not rows:
         return
     key = ["job", "step", "rank"]
@@ -46,7 +50,7 @@ def measurements_page(
     """Read the first ``limit`` (step, rank, measured ms) beyond ``after``, a (step, rank)."""
     table = schema.measurements
     query = select(table.c.step, table.c.rank, table.c.measured_ms).where(
-        table.c.job == job,
+        table.c.job == key_of(job),
         table.c.step >= after[0],
         (table.c.step > after[0]) | (table.c.rank > after[1]),
     )
@@ -63,7 +67,7 @@ def slowest_ranks(
     """
     table = schema.measurements
     query = select(table.c.step, func.max(table.c.measured_ms), func.count())
-    between = (table.c.job == job, table.c.step >= first, table.c.step <= last)
+    between = (table.c.job == key_of(job), table.c.step >= first, table.c.step <= last)
     rows = connection.execute(query.where(*between).group_by(table.c.step))
     return {int(step): (float(ms), int(ranks)) for step, ms, ranks in rows}
 
@@ -71,14 +75,15 @@ def slowest_ranks(
 def last_measured_step(connection: Connection, job: str) -> int | None:
     """Return the last step that any rank has measured."""
     table = schema.measurements
-    step = connection.execute(select(func.max(table.c.step)).where(table.c.job == job)).scalar()
+    last = select(func.max(table.c.step)).where(table.c.job == key_of(job))
+    step = connection.execute(last).scalar()
     return None if step is None else int(step)
 
 
 def latest_measured_steps(connection: Connection, job: str, steps: int) -> list[int]:
     """Return the last ``steps`` steps that any rank has measured, ascending."""
     table = schema.measurements
-    latest = select(table.c.step).where(table.c.job == job).distinct()
+    latest = select(table.c.step).where(table.c.job == key_of(job)).distinct()
     newest_first = connection.execute(latest.order_by(table.c.step.desc()).limit(steps)).scalars()
     return sorted(int(step) for step in newest_first)
 
@@ -90,7 +95,8 @@ def measurements_state(connection: Connection, job: str, first: int) -> tuple[in
     """
     table = schema.measurements
     state = select(func.count(), func.coalesce(func.sum(table.c.measured_ms), 0.0))
-    count, total = connection.execute(state.where(table.c.job == job, table.c.step >= first)).one()
+    since = state.where(table.c.job == key_of(job), table.c.step >= first)
+    count, total = connection.execute(since).one()
     return int(count), float(total)
 
 
@@ -98,7 +104,7 @@ def measured_since(connection: Connection, job: str, first: int) -> dict[int, di
     """Return milliseconds by step and rank from step ``first`` on, steps ascending."""
     table = schema.measurements
     query = select(table.c.step, table.c.rank, table.c.measured_ms)
-    rows = connection.execute(query.where(table.c.job == job, table.c.step >= first))
+    rows = connection.execute(query.where(table.c.job == key_of(job), table.c.step >= first))
     by_step: dict[int, dict[int, float]] = {}
     for step, rank, measured_ms in rows:
         by_step.setdefault(step, {})[rank] = measured_ms

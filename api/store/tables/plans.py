@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, insert, select
 from seqplan.api.store import schema
 from seqplan.api.store.notices import notify
 from seqplan.api.store.rows import JobRow
+from seqplan.api.store.tables.jobs import key_of
 from seqplan.api.store.tables.measurements import slowest_ranks
 from seqplan.planner.batches.sampler import SamplerState
 
@@ -49,8 +50,8 @@ def add_plan(
 
     ``state``: of the sampler before the step.
     """
-    values = {"job": job, "step": plan.step, "digest": plan.digest, "line": plan.line}
-    values["planning_ms"] = planning_ms
+    values: dict[str, Any] = {"job": key_of(job), "step": plan.step}
+    values |= {"digest": plan.digest, "line": plan.line, "planning_ms": planning_ms}
     if state is not None:
         values |= {"epoch": state.epoch, "cursor": state.cursor}
     connection.execute(insert(schema.plans).values(values))
@@ -61,14 +62,14 @@ def get_plan(connection: Connection, job: str, step: int) -> StoredPlan | None:
     """Read the plan of a step, where it is planned."""
     table = schema.plans
     query = select(table.c.step, table.c.digest, table.c.line)
-    row = connection.execute(query.where(table.c.job == job, table.c.step == step)).first()
+    row = connection.execute(query.where(table.c.job == key_of(job), table.c.step == step)).first()
     return None if row is None else StoredPlan(*row)
 
 
 def plan_digest(connection: Connection, job: str, step: int) -> str | None:
     """Return the digest of a step's plan, where it is planned."""
     table = schema.plans
-    query = select(table.c.digest).where(table.c.job == job, table.c.step == step)
+    query = select(table.c.digest).where(table.c.job == key_of(job), table.c.step == step)
     return connection.execute(query).scalar()
 
 
@@ -84,21 +85,21 @@ def plan_lines(connection: Connection, job: str, steps: Iterable[int]) -> dict[i
 
 def last_planned(connection: Connection, job: str) -> int | None:
     """Return the last step that has a plan."""
-    query = select(func.max(schema.plans.c.step)).where(schema.plans.c.job == job)
+    query = select(func.max(schema.plans.c.step)).where(schema.plans.c.job == key_of(job))
     return connection.execute(query).scalar()
 
 
 def planned_steps(connection: Connection, job: str, after: int = -1) -> list[int]:
     """Return the steps beyond ``after`` that have a plan, ascending."""
     table = schema.plans
-    query = select(table.c.step).where(table.c.job == job, table.c.step > after)
+    query = select(table.c.step).where(table.c.job == key_of(job), table.c.step > after)
     return list(connection.execute(query.order_by(table.c.step)).scalars())
 
 
 def planned_beyond(connection: Connection, job: str, step: int) -> int:
     """Count the steps beyond ``step`` that have a plan."""
     table = schema.plans
-    query = select(func.count()).where(table.c.job == job, table.c.step > step)
+    query = select(func.count()).where(table.c.job == key_of(job), table.c.step > step)
     return int(connection.execute(query).scalar_one())
 
 
@@ -106,7 +107,7 @@ def planned_page(connection: Connection, job: str, after: int, limit: int) -> li
     """Read the first ``limit`` planned steps beyond ``after``, ascending, without their plans."""
     table = schema.plans
     query = select(table.c.step, table.c.digest, table.c.planning_ms)
-    here = query.where(table.c.job == job, table.c.step > after)
+    here = query.where(table.c.job == key_of(job), table.c.step > after)
     rows = connection.execute(here.order_by(table.c.step).limit(limit)).all()
     if not rows:
         return []
@@ -117,27 +118,23 @@ def planned_page(connection: Connection, job: str, after: int, limit: int) -> li
     ]
 
 
-def planning_times(connection: Connection) -> tuple[int, float]:
-    """Return how many plans the store has, and how long planning all of them took (ms)."""
-    total_ms = func.coalesce(func.sum(schema.plans.c.planning_ms), 0.0)
-    plans, planning_ms = connection.execute(select(func.count(), total_ms)).one()
-    return int(plans), float(planning_ms)
-
-
 def first_state(row: JobRow) -> SamplerState:
     """Return the sampler of a job that draws its batches, before the job's first step."""
     return SamplerState(row.first_step, row.first_epoch, row.first_cursor)
 
 
 def known_state(connection: Connection, row: JobRow, step: int) -> SamplerState:
-    """Return the sampler's latest state at or before ``step`` that is kept with a plan."""
-    table = schema.plans
-    query = select(table.c.step, table.c.epoch, table.c.cursor)
-    with_state = query.where(
-        table.c.job == row.id, table.c.step <= step, table.c.epoch.is_not(None)
-    )
-    latest = connection.execute(with_state.order_by(table.c.step.desc()).limit(1)).first()
-    return first_state(row) if latest is None else SamplerState(*latest)
+    """Return the sampler's latest state at or before ``step`` that is kept."""
+    latest = first_state(row)
+    for table in (schema.plans, schema.sampler_states):
+        query = select(table.c.step, table.c.epoch, table.c.cursor)
+        with_state = query.where(
+            table.c.job == key_of(row.id), table.c.step <= step, table.c.epoch.is_not(None)
+        )
+        found = connection.execute(with_state.order_by(table.c.step.desc()).limit(1)).first()
+        if found is not None and found.step > latest.step:
+            latest = SamplerState(*found)
+    return latest
 
 
 def _by_step(
@@ -147,6 +144,6 @@ def _by_step(
     wanted = list(steps)
     for begin in range(0, len(wanted), _AT_ONCE):
         some = table.c.step.in_(wanted[begin : begin + _AT_ONCE])
-        query = select(table.c.step, column).where(table.c.job == job, some)
+        query = select(table.c.step, column).where(table.c.job == key_of(job), some)
         for step, value in connection.execute(query):
             yield int(step), str(value)

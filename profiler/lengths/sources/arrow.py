@@ -9,6 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seqplan.profiler.lengths.sources.chat import (
+    MESSAGES,
+    TOOLS,
+    ChatTokenizer,
+    needs_template,
+    read_chats,
+)
 from seqplan.profiler.lengths.sources.collector import Collector, numbered
 from seqplan.profiler.lengths.sources.error import LengthsError, first_line
 from seqplan.profiler.lengths.sources.options import choose_field
@@ -19,8 +26,17 @@ ROWS_OF_IDS = 1 << 10
 """Rows decoded at once where a row may hold a whole sequence."""
 
 
-def read_arrow(path: Path, wanted: str | None, counter: TokenCounter, out: Collector) -> None:
-    """Read one sequence a row: an integer, a list of ids or a text."""
+def read_arrow(
+    path: Path,
+    wanted: str | None,
+    counter: TokenCounter,
+    out: Collector,
+    chats: ChatTokenizer | None = None,
+) -> None:
+    """Read one sequence a row: an integer, a list of ids or a text.
+
+    ``chats``: renders and counts the messages of each row instead.
+    """
     try:
         import pyarrow as pa
     except ImportError:
@@ -28,7 +44,7 @@ def read_arrow(path: Path, wanted: str | None, counter: TokenCounter, out: Colle
             f"{path}: reading {path.suffix} needs the pyarrow package: pip install 'seqplan[arrow]'"
         ) from None
     try:
-        _read(path, wanted, counter, out)
+        _read(path, wanted, counter, out, chats)
     except (pa.ArrowException, EOFError, UnicodeDecodeError) as error:
         raise LengthsError(
             f"{path}: is not a whole {path.suffix} file: {first_line(error)}"
@@ -42,15 +58,25 @@ def read_arrow(path: Path, wanted: str | None, counter: TokenCounter, out: Colle
         ) from None
 
 
-def _read(path: Path, wanted: str | None, counter: TokenCounter, out: Collector) -> None:
+def _read(
+    path: Path,
+    wanted: str | None,
+    counter: TokenCounter,
+    out: Collector,
+    chats: ChatTokenizer | None,
+) -> None:
     import pyarrow as pa
 
     parquet = path.suffix.lower() == ".parquet"
     with pa.memory_map(str(path)) as mapped:
         table = _parquet(mapped) if parquet else _ipc(mapped)
-        field = choose_field(table.schema.names, wanted, f"{path}: schema")
+        names, wanted_here = table.schema.names, MESSAGES if chats and not wanted else wanted
+        field = choose_field(names, wanted_here, f"{path}: schema")
         if table.schema.names.count(field) > 1:
             raise LengthsError(f"{path}: schema: field {field!r} is there twice; rename one")
+        if chats is not None:
+            read_chats(_chats(path, table, field), field, chats, out)
+            return
         kind = _kind(table.schema.field(field).type, f"{path}: field {field!r}")
         if wanted is None:
             out.note(f"{kind} in field {field!r}")
@@ -60,7 +86,7 @@ def _read(path: Path, wanted: str | None, counter: TokenCounter, out: Collector)
         if table.rows is not None:
             out.expect(table.rows)
         rows_read = 0
-        for column in table.columns(field, ROWS if kind == "an integer" else ROWS_OF_IDS):
+        for (column,) in table.columns([field], ROWS if kind == "an integer" else ROWS_OF_IDS):
             place = numbered(f"{path}: row", rows_read)
             if kind == "a text":
                 _count(_whole(column, place), counter, place, out)
@@ -70,10 +96,13 @@ def _read(path: Path, wanted: str | None, counter: TokenCounter, out: Collector)
 
 
 class _Table:
-    """A file's schema, its rows if it says how many, and a column of it in parts."""
+    """A file's schema, its rows if it says how many, and columns of it in parts."""
 
     def __init__(
-        self, schema: Any, rows: int | None, columns: Callable[[str, int], Iterator[Any]]
+        self,
+        schema: Any,
+        rows: int | None,
+        columns: Callable[[list[str], int], Iterator[list[Any]]],
     ) -> None:
         self.schema = schema
         self.rows = rows
@@ -85,9 +114,9 @@ def _parquet(mapped: Any) -> _Table:
 
     file = pq.ParquetFile(mapped)
 
-    def columns(field: str, rows: int) -> Iterator[Any]:
-        for batch in file.iter_batches(batch_size=rows, columns=[field]):
-            yield batch.column(field)
+    def columns(fields: list[str], rows: int) -> Iterator[list[Any]]:
+        for batch in file.iter_batches(batch_size=rows, columns=fields):
+            yield [batch.column(field) for field in fields]
 
     return _Table(file.schema_arrow, file.metadata.num_rows, columns)
 
@@ -104,14 +133,32 @@ def _ipc(mapped: Any) -> _Table:
         file = pa.ipc.open_stream(mapped)
         batches = iter(file)
 
-    def columns(field: str, _: int) -> Iterator[Any]:
+    def columns(fields: list[str], _: int) -> Iterator[list[Any]]:
         for batch in batches:
-            column = batch.column(field)
+            found = [batch.column(field) for field in fields]
             # The format has no checksums: offsets of a damaged file point outside the memory.
-            column.validate(full=True)
-            yield column
+            for column in found:
+                column.validate(full=True)
+            yield found
 
     return _Table(file.schema, None, columns)
+
+
+def _chats(path: Path, table: _Table, field: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each row's place, messages and tools; a struct's missing keys are left out."""
+    fields = [field, TOOLS] if TOOLS in table.schema.names else [field]
+    row = 0
+    for columns in table.columns(fields, ROWS_OF_IDS):
+        for values in zip(*(column.to_pylist() for column in columns), strict=True):
+            messages, tools = _without_nulls(values[0]), _without_nulls(values[-1])
+            yield f"{path}: row {row}", messages, tools if len(values) > 1 else None
+            row += 1
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(own) for key, own in value.items() if own is not None}
+    return [_without_nulls(own) for own in value] if isinstance(value, list) else value
 
 
 def _kind(dtype: Any, place: str) -> str:
@@ -123,6 +170,8 @@ def _kind(dtype: Any, place: str) -> str:
         return "an integer"
     if types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype):
         inner = dtype.value_type
+        if types.is_struct(inner):
+            raise needs_template(place)
         if types.is_nested(inner):
             raise LengthsError(f"{place} holds {dtype}, a list of lists; write one sequence a row")
         return "a list of ids"

@@ -22,12 +22,17 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one source gave. ``notes`` says what was chosen or estimated on the way."""
+    """What one source gave.
+
+    ``notes``: what was chosen or estimated on the way; ``loss_tokens``: tokens of an assistant, if
+    the source marks them.
+    """
 
     path: str
     sequences: int
     tokens: int
     notes: tuple[str, ...]
+    loss_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,11 +63,13 @@ class Collector:
         self._path = ""
         self._start = 0
         self._notes: list[str] = []
+        self._loss_tokens: int | None = None
         self._progress = progress
 
     def begin(self, path: str) -> None:
         """Begin the source ``path``: what follows comes from it."""
         self._path, self._start, self._notes, self._total = path, self._used, [], None
+        self._loss_tokens = None
 
     def expect(self, sequences: int) -> None:
         """Expect this many sequences of the source."""
@@ -75,6 +82,10 @@ class Collector:
     def note(self, text: str) -> None:
         """Note something that the caller should know about the source."""
         self._notes.append(text)
+
+    def count_loss(self, tokens: int) -> None:
+        """Set the tokens of the source that count in a loss."""
+        self._loss_tokens = tokens
 
     def add(self, lengths: NDArray[Any] | Iterable[int], place: Callable[[int], str]) -> None:
         """Keep a chunk of integers; ``place(i)`` says where its i-th comes from, in an error."""
@@ -99,7 +110,8 @@ class Collector:
             raise LengthsError(f"{self._path}: holds no sequences")
         tokens = int(self._values[self._start : self._used].sum())
         count = self._used - self._start
-        self._sources.append(Source(self._path, count, tokens, tuple(self._notes)))
+        source = Source(self._path, count, tokens, tuple(self._notes), self._loss_tokens)
+        self._sources.append(source)
 
     def lengths(self) -> Lengths:
         """Return all that was kept. The collector is spent."""

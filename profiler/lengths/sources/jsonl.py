@@ -9,6 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from seqplan.profiler.lengths.sources.chat import (
+    MESSAGES,
+    TOOLS,
+    ChatTokenizer,
+    is_chat,
+    needs_template,
+    read_chats,
+)
 from seqplan.profiler.lengths.sources.collector import MAX_LENGTH, Collector, length_error
 from seqplan.profiler.lengths.sources.error import LengthsError, first_line, shown
 from seqplan.profiler.lengths.sources.options import choose_field, missing_field
@@ -18,9 +26,23 @@ CHUNK = 1 << 16
 _KINDS: dict[type, str] = {int: "an integer", list: "a list of ids", str: "a text"}
 
 
-def read_jsonl(path: Path, wanted: str | None, counter: TokenCounter, out: Collector) -> None:
-    """Read one sequence a record; the first record settles the field and what it holds."""
+def read_jsonl(
+    path: Path,
+    wanted: str | None,
+    counter: TokenCounter,
+    out: Collector,
+    chats: ChatTokenizer | None = None,
+) -> None:
+    """Read one sequence a record; the first record settles the field and what it holds.
+
+    ``chats``: renders and counts the messages of each record instead.
+    """
     records = _records(path)
+    if chats is not None:
+        field = wanted or MESSAGES
+        rows = ((f"{path}: line {n}", r.get(field), r.get(TOOLS)) for n, r in records)
+        read_chats(rows, field, chats, out)
+        return
     first = next(records, None)
     if first is None:
         return
@@ -66,6 +88,8 @@ def _length(path: Path, number: int, field: str, kind: type, record: dict[str, A
     """Return the length of one record; checked here, where its line is known."""
     value = _value(path, number, field, kind, record)
     if kind is list:
+        if is_chat(value):
+            raise needs_template(f"{path}: line {number}: field {field!r}")
         if value and isinstance(value[0], (list, dict)):
             raise LengthsError(
                 f"{path}: line {number}: field {field!r} holds a list of lists; "

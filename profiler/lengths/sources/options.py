@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from seqplan.profiler.lengths.sources.chat import MESSAGES, needs_template
 from seqplan.profiler.lengths.sources.error import LengthsError
 
 AUTOMATIC = ("length", "num_tokens", "input_ids", "tokens", "ids", "text")
@@ -26,6 +27,9 @@ class SourceOptions:
     bytes_per_token: float | None = None
     """Estimate the tokens of text from its UTF-8 bytes instead."""
 
+    chat_template: Path | None = None
+    """The folder of a tokenizer, whose chat template renders the messages of each record."""
+
     glob: str | None = None
     """Which files of a folder to read: a pattern on the name or on the path within the folder."""
 
@@ -35,6 +39,11 @@ class SourceOptions:
             raise LengthsError(f"bytes per token must be a number above 0, not {rate!r}")
         if rate is not None and self.tokenizer is not None:
             raise LengthsError("give a tokenizer or bytes per token, not both")
+        if self.chat_template is not None and (rate is not None or self.tokenizer is not None):
+            raise LengthsError(
+                "a chat template counts with its own tokenizer. Leave the tokenizer and bytes per "
+                "token out"
+            )
 
 
 def choose_field(present: Sequence[str], wanted: str | None, place: str) -> str:
@@ -46,6 +55,8 @@ def choose_field(present: Sequence[str], wanted: str | None, place: str) -> str:
     for name in AUTOMATIC:
         if name in present:
             return name
+    if MESSAGES in present:
+        raise needs_template(f"{place}: field {MESSAGES!r}")
     raise LengthsError(
         f"{place}: none of the fields {', '.join(AUTOMATIC)}; "
         f"it has {listed(present)}: name one with --field"

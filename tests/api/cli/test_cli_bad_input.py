@@ -100,6 +100,7 @@ def test_missing_lengths(tmp_path: Path, output: Path) -> None:
 def test_a_sequence_longer_than_any_scheme_holds(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "a.txt"
     source.write_text("100\n20000\n300\n")
+    few = ("--tokens", 1000)
     limit = max(model.max_sequence for model in shipped("gpt-7b-a100-40gb").usable(4, 65536))
     message = complaint(propose(source, output, "--gpus", 4, "--max-len", 65536), 3)
     assert message == (
@@ -108,9 +109,9 @@ def test_a_sequence_longer_than_any_scheme_holds(tmp_path: Path, output: Path) -
     )
     nothing_left(output)
     # What it says would mend it does.
-    assert propose(source, output, "--gpus", 4, "--max-len", limit).code == 0
+    assert propose(source, output, "--gpus", 4, "--max-len", limit, *few).code == 0
     output.unlink()
-    assert propose(source, output, "--gpus", 8, "--max-len", 65536).code == 0
+    assert propose(source, output, "--gpus", 8, "--max-len", 65536, *few).code == 0
 
 
 def test_fewer_gpus_than_the_smallest_scheme(lengths: Path, output: Path) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import call, fresh_process, succeeded
+from command_line import call, complaint, fresh_process, succeeded
 from planned_files import MAX_LEN, PlannedFiles, propose
 
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.simulation.timeline import simulate_plan_ms
-from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.format.plan_file import read_plans, write_plans
 from seqplan.plans.lint import lint
 from seqplan.profiler.shipped.catalogue import shipped_names
 
@@ -83,16 +84,39 @@ def test_propose_tells_people_and_machines_the_same(
     assert max(shares) == 1
 
 
-def test_lengths_of_less_than_a_step_are_said_to_repeat(tmp_path: Path) -> None:
+def test_step_of_more_tokens_than_the_data_is_rejected(tmp_path: Path) -> None:
+    """By propose as by plan, before anything is drawn."""
     few = tmp_path / "few.txt"
     few.write_text("1000\n2000\n4000\n")
     output = tmp_path / "proposal.json"
-    text = succeeded(propose(few, output, "--tokens", 8000))
-    assert (
-        "The lengths hold 7,000 tokens, fewer than a step's 8,000: sampled batches repeat "
-        "sequences.\n"
-    ) in text
-    assert "repeat sequences" not in succeeded(propose(few, output, "--tokens", 7000))
+    for tokens in (8000, 10**15):
+        outcome = propose(few, output, "--tokens", tokens)
+        assert f"has 7000 tokens, fewer than a step of {tokens}, which would" in complaint(outcome)
+        assert not output.exists()
+    succeeded(propose(few, output, "--tokens", 7000))
+    outcome = call("plan", "--proposal", output, "--lengths", few, "--tokens", 8000)
+    assert "has 7000 tokens, fewer than a step of 8000, which would" in complaint(outcome)
+
+
+def test_steps_shorter_than_a_sequence_may_be_are_noted(tmp_path: Path, lengths: Path) -> None:
+    output = tmp_path / "proposal.json"
+    text = succeeded(propose(lengths, output, "--tokens", MAX_LEN - 1))
+    assert "A step of 4,095 tokens is shorter than --max-len 4,096: a longer sequence is" in text
+    assert "is shorter than" not in succeeded(propose(lengths, output, "--tokens", MAX_LEN))
+
+
+def test_trainer_holds_from_proposal_to_plans(tmp_path: Path, lengths: Path) -> None:
+    output = tmp_path / "proposal.json"
+    hosted = ("--profile", "llama-7b-a800-80gb", "--tokens", 8000, "--trainer")
+    succeeded(propose(lengths, output, *hosted, "seqplan-huggingface"))
+    assert json.loads(output.read_text())["trainer"] == "seqplan-huggingface"
+    plan = ("plan", "--proposal", output, "--lengths", lengths, "--steps", 1)
+    line = json.loads(succeeded(call(*plan, "--trainer", "seqplan-huggingface")))
+    assert {(p["scheme"]["tp"], p["scheme"]["pp"]) for p in line["pipelines"]} == {(1, 1)}
+    message = complaint(call(*plan, "--trainer", "megatron"))
+    assert message.startswith(f"--trainer megatron: {output} was made for seqplan-huggingface. ")
+    message = complaint(propose(lengths, output, *hosted, "verl-fsdp"))
+    assert "is of ZeRO-1, but verl-fsdp runs ZeRO-3. Measure or derive" in message
 
 
 def test_the_published_method_proposes_too(dense: PlannedFiles, tmp_path: Path) -> None:
@@ -235,6 +259,47 @@ def test_check_against_nothing_a_profile_and_a_proposal(plan_files: PlannedFiles
         }
 
 
+def test_a_false_bound_is_found_though_its_digest_is_true(
+    plan_files: PlannedFiles, tmp_path: Path
+) -> None:
+    source = ("--proposal", plan_files.proposal)
+    text = succeeded(call("check", plan_files.plans, *source, "--prove"))
+    assert text == f"{plan_files.steps} plans, no broken rules, every bound proven\n"
+    false = tmp_path / "false.jsonl"
+    with write_plans(false) as write:
+        for plan in read_plans(plan_files.plans):
+            write(
+                replace(
+                    plan,
+                    lower_bound_ms=plan.predicted_ms,
+                    layout_lower_bound_ms=plan.predicted_ms,
+                    gap=0.0,
+                )
+            )
+    assert "no broken rules" in succeeded(call("check", false, *source))
+    optimal = all(plan.gap < 1e-5 for plan in read_plans(plan_files.plans))
+    assert optimal == (plan_files.profile == "llama-7b-a800-80gb")
+    outcome = call("check", false, *source, "--prove")
+    assert outcome.code == (0 if optimal else 1)  # what is optimal cannot be stated too well
+    assert ("lower_bound_ms" in outcome.out) != optimal
+    assert ("is not proven" in outcome.out) != optimal
+    assert "--prove needs the profile" in call("check", false, "--prove").err
+    assert "--exact is for proofs" in call("check", false, *source, "--exact").err
+
+
+def test_a_witness_is_written_for_a_step(plan_files: PlannedFiles) -> None:
+    outcome = call("explain", plan_files.plans, "--step", 1, "--witness")
+    assert (outcome.code, "Give --profile or --proposal" in outcome.err) == (2, True)
+    outcome = call(
+        *("explain", plan_files.plans, "--step", 1, "--witness"),
+        *("--proposal", plan_files.proposal),
+    )
+    if outcome.code:
+        assert "runs in rounds" in outcome.err
+    else:
+        assert json.loads(outcome.out)["proof"] in ("prices", "gpu_time")
+
+
 def test_explain_a_step_and_a_rank(plan_files: PlannedFiles) -> None:
     plans = list(read_plans(plan_files.plans))
     text = succeeded(call("explain", plan_files.plans, "--step", 2))
@@ -256,6 +321,7 @@ def test_explain_a_step_and_a_rank(plan_files: PlannedFiles) -> None:
 
 def test_profiles_lists_and_describes() -> None:
     listing = succeeded(call("profiles"))
+    assert max(map(len, listing.splitlines())) <= 100
     described = as_json("profiles")
     assert [profile["name"] for profile in described] == list(shipped_names())
     for profile in described:

@@ -20,7 +20,8 @@ from seqplan.planner.placement.kernel import kernel_state
 from seqplan.plans.version import VERSION
 
 SURFACE = {
-    "lengths": "SOURCE --field --tokenizer --bytes-per-token --glob -o/--output --json",
+    "lengths": "SOURCE --field --tokenizer --bytes-per-token --chat-template --glob -o/--output "
+    "--json",
     "profiles": "NAME|FILE --gpus --max-len --optimizer-shards --json",
     "profile": "--model --hidden --layers --heads --kv-heads --ffn --vocab --head-dim "
     "--tied/--no-tied --device --dtype --schemes --lengths --points --measured-layers --repeats "
@@ -40,21 +41,22 @@ SURFACE = {
     "validate-model": "--rows --json",
     "verify-device": "--device --checks --minutes --quick -o/--output --json",
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
-    "--optimizer-shards --include-flagged --schemes --layout --exchange-ms --overlap "
+    "--optimizer-shards --include-flagged --schemes --trainer --layout --exchange-ms --overlap "
     "--propagation-only --static-groups --lockstep --rounds-multiple -o/--output --json",
     "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --static-groups "
-    "--window --exact --workers --executor -o/--output --export --json",
-    "check": "plans.jsonl --profile --proposal --json",
-    "explain": "plans.jsonl --step! --rank --json",
+    "--window --exact --workers --trainer --executor -o/--output --export --json",
+    "check": "plans.jsonl --profile --proposal --prove --exact --json",
+    "explain": "plans.jsonl --step! --rank --json --witness --profile --proposal",
     "compare": "--profile! --gpus! --lengths! --max-len! --tokens --steps --seed --systems "
-    "--sweep --optimizer-shards --include-flagged --schemes --layout --search-static "
+    "--sweep --optimizer-shards --include-flagged --schemes --trainer --layout --search-static "
     "--exchange-ms --overlap --lockstep --rounds-multiple "
     "--optimizer-ms --switch-ms --cbc-seconds --fast "
     "-o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",
     "train-check": "--plans! --ranks! --steps --data --seed --dtype --json",
     "serve": "--store! --files --host --allow-host --port --workers --executor "
-    "--add-token --list-tokens --revoke-token --scope",
+    "--keep-steps --abandon-hours --job-days --grace-days --add-token --list-tokens "
+    "--revoke-token --scope",
     "sidecar": "--job!",
     "demo": "--lengths --cpu-profile -o/--output",
 }
@@ -219,6 +221,18 @@ def test_options_from_the_environment(
     line = plan_line(lockstep)
     assert line["step"] == 2
     assert line["planner"]["seed"] == 5  # type: ignore[index]
+
+
+def test_addresses_that_kubernetes_sets_are_ignored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SEQPLAN_PORT", "tcp://10.0.0.1:8400")
+    monkeypatch.setenv("SEQPLAN_STORE", str(tmp_path / "s.db"))
+    for name in ("SEQPLAN_SERVICE_PORT", "SEQPLAN_SERVICE_HOST", "SEQPLAN_PORT_8400_TCP_PORT"):
+        monkeypatch.setenv(name, "8400")
+    assert call("serve", "--list-tokens").code == 0
+    monkeypatch.setenv("SEQPLAN_PORT", "8400 or so")
+    assert "--port" in call("serve", "--list-tokens").err
 
 
 def test_a_flag_goes_before_the_environment(

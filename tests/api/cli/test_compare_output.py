@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from comparisons import ODD, pipelined
 
-from seqplan.api.cli.verb_parts.compare_output import comparison_lines
+from seqplan.api.cli.verb_parts.compare_output import comparison_fields, comparison_lines
 
 
-def test_the_lines_name_both_systems_that_count() -> None:
+def test_nearest_rival_comes_first_and_states_its_interval() -> None:
     comparison = pipelined()
     lines = comparison_lines(comparison)
     published, static = (
         system.mean_ms / comparison.ours.mean_ms for system in comparison.systems[1:]
     )
-    assert f"speed-up over the best published system: {published:.2f}× ({ODD})" in lines
-    line = f"the best static strategy with our balancing: {static:.2f}× ({ODD}, balanced)"
-    assert f"speed-up over {line}" in lines
+    nearest = f"speed-up over the nearest rival, {ODD}, balanced: {static:.2f}× (no interval: 3"
+    of_published = f"speed-up over the best published system, {ODD}: {published:.2f}×"
+    assert of_published in lines
+    assert lines[lines.index(of_published) - 1].startswith(nearest)
+    fields = comparison_fields(comparison)["nearest_rival"]
+    assert fields["speedup"] == round(static, 4)
+    assert (fields["interval"], fields["steps"]) == (None, 3)

@@ -193,7 +193,10 @@ def test_figures_of_layers_that_nobody_checked_say_so() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--hardware", "b200"), "--hardware 'b200': wants one of a100-40gb, "),
+        (
+            ("--hardware", "b200"),
+            "--hardware 'b200': unknown. Did you mean b200-180gb? There",
+        ),
         (("--model", "llama-8b"), "neither a known model (small, llama-7b, "),
         (("--heads", 30), "hidden 4096 is no multiple of 30 heads"),
         (("--tp", "1,x"), "argument --tp: wants an integer of 1 or more, not 'x'"),

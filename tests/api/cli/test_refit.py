@@ -144,7 +144,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ("--estimate --model llama3-8b", "--estimate wants --hardware"),
-        ("--estimate --model llama3-8b --hardware x9", "--hardware 'x9': wants one of"),
+        ("--estimate --model llama3-8b --hardware x9", "--hardware 'x9': unknown. There are"),
         ("--estimate --model llama3-8b --hardware h100-80gb --plot a.html", "no samples to show"),
         ("--complete none.json --hardware h100-80gb", "none.json: cannot be read"),
         ("--estimate --model llama3-8b --hardware h100-80gb --schemes tp3", "tp"),

@@ -62,6 +62,38 @@ def test_a_sidecar_plans_in_lockstep(tmp_path: Path) -> None:
     assert planned_by_the_sidecar(job_file) == plans
 
 
+def test_no_other_user_removes_the_job_of_a_sidecar(tmp_path: Path) -> None:
+    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
+    job_file, token_file = tmp_path / "job.toml", tmp_path / "job.token"
+    job_file.write_text(FILE)
+    with serving("--job", job_file, verb="sidecar") as served:
+        assert served.ask("GET", "/v1/jobs/job/plans/0?wait=30").status == 200
+        for method, path in (("DELETE", "/v1/jobs/job"), ("POST", "/v1/jobs/job/stop")):
+            assert "token_file" in served.problem(method, path, status=403)["detail"]
+        served.ok("POST", "/v1/jobs/job/acks", {"step": 0, "rank": 0, "digest": None})
+    job_file.write_text(FILE + 'token_file = "job.token"\n')
+    tokens = []
+    for _ in range(2):
+        with serving("--job", job_file, verb="sidecar") as served:
+            tokens.append(token_file.read_text().strip())
+            assert token_file.stat().st_mode & 0o777 == 0o600
+            assert served.ask("GET", "/v1/jobs/job/plans/0").status == 401
+            assert served.ask("DELETE", "/v1/jobs/job").status == 401
+            with_token = {"Authorization": f"Bearer {tokens[-1]}"}
+            plan = served.ask("GET", "/v1/jobs/job/plans/0?wait=30", headers=with_token)
+            assert plan.status == 200
+    assert tokens[0] == tokens[1]
+
+
+def test_sidecar_plans_for_a_trainer(tmp_path: Path) -> None:
+    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
+    job_file = tmp_path / "job.toml"
+    job_file.write_text(FILE + 'trainer = "seqplan-huggingface"\n')
+    plans = planned_by_the_command_line(tmp_path, "--trainer", "seqplan-huggingface")
+    assert planned_by_the_sidecar(job_file) == plans
+    assert '"tp":2' not in "".join(plans)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -74,6 +106,8 @@ def test_a_sidecar_plans_in_lockstep(tmp_path: Path) -> None:
         (FILE + "rounds_multiple = true", "rounds_multiple: wants an integer, not True"),
         (FILE + "rounds_multiple = 0", "rounds_multiple: wants 1 or more, not 0"),
         (FILE + "rounds_multiple = 2", "job.toml: rounds_multiple is for rounds; give lockstep"),
+        (FILE + 'trainer = "nemo"', "job.toml: unknown trainer 'nemo'; there are seqplan, "),
+        (FILE + 'trainer = "transformers"', "job.toml: profile llama-7b-a800-80gb: is of ZeRO-1"),
         (FILE, "lengths.npy: no such file"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -59,7 +60,8 @@ def stocked(tmp_path_factory: pytest.TempPathFactory, page: Page) -> Iterator[St
         with sqlite3.connect(store) as database:
             database.execute(
                 "UPDATE plans SET planning_ms = CASE WHEN step = 0 THEN 1750 "
-                "ELSE 10 + 10 * (step % 2) END WHERE job = 'slower'"
+                "ELSE 10 + 10 * (step % 2) END "
+                "WHERE job = (SELECT key FROM jobs WHERE id = 'slower')"
             )
         database.close()
         yield stocked
@@ -88,14 +90,14 @@ def test_jobs_and_one_of_them(page: Page, stocked: Stocked) -> None:
     page.open(stocked.served.url)
     text = page.until_text("#job-table", "slower")
     row = next(line for line in text.splitlines() if line.startswith("slower"))
-    assert row.split("\t") == ["slower", "planned", f"{STEPS - 1} of {STEPS - 1}", f"0 of {STEPS}"]
+    cells = row.split("\t")
+    assert cells[1].removeprefix("◆ miscalibrated, ") == "planned"
+    assert cells[2] == f"{STEPS - 1} of {STEPS - 1}"
+    assert re.fullmatch(r"\d+ (s|min) ago", cells[3])
     row = next(line for line in text.splitlines() if line.startswith("live"))
-    assert row.split("\t") == [
-        "live",
-        f"running, {STEPS} steps ahead",
-        "3 of 59",
-        f"{STEPS} of {STEPS}",
-    ]
+    cells = row.split("\t")
+    assert cells[1].removeprefix("▲ stuck, ") == f"running, {STEPS} steps ahead"
+    assert cells[2] == "3 of 59"
     row = next(line for line in text.splitlines() if line.startswith("waiting"))
     assert row.split("\t")[:2] == ["waiting", "planning"]  # no rank has acknowledged a step
     page.click('a[href="#job=live"]')
@@ -118,6 +120,86 @@ def test_jobs_and_one_of_them(page: Page, stocked: Stocked) -> None:
     page.click("#steps summary")
     rows = "return document.querySelectorAll('#steps tbody tr').length"
     assert page.until(rows) == 4 + STEPS  # they come with an event, after the click
+
+
+def test_the_worst_job_comes_first(page: Page, tmp_path: Path) -> None:
+    with serving_here(tmp_path / "s.db") as served:
+        stocked = stock(served)
+        for name in ("a-fine", "b-stuck", "c-failed", "d-stopped"):
+            stocked.job(name, 60, look_ahead=4)
+            assert served.ask("GET", f"/v1/jobs/{name}/plans/3?wait=30").status == 200
+        measure(served, "a-fine", range(2), 1.0)
+        measure(served, "b-stuck", range(2), 1.0)
+        ack = {"step": 2, "rank": 0, "digest": None}
+        served.ok("POST", "/v1/jobs/b-stuck/acks", ack)
+        served.ok("POST", "/v1/jobs/d-stopped/stop")
+        with sqlite3.connect(tmp_path / "s.db") as database:
+            database.execute(
+                "UPDATE ranks SET acknowledged_at = acknowledged_at - 300 "
+                "WHERE job = (SELECT key FROM jobs WHERE id = 'b-stuck')"
+            )
+            database.execute(
+                "UPDATE jobs SET state = 'failed', failed_step = 4, error = 'x' "
+                "WHERE id = 'c-failed'"
+            )
+        database.close()
+        ack = {"step": 2, "rank": 0, "digest": None}
+        served.ok("POST", "/v1/jobs/a-fine/acks", ack)  # just now
+        page.open(served.url)
+        page.until_text("#job-table", "d-stopped")
+        rows = page.text("#job-table tbody").splitlines()
+        names = [line.split("\t")[0] for line in rows if line[:2] in ("a-", "b-", "c-", "d-")]
+        assert names == ["c-failed", "b-stuck", "a-fine", "d-stopped"]
+        text = page.text("#job-table tbody")
+        for words in ("✖ failed", "▲ stuck, running", "ranks 1, 2, 3", "5 min ago", "■ stopped"):
+            assert words in text, (words, text)
+        # A sign and a word, and a color: three ways to see it.
+        colors = page.run(
+            "return [...document.querySelectorAll('#job-table .state')]"
+            ".map(each => getComputedStyle(each).color)"
+        )
+        assert colors[0] == colors[1] != colors[2] != colors[3]
+        for width, name in ((1280, "wide"), (390, "narrow")):
+            page.size(width, 900)
+            opened(page, stocked, "b-stuck")
+            facts = page.text("#facts")
+            for words in (
+                "▲ stuck",
+                "5 min ago",
+                "ranks 1, 2, 3",
+                "Tokens per second",
+                "Time left",
+            ):
+                assert words in facts, (words, facts)
+            page.screenshot(tmp_path / f"{name}.png")
+            assert page.run("return document.documentElement.scrollWidth") <= width
+        page.size(1280, 900)
+        page.run(
+            "const only = document.querySelector('#only'); only.value = 'stopped';"
+            "only.dispatchEvent(new Event('change'))"
+        )
+        page.until(
+            "return document.querySelectorAll('#job-table tbody tr').length === 1"
+            " && document.querySelector('#job-table tbody').textContent.includes('d-stopped')"
+        )
+
+
+def test_steps_on_axes_are_whole(page: Page, tmp_path: Path) -> None:
+    with serving_here(tmp_path / "s.db") as served:
+        stocked = stock(served)
+        stocked.job("few", 2, look_ahead=2)
+        assert served.ask("GET", "/v1/jobs/few/plans/1?wait=30").status == 200
+        opened(page, stocked, "few")
+        splits = page.run(
+            "const seen = []; const write = CanvasRenderingContext2D.prototype.fillText;"
+            " CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {"
+            "  seen.push(text); return write.call(this, text, ...rest) };"
+            " document.querySelector('#charts').style.width = '700px';"
+            " return new Promise(done => setTimeout(() => {"
+            "  CanvasRenderingContext2D.prototype.fillText = write; done(seen) }, 500))"
+        )
+        assert {"0", "1"} <= set(splits)
+        assert not [words for words in splits if re.fullmatch(r"0\.\d+", words)]
 
 
 def test_charts_show_what_the_service_says(page: Page, stocked: Stocked) -> None:
@@ -221,7 +303,7 @@ def test_drift_is_told_and_drawn(page: Page, stocked: Stocked) -> None:
     assert warnings == [scheme["message"] for scheme in warned]
     rows = page.text("#drift-table tbody").split("\n")
     assert sum("+30%" in row for row in rows) == len(drift["schemes"])
-    assert page.text("#drift-table").count("drifted") == len(warned)
+    assert page.text("#drift-table").count("miscalibrated") == len(warned)
     dots = page.run("return document.querySelectorAll('#scatters circle').length")
     assert dots == sum(len(scheme["points"]) for scheme in drift["schemes"])
     assert page.run("return document.querySelectorAll('#warnings .warning').length") == 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from command_line import Outcome, call, complaint, succeeded
 from measuring_ranks import measure, plan_of
 from service_process import serving_here
-from stocked_service import WORLD, Stocked
+from stocked_service import WORLD, Stocked, stock
 
 from seqplan.plans.scheme import Strategy
 from seqplan.profiler.fit.drift import LEAST_MEASURED
@@ -79,6 +81,29 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
     times.write_text("".join(f"{row}\n" for row in rows).replace("'", '"'))
     by_files = _refit("--profile", PROFILE, "--plans", plans, "--measurements", times)
     assert succeeded(by_files) == succeeded(_refit(*server, "--profile", PROFILE))
+
+
+def test_refit_skips_plans_that_expire_after_their_times_are_listed(tmp_path: Path) -> None:
+    store = tmp_path / "s.db"
+    with serving_here(store) as served:
+        job = stock(served).job("long", STEPS, look_ahead=STEPS)
+        measure(served, job, range(STEPS), 1.3)
+    with closing(sqlite3.connect(store)) as database, database:
+        database.execute("DELETE FROM plans WHERE step < 2")
+        database.execute("UPDATE jobs SET kept_from = 2")
+    with serving_here(store) as served:
+        assert served.problem("GET", f"/v1/jobs/{job}/plans/0", status=410)
+        times = served.ok("GET", f"/v1/jobs/{job}/measurements?limit=1000")["items"]
+        expired = sum(time["step"] < 2 for time in times)
+        server = ("--server", served.url, "--job", job)
+        text = succeeded(_refit(*server, "-o", tmp_path / "refitted.json"))
+        assert (
+            f"{expired} rank times left out: of 2 steps whose plans have expired, 0 the first"
+            in text.splitlines()
+        )
+        outcome = _refit(*server, "--json")
+        assert outcome.code == 0
+        assert "2 steps whose plans have expired" in outcome.err
 
 
 def test_a_profile_that_holds_is_not_warned_of(stocked: Stocked) -> None:

@@ -72,4 +72,5 @@ def test_it_ends_without_a_trace(
     assert "is cut off: the service ends" in text
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert served.process.returncode == (143 if signals[0] == signal.SIGTERM else 130)
-    assert sorted(path.name for path in (tmp_path / "s.db.files").iterdir()) == ["lengths", "lock"]
+    left = sorted(path.name for path in (tmp_path / "s.db.files").iterdir())
+    assert left == ["lengths", "lock", "store-id"]

@@ -85,7 +85,10 @@ def test_a_store_that_holds_such_a_job_starts(tmp_path: Path) -> None:
         assert row["state"] == "failed"
         assert f"{ABSURD} GPUs are more than the {MOST_GPUS}" in row["error"]
         assert served.ok("GET", "/v1/progress")["items"][0]["state"] == "failed"
-        assert 'seqplan_jobs{state="failed"} 1.0' in served.ask("GET", "/metrics").body.decode()
+        ends = time.monotonic() + PATIENCE_S
+        while 'seqplan_jobs{state="failed"} 1.0' not in served.ask("GET", "/metrics").body.decode():
+            assert time.monotonic() < ends
+            time.sleep(0.02)
         assert served.ok("POST", "/v1/jobs/brick/restart")["state"] == "planning"
         assert _settled(served, "brick")["state"] == "failed"
         assert served.ask("DELETE", "/v1/jobs/brick").status == 204

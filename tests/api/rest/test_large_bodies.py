@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 from service_process import serving_here
+from sqlalchemy import create_engine
 from stocked_service import WORLD, Stocked, stock
 
 from seqplan.api.rest.routes.job_bodies import PushedBatches
+from seqplan.api.store import schema
 from seqplan.planner.cluster import MOST_GPUS
 
 
@@ -27,6 +29,10 @@ def either(
         store, files = request.getfixturevalue("postgresql_server"), folder
     with serving_here(store, files) as served:
         yield stock(served)
+    if request.param == "postgresql":
+        engine = create_engine(store)
+        schema.metadata.drop_all(engine)
+        engine.dispose()
 
 
 def test_a_nul_is_no_outage(either: Stocked) -> None:

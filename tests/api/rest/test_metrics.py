@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stocked_service import Stocked
 
 from seqplan.api.rest.live.metrics import Metrics
 from seqplan.api.service.drift_watch import DriftWatch
@@ -69,13 +70,16 @@ def test_drift_by_job_and_scheme(store: Store, monkeypatch: pytest.MonkeyPatch) 
 def test_figures_of_the_store_and_of_the_service(store: Store) -> None:
     service = Service(store)
     metrics = Metrics(service, DriftWatch(store, PlanSummaries()))
+    service.upkeep.look()
+    with store.writing() as connection:  # what a scrape does not read
+        connection.exec_driver_sql("DROP TABLE plans")
+        connection.exec_driver_sql("DROP TABLE jobs")
     service.counts["status 401"] += 3
     metrics.answered("/v1/jobs/j/plans/0", 0.002)
     lines = metrics.text().splitlines()
     for line in (
         'seqplan_jobs{state="planning"} 1.0',
         "seqplan_planning_seconds_count 0.0",
-        'seqplan_look_ahead_steps{job="j"} 0.0',
         "seqplan_acknowledgements_total 0.0",
         "seqplan_publications_total 0.0",
         'seqplan_requests_total{status="401"} 3.0',
@@ -83,3 +87,24 @@ def test_figures_of_the_store_and_of_the_service(store: Store) -> None:
         'seqplan_request_seconds_count{kind="other"} 0.0',
     ):
         assert line in lines
+
+
+def test_counters_do_not_fall_when_a_job_is_removed(stocked: Stocked) -> None:
+    served = stocked.served
+
+    def counters() -> dict[str, float]:
+        lines = served.ask("GET", "/metrics").body.decode().splitlines()
+        parts = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        ends = ("_total", "_count", "_sum")
+        return {
+            name: float(value) for name, value in parts if name.partition("{")[0].endswith(ends)
+        }
+
+    stocked.job("counted", 3)
+    assert served.ask("GET", "/v1/jobs/counted/plans/2?wait=30").status == 200
+    before = counters()
+    assert before["seqplan_planning_seconds_count"] >= 3
+    assert before["seqplan_planning_seconds_sum"] > 0
+    assert served.ask("DELETE", "/v1/jobs/counted").status == 204
+    after = counters()
+    assert {name for name in before if after[name] < before[name]} == set()

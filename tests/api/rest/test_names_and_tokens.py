@@ -83,12 +83,18 @@ def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
     from seqplan.api.service.plan_summary import PlanSummaries
     from seqplan.api.service.service import Service
     from seqplan.api.store.rows import JobRow
+    from seqplan.api.store.tables import proposals
     from seqplan.api.store.tables.jobs import add_job
 
     store, odd = Store(str(tmp_path / "s.db")), 'x"} 1\nevil{job="y'
-    with store.writing() as connection:  # as an older release's sidecar could
-        add_job(connection, JobRow(id=odd, proposal="p", seed=0, look_ahead=1, world_size=1))
-    text = Metrics(Service(store), DriftWatch(store, PlanSummaries())).text()
+    with store.writing() as connection:  # as release 0.1.0's sidecar could
+        proposals.put_proposal(connection, "p", {}, "{}")
+        row = JobRow(id=odd, proposal="p", seed=0, look_ahead=1, world_size=1)
+        add_job(connection, row)
+    service = Service(store)
+    service.start()
+    text = Metrics(service, DriftWatch(store, PlanSummaries())).text()
+    service.stop()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["seqplan_look_ahead_steps"].samples[0].labels == {"job": odd}
     assert "evil" not in families

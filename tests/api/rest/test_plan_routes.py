@@ -2,35 +2,71 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from service_process import PATIENCE_S, Reply, serving, serving_here
-from stocked_service import WORLD, Stocked, stock
+from stocked_service import DATA, MAX_LEN, WORLD, Stocked, stock
 
-from seqplan.plans.format.codec import from_json
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.plans.format.codec import digest, from_json
 from seqplan.plans.views.rank_view import rank_view
+from seqplan.profiler.shipped.catalogue import shipped
 from seqplan.runtime.errors import PlanError
-from seqplan.runtime.steps.http_source import HttpSource
+from seqplan.runtime.steps.http_source import FAN_OUT_RANKS, HttpSource
 
 
 def test_a_plan_and_its_views(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("views", 2)
     reply = served.ask("GET", f"/v1/jobs/{job}/plans/0?wait=30")
     plan = from_json(reply.body.decode())
-    digest = reply.headers["etag"].strip('"')
+    tagged = reply.headers["etag"].strip('"')
     assert plan.world_size == WORLD
     source = HttpSource(served.url, job)
     for rank in range(WORLD):
-        assert source.view(0, rank, 30) == rank_view(plan, rank, digest=digest)
+        assert source.view(0, rank, 30) == rank_view(plan, rank, digest=tagged)
     source.close()
     tag = {"If-None-Match": reply.headers["etag"]}
     assert served.ask("GET", f"/v1/jobs/{job}/plans/0", headers=tag).status == 304
     figures = served.ok("GET", f"/v1/jobs/{job}/plans/0/simulate")
     assert figures["lower_bound_ms"] <= figures["predicted_ms"]
     assert b"step 0" in served.ask("GET", f"/v1/jobs/{job}/plans/0/explain").body
+
+
+def test_views_of_many_ranks_are_written_when_first_requested(tmp_path: Path) -> None:
+    cluster = Cluster(gpus=FAN_OUT_RANKS, max_len=MAX_LEN, tokens=400_000)
+    profile = shipped("llama-7b-a800-80gb").restricted(measured=True)
+    document = make_proposal(profile, cluster, np.load(DATA), propagation_only=True).to_json()
+    with serving_here(tmp_path / "s.db") as served:
+        proposal = served.ok("POST", "/v1/proposals/documents", document.encode())["id"]
+        lengths = served.ok("POST", "/v1/lengths", DATA.read_bytes())["id"]
+        request = {"id": "many", "proposal": proposal, "lengths": lengths, "steps": 2}
+        served.ok("POST", "/v1/jobs", request)
+        path = "/v1/jobs/many/plans"
+        plan = from_json(served.ask("GET", f"{path}/0?wait=30").body.decode())
+        last = FAN_OUT_RANKS - 1
+
+        def view(rank: int) -> object:
+            return served.ok("GET", f"{path}/0/ranks/{rank}")
+
+        with ThreadPoolExecutor(8) as pool:  # at once: written once for all of them
+            views = list(pool.map(view, [0, 7, last] * 8))
+        assert views[:3] == [
+            json.loads(json.dumps(rank_view(plan, rank, digest=digest(plan)).to_dict()))
+            for rank in (0, 7, last)
+        ]
+        assert views == views[:3] * 8
+        assert served.problem("GET", f"{path}/0/ranks/{last + 1}", status=404)
+        # Its first request that the framework answers, not the middleware.
+        assert served.ok("GET", f"{path}/1/ranks/{last}?wait=30.0000000001")["rank"] == last
+        served.ask("DELETE", "/v1/jobs/many")
+        assert served.problem("GET", f"{path}/0/ranks/0", status=404)
 
 
 def test_planning_keeps_ahead_of_the_slowest_rank_only(stocked: Stocked) -> None:
@@ -60,7 +96,7 @@ def test_a_step_that_cannot_be_planned_is_told_to_those_who_wait(tmp_path: Path)
     damaged.write_bytes(b"\x93NUMPY broken")
     with serving_here(tmp_path / "s.db") as served:
         source = HttpSource(served.url, job)
-        with pytest.raises(PlanError, match="step 2 of job lost cannot be planned: ValueError"):
+        with pytest.raises(PlanError, match="step 2 of job lost cannot be planned: ArrayDamaged"):
             source.view(2, 0, 60)
         source.close()
         problem = served.problem("GET", f"/v1/jobs/{job}/plans/4", status=424)

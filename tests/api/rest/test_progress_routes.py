@@ -53,7 +53,11 @@ def test_how_far_every_job_is(stocked: Stocked) -> None:
         cursor = page["next"]
     for job, slowest, fastest, last in ((begun, -1, -1, 3), (halfway, 1, 3, 5)):
         progress = served.ok("GET", f"/v1/jobs/{job}/progress")
+        since = (rows[job].pop("since_acknowledged_s"), progress.pop("since_acknowledged_s"))
         assert rows[job] == progress
+        assert (since == (None, None)) == (fastest < 0)
+        assert not progress["stuck"]
+        assert progress["slowest_ranks"] == [r for r in range(WORLD) if r != 1 or fastest < 0]
         assert (progress["slowest"], progress["fastest"]) == (slowest, fastest)
         assert (progress["last_planned_step"], progress["ahead"]) == (last, last - slowest)
         assert (progress["state"], progress["world_size"], progress["look_ahead"]) == (
@@ -61,6 +65,20 @@ def test_how_far_every_job_is(stocked: Stocked) -> None:
             WORLD,
             4,
         )
+
+
+def test_jobs_in_some_states(stocked: Stocked) -> None:
+    served, stopped = stocked.served, stocked.job("some-stopped", 9)
+    running = stocked.job("some-running", 9)
+    served.ok("POST", f"/v1/jobs/{stopped}/stop")
+    page = served.ok("GET", "/v1/progress?limit=1000&state=stopped,abandoned")
+    assert [row["id"] for row in page["items"]] == [stopped]
+    page = served.ok("GET", "/v1/progress?limit=1000&state=planning")
+    found = {row["id"] for row in page["items"]}
+    assert running in found
+    assert stopped not in found
+    problem = served.problem("GET", "/v1/progress?state=planning,gone")
+    assert "'gone' is none of planning, planned" in problem["detail"]
 
 
 def test_one_step_in_time(stocked: Stocked) -> None:

@@ -44,6 +44,11 @@ def _settled(stocked: Stocked, request: dict[str, Any]) -> dict[str, Any]:
         (2, ["--method", "eq4", "--tokens", "20000"], {"method": "eq4", "tokens": 20000}),
         (
             4,
+            ["--trainer", "megatron", "--tokens", "8000"],
+            {"trainer": "megatron", "tokens": 8000},
+        ),
+        (
+            4,
             ["--lockstep", "--rounds-multiple", "2"],
             {"lockstep": True, "rounds_multiple": 2},
         ),
@@ -84,6 +89,9 @@ def test_the_same_document_as_from_the_command_line(
         ({"profile": GPT, "exchange_ms": 1}, f"but profile {GPT} is of ZeRO-3"),
         ({"profile": GPT, "method": "eq4"}, "method eq4 chooses strategies for a whole step"),
         ({"exchange_ms": 1, "method": "eq4"}, "method eq4 does not weigh the exchange"),
+        ({"trainer": "nemo"}, "unknown trainer 'nemo'; there are seqplan, seqplan-huggingface"),
+        ({"trainer": "transformers"}, "is of ZeRO-1, but transformers runs ZeRO-3"),
+        ({"tokens": 10**15}, f"tokens, fewer than a step of {10**15}, which would repeat"),
     ],
 )
 def test_options_that_cannot_be(stocked: Stocked, fields: dict[str, Any], detail: str) -> None:

@@ -164,6 +164,16 @@ def test_services_that_share_a_store_forget_together(postgresql_url: str, tmp_pa
         assert _published(first) + _published(other) == 4
 
 
+def _ask_until_served(served: Served, path: str) -> Reply:
+    """As a client does: a request that is reading the store when it goes is 503."""
+    ends = time.monotonic() + PATIENCE_S
+    while (reply := served.ask("GET", path)).status == 503:
+        assert reply.headers["retry-after"] == "1"
+        assert time.monotonic() < ends
+        time.sleep(0.1)
+    return reply
+
+
 def test_a_removal_that_nobody_was_told_of(postgresql_url: str, tmp_path: Path) -> None:
     """A service that has lost its database for a while finds out what is gone."""
     engine = create_engine(postgresql_url)
@@ -175,7 +185,7 @@ def test_a_removal_that_nobody_was_told_of(postgresql_url: str, tmp_path: Path) 
         for job in ("planned", "planning"):
             stocked.job(job, 2 if job == "planned" else 50, look_ahead=2)
             assert served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
-        waiting = threads.submit(served.ask, "GET", "/v1/jobs/planning/plans/7?wait=50")
+        waiting = threads.submit(_ask_until_served, served, "/v1/jobs/planning/plans/7?wait=50")
         with engine.begin() as connection:
             for table in (schema.jobs, schema.plans):
                 connection.execute(table.delete())
@@ -198,13 +208,14 @@ def test_a_removal_that_nobody_was_told_of(postgresql_url: str, tmp_path: Path) 
 def test_a_sidecar_whose_job_was_removed(tmp_path: Path) -> None:
     """Begun again, it makes its proposal by the file as it is then."""
     np.save(tmp_path / "lengths.npy", np.load(DATA)[:1000])
-    file = tmp_path / "job.toml"
+    file, token_file = tmp_path / "job.toml", tmp_path / "token"
     for gpus in (2, 3):
         file.write_text(
             'profile = "llama-7b-a800-80gb"\nlengths = "lengths.npy"\ncontext = 2048\n'
-            f"tokens = 8000\nsteps = 2\nport = 0\ngpus = {gpus}\n"
+            f'tokens = 8000\nsteps = 2\nport = 0\ngpus = {gpus}\ntoken_file = "token"\n'
         )
         with serving("--job", file, verb="sidecar") as served:
+            served.headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
             plan = served.ask("GET", "/v1/jobs/job/plans/1?wait=30").json
             assert plan["world_size"] == gpus
             assert served.ask("DELETE", "/v1/jobs/job").status == 204

@@ -91,3 +91,31 @@ def test_probes_metrics_and_docs(stocked: Stocked) -> None:
     assert "GET /v1/jobs/{job}/plans/{step}" in page
     assert "<script" not in page
     assert "/v1/jobs/{job}/acks" in served.ok("GET", "/openapi.json")["paths"]
+
+
+def test_a_repeated_post_has_the_location_again(stocked: Stocked) -> None:
+    served = stocked.served
+    for path, body in (
+        ("/v1/jobs", {"id": "located", "proposal": stocked.proposal}),
+        ("/v1/lengths?format=txt", b"5\n6\n7\n"),
+        ("/v1/profiles", served.ok("GET", "/v1/profiles/gpt-7b-a100-40gb")),
+    ):
+        key = {"Idempotency-Key": "again"}
+        first, again = (served.ask("POST", path, body, key) for _ in range(2))
+        assert (first.status, again.status) == (201, 201)
+        assert again.body == first.body
+        place = f"{path.partition('?')[0]}/{first.json['id']}"
+        assert again.headers["location"] == first.headers["location"] == place
+
+
+@pytest.mark.parametrize("path", ["jobs", "lengths", "proposals", "profiles", "progress"])
+def test_one_limit_of_pages(stocked: Stocked, path: str) -> None:
+    assert stocked.served.ask("GET", f"/v1/{path}?limit=1000").status == 200
+    assert "limit" in stocked.served.problem("GET", f"/v1/{path}?limit=1001")["detail"]
+
+
+@pytest.mark.parametrize("path", ["measurements", "steps"])
+def test_one_limit_of_pages_of_a_job(stocked: Stocked, path: str) -> None:
+    job = stocked.job(f"paged-{path}", 1)
+    assert stocked.served.ask("GET", f"/v1/jobs/{job}/{path}?limit=1000").status == 200
+    assert "limit" in stocked.served.problem("GET", f"/v1/jobs/{job}/{path}?limit=1001")["detail"]

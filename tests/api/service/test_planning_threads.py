@@ -120,7 +120,8 @@ def test_an_ended_thread_is_settled_and_others_go_on(tmp_path: Path) -> None:
         served.ok("POST", "/v1/jobs", {"id": "lost", "proposal": stocked.proposal})
         database = sqlite3.connect(path, isolation_level=None)
         database.execute(
-            "CREATE TRIGGER no BEFORE INSERT ON plans WHEN NEW.job = 'lost' "
+            "CREATE TRIGGER no BEFORE INSERT ON plans "
+            "WHEN NEW.job = (SELECT key FROM jobs WHERE id = 'lost') "
             "BEGIN SELECT RAISE(ABORT, 'refused'); END"
         )
         database.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from service_process import serving
 from training_ranks import ROOT, train
 
@@ -21,16 +22,31 @@ port = 0
 """
 
 
-def test_ranks_train_from_a_sidecar_and_report_what_steps_took(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fan_out_ranks", [WORLD, WORLD + 1])
+def test_ranks_train_from_a_sidecar_and_report_what_steps_took(
+    tmp_path: Path, fan_out_ranks: int
+) -> None:
+    """Rank 0 acts for all from ``fan_out_ranks`` on, below it each for itself."""
     np.save(tmp_path / "lengths.npy", np.load(ROOT / "examples" / "data" / "code.npy")[:500])
     (tmp_path / "job.toml").write_text(JOB)
     with serving("--job", tmp_path / "job.toml", verb="sidecar") as served:
-        losses = train(served.url, "job", WORLD, tmp_path / "checkpoints")
+        losses = train(
+            served.url,
+            "job",
+            WORLD,
+            tmp_path / "checkpoints",
+            "--fan-out-ranks",
+            str(fan_out_ranks),
+        )
         assert list(losses) == list(range(STEPS))
         job = served.ok("GET", "/v1/jobs/job")
         assert job["acknowledged"] == [STEPS - 1] * WORLD
         steps = served.ok("GET", "/v1/jobs/job/steps")["items"]
         assert [step["ranks_acknowledged"] for step in steps] == [WORLD] * STEPS
         assert all(step["measured_ms"] > 0 for step in steps)
+        each = WORLD * STEPS if fan_out_ranks > WORLD else 0
+        metrics = served.ask("GET", "/metrics").body.decode()
+        count = 'seqplan_request_seconds_count{kind="acknowledgement"}'
+        assert f"{count} {each:.1f}" in metrics.splitlines()
         drift = served.ok("GET", "/v1/jobs/job/drift")
         assert drift["pipelines"]["measured"] > 0, drift

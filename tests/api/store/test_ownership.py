@@ -1,8 +1,9 @@
-"""A SQLite store is one service's at a time, by whatever path; one that lost all is named."""
+"""A SQLite store is one service's at a time, by whatever path; an emptied one is rejected."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -71,16 +72,30 @@ def test_a_database_cut_to_nothing_is_no_new_store(tmp_path: Path, with_lengths:
             put_lengths(connection, row)
     store.close()
     os.truncate(database, 0)
-    with pytest.raises(StoreError, match=r"a\.db: is empty, but .* belongs to a store: put a copy"):
+    with pytest.raises(StoreError, match=r"a\.db: is new, but .* belongs to a store\. Name"):
         Store(str(database))
     assert database.stat().st_size == 0
-    database.unlink()  # which says that it is meant
+    database.unlink()
+    with pytest.raises(StoreError, match=r"a\.db: is new"):
+        Store(str(database))
+    assert not database.exists()
+    shutil.rmtree(tmp_path / "a.db.files")  # begins anew
     Store(str(database)).close()
 
 
 def test_an_empty_file_is_a_new_store(tmp_path: Path) -> None:
     (tmp_path / "a.db").touch()
     Store(str(tmp_path / "a.db")).close()
+
+
+def test_files_are_private(tmp_path: Path) -> None:
+    (tmp_path / "a.db").touch(0o644)
+    store = Store(str(tmp_path / "a.db"))
+    with store.writing() as connection:
+        add_token(connection, "t", "read")
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("a.db*")}
+    assert modes == {"a.db": 0o600, "a.db-wal": 0o600, "a.db-shm": 0o600, "a.db.files": 0o700}
+    store.close()
 
 
 def test_damage_is_told_with_the_path(tmp_path: Path) -> None:

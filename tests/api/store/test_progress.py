@@ -31,7 +31,7 @@ def test_progress_is_what_was_kept(store: Store) -> None:
                 plans.add_plan(connection, job, plan, step / 2)
         for rank in range(WORLD - 1):  # the last one says nothing
             for step in rng.sample(STEPS, 12):
-                acks.acknowledge(connection, [AckRow("job", step, rank, "x")])
+                acks.acknowledge(connection, [AckRow("job", step, rank)])
                 last_steps[rank] = max(last_steps[rank], step)
         for _ in range(80):
             step, rank, took_ms = rng.choice(STEPS[:20]), rng.randrange(WORLD), rng.uniform(1, 9)
@@ -44,6 +44,15 @@ def test_progress_is_what_was_kept(store: Store) -> None:
     with store.reading() as connection:
         assert acks.last_acknowledged(connection, "job", WORLD) == last_steps
         assert acks.last_acknowledged(connection, "none", 1) == [-1]
+        progress = acks.rank_progress(connection, "job", WORLD)
+        assert (progress.slowest, progress.fastest) == (-1, max(last_steps))
+        assert (progress.slowest_ranks, progress.count_slowest) == ((WORLD - 1,), 1)
+        all_but_one = acks.rank_progress(connection, "job", WORLD - 1)
+        slowest = min(last_steps[:-1])
+        behind = tuple(rank for rank in range(WORLD - 1) if last_steps[rank] == slowest)
+        assert (all_but_one.slowest, all_but_one.slowest_ranks) == (slowest, behind)
+        assert progress.acknowledged_at is not None
+        assert acks.rank_progress(connection, "none", 20).slowest_ranks == (*range(8),)
         for beyond in (-1, STEPS[0], STEPS[7] + 1, STEPS[-1]):
             wanted = sum(step > beyond for step in STEPS)
             assert plans.planned_beyond(connection, "job", beyond) == wanted
@@ -89,6 +98,7 @@ def test_progress_is_what_was_kept(store: Store) -> None:
 
 def test_more_steps_than_a_statement_may_name(store: Store) -> None:
     with store.writing() as connection:
+        add_job(connection, JobRow(id="job", proposal="p", seed=0, look_ahead=2, world_size=1))
         for step in range(1200):
             plans.add_plan(connection, "job", StoredPlan(step, f"{step}", "line"), 1.0)
     with store.reading() as connection:

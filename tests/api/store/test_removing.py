@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, event, func, select
 
+from seqplan.api.service.upkeep import Keeping, Upkeep
 from seqplan.api.store import schema
 from seqplan.api.store.errors import InUse
 from seqplan.api.store.rows import JobRow, get
@@ -22,6 +27,7 @@ from seqplan.api.store.tables import (
     measurements,
     plans,
     proposals,
+    removals,
 )
 from seqplan.api.store.tables.acks import AckRow
 from seqplan.api.store.tables.measurements import MeasurementRow
@@ -32,42 +38,134 @@ JOB = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=2)
 Opener = Callable[[], Store]
 
 
-def test_a_removed_job_leaves_nothing(opened: Opener) -> None:
+TABLES = (
+    schema.batches,
+    schema.plans,
+    schema.ranks,
+    schema.measurements,
+    schema.sampler_states,
+    schema.answers,
+)
+
+
+def _keep(connection: Connection, job: str, steps: int) -> None:
+    """Keep rows of a job in every table, some of them more than one batch deletes."""
+    jobs.add_job(connection, replace(JOB, id=job))
+    key = jobs.job_key(connection, job)
+    for step in range(steps):
+        batches.add_batches(connection, job, [Batch(step, (1,), (2,))])
+        plans.add_plan(connection, job, StoredPlan(step, "sha256:x", "{}"), 1.0)
+    state = {"job": key, "step": 0, "epoch": 0, "cursor": 0}
+    connection.execute(schema.sampler_states.insert().values(state))
+    _acknowledge(connection, job, steps)
+    for path in (f"/v1/jobs/{key}/batches", "/v1/jobs"):
+        answer = answers.Answer("ab", 201, f'{{"id": "{job}", "proposal": "p"}}')
+        answers.keep_answer(connection, path, job, answer)
+
+
+def _acknowledge(connection: Connection, job: str, steps: int) -> None:
+    acks.acknowledge(connection, [AckRow(job, step, 0) for step in range(steps)])
+    times = [MeasurementRow(job, step, rank, 5.0) for step in range(steps) for rank in range(2)]
+    measurements.add_measurements(connection, times)
+
+
+def _count(connection: Connection) -> list[int]:
+    counts = (select(func.count()).select_from(table) for table in TABLES)
+    return [connection.execute(count).scalar_one() for count in counts]
+
+
+def _rows_by_transaction(store: Store) -> list[int]:
+    """Count the rows that each transaction changes from now on, as the database reports them."""
+    changed = [0]
+    engine = store._engine
+
+    @event.listens_for(engine, "begin")
+    def begin(_: Connection) -> None:
+        changed.append(0)
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def executed(
+        _: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
+    ) -> None:
+        if statement.split()[0] in ("DELETE", "INSERT", "UPDATE"):
+            changed[-1] += cursor.rowcount
+
+    return changed
+
+
+def test_a_removed_job_is_gone_at_once_and_its_rows_follow_in_batches(opened: Opener) -> None:
     store = opened()
-    tables = (schema.batches, schema.plans, schema.acks, schema.measurements, schema.answers)
-
-    def fill(connection: Connection, job: str) -> None:
-        jobs.add_job(connection, replace(JOB, id=job))
-        batches.add_batches(connection, job, [Batch(0, (1,), (2,))])
-        plans.add_plan(connection, job, StoredPlan(0, "sha256:x", "{}"), 1.0)
-        say(connection, job)
-        for path in (f"/v1/jobs/{job}/batches", "/v1/jobs"):
-            answer = answers.Answer("ab", 201, f'{{"id": "{job}", "proposal": "p"}}')
-            answers.keep_answer(connection, path, job, answer)
-
-    def say(connection: Connection, job: str) -> None:
-        acks.acknowledge(connection, [AckRow(job, 0, 0, "sha256:x")])
-        measurements.add_measurements(connection, [MeasurementRow(job, 0, 0, 5.0)])
-
-    def rows(connection: Connection) -> list[list[str]]:
-        named = [table.c["key" if table is schema.answers else "job"] for table in tables]
-        return [sorted(connection.execute(select(column)).scalars()) for column in named]
-
     with store.writing() as connection:
-        for job in ("j", "J", "j_", "j2"):
-            fill(connection, job)
-        before = rows(connection)
+        _keep(connection, "j", 3)
+        others = _count(connection)
+    with store.writing() as connection:
+        _keep(connection, "j_", 1500)
+        row = get(connection, JobRow, "j")
+    changed = _rows_by_transaction(store)
+    with store.writing() as connection:
         assert jobs.remove_job(connection, "j_")
-        assert rows(connection) == [[job for job in column if job != "j_"] for column in before]
         assert not jobs.remove_job(connection, "j_")
-        # What comes late of a removed job is not kept, so that another may have its name.
-        say(connection, "j_")
-        assert rows(connection) == [[job for job in column if job != "j_"] for column in before]
-        other = get(connection, JobRow, "j2")
-        assert other is not None
-        assert jobs.still_wanted(connection, other)
-        assert not jobs.still_wanted(connection, replace(other, proposal="another"))
-        assert not jobs.still_wanted(connection, replace(other, id="j_"))
+    with store.reading() as connection:
+        assert plans.last_planned(connection, "j_") is None
+        assert batches.batches_after(connection, "j_", -1, 9) == []
+        assert acks.last_acknowledged(connection, "j_", 2) == [-1, -1]
+        assert measurements.last_measured_step(connection, "j_") is None
+        assert row is not None
+        assert jobs.still_wanted(connection, row)
+        assert not jobs.still_wanted(connection, replace(row, proposal="another"))
+        assert not jobs.still_wanted(connection, replace(row, id="j_"))
+    with store.writing() as connection:
+        # What comes late of it is not kept; another may have its name, and none of its rows.
+        _acknowledge(connection, "j_", 3)
+        jobs.add_job(connection, replace(JOB, id="j_"))
+        assert plans.planned_steps(connection, "j_") == []
+    upkeep = Upkeep(store, Keeping(), abandon=lambda job: None, remove=lambda job: None, asked=dict)
+    upkeep.look()
+    assert max(changed) <= removals.MOST_ROWS
+    assert sum(changed) > 5 * removals.MOST_ROWS
+    with store.reading() as connection:
+        assert _count(connection) == others
+        assert removals.pending_removals(connection) == []
+
+
+def test_deleting_goes_on_at_the_next_start(opened: Opener) -> None:
+    store = opened()
+    with store.writing() as connection:
+        _keep(connection, "j", 50)
+        assert jobs.remove_job(connection, "j")
+        (key,) = removals.pending_removals(connection)
+        assert removals.delete_batch(connection, key, 10)
+    store = opened()
+    upkeep = Upkeep(store, Keeping(), abandon=lambda job: None, remove=lambda job: None, asked=dict)
+    upkeep.look()
+    with store.reading() as connection:
+        assert _count(connection) == [0] * len(TABLES)
+
+
+def test_space_of_a_removed_job_is_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    store = Store(str(path))
+    with store.writing() as connection:
+        jobs.add_job(connection, JOB)
+        for step in range(4000):
+            plans.add_plan(connection, "j", StoredPlan(step, "sha256:x", "x" * 4096), 1.0)
+    with store.writing() as connection:
+        jobs.remove_job(connection, "j")
+    Upkeep(store, Keeping(), abandon=lambda job: None, remove=lambda job: None, asked=dict).look()
+    store.close()
+    assert path.stat().st_size < 6 << 20
+
+
+def test_a_store_that_keeps_its_space_is_rewritten_when_opened(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    Store(str(path)).close()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA auto_vacuum = NONE")
+        database.execute("VACUUM")  # which a change of WAL files takes elsewhere
+        assert database.execute("PRAGMA auto_vacuum").fetchone() == (0,)
+    Store(str(path)).close()
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA auto_vacuum").fetchone() == (2,)
 
 
 def test_what_is_used_is_not_removed(opened: Opener) -> None:
@@ -93,3 +191,15 @@ def test_what_is_used_is_not_removed(opened: Opener) -> None:
     assert lengths.remove_lengths(store, row.id)
     assert not lengths.remove_lengths(store, row.id)
     assert list(path.parent.iterdir()) == []
+
+
+def test_old_answers_are_removed(store: Store) -> None:
+    with store.writing() as connection:
+        for number in range(5):
+            answer = answers.Answer("ab", 201, "{}")
+            answers.keep_answer(connection, "/v1/jobs", f"{number}", answer)
+        connection.exec_driver_sql("UPDATE answers SET at = at - 90000 WHERE key < '3'")
+    Upkeep(store, Keeping(), abandon=lambda job: None, remove=lambda job: None, asked=dict).look()
+    with store.reading() as connection:
+        known = [answers.earlier_answer(connection, "/v1/jobs", f"{n}") for n in range(5)]
+    assert [answer is not None for answer in known] == [False] * 3 + [True] * 2

@@ -32,7 +32,7 @@ def test_what_was_written_is_there_after_opening_again(opened: Opener) -> None:
         batches.add_batches(connection, "j", pushed)
         plans.add_plan(connection, "j", plan, 1.5)
         for rank, step in ((0, 3), (0, 3), (1, 2), (0, 1)):
-            acks.acknowledge(connection, [AckRow("j", step, rank, "sha256:x")])
+            acks.acknowledge(connection, [AckRow("j", step, rank)])
         measurements.add_measurements(connection, [MeasurementRow("j", 3, 0, 5.0)])
         measurements.add_measurements(connection, [MeasurementRow("j", 3, 0, 6.0)])
         answers.keep_answer(connection, "/path", "key", answers.Answer("ab", 201, "{}"))

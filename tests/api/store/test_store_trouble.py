@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from service_process import Served, serving, serving_here
+from logged_service import serving_logged
+from service_process import Served, serving_here
 from stocked_service import WORLD, stock
 
 STEPS = 6
@@ -30,7 +31,8 @@ def _acknowledge(served: Served, step: int, rank: int) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
 def test_a_full_disk(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
-    with serving("--store", store, "--port", 0) as served:
+    log = tmp_path / "log"
+    with serving_logged(log, "--store", store, "--port", 0) as served:
         stocked = stock(served)
         stocked.job("job", STEPS, look_ahead=2)
         assert served.ask("GET", "/v1/jobs/job/plans/1?wait=60").status == 200
@@ -45,6 +47,10 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert _acknowledge(served, 0, WORLD - 1) == 503
         reply = served.ask("POST", "/v1/lengths", _array(np.arange(1, 5000)))
         assert (reply.status, reply.headers["content-type"]) == (503, "application/problem+json")
+        for _ in range(2):
+            assert served.problem("GET", "/readyz", status=503)["type"].endswith("unavailable")
+        assert b"seqplan_store_writable 0.0\n" in served.ask("GET", "/metrics").body
+        assert log.read_text().count("store.db: cannot be written to: ") == 1
         # What needs no writing goes on.
         assert served.ask("GET", "/v1/jobs/job/plans/1").status == 200
         assert served.ok("GET", "/v1/jobs/job")["acknowledged"] == [0] * (WORLD - 1) + [-1]
@@ -54,6 +60,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
             assert served.ask("GET", f"/v1/jobs/job/plans/{step}?wait=60").status == 200
             assert [_acknowledge(served, step, rank) for rank in range(WORLD)] == [200] * WORLD
         assert served.ask("POST", "/v1/lengths", _array(np.arange(1, 5000))).status == 201
+        assert served.ask("GET", "/readyz").status == 200
+        assert b"seqplan_store_writable 1.0\n" in served.ask("GET", "/metrics").body
+        assert log.read_text().count("store.db: can be written to again") == 1
     with serving_here(store) as served:
         assert served.ok("GET", "/v1/jobs/job")["acknowledged"] == [STEPS - 1] * WORLD
 

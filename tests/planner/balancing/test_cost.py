@@ -42,8 +42,10 @@ def test_of_a_model_and_a_device(tmp_path: Path) -> None:
     # About 6 FLOPs a parameter and token at 40 to 70 % of the peak.
     flops = 6 * 8e9
     assert 0.3 < flops / (one.b * 1e-3) / 312e12 < 0.8
-    with pytest.raises(ValueError, match="device 'abacus': there are a100"):
+    with pytest.raises(ValueError, match=r"device 'abacus': unknown\. There are a100"):
         Cost.of_model(config, "abacus")
+    with pytest.raises(ValueError, match=r"device 'h100': unknown\. Did you mean h100-80gb\?"):
+        Cost.of_model(config, "h100")
     with pytest.raises(ValueError, match="model 'some': neither a known one"):
         Cost.of_model("some", "a100-80gb")
     with pytest.raises(ValueError, match="gpus 12: wants whole nodes of 8"):

@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from seqplan.planner.batches.sampler import START, Sampler, SamplerState
 
 UNTIMED = settings(deadline=None)
-"""Little data and many tokens make a step of hundreds of epochs."""
+"""Little data makes a step of many epochs."""
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=40)
+
+
+def sampler_of(lengths: list[int], tokens: int, max_len: int, seed: int) -> Sampler:
+    """Draw steps of ``tokens``, or of all the data if it has fewer."""
+    total = sum(min(length, max_len) for length in lengths)
+    return Sampler(np.array(lengths), min(tokens, total), max_len, seed)
 
 
 @UNTIMED
@@ -22,7 +28,7 @@ LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=40)
 def test_each_epoch_uses_every_sequence_once(
     lengths: list[int], tokens: int, max_len: int, seed: int
 ) -> None:
-    sampler = Sampler(np.array(lengths), tokens, max_len, seed)
+    sampler = sampler_of(lengths, tokens, max_len, seed)
     drawn: list[int] = []
     for batch in sampler.batches():
         drawn.extend(batch.ids)
@@ -38,7 +44,8 @@ def test_each_epoch_uses_every_sequence_once(
 def test_steps_keep_their_tokens_and_stop_only_when_full(
     lengths: list[int], tokens: int, max_len: int
 ) -> None:
-    sampler = Sampler(np.array(lengths), tokens, max_len, seed=1)
+    sampler = sampler_of(lengths, tokens, max_len, seed=1)
+    tokens = min(tokens, int(sampler.lengths.sum()))
     assert sampler.truncated == sum(length > max_len for length in lengths)
     steps = list(sampler.batches(12))
     assert [batch.step for batch in steps] == list(range(12))
@@ -51,9 +58,9 @@ def test_steps_keep_their_tokens_and_stop_only_when_full(
 @UNTIMED
 @given(LENGTHS, st.integers(1, 200), st.integers(0, 9))
 def test_the_same_seed_gives_the_same_steps(lengths: list[int], tokens: int, seed: int) -> None:
-    first, again = (list(Sampler(np.array(lengths), tokens, 50, seed).batches(5)) for _ in range(2))
+    first, again = (list(sampler_of(lengths, tokens, 50, seed).batches(5)) for _ in range(2))
     assert first == again
-    longer = list(Sampler(np.array(lengths), tokens, 50, seed).batches(8))
+    longer = list(sampler_of(lengths, tokens, 50, seed).batches(8))
     assert longer[:5] == first
 
 
@@ -72,6 +79,9 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         Sampler(np.array([1]), 1, 0, 0)
     with pytest.raises(ValueError, match="no sequences"):
         Sampler(np.array([], dtype=np.int64), 1, 1, 0)
+    with pytest.raises(ValueError, match="the data has 9 tokens, fewer than a step of 10, which"):
+        Sampler(np.array([7, 4]), 10, 5, 0)
+    assert next(Sampler(np.array([7, 4]), 9, 5, 0).batches()).tokens == 9
 
 
 @UNTIMED
@@ -79,23 +89,20 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 def test_going_on_from_a_state_gives_the_same_steps(
     lengths: list[int], tokens: int, seed: int, step: int
 ) -> None:
-    array = np.array(lengths)
-    going = list(itertools.islice(Sampler(array, tokens, 50, seed).resume(START), 16))
+    going = list(itertools.islice(sampler_of(lengths, tokens, 50, seed).resume(START), 16))
     state = going[step][0]
-    resumed = list(itertools.islice(Sampler(array, tokens, 50, seed).resume(state), 16 - step))
+    resumed = list(itertools.islice(sampler_of(lengths, tokens, 50, seed).resume(state), 16 - step))
     assert resumed == going[step:]
-    assert [batch for _, batch in going] == list(Sampler(array, tokens, 50, seed).batches(16))
+    assert [batch for _, batch in going] == list(sampler_of(lengths, tokens, 50, seed).batches(16))
     for earlier, _ in going[: step + 1]:
-        assert Sampler(array, tokens, 50, seed).state_before(step, earlier) == state
+        assert sampler_of(lengths, tokens, 50, seed).state_before(step, earlier) == state
 
 
 @UNTIMED
 @given(LENGTHS, st.integers(1, 200))
 def test_a_state_counts_what_was_drawn(lengths: list[int], tokens: int) -> None:
     drawn = 0
-    for state, batch in itertools.islice(
-        Sampler(np.array(lengths), tokens, 50, 0).resume(START), 9
-    ):
+    for state, batch in itertools.islice(sampler_of(lengths, tokens, 50, 0).resume(START), 9):
         assert drawn == state.epoch * len(lengths) + state.cursor
         drawn += len(batch.ids)
 

@@ -27,7 +27,10 @@ def runs(draw: st.DrawFn) -> tuple[Sampler, int, SequenceCosts]:
     random = np.random.default_rng(draw(st.integers(0, 10**6)))
     n = draw(st.integers(60, 400))
     lengths = np.clip(np.exp(random.normal(5, draw(st.sampled_from([0.6, 1.5])), n)), 1, 9000)
-    sampler = Sampler(lengths.astype(np.int64), draw(st.integers(3000, 20_000)), 8000, 7)
+    tokens = min(
+        draw(st.integers(3000, 20_000)), int(lengths.astype(np.int64).clip(max=8000).sum())
+    )
+    sampler = Sampler(lengths.astype(np.int64), tokens, 8000, 7)
     costs = costs_of(sampler, draw(st.sampled_from([10.0, 60.0, 400.0])))
     return sampler, draw(st.integers(1, 6)), costs
 

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import Case, cases, random_case
+from instances import Case, cases, fleet, random_case
 from oracles.exhaustive import any_strategy_optimum, literal_optimum, step_optimum
 from stress_bounds import SLACK, worst_ratio
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, fitting_time
+from seqplan.planner.bounds.certificate import certify
+from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.bounds.step_bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
+from seqplan.planner.bounds.witness import find_witness
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.profiler.shipped.catalogue import shipped
@@ -34,6 +37,40 @@ def test_cheap_bounds(case: Case) -> None:
     optimum = step_optimum(classes, batch)
     assert single_bound_ms(classes, batch) <= optimum * SLACK
     assert area_bound_ms(classes, batch) <= optimum * SLACK
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(), st.sampled_from([None, 2, 3, 4]))
+def test_gpu_time_and_places(case: Case, gpus: int | None) -> None:
+    classes, batch = case
+    if gpus is None:
+        optimum = step_optimum(classes, batch)
+        gpus = sum(k.gpus * k.count for k in classes)
+    else:
+        optimum = any_strategy_optimum(classes, batch, gpus)
+    if np.isfinite(optimum):
+        assert single_bound_ms(classes, batch) <= gpu_time_bound_ms(classes, batch, gpus) * SLACK
+        assert gpu_time_bound_ms(classes, batch, gpus) <= optimum * SLACK
+
+
+def test_micro_batches_that_cost_nothing_are_not_limited() -> None:
+    """Without overhead, stages are filled the better the more micro-batches there are."""
+    pipeline = PipelineClass(pp=4, a=0.0, b=1.0, c=0.0, capacity=6, unit=1, count=1, gpus=1)
+    batch = Batch.of_lengths([1] * 200)
+    some = fleet((pipeline,))
+    one_by_one = 200 + 3 * 1.0
+    assert certify(some, batch, 1.1 * one_by_one) <= one_by_one * SLACK
+    assert find_witness(some, batch, one_by_one * 1.001) is None
+
+
+def test_sequences_that_only_large_groups_hold_are_counted() -> None:
+    """Five of them on four such groups: two run one after another, whatever the others do."""
+    small = PipelineClass(pp=1, a=0.0, b=1.0, c=5.0, capacity=100, unit=1, count=1, gpus=1)
+    large = PipelineClass(pp=1, a=0.0, b=0.3, c=5.0, capacity=400, unit=1, count=1, gpus=4)
+    batch = Batch.of_lengths([400, 400, 400, 400, 380, *[10] * 5])
+    bound = gpu_time_bound_ms((small, large), batch, 16)
+    assert bound == pytest.approx((400 + 380) * 0.3 + 2 * 5.0)
+    assert gpu_time_bound_ms((small, large), batch, 19) == bound  # three GPUs hold none of them
 
 
 @settings(max_examples=68, deadline=None)

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from instances import Case, assert_sound, fleet, random_case
 from oracles.exhaustive import step_optimum
+from oracles.regrouping import best_on_two_ranks
 
 from seqplan import Planner, find_profile
 from seqplan.planner.batches.batch import Batch
@@ -22,12 +25,17 @@ from seqplan.planner.exact.instance import MOST_SEQUENCES, Instance
 from seqplan.planner.exact.model import LEAST_GAIN, Answer, solve
 from seqplan.planner.exact.pipeline_model import MOST_FORMED
 from seqplan.planner.exact.placement import placement_of
+from seqplan.planner.exact.regrouping import close_regrouping_gap
+from seqplan.planner.exchange.times import NO_EXCHANGE
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, PipelineClass
+from seqplan.planner.strategies.reforming import reforming_layouts
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.lint import lint
 from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.profiler.latency import Latency
+from seqplan.profiler.scheme_model import SchemeModel
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 
@@ -144,6 +152,53 @@ def test_plans_are_faster_or_closer_or_as_they_were() -> None:
     assert plain.prove(before).lower_bound_ms == before.lower_bound_ms
     short = [700, 2900] * 40
     assert to_json(plain.plan(short, step=7)) == to_json(exact.plan(short, step=7))
+
+
+def test_a_step_whose_groups_re_form_is_solved() -> None:
+    """Few long sequences bind it: the plan becomes optimal, or is shown to be nearly so."""
+    plain, exact = (Planner("llama-32b-a800-80gb", 64, 131_072, exact=e) for e in (False, True))
+    profile = find_profile("llama-32b-a800-80gb")
+    models = {model.scheme: model for model in profile.usable(64, 131_072)}
+    solved = 0
+    for step, batch in enumerate(islice(Sampler(CODE, 200_000, 131_072, 3).batches(25), 25)):
+        if len(batch.lengths) > 20:
+            continue
+        before = plain.plan(batch.lengths, step=step)
+        if not before.re_forms or before.gap <= EXACT_GAP:
+            continue
+        after = exact.plan(batch.lengths, step=step)
+        assert lint(after, models) == []
+        assert after.predicted_ms <= before.predicted_ms
+        assert after.lower_bound_ms >= before.lower_bound_ms
+        assert after.layout_lower_bound_ms == before.layout_lower_bound_ms
+        assert after.gap < before.gap / 1.5
+        assert to_json(exact.plan(batch.lengths, step=step)) == to_json(after)
+        assert exact.prove(before).lower_bound_ms > before.lower_bound_ms
+        solved += 1
+    assert solved
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(20, 300), min_size=2, max_size=5),
+    c=st.sampled_from([0.0, 5.0, 40.0]),
+    room=st.sampled_from([300, 450]),
+)
+def test_regrouping_is_solved_as_all_plans_on_two_ranks(
+    lengths: list[int], c: float, room: int
+) -> None:
+    models = {
+        Scheme(ulysses=sp): SchemeModel(Scheme(ulysses=sp), Latency(1e-3 / sp, 1.1 / sp, c), room)
+        for sp in (1, 2)
+    }
+    (layout,) = reforming_layouts(models, NO_EXCHANGE)
+    batch = Batch.of_lengths(lengths)
+    optimum = best_on_two_ranks(layout.classes, lengths)
+    found, bound_ms = close_regrouping_gap(layout, batch, 2, optimum * 1.3, 0.0)
+    assert bound_ms <= optimum * (1 + 1e-9)
+    assert bound_ms >= optimum * (1 - 2 * LEAST_GAIN)
+    assert found is not None
+    assert optimum * (1 - 1e-9) <= found.objective_ms <= optimum * (1 + 2 * LEAST_GAIN)
 
 
 def caught() -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import inf
 
 from oracles.exhaustive import partitions
 
 from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.profiler.latency import Latency
 
 
 def least_rounds_ms(
@@ -18,10 +19,12 @@ def least_rounds_ms(
     stages: int = 1,
     *,
     one_each: bool = False,
+    multiple: int = 1,
 ) -> float:
     """Σ rounds of the best plan, and (stages − 1) times the longest: groups, schemes, rounds.
 
-    ``one_each``: a group runs its sequences one by one instead of packed.
+    ``one_each``: a group runs its sequences one by one instead of packed. ``multiple``: of which
+    the number of rounds is.
     """
     best = inf
     for groups in partitions(range(len(lengths))):
@@ -37,6 +40,8 @@ def least_rounds_ms(
                 ]
             )
         for rounds in partitions(range(len(groups))):
+            if len(rounds) % multiple:
+                continue
             lasting = []
             for round_ in rounds:
                 times = [
@@ -47,3 +52,42 @@ def least_rounds_ms(
                 lasting.append(min(times, default=inf))
             best = min(best, sum(lasting) + (stages - 1) * max(lasting))
     return best
+
+
+def least_busy_rounds_ms(
+    lengths: Sequence[int], ranks: int, capacity: int, costs: Mapping[int, Latency]
+) -> float:
+    """Σ rounds of the best plan whose groups take all ranks in each round, by subsets."""
+    every = 1 << len(lengths)
+    times = [
+        {
+            degree: cost.micro_batch_ms(own)
+            for degree, cost in costs.items()
+            if degree <= ranks and sum(own) <= capacity * degree
+        }
+        for subset in range(every)
+        if (own := [n for i, n in enumerate(lengths) if subset >> i & 1]) or True
+    ]
+    one = [inf] * every
+    for subset in range(1, every):
+        places = [i for i in range(len(lengths)) if subset >> i & 1]
+        for groups in partitions(places):
+            reached = {0: 0.0}  # ranks in groups so far: the slowest of these
+            for group in groups:
+                own = times[sum(1 << i for i in group)]
+                further: dict[int, float] = {}
+                for used, slowest in reached.items():
+                    for degree, time in own.items():
+                        if used + degree <= ranks:
+                            time = max(time, slowest)
+                            further[used + degree] = min(time, further.get(used + degree, inf))
+                reached = further
+            one[subset] = min(one[subset], reached.get(ranks, inf))
+    best = [0.0, *[inf] * (every - 1)]
+    for subset in range(1, every):
+        lowest, part = subset & -subset, subset
+        while part:
+            if part & lowest:
+                best[subset] = min(best[subset], one[part] + best[subset ^ part])
+            part = (part - 1) & subset
+    return best[-1]

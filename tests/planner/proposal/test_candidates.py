@@ -23,11 +23,15 @@ def test_a_proposal_holds_the_longest_sequence_and_stands_near_its_bound() -> No
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ([], "no list of at least one sequence"),
-        ([[1, 2]], "no list of at least one sequence"),
-        ([[1, 2], [3]], "no list of at least one sequence"),
-        ([3, 2.5], "not whole numbers of tokens"),
-        ([3, 0], "sequence 1 has length 0; lengths must be 1 or more"),
+        ([], "there are no sequences"),
+        ([[1, 2]], r"sequence 0 has length \[1, 2\]"),
+        ([[1, 2], [3]], r"sequence 0 has length \[1, 2\]"),
+        ([3, 2.5], "sequence 1 has length 2.5"),
+        ([3, 0], "sequence 1 has length 0. Give whole numbers"),
+        ([0, 0], "sequence 0 has length 0. Give whole numbers"),
+        ([5, -3, 7], "sequence 1 has length -3. Give whole numbers"),
+        ([-1.0], "sequence 0 has length -1.0. Give whole numbers"),
+        ([700, 300], "the data has 1000 tokens, fewer than a step of"),
     ],
 )
 def test_lengths_of_a_proposal_are_whole_numbers(lengths: list[int], message: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.bounds.with_exchange import quick_bound_ms
+from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.exchange.times import (
@@ -131,7 +131,7 @@ def scenarios_of(exchange: LayoutExchange) -> Scenarios:
         models,
         int(LENGTHS.max()),
         lambda own: mean(
-            quick_bound_ms([PipelineClass.of(m, 1) for m in own.values()], batch, CLUSTER.gpus)
+            gpu_time_bound_ms([PipelineClass.of(m, 1) for m in own.values()], batch, CLUSTER.gpus)
             for batch in batches
         ),
         lambda layout: exchange.exposed_ms([layout]),

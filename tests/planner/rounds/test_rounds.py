@@ -145,3 +145,16 @@ def test_many_unlike_rounds_are_near_their_bound(layout: tuple[int, int], gap: f
     rounds = plan_rounds(Batch.of_lengths(lengths), models, 64)
     assert rounds is not None
     assert rounds.objective_ms <= rounds.lower_bound_ms * (1 + gap)
+
+
+def test_equal_groups_are_chosen_with_their_overhead() -> None:
+    """Of schemes of one size, less work does not pay for a large overhead of each micro-batch."""
+    models = [
+        SchemeModel(Scheme(ulysses=2), Latency(0.0, 1.0, 400.0), 4_096),
+        SchemeModel(Scheme(ring=2), Latency(0.0, 1.1, 10.0), 4_096),
+    ]
+    batch = Batch.of_lengths([500, 400, 300, 200] * 2)
+    rounds = plan_rounds(batch, models, 4)
+    assert rounds is not None
+    alone = [plan_rounds(batch, [model], 4) for model in models]
+    assert rounds.objective_ms == min(plan.objective_ms for plan in alone if plan)

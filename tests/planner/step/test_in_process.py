@@ -15,6 +15,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.exchange.times import GivenExchange
 from seqplan.planner.strategies.homogeneous import best_homogeneous
+from seqplan.plans.explain import explain
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.lint import lint
 
@@ -95,13 +96,13 @@ def test_rounds_of_zero_3() -> None:
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ([], "at least one sequence"),
-        ([[1, 2]], "lengths are no list"),
-        ([[1, 2], [3]], "lengths are no list"),
+        ([], "there are no sequences"),
+        ([[1, 2]], r"sequence 0 has length \[1, 2\]"),
+        ([[1, 2], [3]], r"sequence 0 has length \[1, 2\]"),
         ([3, 0], "step 0: sequence 1 has length 0"),
-        ([3, 2.5], "not whole numbers"),
-        ([3, float("nan")], "not whole numbers"),
-        (["a"], "not whole numbers"),
+        ([3, 2.5], "whole numbers"),
+        ([3, float("nan")], "whole numbers"),
+        (["a"], "whole numbers"),
         ([3, 9000], "step 0: sequence 1 has 9000 tokens, beyond max_len 8192"),
     ],
 )
@@ -137,7 +138,9 @@ def test_what_else_a_step_cannot_have(options: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize("lengths", [np.array([2**64 - 5], dtype=np.uint64), [1e30], [2.0**63]])
 def test_lengths_that_no_plan_can_state(lengths: Any) -> None:
     planner = Planner("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
-    with pytest.raises(ValueError, match=r"step 0: a length of .* is beyond what a plan can state"):
+    with pytest.raises(
+        ValueError, match=r"step 0: sequence 0 has .* tokens. Give 2147483647 at most"
+    ):
         planner.plan(lengths)
 
 
@@ -213,3 +216,17 @@ def test_resident_bytes_are_what_the_profile_counts() -> None:
     ((_, sharded),) = memory.sharded_state_bytes
     assert few.resident_bytes == pytest.approx(whole + sharded / 8)
     assert many.resident_bytes == pytest.approx(whole + sharded / 64)
+
+
+def test_long_sequences_that_run_one_after_another_are_counted() -> None:
+    planner = Planner("llama-7b-a800-80gb", 16, 65_536, layout="tp1")
+    models = planner._planner.models
+    held = {scheme.gpus: 0 for scheme in models}
+    for scheme, model in models.items():
+        if (scheme.tp, scheme.pp) == (1, 1):
+            held[scheme.gpus] = max(held[scheme.gpus], model.max_sequence)
+    length = held[2] + 1_000  # groups of four hold it, and four of them fit
+    plan = planner.plan([length] * 5 + [500] * 8)
+    assert "long:" not in explain(plan)
+    (line,) = [line for line in explain(plan, models).splitlines() if line.startswith("long: 5")]
+    assert line.endswith("4 GPUs or more, of which 4 fit side by side: 2 in a row")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from oracles.regrouping import best_on_two_ranks
 
 import seqplan
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.exchange.times import NO_EXCHANGE
@@ -37,7 +38,6 @@ from seqplan.planner.strategies.reforming import (
     ReformingLayout,
     find_reforming,
     nested_sizes,
-    reforming_bound_ms,
     reforming_layouts,
 )
 from seqplan.plans.explain import explain
@@ -138,7 +138,7 @@ def test_re_forming_plans_are_sound(
     assert placed == find_reforming(schemes.classes, batch, gpus, below, seed=3)
     if placed is not None:
         assert placed.objective_ms < below
-        bound = reforming_bound_ms(schemes.classes, batch, gpus)
+        bound = gpu_time_bound_ms(schemes.classes, batch, gpus)
         assert placed.objective_ms >= bound * (1 - 1e-9)
         plan = assemble_reforming(placed, static, batch, schemes, packing)
         check(plan, models)
@@ -149,40 +149,6 @@ def test_re_forming_plans_are_sound(
         assert chosen.predicted_ms * (1 + REFORMING_GAIN) < static.predicted_ms + 1e-9
 
 
-def partitions(items: list[int]) -> Iterator[list[list[int]]]:
-    """Every way to split these into parts."""
-    if not items:
-        yield []
-        return
-    for parts in partitions(items[1:]):
-        yield [[items[0]], *parts]
-        for j, part in enumerate(parts):
-            yield [*parts[:j], [items[0], *part], *parts[j + 1 :]]
-
-
-def best_on_two_ranks(classes: tuple[PipelineClass, ...], lengths: list[int]) -> float:
-    """Try every micro-batch, class and rank; those of both ranks go first, which costs nothing."""
-    best = float("inf")
-    for parts in partitions(lengths):
-        for chosen in product(classes, repeat=len(parts)):
-            together, alone = 0.0, []
-            for pipeline_class, part in zip(chosen, parts, strict=True):
-                if sum(map(pipeline_class.pad, part)) > pipeline_class.capacity:
-                    break
-                ms = sum(x * (pipeline_class.a * x + pipeline_class.b) for x in part)
-                if pipeline_class.gpus == 2:
-                    together += ms + pipeline_class.c
-                else:
-                    alone.append(ms + pipeline_class.c)
-            else:
-                for ranks in product((0, 1), repeat=len(alone)):
-                    on_rank = [0.0, 0.0]
-                    for rank, ms in zip(ranks, alone, strict=True):
-                        on_rank[rank] += ms
-                    best = min(best, together + max(on_rank))
-    return best
-
-
 @settings(max_examples=60, deadline=None)
 @given(models=one_layout(), lengths=st.lists(st.integers(1, 300), min_size=1, max_size=4))
 def test_the_bound_is_below_every_plan_there_is(models: Models, lengths: list[int]) -> None:
@@ -191,7 +157,7 @@ def test_the_bound_is_below_every_plan_there_is(models: Models, lengths: list[in
     classes = of_models(models).classes
     batch = Batch.of_lengths(lengths)
     optimum = best_on_two_ranks(classes, lengths)
-    bound = reforming_bound_ms(classes, batch, 2)
+    bound = gpu_time_bound_ms(classes, batch, 2)
     assert bound <= optimum * (1 + 1e-12)
     assume(optimum < float("inf"))
     placed = find_reforming(classes, batch, 2, below_ms=4 * optimum)

@@ -210,3 +210,49 @@ def test_large_clusters_and_loads_are_estimated_at_once() -> None:
     )
     assert np.isfinite(iteration.iteration_ms)
     assert iteration.micro_batches == 1
+
+
+TILES = 128 * np.arange(24, 500)[:, None] + [0, 1]
+LENGTHS = np.unique(np.concatenate([np.arange(1, 3000), TILES], axis=None))
+
+
+@pytest.mark.parametrize("device", ["a800-80gb", "h100-80gb", "b200-180gb"])
+@pytest.mark.parametrize("scheme", ["tp1", "tp8", "u8", "r2", "tp2.u2.r2", "tp4.pp2"])
+@pytest.mark.parametrize("model", ["llama-7b", "llama3-70b", "qwen3-30b-a3b"])
+def test_longer_sequences_take_longer(device: str, scheme: str, model: str) -> None:
+    """Also by one token beyond a tile of 128, which only fills multiprocessors."""
+    cluster = ClusterHardware(DEVICES[device], 8, 8)
+    parsed = Scheme.parse(scheme)
+    for zero in (1, 3) if parsed.tp == parsed.pp == 1 else (1,):
+        deployment = Deployment(cluster=cluster, sizes=ModelSizes.of(MODELS[model]), zero=zero)
+        terms = stage_terms(deployment, parsed, LENGTHS[:, None], dp=8)
+        times = sum(terms.values(), start=np.zeros(len(LENGTHS)))
+        assert (times[1:] / times[:-1] - 1).min() > -1e-12
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_micro_batch_without_tokens_takes_no_time(zero: int) -> None:
+    cluster = ClusterHardware(DEVICES["h100-80gb"], 1, 8)
+    for model in ("llama-7b", "qwen3-30b-a3b", "gpt-oss-20b"):
+        deployment = Deployment(cluster=cluster, sizes=ModelSizes.of(MODELS[model]), zero=zero)
+        terms = stage_terms(deployment, Scheme(ulysses=2, ring=2), [[0, 0], [4096, 0]], 2)
+        alone = stage_terms(deployment, Scheme(ulysses=2, ring=2), [4096], 2)
+        for name, term in terms.items():
+            assert list(term) == [0.0, pytest.approx(float(alone[name]))]
+
+
+@pytest.mark.parametrize("nodes", [1, 8])
+@pytest.mark.parametrize("scheme", ["u8", "r2", "u2.r2", "r8"])
+def test_faster_products_make_no_step_slower(nodes: int, scheme: str) -> None:
+    """Transfers of a ring and ZeRO-3's gathering hide behind the same kernels."""
+    lengths, before = np.geomspace(200, 131072, 40)[:, None], None
+    for faster in np.linspace(1, 3, 9):
+        hardware = replace(DEVICES["h100-80gb"], peak_tflops=989 * faster)
+        cluster = ClusterHardware(hardware, nodes, 8)
+        deployment = Deployment(cluster=cluster, sizes=LLAMA, zero=3)
+        parsed = Scheme.parse(scheme)
+        terms = stage_terms(deployment, parsed, lengths, cluster.gpus // parsed.gpus)
+        times = sum(terms.values(), start=np.zeros(len(lengths)))
+        if before is not None:
+            assert (times / before).max() <= 1 + 1e-12
+        before = times

@@ -94,3 +94,14 @@ def test_a_fit_that_states_its_error() -> None:
     entry = ProfiledScheme(Scheme(), Latency(1, 1, 1), None, "measured", fit)
     assert stated_error(entry) == Stated(12, 0.01, 0.04)
     assert stated_error(None) is None
+
+
+def test_the_warning_of_times_that_scatter_names_no_side() -> None:
+    predicted = [100.0] * 32
+    scattered = [80.0, 121.0] * 16
+    found = drift(Scheme(), predicted, scattered, None)
+    assert found.warning is not None
+    assert "missed the prediction by 20.5% (median), either way; 5.0% is assumed" in found.warning
+    slower = drift(Scheme(), predicted, [120.0] * 32, None)
+    assert slower.warning is not None
+    assert "were 20.0% slower than predicted (median); 5.0% is assumed" in slower.warning

@@ -106,7 +106,7 @@ def test_a_device_slowed_at_random_gives_the_curve_of_a_steady_one() -> None:
         for several in (calm, noisy, steadied(noisy))
     )
     assert raw.verdict == "suspect"
-    assert fit.verdict == "usable"
+    assert [reason.split(" by ")[0] for reason in fit.reasons] == ["the device's speed varied"]
     assert fit.held_out.largest == pytest.approx(0.0, abs=1e-4)
     assert fit.latency.a / fit.latency.b == pytest.approx(truth.latency.a / truth.latency.b)
     assert truth.notes == ()
@@ -131,4 +131,36 @@ def test_each_run_is_steadied_by_its_own_usual_speed(tmp_path: Path) -> None:
             file.add(slowed(measured, 1.0, yardstick_ms))
     _, (both,) = merged([tmp_path / "a", tmp_path / "b"])
     assert both.layers_ms == pytest.approx(2 * measured.layers_ms)
-    assert both.layers_yardstick_ms == (0.4,) * 3 + (4.0,) * 3
+    assert both.layers_yardstick_ms == pytest.approx((0.4,) * 6)
+    assert device_spread([both]) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("slowness", ["for most of the time", "more and more"])
+def test_truth_is_within_intervals_of_an_unsteady_device(slowness: str) -> None:
+    """Which of its speeds is the usual one is unknown: intervals are wider, the fit suspect."""
+    rng = np.random.default_rng(1)
+    calm = [slowed(measured, 1.0) for measured in samples(Scheme())]
+    turns = [replace(measured, turn=turn) for turn in range(3) for measured in calm]
+    if slowness == "more and more":
+        factors = np.linspace(1.0, 1.6, len(turns))
+    else:
+        factors = np.where(rng.random(len(turns)) < 0.6, rng.uniform(1.3, 3.0, len(turns)), 1.0)
+    run = [slowed(measured, float(by)) for measured, by in zip(turns, factors, strict=True)]
+    truth = fit_schemes(MEASURED_ON, pooled(calm))[Scheme()].latency
+    fit = fit_schemes(MEASURED_ON, pooled(steadied(run)))[Scheme()]
+    assert fit.latency.b > 1.2 * truth.b
+    for name in "abc":
+        low, high = fit.intervals[name]
+        assert low <= getattr(truth, name) <= high
+    assert fit.verdict == "suspect"
+    (reason,) = fit.reasons
+    assert reason.startswith("the device's speed varied by ")
+
+
+def test_steady_device_leaves_intervals_and_verdict() -> None:
+    calm = [slowed(measured, 1.0) for measured in samples(Scheme())]
+    read, unread = (
+        fit_schemes(MEASURED_ON, pooled(s))[Scheme()] for s in (calm, samples(Scheme()))
+    )
+    assert read.intervals == unread.intervals
+    assert read.verdict == unread.verdict == "usable"

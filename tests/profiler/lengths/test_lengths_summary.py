@@ -137,6 +137,7 @@ def test_the_command_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
                     "a text in field 'text'",
                     "estimated from bytes at 2.0 bytes per token",
                 ],
+                "loss_tokens": None,
             }
         ],
         "output": None,

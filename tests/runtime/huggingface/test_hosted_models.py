@@ -126,6 +126,12 @@ def test_what_is_not_exact_is_refused_by_name_on_every_rank(refused: Any, name: 
         ("numbering", "layer 1 numbers the rows of a call by itself"),
         ("windowing", "layer 1 passes a window of 8 beside a mask that has another to attention"),
         ("base", "is not trained and has other values"),
+        ("biased", "attends by 'biased' (attn_implementation), which may add biases of its own"),
+        ("head", "in the logits a token depends on what else is in the call"),
+        ("training", "in training mode: something outside attention mixes tokens"),
+        ("far", "a token depends on what else is in the call"),
+        ("counting", "layer 1 numbers the rows of a call by itself"),
+        ("normalizing", "layers.0.more (BatchNorm1d) normalizes over all tokens of a call"),
         ("no model", "Linear is no causal language model of transformers"),
         ("owns nothing", "ValueError: optimizer got an empty parameter list"),
         ("muon", "Muon looks at whole parameters, and owners hold slices of them"),
@@ -133,6 +139,11 @@ def test_what_is_not_exact_is_refused_by_name_on_every_rank(refused: Any, name: 
 )
 def test_what_no_configuration_says_is_noticed(refused: Any, name: str, message: str) -> None:
     assert all(message in rank["refusals"][name] for rank in refused)
+
+
+def test_random_numbers_of_training_are_permitted(refused: Any) -> None:
+    for rank in refused:
+        assert not [case for case in rank["refusals"] if case.startswith("random")]
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

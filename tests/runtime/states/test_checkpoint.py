@@ -87,7 +87,7 @@ def saves(rank: int, world_size: int, folder: Path) -> list[Cursor | None]:
 
 def test_only_whole_checkpoints_are_found_and_old_ones_go(tmp_path: Path) -> None:
     assert run_ranks(saves, 2, tmp_path / "new") == [[None, Cursor(3, None)]] * 2
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "new").glob("step-*")) == [
         "step-00000002",
         "step-00000003",
         "step-00000008",

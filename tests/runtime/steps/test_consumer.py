@@ -83,6 +83,7 @@ def many_steps(rank: int, world_size: int, path: Path) -> tuple[int, list[tuple[
         prepare=prepare_tokens,
         control_group=control_group(),
         timeout_s=HERE_S,
+        ahead_s=0.0,  # or all are fetched, and the thread has ended, when it is counted
     ) as steps:
         for step in steps:
             count += 1
@@ -166,6 +167,28 @@ def test_fetching_stays_within_its_limit() -> None:
             time.sleep(0.1)
             assert source.asked == list(range(taken + 3))
             assert next(steps).view.step == taken
+    assert not threads()
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"ahead_s": 0.0}, 2),
+        ({"ahead_s": 0.009}, 3),
+        ({"ahead_s": 1e9}, 20),
+        ({"ahead_s": 1e9, "ahead_bytes": 1}, 2),
+    ],
+)
+def test_views_are_fetched_ahead_by_time_and_bytes(limits: dict[str, Any], expected: int) -> None:
+    """At least as many as are prepared, more as long as they are short (4 ms each) and small."""
+    source = Late(small_plans(21, 1), late=20)
+    with alone(source, prefetch=2, **limits):
+        deadline = time.monotonic() + HERE_S
+        while len(source.asked) < expected and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert sorted({step for step in source.asked if step != source.late}) == [*range(expected)]
+        source.hold.set()
     assert not threads()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class Ranks:
         if self.kind.endswith("http"):
             service = self.service = PlanService(plans, ends=ends)
             self.stack.enter_context(serving(service))
-            make = lambda: HttpSource(service.url, "a job", ack_timeout_s=SOON_S)  # noqa: E731
+            make = lambda: HttpSource(service.url, "a job", outage_s=SOON_S)  # noqa: E731
         else:
             write_file(self.path, plans)
             make = lambda: FileSource(self.path, world_size=WORLD)  # noqa: E731
@@ -305,4 +305,82 @@ def test_a_source_left_in_the_middle_does_not_feed_the_next(tmp_path: Path) -> N
     for rank, source in enumerate(second):
         assert source.view(0, rank, SOON_S) == view_of(small_plan(0, 2, seed=1), rank)
     for source in first + second:
+        source.close()
+
+
+def test_rank_0_requests_each_plan_once_and_acknowledges_for_all() -> None:
+    plans = small_plans(4, WORLD)
+    with ExitStack() as stack:
+        service = stack.enter_context(serving(PlanService(plans)))
+        store = new_store()
+        inner = stack.enter_context(closing(HttpSource(service.url, "a job")))
+        sources = [FanOutSource(lambda: inner, store, rank, WORLD) for rank in range(WORLD)]
+        for plan in plans:
+            for rank, source in enumerate(sources):
+                source.view(plan.step, rank, SOON_S)
+            for rank in reversed(range(WORLD)):
+                sources[rank].acknowledge(plan.step, rank, digest(plan))
+        assert service.requests == 2 * len(plans)
+        for source in sources:
+            source.close()
+    assert len(service.acks) == WORLD * len(plans)
+
+
+def test_an_acknowledgement_that_fails_goes_with_the_next() -> None:
+    plans = small_plans(2, WORLD)
+    with ExitStack() as stack:
+        service = stack.enter_context(serving(PlanService(plans)))
+        store = new_store()
+        inner = stack.enter_context(closing(HttpSource(service.url, "a job", outage_s=0.1)))
+        sources = [FanOutSource(lambda: inner, store, rank, WORLD) for rank in range(WORLD)]
+        for plan in plans:
+            for rank, source in enumerate(sources):
+                source.view(plan.step, rank, SOON_S)
+        for rank in reversed(range(1, WORLD)):
+            sources[rank].acknowledge(0, rank, digest(plans[0]), 1.5)
+        service.passing = ["503"] * 50
+        with pytest.raises(PlanError, match="503"):
+            sources[0].acknowledge(0, 0, digest(plans[0]))
+        service.passing = []
+        assert service.acks == []
+        for rank in reversed(range(WORLD)):
+            sources[rank].acknowledge(1, rank, digest(plans[1]))
+        got = [(ack["step"], ack["rank"], ack.get("measured_ms")) for ack in service.acks]
+        assert got == [
+            (0, 0, None),
+            (0, 1, 1.5),
+            (0, 2, 1.5),
+            (1, 0, None),
+            (1, 1, None),
+            (1, 2, None),
+        ]
+        for source in sources:
+            source.close()
+
+
+def test_closing_passes_on_the_acknowledgements_that_came() -> None:
+    """Rank 2 has died: what the others have done is not lost with it."""
+    plan = small_plan(0, WORLD)
+    with ExitStack() as stack:
+        service = stack.enter_context(serving(PlanService([plan])))
+        store = new_store()
+        inner = stack.enter_context(closing(HttpSource(service.url, "a job")))
+        sources = [FanOutSource(lambda: inner, store, rank, WORLD) for rank in range(WORLD)]
+        for rank, source in enumerate(sources):
+            source.view(0, rank, SOON_S)
+        for rank in (0, 1):
+            sources[rank].acknowledge(0, rank, digest(plan))
+        assert service.acks == []
+        for source in sources:
+            source.close()
+    assert [ack["rank"] for ack in service.acks] == [0, 1]
+
+
+def test_a_plan_for_another_world_fails_on_every_rank(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "plans.jsonl", [small_plan(0, WORLD + 1)])
+    store = new_store()
+    sources = [FanOutSource(lambda: FileSource(path), store, r, WORLD) for r in range(WORLD)]
+    for rank, source in enumerate(sources):
+        with pytest.raises(PlanError, match="step 0: is planned for 4 ranks, the job has 3"):
+            source.view(0, rank, SOON_S)
         source.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seqplan.api.service.lru import Lru
+from seqplan.api.store.lru import Lru
 
 
 def test_the_least_lately_used_goes_first() -> None:

@@ -1,0 +1,228 @@
+"""What a store needs from time to time: deletions, expiry, abandoned and old jobs, files."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+from seqplan.api.store.compaction import free_pages
+from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.rows import JobRow
+from seqplan.api.store.store import Claim, Store
+from seqplan.api.store.tables import answers, expiry, jobs, leftovers, removals
+from seqplan.api.store.tables.expiry import Retention
+from seqplan.api.store.tables.lengths import damaged_lengths
+
+EVERY_S = 5.0
+"""How often the store is looked at, if nothing calls for it earlier."""
+
+EXPIRE_S = 30.0
+"""How often steps expire, at most."""
+
+_HOUR_S = 3600.0
+_DAY_S = 24 * _HOUR_S
+_TARGET_S = 0.02
+"""Time that a batch of deletions may hold SQLite's writer, within a factor of about two."""
+
+_PAGES = 512
+"""Pages that are given back in one transaction, 2 MiB."""
+
+_PASS_S = 1.0
+"""Time after which expiry leaves a job for the next one, so that each gets its turn."""
+
+_log = logging.getLogger("seqplan.service")
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """For how long what is kept."""
+
+    retention: Retention = field(default_factory=Retention)
+    grace_days: float = leftovers.GRACE_DAYS
+    """Days after which files of no data set are removed."""
+
+    abandon_hours: float = 24.0
+    """Hours without a request of any rank after which a job is planned no further."""
+
+    job_days: float = 30.0
+    """Days without a request of any rank after which a job that is not planned any further is
+    removed; 0: never."""
+
+    answer_hours: float = 24.0
+    """Hours for which a repeated Idempotency-Key is answered as before."""
+
+
+class Upkeep:
+    """Keeps a store in order, in a thread; of services that share it one at a time does so.
+
+    ``abandon`` and ``remove``: called with the id of a job that no rank has requested anything of.
+    ``asked``: returns and resets when a rank has last requested something of each job.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keeping: Keeping,
+        *,
+        abandon: Callable[[str], None],
+        remove: Callable[[str], object],
+        asked: Callable[[], dict[str, float]],
+    ) -> None:
+        self._store = store
+        self._keeping = keeping
+        self._abandon = abandon
+        self._remove = remove
+        self._asked = asked
+        self._wanted = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._expire_at = self._hourly_at = 0.0
+        self.jobs_by_state: dict[str, int] = {}
+        """Jobs of the store in each state, as of the last look."""
+
+    def start(self) -> None:
+        """Begin, in a thread of its own."""
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; what is left to delete is deleted by the next one."""
+        self._stopping.set()
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wake(self) -> None:
+        """Look at the store now: a job was removed."""
+        self._wanted.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread has ended before its time."""
+        started = self._thread is not None and not self._stopping.is_set()
+        return started and self._thread is not None and not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wanted.clear()
+            try:
+                self.look()
+            except StoreUnavailable:
+                pass  # the store logs it; the next look may find it again
+            except Exception:
+                _log.exception("upkeep of the store failed; it is tried again")
+            self._wanted.wait(EVERY_S)
+
+    def look(self) -> None:
+        """Do all that is due."""
+        with self._store.reading() as connection:
+            self.jobs_by_state = jobs.jobs_by_state(connection)
+        if asked := self._asked():
+            with self._store.writing(background=True) as connection:
+                jobs.note_requests(connection, asked)
+        with self._store.claimed("upkeep") as claim:
+            if claim is None:
+                return  # another service does it
+            self._finish_removals(claim)
+            if time.monotonic() >= self._expire_at:
+                self._expire(claim)
+                self._expire_at = time.monotonic() + EXPIRE_S
+            self._abandon_jobs()
+            if time.monotonic() >= self._hourly_at:
+                self._remove_old_jobs()
+                self._do_hourly(claim)
+                self._hourly_at = time.monotonic() + _HOUR_S
+            self._free_pages(claim)
+
+    def _finish_removals(self, claim: Claim) -> None:
+        with self._store.reading() as connection:
+            pending = removals.pending_removals(connection)
+        for key in pending:
+
+            def delete_some(connection: Connection, rows: int, key: str = key) -> bool:
+                return removals.delete_batch(connection, key, rows)
+
+            self._in_batches(claim, delete_some)
+
+    def _expire(self, claim: Claim) -> None:
+        with self._store.reading() as connection:
+            rows = [row for state in jobs.STATES for row in jobs.jobs_in_state(connection, state)]
+            slowest = {row.id: expiry.slowest_step(connection, row) for row in rows}
+        for row in rows:
+            ends = time.monotonic() + _PASS_S
+
+            def expire_some(
+                connection: Connection, limit: int, row: JobRow = row, ends: float = ends
+            ) -> bool:
+                retention = self._keeping.retention
+                more = expiry.expire_batch(connection, row, slowest[row.id], retention, limit)
+                return more and time.monotonic() < ends
+
+            if slowest[row.id] >= self._keeping.retention.measured_steps(row.world_size):
+                self._in_batches(claim, expire_some)
+
+    def _abandon_jobs(self) -> None:
+        before = time.time() - self._keeping.abandon_hours * _HOUR_S
+        with self._store.reading() as connection:
+            rows = jobs.unfinished(connection)
+        for row in rows:
+            if row.asked_at < before and not self._stopping.is_set():
+                self._abandon(row.id)
+
+    def _remove_old_jobs(self) -> None:
+        days = self._keeping.job_days
+        if not days:
+            return
+        with self._store.reading() as connection:
+            old = jobs.ended_before(connection, time.time() - days * _DAY_S)
+        for job in old:
+            if not self._stopping.is_set():
+                self._remove(job)
+                _log.warning("job %s: removed, as no rank has requested anything for days", job)
+        if old:
+            self.wake()
+
+    def _do_hourly(self, claim: Claim) -> None:
+        old = time.time() - self._keeping.answer_hours * _HOUR_S
+
+        def remove_old(connection: Connection, rows: int) -> bool:
+            return answers.remove_old_answers(connection, old, rows) == rows
+
+        self._in_batches(claim, remove_old)
+        try:
+            leftovers.remove_leftovers(self._store, self._keeping.grace_days)
+        except OSError as error:  # they only take space
+            _log.warning("files of no data set are not removed: %s", error)
+        for line in damaged_lengths(self._store, self._stopping.is_set):
+            _log.error("%s", line)
+
+    def _free_pages(self, claim: Claim) -> None:
+        while not self._stopping.is_set():
+            with claim.writing(background=True) as connection:
+                began = time.monotonic()
+                more = free_pages(connection, _PAGES)
+            if not more:
+                return
+            self._stopping.wait(time.monotonic() - began)
+
+    def _in_batches(self, claim: Claim, work: Callable[[Connection, int], bool]) -> None:
+        """Call ``work`` with a limit of rows, a transaction each, until it returns False.
+
+        Between two of them as much time passes as one took: whoever waits goes first.
+        """
+        rows = removals.MOST_ROWS // 4
+        while not self._stopping.is_set():
+            with claim.writing(background=True) as connection:
+                began = time.monotonic()
+                more = work(connection, rows)
+            took = time.monotonic() - began
+            if not more:
+                return
+            # Rows of plans may be megabytes, those of ranks bytes.
+            rows = max(4, min(removals.MOST_ROWS, int(rows * min(2.0, _TARGET_S / took))))
+            self._stopping.wait(took)

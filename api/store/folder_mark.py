@@ -1,0 +1,99 @@
+"""The mark of a folder of arrays: the id of the store that it belongs to.
+
+The store has the id in its database, too. A folder of release 0.1.0 has no mark; it is marked when
+the database knows the arrays that are in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, select
+
+from seqplan.api.store import schema
+from seqplan.api.store.errors import StoreError
+
+MARK = "store-id"
+"""The file of a folder that has its store's id."""
+
+_LOCK = "lock"
+ARRAY = re.compile(r"([0-9a-f]{64})\.(npy|removed)")
+
+
+@dataclass(frozen=True)
+class FolderMark:
+    """The mark of ``files``; ``where``: the store's name in messages."""
+
+    files: Path
+    where: str
+
+    def check_new(self) -> None:
+        """Raise ``StoreError`` if the folder belongs to a store, as this one has no database."""
+        if self._id() is not None or self._had_store() or self._arrays():
+            raise StoreError(
+                f"{self.where}: is new, but {self.files} belongs to a store. Name that store's "
+                "database, or another folder with --files (remove the folder to begin anew)."
+            )
+
+    def check(self, connection: Connection) -> None:
+        """Raise ``StoreError`` if the folder belongs to another store than the database's."""
+        own, marked = store_id(connection), self._id()
+        if marked is not None:
+            if marked != own:
+                raise StoreError(
+                    f"{self.files}: belongs to another store than {self.where}. Name the store's "
+                    "own folder with --files."
+                )
+            return
+        there, known = self._arrays(), _known_arrays(connection)
+        if unknown := sorted(there - known):
+            raise StoreError(
+                f"{self.files}: has no mark, and {self.where} does not know its array "
+                f"{unknown[0]}. Name the store's own folder with --files, or move the array away."
+            )
+        if known and not there:
+            raise StoreError(
+                f"{self.files}: has none of the arrays of {self.where}. Name their folder with "
+                f"--files; if they are lost: echo {own} > {self.files / MARK}"
+            )
+
+    def write(self, connection: Connection) -> None:
+        """Mark the folder as the database's, unless it is."""
+        if self._id() is None:
+            # Whole or not at all; several services of a shared store write the same.
+            path = self.files / f".{MARK}.{os.getpid()}"
+            path.write_text(f"{store_id(connection)}\n", "ascii")
+            os.replace(path, self.files / MARK)
+
+    def _id(self) -> str | None:
+        try:
+            return (self.files / MARK).read_text("ascii", errors="replace").strip()
+        except FileNotFoundError:
+            return None
+
+    def _had_store(self) -> bool:
+        """Whether release 0.1.0 noted here that the database had its tables."""
+        with suppress(OSError):
+            return (self.files / _LOCK).stat().st_size > 0
+        return False
+
+    def _arrays(self) -> set[str]:
+        """Return the ids of the arrays in the folder."""
+        with suppress(FileNotFoundError):
+            found = (ARRAY.fullmatch(path.name) for path in (self.files / "lengths").iterdir())
+            return {match[1] for match in found if match and match[2] == "npy"}
+        return set()
+
+
+def store_id(connection: Connection) -> str:
+    """Return the id of the store."""
+    return str(connection.execute(select(schema.store.c.id)).scalar_one())
+
+
+def _known_arrays(connection: Connection) -> set[str]:
+    table = schema.lengths
+    return set(connection.execute(select(table.c.id).where(table.c.kind == "sequences")).scalars())

@@ -1,0 +1,140 @@
+"""Faults of the runtime that its tests must catch: a line of code, changed, and the tests of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_SUMS = "tests/runtime/test_sums_and_orders.py"
+_RING = "tests/runtime/sequence_parallel/test_attention.py"
+_MASKED = "tests/runtime/sequence_parallel/test_masked_attention.py"
+_WEIGHTED = "tests/runtime/training/test_weighted_labels.py"
+_CHECKPOINT = "tests/runtime/states/test_checkpoint.py"
+_DAMAGE = "tests/runtime/states/test_checkpoint_damage.py"
+_CONSUMER = "tests/runtime/steps/test_consumer.py"
+_HTTP = "tests/runtime/steps/test_http_source.py"
+_PUSH = "tests/runtime/states/test_gradient_push.py"
+_OUTAGE = "tests/runtime/steps/test_outages.py"
+_TOKENS = "tests/runtime/data/test_token_data.py"
+_AGREE = "tests/runtime/steps/test_agreement.py"
+
+
+class Mutant(NamedTuple):
+    """One fault: ``old`` occurs once in ``file``; ``tests``: files of which one must fail."""
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+_U = "runtime/sequence_parallel/ulysses.py"
+_R = "runtime/sequence_parallel/ring.py"
+_ATTENTION = "runtime/sequence_parallel/unified.py"
+_MASKS = "runtime/sequence_parallel/masks.py"
+_PASSES = "runtime/pipeline/one_f_one_b.py"
+_STAGE = "runtime/pipeline/stage.py"
+_STATES = "runtime/states/unit_states.py"
+_UNIT = "runtime/states/unit.py"
+_EXCHANGE = "runtime/states/exchange.py"
+_LOSS = "runtime/training/loss.py"
+_STEP = "runtime/training/run_step.py"
+_TARGETS = "runtime/data/targets.py"
+_SAVED = "runtime/states/checkpoint.py"
+_AHEAD = "runtime/steps/consumer.py"
+_ACKS = "runtime/steps/acknowledgements.py"
+
+MUTANTS = (
+    Mutant(
+        _U,
+        "if not rest and index == [head // queries_per_key for head in range(stop - first)]:",
+        "if not rest:",
+        (_SUMS,),
+    ),
+    Mutant(_U, "keys[:, key:last] += of_keys", "keys[:, key:last] = of_keys", (_RING,)),
+    Mutant(_U, "values[:, key:last] += of_values", "values[:, key:last] = of_values", (_RING,)),
+    Mutant(_R, "accumulate(k, v, dkv, layout.own, ring.causal)", "pass", (_SUMS,)),
+    Mutant(_R, "transfers.passing.add_home(dkv)", "pass", (_RING,)),
+    Mutant(_R, "    lse = torch.logaddexp(lse, sinks.to(dtype))", "    pass", (_MASKED,)),
+    Mutant(_R, "return -(weights * (dout", "return (weights * (dout", (_MASKED,)),
+    Mutant(_ATTENTION, "q.shape[2] ** -0.5 if scale", "q.shape[2] ** -0.4 if scale", (_SUMS,)),
+    Mutant(
+        _ATTENTION,
+        "return total.index_add_(1, index, gradient)",
+        "return total.index_copy_(1, index, gradient)",
+        (_SUMS,),
+    ),
+    Mutant(_MASKS, "position - self.window + 1", "position - self.window", (_MASKED,)),
+    Mutant(_MASKS, "length > reach", "length > reach + 1", (_MASKED,)),
+    Mutant(_PASSES, "self._kept.pop(index)", "self._kept.pop(max(self._kept))", (_SUMS,)),
+    Mutant(_PASSES, "if self._view.at.tp == 0:", "if True:", (_SUMS,)),
+    Mutant(_PASSES, "out = out * self._scale", "out = out * 1.0", (_SUMS,)),
+    Mutant(
+        _STAGE,
+        "shard.tp_rank * config.vocab // shard.tp",
+        "shard.tp_rank * (config.vocab // shard.tp)",
+        (_SUMS,),
+    ),
+    Mutant(_UNIT, "total += parameter.grad", "total.copy_(parameter.grad)", (_SUMS,)),
+    Mutant(
+        _UNIT,
+        "self.exact = accumulation_dtype(dtype)",
+        "self.exact = dtype",
+        (_SUMS,),
+    ),
+    Mutant(_UNIT, "self.gradient.zero_()", "pass", (_SUMS,)),
+    Mutant(_STATES, "unit.reduced.mul_(factor)", "pass", (_SUMS,)),
+    Mutant(_STATES, "return squares**0.5, total", "return squares, total", (_SUMS,)),
+    Mutant(_EXCHANGE, "unit.reduced.add_(into)", "unit.reduced.copy_(into)", (_PUSH,)),
+    Mutant(
+        _EXCHANGE,
+        "unit.reduced[low : low + size] += packed",
+        "unit.reduced[low : low + size] = packed",
+        ("tests/runtime/pipeline/test_mutations.py",),
+    ),
+    Mutant(_LOSS, "return weight if weight > 0 else 1.0", "return labels", (_WEIGHTED,)),
+    Mutant(_LOSS, "return float(max(view.loss_tokens, 1))", "return float(view.tokens)", (_SUMS,)),
+    Mutant(_LOSS, "(losses * weights.to(exact)).sum()", "losses.sum()", (_SUMS,)),
+    Mutant(
+        _STEP, "total = total + loss.detach().double()", "total = loss.detach().double()", (_SUMS,)
+    ),
+    Mutant(_STEP, "    optimizer.step()", "    pass", (_SUMS,)),
+    Mutant(_TARGETS, "first, last = start + 1, min(", "first, last = start, min(", (_WEIGHTED,)),
+    Mutant(_TARGETS, "weights[labels == NO_LABEL] = 0.0", "pass", (_WEIGHTED,)),
+    Mutant(
+        "runtime/huggingface/progress.py", "        group.update(before)", "        pass", (_SUMS,)
+    ),
+    Mutant(
+        _SAVED, "for _, older in _complete(root)[:-keep]:", "for _, older in []:", (_CHECKPOINT,)
+    ),
+    Mutant(_SAVED, "partial.rename(final)", "shutil.copytree(partial, final)", (_CHECKPOINT,)),
+    Mutant(
+        _SAVED,
+        "        stored.fill(part, states, optimizer, buffers)",
+        "        pass",
+        (_CHECKPOINT,),
+    ),
+    Mutant(
+        "runtime/states/checkpoint_files.py",
+        "    _LOCKS[folder] = file",
+        "    file.close()",
+        (_DAMAGE,),
+    ),
+    Mutant(_AHEAD, "if stated != expected:", "if False:", (_CONSUMER,)),
+    Mutant(_AHEAD, "return len(self._kept) < self._steps or within", "return True", (_CONSUMER,)),
+    Mutant("runtime/data/tokens.py", "labels[end - 1] = NO_LABEL", "pass", (_TOKENS,)),
+    Mutant(
+        "runtime/steps/agreement.py", "if record.digest != first.digest:", "if False:", (_AGREE,)
+    ),
+    Mutant("runtime/steps/agreement.py", "if record.step != first.step:", "if False:", (_AGREE,)),
+    Mutant(
+        "runtime/steps/http_source.py",
+        "if answer.etag != f'",
+        "if False and answer.etag != f'",
+        (_HTTP,),
+    ),
+    Mutant(
+        _ACKS, "frozenset({408, 425, 429, 500, 502, 503, 504})", "frozenset({502, 503})", (_HTTP,)
+    ),
+    Mutant(_ACKS, "                    self.append(entry)\n", "", (_OUTAGE,)),
+    Mutant(_ACKS, "self._next_try = 0.0  # the service has just answered", "return", (_HTTP,)),
+)

@@ -1,0 +1,235 @@
+"""Check a proven bound without seqplan: ``python examples/check_bound.py witness.json``.
+
+``seqplan explain plans.jsonl --step K --witness --proposal proposal.json > witness.json`` writes
+why no plan can end before its lower bound. This program knows the costs that are written there,
+a·l² + b·l for a sequence and c for a micro-batch, and nothing else. It assumes that a plan ends by
+T and finds too little room:
+
+- proof "prices": whatever V micro-batches a pipeline runs by T, its sequences take at most all of
+  its work, tokens, and places for large sequences. At the mix of these that is written for V no
+  value is above price times share, so that a pipeline holds at most its price. All values exceed
+  all prices.
+- proof "gpu_time": on schemes that end each sequence by T alone, all take more than T on all GPUs;
+  or the longest take more than T one after another, as few groups of their size fit side by side;
+  or, in whole micro-batches, few of them hold too few tokens, and many leave too little time.
+"""
+
+import json
+import math
+import sys
+
+SLACK = 1 + 1e-9  # against rounding, everywhere in the plan's favor
+
+
+def work(k, length):
+    return length * (k["a"] * length + k["b"])
+
+
+def padded(k, length):
+    return -(-length // k["pad_to"]) * k["pad_to"]
+
+
+def even_states(k, time, lengths, number):
+    """Shares of every sequence for V = 1 … number micro-batches, none much above the others.
+
+    The last state is for V ≥ number, which have all tokens that their work allows. Yields lists of
+    shares, None for a sequence that cannot be in such a pipeline.
+    """
+    stages, c, most = k["stages"], k["c"], k["max_tokens"]
+    per_work = max(padded(k, length) / work(k, length) for length in lengths)
+    for v in range(1, number + 1):
+        last = v == number
+        of = range(v, v + 2000) if last else (v,)
+        if stages == 1:
+            offered, largest = max(time - c * v, 0), max(time - c * v, 0)
+        else:
+            budgets = [max(time / (n + stages - 1) - c, 0) for n in of]
+            offered, largest = max(n * x for n, x in zip(of, budgets, strict=True)), budgets[0]
+        shares = []
+        for length in lengths:
+            w, tokens = work(k, length), padded(k, length)
+            if w > largest * SLACK or tokens > most:
+                shares.append(None)
+                continue
+            large_work = w > largest * (0.5 + 1e-9)
+            places = 1 if stages == 1 else v
+            shares.append(
+                [
+                    w / max(offered, 1e-12),
+                    tokens / max(v * most, offered * per_work if last else 0),
+                    0 if last else large_work / places,
+                    0 if last else (2 * tokens > most) / v,
+                ]
+            )
+        yield shares
+
+
+def peaked_states(k, time, lengths, levels, even):
+    """With stages: shares if the largest micro-batch, above all even ones, is in [level, next)."""
+    if k["stages"] == 1:
+        return
+    bubbles, c = k["stages"] - 1, k["c"]
+    covered = max(time / (even + bubbles) - c, 0)
+    for place, level in enumerate(levels):
+        high = work(k, levels[place + 1]) if place + 1 < len(levels) else math.inf
+        low = max(work(k, level), covered)
+        left = max(time - bubbles * (low + c), 0)
+        # M > β: at most τ/(M + c) − (pp − 1) micro-batches of M, most at the best M of the level.
+        best = math.sqrt(time * c / bubbles) - c
+        best = min(max(best, low), max(low, high))
+        offered = max(best * (time / max(best + c, 1e-300) - bubbles), 0)
+        offered = min(offered, left - 2 * c)
+        shares = []
+        for length in lengths:
+            w, tokens = work(k, length), padded(k, length)
+            if w > offered * SLACK or tokens > k["max_tokens"] or w >= high or high <= covered:
+                shares.append(None)
+                continue
+            counted = [
+                tokens / k["max_tokens"],
+                w >= high * (0.5 + 1e-9),
+                2 * tokens > k["max_tokens"],
+            ]
+            shares.append(
+                [w / max(offered, 1e-12), *((w + c * n) / max(left, 1e-12) for n in counted)]
+            )
+        yield shares
+
+
+def check_prices(witness):
+    time, lengths, values = witness["bound_ms"], witness["lengths"], witness["values"]
+    for k in witness["classes"]:
+        levels = witness["levels"] if k["stages"] > 1 else []
+        even = len(k["mixes"]) - len(levels)
+        states = [
+            *even_states(k, time, lengths, even),
+            *peaked_states(k, time, lengths, levels, even),
+        ]
+        for number, (shares, mix) in enumerate(zip(states, k["mixes"], strict=True)):
+            if min(mix) < 0 or sum(mix) > SLACK:
+                return f"{k['scheme']}, state {number}: a mix is of parts that sum to 1"
+            for length, value, share in zip(lengths, values, shares, strict=True):
+                if share is not None and value > 0:
+                    held = k["price"] * sum(m * s for m, s in zip(mix, share, strict=True))
+                    if value > held * SLACK + 1e-12:
+                        return f"{k['scheme']}, state {number}: {length} tokens are worth more"
+    needed = sum(v * n for v, n in zip(values, witness["counts"], strict=True))
+    offered = sum(k["pipelines"] * k["price"] for k in witness["classes"])
+    return None if needed > offered else f"values {needed} do not exceed prices {offered}"
+
+
+def fits_in_counts(witness, time, ending):
+    """Whether places of the fewest GPUs may hold all work in whole micro-batches.
+
+    A micro-batch takes its time on every place of its group, at least the least overhead of all,
+    and each of its tokens a share of what its own overhead is above that. At most v of them hold v
+    times the tokens of one; more than v leave time − (v + 1)·c for work. Tried for every number n
+    of places with at most v.
+    """
+    classes, gpus = witness["classes"], witness["gpus"]
+    size = min(k["gpus"] for k in classes)
+    if any(k["stages"] > 1 or k["gpus"] % size for k in classes):
+        return True
+    places, c = gpus // size, min(k["c"] for k in classes)
+    held = max(k["max_tokens"] * size / k["gpus"] for k in classes)
+    items = []
+    for length, count, by_then in ending:
+        work_ms = min(
+            k["gpus"]
+            // size
+            * (work(k, length) + (k["c"] - c) / k["max_tokens"] * padded(k, length))
+            for k in by_then
+        )
+        items.append((work_ms, min(padded(k, length) for k in by_then), count))
+    items.sort(key=lambda item: -item[0] / item[1])  # most work a token first
+    total = sum(work_ms * count for work_ms, _, count in items)
+
+    def most_work(tokens):
+        reached = 0.0
+        for work_ms, own, count in items:
+            if own * count >= tokens:
+                return reached + work_ms / own * tokens
+            tokens -= own * count
+            reached += work_ms * count
+        return reached
+
+    for v in range(1, 5):
+        if not any(
+            few_work(n, v * held * n, time, c, held, most_work)
+            + (places - n) * max(time - (v + 1) * c, 0)
+            >= total * (1 - 1e-9)
+            for n in range(places + 1)
+        ):
+            return False
+    return True
+
+
+def few_work(n, tokens, time, c, held, most_work):
+    """The most work of n places with so many tokens: as these allow, and as time does."""
+    if most_work(tokens) <= n * time - c * tokens / held:
+        return most_work(tokens)
+    low, high = 0.0, tokens
+    for _ in range(14):
+        middle = (low + high) / 2
+        if most_work(middle) > n * time - c * middle / held:
+            high = middle
+        else:
+            low = middle
+    return n * time - c * low / held
+
+
+def check_gpu_time(witness):
+    time, gpus = witness["bound_ms"], witness["gpus"]
+    area, longest, ending = 0.0, [], []
+    for length, count in zip(witness["lengths"], witness["counts"], strict=True):
+        by_then = [
+            k
+            for k in witness["classes"]
+            if padded(k, length) <= k["max_tokens"]
+            and k["stages"] * (work(k, length) + k["c"]) <= time * SLACK
+        ]
+        if not by_then:
+            return None  # this sequence alone takes longer
+        ending.append((length, count, by_then))
+        tokens = {k["scheme"]: padded(k, length) / k["max_tokens"] for k in by_then}
+        shared = [(k["gpus"], work(k, length) + k["c"] * tokens[k["scheme"]]) for k in by_then]
+        area += count * min(size * ms for size, ms in shared)
+        alone = all(2 * part > 1 for part in tokens.values())
+        plain = min(work(k, length) for k in by_then), min(k["c"] for k in by_then)
+        apart = min(work(k, length) + k["c"] for k in by_then)
+        filled = min((k["stages"] - 1) * (work(k, length) + k["c"]) for k in by_then)
+        least = min(size for size, _ in shared)
+        row = (least, min(ms for _, ms in shared), plain, apart, alone, filled, shared)
+        longest += [row] * count
+    if area > gpus * time * (1 - 1e-9):
+        return None
+    for size in sorted({row[0] for row in longest}):
+        rows = [row for row in longest if row[0] >= size]  # the longest need the largest groups
+        places = gpus // size
+        if places == 0:
+            return None
+        taken = sum(min(max(g // size, 1) * ms for g, ms in row[6]) for row in rows)
+        if taken > places * time * (1 - 1e-9):
+            return None
+        for number in range(1, (len(rows) - 1) // places + 1):
+            last = number * places
+            run = rows[last - number : last + 1]  # the shortest of them that can be in one place
+            in_a_row = max(sum(r[1] for r in run), sum(r[2][0] for r in run) + run[-1][2][1])
+            if run[-1][4]:
+                in_a_row = max(in_a_row, sum(r[3] for r in run))
+            if in_a_row + run[0][5] > time * (1 - 1e-9):
+                return None
+    if not fits_in_counts(witness, time, ending):
+        return None
+    return f"all sequences could end by {time} ms as far as GPU-time says"
+
+
+CHECKS = {"prices": check_prices, "gpu_time": check_gpu_time}
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) if len(sys.argv) > 1 else sys.stdin as file:
+        witness = json.load(file)
+    failed = CHECKS[witness["proof"]](witness)
+    if failed:
+        sys.exit(f"not proven: {failed}")
+    print(f"proven: no plan takes less than {witness['bound_ms']:.3f} ms")

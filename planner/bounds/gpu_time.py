@@ -1,0 +1,293 @@
+"""A lower bound over all plans of some schemes: GPU-time, and long sequences one after another.
+
+It holds for any strategy, for groups that re-form within the step, and for several layouts. A plan
+that ends by T runs each sequence on a class that finishes it alone by T. On those classes
+
+- all sequences together take no more than gpus·T of GPU-time;
+- sequences that only groups of g GPUs or more can run have m = ⌊gpus/g⌋ places side by side. A
+  group of G GPUs takes ⌊G/g⌋ of them, so that together they take no more than m·T of their time;
+  and of the q·m + 1 longest, some q + 1 run one after another in one place, which ends by T.
+- a place of the fewest GPUs that runs V micro-batches has T − V·c for work, and they hold V times
+  the tokens of one: a place with few of them lacks tokens, one with many lacks time.
+
+All of these fall as T grows, because more classes finish a sequence in time. The bound is the least
+T that none of them exceeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.resources import ROUNDING
+from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass, gpu_ms
+
+GROWTH, TOLERANCE = 1.01, 5e-4
+"""Factor by which a time grows until micro-batches may fit, and relative width of the bisection."""
+
+MOST_COUNTS = 4
+"""Numbers of micro-batches of a place that are told apart from larger ones."""
+
+CROSSINGS = 14
+"""Halvings towards the tokens at which places have neither work nor time left."""
+
+MOST_IN_A_ROW = 64
+"""Sequences in one place that are counted at most; with more of them the GPU-time binds."""
+
+
+def gpu_time_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
+    """Bound every plan of these classes on ``gpus`` GPUs (ms); inf if none holds a sequence."""
+    demand = Demand.of(tuple(classes), batch, gpus)
+    by_area = demand.area_ms()
+    if not np.isfinite(by_area):
+        return by_area
+    in_places = demand.in_places_ms(by_area)
+    if in_places > by_area:
+        by_area = _least_time(demand, by_area, in_places)
+    return _raised_by_counts(demand, by_area) * (1 - ROUNDING)
+
+
+def _raised_by_counts(demand: Demand, low_ms: float) -> float:
+    """Raise a time that is a bound as far as whole micro-batches refute more (ms)."""
+    if demand.fits_in_counts(low_ms):
+        return low_ms
+    high_ms = low_ms
+    while not demand.fits_in_counts(high_ms):
+        low_ms, high_ms = high_ms, high_ms * GROWTH
+    while high_ms - low_ms > TOLERANCE * high_ms:
+        middle_ms = (low_ms + high_ms) / 2
+        if demand.fits_in_counts(middle_ms):
+            high_ms = middle_ms
+        else:
+            low_ms = middle_ms
+    return low_ms
+
+
+def area_only_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
+    """Bound as ``gpu_time_bound_ms`` by GPU-time alone, in a third of its time."""
+    return Demand.of(tuple(classes), batch, gpus).area_ms() * (1 - ROUNDING)
+
+
+def _least_time(demand: Demand, low_ms: float, high_ms: float) -> float:
+    """Find the least time, from one on, that is no less than places need by then (ms)."""
+    # Between the times at which a class ends one more sequence, nothing changes.
+    steps = demand.alone_ms[(demand.alone_ms > low_ms) & (demand.alone_ms < high_ms)]
+    times = np.concatenate([[low_ms], np.unique(steps), [high_ms]])
+    least = high_ms
+    first, last = 0, len(times) - 1
+    while first < last:
+        middle = (first + last) // 2
+        needed_ms = demand.in_places_ms(float(times[middle]))
+        if needed_ms < times[middle + 1]:
+            least = min(least, max(float(times[middle]), needed_ms))
+            last = middle
+        else:
+            first = middle + 1
+    return least
+
+
+def least_areas(alone_ms: Floats, areas_ms: Floats, counts: Ints) -> tuple[Floats, Floats]:
+    """List times by which all sequences may have to end, and the least GPU-time of all then (ms).
+
+    From the least time by which every sequence ends alone, each at which one of them can take a
+    class that needs less. ``alone_ms``, ``areas_ms`` (classes, n): of each length alone, infinite
+    if the class does not hold it; ``counts`` (n,): sequences of each.
+    """
+    fastest_first = np.argsort(alone_ms, axis=0, kind="stable")
+    alone_ms = np.take_along_axis(alone_ms, fastest_first, axis=0)
+    areas = np.take_along_axis(areas_ms, fastest_first, axis=0)
+    areas = np.minimum.accumulate(areas, axis=0)
+    cheaper = areas[1:] < areas[:-1]
+    with np.errstate(invalid="ignore"):  # infinite less infinite, which is not cheaper
+        saved = ((areas[:-1] - areas[1:]) * counts)[cheaper]
+    from_ms = alone_ms[1:][cheaper]
+    in_order = np.argsort(from_ms, kind="stable")
+    shortest_ms = alone_ms[0].max()
+    longest_ms = np.concatenate([[shortest_ms], np.maximum(from_ms[in_order], shortest_ms)])
+    saved_so_far = np.concatenate([[0.0], np.cumsum(saved[in_order])])
+    return longest_ms, float(areas[0] @ counts) - saved_so_far
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What sequences need of ``classes``: times and GPU-times (classes, n) of distinct lengths.
+
+    ``alone_ms``: of a sequence alone in a pipeline; ``work_ms``: of one stage, without overhead;
+    ``shared_ms``: with its tokens' share of a micro-batch's overhead. ``alone_ms``, ``shared_ms``
+    and ``gpu_ms`` are infinite if the class does not hold it.
+    """
+
+    classes: tuple[PipelineClass, ...]
+    gpus: int
+    counts: Ints
+    padded: Ints
+    alone_ms: Floats
+    work_ms: Floats
+    shared_ms: Floats
+    gpu_ms: Floats
+
+    @classmethod
+    def of(cls, classes: tuple[PipelineClass, ...], batch: Batch, gpus: int) -> Demand:
+        """Compute the times of a batch."""
+        lengths = batch.distinct
+        area_ms = gpu_ms(classes, lengths)
+        work_ms = np.array([k.work_ms(lengths) for k in classes])
+        stages = np.array([[float(k.pp)] for k in classes])
+        alone_ms = stages * (work_ms + np.array([[k.c] for k in classes]))
+        held = np.isfinite(area_ms)
+        sizes = np.array([[float(k.gpus)] for k in classes])
+        return cls(
+            classes,
+            gpus,
+            batch.multiplicity,
+            np.array([k.padded(lengths) for k in classes]),
+            np.where(held, alone_ms, np.inf),
+            work_ms,
+            area_ms / sizes,
+            area_ms,
+        )
+
+    def area_ms(self) -> float:
+        """Compute the least time by which the GPUs can hold all sequences that end by it (ms)."""
+        longest_ms, areas = least_areas(self.alone_ms, self.gpu_ms, self.counts)
+        return float(np.maximum(longest_ms, areas / self.gpus).min())
+
+    def fits_in_counts(self, time_ms: float) -> bool:
+        """Whether places with whole numbers of micro-batches may hold all sequences by a time.
+
+        Places are of the fewest GPUs that a class has. One that runs V micro-batches, on whatever
+        groups, has time − V·c for work, and they hold V times a place's part of the tokens of one.
+        For some v, n places run up to v. They hold n·v times these tokens, and no more work than
+        the sequences with most work a token; the others have time − (v + 1)·c each. True unless
+        that is too little for every n, at some v; True also for several stages.
+        """
+        size = int(self.sizes.min())
+        if self.most_stages > 1 or np.any(self.sizes % size) or self.gpus < size:
+            return True
+        ends = self.alone_ms <= time_ms * (1 + ROUNDING)
+        parts = self.sizes // size
+        overhead = float(self.overheads.min())
+        # Of a larger overhead each token pays its share of what it is above the least.
+        more = (self.overheads - overhead) / self.capacities * self.padded
+        work = np.where(ends, parts * (self.work_ms + more), np.inf).min(axis=0)
+        tokens = np.where(ends, self.padded, np.iinfo(np.int64).max).min(axis=0)
+        most_first = np.argsort(-work / tokens, kind="stable")
+        counts = self.counts[most_first]
+        tokens_up_to = np.concatenate([[0.0], np.cumsum(counts * tokens[most_first])])
+        work_up_to = np.concatenate([[0.0], np.cumsum(counts * work[most_first])])
+        held = float((self.capacities / parts).max())
+        places = self.gpus // size
+        few = np.arange(places + 1)
+        for most in range(1, MOST_COUNTS + 1):
+            low, high = np.zeros(places + 1), few * most * held
+            work_of_few = np.interp(high, tokens_up_to, work_up_to)
+            if (left := few * (time_ms - most * overhead) < work_of_few).any():
+                # With fewer tokens and so fewer micro-batches they have more time, up to a point.
+                for _ in range(CROSSINGS):
+                    middle = (low + high) / 2
+                    over = few * time_ms - overhead * middle / held < np.interp(
+                        middle, tokens_up_to, work_up_to
+                    )
+                    low, high = np.where(over, low, middle), np.where(over, middle, high)
+                work_of_few = np.where(left, few * time_ms - overhead * low / held, work_of_few)
+            work_of_others = (places - few) * max(time_ms - (most + 1) * overhead, 0.0)
+            if (work_of_few + work_of_others).max() < work_up_to[-1] * (1 - ROUNDING):
+                return False
+        return True
+
+    def in_places_ms(self, time_ms: float) -> float:
+        """Compute what places need at least (ms), if each sequence runs where it ends by a time."""
+        ends = self.alone_ms <= time_ms * (1 + ROUNDING)
+        smallest = np.where(ends, self.sizes, np.iinfo(np.int64).max).min(axis=0)
+        needed = 0.0
+        for size in sorted({k.gpus for k in self.classes}):
+            last = int((smallest >= size).sum())  # the longest need the largest groups
+            if not last:
+                break
+            places = self.gpus // size
+            if not places:
+                return np.inf
+            large = ends[:, :last] & (self.sizes >= size)
+            needed = max(needed, self._in_places(large, size, places))
+        return needed
+
+    def _in_places(self, runs: npt.NDArray[np.bool_], size: int, places: int) -> float:
+        """Compute what the longest sequences need of so many places of ``size`` GPUs (ms).
+
+        ``runs`` (classes, longest): where each may run.
+        """
+        last = runs.shape[1]
+        counts = self.counts[:last]
+        number = int(counts.sum())
+        needed = 0.0
+        if self.gpus % size:
+            taken_places = np.maximum(self.sizes // size, 1)
+            taken = np.where(runs, taken_places * self.shared_ms[:, :last], np.inf)
+            needed = float(taken.min(axis=0) @ counts) / places
+        rows = min((number - 1) // places, MOST_IN_A_ROW)
+        if rows < 1:
+            return needed
+        # By position, longest first, as far as they are counted.
+        position = np.repeat(np.arange(last), np.minimum(counts, rows * places + 1))
+        position = position[: rows * places + 1]
+        last = int(position[-1]) + 1
+        runs = runs[:, :last]
+
+        def least(times: Floats) -> Floats:
+            """Return the least of the classes that may run each position."""
+            of_lengths: Floats = np.where(runs, times, np.inf).min(axis=0)
+            of_positions: Floats = np.asarray(of_lengths[position])
+            return of_positions
+
+        alone_ms = self.work_ms[:, :last] + self.overheads
+        ends = np.arange(1, rows + 1) * places + 1
+        starts = ends - np.arange(1, rows + 1) - 1
+
+        def in_a_row(times: Floats) -> Floats:
+            """Sum the least times of those that run one after another, by their number."""
+            sums = np.concatenate([[0.0], np.cumsum(least(times))])
+            in_rows: Floats = sums[ends] - sums[starts]
+            return in_rows
+
+        overhead = least(np.broadcast_to(self.overheads, runs.shape))[ends - 1]
+        row_ms = np.maximum(
+            in_a_row(self.shared_ms[:, :last]), in_a_row(self.work_ms[:, :last]) + overhead
+        )
+        # Above half of every micro-batch that may hold it, a sequence shares none.
+        large = np.asarray(2 * self.padded[:, :last] > self.capacities)
+        alone = np.all(~runs | large, axis=0, keepdims=True)[0, position]
+        row_ms = np.where(alone[ends - 1], np.maximum(row_ms, in_a_row(alone_ms)), row_ms)
+        if self.most_stages > 1:  # the longest of a row counts once more for each further stage
+            more_stages = (self.stages - 1) * np.where(runs, alone_ms, 0.0)
+            row_ms += least(more_stages)[starts]
+        return max(needed, float(row_ms.max()))
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Return the GPUs of each class, (classes, 1)."""
+        return np.array([[k.gpus] for k in self.classes], dtype=np.int64)
+
+    @cached_property
+    def capacities(self) -> Ints:
+        """Return the tokens of a micro-batch of each class, (classes, 1)."""
+        return np.array([[k.capacity] for k in self.classes], dtype=np.int64)
+
+    @cached_property
+    def overheads(self) -> Floats:
+        """Return the overhead of a micro-batch of each class (ms), (classes, 1)."""
+        return np.array([[k.c] for k in self.classes])
+
+    @cached_property
+    def stages(self) -> Floats:
+        """Return the stages of each class, (classes, 1)."""
+        return np.array([[float(k.pp)] for k in self.classes])
+
+    @cached_property
+    def most_stages(self) -> int:
+        """Return the most stages of a class."""
+        return int(self.stages.max())

@@ -1,0 +1,81 @@
+"""The system closest to our plans, and by how much they are faster, with an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from seqplan.planner.comparison.results import System
+
+OWN = frozenset({"ours", "one-layout", "re-forming", "one-strategy"})
+"""Systems that need our planner: our plans, and parts of them."""
+
+LEAST_STEPS = 16
+"""Steps that an interval needs: resampling fewer shows too little of how batches differ."""
+
+RESAMPLES, SEED, CONFIDENCE = 4000, 0, 0.95
+"""Of the bootstrap; the seed is fixed, so that the same steps give the same interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class NearestRival:
+    """The fastest system that does not need our planner.
+
+    ``speedup``: its mean iteration over ours; ``interval``: 95 % of it over other steps of the same
+    data, None for fewer than ``LEAST_STEPS``.
+    """
+
+    key: str
+    name: str
+    speedup: float
+    interval: tuple[float, float] | None
+    steps: int
+
+    @property
+    def certain(self) -> bool:
+        """Whether our plans are faster at the interval's lower end, or at all without one."""
+        return (self.speedup if self.interval is None else self.interval[0]) > 1
+
+    @property
+    def interval_text(self) -> str:
+        """Write the interval, or why there is none."""
+        if self.interval is None:
+            few = "1 step" if self.steps == 1 else f"{self.steps} steps"
+            return f"no interval: {few}; {LEAST_STEPS} or more give one"
+        low, high = self.interval
+        return f"{CONFIDENCE:.0%} interval {low:.2f} to {high:.2f} over {self.steps} steps"
+
+    @property
+    def text(self) -> str:
+        """Write the speed-up with its interval."""
+        return f"{self.speedup:.2f}× ({self.interval_text})"
+
+
+def find_nearest(systems: Sequence[System]) -> System | None:
+    """Find the fastest of ``systems`` that does not need our planner."""
+    others = (system for system in systems if system.key not in OWN)
+    return min(others, key=lambda system: (system.mean_ms, system.key), default=None)
+
+
+def nearest_rival(systems: Sequence[System]) -> NearestRival | None:
+    """Compare ``systems[0]``, ours, with the nearest rival; None without one."""
+    nearest, ours = find_nearest(systems), systems[0]
+    if nearest is None:
+        return None
+    steps = len(ours.iterations)
+    pairs = np.array(
+        [
+            (theirs.total_ms, own.total_ms)
+            for theirs, own in zip(nearest.iterations, ours.iterations, strict=True)
+        ]
+    )
+    interval = None
+    if steps >= LEAST_STEPS:
+        drawn = np.random.default_rng(SEED).integers(0, steps, (RESAMPLES, steps))
+        theirs_ms, ours_ms = pairs[drawn].sum(axis=1).T
+        tail = (1 - CONFIDENCE) / 2
+        low, high = np.quantile(theirs_ms / ours_ms, (tail, 1 - tail))
+        interval = (float(low), float(high))
+    return NearestRival(nearest.key, nearest.name, nearest.mean_ms / ours.mean_ms, interval, steps)

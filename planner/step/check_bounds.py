@@ -1,0 +1,156 @@
+"""Bounds of a plan, proven anew from the profile: a digest made anew does not make a bound true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.certificate import cheap_bound_ms
+from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
+from seqplan.planner.bounds.witness import describe_class, find_witness
+from seqplan.planner.exact.close_gap import closer_bound_ms
+from seqplan.planner.exact.regrouping import close_regrouping_gap
+from seqplan.planner.exchange.times import NO_EXCHANGE, layouts_of
+from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
+from seqplan.planner.rounds.plan_rounds import plan_rounds
+from seqplan.planner.rounds.proof import prove_rounds
+from seqplan.planner.strategies.reforming import reforming_layouts
+from seqplan.plans.plan import Plan
+from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.profiler.scheme_model import SchemeModel
+
+ROUNDING_MS = 1e-3
+"""Bounds are written in whole microseconds, rounded down; times that they are cut to are not."""
+
+
+def find_unproven(
+    plan: Plan, models: Models, multiple: int = 1, *, exact: bool = False
+) -> Iterator[str]:
+    """Yield a line for each bound of the plan that the models do not prove.
+
+    ``multiple``: of which the number of rounds is, in lockstep. ``exact``: solve steps of few
+    sequences again for bounds that prices do not prove, which takes seconds for each.
+    """
+    batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
+    in_rounds = any(pipeline.round is not None for pipeline in plan.pipelines)
+    proven = _Proven(batch, models, plan.world_size, multiple, exact=exact)
+    if in_rounds:
+        layout_ms = proven.of_rounds(plan.strategy, plan.predicted_ms, plan.lower_bound_ms)
+    else:
+        layout_ms = proven.of_layouts(plan.strategy)
+    stated_ms = plan.layout_lower_bound_ms
+    if stated_ms is not None and stated_ms > layout_ms + ROUNDING_MS:
+        yield _line("layout_lower_bound_ms", stated_ms, layout_ms)
+    if plan.re_forms and exact and plan.lower_bound_ms > layout_ms + ROUNDING_MS:
+        layout_ms = proven.of_groups(plan.strategy, plan.predicted_ms, layout_ms)
+    if plan.lower_bound_ms > layout_ms + ROUNDING_MS:
+        whole = in_rounds or plan.re_forms
+        if whole or not proven.holds(plan.strategy, plan.lower_bound_ms, plan.predicted_ms):
+            yield _line("lower_bound_ms", plan.lower_bound_ms, layout_ms if whole else None)
+    for place, entry in enumerate(plan.selection):
+        # Candidates may end before a plan of their own strategy that was found in another way.
+        reached_ms = entry.predicted_ms or plan.predicted_ms
+        if not in_rounds and not proven.holds(entry.strategy, entry.lower_bound_ms, reached_ms):
+            yield _line(f"selection {place} ({entry.strategy})", entry.lower_bound_ms, None)
+
+
+def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
+    """Return what proves a plan's bound, as JSON values; see ``examples/check_bound.py``.
+
+    Values and prices for the bound of a strategy, or for that of a layout what its schemes cost, as
+    GPU-time alone proves it. ``ValueError`` if neither does, as for an exact solver's bound.
+    """
+    batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
+    own = _of_layouts(models, plan.strategy)
+    claim_ms = plan.lower_bound_ms - ROUNDING_MS
+    classes = [PipelineClass.of(model, 1) for model in own.values()]
+    if claim_ms <= gpu_time_bound_ms(classes, batch, plan.world_size):
+        return {
+            "proof": "gpu_time",
+            "bound_ms": claim_ms,
+            "gpus": plan.world_size,
+            "lengths": batch.distinct.tolist(),
+            "counts": batch.multiplicity.tolist(),
+            "classes": [
+                {"gpus": k.gpus, **describe_class(str(scheme), k)}
+                for scheme, k in zip(own, classes, strict=True)
+            ],
+        }
+    witness = None
+    if not plan.re_forms:
+        witness = find_witness(Fleet.of(plan.strategy, models), batch, claim_ms)
+    if witness is None:
+        raise ValueError(
+            f"step {plan.step}: no prices prove its bound of {plan.lower_bound_ms} ms, as for one "
+            "of an exact solver. Give seqplan check --prove"
+        )
+    return {"proof": "prices", **witness.to_dict()}
+
+
+def _of_layouts(models: Models, strategy: Strategy) -> dict[Scheme, SchemeModel]:
+    """Return the models of a strategy's layouts."""
+    layouts = layouts_of(scheme for scheme, _ in strategy.counts)
+    return {s: model for s, model in models.items() if (s.tp, s.pp) in layouts}
+
+
+def _line(field: str, stated_ms: float, proven_ms: float | None) -> str:
+    found = "" if proven_ms is None else f"; the profile proves {proven_ms:.3f}"
+    return f"{field}: {stated_ms} is not proven{found}"
+
+
+class _Proven:
+    """Bounds that the models prove for one batch."""
+
+    def __init__(
+        self, batch: Batch, models: Models, gpus: int, multiple: int, *, exact: bool
+    ) -> None:
+        self._batch, self._models, self._gpus = batch, models, gpus
+        self._multiple, self._exact = multiple, exact
+        self._held: dict[tuple[Strategy, float], bool] = {}
+
+    def of_layouts(self, strategy: Strategy) -> float:
+        """Bound all plans of a strategy's layouts (ms)."""
+        own = _of_layouts(self._models, strategy).values()
+        classes = [PipelineClass.of(model, 1) for model in own]
+        return gpu_time_bound_ms(classes, self._batch, self._gpus)
+
+    def of_groups(self, strategy: Strategy, predicted_ms: float, bound_ms: float) -> float:
+        """Bound all plans of a strategy's layout on aligned groups, by an exact solver (ms)."""
+        for layout in reforming_layouts(self._models, NO_EXCHANGE):
+            if layout.layout in layouts_of(scheme for scheme, _ in strategy.counts):
+                _, bound_ms = close_regrouping_gap(
+                    layout, self._batch, self._gpus, predicted_ms, bound_ms
+                )
+        return bound_ms
+
+    def of_rounds(self, strategy: Strategy, predicted_ms: float, stated_ms: float) -> float:
+        """Bound all rounds of a strategy's layout (ms)."""
+        own = list(_of_layouts(self._models, strategy).values())
+        rounds = plan_rounds(self._batch, own, self._gpus, self._multiple)
+        if rounds is None:
+            return 0.0
+        if rounds.lower_bound_ms + ROUNDING_MS < stated_ms:
+            rounds = prove_rounds(rounds, self._batch)
+        return min(rounds.lower_bound_ms, predicted_ms)
+
+    def holds(self, strategy: Strategy, stated_ms: float, reached_ms: float) -> bool:
+        """Whether no placement of a strategy ends before a stated bound (ms)."""
+        key = strategy, stated_ms
+        if key not in self._held:
+            self._held[key] = self._proves(strategy, stated_ms, reached_ms)
+        return self._held[key]
+
+    def _proves(self, strategy: Strategy, stated_ms: float, reached_ms: float) -> bool:
+        if any(scheme not in self._models for scheme, _ in strategy.counts):
+            return False
+        fleet = Fleet.of(strategy, self._models)
+        claim_ms = stated_ms - ROUNDING_MS
+        if claim_ms <= max(cheap_bound_ms(fleet.classes, self._batch), self.of_layouts(strategy)):
+            return True
+        if find_witness(fleet, self._batch, claim_ms) is not None:
+            return True
+        if not self._exact:
+            return False
+        low_ms = cheap_bound_ms(fleet.classes, self._batch)
+        return closer_bound_ms(fleet, self._batch, reached_ms, low_ms) >= claim_ms

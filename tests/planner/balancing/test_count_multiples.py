@@ -1,0 +1,147 @@
+"""Micro-batch counts in multiples: no slower than a short construct, and bounded soundly."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqplan import Cost, balance
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+
+
+def work_ms(length: int, cost: Cost) -> float:
+    return length * (cost.a * length + cost.b)
+
+
+def construct_lockstep(
+    lengths: list[int], ranks: int, capacity: int, cost: Cost, number: int
+) -> float:
+    """Fill some rounds longest first, and run the shortest sequences alone in the others (ms)."""
+    ordered, best = sorted(lengths, reverse=True), inf
+    for full in range(1, number + 1):
+        alone = ranks * (number - full)
+        many, few = ordered[: len(ordered) - alone], ordered[len(ordered) - alone :]
+        loads, tokens = [0.0] * (ranks * full), [0] * (ranks * full)
+        for length in many:
+            room = [k for k in range(len(loads)) if tokens[k] + length <= capacity]
+            if not room:
+                break
+            k = min(room, key=lambda k: loads[k])
+            loads[k] += work_ms(length, cost)
+            tokens[k] += length
+        else:
+            if all(tokens):
+                loads.sort(reverse=True)
+                slowest = [*loads[::ranks], *(work_ms(length, cost) for length in few[::ranks])]
+                best = min(best, sum(slowest) + number * cost.c)
+    return best
+
+
+def construct_free(lengths: list[int], ranks: int, capacity: int, cost: Cost, number: int) -> float:
+    """Give each rank the shortest sequences it must have, and the others longest first (ms)."""
+    ordered = sorted(lengths, reverse=True)
+    alone = ordered[len(ordered) - ranks * (number - 1) :] if number > 1 else []
+    loads = [sum(work_ms(length, cost) for length in alone[r::ranks]) for r in range(ranks)]
+    tokens = [0] * ranks
+    for length in ordered[: len(ordered) - len(alone)]:
+        r = min(range(ranks), key=lambda r: loads[r])
+        loads[r] += work_ms(length, cost)
+        tokens[r] += length
+    # One more micro-batch for what is not alone: only if it fits.
+    return max(loads) + number * cost.c if max(tokens) <= capacity else inf
+
+
+@pytest.mark.parametrize("multiple", range(1, 17))
+def test_no_slower_than_a_short_construct(multiple: int) -> None:
+    rng = np.random.default_rng(multiple)
+    compared = 0
+    for _ in range(12):
+        ranks = int(rng.choice([2, 4, 8, 16]))
+        count = min(600, int(rng.integers(multiple, 3 * multiple + 8)) * ranks)
+        capacity = int(rng.choice([8_192, 32_768, 131_072]))
+        cost = Cost(
+            float(rng.choice([0.0, 1e-6, 5e-6])), 0.05, float(rng.choice([0.0, 5.0, 100.0]))
+        )
+        lengths = np.minimum(rng.choice(CODE, count), capacity).tolist()
+        for lockstep, construct in ((True, construct_lockstep), (False, construct_free)):
+            balanced = balance(
+                lengths, ranks, capacity, cost, count_multiple=multiple, lockstep=lockstep
+            )
+            naive = min(
+                construct(lengths, ranks, capacity, cost, number)
+                for number in range(multiple, count // ranks + 1, multiple)
+            )
+            compared += naive < inf
+            assert balanced.predicted_ms <= naive * (1 + 1e-9)
+            assert all(micro for of_rank in balanced.micro_batches for micro in of_rank)
+    assert compared
+
+
+def optimum(
+    lengths: list[int], ranks: int, capacity: int, cost: Cost, multiple: int, lockstep: bool
+) -> tuple[float, float]:
+    """Enumerate assignments to ``multiple`` micro-batches a rank: the least time of all, and of
+    those that leave none empty (ms)."""
+    best = best_full = inf
+    for choice in product(range(ranks * multiple), repeat=len(lengths)):
+        loads = [[0.0, 0] for _ in range(ranks * multiple)]
+        for length, place in zip(lengths, choice, strict=True):
+            loads[place][0] += work_ms(length, cost)
+            loads[place][1] += length
+        if any(tokens > capacity for _, tokens in loads):
+            continue
+        times = [work + cost.c if tokens else 0.0 for work, tokens in loads]
+        if lockstep:
+            time = sum(max(times[k * ranks : (k + 1) * ranks]) for k in range(multiple))
+        else:
+            time = max(sum(times[rank::ranks]) for rank in range(ranks))
+        best = min(best, time)
+        if all(tokens for _, tokens in loads):
+            best_full = min(best_full, time)
+    return best, best_full
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    room=st.integers(8, 40),
+    cost=st.builds(Cost, st.sampled_from([0.0, 0.05]), st.just(1.0), st.sampled_from([0.0, 30.0])),
+    lockstep=st.booleans(),
+    multiple=st.integers(2, 3),
+)
+def test_the_bound_counts_the_multiple(
+    lengths: list[int], room: int, cost: Cost, lockstep: bool, multiple: int
+) -> None:
+    balanced = balance(
+        lengths, 2, max(lengths) + room, cost, count_multiple=multiple, lockstep=lockstep
+    )
+    least, least_full = optimum(lengths, 2, max(lengths) + room, cost, multiple, lockstep)
+    full = all(micro for of_rank in balanced.micro_batches for micro in of_rank)
+    assert balanced.lower_bound_ms <= (least_full if full else least) * (1 + 1e-9)
+    if len(balanced.micro_batches[0]) == multiple and len(lengths) >= 2 * multiple:
+        assert full
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_fewer_sequences_than_micro_batches_run_side_by_side(lockstep: bool) -> None:
+    cost = Cost(0.0, 1.0, 100.0)
+    balanced = balance([5, 6, 7], 2, 20, cost, count_multiple=7, lockstep=lockstep)
+    assert [len(of_rank) for of_rank in balanced.micro_batches] == [7, 7]
+    assert balanced.predicted_ms == 111.0  # 5 and 6 together, beside 7
+    assert balanced.gap < 0.02
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_ranks_by_the_thousand_without_sequences(lockstep: bool) -> None:
+    balanced = balance(
+        [3_000, 2_000, 100], 100_000, 4_096, Cost(1e-6, 0.05, 1.0), lockstep=lockstep
+    )
+    assert sorted(balanced.order()) == [0, 1, 2]
+    assert balanced.gap < 1e-6

@@ -1,0 +1,91 @@
+"""A bound's witness convinces a program that knows nothing but costs, and a false one does not."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from instances import Case, cases, fleet
+from oracles.exhaustive import step_optimum
+
+from seqplan import Cluster, Plan, Planner, find_profile
+from seqplan.planner.bounds.certificate import certify
+from seqplan.planner.bounds.witness import find_witness
+from seqplan.planner.step.check_bounds import find_unproven, witness_of
+from seqplan.plans.lint import lint
+
+ROOT = Path(__file__).parents[3]
+CODE = np.load(ROOT / "examples" / "data" / "code.npy")
+CHECKS: dict[str, Callable[[dict[str, Any]], str | None]] = runpy.run_path(
+    str(ROOT / "examples" / "check_bound.py")
+)["CHECKS"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_no_time_that_can_be_reached_has_a_witness(case: Case) -> None:
+    classes, batch = case
+    some = fleet(classes)
+    optimum = step_optimum(classes, batch)
+    if not np.isfinite(optimum):
+        return
+    assert find_witness(some, batch, optimum * (1 + 1e-6)) is None
+    bound = certify(some, batch, optimum)
+    witness = find_witness(some, batch, bound * (1 - 2e-3))
+    if witness is not None:
+        written = witness.to_dict()
+        assert CHECKS["prices"](written) is None
+        assert CHECKS["prices"]({**written, "bound_ms": optimum * (1 + 1e-6)}) is not None
+
+
+SETTINGS = [
+    ("llama-32b-a800-80gb", 64, 32_768, {}),
+    ("llama-32b-a800-80gb", 64, 32_768, {"static_groups": True}),
+    ("llama-7b-a800-80gb", 16, 16_384, {"layout": "tp2.pp2"}),
+    ("gpt-7b-a100-40gb", 16, 16_384, {}),
+]
+
+
+def planned(name: str, gpus: int, max_len: int, options: dict[str, Any]) -> list[Plan]:
+    """Plans of a few steps of code lengths."""
+    planner = Planner(name, gpus, max_len, **options)
+    rng = np.random.default_rng(0)
+    return [planner.plan(np.minimum(rng.choice(CODE, 90), max_len)) for _ in range(3)]
+
+
+@pytest.mark.parametrize(("name", "gpus", "max_len", "options"), SETTINGS)
+def test_every_bound_is_proven_anew(
+    name: str, gpus: int, max_len: int, options: dict[str, Any]
+) -> None:
+    models = Cluster(gpus, max_len, 1).models(find_profile(name))
+    for plan in planned(name, gpus, max_len, options):
+        assert lint(plan, models) == []
+        assert list(find_unproven(plan, models)) == []
+        assert plan.layout_lower_bound_ms is not None
+        assert plan.layout_lower_bound_ms <= plan.lower_bound_ms
+        if plan.gap > 1e-3:
+            # Bound and gap agree, and so would a digest: only a proof tells.
+            false = replace(plan, lower_bound_ms=plan.predicted_ms, gap=0.0)
+            if plan.layout_lower_bound_ms == plan.lower_bound_ms:
+                false = replace(false, layout_lower_bound_ms=plan.predicted_ms)
+            assert lint(false, models) == []
+            assert any("is not proven" in line for line in find_unproven(false, models))
+
+
+def test_a_program_without_the_planner_checks_it() -> None:
+    proofs = set()
+    for name, gpus, max_len, options in SETTINGS[:3]:
+        models = Cluster(gpus, max_len, 1).models(find_profile(name))
+        for plan in planned(name, gpus, max_len, options):
+            written = witness_of(plan, models)
+            proofs.add(written["proof"])
+            check = CHECKS[written["proof"]]
+            assert check(written) is None
+            assert check({**written, "bound_ms": plan.predicted_ms * 1.01}) is not None
+    assert proofs == {"prices", "gpu_time"}

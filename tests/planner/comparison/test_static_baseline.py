@@ -1,0 +1,63 @@
+"""One static baseline: proposals and comparisons hold the same rule for it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from settings_made import CODE
+
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.comparison.compare import Options, compare
+from seqplan.planner.comparison.results import Comparison
+from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.exchange.times import GivenExchange
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.layout_times import layout_times
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.profiler.shipped.catalogue import shipped
+
+CLUSTER = Cluster(8, 131_072, 30_000)
+LONGEST = 75_000
+RARE = np.append(CODE.clip(max=4096), LONGEST)
+"""Short sequences, and one that few schemes hold and sampled batches may lack."""
+
+
+@cache
+def both(lockstep: bool) -> tuple[ProposalDocument, Comparison]:
+    profile = shipped("llama-7b-a800-80gb")
+    exchange = exchange_of(profile, CLUSTER.gpus)
+    proposal = make_proposal(profile, CLUSTER, RARE, exchange=exchange, lockstep=lockstep)
+    options = Options(("static",))
+    compared = compare(profile, CLUSTER, RARE, 2, exchange, options=options, lockstep=lockstep)
+    return proposal, compared
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_static_baseline_holds_the_longest_sequence_everywhere(lockstep: bool) -> None:
+    proposal, compared = both(lockstep)
+    models = CLUSTER.models(proposal.profile)
+    assert proposal.layouts is not None
+    assert proposal.layouts.static is not None
+    of_proposal = Scheme.parse(proposal.layouts.static.partition("×")[2])
+    (static,) = (system for system in compared.systems if system.key == "static")
+    ((of_comparison, _),) = static.iterations[0].schemes
+    for scheme in (of_proposal, of_comparison):
+        assert models[scheme].max_sequence >= LONGEST
+    assert of_proposal == of_comparison
+    assert any(model.max_sequence < LONGEST for model in models.values())
+
+
+def test_static_times_count_only_strategies_that_hold_the_longest_sequence() -> None:
+    """Also if another homogeneous strategy runs every batch that was drawn, and faster."""
+    times = np.array([[5.0, 6.0], [8.0, 9.0], [4.0, 4.0]])
+    short, long = (Strategy.of({Scheme(ulysses=u): 8 // u}) for u in (2, 4))
+    mixed = Strategy.of({Scheme(ulysses=2): 2, Scheme(ulysses=4): 1})
+    exchange = GivenExchange(1.0, 1.0, "given", 0.0, 0.0)
+    holds = [False, True, True]
+    compared = layout_times(times, [short, long, mixed], holds, {}, {}, exchange)
+    assert compared.static == (long, 8.5)
+    compared = layout_times(times, [short, long, mixed], [False, False, True], {}, {}, exchange)
+    assert compared.static is None

@@ -1,0 +1,134 @@
+"""What each trainer runs: schemes, ZeRO stages, lockstep, and what its users run today."""
+
+from __future__ import annotations
+
+import pytest
+from settings_made import CODE
+
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.comparison.compare import Options, compare
+from seqplan.planner.errors import Infeasible
+from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.proposal.backends import BACKENDS, find_backend
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.step.in_process import Planner
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.plans.lint import lint
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.profile import ProfileError
+from seqplan.profiler.shipped.catalogue import shipped
+
+CLUSTER = Cluster(16, 8192, 60_000)
+H100, A800, A100 = "llama3-8b-h100-80gb", "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
+
+
+def test_names_are_those_of_the_option() -> None:
+    assert list(BACKENDS) == [
+        *("seqplan", "seqplan-huggingface", "transformers"),
+        *("megatron", "verl-fsdp", "verl-megatron"),
+    ]
+    with pytest.raises(ValueError, match="unknown trainer 'trl'; there are seqplan, seqplan-hug"):
+        find_backend("trl")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_plans_have_only_what_the_trainer_runs(name: str) -> None:
+    backend = BACKENDS[name]
+    proposal = make_proposal(shipped(H100), CLUSTER, CODE, trainer=name)
+    assert proposal.trainer == name
+    assert ProposalDocument.from_json(proposal.to_json(), "again").digest == proposal.digest
+    assert proposal.profile.zero_stage in backend.zero_stages
+    assert proposal.in_rounds == (backend.lockstep or proposal.profile.rounds)
+    planner, used = StepPlanner(proposal), set()
+    for batch in Sampler(CODE, CLUSTER.tokens, CLUSTER.max_len, 0).batches(3):
+        plan = planner.plan(batch)
+        assert lint(plan, CLUSTER.models(proposal.profile)) == []
+        used |= {pipeline.scheme for pipeline in plan.pipelines}
+    assert all(backend.runs(scheme) for scheme in used)
+    if backend.uniform:
+        assert len(used) == len(proposal.profile.schemes) == 1
+    if name == "transformers":
+        assert used == {Scheme()}
+
+
+@pytest.mark.parametrize("name", ["seqplan-huggingface", "megatron", "verl-megatron"])
+def test_plans_for_a_trainer_are_of_the_whole_profile(name: str) -> None:
+    """Whoever has the profile's name can check the plan's costs."""
+    whole = shipped(A800)
+    for profile in (whole, whole.restricted(measured=True), whole.restricted(layout=(4, 1))):
+        if profile is not whole and name == "seqplan-huggingface":
+            continue  # it runs none of these
+        proposal = make_proposal(profile, CLUSTER, CODE, trainer=name)
+        found = whole.with_digest(proposal.profile.digest)
+        assert found is not None
+        assert found.by_scheme.keys() == proposal.profile.by_scheme.keys()
+
+
+def test_profile_of_another_zero_stage_is_derived_anew_or_rejected() -> None:
+    fsdp = find_backend("transformers")
+    anew = fsdp.usable_profile(shipped(H100), 16)
+    assert (anew.zero_stage, [entry.scheme for entry in anew.schemes]) == (3, [Scheme()])
+    with pytest.raises(ProfileError, match="is of ZeRO-1, but transformers runs ZeRO-3"):
+        fsdp.usable_profile(shipped(A800), 16)
+    with pytest.raises(ProfileError, match="is of ZeRO-3, but megatron runs ZeRO-1 or ZeRO-2"):
+        find_backend("megatron").usable_profile(shipped(A100), 16)
+    with pytest.raises(
+        ProfileError, match=r"has no scheme that seqplan-huggingface runs \(only ul"
+    ):
+        find_backend("seqplan-huggingface").usable_profile(
+            shipped(A800).restricted(layout=(8, 1)), 16
+        )
+    assert find_backend("seqplan").usable_profile(shipped(A100), 16) == shipped(A100)
+
+
+def test_data_that_the_trainer_cannot_hold_is_infeasible() -> None:
+    """One GPU has to hold the longest sequence if ranks are data parallel only."""
+    with pytest.raises(Infeasible, match=r"holds is \d+ \(tp1\); use --max-len"):
+        make_proposal(shipped(H100), Cluster(16, 32_768, 60_000), CODE, trainer="transformers")
+
+
+@pytest.mark.parametrize(
+    ("name", "profile", "key"),
+    [
+        ("transformers", H100, "trl"),
+        ("verl-fsdp", A100, "verl"),
+        ("verl-megatron", A800, "verl"),
+        ("megatron", A800, "megatron-dcp"),
+        ("seqplan-huggingface", A800, "trl"),
+        ("seqplan", A800, "static"),
+    ],
+)
+def test_baseline_of_the_trainer_is_compared(name: str, profile: str, key: str) -> None:
+    whole = shipped(profile)
+    options = Options(("static", "verl", "hosts", "megatron-dcp", "deepspeed", "flexsp"))
+    exchange = exchange_of(whole, CLUSTER.gpus)
+    compared = compare(whole, CLUSTER, CODE, 2, exchange, options=options, trainer=name)
+    assert compared.today is not None
+    label, system = compared.today
+    assert system.key == key
+    assert label == f"{BACKENDS[name].baseline_name}, as users of {name} run today"
+    if BACKENDS[name].uniform:  # our balancing of one scheme is what the plans are, and no rival
+        assert not any(system.balanced for system in compared.systems[1:])
+        assert all(len(step.schemes) == 1 for s in compared.systems[1:] for step in s.iterations)
+        assert "flexsp" not in {system.key for system in compared.systems}
+    steps = [step for system in compared.systems for step in system.iterations]
+    assert all(BACKENDS[name].runs(scheme) for step in steps for scheme, _ in step.schemes)
+    assert system.mean_ms >= compared.ours.mean_ms * 0.99
+
+
+def test_planner_in_a_program_has_only_what_the_trainer_runs() -> None:
+    lengths = CODE.clip(max=8192)[:30].tolist()
+    for name in ("seqplan-huggingface", "megatron"):
+        plan = Planner(shipped(A800), gpus=8, max_len=8192, trainer=name).plan(lengths)
+        assert all(BACKENDS[name].runs(pipeline.scheme) for pipeline in plan.pipelines)
+        rounds = {pipeline.round for pipeline in plan.pipelines}
+        assert (rounds != {None}) == BACKENDS[name].lockstep
+    with pytest.raises(
+        ValueError, match="trainer 'verl-megatron': runs one scheme, which a propos"
+    ):
+        Planner(shipped(A800), gpus=8, max_len=8192, trainer="verl-megatron")
+    proposal = make_proposal(shipped(A800), CLUSTER, CODE, trainer="megatron")
+    with pytest.raises(ValueError, match="trainer is stated by the proposal; leave it out"):
+        Planner(proposal, trainer="megatron")

@@ -1,0 +1,77 @@
+"""Arguments of another kind are rejected by name; lengths come from any array or tensor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqplan
+from seqplan import Cost, Planner, balance
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+COST = Cost(1e-6, 0.05, 20.0)
+PROFILE = "llama-7b-a800-80gb"
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: Planner(None, 8, 8192), TypeError, "source: None. Give a profile"),
+        (lambda: Planner(PROFILE, 8, 8192, layout=4), TypeError, "layout: 4. Give text"),
+        (lambda: Planner(PROFILE, 8, 8192, lockstep="no"), TypeError, "lockstep: 'no'. Give True"),
+        (lambda: Planner(PROFILE, 8, 8192, prove=1), TypeError, "prove: 1. Give True or False"),
+        (lambda: Planner(PROFILE, 8, 10**15), ValueError, "max_len must be 2147483647 or less"),
+        (lambda: balance([5], 1, 10, None), TypeError, "cost: None. Give a Cost"),
+        (lambda: balance(5, 1, 10, COST), TypeError, "lengths: 5. Give a list, an array"),
+        (lambda: balance("57", 1, 10, COST), TypeError, "lengths: '57'. Give a list"),
+        (lambda: balance([5], 1, 10, COST, lockstep="no"), TypeError, "lockstep: 'no'"),
+        (lambda: balance([5], 1, 10, COST, equal_samples=1), TypeError, "equal_samples: 1"),
+        (lambda: Cost(1e300, 0.0, 0.0), ValueError, "coefficient a must be a number from 0 to"),
+        (lambda: COST.corrected([([[5]], "3")]), TypeError, "measured: '3'. Give milliseconds"),
+    ],
+)
+def test_rejected_by_name(call: Callable[[], Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=re.escape(message)) as rejected:
+        call()
+    assert "\n" not in str(rejected.value)
+
+
+def test_an_id_is_once_in_a_step() -> None:
+    planner = Planner(PROFILE, 8, 8192, prove=False)
+    with pytest.raises(ValueError, match="step 0: id 7 is twice in the step"):
+        planner.plan([100, 50, 20], ids=[7, 3, 7])
+    with pytest.raises(TypeError, match="step 0: lengths: 9"):
+        planner.plan(9)  # type: ignore[arg-type]
+
+
+def test_lengths_of_any_kind() -> None:
+    torch = pytest.importorskip("torch")
+    lengths = [700, 1500, 90, 4000]
+    planned = Planner(PROFILE, 8, 8192, prove=False).plan(lengths)
+    balanced = balance(lengths, 2, 4096, COST)
+    kinds = [
+        np.array(lengths, dtype=np.uint16),
+        np.array(lengths, dtype=np.float32),
+        torch.tensor(lengths),
+        torch.tensor(lengths, dtype=torch.int32),
+        [torch.tensor(length) for length in lengths],
+        [np.int32(length) for length in lengths],
+        tuple(lengths),
+        range(100, 104),
+    ]
+    for kind in kinds[:-1]:
+        assert balance(kind, 2, 4096, COST) == balanced
+        again = Planner(PROFILE, 8, 8192, prove=False).plan(kind)
+        assert again.digest == planned.digest
+    assert balance(kinds[-1], 2, 4096, COST).lengths == (100, 101, 102, 103)
+    data = CODE[:500]
+    proposals = [
+        seqplan.make_proposal(seqplan.find_profile(PROFILE), seqplan.Cluster(4, 8192, 20_000), kind)
+        for kind in (data, torch.tensor(data.astype(np.int64)))
+    ]
+    assert proposals[0].to_json() == proposals[1].to_json()

@@ -2,16 +2,6 @@
 
 Read ``cli`` (a module a verb), ``service`` (the engine that plans the jobs of a store), ``store``
 (what it keeps), ``rest`` (HTTP on top of both), ``report`` and ``dashboard`` (what is looked at),
-``training_check`` (plans executed by local ranks). The interfaces are the command line and HTTP;
+``check_training`` (plans executed by local ranks). The interfaces are the command line and HTTP;
 of Python, ``cli.main`` alone is public.
 """
-
-__all__ = [
-    "cli",
-    "dashboard",
-    "report",
-    "rest",
-    "service",
-    "store",
-    "training_check",
-]

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from benchmarks.ranks import on_ranks
 from benchmarks.settings import CODE, Data, markdown
+from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
@@ -38,7 +39,6 @@ from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
-from seqplan.profiler.profile import Profile
 from seqplan.runtime.sequence_parallel.context import attention_context
 from seqplan.runtime.sequence_parallel.peers import Peer, Peers, Transfer
 from seqplan.runtime.sequence_parallel.ring_layout import GATHER_BELOW

@@ -17,7 +17,7 @@ from benchmarks.settings import (
 from seqplan.planner.comparison.advice import ablation
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
-from seqplan.planner.exchange.times import GivenExchange
+from seqplan.planner.sync.times import GivenExchange
 
 GPUS, STEPS, SEED = 64, 20, 0
 CONTEXTS = (32768, 16384)

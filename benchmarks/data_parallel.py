@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.settings import markdown
 from seqplan import Planner
-from seqplan.plans.by_hand import plan_by_hand
+from seqplan.plans.construct import construct_plan
 from seqplan.plans.plan import Plan
 from seqplan.runtime.data.tokens import SeededTokens
 
@@ -113,7 +113,7 @@ def _rank(rank: int, pipe: Connection, folder: Path) -> None:
         [[place] for place in range(first, RANKS * EQUAL_EACH, RANKS)] for first in range(RANKS)
     ]
     by_hand = [
-        plan_by_hand(lengths, {"u1": alone}, step=step) for step, lengths in enumerate(equal)
+        construct_plan(lengths, {"u1": alone}, step=step) for step, lengths in enumerate(equal)
     ]
     ragged = [ragged_lengths(step) for step in range(RAGGED_STEPS)]
     planner = Planner(profile, RANKS, LONGEST)
@@ -133,11 +133,11 @@ def _measured_profile(rank: int, folder: Path) -> Any:
     """Measure the model's schemes on these ranks; the profile, on every one of them."""
     import torch.distributed as dist
 
+    from seqplan.costs.fit.measured_profile import ProfiledDevices, fit_all, profile_document
+    from seqplan.costs.profile import Profile
     from seqplan.plans.scheme import Scheme
-    from seqplan.profiler.fit.measured_profile import ProfiledDevices, fit_all, profile_document
     from seqplan.profiler.measure.design import design
     from seqplan.profiler.measure.run import Task, measure
-    from seqplan.profiler.profile import Profile
     from seqplan.runtime.training.model import ModelConfig
 
     config: Any = SIZES

@@ -15,16 +15,16 @@ import numpy as np
 
 from benchmarks.settings import Data, markdown
 from benchmarks.whole import Judged, judge
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.planner.exchange.times import Exchange
 from seqplan.planner.placement.dispatch import probe
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, undominated
 from seqplan.planner.strategies.local_search import swap
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import shipped
+from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.times import Exchange
 
 SETTINGS, STEPS, DRAWN = 40, 8, 200_000
 MODELS = ("7b", "13b", "32b")

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.settings import Data, markdown
+from seqplan.costs.model_sizes import MODELS
 from seqplan.plans.scheme import Strategy
-from seqplan.plans.views.exchange_count import moved
 from seqplan.plans.views.placement import PlacedPipeline, Placement
 from seqplan.plans.views.resharding import shards_of, unit_moves
+from seqplan.plans.views.sync_count import moved
 from seqplan.plans.views.unit_layout import UnitLayout
-from seqplan.profiler.model_sizes import MODELS
 from seqplan.runtime.pipeline.llama_units import NORMS, llama_units
 from seqplan.runtime.training.model import ModelConfig
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.settings import CLUSTERS, PROFILE, Data, markdown
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.step_bounds import area_bound_ms, single_bound_ms
@@ -15,7 +16,6 @@ from seqplan.planner.placement.fill import Filler, Filling, Shortfall
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.placement.kernel import VARIABLE, kernel_state
 from seqplan.plans.scheme import Scheme, Strategy
-from seqplan.profiler.shipped.catalogue import shipped
 
 SIZES = (64, 1024, 8192)
 """GPUs; tokens of a step grow with them."""

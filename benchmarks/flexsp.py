@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.settings import Data, markdown
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.published.flexsp import flexsp
-from seqplan.planner.rounds.plan_rounds import plan_rounds
-from seqplan.planner.rounds.proof import prove_rounds
-from seqplan.profiler.shipped.catalogue import shipped
+from seqplan.planner.lockstep.plan_rounds import plan_rounds
+from seqplan.planner.lockstep.proof import prove_rounds
+from seqplan.planner.systems.flexsp_program import flexsp
 
 PROFILE, GPUS, SEQUENCES, BATCHES, SEED = "gpt-7b-a100-40gb", 64, 512, 5, 3
 CONTEXTS = (32768, 196608)

@@ -14,8 +14,8 @@ from benchmarks.settings import PROFILE, Data, cluster, markdown, published_sche
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.comparison.compare import Options, compare
-from seqplan.planner.exchange.times import NO_EXCHANGE
 from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.sync.times import NO_EXCHANGE
 
 GPUS, STEPS, SEED = 64, 20, 0
 CONTEXTS = (32768, 16384)

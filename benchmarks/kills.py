@@ -22,9 +22,9 @@ from benchmarks.killed_postgresql import KilledPostgresql
 from benchmarks.served import Served
 from benchmarks.settings import Data, markdown
 from seqplan.api.store import schema
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.profiler.shipped.catalogue import shipped
 from seqplan.runtime.steps.http_source import HttpSource
 
 KILLS = {"SQLite": 150, "PostgreSQL": 60}

@@ -63,7 +63,7 @@ def _in_a_process(path: Path) -> tuple[float, int]:
 def _measured(path: Path) -> dict[str, float]:
     """Import and reading together: what a person waits for."""
     start = time.perf_counter()
-    from seqplan.profiler.lengths import read_lengths, summarise
+    from seqplan.costs.lengths import read_lengths, summarise
 
     summarise(read_lengths([path]).values)
     return {"seconds": time.perf_counter() - start, "peak_bytes": _peak_bytes()}

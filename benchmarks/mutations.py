@@ -29,8 +29,8 @@ LIMIT_S = 120.0
 LEAST_SHARE = 0.95
 
 _FOLDERS = (
-    *("api", "hosts", "planner", "plans", "profiler", "runtime", "seqplan", "tests", "examples"),
-    ".types",
+    *("api", "costs", "integrations", "planner", "plans", "profiler", "runtime", "seqplan"),
+    *("examples", "tests", ".types"),
 )
 
 

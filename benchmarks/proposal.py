@@ -9,8 +9,8 @@ from statistics import median
 import numpy as np
 
 from benchmarks.settings import CLUSTERS, Data, cluster, markdown, published_schemes
+from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
 
 PUBLISHED_S = {64: 2.03, 1024: 107.21}
 """Hydraulis table 2: strategy proposal, CommonCrawl, 32K, one process."""

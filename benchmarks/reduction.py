@@ -27,7 +27,7 @@ from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.states.gradient_push import Reduce
+from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.held_bytes import held_bytes
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.model import Llama, ModelConfig

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from statistics import mean
 
 from benchmarks.settings import Data, markdown
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.planner.exchange.times import parse_layout
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.times import parse_layout
 from seqplan.plans.plan import Plan
-from seqplan.profiler.shipped.catalogue import shipped
 
 GPUS = 64
 SETTINGS = (

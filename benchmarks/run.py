@@ -23,7 +23,7 @@ NAMES = (
     "reforming",
     "window",
     "balance",
-    "hosts",
+    "integrations",
     "in_process",
     "imbalance",
     "large",

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.costs.lengths import read_lengths
+from seqplan.costs.model_sizes import parameters
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.planner.exchange.times import Exchange
-from seqplan.profiler.lengths import read_lengths
-from seqplan.profiler.model_sizes import parameters
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import shipped
+from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.times import Exchange
 
 CODE = Path(__file__).parents[1] / "examples" / "data" / "code.npy"
 PROFILE = "llama-32b-a800-80gb"

@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.settings import Data, markdown
 from seqplan import Cost
-from seqplan.hosts.degree_costs import by_degree
-from seqplan.planner.rounds.rank_groups import plan_groups
+from seqplan.integrations.degree_costs import by_degree
+from seqplan.planner.lockstep.rank_groups import plan_groups
 
 RING_MS = (0.4, 5.0, 25.0)
 """What a micro-batch costs more for each further rank of its group (ms)."""

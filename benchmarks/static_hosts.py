@@ -17,11 +17,11 @@ import numpy as np
 
 from benchmarks.settings import Data, markdown
 from seqplan import Cost, balance
+from seqplan.costs.latency import Latency
+from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.systems.host_rules import first_fit_split
+from seqplan.planner.systems.trainers import first_fit_split
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.latency import Latency
-from seqplan.profiler.scheme_model import SchemeModel
 
 CONTEXTS, TOKENS, RANKS = (4096, 8192, 32768), (500_000, 4_000_000), 64
 LEAST_CAPACITY = 8192
@@ -34,7 +34,7 @@ Host = Callable[[list[int], int, Cost], Lengths]
 
 
 def run(data: Sequence[Data], cost: Cost) -> None:
-    """Print a table of the hosts that are installed."""
+    """Print a table of the trainers that are installed."""
     rows = []
     for name, package, host, lockstep in _HOSTS:
         try:

@@ -14,7 +14,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison, mean_propagation_ms
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange.times import GivenExchange
+from seqplan.planner.sync.times import GivenExchange
 
 SETTINGS = (("7b", 8), ("7b", 16), ("13b", 16), ("13b", 32), ("32b", 32), ("32b", 64))
 TOKENS, STEPS, SEED = 100_000, 20, 0

@@ -15,20 +15,20 @@ from statistics import mean
 import numpy as np
 
 from benchmarks.settings import Data, markdown, published_exchange
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.bounds.with_exchange import Families, exchange_bound_ms
+from seqplan.planner.bounds.with_sync import Families, exchange_bound_ms
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.planner.exchange.times import Exchange
 from seqplan.planner.placement.fleet import Floats
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import best_homogeneous
+from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.times import Exchange
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Strategy
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import shipped
 
 SETTINGS = (
     ("32b", 64, 16384, 200_000),

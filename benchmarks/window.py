@@ -8,15 +8,15 @@ from statistics import mean
 import numpy as np
 
 from benchmarks.settings import Data, markdown
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.batches.window import WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.exchange.times import parse_layout
 from seqplan.planner.placement.fleet import Models, PipelineClass, undominated
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
-from seqplan.profiler.shipped.catalogue import shipped
+from seqplan.planner.sync.times import parse_layout
 
 SETTINGS = (
     ("32b", "tp8", 1024, 131_072, 3_200_000),

@@ -28,7 +28,7 @@ from service_process import serving  # noqa: E402
 
 FACES = {"seqplan": "seqplan"} | {
     f"seqplan.{folder}": folder
-    for folder in ("plans", "profiler", "planner", "runtime", "api", "hosts")
+    for folder in ("plans", "costs", "profiler", "planner", "runtime", "api", "integrations")
     if (ROOT / folder / "__init__.py").exists()
 }
 """Packages that may name what is public, and their folders."""

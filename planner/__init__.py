@@ -2,17 +2,17 @@
 
 The names that a caller needs, loaded on first use, so that importing the package imports no numpy.
 In order of use: ``proposal`` makes candidate strategies for a data set from ``strategies`` and
-``bounds``; ``step`` (``rounds`` in lockstep) plans each of the ``batches`` by ``placement``;
-``workers`` do so ahead of the training; ``balancing`` serves hosts of one scheme; ``comparison``
-runs ``systems``, some of them ``published`` methods, against it by ``simulation``. ``cluster``,
-``exchange`` and ``errors`` serve all of them.
+``bounds``; ``step`` (``lockstep`` if all ranks wait for each other) plans each of the ``batches``
+by ``placement``; ``workers`` plan ahead of the training; ``balance`` is for trainers of one scheme;
+``comparison`` runs ``systems`` against it by ``simulation``. ``cluster``, ``sync`` and ``errors``
+belong to all of them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seqplan.plans.lazy_face import lazy_names
+from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
     from seqplan.planner.batches.batch import Batch
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from seqplan.planner.comparison.compare import compare
     from seqplan.planner.comparison.results import Comparison
     from seqplan.planner.errors import Infeasible
-    from seqplan.planner.exchange.times import Exchange
     from seqplan.planner.proposal.document import ProposalDocument, ProposalError
     from seqplan.planner.proposal.make_proposal import make_proposal
     from seqplan.planner.step.step_planner import StepPlanner
+    from seqplan.planner.sync.times import Exchange
     from seqplan.planner.workers.produce import produce
 
 _HOMES = {
@@ -36,7 +36,7 @@ _HOMES = {
     "comparison.compare": ("compare",),
     "comparison.results": ("Comparison",),
     "errors": ("Infeasible",),
-    "exchange.times": ("Exchange",),
+    "sync.times": ("Exchange",),
     "proposal.document": ("ProposalDocument", "ProposalError"),
     "proposal.make_proposal": ("make_proposal",),
     "step.step_planner": ("StepPlanner",),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from seqplan.costs.profile import Profile
+from seqplan.costs.scheme_model import SchemeModel
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.scheme_model import SchemeModel
 
 TOKENS_PER_GPU = 3125
 """Tokens of a step per GPU where the caller does not say: 200K on 64 GPUs, as published."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seqplan.plans.lazy_face import lazy_names
+from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
     from seqplan.plans.format.codec import PlanError, digest, from_json, to_json

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING
 
 from seqplan.plans.scheme import Scheme, Strategy
-
-if TYPE_CHECKING:
-    from seqplan.plans.views.rank_view import RankView
 
 SCHEMA = 1
 
@@ -65,7 +58,7 @@ class Considered:
     exchange_ms: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Everything the ranks need to run one step (plan format, schema 1).
 
@@ -95,6 +88,13 @@ class Plan:
     exchange_ms: float | None = None
     layout_lower_bound_ms: float | None = None
 
+    def __repr__(self) -> str:
+        return (
+            f"<Plan of step {self.step}: {len(self.ids)} sequences, {self.tokens:,} tokens, "
+            f"{self.strategy_text} on {self.world_size} ranks, {self.predicted_ms:,.1f} ms, "
+            f"gap {100 * self.gap:.2f} %>"
+        )
+
     @property
     def layout_gap(self) -> float | None:
         """Return predicted / layout bound − 1, to six decimals; None if no such bound is known."""
@@ -107,49 +107,6 @@ class Plan:
     def strategy(self) -> Strategy:
         """Count the pipelines of each scheme, over all rounds."""
         return Strategy.of(Counter(pipeline.scheme for pipeline in self.pipelines))
-
-    @classmethod
-    def of(
-        cls,
-        lengths: Sequence[int],
-        pipelines: Mapping[str, Sequence[Sequence[Sequence[int]]]],
-        *,
-        ids: Sequence[int] | None = None,
-        loss_tokens: int | None = None,
-        step: int = 0,
-        world_size: int | None = None,
-    ) -> Plan:
-        """Write a plan by hand, see ``by_hand.plan_by_hand``."""
-        plan: Plan = _reader("by_hand").plan_by_hand(
-            lengths,
-            pipelines,
-            ids=ids,
-            loss_tokens=loss_tokens,
-            step=step,
-            world_size=world_size,
-        )
-        return plan
-
-    def view(self, rank: int) -> RankView:
-        """Return what one rank runs; ``ValueError`` for a rank that the plan does not have."""
-        view: RankView = _reader("views.rank_view").rank_view(self, rank, digest=self.digest)
-        return view
-
-    def explain(self) -> str:
-        """Account for the plan in words: what runs where, what binds it, what was considered."""
-        text: str = _reader("explain").explain(self)
-        return text
-
-    def to_json(self) -> str:
-        """Write the plan as one line of JSON, with its digest."""
-        line: str = _reader("format.codec").to_json(self)
-        return line
-
-    @property
-    def digest(self) -> str:
-        """Return the sha256 of what the plan says: equal plans, equal digests."""
-        sha256: str = _reader("format.codec").digest(self)
-        return sha256
 
     @property
     def re_forms(self) -> bool:
@@ -166,8 +123,3 @@ class Plan:
             " + ".join(f"{n}×{scheme}" for scheme, n in counts.items())
             for counts in by_round.values()
         )
-
-
-def _reader(module: str) -> ModuleType:
-    """Load a module of this package that reads or makes plans, and so imports this one."""
-    return import_module(f"seqplan.plans.{module}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seqplan.plans.lazy_face import lazy_names
+from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
     from seqplan.runtime.communicators import Communicators

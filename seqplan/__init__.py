@@ -2,8 +2,8 @@
 
 The names here are those that a user starts from; they load what they need when they are first asked
 for, so that ``import seqplan`` costs nothing. Behind them, in the order of the flow: ``plans`` (the
-format), ``profiler`` (cost models and lengths), ``planner`` (proposals and steps), ``runtime``
-(what each rank runs) and ``api`` (command line and service).
+format), ``costs`` (cost models and lengths), ``planner`` (proposals and steps), ``runtime``
+(what each rank runs), ``profiler`` (measurements on devices) and ``api`` (command line, service).
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from seqplan.whole_package import use_whole_package
 
 use_whole_package(__name__)
 
-from seqplan.plans.lazy_face import lazy_names  # noqa: E402
+from seqplan.plans.lazy_exports import lazy_names  # noqa: E402
 from seqplan.plans.version import VERSION as __version__  # noqa: E402
 
 if TYPE_CHECKING:
-    from seqplan.planner.balancing.balance_ranks import Balanced, balance
-    from seqplan.planner.balancing.cost import Cost
+    from seqplan.costs.lengths import read_lengths
+    from seqplan.costs.profile import Profile
+    from seqplan.costs.shipped.catalogue import find_profile
+    from seqplan.planner.balance.balance_ranks import Balanced, balance
+    from seqplan.planner.balance.cost import Cost
     from seqplan.planner.batches.batch import Batch
     from seqplan.planner.cluster import Cluster
     from seqplan.planner.errors import Infeasible
@@ -27,17 +30,17 @@ if TYPE_CHECKING:
     from seqplan.planner.proposal.make_proposal import make_proposal
     from seqplan.planner.step.in_process import Planner
     from seqplan.planner.step.step_planner import StepPlanner
+    from seqplan.plans.construct import construct_plan
+    from seqplan.plans.explain import explain
+    from seqplan.plans.format.codec import digest, from_json, to_json
     from seqplan.plans.format.plan_file import read_plans, write_plans
     from seqplan.plans.plan import Plan
     from seqplan.plans.scheme import Scheme, Strategy
     from seqplan.plans.views.rank_view import RankView, rank_view
-    from seqplan.profiler.lengths import read_lengths
-    from seqplan.profiler.profile import Profile
-    from seqplan.profiler.shipped.catalogue import find_profile
 
 _HOMES = {
-    "planner.balancing.balance_ranks": ("Balanced", "balance"),
-    "planner.balancing.cost": ("Cost",),
+    "planner.balance.balance_ranks": ("Balanced", "balance"),
+    "planner.balance.cost": ("Cost",),
     "planner.batches.batch": ("Batch",),
     "planner.cluster": ("Cluster",),
     "planner.errors": ("Infeasible",),
@@ -45,13 +48,16 @@ _HOMES = {
     "planner.proposal.make_proposal": ("make_proposal",),
     "planner.step.in_process": ("Planner",),
     "planner.step.step_planner": ("StepPlanner",),
+    "plans.construct": ("construct_plan",),
+    "plans.explain": ("explain",),
+    "plans.format.codec": ("digest", "from_json", "to_json"),
     "plans.format.plan_file": ("read_plans", "write_plans"),
     "plans.plan": ("Plan",),
     "plans.scheme": ("Scheme", "Strategy"),
     "plans.views.rank_view": ("RankView", "rank_view"),
-    "profiler.lengths": ("read_lengths",),
-    "profiler.profile": ("Profile",),
-    "profiler.shipped.catalogue": ("find_profile",),
+    "costs.lengths": ("read_lengths",),
+    "costs.profile": ("Profile",),
+    "costs.shipped.catalogue": ("find_profile",),
 }
 
 __all__ = [
@@ -70,11 +76,16 @@ __all__ = [
     "Strategy",
     "__version__",
     "balance",
+    "construct_plan",
+    "digest",
+    "explain",
     "find_profile",
+    "from_json",
     "make_proposal",
     "rank_view",
     "read_lengths",
     "read_plans",
+    "to_json",
     "write_plans",
 ]
 

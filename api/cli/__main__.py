@@ -2,7 +2,7 @@
 
 import sys
 
-from seqplan.api.cli.frame.entry import main
+from seqplan.api.cli.framework.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.frame.verb import add_verb
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.costs.profile import Profile
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, simulate_ms
 from seqplan.planner.step.check_bounds import find_unproven
@@ -16,9 +19,6 @@ from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.scheme_model import SchemeModel
-from seqplan.profiler.shipped.catalogue import find_profile
 
 _DESCRIPTION = """\
 Check a plan file: its form and digests, and every rule of the format. With the profile or the

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.api.cli.frame.options import (
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.options import (
     add_exchange,
     add_planning_input,
     add_rounds,
@@ -23,29 +24,28 @@ from seqplan.api.cli.frame.options import (
     runs_in_lockstep,
     usable_profile,
 )
-from seqplan.api.cli.frame.output_file import check_output
-from seqplan.api.cli.frame.terminal import ProgressBar
-from seqplan.api.cli.frame.verb import add_verb
-from seqplan.api.cli.verb_parts.compare_output import (
+from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.framework.terminal import ProgressBar
+from seqplan.api.cli.parts.compare_output import (
     comparison_fields,
     comparison_lines,
     sweep_fields,
     sweep_lines,
 )
+from seqplan.costs.lengths import read_lengths
+from seqplan.costs.profile import Profile
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.comparison.compare import SYSTEMS, Options, compare
 from seqplan.planner.comparison.nearest import LEAST_STEPS
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import AXES, sweep
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.planner.exchange.derive import OPTIMIZER_MS
-from seqplan.planner.exchange.times import Exchange
-from seqplan.planner.rounds.options import check_rounds
+from seqplan.planner.lockstep.options import check_rounds
+from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.derive import OPTIMIZER_MS
+from seqplan.planner.sync.times import Exchange
 from seqplan.planner.systems.hotspa import SWITCH_MS
 from seqplan.planner.systems.hydraulis import CBC_S
 from seqplan.plans.format.atomic_file import atomic_write
-from seqplan.profiler.lengths import read_lengths
-from seqplan.profiler.profile import Profile
 
 _DESCRIPTION = """\
 Compare plans with what would run instead: static strategies, and the published systems that the

@@ -11,32 +11,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.api.cli.frame.extras import RUNTIME, lacks_torch
-from seqplan.api.cli.frame.terminal import ProgressBar, percent, seconds, table
-from seqplan.api.cli.frame.verb import add_verb
+from seqplan.api.check_training.check import first_plans
+from seqplan.api.check_training.every_kind import EVERY_KIND, GPUS, derived_profile, plan_every_kind
+from seqplan.api.check_training.processes import RankServer, rank_server
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.extras import RUNTIME, lacks_torch
+from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds, table
 from seqplan.api.cli.plan import StepRow, planned_rows, summary_lines
 from seqplan.api.cli.profiles import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.cli.propose import proposal_lines
 from seqplan.api.cli.train_check import print_check
-from seqplan.api.training_check.check import first_plans
-from seqplan.api.training_check.every_kind import (
-    EVERY_KIND,
-    GPUS,
-    derived_profile,
-    plan_every_kind,
-)
-from seqplan.api.training_check.processes import RankServer, rank_server
+from seqplan.costs.lengths import histogram_lines, read_lengths, summarise
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.strategies.homogeneous import best_homogeneous
+from seqplan.planner.sync.choice import exchange_of
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.codec import to_json
-from seqplan.profiler.lengths import histogram_lines, read_lengths, summarise
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import find_profile
 
 PROFILE, CLUSTER, STEPS, SEED = "llama-32b-a800-80gb", Cluster(64, 32768, 200_000), 20, 0
 

@@ -8,20 +8,20 @@ import json
 import textwrap
 from typing import Any
 
-from seqplan.api.cli.frame.model_options import (
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.model_options import (
     add_cluster,
     add_model,
     add_training,
     deployment_of,
 )
-from seqplan.api.cli.frame.options import positive
-from seqplan.api.cli.frame.terminal import percent, table
-from seqplan.api.cli.frame.verb import add_verb
+from seqplan.api.cli.framework.options import positive
+from seqplan.api.cli.framework.terminal import percent, table
+from seqplan.costs.analytic.deployment import CHECKPOINTING, Deployment
+from seqplan.costs.analytic.estimate import Estimate, Load, estimate, problem
+from seqplan.costs.analytic.hardware import GIB
+from seqplan.costs.analytic.memory import VERDICTS
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.deployment import CHECKPOINTING, Deployment
-from seqplan.profiler.analytic.estimate import Estimate, Load, estimate, problem
-from seqplan.profiler.analytic.hardware import GIB
-from seqplan.profiler.analytic.memory import VERDICTS
 
 NONE_FITS = 3
 """Exit code where estimates are printed, and none of them fits into memory."""

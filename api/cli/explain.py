@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.api.cli.check import models_of
-from seqplan.api.cli.frame.options import natural
-from seqplan.api.cli.frame.verb import add_verb
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.options import natural
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.check_bounds import witness_of
@@ -20,8 +22,6 @@ from seqplan.plans.format.plan_file import find_step
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
-from seqplan.profiler.scheme_model import SchemeModel
-from seqplan.profiler.shipped.catalogue import find_profile
 
 _DESCRIPTION = "Explain one step of a plan file, or show one rank's part of it."
 

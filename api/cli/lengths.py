@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from seqplan.api.cli.frame.terminal import percent
-from seqplan.api.cli.frame.verb import add_verb
-from seqplan.profiler.lengths import (
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.terminal import percent
+from seqplan.costs.lengths import (
     BLOCKS,
     Lengths,
     SourceOptions,

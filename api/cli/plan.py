@@ -13,20 +13,21 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
-from seqplan.api.cli.frame.options import add_executor, add_trainer, natural, positive
-from seqplan.api.cli.frame.output_file import check_output
-from seqplan.api.cli.frame.terminal import ProgressBar, percent, seconds
-from seqplan.api.cli.frame.verb import add_verb
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.options import add_executor, add_trainer, natural, positive
+from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds
+from seqplan.costs.lengths import read_lengths
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.batches_file import read_batches
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.batches.window import WindowReport, WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
-from seqplan.planner.exchange.times import parse_layout
+from seqplan.planner.lockstep.options import check_planning_in_rounds
 from seqplan.planner.placement.fleet import PipelineClass, undominated
 from seqplan.planner.proposal.document import ProposalDocument
-from seqplan.planner.rounds.options import check_planning_in_rounds
 from seqplan.planner.step.assemble import PACKINGS
+from seqplan.planner.sync.times import parse_layout
 from seqplan.planner.workers.executor import EXECUTORS
 from seqplan.planner.workers.produce import produce
 from seqplan.plans.format.atomic_file import atomic_write
@@ -34,7 +35,6 @@ from seqplan.plans.format.codec import from_json
 from seqplan.plans.format.export import check_export, export_plans
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
-from seqplan.profiler.lengths import read_lengths
 
 _DESCRIPTION = """\
 Plan the steps of a training run from a proposal: batches drawn from the data set's lengths, or

@@ -7,19 +7,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.frame.model_options import (
+from seqplan.api.cli.framework.model_options import (
     add_cluster,
     add_model,
     add_training,
     refuse_devices,
     refuse_training,
 )
-from seqplan.api.cli.frame.options import above_zero, positive
-from seqplan.api.cli.frame.output_file import check_output
-from seqplan.api.cli.verb_parts.profile_derived import completed, estimated, write_derived
-from seqplan.api.cli.verb_parts.profile_measured import measure_and_write, write_measured
-from seqplan.profiler.fit.busy import busy
-from seqplan.profiler.fit.pooling import merged, merged_exchanges
+from seqplan.api.cli.framework.options import above_zero, positive
+from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.parts.profile_derived import completed, estimated, write_derived
+from seqplan.api.cli.parts.profile_measured import measure_and_write, write_measured
+from seqplan.costs.fit.busy import busy
+from seqplan.costs.fit.pooling import merged, merged_exchanges
 from seqplan.profiler.measure.design import FIT_POINTS
 
 _DESCRIPTION = """\

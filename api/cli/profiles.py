@@ -7,12 +7,12 @@ import json
 import textwrap
 from typing import Any
 
-from seqplan.api.cli.frame.options import positive
-from seqplan.api.cli.frame.terminal import percent, table
-from seqplan.api.cli.frame.verb import add_verb
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.scheme_rules import doubts
-from seqplan.profiler.shipped.catalogue import find_profile, shipped, shipped_names
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.options import positive
+from seqplan.api.cli.framework.terminal import percent, table
+from seqplan.costs.profile import Profile
+from seqplan.costs.scheme_rules import doubts
+from seqplan.costs.shipped.catalogue import find_profile, shipped, shipped_names
 
 _DESCRIPTION = """\
 List the profiles that ship, with where their numbers come from. With a name (or a profile file)
@@ -135,7 +135,7 @@ def _names(rows: list[dict[str, Any]]) -> str:
 def scheme_notes(profile: Profile) -> list[str]:
     """Flags, doubts and where derived coefficients come from, wrapped."""
     notes = [f"* {entry.scheme}: {entry.flag}" for entry in profile.schemes if entry.flag]
-    notes += [f"? {scheme}: {doubt}" for scheme, doubt in doubts(profile).items()]
+    notes += [f"? {scheme}: {doubt}" for scheme, doubt in doubts(profile.schemes).items()]
     if any(entry.origin == "derived" for entry in profile.schemes):
         notes.append("° derived, not measured; where they come from is said in the profile's notes")
     return [line for note in notes for line in textwrap.wrap(note, 98, subsequent_indent="  ")]
@@ -160,7 +160,7 @@ def _as_json(profile: Profile) -> dict[str, Any]:
         "residuals": profile.residuals,
         "schemes": [str(entry.scheme) for entry in profile.schemes],
         "flagged": {str(e.scheme): e.flag for e in profile.schemes if e.flag},
-        "doubts": {str(scheme): doubt for scheme, doubt in doubts(profile).items()},
+        "doubts": {str(scheme): doubt for scheme, doubt in doubts(profile.schemes).items()},
     }
 
 

@@ -9,7 +9,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.frame.options import (
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.options import (
     add_exchange,
     add_planning_input,
     add_rounds,
@@ -18,16 +19,15 @@ from seqplan.api.cli.frame.options import (
     runs_in_lockstep,
     usable_profile,
 )
-from seqplan.api.cli.frame.output_file import check_output
-from seqplan.api.cli.frame.terminal import ProgressBar, percent, seconds, table
-from seqplan.api.cli.frame.verb import add_verb
+from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds, table
+from seqplan.costs.lengths import read_lengths
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
-from seqplan.planner.exchange.choice import exchange_to_propose_with
+from seqplan.planner.lockstep.options import check_rounds
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
-from seqplan.planner.rounds.options import check_rounds
+from seqplan.planner.sync.choice import exchange_to_propose_with
 from seqplan.plans.format.atomic_file import atomic_write
-from seqplan.profiler.lengths import read_lengths
 
 _DESCRIPTION = """\
 Propose parallel strategies for a data set's lengths: the few that together serve its batches best,

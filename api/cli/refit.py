@@ -11,25 +11,20 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.frame.output_file import check_output
-from seqplan.api.cli.frame.terminal import percent, table
-from seqplan.api.cli.frame.verb import add_verb
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.framework.terminal import percent, table
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.plan import Plan
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import find_profile
 
 if TYPE_CHECKING:
-    from seqplan.api.cli.frame.service_client import ServiceClient
-    from seqplan.profiler.fit.latency_fit import Errors
-    from seqplan.profiler.fit.refit import (
-        Measurement,
-        Observations,
-        Refitted,
-        RefittedProfile,
-    )
+    from seqplan.api.cli.framework.service_client import ServiceClient
+    from seqplan.costs.fit.latency_fit import Errors
+    from seqplan.costs.fit.refit import Measurement, Observations, Refitted, RefittedProfile
 
 _DESCRIPTION = """\
 Compare the step times that ranks measured with what the profile predicted, and write a profile
@@ -93,8 +88,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` for files, or a job, that do not fit together."""
-    from seqplan.api.cli.frame.service_client import ServiceClient
-    from seqplan.profiler.fit.refit import observed, refit_profile
+    from seqplan.api.cli.framework.service_client import ServiceClient
+    from seqplan.costs.fit.refit import observed, refit_profile
 
     check_output(args.output, args.profile, args.plans, args.measurements)
     if args.server is not None:
@@ -133,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(path: Path, profile: Profile, refitted: RefittedProfile, rank_times: int) -> None:
     """Write the corrected profile; ``ValueError`` where no scheme is corrected by its own times."""
-    from seqplan.profiler.fit.refit import LEAST_TO_SCALE, refitted_document
+    from seqplan.costs.fit.refit import LEAST_TO_SCALE, refitted_document
 
     common = refitted.common
     if common is None:
@@ -190,7 +185,7 @@ def _unplanned(observations: Observations, served: bool) -> str:
 
 
 def _of_files(args: argparse.Namespace) -> _Material:
-    from seqplan.profiler.fit.refit import read_measurements
+    from seqplan.costs.fit.refit import read_measurements
 
     for name in ("profile", "measurements"):
         if getattr(args, name) is None:
@@ -202,7 +197,7 @@ def _of_files(args: argparse.Namespace) -> _Material:
 
 
 def _of_job(client: ServiceClient, args: argparse.Namespace) -> _Material:
-    from seqplan.profiler.fit.refit import MeasurementError, measurement
+    from seqplan.costs.fit.refit import MeasurementError, measurement
 
     job, where = ("v1", "jobs", args.job), f"job {args.job} of {args.server}"
     proposal = client.json(*job)["proposal"]
@@ -226,7 +221,7 @@ def _kept_plans(
     client: ServiceClient, job: str, steps: Sequence[int], where: str
 ) -> Iterator[Plan]:
     """Yield the plans of ``steps`` that the service still keeps; they expire meanwhile."""
-    from seqplan.api.cli.frame.service_client import ServiceError
+    from seqplan.api.cli.framework.service_client import ServiceError
 
     for step in steps:
         try:

@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.frame.options import (
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.options import (
     above_zero,
     add_executor,
     check_port,
     natural,
     positive,
 )
-from seqplan.api.cli.frame.verb import add_verb
 from seqplan.planner.workers.executor import check_executor
 
 _DESCRIPTION = """\

@@ -11,18 +11,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.frame.job_file import JobFile, read_job_file
-from seqplan.api.cli.frame.options import check_port
-from seqplan.api.cli.frame.terminal import ProgressBar
-from seqplan.api.cli.frame.verb import add_verb
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.job_file import JobFile, read_job_file
+from seqplan.api.cli.framework.options import check_port
+from seqplan.api.cli.framework.terminal import ProgressBar
+from seqplan.costs.lengths import read_lengths
+from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.batches.sampler import check_tokens
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
+from seqplan.planner.lockstep.options import AS_NAMES, check_rounds
 from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.rounds.options import AS_NAMES, check_rounds
 from seqplan.planner.workers.executor import check_executor
-from seqplan.profiler.lengths import read_lengths
-from seqplan.profiler.shipped.catalogue import find_profile
 
 if TYPE_CHECKING:
     from seqplan.api.store.store import Claim, Store

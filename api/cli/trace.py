@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.frame.options import natural
-from seqplan.api.cli.frame.output_file import check_output
-from seqplan.api.cli.frame.verb import add_verb
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.options import natural
+from seqplan.api.cli.framework.output_file import check_output
+from seqplan.costs.shipped.catalogue import find_profile, shipped, shipped_names
 from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, TimedPass
 from seqplan.planner.simulation.timeline import PipelineTimeline, PlanTimeline, plan_timeline
 from seqplan.plans.format.atomic_file import atomic_write
@@ -18,7 +19,6 @@ from seqplan.plans.format.plan_file import find_step
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_text
-from seqplan.profiler.shipped.catalogue import find_profile, shipped, shipped_names
 
 _DESCRIPTION = """\
 Write the simulated execution of one step as a Chrome trace: open it in Perfetto. A process is a

@@ -12,11 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.frame.extras import need_torch
-from seqplan.api.cli.frame.options import natural, positive
-from seqplan.api.cli.frame.terminal import Columns, ProgressBar
-from seqplan.api.cli.frame.verb import add_verb
-from seqplan.api.training_check.check import (
+from seqplan.api.check_training.check import (
     ELEMENT_BYTES,
     GATES,
     Check,
@@ -25,12 +21,16 @@ from seqplan.api.training_check.check import (
     first_plans,
     pulled_of,
 )
-from seqplan.api.training_check.processes import RankServer, rank_server
-from seqplan.api.training_check.runs import check_training
+from seqplan.api.check_training.processes import RankServer, rank_server
+from seqplan.api.check_training.runs import check_training
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.extras import need_torch
+from seqplan.api.cli.framework.options import natural, positive
+from seqplan.api.cli.framework.terminal import Columns, ProgressBar
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import shipped, shipped_names
 from seqplan.plans.format.codec import digest
 from seqplan.plans.plan import Plan
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import shipped, shipped_names
 
 STEPS = 10
 LARGE_STEP = 65_536

@@ -7,11 +7,11 @@ import json
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.frame.terminal import percent, table
-from seqplan.api.cli.frame.verb import add_verb
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.terminal import percent, table
 
 if TYPE_CHECKING:
-    from seqplan.profiler.analytic.validation.table_check import TableCheck
+    from seqplan.costs.analytic.validation.table_check import TableCheck
 
 _DESCRIPTION = """\
 Predict what was published, with the model of seqplan estimate: attention and training throughput
@@ -44,7 +44,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """The verb."""
-    from seqplan.profiler.analytic.validation.tables import checks
+    from seqplan.costs.analytic.validation.tables import checks
 
     tables = checks()
     if args.json:

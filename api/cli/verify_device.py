@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.frame.extras import need_torch
-from seqplan.api.cli.frame.options import above_zero
-from seqplan.api.cli.frame.output_file import check_output
-from seqplan.api.cli.frame.terminal import percent, table
-from seqplan.api.cli.frame.verb import add_verb
+from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.extras import need_torch
+from seqplan.api.cli.framework.options import above_zero
+from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.framework.terminal import percent, table
 from seqplan.plans.format.atomic_file import atomic_write
 
 if TYPE_CHECKING:
-    from seqplan.profiler.measure.verify.figures import CheckResult, Figure
-    from seqplan.profiler.measure.verify.settings import Settings
+    from seqplan.profiler.verify.results import CheckResult, Figure
+    from seqplan.profiler.verify.settings import Settings
 
 MINUTES, QUICK_SECONDS = 10.0, 20.0
 
@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
 
     from seqplan.profiler.measure.device import capacity_bytes, device_name
     from seqplan.profiler.measure.run import start_ranks
-    from seqplan.profiler.measure.verify.rates_check import listed
-    from seqplan.profiler.measure.verify.settings import Settings
-    from seqplan.profiler.measure.verify.verification import verification_document, verify
+    from seqplan.profiler.verify.rates_check import listed
+    from seqplan.profiler.verify.settings import Settings
+    from seqplan.profiler.verify.verification import verification_document, verify
     from seqplan.runtime.communicators import Communicators
 
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -145,7 +145,7 @@ def _lines(
     settings: Settings, document: dict[str, Any], results: Sequence[CheckResult]
 ) -> list[str]:
     """Tables for people: of each row of figures the one nearest to its limit, and every miss."""
-    from seqplan.profiler.measure.verify.figures import by_group
+    from seqplan.profiler.verify.results import by_group
 
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     lines = [f"{document['device']}; {versions}"]

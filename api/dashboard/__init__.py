@@ -2,5 +2,3 @@
 
 ``index.html`` loads ``main.js``, which draws what ``service.js`` fetches. Nothing of it is Python.
 """
-
-__all__ = []

@@ -19,10 +19,10 @@ from seqplan.api.report.drawing.svg import (
     text_width,
 )
 from seqplan.api.report.page import document
+from seqplan.costs.fit.latency_fit import Errors, Fit
+from seqplan.costs.fit.samples import Sample
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.version import VERSION
-from seqplan.profiler.fit.latency_fit import Errors, Fit
-from seqplan.profiler.fit.samples import Sample
 
 ROLES = {
     "fit": ("circle", "fitted"),

@@ -15,10 +15,10 @@ from seqplan.api.report.sections.planning import planning
 from seqplan.api.report.sections.strategies import strategies
 from seqplan.api.report.sections.sweeps import sweeps
 from seqplan.api.report.sections.throughput import throughput
+from seqplan.costs.profile import Profile
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import Sweep
 from seqplan.plans.version import VERSION
-from seqplan.profiler.profile import Profile
 
 CONTENTS = (
     ("summary", "Summary"),

@@ -1,8 +1,6 @@
-"""The REST interface, /v1: what trainers and people ask of the service over HTTP.
+"""The REST API of the planning service.
 
-Read ``app`` (how it is put together), ``routes`` (one file a resource), ``middleware`` (what comes
-before the routes), ``live`` (what they share), ``wire`` (how requests and answers look); ``server``
-listens, ``openapi`` describes the interface. Public are ``app`` and ``server``.
+``app`` assembles it from ``routes`` (one file a resource), ``middleware`` (before the routes),
+``state`` (what requests share) and ``payloads`` (requests and answers); ``server`` listens,
+``openapi`` describes it.
 """
-
-__all__ = ["app", "connections", "live", "middleware", "openapi", "routes", "server", "wire"]

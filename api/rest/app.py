@@ -8,22 +8,20 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.live.ack_writer import AckQueue
-from seqplan.api.rest.live.metrics import Metrics
-from seqplan.api.rest.live.plan_waiters import PlanWaiters
 from seqplan.api.rest.middleware.body_limit import BodyLimit
 from seqplan.api.rest.middleware.dashboard import Dashboard
 from seqplan.api.rest.middleware.direct_acks import DirectAcks
 from seqplan.api.rest.middleware.direct_plans import PlanAnswers
-from seqplan.api.rest.middleware.ending import Ending
-from seqplan.api.rest.middleware.figures import Figures
-from seqplan.api.rest.middleware.head import Head
-from seqplan.api.rest.middleware.nul import NoNul
+from seqplan.api.rest.middleware.head_requests import Head
+from seqplan.api.rest.middleware.nul_bytes import NoNul
+from seqplan.api.rest.middleware.request_metrics import Figures
+from seqplan.api.rest.middleware.shutdown import Ending
 from seqplan.api.rest.middleware.tokens import Tokens
 from seqplan.api.rest.openapi import describe
+from seqplan.api.rest.payloads import problems
 from seqplan.api.rest.routes import (
     acknowledgements,
-    drift,
+    calibration,
     jobs,
     lengths,
     plans,
@@ -33,8 +31,10 @@ from seqplan.api.rest.routes import (
     proposals,
     timeline,
 )
-from seqplan.api.rest.wire import problems
-from seqplan.api.service.drift_watch import DriftWatch
+from seqplan.api.rest.state.ack_writer import AckQueue
+from seqplan.api.rest.state.metrics import Metrics
+from seqplan.api.rest.state.plan_waiters import PlanWaiters
+from seqplan.api.service.calibration_watch import DriftWatch
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service
 from seqplan.plans.version import VERSION
@@ -48,7 +48,7 @@ _RESOURCES = (
     plans,
     acknowledgements,
     progress,
-    drift,
+    calibration,
     timeline,
 )
 """In the order in which the OpenAPI document lists them."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from seqplan.api.store.lru import Lru
+from seqplan.costs.fit.refit import Measurable, measurable
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme, Strategy
-from seqplan.profiler.fit.refit import Measurable, measurable
 
 KEPT = 2048
 """Plans of which the facts are kept, over all jobs."""

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from seqplan.costs.lengths import parse_histogram, representative
+from seqplan.costs.profile import Profile
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.exchange.choice import exchange_to_propose_with
-from seqplan.planner.exchange.times import parse_layout
+from seqplan.planner.lockstep.options import AS_NAMES, check_rounds
 from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal
-from seqplan.planner.rounds.options import AS_NAMES, check_rounds
-from seqplan.profiler.lengths import parse_histogram, representative
-from seqplan.profiler.profile import Profile
+from seqplan.planner.sync.choice import exchange_to_propose_with
+from seqplan.planner.sync.times import parse_layout
 
 
 def usable_profile(profile: Profile, request: dict[str, Any]) -> Profile:

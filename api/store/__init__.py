@@ -6,20 +6,3 @@ stores to this version; ``notices`` tell the other services of a shared store; `
 from what is wrong for good, ``ownership`` is one service's at a time, ``folder_mark`` binds the
 folder of arrays to its database.
 """
-
-__all__ = [
-    "compaction",
-    "errors",
-    "folder_mark",
-    "health",
-    "lru",
-    "migrations",
-    "names",
-    "notices",
-    "outages",
-    "ownership",
-    "rows",
-    "schema",
-    "store",
-    "turns",
-]

@@ -3,5 +3,3 @@
 Read ``batch`` first; ``sampler`` and ``batches_file`` are the two ways to come by one; ``window``
 composes the steps that a sampler draws.
 """
-
-__all__ = ["batch", "batches_file", "sampler", "window"]

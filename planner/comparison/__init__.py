@@ -3,5 +3,3 @@
 Read ``compare`` (the flow), ``results`` (its data), ``advice`` (what that says in words) and
 ``sweep`` (one comparison for each value of a setting). The systems are in ``systems``.
 """
-
-__all__ = ["advice", "compare", "results", "sweep"]

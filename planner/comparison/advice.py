@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from seqplan.costs.profile import Profile
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.nearest import find_nearest, nearest_rival
 from seqplan.planner.comparison.results import System
-from seqplan.planner.exchange.times import Exchange
-from seqplan.profiler.profile import Profile
+from seqplan.planner.sync.times import Exchange
 
 
 def assumptions(
@@ -61,7 +61,7 @@ def assumptions(
 
 
 SHORT, LITTLE = 8_192, 0.05
-"""Contexts (tokens) up to which a gain below this share over packed hosts is said to be little."""
+"""Context (tokens) up to which a gain below this share over packed trainers is called little."""
 
 PACKED = ("trl", "slime", "verl")
 """Hosts that pack, as they are."""
@@ -70,7 +70,7 @@ PACKED = ("trl", "slime", "verl")
 def advice(profile: Profile, systems: Sequence[System], max_len: int | None = None) -> str:
     """Judge our plans by the nearest rival, and whether a short context leaves much to gain.
 
-    ``max_len``: the context (tokens); hosts that pack are looked at where it is short.
+    ``max_len``: the context (tokens); integrations that pack are looked at where it is short.
     """
     sentences = _against_nearest(profile, systems)
     packed = [system for system in systems[1:] if system.key in PACKED]

@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.advice import advice, assumptions
 from seqplan.planner.comparison.results import Comparison, System
-from seqplan.planner.exchange.times import Exchange, layouts_of
 from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.proposal.candidates import Progress
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.iteration import Execution, Iteration, simulate_iteration
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.sync.times import Exchange, layouts_of
 from seqplan.planner.systems.deepspeed import deepspeed
 from seqplan.planner.systems.flexsp import flexsp_like
-from seqplan.planner.systems.host_rules import host_rules
 from seqplan.planner.systems.hotspa import SWITCH_MS, hotspa
 from seqplan.planner.systems.hydraulis import CBC_S, hydraulis
 from seqplan.planner.systems.karmarkar_karp import karmarkar_karp
@@ -32,7 +32,7 @@ from seqplan.planner.systems.megatron_packing import megatron_packing
 from seqplan.planner.systems.one_layout import one_layout
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
 from seqplan.planner.systems.static_best import static_best
-from seqplan.profiler.profile import Profile
+from seqplan.planner.systems.trainers import trainer_rules
 
 SYSTEMS = (
     "one-layout",
@@ -44,7 +44,7 @@ SYSTEMS = (
     "flexsp",
     "megatron-dcp",
     "verl",
-    "hosts",
+    "trainers",
 )
 """Systems that ours may be compared with; some come in several variants."""
 
@@ -148,7 +148,7 @@ def compare(
         "deepspeed": lambda: deepspeed(setting),
         "flexsp": lambda: flexsp_like(setting),
         "verl": lambda: karmarkar_karp(setting),
-        "hosts": lambda: host_rules(setting),
+        "trainers": lambda: trainer_rules(setting),
         "megatron-dcp": lambda: [*megatron_dcp(setting), *megatron_packing(setting)],
     }
     trainers, left_out = [ours], []

@@ -5,5 +5,3 @@ Read ``close_gap`` (the flow: a placement with a large gap becomes faster, or it
 ``pipeline_model`` (of one pipeline) and ``placement`` (from its solution to micro-batches). All but
 ``close_gap`` serve this room alone.
 """
-
-__all__ = ["close_gap"]

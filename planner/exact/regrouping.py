@@ -15,7 +15,7 @@ from seqplan.planner.exact.instance import Instance
 from seqplan.planner.exact.model import DETERMINISTIC_LIMIT, Answer, solve
 from seqplan.planner.placement.fleet import Bin, Fleet, PipelineClass
 from seqplan.planner.placement.pack import pack
-from seqplan.planner.strategies.reforming import Reforming, ReformingLayout, Run
+from seqplan.planner.strategies.regrouping import Reforming, ReformingLayout, Run
 from seqplan.plans.scheme import Strategy
 
 MOST_BLOCKS = 64

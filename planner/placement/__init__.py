@@ -2,20 +2,6 @@
 
 Read ``fleet`` (a strategy as plain numbers), ``sequence_pool``, ``class_fill`` and ``fill`` (place
 all sequences by a target, the inner loop of every search; ``kernel``: the same compiled),
-``dispatch`` (search the least target), then what comes after it: ``balance``, ``pack``,
+``dispatch`` (search the least target), then what comes after it: ``rebalance``, ``pack``,
 ``even_chunks``, ``micro_batch_order``; ``assembly`` makes plans.
 """
-
-__all__ = [
-    "assembly",
-    "balance",
-    "class_fill",
-    "dispatch",
-    "even_chunks",
-    "fill",
-    "fleet",
-    "kernel",
-    "micro_batch_order",
-    "pack",
-    "sequence_pool",
-]

@@ -10,8 +10,8 @@ from math import inf, sqrt
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.costs.scheme_model import SchemeModel
 from seqplan.plans.scheme import Scheme, Strategy
-from seqplan.profiler.scheme_model import SchemeModel
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

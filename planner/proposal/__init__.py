@@ -3,5 +3,3 @@
 Read ``make_proposal`` (the flow), ``candidates`` (the algorithm), ``search`` (one strategy for one
 batch) and ``document`` (the JSON that planning reads). ``search`` serves this room alone.
 """
-
-__all__ = ["candidates", "document", "make_proposal"]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from seqplan.costs.analytic.rederive import rederive_profile
+from seqplan.costs.profile import Profile
+from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange.times import Exchange
 from seqplan.planner.proposal.static_rounds import best_static_rounds
+from seqplan.planner.sync.times import Exchange
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.rederive import rederive_profile
-from seqplan.profiler.profile import Profile, ProfileError
 
 AXES = ("tp", "pp", "ulysses", "ring")
 

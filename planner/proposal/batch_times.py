@@ -7,12 +7,12 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import FITS, AllStrategies, all_strategies_bound_ms
 from seqplan.planner.bounds.step_bounds import single_bound_ms
-from seqplan.planner.bounds.with_exchange import Families, FamilyRelaxation, exchange_bound_ms
-from seqplan.planner.exchange.times import Exchange
+from seqplan.planner.bounds.with_sync import Families, FamilyRelaxation, exchange_bound_ms
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Filling
 from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.strategies.reforming import ReformingLayout, find_reforming
+from seqplan.planner.strategies.regrouping import ReformingLayout, find_reforming
+from seqplan.planner.sync.times import Exchange
 from seqplan.plans.scheme import Strategy
 
 RUNGS = (1.01, 1.03, 1.08, 1.2, 1.5, 2.0, 4.0)

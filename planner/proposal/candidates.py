@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
-from seqplan.planner.bounds.with_exchange import Families
-from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange, layouts_of
+from seqplan.planner.bounds.with_sync import Families
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.proposal.batch_times import BatchTimes
 from seqplan.planner.proposal.layout_times import (
@@ -31,7 +30,8 @@ from seqplan.planner.proposal.layouts import (
 from seqplan.planner.proposal.scenarios import Scenarios
 from seqplan.planner.proposal.search import search
 from seqplan.planner.strategies.homogeneous import promising_homogeneous
-from seqplan.planner.strategies.reforming import ReformingLayout, reforming_layouts
+from seqplan.planner.strategies.regrouping import ReformingLayout, reforming_layouts
+from seqplan.planner.sync.times import NO_EXCHANGE, Exchange, layouts_of
 from seqplan.plans.scheme import Scheme, Strategy
 
 Progress = Callable[[str, int, int], None]

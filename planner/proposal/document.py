@@ -8,19 +8,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from seqplan.costs.profile import Profile
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.exchange.times import (
+from seqplan.planner.proposal.layouts import LayoutChoice, LayoutRow
+from seqplan.planner.sync.times import (
     Exchange,
     GivenExchange,
     LayoutExchange,
     layout_text,
     layouts_of,
 )
-from seqplan.planner.proposal.layouts import LayoutChoice, LayoutRow
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.fields import FieldReader, read_text, shown
 from seqplan.plans.scheme import Strategy
-from seqplan.profiler.profile import Profile
 
 PROPOSAL_SCHEMA = 1
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from seqplan.planner.exchange.times import Exchange, Layout, layouts_of
 from seqplan.planner.placement.fleet import Floats
 from seqplan.planner.proposal.batch_times import BatchTimes
 from seqplan.planner.proposal.layouts import ONE_LAYOUT
 from seqplan.planner.proposal.scenarios import LayoutTimes
-from seqplan.planner.strategies.reforming import ReformingLayout
+from seqplan.planner.strategies.regrouping import ReformingLayout
+from seqplan.planner.sync.times import Exchange, Layout, layouts_of
 from seqplan.plans.scheme import Strategy
 
 

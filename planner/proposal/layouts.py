@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-from seqplan.planner.exchange.times import Exchange, Layout, layout_text
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios, flips
+from seqplan.planner.sync.times import Exchange, Layout, layout_text
 
 ONE_LAYOUT = 0.01
 """One layout is chosen where several together are not better by more than this share."""

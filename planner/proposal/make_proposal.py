@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.costs.lengths.digest import lengths_digest
+from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange.choice import exchange_to_propose_with
-from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange
+from seqplan.planner.lockstep.options import AS_NAMES, check_rounds
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.proposal.candidates import (
@@ -23,12 +24,11 @@ from seqplan.planner.proposal.candidates import (
     propose,
 )
 from seqplan.planner.proposal.document import Candidate, ProposalDocument
+from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies
 from seqplan.planner.proposal.rounds_proposal import propose_rounds
-from seqplan.planner.published.eq4 import continuous_proposal, integer_strategies
-from seqplan.planner.rounds.options import AS_NAMES, check_rounds
+from seqplan.planner.sync.choice import exchange_to_propose_with
+from seqplan.planner.sync.times import NO_EXCHANGE, Exchange
 from seqplan.plans.scheme import Strategy
-from seqplan.profiler.lengths.digest import lengths_digest
-from seqplan.profiler.profile import Profile
 
 METHODS = ("search", "eq4")
 """Our proposal, and the published one."""

@@ -9,7 +9,13 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange.times import Exchange, Layout, layout_text
+from seqplan.planner.lockstep.best_layout import (
+    LayoutRounds,
+    best_rounds,
+    exposed_ms,
+    layout_bound_ms,
+    of_layouts,
+)
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.proposal.candidates import Progress, Proposal, Proposed
 from seqplan.planner.proposal.layouts import (
@@ -21,13 +27,7 @@ from seqplan.planner.proposal.layouts import (
 )
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios, flips
 from seqplan.planner.proposal.static_rounds import best_static_rounds
-from seqplan.planner.rounds.best_layout import (
-    LayoutRounds,
-    best_rounds,
-    exposed_ms,
-    layout_bound_ms,
-    of_layouts,
-)
+from seqplan.planner.sync.times import Exchange, Layout, layout_text
 from seqplan.plans.scheme import Scheme, Strategy
 
 

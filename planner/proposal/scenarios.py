@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from seqplan.planner.exchange.times import Layout, layout_text, layouts_of
+from seqplan.costs.latency import Latency
 from seqplan.planner.placement.fleet import Models
+from seqplan.planner.sync.times import Layout, layout_text, layouts_of
 from seqplan.plans.scheme import Scheme, Strategy
-from seqplan.profiler.latency import Latency
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from statistics import mean
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.exchange.times import Exchange
+from seqplan.planner.lockstep.best_layout import best_rounds, layout_bound_ms
 from seqplan.planner.placement.fleet import Models
-from seqplan.planner.rounds.best_layout import best_rounds, layout_bound_ms
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
+from seqplan.planner.sync.times import Exchange
 from seqplan.plans.scheme import Strategy
 
 

@@ -3,5 +3,3 @@
 Read ``one_f_one_b`` (one pipeline), ``timeline`` (a plan), then ``iteration`` (any system, with
 exchange and optimizer) and ``flops`` (what of the GPUs that uses).
 """
-
-__all__ = ["flops", "iteration", "one_f_one_b", "timeline"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seqplan.profiler.analytic.estimate import model_flops as flops_of_sizes
-from seqplan.profiler.model_sizes import ModelShape, parameters
+from seqplan.costs.analytic.estimate import model_flops as flops_of_sizes
+from seqplan.costs.model_sizes import ModelShape, parameters
 
 PEAK_FLOPS = {
     **dict.fromkeys(("A100", "A800"), 312e12),

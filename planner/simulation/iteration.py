@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.exchange.times import Exchange, Layout, layouts_of
 from seqplan.planner.simulation.flops import model_flops, peak_flops
 from seqplan.planner.simulation.timeline import pipelines_timeline, simulate_pipelines_ms
+from seqplan.planner.sync.times import Exchange, Layout, layouts_of
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_of
 from seqplan.plans.schedule import stages_of_rounds
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.profile import Profile
 
 
 @dataclass(frozen=True)

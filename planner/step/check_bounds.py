@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import cheap_bound_ms
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.bounds.witness import describe_class, find_witness
 from seqplan.planner.exact.close_gap import closer_bound_ms
 from seqplan.planner.exact.regrouping import close_regrouping_gap
-from seqplan.planner.exchange.times import NO_EXCHANGE, layouts_of
+from seqplan.planner.lockstep.plan_rounds import plan_rounds
+from seqplan.planner.lockstep.proof import prove_rounds
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
-from seqplan.planner.rounds.plan_rounds import plan_rounds
-from seqplan.planner.rounds.proof import prove_rounds
-from seqplan.planner.strategies.reforming import reforming_layouts
+from seqplan.planner.strategies.regrouping import reforming_layouts
+from seqplan.planner.sync.times import NO_EXCHANGE, layouts_of
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme, Strategy
-from seqplan.profiler.scheme_model import SchemeModel
 
 ROUNDING_MS = 1e-3
 """Bounds are written in whole microseconds, rounded down; times that they are cut to are not."""

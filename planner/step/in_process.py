@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.batches.batch import MOST_TOKENS, Batch, whole_lengths
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.planner.exchange.times import layout_text, parse_layout
+from seqplan.planner.lockstep.options import AS_NAMES, check_planning_in_rounds, check_rounds
 from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.proposal.document import ProposalDocument
-from seqplan.planner.rounds.options import AS_NAMES, check_planning_in_rounds, check_rounds
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.times import layout_text, parse_layout
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import find_profile
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from seqplan.planner.exchange.times import Exchange
+    from seqplan.planner.sync.times import Exchange
 
 
 class Planner:

@@ -11,15 +11,15 @@ from seqplan.planner.bounds.certificate import certify, cheap_bound_ms
 from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.bounds.step_bounds import area_bound_ms, single_bound_ms
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange, layouts_of
-from seqplan.planner.placement.balance import balance
 from seqplan.planner.placement.dispatch import TOLERANCE, dispatch, level, probe
 from seqplan.planner.placement.fill import Filler, Filling, Placement, Shortfall
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
+from seqplan.planner.placement.rebalance import balance
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.strategies.local_search import Search
 from seqplan.planner.strategies.rounding import rounded_strategies
+from seqplan.planner.sync.times import NO_EXCHANGE, Exchange, layouts_of
 from seqplan.plans.plan import Considered
 from seqplan.plans.scheme import Scheme, Strategy
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
+from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
@@ -17,25 +18,24 @@ from seqplan.planner.exact.close_gap import (
     load_exact_solver,
 )
 from seqplan.planner.exact.regrouping import close_regrouping_gap
-from seqplan.planner.exchange.times import layouts_of
+from seqplan.planner.lockstep.assemble import assemble_rounds
+from seqplan.planner.lockstep.best_layout import best_rounds, of_layouts
+from seqplan.planner.lockstep.proof import prove_rounds
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.proposal.document import ProposalDocument
-from seqplan.planner.rounds.assemble import assemble_rounds
-from seqplan.planner.rounds.best_layout import best_rounds, of_layouts
-from seqplan.planner.rounds.proof import prove_rounds
 from seqplan.planner.step.assemble import PACKINGS, assemble, with_bound
-from seqplan.planner.step.reforming_plan import (
+from seqplan.planner.step.regrouping_plan import (
     assemble_reforming,
     layouts_to_re_form,
     with_reforming,
 )
 from seqplan.planner.step.selection import Selected, select
 from seqplan.planner.strategies.constructive import LayoutSchemes
-from seqplan.planner.strategies.reforming import ReformingLayout
+from seqplan.planner.strategies.regrouping import ReformingLayout
+from seqplan.planner.sync.times import layouts_of
 from seqplan.plans.plan import Plan, Planner
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.version import VERSION
-from seqplan.profiler.scheme_model import SchemeModel
 
 
 class StepPlanner:

@@ -14,7 +14,6 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import area_only_bound_ms
-from seqplan.planner.exchange.times import Layout, layouts_of
 from seqplan.planner.placement.dispatch import dispatch, probe
 from seqplan.planner.placement.fill import Filler, Placement, unassigned
 from seqplan.planner.placement.fleet import (
@@ -27,6 +26,7 @@ from seqplan.planner.placement.fleet import (
     longest_alone,
     undominated,
 )
+from seqplan.planner.sync.times import Layout, layouts_of
 from seqplan.plans.scheme import Scheme, Strategy
 
 TOLERANCE = 2e-3

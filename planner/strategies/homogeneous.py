@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import area_bound_ms, single_bound_ms
-from seqplan.planner.exchange.times import Exchange
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet, Models
+from seqplan.planner.sync.times import Exchange
 from seqplan.plans.scheme import Strategy
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange
 from seqplan.planner.placement.dispatch import dispatch, probe
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, Models
+from seqplan.planner.sync.times import NO_EXCHANGE, Exchange
 from seqplan.plans.scheme import Scheme, Strategy
 
 FIRST_SIZES = (1, 8)

@@ -1,22 +1,9 @@
-"""The systems that ours is compared with, one file each.
+"""Systems to compare with, and published methods as their papers define them.
 
-Read ``setting`` first (what a system is made of). ``megatron``, ``hotspa``, ``hydraulis``,
-``deepspeed``, ``flexsp``, ``megatron_dcp``, ``megatron_packing``, ``karmarkar_karp``,
-``host_rules``, ``static_best`` and ``one_layout`` each offer trainers or say why there are none;
-``static_table`` (published configurations) and ``windows`` serve them.
+``setting`` defines a compared system. ``megatron``, ``hotspa``, ``hydraulis``, ``deepspeed``,
+``flexsp``, ``megatron_dcp``, ``megatron_packing``, ``karmarkar_karp``, ``trainers``,
+``static_best`` and ``one_layout`` each return systems or the reason why there are none, with
+``static_table`` (published configurations) and ``windows``. Hydraulis publishes
+``greedy_dispatch`` and ``ilp_packing``, FlexSP ``flexsp_program``; ``cbc`` and ``buckets`` are
+theirs alone.
 """
-
-__all__ = [
-    "deepspeed",
-    "flexsp",
-    "host_rules",
-    "hotspa",
-    "hydraulis",
-    "karmarkar_karp",
-    "megatron",
-    "megatron_dcp",
-    "megatron_packing",
-    "one_layout",
-    "setting",
-    "static_best",
-]

@@ -35,7 +35,7 @@ def flexsp_like(setting: Setting, *, limit_s: float = LIMIT_S) -> list[Trainer |
 
 
 def _step(setting: Setting, batch: Batch, limit_s: float) -> Execution:
-    from seqplan.planner.published.flexsp import flexsp
+    from seqplan.planner.systems.flexsp_program import flexsp
 
     solved = flexsp(batch.lengths, setting.models, setting.cluster.gpus, time_limit_s=limit_s)
     pipelines: list[PlannedPipeline] = []

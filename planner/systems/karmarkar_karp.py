@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil
 
+from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import Execution
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
 from seqplan.planner.systems.static_best import static_without_stages
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.scheme_model import SchemeModel
 
 KEY, NAME = "verl", "verl-like, Karmarkar-Karp"
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from math import ceil, log2
 
+from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import Execution
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
 from seqplan.plans.plan import PlannedPipeline
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.scheme_model import SchemeModel
 
 NAME = "Megatron dynamic CP"
 SLACK = 0.05

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 
+from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.exchange.times import Layout, layout_text
 from seqplan.planner.simulation.iteration import Execution, propagation_ms
+from seqplan.planner.sync.times import Layout, layout_text
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
 from seqplan.plans.plan import PlannedPipeline
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.scheme_model import SchemeModel
 
 KEY, NAME = "megatron-packing", "Megatron dynamic CP, packing-aware"
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from seqplan.planner.exchange.times import parse_layout
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.simulation.iteration import Execution
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.sync.times import parse_layout
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
 
 _STAYING, _RE_FORMING = "One layout, groups that stay", "One layout, groups that re-form"

@@ -6,21 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from seqplan.costs.profile import Profile
+from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.exchange.times import NO_EXCHANGE, Exchange
+from seqplan.planner.lockstep.assemble import assemble_rounds
+from seqplan.planner.lockstep.plan_rounds import plan_rounds
 from seqplan.planner.placement.assembly import planned_pipeline, ranks_of_stages
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.rounds.assemble import assemble_rounds
-from seqplan.planner.rounds.plan_rounds import plan_rounds
 from seqplan.planner.simulation.iteration import Execution
 from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
+from seqplan.planner.sync.times import NO_EXCHANGE, Exchange
 from seqplan.plans.plan import PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.version import VERSION
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.scheme_model import SchemeModel
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Traine
 
 
 def static_without_stages(setting: Setting) -> Strategy | None:
-    """Find the best static strategy without pipeline stages, on which hosts' own rules are run."""
+    """Find the best static strategy without pipeline stages, for the rules of trainers."""
     if setting.profile.rounds:
         return best_in_rounds(setting)
     models = {s: m for s, m in setting.models.items() if s.pp == 1}

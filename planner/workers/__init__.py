@@ -4,5 +4,3 @@ Read ``produce`` (plans in order), ``executor`` (where they are made), ``pool`` 
 deaths and what is planned again), ``planned_step`` (what travels), then the two kinds of workers:
 ``processes``, and ``ray_workers`` with ``ray_driver``. The pool and they serve this room alone.
 """
-
-__all__ = ["executor", "planned_step", "produce"]

@@ -4,5 +4,3 @@ Read ``codec`` (plan to JSON and back) and ``plan_file`` (JSON Lines), then what
 ``canonical``, ``fields``, ``decode``, ``atomic_file``; ``schema`` describes the format to others,
 ``export`` writes plain lists of ids for those who read neither.
 """
-
-__all__ = ["atomic_file", "canonical", "codec", "decode", "export", "fields", "plan_file", "schema"]

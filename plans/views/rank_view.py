@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.plans.format.codec import digest as plan_digest
 from seqplan.plans.groups import Coordinates, Group
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
 from seqplan.plans.scheme import Scheme
@@ -154,7 +155,7 @@ class RankView:
 def rank_view(plan: Plan, rank: int, *, digest: str | None = None) -> RankView:
     """Return the part of a sound plan (see ``lint``) that ``rank`` needs.
 
-    An idle rank has no pipelines. ``digest`` is passed through, as computing it costs more than
+    An idle rank has no pipelines. ``digest``: of the plan, computed if None, which costs more than
     the view. ``ValueError`` for a rank outside the world.
     """
     if not 0 <= rank < plan.world_size:
@@ -162,7 +163,7 @@ def rank_view(plan: Plan, rank: int, *, digest: str | None = None) -> RankView:
     return _view(
         plan,
         rank,
-        digest,
+        digest or plan_digest(plan),
         placement_of(plan.pipelines),
         [
             _pipeline_view(plan, index, pipeline, pipeline.ranks.index(rank), {})
@@ -179,7 +180,7 @@ def rank_views(plan: Plan, *, digest: str | None = None) -> list[RankView]:
         shared: _Shared = {}
         for place, rank in enumerate(pipeline.ranks):
             pipelines_of[rank].append(_pipeline_view(plan, index, pipeline, place, shared))
-    placement = placement_of(plan.pipelines)
+    placement, digest = placement_of(plan.pipelines), digest or plan_digest(plan)
     return [
         _view(plan, rank, digest, placement, pipelines)
         for rank, pipelines in enumerate(pipelines_of)

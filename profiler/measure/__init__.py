@@ -3,19 +3,5 @@
 Read ``run`` first, a whole design from start to end; then ``design`` (which micro-batches),
 ``measurer`` (one of them), ``bench`` and ``stage`` (what a rank runs of it), ``timing`` with
 ``yardstick`` and ``device``, ``saved_memory``, ``out_of_memory`` (which errors are that) and
-``lost_ranks`` (a rank is out of memory while others wait). Public are the modules named here.
+``lost_ranks`` (a rank is out of memory while others wait).
 """
-
-__all__ = [
-    "bench",
-    "design",
-    "device",
-    "lost_ranks",
-    "measurer",
-    "out_of_memory",
-    "run",
-    "saved_memory",
-    "stage",
-    "timing",
-    "yardstick",
-]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seqplan.profiler.fit.samples import Role
+from seqplan.costs.fit.samples import Role
 
 FIT_POINTS, PACKED_FIT_POINTS, PACKED_POINTS = 10, 5, 6
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from seqplan.costs.fit.samples import Sample
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.fit.samples import Sample
 from seqplan.profiler.measure.bench import Bench, RankWork
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.out_of_memory import is_out_of_memory

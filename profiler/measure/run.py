@@ -14,19 +14,19 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from seqplan.costs.fit.pooling import pooled, steadied
+from seqplan.costs.fit.sample_file import SampleFile
+from seqplan.costs.fit.samples import SEQUENCE_PARALLEL, MeasuredOn, Sample
+from seqplan.costs.fit.sync_samples import ExchangeSample
+from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.fit.exchange_samples import ExchangeSample
-from seqplan.profiler.fit.pooling import pooled, steadied
-from seqplan.profiler.fit.sample_file import SampleFile
-from seqplan.profiler.fit.samples import SEQUENCE_PARALLEL, MeasuredOn, Sample
 from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.device import device_name
-from seqplan.profiler.measure.exchange import Key, measure_exchange, wanted_exchanges
 from seqplan.profiler.measure.lost_ranks import Alarm
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import CudaAllocator
-from seqplan.profiler.model_sizes import SIZES, ModelSizes
+from seqplan.profiler.measure.sync import Key, measure_exchange, wanted_exchanges
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.training.model import ModelConfig

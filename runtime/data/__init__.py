@@ -5,10 +5,3 @@ Read ``tokens`` first, which says what token data is and how a share is loaded; 
 are read. Public are the modules named here; the names that a trainer needs are in
 ``seqplan.runtime``.
 """
-
-__all__ = [
-    "files",
-    "megatron",
-    "targets",
-    "tokens",
-]

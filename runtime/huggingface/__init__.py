@@ -1,8 +1,8 @@
 """Hugging Face causal language models under sequence-parallel plans.
 
-Read ``hosting`` and ``job`` first, what a program calls, with ``lending`` (the model between
+Read ``hosting`` and ``job`` first, what a program calls, with ``evaluation`` (the model between
 steps); then ``hosted`` (the model as a step calls it),
-``attention`` (what transformers' layers attend with), ``inspection`` with ``refusals`` and
+``attention`` (what transformers' layers attend with), ``inspection`` with ``support`` and
 ``probe`` (what is not computed exactly, and how it is noticed), ``launch``, ``progress`` and
 ``report``. Needs the extra ``huggingface``.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seqplan.plans.lazy_face import lazy_names
+from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
     from seqplan.runtime.huggingface.hosting import host

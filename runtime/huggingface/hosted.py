@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from seqplan.runtime.huggingface.attention import LayerAttention
-from seqplan.runtime.huggingface.refusals import causal_lm
+from seqplan.runtime.huggingface.support import causal_lm
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from seqplan.plans.views.owners import Owners
+from seqplan.plans.views.optimizer_sharding import Owners
 from seqplan.runtime.communicators import Communicators, refuse_together
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.huggingface.inspection import hosted_preparation, inspected
@@ -16,7 +16,7 @@ from seqplan.runtime.huggingface.job import Job, JobParts, held_by
 from seqplan.runtime.huggingface.launch import join_ranks
 from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.huggingface.router_loss import RoutedLoss
-from seqplan.runtime.states.gradient_push import Reduce
+from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.optimizers import refuse_unfit
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.loss import LossOf, chunked_loss, label_loss

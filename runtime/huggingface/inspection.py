@@ -15,8 +15,8 @@ from seqplan.runtime.errors import UnsupportedModel, communicating
 from seqplan.runtime.huggingface.attention import IMPLEMENTATION
 from seqplan.runtime.huggingface.hosted import HostedModel
 from seqplan.runtime.huggingface.probe import Attends, probe
-from seqplan.runtime.huggingface.refusals import refuse_unsupported
 from seqplan.runtime.huggingface.rotary import rotate_by_document
+from seqplan.runtime.huggingface.support import refuse_unsupported
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.training.prepare import MicroBatchWork, preparation, runnable
 

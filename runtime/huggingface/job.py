@@ -17,9 +17,9 @@ from seqplan.plans.plan import Plan
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.errors import communicating
+from seqplan.runtime.huggingface.evaluation import hosted_token_values, lent
 from seqplan.runtime.huggingface.hosted import HostedModel, copied_state
 from seqplan.runtime.huggingface.launch import plan_source
-from seqplan.runtime.huggingface.lending import hosted_token_values, lent
 from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.huggingface.router_loss import RoutedLoss

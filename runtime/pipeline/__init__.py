@@ -5,5 +5,3 @@ them), ``one_f_one_b`` (the passes of a pipeline in order), then ``prepare`` (wh
 a step), ``run_step`` (the step) and ``staged_llama``, all of it in one place. Public are the
 modules named here; the names that a trainer needs are in ``seqplan.runtime``.
 """
-
-__all__ = ["llama_units", "one_f_one_b", "prepare", "run_step", "stage", "staged_llama"]

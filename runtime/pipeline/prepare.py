@@ -46,7 +46,7 @@ def refuse_unrunnable(view: RankView, config: ModelConfig) -> None:
     """
     if view.rounds is not None and any(placed.scheme.pp > 1 for placed in view.placement):
         raise PlanError(
-            f"step {view.step}: rounds that go through stages are for hosts that change groups "
+            f"step {view.step}: rounds that go through stages are for trainers that change groups "
             "between micro-batches (Megatron); here plan without lockstep, or with pp 1"
         )
     for index, placed in enumerate(view.placement):

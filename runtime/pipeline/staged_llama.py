@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 
-from seqplan.plans.views.owners import Owners
+from seqplan.plans.views.optimizer_sharding import Owners
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import TokenData

@@ -8,18 +8,3 @@ those that a mask cuts), ``fetch_layout`` (which rows are exchanged for it), ``r
 (attention on one device) and ``peers`` (how tensors get from rank to rank). Public are the modules
 named here; the names that a trainer needs are in ``seqplan.runtime``.
 """
-
-__all__ = [
-    "context",
-    "cut_layout",
-    "fetch_layout",
-    "flat_heads",
-    "kernels",
-    "masks",
-    "peers",
-    "ring",
-    "ring_layout",
-    "ring_transfers",
-    "ulysses",
-    "unified",
-]

@@ -1,23 +1,9 @@
 """Parameters and optimizer states that stay where they are while the parallel strategy changes.
 
 Read ``unit_states`` first (what is owned, pull and push), then ``unit`` (one unit of it) with
-``exchange`` (how it travels) and ``gradient_push`` (when gradients do); ``sharded_states`` (of a
+``sync`` (how it travels) and ``gradient_reduction`` (when gradients do); ``sharded_states`` (of a
 module that computes with whole parameters) and ``staged_states`` (of pipelines with tensor
 parallelism and stages); ``replicas`` (what ranks must hold alike), ``held_bytes`` (of memory),
 ``optimizers`` (which of them fit), ``checkpoint`` with ``stored_slices`` (what it holds). Public
 are the modules named here; the names that a trainer needs are in ``seqplan.runtime``.
 """
-
-__all__ = [
-    "checkpoint",
-    "exchange",
-    "gradient_push",
-    "held_bytes",
-    "optimizers",
-    "replicas",
-    "sharded_states",
-    "staged_states",
-    "stored_slices",
-    "unit",
-    "unit_states",
-]

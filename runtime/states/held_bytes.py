@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from seqplan.runtime.errors import communicating
-from seqplan.runtime.states.gradient_push import IN_FLIGHT
+from seqplan.runtime.states.gradient_reduction import IN_FLIGHT
 from seqplan.runtime.states.unit import Unit
 
 MOMENTS = 2

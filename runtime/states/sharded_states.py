@@ -14,13 +14,13 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from seqplan.plans.views.owners import Owners, unit_layouts
+from seqplan.plans.views.optimizer_sharding import Owners, unit_layouts
 from seqplan.plans.views.parameter_layout import Block, ParameterLayout
 from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.errors import communicating
-from seqplan.runtime.states.exchange import collective_exchange
-from seqplan.runtime.states.gradient_push import Reduce
+from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.replicas import check_no_batch_norm, refuse_differing_models
+from seqplan.runtime.states.sync import collective_exchange
 from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.states.unit_states import UnitStates
 

@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seqplan.plans.views.owners import Owners, unit_layouts
+from seqplan.plans.views.optimizer_sharding import Owners, unit_layouts
 from seqplan.plans.views.parameter_layout import ParameterLayout, Shard
 from seqplan.plans.views.placement import Placement
 from seqplan.plans.views.resharding import UnitMoves, all_whole, shards_of, unit_moves
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.states.exchange import Exchange, MessageExchange, collective_exchange
 from seqplan.runtime.states.replicas import refuse_differing_tensors
+from seqplan.runtime.states.sync import Exchange, MessageExchange, collective_exchange
 from seqplan.runtime.states.unit import Unit, natural, stored_order
 from seqplan.runtime.states.unit_states import UnitStates
 

@@ -22,8 +22,13 @@ from torch import Tensor, nn
 from seqplan.plans.views.parameter_layout import ParameterLayout
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import communicating
-from seqplan.runtime.states.exchange import Exchange, Finish
-from seqplan.runtime.states.gradient_push import GradientPush, PushEachMicroBatch, PushOnce, Reduce
+from seqplan.runtime.states.gradient_reduction import (
+    GradientPush,
+    PushEachMicroBatch,
+    PushOnce,
+    Reduce,
+)
+from seqplan.runtime.states.sync import Exchange, Finish
 from seqplan.runtime.states.unit import Unit, natural
 
 

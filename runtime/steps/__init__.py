@@ -7,13 +7,3 @@ Read ``source`` first, the contract of all sources and the one of plan files; th
 the ranks themselves. Public are the modules named here; the names that a trainer needs are in
 ``seqplan.runtime``.
 """
-
-__all__ = [
-    "agreement",
-    "consumer",
-    "fan_out",
-    "http_connection",
-    "http_source",
-    "in_process",
-    "source",
-]

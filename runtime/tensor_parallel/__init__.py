@@ -1,7 +1,5 @@
 """Tensor parallelism whose groups change from step to step (Megatron, arXiv 1909.08053).
 
 Read ``split`` first (the products, the embedding and the loss of a tp rank), then ``groups`` (the
-collectives that they need, by process groups or by messages). Public are the modules named here.
+collectives that they need, by process groups or by messages).
 """
-
-__all__ = ["groups", "split"]

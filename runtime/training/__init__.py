@@ -5,12 +5,3 @@ ahead of it), ``loss`` (sums over tokens, and what divides them), ``token_values
 token, without training) and ``model`` (a small decoder). Public are the modules named here; the
 names that a trainer needs are in ``seqplan.runtime``.
 """
-
-__all__ = [
-    "loss",
-    "model",
-    "prepare",
-    "run_step",
-    "stopwatch",
-    "token_values",
-]

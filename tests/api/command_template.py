@@ -28,7 +28,7 @@ PLANNING = ("plan", "serve", "sidecar")
 """Commands that start planners, which are forked from a server with what they need imported."""
 STREAMS = ("stdin", "stdout", "stderr")
 IMPORTED = (
-    f"{COMMAND}.frame.entry",
+    f"{COMMAND}.framework.entry",
     "seqplan.api.rest.server",
     "seqplan.api.service.service",
     "seqplan.planner.proposal.make_proposal",

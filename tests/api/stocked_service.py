@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from service_process import Served
 
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.profiler.shipped.catalogue import shipped
 from seqplan.runtime.steps.http_source import HttpSource
 
 DATA = Path(__file__).parents[2] / "examples" / "data" / "code.npy"

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from seqplan.costs.latency import Latency
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill import Filling
 from seqplan.planner.placement.fleet import Fleet, PipelineClass, form_s
 from seqplan.plans.scheme import Scheme, Strategy
-from seqplan.profiler.latency import Latency
-from seqplan.profiler.scheme_model import SchemeModel
-from seqplan.profiler.shipped.catalogue import shipped
 
 Case = tuple[tuple[PipelineClass, ...], Batch]
 ClusterCase = tuple[dict[Scheme, SchemeModel], Batch, int]

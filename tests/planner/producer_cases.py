@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.document import Candidate, ProposalDocument
@@ -19,8 +21,6 @@ from seqplan.planner.workers import ray_driver as ray_agent
 from seqplan.planner.workers.planned_step import Planned, plan_one
 from seqplan.planner.workers.processes import _serve
 from seqplan.plans.scheme import Strategy
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import shipped
 
 DEADLY = 666_666
 """The id of a sequence that kills a worker which serves with ``serve_and_die``."""

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.systems.setting import Setting
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import shipped
 
 CODE = np.load(Path(__file__).parents[2] / "examples" / "data" / "code.npy")[:6000]
 

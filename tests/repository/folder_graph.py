@@ -12,7 +12,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TOPS = ("plans", "profiler", "planner", "runtime", "api", "hosts")
+TOPS = ("plans", "costs", "profiler", "planner", "runtime", "api", "integrations")
 Folders = dict[str, set[str]]
 
 

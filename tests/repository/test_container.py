@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from seqplan.api.cli import build_parser
-from seqplan.api.cli.frame.job_file import read_job_file
-from seqplan.profiler.lengths import read_lengths
-from seqplan.profiler.shipped.catalogue import find_profile
+from seqplan.api.cli.framework.job_file import read_job_file
+from seqplan.costs.lengths import read_lengths
+from seqplan.costs.shipped.catalogue import find_profile
 
 ROOT = Path(__file__).parents[2]
 

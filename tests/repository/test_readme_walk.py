@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.profiler.shipped.catalogue import shipped
 
 ROOT = Path(__file__).parents[2]
 

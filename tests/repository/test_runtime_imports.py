@@ -71,7 +71,7 @@ def test_everything_imported_needs_plans_alone() -> None:
     code = "\n".join(f"import seqplan.runtime.{name}" for name in names)
     modules = loaded(code)
     assert "torch" in modules
-    assert not {"seqplan.planner", "seqplan.profiler", "seqplan.api"} & modules
+    assert not {"seqplan.planner", "seqplan.costs", "seqplan.api"} & modules
     assert not {"ortools", "pulp", "fastapi"} & modules
 
 

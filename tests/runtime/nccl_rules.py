@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from seqplan.runtime.sequence_parallel.peers import Peer, Peers, Transfer
-from seqplan.runtime.states.exchange import CollectiveExchange
+from seqplan.runtime.states.sync import CollectiveExchange
 from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.states.unit_states import UnitStates
 from seqplan.runtime.tensor_parallel.groups import CollectiveTensorGroup

@@ -12,15 +12,15 @@ from random_plans import one_pipeline_plan, random_plan, random_staged_plan
 
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.owners import Owners
+from seqplan.plans.views.optimizer_sharding import Owners
 from seqplan.plans.views.rank_view import rank_view
+from seqplan.runtime.check.reference import dense_attention, reference_step
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.states.gradient_push import Reduce
+from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.train_check.reference import dense_attention, reference_step
 from seqplan.runtime.training.model import Llama, ModelConfig
 from seqplan.runtime.training.prepare import preparation
 from seqplan.runtime.training.run_step import run_step

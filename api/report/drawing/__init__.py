@@ -3,11 +3,3 @@
 Read ``svg`` (charts), ``markup`` (tables and text), ``numbers``, ``bars``, ``style``. All is
 public to the sections.
 """
-
-__all__ = [
-    "bars",
-    "markup",
-    "numbers",
-    "style",
-    "svg",
-]

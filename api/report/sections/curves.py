@@ -17,9 +17,10 @@ from seqplan.api.report.drawing.svg import (
     mark,
     text_width,
 )
+from seqplan.costs.profile import Profile
+from seqplan.costs.profiled_scheme import ProfileError
+from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.comparison.results import Comparison
-from seqplan.profiler.profile import Profile, ProfileError
-from seqplan.profiler.scheme_model import SchemeModel
 
 SHORTEST = 128
 """Where the curves begin (tokens): below, launch overhead is all there is."""

@@ -1,20 +1,8 @@
-"""What a request passes before the framework sees it, the first to be asked first.
+"""Middleware of the REST API, in the order in which a request passes it.
 
-``ending`` (503 where the service ends), ``dashboard`` (the page, which needs no token), ``figures``
-(counts and times), ``tokens`` (401, 403) with ``origins`` (403 for foreign pages, where there are
-no tokens), ``direct_acks`` (acknowledgements, answered here), ``body_limit`` (413), ``nul`` (422),
-``head``, ``direct_plans`` (plans and rank views, answered here).
+``shutdown`` (503 while the service ends), ``dashboard`` (the page, which needs no token),
+``request_metrics`` (counts and times), ``tokens`` (401, 403) with ``origins`` (403 for foreign
+pages, if there are no tokens), ``direct_acks`` (acknowledgements, answered here), ``body_limit``
+(413), ``nul_bytes`` (422), ``head_requests``, ``direct_plans`` (plans and rank views, answered
+here).
 """
-
-__all__ = [
-    "body_limit",
-    "dashboard",
-    "direct_acks",
-    "direct_plans",
-    "ending",
-    "figures",
-    "head",
-    "nul",
-    "origins",
-    "tokens",
-]

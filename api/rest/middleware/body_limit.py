@@ -7,7 +7,7 @@ import re
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from seqplan.api.rest.wire.problems import Problem, refusal
+from seqplan.api.rest.payloads.problems import Problem, refusal
 from seqplan.api.service.service import Limits
 
 _UPLOADS = ("/v1/lengths",)

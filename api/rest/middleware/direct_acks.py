@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from seqplan.api.rest.live.ack_writer import Acknowledged, AckQueue
-from seqplan.api.rest.wire.fields import MOST
-from seqplan.api.rest.wire.problems import Problem, answer_of, store_unavailable
+from seqplan.api.rest.payloads.fields import MOST
+from seqplan.api.rest.payloads.problems import Problem, answer_of, store_unavailable
+from seqplan.api.rest.state.ack_writer import Acknowledged, AckQueue
 from seqplan.api.store.errors import StoreUnavailable
 
 _PATH = re.compile(r"/v1/jobs/([^/\0]+)/acks")

@@ -13,10 +13,10 @@ from urllib.parse import parse_qsl
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from seqplan.api.rest.live.plan_waiters import PlanWaiters
-from seqplan.api.rest.wire.fields import LONGEST_WAIT_S
-from seqplan.api.rest.wire.plan_response import answer
-from seqplan.api.rest.wire.problems import Problem, store_unavailable
+from seqplan.api.rest.payloads.fields import LONGEST_WAIT_S
+from seqplan.api.rest.payloads.plan_response import answer
+from seqplan.api.rest.payloads.problems import Problem, store_unavailable
+from seqplan.api.rest.state.plan_waiters import PlanWaiters
 from seqplan.api.store.errors import RowDamaged, StoreUnavailable
 
 WAITED = "seqplan.waited"

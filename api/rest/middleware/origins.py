@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from seqplan.api.rest.wire.problems import Problem
+from seqplan.api.rest.payloads.problems import Problem
 
 _READING = ("GET", "HEAD", "OPTIONS")
 _OWN = ("same-origin", "none")

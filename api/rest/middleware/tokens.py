@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from seqplan.api.rest.middleware.origins import check_host, check_origin
-from seqplan.api.rest.wire.problems import Problem, refusal, store_unavailable
+from seqplan.api.rest.payloads.problems import Problem, refusal, store_unavailable
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.tokens import known_tokens, scope_of

@@ -11,13 +11,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from sqlalchemy import Connection
 
-from seqplan.api.rest.live.ack_writer import Acknowledged, PlannedSteps
-from seqplan.api.rest.live.shared import AcksOf, ServiceOf
-from seqplan.api.rest.wire.answers import Acknowledged as AnsweredAck
-from seqplan.api.rest.wire.answers import AcknowledgedAll, MeasuredRank, answers
-from seqplan.api.rest.wire.fields import Milliseconds, Natural, Naturals, Text
-from seqplan.api.rest.wire.idempotency import once
-from seqplan.api.rest.wire.large_bodies import described, large_body
+from seqplan.api.rest.payloads.answers import Acknowledged as AnsweredAck
+from seqplan.api.rest.payloads.answers import AcknowledgedAll, MeasuredRank, answers
+from seqplan.api.rest.payloads.fields import Milliseconds, Natural, Naturals, Text
+from seqplan.api.rest.payloads.idempotency import once
+from seqplan.api.rest.payloads.large_bodies import described, large_body
+from seqplan.api.rest.state.ack_writer import Acknowledged, PlannedSteps
+from seqplan.api.rest.state.shared import AcksOf, ServiceOf
 from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
 from seqplan.planner.cluster import MOST_GPUS
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.rest.routes.job_bodies import Continued, NewJob
 from seqplan.api.rest.routes.sampler_state import check_planned, proposal_of
-from seqplan.api.rest.wire.problems import Problem
 from seqplan.api.service.job_batches import state_before
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import ArrayDamaged, ArrayMissing, StoreUnavailable

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from seqplan.api.rest.wire.fields import LookAhead, Natural, Naturals, Positive, Positives, Text
+from seqplan.api.rest.payloads.fields import LookAhead, Natural, Naturals, Positive, Positives, Text
 from seqplan.api.store.names import JOB_ID
 
 

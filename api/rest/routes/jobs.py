@@ -10,13 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
-from seqplan.api.rest.live.readers import read_off_loop
-from seqplan.api.rest.live.shared import ServiceOf
-from seqplan.api.rest.routes.data_look import look_at_data
-from seqplan.api.rest.routes.job_bodies import NewJob, PushedBatch, PushedBatches
-from seqplan.api.rest.routes.new_job import answered, check_room, job_row
-from seqplan.api.rest.routes.sampler_state import proposal_of, sampler_state
-from seqplan.api.rest.wire.answers import (
+from seqplan.api.rest.payloads.answers import (
     Job,
     JobBegun,
     JobsPage,
@@ -26,11 +20,17 @@ from seqplan.api.rest.wire.answers import (
     Stopped,
     answers,
 )
-from seqplan.api.rest.wire.fields import AtStep, Limit
-from seqplan.api.rest.wire.idempotency import located, once
-from seqplan.api.rest.wire.large_bodies import described, large_body
-from seqplan.api.rest.wire.pages import paged
-from seqplan.api.rest.wire.problems import Problem, known, not_found
+from seqplan.api.rest.payloads.fields import AtStep, Limit
+from seqplan.api.rest.payloads.idempotency import located, once
+from seqplan.api.rest.payloads.large_bodies import described, large_body
+from seqplan.api.rest.payloads.pages import paged
+from seqplan.api.rest.payloads.problems import Problem, known, not_found
+from seqplan.api.rest.routes.data_look import look_at_data
+from seqplan.api.rest.routes.job_bodies import NewJob, PushedBatch, PushedBatches
+from seqplan.api.rest.routes.new_job import answered, check_room, job_row
+from seqplan.api.rest.routes.sampler_state import proposal_of, sampler_state
+from seqplan.api.rest.state.readers import read_off_loop
+from seqplan.api.rest.state.shared import ServiceOf
 from seqplan.api.store.rows import JobRow, ListedJob, columns, get, held
 from seqplan.api.store.tables.acks import last_acknowledged
 from seqplan.api.store.tables.batches import add_batches, copy_batches, last_pushed

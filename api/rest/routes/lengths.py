@@ -13,8 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.live.shared import ServiceOf
-from seqplan.api.rest.wire.answers import (
+from seqplan.api.rest.payloads.answers import (
     UPLOADED,
     Lengths,
     LengthsPage,
@@ -22,10 +21,11 @@ from seqplan.api.rest.wire.answers import (
     answers,
     uploaded,
 )
-from seqplan.api.rest.wire.fields import Limit
-from seqplan.api.rest.wire.idempotency import located, once
-from seqplan.api.rest.wire.pages import paged
-from seqplan.api.rest.wire.problems import Problem, known, not_found
+from seqplan.api.rest.payloads.fields import Limit
+from seqplan.api.rest.payloads.idempotency import located, once
+from seqplan.api.rest.payloads.pages import paged
+from seqplan.api.rest.payloads.problems import Problem, known, not_found
+from seqplan.api.rest.state.shared import ServiceOf
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.rows import LengthsRow, ListedLengths, columns, get
@@ -37,7 +37,7 @@ from seqplan.api.store.tables.lengths import (
     remove_lengths,
     write_lengths,
 )
-from seqplan.profiler.lengths import LengthsError, parse_histogram, read_lengths
+from seqplan.costs.lengths import LengthsError, parse_histogram, read_lengths
 
 routes = APIRouter(prefix="/v1/lengths", tags=["lengths"])
 

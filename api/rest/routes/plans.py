@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.live.shared import WaitersOf
-from seqplan.api.rest.wire.answers import Simulated
-from seqplan.api.rest.wire.fields import Step, Wait
-from seqplan.api.rest.wire.plan_response import answer
+from seqplan.api.rest.payloads.answers import Simulated
+from seqplan.api.rest.payloads.fields import Step, Wait
+from seqplan.api.rest.payloads.plan_response import answer
+from seqplan.api.rest.state.shared import WaitersOf
 from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.explain import explain

@@ -7,9 +7,9 @@ from html import escape
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 
-from seqplan.api.rest.live.shared import MetricsOf, ServiceOf, WatchOf
 from seqplan.api.rest.middleware.dashboard import SECURITY_HEADERS
-from seqplan.api.rest.wire.problems import Problem
+from seqplan.api.rest.payloads.problems import Problem
+from seqplan.api.rest.state.shared import MetricsOf, ServiceOf, WatchOf
 
 routes = APIRouter()
 

@@ -9,17 +9,17 @@ from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.live.shared import ServiceOf
-from seqplan.api.rest.wire.answers import DOCUMENT, NewProfile, ProfilesPage, answers, uploaded
-from seqplan.api.rest.wire.fields import Limit
-from seqplan.api.rest.wire.idempotency import located, once
-from seqplan.api.rest.wire.pages import paged
-from seqplan.api.rest.wire.problems import known
-from seqplan.api.rest.wire.texts import body_text
+from seqplan.api.rest.payloads.answers import DOCUMENT, NewProfile, ProfilesPage, answers, uploaded
+from seqplan.api.rest.payloads.fields import Limit
+from seqplan.api.rest.payloads.idempotency import located, once
+from seqplan.api.rest.payloads.pages import paged
+from seqplan.api.rest.payloads.problems import known
+from seqplan.api.rest.payloads.texts import body_text
+from seqplan.api.rest.state.shared import ServiceOf
 from seqplan.api.store.rows import ListedProfile, ProfileRow, get
 from seqplan.api.store.tables.profiles import put_profile
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import shipped, shipped_names
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import shipped, shipped_names
 
 routes = APIRouter(prefix="/v1/profiles", tags=["profiles"])
 

@@ -9,18 +9,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from sqlalchemy import Connection
 
-from seqplan.api.rest.live.readers import read_off_loop
-from seqplan.api.rest.live.shared import ServiceOf, SummariesOf, WatchOf
-from seqplan.api.rest.wire.answers import (
+from seqplan.api.rest.payloads.answers import (
     MeasurementsPage,
     Progress,
     ProgressPage,
     StepsPage,
     answers,
 )
-from seqplan.api.rest.wire.fields import AfterStep, Limit
-from seqplan.api.rest.wire.problems import Problem, known
-from seqplan.api.service.drift_watch import DriftWatch
+from seqplan.api.rest.payloads.fields import AfterStep, Limit
+from seqplan.api.rest.payloads.problems import Problem, known
+from seqplan.api.rest.state.readers import read_off_loop
+from seqplan.api.rest.state.shared import ServiceOf, SummariesOf, WatchOf
+from seqplan.api.service.calibration_watch import DriftWatch
 from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
 from seqplan.api.store import schema
 from seqplan.api.store.rows import JobOutline, columns, get, page

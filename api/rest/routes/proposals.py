@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.live.shared import ServiceOf
-from seqplan.api.rest.wire.answers import (
+from seqplan.api.rest.payloads.answers import (
     DOCUMENT,
     NewProposalId,
     Proposal,
@@ -21,21 +20,22 @@ from seqplan.api.rest.wire.answers import (
     answers,
     uploaded,
 )
-from seqplan.api.rest.wire.fields import ExchangeTimes, Limit, Natural, Positive, Share, Text
-from seqplan.api.rest.wire.idempotency import located, once
-from seqplan.api.rest.wire.pages import paged
-from seqplan.api.rest.wire.problems import Problem, known, not_found
-from seqplan.api.rest.wire.texts import body_text
+from seqplan.api.rest.payloads.fields import ExchangeTimes, Limit, Natural, Positive, Share, Text
+from seqplan.api.rest.payloads.idempotency import located, once
+from seqplan.api.rest.payloads.pages import paged
+from seqplan.api.rest.payloads.problems import Problem, known, not_found
+from seqplan.api.rest.payloads.texts import body_text
+from seqplan.api.rest.state.shared import ServiceOf
 from seqplan.api.service.proposal_request import requested, usable_profile
 from seqplan.api.store.rows import ListedLengths, ListedProposal, ProfileRow, ProposalRow, get, held
 from seqplan.api.store.tables.lengths import lengths_path, missing
 from seqplan.api.store.tables.profiles import profile_ids, put_profile
 from seqplan.api.store.tables.proposals import put_proposal, remove_proposal
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import shipped, shipped_names
 from seqplan.planner.batches.sampler import check_tokens
 from seqplan.planner.cluster import MOST_GPUS, TOKENS_PER_GPU
 from seqplan.planner.proposal.document import ProposalDocument
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import shipped, shipped_names
 
 routes = APIRouter(prefix="/v1/proposals", tags=["proposals"])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from seqplan.api.rest.wire.problems import Problem, before_first_step, known
+from seqplan.api.rest.payloads.problems import Problem, before_first_step, known
 from seqplan.api.service.job_batches import state_before
 from seqplan.api.service.service import Service
 from seqplan.api.store.rows import JobRow, ProposalRow, get

@@ -7,11 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from seqplan.api.rest.live.readers import read_off_loop
-from seqplan.api.rest.live.shared import ServiceOf, WatchOf
-from seqplan.api.rest.wire.answers import Timeline, answers
-from seqplan.api.rest.wire.fields import StepOfPlan
-from seqplan.api.rest.wire.problems import known
+from seqplan.api.rest.payloads.answers import Timeline, answers
+from seqplan.api.rest.payloads.fields import StepOfPlan
+from seqplan.api.rest.payloads.problems import known
+from seqplan.api.rest.state.readers import read_off_loop
+from seqplan.api.rest.state.shared import ServiceOf, WatchOf
 from seqplan.api.service.plan_bytes import read_stored
 from seqplan.api.store.rows import ListedJob, get
 from seqplan.api.store.tables.plans import get_plan

@@ -5,19 +5,3 @@ what a step leaves behind. ``removals`` and ``expiry`` delete their rows in batc
 are files of no data set in ``lengths``, whose arrays are next to the database. Public to the
 service are all of them.
 """
-
-__all__ = [
-    "acks",
-    "answers",
-    "batches",
-    "expiry",
-    "jobs",
-    "leftovers",
-    "lengths",
-    "measurements",
-    "plans",
-    "profiles",
-    "proposals",
-    "removals",
-    "tokens",
-]

@@ -20,9 +20,9 @@ from seqplan.api.store.store import Store
 from seqplan.api.store.tables.answers import forget_answers
 from seqplan.api.store.tables.jobs import check_unused
 from seqplan.api.store.tables.proposals import check_not_made_from
+from seqplan.costs.lengths import Bucket, longest, summarise
+from seqplan.costs.lengths.digest import lengths_digest
 from seqplan.plans.format.atomic_file import atomic_write
-from seqplan.profiler.lengths import Bucket, longest, summarise
-from seqplan.profiler.lengths.digest import lengths_digest
 
 
 def lengths_path(store: Store, key: str) -> Path:

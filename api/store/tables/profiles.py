@@ -6,7 +6,7 @@ from sqlalchemy import Connection, insert, select
 
 from seqplan.api.store import schema
 from seqplan.api.store.rows import ListedProfile, ProfileRow, columns, get
-from seqplan.profiler.profile import Profile
+from seqplan.costs.profile import Profile
 
 
 def put_profile(connection: Connection, profile: Profile, document: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 from command_line import call, complaint, nothing_left
 from planned_files import PlannedFiles, propose
 
-from seqplan.profiler.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import shipped
 
 # Lengths
 

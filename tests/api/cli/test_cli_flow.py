@@ -12,11 +12,11 @@ import pytest
 from command_line import call, complaint, fresh_process, succeeded
 from planned_files import MAX_LEN, PlannedFiles, propose
 
+from seqplan.costs.shipped.catalogue import shipped_names
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.format.plan_file import read_plans, write_plans
 from seqplan.plans.lint import lint
-from seqplan.profiler.shipped.catalogue import shipped_names
 
 
 @pytest.fixture(params=["dense", "lockstep"])

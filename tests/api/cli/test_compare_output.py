@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comparisons import ODD, pipelined
 
-from seqplan.api.cli.verb_parts.compare_output import comparison_fields, comparison_lines
+from seqplan.api.cli.parts.compare_output import comparison_fields, comparison_lines
 
 
 def test_nearest_rival_comes_first_and_states_its_interval() -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from command_line import call, complaint, process, succeeded
 
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.derive import derive_profile
+from seqplan.costs.analytic.devices import DEVICES
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.memory import VERDICTS
+from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.deployment import Deployment
-from seqplan.profiler.analytic.derive import derive_profile
-from seqplan.profiler.analytic.devices import DEVICES
-from seqplan.profiler.analytic.hardware import ClusterHardware
-from seqplan.profiler.analytic.memory import VERDICTS
-from seqplan.profiler.model_sizes import MODELS, ModelSizes
 
-CONFIGS = Path(__file__).parents[2] / "profiler" / "model_configs"
+CONFIGS = Path(__file__).parents[2] / "costs" / "model_configs"
 NODE = ("estimate", "--model", "llama-7b", "--hardware", "a800-80gb", "--seq-len", 30720)
 
 

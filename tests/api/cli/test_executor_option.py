@@ -9,7 +9,7 @@ import pytest
 from command_line import call, complaint
 from planned_files import PlannedFiles
 
-from seqplan.api.cli.frame.job_file import read_job_file
+from seqplan.api.cli.framework.job_file import read_job_file
 
 JOB = """
 profile = "llama-7b-a800-80gb"

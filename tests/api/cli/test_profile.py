@@ -9,11 +9,11 @@ import pytest
 from command_line import Outcome, call, succeeded
 from trainers import launched
 
-from seqplan.planner.exchange.choice import exchange_of
+from seqplan.costs.fit.sample_file import read_exchanges
+from seqplan.costs.profile import Profile
+from seqplan.planner.sync.choice import exchange_of
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.fit.sample_file import read_exchanges
 from seqplan.profiler.measure.design import design
-from seqplan.profiler.profile import Profile
 
 TINY = ["--hidden", "32", "--layers", "4", "--heads", "4", "--kv-heads", "2"]
 TINY += ["--ffn", "48", "--vocab", "50"]

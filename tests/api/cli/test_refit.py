@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from command_line import call, complaint, succeeded
 
+from seqplan.costs.profile import Profile
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.profile import Profile
 
 
 def planned(tmp_path: Path) -> tuple[Path, Path]:

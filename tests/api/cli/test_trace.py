@@ -13,14 +13,14 @@ import pytest
 
 from seqplan.api.cli import main
 from seqplan.api.cli.trace import trace
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import shipped
 
 Events = list[dict[str, Any]]
 

@@ -14,9 +14,9 @@ from command_line import call, complaint, nothing_left, succeeded
 from trainers import launched
 
 from seqplan.api.cli.verify_device import CHECKS
-from seqplan.profiler.measure.verify import attention_check, verification
-from seqplan.profiler.measure.verify.attention_cases import AttentionCase, attention_cases
-from seqplan.profiler.measure.verify.settings import Settings
+from seqplan.profiler.verify import attention_check, verification
+from seqplan.profiler.verify.attention_cases import AttentionCase, attention_cases
+from seqplan.profiler.verify.settings import Settings
 from seqplan.runtime.sequence_parallel.kernels import CpuKernel, PartialGradients
 
 PATIENCE_S = 60.0

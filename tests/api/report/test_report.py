@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 from comparisons import ODD, Page, comparison_of, in_rounds, iteration, pipelined
 
-from seqplan.api.cli.verb_parts.compare_output import comparison_fields, comparison_lines
+from seqplan.api.cli.parts.compare_output import comparison_fields, comparison_lines
 from seqplan.api.report import render
 from seqplan.api.report.drawing.style import CSS
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.shipped.catalogue import shipped
 
 COMPARISONS = pytest.mark.parametrize(
     "compared", [pipelined(), in_rounds()], ids=["pipelined", "rounds"]

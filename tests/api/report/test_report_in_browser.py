@@ -10,7 +10,7 @@ from browser import Page
 from comparisons import pipelined
 
 from seqplan.api.report import render
-from seqplan.profiler.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import shipped
 
 NAME = "A published system of a long name, with our balancing"
 

@@ -19,7 +19,7 @@ from seqplan.api.store.tables.jobs import add_job
 from seqplan.api.store.tables.lengths import lengths_path, put_lengths, write_lengths
 from seqplan.api.store.tables.plans import StoredPlan, add_plan
 from seqplan.api.store.tables.proposals import put_proposal
-from seqplan.profiler.lengths import read_lengths
+from seqplan.costs.lengths import read_lengths
 
 
 def test_the_transaction_reads_no_data(tmp_path: Path, dense: PlannedFiles) -> None:

@@ -12,10 +12,10 @@ from measuring_ranks import measure, plan_of
 from service_process import serving_here
 from stocked_service import WORLD, Stocked, stock
 
+from seqplan.costs.fit.calibration import LEAST_MEASURED
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.plans.scheme import Strategy
-from seqplan.profiler.fit.drift import LEAST_MEASURED
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import shipped
 
 PROFILE = "llama-7b-a800-80gb"
 

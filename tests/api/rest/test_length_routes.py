@@ -12,7 +12,7 @@ import pytest
 from service_process import serving_here
 from stocked_service import DATA, MAX_LEN, WORLD, Stocked
 
-from seqplan.profiler.lengths import parse_histogram, representative
+from seqplan.costs.lengths import parse_histogram, representative
 
 LLAMA, GPT = "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from stocked_service import Stocked
 
-from seqplan.api.rest.live.metrics import Metrics
-from seqplan.api.service.drift_watch import DriftWatch
+from seqplan.api.rest.state.metrics import Metrics
+from seqplan.api.service.calibration_watch import DriftWatch
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service
 from seqplan.api.store.rows import JobRow
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.jobs import add_job
+from seqplan.costs.fit.calibration import Drift
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.fit.drift import Drift
 
 DRIFT = Drift(
     scheme=Scheme(tp=2, pp=1, ulysses=1, ring=1),

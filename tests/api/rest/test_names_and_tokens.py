@@ -78,8 +78,8 @@ def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
 def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
-    from seqplan.api.rest.live.metrics import Metrics
-    from seqplan.api.service.drift_watch import DriftWatch
+    from seqplan.api.rest.state.metrics import Metrics
+    from seqplan.api.service.calibration_watch import DriftWatch
     from seqplan.api.service.plan_summary import PlanSummaries
     from seqplan.api.service.service import Service
     from seqplan.api.store.rows import JobRow

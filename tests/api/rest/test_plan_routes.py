@@ -13,11 +13,11 @@ import pytest
 from service_process import PATIENCE_S, Reply, serving, serving_here
 from stocked_service import DATA, MAX_LEN, WORLD, Stocked, stock
 
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.plans.format.codec import digest, from_json
 from seqplan.plans.views.rank_view import rank_view
-from seqplan.profiler.shipped.catalogue import shipped
 from seqplan.runtime.errors import PlanError
 from seqplan.runtime.steps.http_source import FAN_OUT_RANKS, HttpSource
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from seqplan.api.rest.live.plan_waiters import PlanWaiters
-from seqplan.api.rest.wire.problems import Problem
+from seqplan.api.rest.payloads.problems import Problem
+from seqplan.api.rest.state.plan_waiters import PlanWaiters
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service
 from seqplan.api.store.rows import JobRow

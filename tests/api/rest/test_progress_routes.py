@@ -8,9 +8,9 @@ import pytest
 from measuring_ranks import measure, plan_of
 from stocked_service import WORLD, Stocked
 
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.scheme import Strategy
-from seqplan.profiler.shipped.catalogue import shipped
 
 PROFILE = "llama-7b-a800-80gb"
 

@@ -12,8 +12,8 @@ from service_process import PATIENCE_S
 from stocked_service import DATA, MAX_LEN, Stocked
 
 from seqplan.api.service.proposal_request import requested
-from seqplan.planner.exchange.times import GivenExchange, LayoutExchange
-from seqplan.profiler.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import shipped
+from seqplan.planner.sync.times import GivenExchange, LayoutExchange
 
 LLAMA, GPT = "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
 

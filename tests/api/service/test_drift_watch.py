@@ -14,18 +14,18 @@ from measuring_ranks import plan_of
 from service_process import PATIENCE_S, serving, serving_here
 from stocked_service import stock
 
-from seqplan.api.rest.live.metrics import Metrics
-from seqplan.api.service.drift_watch import DriftWatch
-from seqplan.api.service.job_drift import JobDrift
+from seqplan.api.rest.state.metrics import Metrics
+from seqplan.api.service.calibration_watch import DriftWatch
+from seqplan.api.service.job_calibration import JobDrift
 from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
 from seqplan.api.service.service import Service
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.jobs import remove_job
 from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
 from seqplan.api.store.tables.plans import get_plan
+from seqplan.costs.fit.refit import measurable
 from seqplan.plans.format.codec import from_json, to_json
 from seqplan.plans.plan import Plan
-from seqplan.profiler.fit.refit import measurable
 
 STEPS = 14
 GOLDEN = [

@@ -10,6 +10,7 @@ from instances import Case, cases, fleet, random_case
 from oracles.exhaustive import any_strategy_optimum, literal_optimum, step_optimum
 from stress_bounds import SLACK, worst_ratio
 
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, fitting_time
 from seqplan.planner.bounds.certificate import certify
@@ -19,7 +20,6 @@ from seqplan.planner.bounds.step_bounds import area_bound_ms, relaxed_bound_ms, 
 from seqplan.planner.bounds.witness import find_witness
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.profiler.shipped.catalogue import shipped
 
 
 @settings(max_examples=40, deadline=None)

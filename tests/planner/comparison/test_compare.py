@@ -15,15 +15,15 @@ import pytest
 from settings_made import CODE
 
 from seqplan.api.cli import main
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.advice import ablation, advice, rivals
 from seqplan.planner.comparison.compare import SYSTEMS, Options, compare, histogram
 from seqplan.planner.comparison.nearest import nearest_rival
 from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.planner.exchange.times import GivenExchange
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import shipped
+from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.times import GivenExchange
 
 ROOT = Path(__file__).parents[3]
 QUICK = ("one-layout", "static", "megatron", "hotspa", "deepspeed", "flexsp", "megatron-dcp")

@@ -11,23 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from settings_made import CODE, dense
 
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.all_strategies import AllStrategies
 from seqplan.planner.bounds.certificate import cheap_bound_ms
 from seqplan.planner.bounds.step_bounds import single_bound_ms
-from seqplan.planner.bounds.with_exchange import Families, exchange_bound_ms
+from seqplan.planner.bounds.with_sync import Families, exchange_bound_ms
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import mean_propagation_ms
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.planner.exchange.times import (
-    Exchange,
-    GivenExchange,
-    LayoutExchange,
-    layouts_of,
-    replicas_differ,
-)
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet
@@ -37,11 +30,18 @@ from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
+from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.times import (
+    Exchange,
+    GivenExchange,
+    LayoutExchange,
+    layouts_of,
+    replicas_differ,
+)
 from seqplan.plans.explain import explain
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Planner
 from seqplan.plans.scheme import Scheme, Strategy
-from seqplan.profiler.shipped.catalogue import shipped
 
 CANDIDATES = [Strategy.parse(text) for text in ("8×tp8", "4×tp16", "4×tp8 + 8×tp4", "16×tp4")]
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from settings_made import CODE
 
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.planner.exchange.times import GivenExchange
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.proposal.layout_times import layout_times
 from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.times import GivenExchange
 from seqplan.plans.scheme import Scheme, Strategy
-from seqplan.profiler.shipped.catalogue import shipped
 
 CLUSTER = Cluster(8, 131_072, 30_000)
 LONGEST = 75_000

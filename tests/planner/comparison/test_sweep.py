@@ -12,13 +12,13 @@ import pytest
 from settings_made import CODE
 
 from seqplan.api.cli import main
-from seqplan.api.cli.verb_parts.compare_output import sweep_lines
+from seqplan.api.cli.parts.compare_output import sweep_lines
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem, point_of, sweep
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.profiler.shipped.catalogue import shipped
+from seqplan.planner.sync.choice import exchange_of
 
 PROFILE = shipped("llama-7b-a800-80gb").restricted(measured=True)
 

@@ -17,7 +17,6 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import propagation_ms
 from seqplan.planner.systems.deepspeed import deepspeed
 from seqplan.planner.systems.flexsp import flexsp_like
-from seqplan.planner.systems.host_rules import host_rules
 from seqplan.planner.systems.hotspa import hotspa
 from seqplan.planner.systems.hydraulis import hydraulis
 from seqplan.planner.systems.karmarkar_karp import differencing, karmarkar_karp
@@ -27,6 +26,7 @@ from seqplan.planner.systems.megatron_packing import megatron_packing
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
 from seqplan.planner.systems.static_best import static_best
 from seqplan.planner.systems.static_table import HOTSPA, MEGATRON, parse, published_strategies
+from seqplan.planner.systems.trainers import trainer_rules
 from seqplan.planner.systems.windows import first_fit_decreasing, round_robin
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -43,7 +43,7 @@ BY_NAME: dict[str, Callable[[Setting], Offers]] = {
     "megatron-dcp": megatron_dcp,
     "megatron-packing": megatron_packing,
     "verl": karmarkar_karp,
-    "hosts": host_rules,
+    "trainers": trainer_rules,
 }
 SETTINGS = {
     "dense": dense,
@@ -65,12 +65,12 @@ APPLY = {
     ("rings", "megatron-packing"): ["megatron-packing"],
     ("dense", "verl"): ["verl"],
     ("rings", "verl"): ["verl"],
-    ("dense", "hosts"): ["trl", "slime", "rebalance"],
+    ("dense", "trainers"): ["trl", "slime", "rebalance"],
     ("rings-in-rounds", "static"): ["static"],
     ("rings-in-rounds", "megatron-dcp"): ["megatron-dcp"],
     ("rings-in-rounds", "megatron-packing"): ["megatron-packing"],
     ("rings-in-rounds", "verl"): ["verl"],
-    ("rings-in-rounds", "hosts"): ["trl", "slime", "rebalance"],
+    ("rings-in-rounds", "trainers"): ["trl", "slime", "rebalance"],
 }
 """(setting, baseline) → the systems that it gives."""
 
@@ -145,7 +145,7 @@ def test_what_does_not_apply_says_why(where: str, name: str, why: str) -> None:
     assert why in offer.why
 
 
-@pytest.mark.parametrize("name", ["verl", "hosts"])
+@pytest.mark.parametrize("name", ["verl", "trainers"])
 def test_a_host_runs_on_what_holds_the_data_though_no_step_has_its_longest(name: str) -> None:
     setting = dense()
     batches = [Batch.of_lengths([min(n, 4096) for n in b.lengths]) for b in setting.batches]

@@ -16,6 +16,8 @@ from oracles.exhaustive import step_optimum
 from oracles.regrouping import best_on_two_ranks
 
 from seqplan import Planner, find_profile
+from seqplan.costs.latency import Latency
+from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.certificate import certify
@@ -26,16 +28,14 @@ from seqplan.planner.exact.model import LEAST_GAIN, Answer, solve
 from seqplan.planner.exact.pipeline_model import MOST_FORMED
 from seqplan.planner.exact.placement import placement_of
 from seqplan.planner.exact.regrouping import close_regrouping_gap
-from seqplan.planner.exchange.times import NO_EXCHANGE
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, PipelineClass
-from seqplan.planner.strategies.reforming import reforming_layouts
+from seqplan.planner.strategies.regrouping import reforming_layouts
+from seqplan.planner.sync.times import NO_EXCHANGE
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.lint import lint
 from seqplan.plans.scheme import Scheme, Strategy
-from seqplan.profiler.latency import Latency
-from seqplan.profiler.scheme_model import SchemeModel
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 

@@ -8,8 +8,8 @@ from math import inf
 
 from oracles.exhaustive import partitions
 
+from seqplan.costs.latency import Latency
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.profiler.latency import Latency
 
 
 def least_rounds_ms(

@@ -18,6 +18,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from instances import Case, batch_of, batches, fleet, pipeline_classes
 
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.cluster import Cluster
@@ -29,8 +31,6 @@ from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.plans.format.codec import to_json
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import shipped
 
 Result = TypeVar("Result")
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 from settings_made import CODE
 
+from seqplan.costs.profiled_scheme import ProfileError
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange.choice import exchange_of
 from seqplan.planner.proposal.backends import BACKENDS, find_backend
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.in_process import Planner
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.sync.choice import exchange_of
 from seqplan.plans.lint import lint
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.profile import ProfileError
-from seqplan.profiler.shipped.catalogue import shipped
 
 CLUSTER = Cluster(16, 8192, 60_000)
 H100, A800, A100 = "llama3-8b-h100-80gb", "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
@@ -102,7 +102,7 @@ def test_data_that_the_trainer_cannot_hold_is_infeasible() -> None:
 )
 def test_baseline_of_the_trainer_is_compared(name: str, profile: str, key: str) -> None:
     whole = shipped(profile)
-    options = Options(("static", "verl", "hosts", "megatron-dcp", "deepspeed", "flexsp"))
+    options = Options(("static", "verl", "trainers", "megatron-dcp", "deepspeed", "flexsp"))
     exchange = exchange_of(whole, CLUSTER.gpus)
     compared = compare(whole, CLUSTER, CODE, 2, exchange, options=options, trainer=name)
     assert compared.today is not None

@@ -9,17 +9,11 @@ from statistics import mean
 import numpy as np
 import pytest
 
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.planner.exchange.times import (
-    Exchange,
-    LayoutExchange,
-    layout_text,
-    layouts_of,
-    parse_layout,
-)
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.proposal.document import ProposalDocument, ProposalError
 from seqplan.planner.proposal.layouts import choose_layout, explain_choice
@@ -27,10 +21,16 @@ from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies, strategy_ms
+from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.times import (
+    Exchange,
+    LayoutExchange,
+    layout_text,
+    layouts_of,
+    parse_layout,
+)
 from seqplan.plans.lint import lint
 from seqplan.plans.scheme import Strategy
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.shipped.catalogue import shipped
 
 CLUSTER = Cluster(16, 16384, 50_000)
 LENGTHS = np.minimum(np.random.default_rng(5).lognormal(7.2, 1.2, 4000).astype(int) + 1, 16384)

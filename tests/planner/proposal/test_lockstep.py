@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 
 from seqplan import Cluster, Infeasible, Planner, ProposalDocument, find_profile, make_proposal
+from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.planner.exchange.times import LayoutExchange
 from seqplan.planner.placement.kernel import VARIABLE
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.times import LayoutExchange
 from seqplan.planner.workers.produce import produce
+from seqplan.plans.explain import explain
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.lint import lint
-from seqplan.profiler.profile import Profile
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 LLAMA = find_profile("llama-7b-a800-80gb")
@@ -105,7 +106,7 @@ def test_rounds_come_in_multiples() -> None:
     rounds = {pipeline.round for pipeline in plan.pipelines}
     assert len(rounds) % 3 == 0
     assert {pipeline.scheme.pp for pipeline in plan.pipelines} == {2}
-    assert f"in {len(rounds)} rounds through 2 stages" in plan.explain()
+    assert f"in {len(rounds)} rounds through 2 stages" in explain(plan)
     assert lint(plan, CLUSTER.models(LLAMA)) == []
     few = "2 sequences cannot fill 3 micro-batches, in multiples of 3; give larger steps"
     with pytest.raises(Infeasible, match=few):

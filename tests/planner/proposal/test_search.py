@@ -6,6 +6,8 @@ from hypothesis import example, given, settings
 from instances import ClusterCase, clusters
 from oracles.exhaustive import any_strategy_optimum
 
+from seqplan.costs.latency import Latency
+from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
 from seqplan.planner.placement.dispatch import dispatch
@@ -13,8 +15,6 @@ from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.proposal.search import search
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.latency import Latency
-from seqplan.profiler.scheme_model import SchemeModel
 
 SLOW_TO_FIT = (
     {

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seqplan.costs.model_sizes import ModelShape, parameters
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.planner.exchange.times import GivenExchange
 from seqplan.planner.simulation.flops import model_flops, peak_flops
 from seqplan.planner.simulation.iteration import Execution, propagation_ms, simulate_iteration
+from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.times import GivenExchange
 from seqplan.plans.plan import MicroBatch, PlannedPipeline
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.model_sizes import ModelShape, parameters
-from seqplan.profiler.shipped.catalogue import shipped
 
 PROFILE = shipped("llama-32b-a800-80gb").restricted(measured=True)
 NOTHING = GivenExchange(0, 0, "none", 0, 0)

@@ -10,13 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqplan import Cluster, Infeasible, Planner, find_profile, make_proposal
+from seqplan import (
+    Cluster,
+    Infeasible,
+    Planner,
+    digest,
+    explain,
+    find_profile,
+    from_json,
+    make_proposal,
+    rank_view,
+    to_json,
+)
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.planner.exchange.times import GivenExchange
 from seqplan.planner.strategies.homogeneous import best_homogeneous
-from seqplan.plans.explain import explain
-from seqplan.plans.format.codec import from_json
+from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.times import GivenExchange
 from seqplan.plans.lint import lint
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
@@ -34,10 +43,10 @@ def test_a_profile_is_enough() -> None:
     assert planner.plan(LENGTHS).step == 10
     # Another rank, or the same after a restart, plans alike.
     again = Planner(PROFILE, 64, 32_768).plan(LENGTHS.tolist())
-    assert again.digest == plan.digest
-    assert from_json(plan.to_json()) == plan
-    assert plan.view(5).digest == plan.digest
-    assert plan.explain().startswith("step 0: ")
+    assert digest(again) == digest(plan)
+    assert from_json(to_json(plan)) == plan
+    assert rank_view(plan, 5).digest == digest(plan)
+    assert explain(plan).startswith("step 0: ")
     exchange = exchange_of(PROFILE, 64)
     batch = Batch.of_lengths(LENGTHS.tolist())
     static = best_homogeneous([batch], models, 64, exchange)

@@ -14,18 +14,20 @@ from hypothesis import strategies as st
 from oracles.regrouping import best_on_two_ranks
 
 import seqplan
+from seqplan.costs.latency import Latency
+from seqplan.costs.profile import Profile
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.exchange.choice import exchange_of
-from seqplan.planner.exchange.times import NO_EXCHANGE
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.assemble import assemble
-from seqplan.planner.step.reforming_plan import (
+from seqplan.planner.step.regrouping_plan import (
     REFORMING_GAIN,
     assemble_reforming,
     layouts_to_re_form,
@@ -33,13 +35,15 @@ from seqplan.planner.step.reforming_plan import (
 )
 from seqplan.planner.step.selection import select
 from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.strategies.reforming import (
+from seqplan.planner.strategies.regrouping import (
     ReformingFiller,
     ReformingLayout,
     find_reforming,
     nested_sizes,
     reforming_layouts,
 )
+from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.times import NO_EXCHANGE
 from seqplan.plans.explain import explain
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.lint import lint
@@ -47,10 +51,6 @@ from seqplan.plans.plan import Plan, Planner
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.views.rank_view import rank_view
-from seqplan.profiler.latency import Latency
-from seqplan.profiler.profile import Profile
-from seqplan.profiler.scheme_model import SchemeModel
-from seqplan.profiler.shipped.catalogue import shipped
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 PLANNER = Planner("1", 0, "sha256:p", None)

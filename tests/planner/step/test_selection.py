@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from instances import LLAMA_32B, assert_sound, batch_of
 
+from seqplan.costs.shipped.catalogue import shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.exchange.times import LayoutExchange, layouts_of
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.step.selection import select
 from seqplan.planner.strategies.homogeneous import best_homogeneous
+from seqplan.planner.sync.times import LayoutExchange, layouts_of
 from seqplan.plans.scheme import Strategy
-from seqplan.profiler.shipped.catalogue import shipped
 
 
 def test_selection_plans_on_the_best_candidate_and_accounts_for_all() -> None:

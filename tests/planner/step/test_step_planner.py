@@ -11,7 +11,7 @@ import pytest
 
 from seqplan import Batch, Cluster, Plan, StepPlanner, find_profile, make_proposal
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.exchange.choice import exchange_of
+from seqplan.planner.sync.choice import exchange_of
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.lint import lint
 

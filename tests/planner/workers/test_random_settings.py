@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from producer_cases import proposal
 
+from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
@@ -23,7 +24,6 @@ from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.views.rank_view import rank_view
-from seqplan.profiler.profile import Profile
 
 DEGREES = st.sampled_from([1, 1, 1, 2, 3, 4, 5])
 COEFFICIENT = st.sampled_from([0.0, 1e-6, 3e-5, 1e-3])

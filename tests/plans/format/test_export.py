@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from seqplan import Plan
+from seqplan import construct_plan
 from seqplan.plans.format.export import COLUMNS, check_export, export_plans
 
 PAGE = Path(__file__).parents[3] / "docs" / "plan-format.md"
 PLANS = [
-    Plan.of([10, 21, 30, 40], {"u2": [[[0, 3], [1]]], "r2": [[[2]]]}, ids=[7, 5, 9, 1], step=step)
+    construct_plan(
+        [10, 21, 30, 40], {"u2": [[[0, 3], [1]]], "r2": [[[2]]]}, ids=[7, 5, 9, 1], step=step
+    )
     for step in (0, 1)
 ]
 LISTS = [[[7, 1], [5]], [[7, 1], [5]], [[9]], [[9]]]
@@ -52,7 +54,7 @@ def test_rows_say_where_each_sequence_is(tmp_path: Path) -> None:
 def test_an_idle_rank_has_a_line_without_work(tmp_path: Path) -> None:
     path = tmp_path / "export.jsonl"
     with export_plans(path) as export:
-        export(Plan.of([5], {"u2": [[[0]]]}, world_size=3))
+        export(construct_plan([5], {"u2": [[[0]]]}, world_size=3))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[2] == {"step": 0, "rank": 2, "micro_batches": []}
 

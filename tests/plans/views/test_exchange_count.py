@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.exchange_count import Moved, Pulled, moved, pulled
 from seqplan.plans.views.parameter_layout import Block, ParameterLayout
 from seqplan.plans.views.placement import PlacedPipeline
 from seqplan.plans.views.resharding import Message
+from seqplan.plans.views.sync_count import Moved, Pulled, moved, pulled
 from seqplan.plans.views.unit_layout import Piece, UnitLayout
 
 RANKS = 4

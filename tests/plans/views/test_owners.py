@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqplan.plans.views.owners import unit_layouts
+from seqplan.plans.views.optimizer_sharding import unit_layouts
 from seqplan.plans.views.parameter_layout import Block, ParameterLayout
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from ranks import run_ranks
 
+from seqplan.costs.fit.sample_file import read_samples
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.fit.sample_file import read_samples
 from seqplan.profiler.measure import lost_ranks as alarm
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.run import Task, measure

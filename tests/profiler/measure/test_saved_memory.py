@@ -11,15 +11,15 @@ from ranks import run_ranks
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from seqplan.costs.analytic.memory import layer_activation_bytes
+from seqplan.costs.fit.pooling import pooled
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.analytic.memory import layer_activation_bytes
-from seqplan.profiler.fit.pooling import pooled
 from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import SavedBytes, peak_bytes, saved_bytes
 from seqplan.profiler.measure.stage import Call, MeasuredStage, Neighbours
-from seqplan.profiler.model_sizes import ModelSizes
 from seqplan.runtime.sequence_parallel.context import local_context
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.training.model import CHECKPOINTING, ModelConfig

@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from seqplan.profiler.measure.verify.figures import Figure
-from seqplan.profiler.measure.verify.memory_check import (
+from seqplan.profiler.verify.memory_check import (
     LEAST_LENGTH,
     SEARCH_TO,
     _affordable,
     largest_that_runs,
 )
-from seqplan.profiler.measure.verify.rates_check import listed
+from seqplan.profiler.verify.rates_check import listed
+from seqplan.profiler.verify.results import Figure
 
 
 @pytest.mark.parametrize(

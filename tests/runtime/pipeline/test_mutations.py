@@ -18,7 +18,7 @@ from seqplan.plans.views.sharding import Range
 from seqplan.runtime.pipeline import staged_llama
 from seqplan.runtime.pipeline.llama_units import llama_units
 from seqplan.runtime.pipeline.one_f_one_b import PipelinePasses
-from seqplan.runtime.states.exchange import Finish, MessageExchange
+from seqplan.runtime.states.sync import Finish, MessageExchange
 from seqplan.runtime.states.unit import Unit
 
 CASE = Case(4, 18, config=replace(CONFIG, heads=4, kv_heads=1, layers=3), steps=1)

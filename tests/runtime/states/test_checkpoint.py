@@ -13,7 +13,7 @@ from random_plans import one_pipeline_plan
 from ranks import run_ranks, run_ranks_expecting_failure
 
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.owners import Owners
+from seqplan.plans.views.optimizer_sharding import Owners
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ranks import run_ranks, run_ranks_expecting_failure
 from torch import Tensor, nn
 
-from seqplan.plans.views.owners import Owners
+from seqplan.plans.views.optimizer_sharding import Owners
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.states.replicas import checksum
 from seqplan.runtime.states.sharded_states import ShardedStates

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from seqplan.runtime.check.reference import dense_attention
 from seqplan.runtime.sequence_parallel.context import local_context
-from seqplan.runtime.train_check.reference import dense_attention
 
 
 def test_dense_attention_is_softmax_of_all_scores() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqplan.profiler.model_sizes import SIZES, ModelSizes
+from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.runtime.training.model import Llama, ModelConfig
 
 

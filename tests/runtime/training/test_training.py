@@ -14,11 +14,11 @@ from ranks import run_ranks
 
 from seqplan.plans.plan import Plan
 from seqplan.plans.views.rank_view import rank_view
+from seqplan.runtime.check.reference import dense_attention, reference_step
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.train_check.reference import dense_attention, reference_step
 from seqplan.runtime.training.model import Llama, ModelConfig
 from seqplan.runtime.training.prepare import preparation
 from seqplan.runtime.training.run_step import run_step

@@ -1,0 +1,166 @@
+"""What a training check compares and allows, and the plans and the model that it can run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+
+from seqplan.costs.model_sizes import ModelSizes
+from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Plan
+from seqplan.plans.views.placement import placement_of
+from seqplan.plans.views.sync_count import Pulled, pulled
+from seqplan.plans.views.unit_layout import UnitLayout
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Largest differences of two correct runs: of losses and gradient norms relative, of final
+    parameters absolute."""
+
+    loss: float
+    gradient_norm: float
+    parameter: float
+
+
+GATES = {
+    "float32": Gates(1e-5, 1e-4, 1e-4),
+    "float64": Gates(1e-10, 1e-10, 1e-10),
+    "bfloat16": Gates(1e-2, 5e-2, 1e-2),
+}
+"""By the ranks' dtype. The reference computes in it too, but in float32 for bfloat16."""
+
+
+ELEMENT_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
+"""Of a parameter on the ranks, by their dtype."""
+
+
+@dataclass(frozen=True)
+class CheckedStep:
+    """One step of both runs.
+
+    ``loss`` and ``gradient_norm``: of the rank that is furthest from the reference;
+    ``measured_ms``: of the slowest rank, waiting for others included.
+    """
+
+    plan: Plan
+    loss: float
+    reference_loss: float
+    gradient_norm: float
+    reference_gradient_norm: float
+    measured_ms: float
+
+    @property
+    def loss_difference(self) -> float:
+        """Relative to the reference."""
+        return relative(self.loss, self.reference_loss)
+
+    @property
+    def gradient_norm_difference(self) -> float:
+        """Relative to the reference."""
+        return relative(self.gradient_norm, self.reference_gradient_norm)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all ranks together."""
+        return 1000 * self.plan.tokens / self.measured_ms
+
+
+@dataclass(frozen=True)
+class Check:
+    """Both runs compared; ``parameter`` is the one that differs most at the end."""
+
+    dtype: str
+    sizes: ModelSizes
+    steps: tuple[CheckedStep, ...]
+    parameter: str
+    parameter_difference: float
+
+    @property
+    def gates(self) -> Gates:
+        """What the differences may be."""
+        return GATES[self.dtype]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all differences are within the gates; what is no number is not."""
+        return (
+            all(step.loss_difference <= self.gates.loss for step in self.steps)
+            and all(
+                step.gradient_norm_difference <= self.gates.gradient_norm for step in self.steps
+            )
+            and self.parameter_difference <= self.gates.parameter
+        )
+
+
+def checked_sizes(plans: Sequence[Plan]) -> ModelSizes:
+    """Size a small Llama that all of the plans' schemes can run, with fewer KV heads than heads."""
+    schemes = {pipeline.scheme for plan in plans for pipeline in plan.pipelines}
+    common = math.lcm(*(scheme.tp for scheme in schemes))
+    widest = max((scheme.tp * scheme.ulysses for scheme in schemes), default=1)
+    heads = common * -(-max(4, widest) // common)
+    kv_heads = next(
+        shared
+        for shared in range(max(heads // 2, 1), 0, -1)
+        if heads % shared == 0
+        and all(shared % scheme.tp == 0 or scheme.tp % shared == 0 for scheme in schemes)
+    )
+    return ModelSizes(
+        hidden=heads * max(8, 64 // heads // 2 * 2),
+        layers=max((2, *(scheme.pp for scheme in schemes))),
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=2 * heads * max(8, 64 // heads // 2 * 2),
+        vocab=256,
+    )
+
+
+def pulled_of(plan: Plan, sizes: ModelSizes) -> Pulled:
+    """Count what the fullest rank pulls of the checked model's parameters in a step."""
+    from seqplan.runtime.pipeline.llama_units import llama_units  # not for help and planning
+
+    units = [
+        UnitLayout(name, parameters, sizes.layers, plan.world_size)
+        for name, parameters in llama_units(sizes)
+    ]
+    return pulled(units, placement_of(plan.pipelines))
+
+
+def relative(measured: float, expected: float) -> float:
+    """|found − expected| / |expected|; 0 where both are 0."""
+    if measured == expected:
+        return 0.0
+    return abs(measured - expected) / abs(expected) if expected else math.inf
+
+
+def first_plans(path: Path, ranks: int, steps: int) -> list[Plan]:
+    """The first ``steps`` plans of a file, all of them where it has fewer.
+
+    ``ValueError`` for what ``ranks`` processes of the runtime cannot run.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: every rank reads the plans for itself: give a file")
+    plans: list[Plan] = []
+    for plan in islice(read_plans(path), steps):
+        where = f"{path}: step {plan.step}"
+        if plan.world_size != ranks:
+            raise ValueError(
+                f"{path}: is planned for {plan.world_size} ranks, not {ranks}; give "
+                f"--ranks {plan.world_size}, or plan for {ranks} GPUs"
+            )
+        if broken := lint(plan, None):
+            raise ValueError(f"{where} breaks a rule: {broken[0]}")
+        plans.append(plan)
+    if not plans:
+        raise ValueError(f"{path}: no plans")
+    for before, after in pairwise(plans):
+        if after.step != before.step + 1:
+            raise ValueError(
+                f"{path}: step {after.step} follows step {before.step}; ranks run steps without "
+                f"a gap, at most {before.step + 1 - plans[0].step} here: see --steps"
+            )
+    return plans

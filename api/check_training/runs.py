@@ -1,0 +1,162 @@
+"""A training check: the steps of plans on real ranks, beside one process that knows no plan."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from seqplan.api.check_training.check import Check, CheckedStep, checked_sizes, relative
+from seqplan.api.check_training.plan_pipe import PlanPipe
+from seqplan.api.check_training.processes import Message, RankServer
+from seqplan.costs.model_sizes import ModelSizes
+from seqplan.plans.format.plan_file import write_plans
+from seqplan.plans.plan import Plan
+
+Progress = Callable[[str, int, int], None]
+StepSeen = Callable[[CheckedStep], None]
+"""Told of each step, in order, as soon as both runs have done it."""
+
+
+def check_training(
+    plans: Sequence[Plan],
+    *,
+    server: RankServer,
+    data: str | None,
+    seed: int,
+    dtype: str,
+    progress: Progress,
+    step_seen: StepSeen = lambda step: None,
+) -> Check:
+    """Train on real ranks under the plans, and beside them in one process; compare.
+
+    ``data``: a token file, or None for tokens seeded by sample id. ``ValueError`` for data that
+    the plans do not match, ``RuntimeError`` where a process fails; ``server`` has ended then.
+    """
+    sizes = checked_sizes(plans)
+    with tempfile.TemporaryDirectory(dir=server.folder) as name:
+        folder = Path(name)
+        # Of their own: what else the file has is neither asked for nor looked at.
+        with write_plans(folder / "plans.jsonl") as write:
+            for plan in plans:
+                write(plan)
+        pipe = PlanPipe(folder / "reference-plans.jsonl")
+        runs = _Runs(plans, pipe, progress, step_seen)
+        try:
+            progress("starting ranks", 0, len(plans))
+            runs.listen(server.messages(_settings(plans, data, seed, dtype, sizes, folder)))
+        except BaseException:
+            server.end()
+            raise
+        finally:
+            pipe.close()
+    return Check(dtype, sizes, tuple(runs.checked), runs.parameter, runs.parameter_difference)
+
+
+class _Runs:
+    """Both runs under way: what they have said, and which plans the one process may have.
+
+    It gets a plan when the ranks have run it, so that it takes their cores as late as it can, and
+    the last one when they are done, as it compares their parameters after that.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        pipe: PlanPipe,
+        progress: Progress,
+        step_seen: StepSeen,
+    ) -> None:
+        self.checked: list[CheckedStep] = []
+        self.parameter, self.parameter_difference = "", math.nan
+        self._plans = plans
+        self._pipe = pipe
+        self._progress = progress
+        self._step_seen = step_seen
+        self._ranks = range(plans[0].world_size)
+        self._reported: list[list[tuple[float, float, float]]] = [[] for _ in plans]
+        self._expected: list[tuple[float, float]] = []
+
+    def listen(self, messages: Iterable[tuple[int, Message]]) -> None:
+        """Take what the processes, whose last is the one, say until all are done."""
+        steps_done = 0
+        for number, message in messages:
+            if "done" in message:
+                steps_done += 1
+                if steps_done == len(self._ranks):
+                    self._pipe.send(self._plans[-1])
+            elif "parameter" in message:
+                self.parameter = message["parameter"]
+                self.parameter_difference = message["parameter_difference"]
+            elif number in self._ranks:
+                self._add_of_rank(message)
+            else:
+                self._expected.append((message["loss"], message["gradient_norm"]))
+                self._show()
+
+    def _add_of_rank(self, message: Message) -> None:
+        at = message["step"] - self._plans[0].step
+        self._reported[at].append((message["loss"], message["gradient_norm"], message["ms"]))
+        if len(self._reported[at]) == len(self._ranks):
+            self._progress("steps on ranks", at + 1, len(self._plans))
+            if at + 1 < len(self._plans):
+                self._pipe.send(self._plans[at])
+
+    def _show(self) -> None:
+        at = len(self._expected) - 1
+        step = _compared(self._plans[at], self._reported[at], *self._expected[at])
+        self.checked.append(step)
+        self._progress("steps of both", at + 1, len(self._plans))
+        self._step_seen(step)
+
+
+def _compared(
+    plan: Plan, reported: Sequence[tuple[float, float, float]], loss: float, norm: float
+) -> CheckedStep:
+    losses, norms, times = zip(*reported, strict=True)
+    return CheckedStep(
+        plan=plan,
+        loss=_furthest(losses, loss),
+        reference_loss=loss,
+        gradient_norm=_furthest(norms, norm),
+        reference_gradient_norm=norm,
+        measured_ms=max(times),
+    )
+
+
+def _furthest(values: Sequence[float], expected: float) -> float:
+    if any(math.isnan(value) for value in values):
+        return math.nan
+    return max(values, key=lambda value: relative(value, expected))
+
+
+def _settings(
+    plans: Sequence[Plan],
+    data: str | None,
+    seed: int,
+    dtype: str,
+    sizes: ModelSizes,
+    folder: Path,
+) -> dict[str, object]:
+    """``Settings`` of ``seqplan.runtime.check`` by name."""
+    return {
+        "ranks": plans[0].world_size,
+        "folder": str(folder),
+        "plans": str(folder / "plans.jsonl"),
+        "reference_plans": str(folder / "reference-plans.jsonl"),
+        "first_step": plans[0].step,
+        "steps": len(plans),
+        "parameters": str(folder / "parameters.npz"),
+        "data": data,
+        "seed": seed,
+        "dtype": dtype,
+        "model": {
+            "hidden": sizes.hidden,
+            "layers": sizes.layers,
+            "heads": sizes.heads,
+            "kv_heads": sizes.kv_heads,
+            "ffn": sizes.ffn,
+            "vocab": sizes.vocab,
+        },
+    }

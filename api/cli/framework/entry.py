@@ -1,0 +1,141 @@
+"""``seqplan VERB``. Exit codes: 0 ok, 1 failure, 2 bad input, 3 infeasible, 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from seqplan.api.cli.framework.environment import apply_environment
+from seqplan.plans.version import VERSION
+
+VERBS = (
+    *("lengths", "profiles", "profile", "verify-device", "estimate", "validate-model", "propose"),
+    *(
+        "plan",
+        "check",
+        "explain",
+        "compare",
+        "trace",
+        "train-check",
+        "refit",
+        "serve",
+        "sidecar",
+        "demo",
+    ),
+)
+"""In the order of use; each has a module ``seqplan.api.cli.<verb>``, with _ for -."""
+
+FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
+
+_EPILOG = """\
+Options may be set in the environment: --max-len as SEQPLAN_MAX_LEN, and so on; a flag goes first.
+
+example:
+  seqplan propose --profile llama-32b-a800-80gb --gpus 64 --lengths lengths.npy \\
+    --max-len 32768 -o proposal.json
+  seqplan plan --proposal proposal.json --lengths lengths.npy --tokens 200000 --steps 20 \\
+    -o plans.jsonl
+  seqplan check plans.jsonl && seqplan explain plans.jsonl --step 3
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+class _Version(argparse.Action):
+    """Prints the version, and whether the planner's fill is compiled here."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from seqplan.planner.placement.kernel import kernel_state
+
+        print(f"seqplan {VERSION}\nfill: {kernel_state()}")
+        parser.exit()
+
+
+def build_parser(
+    environment: Mapping[str, str], verbs: Sequence[str] = VERBS
+) -> argparse.ArgumentParser:
+    """The parser of these verbs, with option defaults taken from ``SEQPLAN_*`` variables."""
+    parser = _Parser(
+        prog="seqplan",
+        description="Execution plans for training Transformers on variable-length sequences.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show the version and what fills, and exit"
+    )
+    commands = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
+    for verb in verbs:
+        module = importlib.import_module(f"seqplan.api.cli.{verb.replace('-', '_')}")
+        command = module.add_parser(commands)
+        apply_environment(command, environment)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; every error is one line on stderr."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # A verb needs only its own modules; help and what is misspelt need all.
+    verbs = arguments[:1] if arguments and arguments[0] in VERBS else VERBS
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an encoding without × or ║ is no failure
+    try:
+        with _termination_as_exit():
+            args = build_parser(os.environ, verbs).parse_args(arguments)
+            args.settle(args)
+            code: int = args.run(args)
+            sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left; what it read is whole lines. Keep Python from flushing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _say(f"{where}{error.strerror or error}")
+        return BAD_INPUT
+    except ValueError as error:
+        _say(str(error))
+        return BAD_INPUT
+    except RuntimeError as error:
+        from seqplan.planner.errors import Infeasible
+
+        _say(str(error))
+        return INFEASIBLE if isinstance(error, Infeasible) else FAILED
+
+
+def _say(message: str) -> None:
+    print(f"seqplan: {' '.join(message.split())}", file=sys.stderr)
+
+
+@contextmanager
+def _termination_as_exit() -> Iterator[None]:
+    """Let SIGTERM end the process as an exception does: no worker and no half file is left."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,188 @@
+"""A sweep as text for people and as JSON values."""
+
+from __future__ import annotations
+
+from statistics import mean
+from typing import Any
+
+from seqplan.api.cli.framework.terminal import percent, seconds, table
+from seqplan.planner.comparison.advice import ablation, rivals
+from seqplan.planner.comparison.nearest import nearest_rival
+from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
+from seqplan.planner.comparison.sweep import Sweep, SweptSystem
+from seqplan.planner.simulation.iteration import Iteration
+
+
+def sweep_lines(sweep: Sweep) -> list[str]:
+    """A row for each system, a column for each value: tokens/s, and how much faster ours is."""
+    rows = []
+    for key, name in sweep.names().items():
+        row = [name]
+        for point in sweep.points:
+            system = next((system for system in point.systems if system.key == key), None)
+            row.append("—" if system is None else _cell(system))
+        rows.append(row)
+    header = [f"tokens/s by {sweep.axis}", *(f"{point.value:,}" for point in sweep.points)]
+    return table(header, rows) + sweep.notes()
+
+
+def _cell(system: SweptSystem) -> str:
+    if system.key == "ours":
+        return f"{system.tokens_per_s:,.0f}"
+    return f"{system.tokens_per_s:,.0f} ({system.speedup:.2f}×)"
+
+
+def sweep_fields(sweep: Sweep) -> dict[str, Any]:
+    """All figures of a sweep; ``speedup``: the system's mean iteration over ours."""
+    return {
+        "axis": sweep.axis,
+        "points": [
+            {
+                "value": point.value,
+                "tokens": point.tokens or None,
+                "systems": [
+                    {
+                        "key": system.key,
+                        "name": system.name,
+                        "mean_ms": round(system.mean_ms, 3),
+                        "mean_propagation_ms": round(system.propagation_ms, 3),
+                        "tokens_per_s": round(system.tokens_per_s, 1),
+                        "speedup": round(system.speedup, 4),
+                    }
+                    for system in point.systems
+                ],
+                "left_out": [{"name": name, "why": why} for name, why in point.left_out],
+                "not_possible": point.why or None,
+            }
+            for point in sweep.points
+        ],
+    }
+
+
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """A comparison for people: a row for each system, what was left out, and the advice."""
+    steps = len(comparison.ours.iterations)
+    header = ("system", "iteration", "tokens/s", "ours is faster", "propagation alone")
+    lines = [
+        (
+            f"simulated on profile {comparison.profile}: {comparison.gpus} × "
+            f"{comparison.hardware}, {steps} steps of {comparison.tokens:,} tokens, sequences up "
+            f"to {comparison.max_len:,}"
+        ),
+        "",
+        *table(
+            (*header, "imbalance", "bubble", "MFU"),
+            [_row(comparison, system) for system in comparison.systems],
+        ),
+        "",
+        *(f"{system.name}: {system.description}" for system in comparison.systems),
+    ]
+    if stages := ablation(comparison.systems):
+        text = " → ".join(f"{system.name} {gain:.2f}×" for system, gain in stages)
+        lines += ["", f"step by step, whole iterations: {text}"]
+    lines += [""] if rivals(comparison.systems) else []
+    nearest = nearest_rival(comparison.systems)
+    for label, system in rivals(comparison.systems):
+        gain = f"{system.mean_ms / comparison.ours.mean_ms:.2f}×"
+        if nearest is not None and system.key == nearest.key:
+            gain = nearest.text
+        lines.append(f"speed-up over {label}, {system.name}: {gain}")
+    if comparison.today is not None:
+        label, system = comparison.today
+        gain = f"{system.mean_ms / comparison.ours.mean_ms:.2f}×"
+        lines.append(f"speed-up over {label} ({system.name}): {gain}")
+    if comparison.left_out:
+        lines += ["", *(f"left out: {name}: {why}" for name, why in comparison.left_out)]
+    return [*lines, "", *comparison.assumptions, "", comparison.advice]
+
+
+def _row(comparison: Comparison, system: System) -> tuple[str, ...]:
+    speedups = comparison.speedups(system)
+    ours = system is comparison.ours
+    alone = mean_propagation_ms(system) / mean_propagation_ms(comparison.ours)
+    whole = system.mean_ms / comparison.ours.mean_ms
+    return (
+        system.name,
+        seconds(system.mean_ms),
+        f"{system.tokens_per_s:,.0f}",
+        "—" if ours else f"{whole:.2f}× ({min(speedups):.2f}–{max(speedups):.2f})",
+        "—" if ours else f"{alone:.2f}×",
+        f"{mean(iteration.imbalance for iteration in system.iterations):.2f}",
+        percent(mean(iteration.bubble_ratio for iteration in system.iterations)),
+        "—" if system.mfu is None else percent(system.mfu),
+    )
+
+
+def comparison_fields(comparison: Comparison) -> dict[str, Any]:
+    """All figures of a comparison as JSON values, without the spans of the simulation."""
+    return {
+        "simulated_on": comparison.profile,
+        "hardware": comparison.hardware,
+        "gpus": comparison.gpus,
+        "max_len": comparison.max_len,
+        "tokens": comparison.tokens,
+        "seed": comparison.seed,
+        "sequences": comparison.sequences,
+        "histogram": [list(bucket) for bucket in comparison.histogram],
+        "systems": [
+            {
+                "key": system.key,
+                "name": system.name,
+                "description": system.description,
+                "balanced": system.balanced,
+                "mean_ms": round(system.mean_ms, 3),
+                "mean_propagation_ms": round(mean_propagation_ms(system), 3),
+                "tokens_per_s": round(system.tokens_per_s, 1),
+                "mfu": None if system.mfu is None else round(system.mfu, 6),
+                "speedups": [round(ratio, 4) for ratio in comparison.speedups(system)],
+                "iterations": [_iteration_fields(iteration) for iteration in system.iterations],
+            }
+            for system in comparison.systems
+        ],
+        "ablation": [
+            {"key": system.key, "speedup": round(gain, 4)}
+            for system, gain in ablation(comparison.systems)
+        ],
+        "nearest_rival": _nearest_fields(comparison),
+        "baseline": None if comparison.baseline is None else comparison.baseline[2],
+        "left_out": [{"name": name, "why": why} for name, why in comparison.left_out],
+        "advice": comparison.advice,
+        "assumptions": list(comparison.assumptions),
+    }
+
+
+def _nearest_fields(comparison: Comparison) -> dict[str, Any] | None:
+    rival = nearest_rival(comparison.systems)
+    if rival is None:
+        return None
+    interval = None if rival.interval is None else [round(end, 4) for end in rival.interval]
+    return {
+        "key": rival.key,
+        "name": rival.name,
+        "speedup": round(rival.speedup, 4),
+        "interval": interval,
+        "steps": rival.steps,
+    }
+
+
+def _iteration_fields(iteration: Iteration) -> dict[str, Any]:
+    return {
+        "step": iteration.step,
+        "strategy": iteration.strategy,
+        "schemes": [{**scheme.as_dict(), "count": count} for scheme, count in iteration.schemes],
+        "tokens": iteration.tokens,
+        "sequences": iteration.sequences,
+        "longest": iteration.longest,
+        "total_ms": round(iteration.total_ms, 3),
+        "propagation_ms": round(iteration.propagation_ms, 3),
+        "exchange_ms": round(iteration.exchange_ms, 3),
+        "optimizer_ms": round(iteration.optimizer_ms, 3),
+        "tokens_per_s": round(iteration.tokens_per_s, 1),
+        "rank_busy_ms": [round(time, 3) for time in iteration.rank_busy_ms],
+        "rank_end_ms": [round(time, 3) for time in iteration.rank_end_ms],
+        "bubble_ratio": round(iteration.bubble_ratio, 6),
+        "imbalance": round(iteration.imbalance, 6),
+        "mfu": None if iteration.mfu is None else round(iteration.mfu, 6),
+        "gap": iteration.gap,
+        "planning_ms": None if iteration.planning_ms is None else round(iteration.planning_ms, 2),
+    }

@@ -1,8 +1,0 @@
-"""What an application keeps while it runs, and shares between its requests.
-
-Read ``shared`` (how handlers get hold of it), ``plan_waiters`` (who waits for which plan),
-``ack_writer`` (acknowledgements that share a transaction), ``readers`` (few at a time) and
-``metrics``.
-"""
-
-__all__ = ["ack_writer", "metrics", "plan_waiters", "readers", "shared"]

@@ -1,0 +1,63 @@
+"""POST with an Idempotency-Key: done once, however often it is sent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+from sqlalchemy import Connection
+
+from seqplan.api.rest.payloads.problems import Problem
+from seqplan.api.service.service import Service
+from seqplan.api.store.tables.answers import Answer, earlier_answer, keep_answer
+from seqplan.api.store.tables.jobs import job_key
+
+Effect = Callable[[Connection], tuple[int, dict[str, Any]]]
+
+_LONGEST_KEY = 255
+
+
+def once(service: Service, request: Request, content: str, effect: Effect) -> Response:
+    """Run ``effect`` in a transaction together with keeping its answer.
+
+    ``content``: what was asked, to tell a repetition from another request under the same key.
+    """
+    key = request.headers.get("Idempotency-Key")
+    if key is not None and not 0 < len(key) <= _LONGEST_KEY:
+        raise Problem(422, "invalid-request", f"Idempotency-Key: wants 1 to {_LONGEST_KEY} signs")
+    digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
+    with service.store.writing() as connection:
+        path = _kept_path(connection, request)
+        earlier = None if key is None else earlier_answer(connection, path, key)
+        if earlier is not None and earlier.request != digest:
+            raise Problem(
+                422, "key-reused", f"Idempotency-Key {key!r} came with another body before"
+            )
+        if earlier is not None:
+            answer = earlier
+        else:
+            status, body = effect(connection)
+            answer = Answer(digest, status, json.dumps(body, separators=(",", ":")))
+            if key is not None:
+                keep_answer(connection, path, key, answer)
+    return Response(answer.body, answer.status, media_type="application/json")
+
+
+def located(answer: Response, below: str) -> Response:
+    """Add the Location of what a POST has made, by its ``id``; repeated ones have it too."""
+    answer.headers["Location"] = f"{below}/{json.loads(bytes(answer.body))['id']}"
+    return answer
+
+
+def _kept_path(connection: Connection, request: Request) -> str:
+    """Return the path that an answer is kept under: below a job, with the job's key for its id.
+
+    So that a later job of the same id is not answered as this one was.
+    """
+    path, job = request.url.path, request.path_params.get("job")
+    key = None if job is None else job_key(connection, job)
+    return path if key is None else path.replace(f"/v1/jobs/{job}/", f"/v1/jobs/{key}/", 1)

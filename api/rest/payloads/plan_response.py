@@ -1,0 +1,37 @@
+"""A plan, or one rank's view of it, as status, headers and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from seqplan.api.rest.payloads.problems import not_found
+from seqplan.api.service.plan_bytes import ReadyPlan
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def answer(
+    ready: ReadyPlan | None, rank: int | None, asked: Iterable[tuple[bytes, bytes]]
+) -> tuple[int, Headers, bytes]:
+    """Return status, headers and body for a plan, or for one rank's view of it.
+
+    ``ready``: with its views if ``rank`` is given. ``asked``: the request's headers, names in lower
+    case. ``Problem`` for a rank outside the world.
+    """
+    if ready is None:
+        return 204, [], b""
+    if rank is not None and rank >= ready.world_size:
+        raise not_found(f"rank {rank}: the job has ranks 0 to {ready.world_size - 1}")
+    tag = f'"{ready.digest}"'.encode()
+    if any(name == b"if-none-match" and value == tag for name, value in asked):
+        return 304, [(b"etag", tag)], b""
+    body = ready.line
+    if rank is not None:
+        assert ready.views is not None  # PlanWaiters.add_views
+        body = ready.views[rank]
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"etag", tag),
+    ]
+    return 200, headers, body

@@ -1,0 +1,166 @@
+"""Acknowledgements: those that come while a transaction is underway share the next one.
+
+A transaction is on disk before it is answered, which takes milliseconds; all ranks of a job
+acknowledge a step at about the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+from sqlalchemy import Connection
+
+from seqplan.api.rest.payloads.problems import Problem, not_found
+from seqplan.api.service.service import Service
+from seqplan.api.store.rows import JobRow, get
+from seqplan.api.store.tables.acks import AckRow, acknowledge
+from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
+from seqplan.api.store.tables.plans import last_planned, plan_digest
+
+MOST_AT_ONCE = 4096
+"""Requests that share a transaction."""
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """A rank has done a step, by the plan with ``digest`` where it says so, in ``measured_ms``."""
+
+    job: str
+    step: int
+    rank: int
+    digest: str | None
+    measured_ms: float | None
+
+
+class AckQueue:
+    """Writes acknowledgements, many at a time; used on the event loop only."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._waiting: list[tuple[list[Acknowledged], asyncio.Future[None]]] = []
+        self._writer: asyncio.Task[None] | None = None
+        # Its own, so that it waits for no reader.
+        self._threads = CapacityLimiter(1)
+
+    async def put(self, acks: list[Acknowledged]) -> None:
+        """Keep acknowledgements; return when they are on disk, together.
+
+        ``Problem`` where one of them fits no plan: then none of them is kept; what others put goes
+        on.
+        """
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((acks, written))
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_all())
+        await written
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                waiting = self._waiting[:MOST_AT_ONCE]
+                del self._waiting[:MOST_AT_ONCE]
+                try:
+                    requests = [acks for acks, _ in waiting]
+                    problems = await run_sync(self._write, requests, limiter=self._threads)
+                except Exception as error:
+                    problems = [error] * len(waiting)
+                for (_, written), problem in zip(waiting, problems, strict=True):
+                    if written.done():  # who asked has gone away
+                        continue
+                    if problem is None:
+                        written.set_result(None)
+                    else:
+                        written.set_exception(problem)
+        finally:
+            self._writer = None
+
+    def _write(self, requests: list[list[Acknowledged]]) -> list[Exception | None]:
+        with self._service.store.writing() as connection:
+            check = PlannedSteps(connection)
+            problems = [check.first_problem(acks) for acks in requests]
+            good = [
+                ack
+                for acks, problem in zip(requests, problems, strict=True)
+                if problem is None
+                for ack in acks
+            ]
+            acknowledge(connection, [AckRow(ack.job, ack.step, ack.rank) for ack in good])
+            add_measurements(
+                connection,
+                [
+                    MeasurementRow(ack.job, ack.step, ack.rank, ack.measured_ms)
+                    for ack in good
+                    if ack.measured_ms is not None and not check.has_expired(ack)
+                ],
+            )
+        self._service.counts["acknowledgements"] += len(good)
+        by_job: dict[str, list[tuple[int, int]]] = {}
+        for ack in good:
+            by_job.setdefault(ack.job, []).append((ack.step, ack.rank))
+        for job, done in by_job.items():
+            self._service.note_request(job)
+            if planning := self._service.job(job):
+                planning.news.acknowledged(done)
+        return problems
+
+
+class PlannedSteps:
+    """Whether acknowledgements fit what is planned; looks up each job and step once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._jobs: dict[str, JobRow | None] = {}
+        self._digests: dict[tuple[str, int], str | None] = {}
+
+    def first_problem(self, acks: Iterable[Acknowledged]) -> Exception | None:
+        """Return the problem of the first acknowledgement that has one."""
+        return next((problem for ack in acks if (problem := self.problem(ack))), None)
+
+    def problem(self, ack: Acknowledged) -> Problem | None:
+        """Say why an acknowledgement fits no plan.
+
+        404 for the job, 422 for the rank, 409 for the step or digest.
+        """
+        job, step = ack.job, ack.step
+        row = self._job(job)
+        if row is None:
+            return not_found(f"job {job}")
+        if ack.rank >= row.world_size:
+            return Problem(
+                422, "invalid-request", f"rank: {ack.rank} is not below {row.world_size}"
+            )
+        if self.has_expired(ack):
+            return None  # every rank has acknowledged it: this one says so again
+        digest = self._digest(job, step)
+        if digest is None:
+            last = last_planned(self._connection, job)
+            return Problem(
+                409,
+                "not-planned",
+                f"step {step} of job {job} has no plan; the last planned is {last}",
+                last_step=last,
+            )
+        if ack.digest not in (None, digest):
+            return Problem(
+                409, "other-plan", f"step {step} was planned as {digest}, not {ack.digest}"
+            )
+        return None
+
+    def has_expired(self, ack: Acknowledged) -> bool:
+        """Whether an acknowledgement is of a step of which nothing is kept any more."""
+        row = self._job(ack.job)
+        return row is not None and ack.step < row.kept_from
+
+    def _job(self, job: str) -> JobRow | None:
+        if job not in self._jobs:
+            self._jobs[job] = get(self._connection, JobRow, job)
+        return self._jobs[job]
+
+    def _digest(self, job: str, step: int) -> str | None:
+        if (job, step) not in self._digests:
+            self._digests[job, step] = plan_digest(self._connection, job, step)
+        return self._digests[job, step]

@@ -1,0 +1,141 @@
+"""What the service tells Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from seqplan.api.service.calibration_watch import DriftWatch
+from seqplan.api.service.service import Service
+from seqplan.api.store.tables.jobs import STATES
+from seqplan.costs.fit.calibration import Drift
+
+_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+KINDS = ("plan", "acknowledgement", "other")
+
+_DRIFT: tuple[tuple[str, str, Callable[[Drift], float | None]], ...] = (
+    ("error", "Median of |measured - predicted| / predicted, latest.", lambda drift: drift.recent),
+    ("bias", "Median of measured / predicted - 1, latest.", lambda drift: drift.bias),
+    ("limit", "What the error may be by the profile.", lambda drift: drift.limit),
+    ("warning", "1 where the error has left its limit.", lambda drift: bool(drift.warning)),
+)
+
+
+class Metrics:
+    """Figures of one service since it began, and of its jobs; none is read from a table."""
+
+    def __init__(self, service: Service, watch: DriftWatch) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Figures(service, watch))
+        seconds = Histogram(
+            "seqplan_request_seconds",
+            "Time until an answer begins, without requests that waited for a plan.",
+            ["kind"],
+            buckets=_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._registry.register(_DriftGauges(watch))
+        # Looked up once: a lookup by label costs as much as the rest.
+        self._seconds = {kind: seconds.labels(kind) for kind in KINDS}
+
+    def answered(self, path: str, seconds: float) -> None:
+        """Note that a request for ``path`` was answered after this time."""
+        if "/plans/" in path:
+            kind = "plan"
+        else:
+            kind = "acknowledgement" if path.endswith("/acks") else "other"
+        self._seconds[kind].observe(seconds)
+
+    def text(self) -> str:
+        """Write all of them in the Prometheus text format."""
+        return generate_latest(self._registry).decode()
+
+
+class _Figures(Collector):
+    def __init__(self, service: Service, watch: DriftWatch) -> None:
+        self._service = service
+        self._watch = watch
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # registering must not look into the store
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._of_jobs()
+        yield from self._since_start()
+
+    def _of_jobs(self) -> Iterable[Metric]:
+        # From memory: a scrape reads no table.
+        by_state = GaugeMetricFamily("seqplan_jobs", "Jobs of the store.", labels=["state"])
+        for state in STATES:
+            by_state.add_metric([state], self._service.upkeep.jobs_by_state.get(state, 0))
+        yield by_state
+        by_job = GaugeMetricFamily(
+            "seqplan_look_ahead_steps",
+            "Steps planned beyond the slowest rank, of jobs that this service plans.",
+            labels=["job"],
+        )
+        for job, steps in self._service.look_aheads().items():
+            by_job.add_metric([job], steps)
+        yield by_job
+        health = self._service.store.health
+        yield GaugeMetricFamily(
+            "seqplan_store_writable",
+            "1 if the last write to the store succeeded.",
+            value=int(health.problem is None),
+        )
+        yield CounterMetricFamily(
+            "seqplan_store_failures",
+            "Transactions since the start that the store could not end.",
+            value=health.failures,
+        )
+
+    def _since_start(self) -> Iterable[Metric]:
+        counts = self._service.counts
+        yield SummaryMetricFamily(
+            "seqplan_planning_seconds",
+            "Time that planning steps took since the start.",
+            count_value=counts["publications"],
+            sum_value=counts["planning_us"] / 1e6,
+        )
+        for name, about in (
+            ("acknowledgements", "Acknowledgements since the start."),
+            ("publications", "Plans published by this service since the start."),
+            ("planning_ends", "Jobs whose planning ended by an error of its own since the start."),
+        ):
+            yield CounterMetricFamily(f"seqplan_{name}", about, value=counts[name])
+        yield GaugeMetricFamily(
+            "seqplan_threads_ended",
+            "Planning and other threads that ended before their time; /readyz names them.",
+            value=len(self._service.faults()) + len(self._watch.faults()),
+        )
+        by_status = CounterMetricFamily(
+            "seqplan_requests", "Requests answered since the start.", labels=["status"]
+        )
+        for name, count in sorted(counts.items()):
+            if name.startswith("status "):
+                by_status.add_metric([name.removeprefix("status ")], count)
+        yield by_status
+
+
+class _DriftGauges(Collector):
+    """By job and scheme, as the last look of the watch found them."""
+
+    def __init__(self, watch: DriftWatch) -> None:
+        self._watch = watch
+
+    def collect(self) -> Iterable[Metric]:
+        latest = self._watch.latest()
+        for name, about, value in _DRIFT:
+            gauge = GaugeMetricFamily(f"seqplan_drift_{name}", about, labels=["job", "scheme"])
+            for job, drift in latest:
+                if (figure := value(drift)) is not None:
+                    gauge.add_metric([job, str(drift.scheme)], figure)
+            yield gauge

@@ -1,0 +1,179 @@
+"""Whether the profile of each job still holds: asked for, told in the log, counted for scrapers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Container
+
+from sqlalchemy import Connection
+
+from seqplan.api.service.job_calibration import JobDrift, job_drift
+from seqplan.api.service.plan_summary import PlanSummaries
+from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.store.lru import Lru
+from seqplan.api.store.rows import JobRow, ProposalRow, get
+from seqplan.api.store.store import Store
+from seqplan.api.store.tables import jobs, measurements
+from seqplan.api.store.tables.proposals import ready_document
+from seqplan.costs.fit.calibration import Drift
+from seqplan.costs.profile import Profile
+from seqplan.plans.scheme import Scheme
+
+WINDOW = 200
+"""Measured steps that the log and the metrics look back on."""
+
+EVERY_S = 15.0
+"""How often the watch looks by itself."""
+
+_PROFILES = 64
+_JUDGEMENTS = 16
+"""Kept, so that pages which ask every few seconds cost nothing while nothing is measured."""
+
+_State = tuple[list[int], tuple[int, float]]
+
+_log = logging.getLogger("seqplan.drift")
+
+
+class DriftWatch:
+    """Looks at the jobs of a store for as long as it is started. May be used from threads."""
+
+    def __init__(self, store: Store, summaries: PlanSummaries) -> None:
+        self._store = store
+        self._summaries = summaries
+        self._profiles: Lru[str, Profile] = Lru(_PROFILES)
+        self._judged: Lru[tuple[str, int], tuple[_State, JobDrift]] = Lru(_JUDGEMENTS)
+        self._looked: dict[str, int | None] | None = None
+        self._latest: dict[str, tuple[Drift, ...]] = {}
+        self._warned: set[tuple[str, Scheme]] = set()
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, every_s: float = EVERY_S) -> None:
+        """Look now and every ``every_s`` seconds, in a thread of its own, until stopped."""
+
+        def run() -> None:
+            while not self._ending.is_set():
+                try:
+                    self.look()
+                except StoreUnavailable:
+                    pass  # the next look may find it again
+                except Exception:
+                    _log.exception("a look at the drift of the jobs ended")
+                self._ending.wait(every_s)
+
+        self._ending.clear()
+        self._thread = threading.Thread(target=run, name="drift watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def faults(self) -> list[str]:
+        """Say that the thread has ended before its time, where it has."""
+        if self._thread is None or self._thread.is_alive() or self._ending.is_set():
+            return []
+        return ["the drift of jobs is watched no more; start the service again"]
+
+    def look(self) -> None:
+        """Judge the jobs that were measured since the last look, and tell what has changed.
+
+        The first look takes up unfinished jobs only: what was told of others is long told.
+        """
+        with self._store.reading() as connection:
+            last = {
+                job: (state, measurements.last_measured_step(connection, job))
+                for job, state in jobs.states(connection).items()
+            }
+        first, looked = self._looked is None, self._looked or {}
+        self._looked = {job: step for job, (_, step) in last.items()}
+        self._forget_all_but(last)
+        for job, (state, step) in last.items():
+            if self._ending.is_set():
+                return
+            if step is None or step == looked.get(job) or (first and state != "planning"):
+                continue
+            try:
+                with self._store.reading() as connection:
+                    if get(connection, JobRow, job) is not None:  # removed just now
+                        self.drift_of(connection, job)
+            except StoreUnavailable:
+                raise
+            except Exception:  # a job that cannot be judged must not keep the others from it
+                _log.exception("job %s: its drift cannot be judged", job)
+
+    def _forget_all_but(self, jobs: Container[str]) -> None:
+        """Tell no more of jobs that were removed."""
+        with self._lock:
+            self._latest = {job: drifts for job, drifts in self._latest.items() if job in jobs}
+            self._warned = {key for key in self._warned if key[0] in jobs}
+            self._judged.drop(lambda key: key[0] not in jobs)
+
+    def profile(self, connection: Connection, proposal: str) -> Profile:
+        """Return the profile that a proposal of the store carries."""
+        with self._lock:
+            known = self._profiles.get(proposal)
+        if known is not None:
+            return known
+        row = get(connection, ProposalRow, proposal)
+        assert row is not None  # no job begins without it, and it stays while a job uses it
+        profile = ready_document(row).profile
+        with self._lock:
+            self._profiles.put(proposal, profile)
+        return profile
+
+    def drift_of(self, connection: Connection, job: str, steps: int = WINDOW) -> JobDrift:
+        """Return the drift over the last ``steps`` measured steps of a job of the store.
+
+        Over the default window it is what the log and the metrics tell.
+        """
+        row = get(connection, JobRow, job)
+        assert row is not None
+        profile = self.profile(connection, row.proposal)
+        looked_at = measurements.latest_measured_steps(connection, job, steps)
+        times = (0, 0.0)
+        if looked_at:
+            times = measurements.measurements_state(connection, job, looked_at[0])
+        with self._lock:
+            earlier = self._judged.get((job, steps))
+        if earlier is not None and earlier[0] == (looked_at, times):
+            return earlier[1]
+        drifts = job_drift(connection, job, looked_at, profile, self._summaries)
+        with self._lock:
+            self._judged.put((job, steps), ((looked_at, times), drifts))
+        if steps == WINDOW:
+            self._tell(job, drifts.schemes)
+        return drifts
+
+    def _tell(self, job: str, drifts: tuple[Drift, ...]) -> None:
+        """Log one line when a scheme leaves its limit, one when it is within it again."""
+        with self._lock:
+            self._latest[job] = drifts
+            for scheme_drift in drifts:
+                scheme, warning = scheme_drift.scheme, scheme_drift.warning
+                warned = (job, scheme) in self._warned
+                if warning is not None and not warned:
+                    self._warned.add((job, scheme))
+                    _log.warning("job %s: %s", job, warning)
+                elif warning is None and warned:
+                    self._warned.discard((job, scheme))
+                    _log.warning("job %s: %s is within its profile's error again", job, scheme)
+
+    def is_miscalibrated(self, job: str) -> bool:
+        """Whether a scheme's error has left its limit, as the last look found."""
+        with self._lock:
+            return any(drift.warning is not None for drift in self._latest.get(job, ()))
+
+    def latest(self) -> list[tuple[str, Drift]]:
+        """Return each job with the drift of each of its schemes, as the last look found them."""
+        with self._lock:
+            return [
+                (job, scheme_drift)
+                for job, drifts in sorted(self._latest.items())
+                for scheme_drift in drifts
+                if scheme_drift.recent is not None
+            ]

@@ -1,0 +1,208 @@
+"""Attention of one layer under Ulysses and ring: kernels, all-to-alls, transfers, merging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.kernels import memory_ms, seen_keys_ms
+from seqplan.costs.analytic.layers import Passes
+from seqplan.costs.analytic.links import all_to_all_ms, placement, ring_collective_ms, shift_ms
+from seqplan.costs.model_sizes import ModelSizes
+from seqplan.plans.scheme import Scheme
+
+Floats = npt.NDArray[np.float64]
+
+PERMUTE_PASSES = 4
+"""Times an all-to-all's payload is read or written: to bring heads in front, and back in order."""
+
+MERGE_BYTES = 38
+"""Bytes moved per element when a partial result is merged into its fp32 sum, operation by operation
+as ring-flash-attention's public code does: cast (2 + 4), difference (12), product (8), sum (12)."""
+
+ACCUMULATE_BYTES = 10
+"""The same for a gradient: the fp32 sum read and written, the bf16 part read."""
+
+CAST_BYTES = 12
+"""Per element of a ring's fp32 sums: made from the first bf16 part, cast back at the end."""
+
+TRANSFER_MULTIPROCESSORS = 16
+"""Multiprocessors that NCCL's kernels take from the attention kernel while a transfer is under way
+(assumed: one per channel; between 8 and 32 by topology)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMs:
+    """Milliseconds on the slowest rank; ``ring``: what transfers take beyond their kernels."""
+
+    kernel: Floats
+    ulysses: Floats
+    ring: Floats
+    merge: Floats
+
+    @property
+    def total(self) -> Floats:
+        """Sum of all parts."""
+        total: Floats = self.kernel + self.ulysses + self.ring + self.merge
+        return total
+
+
+class Mask(NamedTuple):
+    """Which keys before it a query sees: the last ``window``, or those of its ``chunk``; 0: all."""
+
+    window: int = 0
+    chunk: int = 0
+
+    @property
+    def reach(self) -> int:
+        """Tokens before which nothing is cut."""
+        return self.window or self.chunk
+
+    def seen(self, lengths: Floats) -> Floats:
+        """Count the keys that a query sees on average, in sequences of these lengths."""
+        reach = float(self.reach)
+        if not reach:
+            return lengths / 2
+        within = np.minimum(lengths, reach)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            if self.window:
+                pairs = within * within / 2 + (lengths - within) * reach
+            else:
+                whole = np.floor(lengths / reach)
+                rest = lengths - whole * reach
+                pairs = (whole * reach * reach + rest * rest) / 2
+            return np.where(lengths > 0, pairs / lengths, 0.0)
+
+
+def attention_terms(
+    deployment: Deployment, scheme: Scheme, sequences: Floats, layers: float
+) -> dict[str, Floats]:
+    """Time attention over keys in ``layers`` layers, forward and backward, by term.
+
+    ``sequences``: tokens, shape (…, sequences). Layers of each kind (full, within a window, within
+    chunks) are as frequent among them as in the whole model.
+    """
+    sizes, special = deployment.sizes, deployment.sizes.architecture
+    full = sizes.attending_layers - special.window_layers - special.chunk_layers
+    masks = (
+        (Mask(), full),
+        (Mask(window=special.window), special.window_layers),
+        (Mask(chunk=special.chunk), special.chunk_layers),
+    )
+    forwards = Passes.of(deployment.checkpointing).attention
+    names = {"attention": "kernel", "ulysses": "ulysses", "ring transfer": "ring"}
+    names["ring merge"] = "merge"
+    terms = {name: np.zeros_like(sequences.sum(axis=-1)) for name in names}
+    for mask, count in masks:
+        if not count:
+            continue
+        for backward, passes in ((False, forwards), (True, 1)):
+            once = attention_ms(
+                deployment.cluster,
+                sizes,
+                scheme,
+                sequences,
+                backward=backward,
+                mask=mask,
+                gathered=deployment.context_parallel == "all-gather",
+            )
+            for name, part in names.items():
+                terms[name] = terms[name] + layers / sizes.layers * count * passes * getattr(
+                    once, part
+                )
+    return terms
+
+
+def attention_ms(
+    cluster: ClusterHardware,
+    sizes: ModelSizes,
+    scheme: Scheme,
+    lengths: npt.ArrayLike,
+    *,
+    backward: bool,
+    balanced: bool = True,
+    mask: Mask = Mask(),  # noqa: B008 (immutable)
+    gathered: bool = False,
+) -> AttentionMs:
+    """Time causal attention of one layer, forward or backward, of micro-batches of sequences.
+
+    ``lengths``: tokens, shape (…, sequences), 0 where a micro-batch has fewer; results (…).
+    Ulysses: four all-to-alls each way (q, k, v and the output; USP, arXiv 2405.07719, table 2), of
+    k and v only the key/value heads, replicated where there are fewer than ranks. Ring: in each of
+    ``ring`` steps K and V move on while the step's kernel runs, so a step costs the longer of the
+    two; backward their gradients move with them in fp32. ``balanced``: zigzag, every rank has half
+    of each later block to do; else the last rank does all of each (basic ring).
+
+    Sequences that ``mask`` cuts do not go round a ring: a rank fetches the keys that its queries
+    see and its own do not have, up to the mask's reach for each of its two chunks. ``gathered``:
+    keys and values of the whole ring are gathered instead before one kernel, and their gradients
+    scattered after it; nothing is merged, and nothing hidden.
+    """
+    sequences = np.asarray(lengths, dtype=np.float64)
+    tokens = sequences.sum(axis=-1)
+    groups = placement(scheme, 1)
+    heads = sizes.heads / (scheme.tp * scheme.ulysses)
+    kv_heads = max(sizes.kv_heads / (scheme.tp * scheme.ulysses), 1.0)
+    width, kv_width = heads * sizes.head_width, kv_heads * sizes.head_width
+
+    held = tokens / scheme.ring  # queries, keys and values of a rank while it attends
+    query_bytes, kv_bytes = 2 * held * width, 2 * held * kv_width
+    ulysses = np.zeros_like(tokens)
+    if scheme.ulysses > 1:
+        for payload in (query_bytes, kv_bytes):  # q and the output; k and v
+            ulysses += 2 * all_to_all_ms(cluster, groups["ulysses"], payload)
+            ulysses += 2 * memory_ms(cluster.hardware, PERMUTE_PASSES * payload)
+
+    def kernel(lengths: Floats, seen: Floats, *, masked: bool) -> Floats:
+        return seen_keys_ms(
+            cluster.hardware, lengths, seen, heads, sizes.head_width, masked=masked,
+            backward=backward,
+        )  # fmt: skip
+
+    pieces = sequences / scheme.ring
+    none = np.zeros_like(tokens)
+    if scheme.ring == 1:
+        return AttentionMs(
+            kernel(sequences, mask.seen(sequences), masked=True), ulysses, none, none
+        )
+    directions = 3 if backward else 1
+    if gathered:
+        whole = ring_collective_ms(cluster, groups["ring"], 2 * kv_bytes * scheme.ring) * (
+            2 if backward else 1
+        )
+        work = kernel(pieces, mask.seen(sequences), masked=True)
+        return AttentionMs(work, ulysses, whole, none)
+    cut = np.where(sequences > mask.reach, sequences, 0.0) if mask.reach else 0.0 * sequences
+    sequences = sequences - cut
+    cut_ms, fetched_ms = none, none
+    if cut.any():
+        cut_ms = kernel(cut / scheme.ring, mask.seen(cut), masked=True)
+        fetched = 2 * np.minimum(cut / (2 * scheme.ring), mask.reach) * (cut > 0)
+        kv_of = 2 * 2 * fetched.sum(axis=-1) * kv_width
+        fetched_ms = shift_ms(cluster, groups["ring"], kv_of * directions)
+    if not sequences.any():
+        return AttentionMs(cut_ms, ulysses, fetched_ms, none)
+    pieces, held = sequences / scheme.ring, sequences.sum(axis=-1) / scheme.ring
+    kv_bytes = 2 * held * kv_width
+    own = kernel(pieces, pieces / 2, masked=True)
+    steps = scheme.ring - 1
+    later = kernel(pieces, pieces * (0.5 if balanced else 1.0), masked=False)
+    moved = shift_ms(cluster, groups["ring"], 2 * kv_bytes * directions)
+    transfer_share = TRANSFER_MULTIPROCESSORS / cluster.hardware.multiprocessors
+
+    def beyond(kernel_ms: Floats) -> Floats:
+        return np.maximum(moved - kernel_ms, transfer_share * np.minimum(moved, kernel_ms))
+
+    transfer = beyond(own) + (steps - 1) * beyond(later)
+    elements = held * width
+    if backward:
+        transfer = transfer + beyond(later)  # the gradients of K and V return home
+        elements = held * (width + 2 * kv_width)
+    merged_bytes = (ACCUMULATE_BYTES if backward else MERGE_BYTES) * steps + CAST_BYTES
+    merge = memory_ms(cluster.hardware, merged_bytes * elements)
+    return AttentionMs(own + steps * later + cut_ms, ulysses, transfer + fetched_ms, merge)

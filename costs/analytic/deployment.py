@@ -1,0 +1,128 @@
+"""What is trained, on what, and how: everything but the scheme and the load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.model_sizes import ModelSizes
+
+CHECKPOINTING = ("none", "selective", "mlp", "full")
+"""What backward computes again instead of keeping: nothing; all but products and attention (norms,
+positions, activation functions); the feed-forward; the whole layer."""
+
+PRECISIONS = ("bf16", "fp8")
+"""Of the products of the layers; attention, norms, head and loss are in bf16 in both."""
+
+EXCHANGES = ("exposed", "hidden")
+"""Of gradients and parameters under ZeRO 1 and 2: after all propagation, or beside it."""
+
+CONTEXT_PARALLEL = ("ring", "all-gather")
+"""How keys and values reach the ranks of ``ring``: passed on step by step, or gathered at once."""
+
+FP8_GAIN = 1.8
+"""How much faster products run in fp8 than in bf16, casts included: the peak is twice as high, and
+less of it is reached. Between what two tables ask for: see docs/analytic-model.md."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment:
+    """A model on a cluster, and how it is trained; ``ValueError`` for values that are unknown.
+
+    - ``zero``: ZeRO stage 1, 2 or 3; ``checkpointing``, ``precision``, ``exchange``,
+      ``context_parallel``: see the constants above.
+    - ``gradient_bytes``: of a gradient's sum during a step, 4 in fp32, 2 in bf16.
+    - ``fp8_gain``: of products in fp8.
+    - ``virtual_stages``: parts that a rank's layers are cut into (interleaved 1F1B).
+    - ``tp_overlap``: share of tensor parallelism's collectives that products hide.
+    - ``sequence_parallel``: whether tp splits norms and residuals by tokens too, as this runtime
+      and Megatron's sequence parallelism do.
+    """
+
+    cluster: ClusterHardware
+    sizes: ModelSizes
+    zero: int = 1
+    checkpointing: str = "none"
+    gradient_bytes: int = 4
+    precision: str = "bf16"
+    fp8_gain: float = FP8_GAIN
+    virtual_stages: int = 1
+    exchange: str = "exposed"
+    tp_overlap: float = 0.0
+    context_parallel: str = "ring"
+    sequence_parallel: bool = True
+
+    def __post_init__(self) -> None:
+        if self.zero not in (1, 2, 3):
+            raise ValueError(f"zero wants 1, 2 or 3, not {self.zero!r}")
+        if self.gradient_bytes not in (2, 4):
+            raise ValueError(f"gradient_bytes wants 2 or 4, not {self.gradient_bytes!r}")
+        for name, choices in (
+            ("checkpointing", CHECKPOINTING),
+            ("precision", PRECISIONS),
+            ("exchange", EXCHANGES),
+            ("context_parallel", CONTEXT_PARALLEL),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} wants one of {', '.join(choices)}, not {getattr(self, name)!r}"
+                )
+        hardware = self.cluster.hardware
+        if self.precision == "fp8" and hardware.generation == "ampere":
+            raise ValueError(f"precision fp8: {hardware.name} has no products in fp8")
+        if not 1 <= self.fp8_gain <= 4:
+            raise ValueError(f"fp8_gain wants a number from 1 to 4, not {self.fp8_gain!r}")
+        if not 1 <= self.virtual_stages <= 1024:
+            raise ValueError(f"virtual_stages wants 1 to 1024, not {self.virtual_stages!r}")
+        if not 0 <= self.tp_overlap <= 1:
+            raise ValueError(f"tp_overlap wants a share from 0 to 1, not {self.tp_overlap!r}")
+
+    @property
+    def description(self) -> str:
+        """Say how it is trained: precision, attention's kernel, and what is not the default."""
+        parts = [self.precision, f"attention by {self.cluster.hardware.attention_kernel}"]
+        if self.precision == "fp8":
+            parts[0] += f" (products {self.fp8_gain:g} times as fast)"
+        if self.gradient_bytes != 4:
+            parts.append(f"gradients of {self.gradient_bytes} bytes")
+        if self.tp_overlap:
+            parts.append(f"{self.tp_overlap:.0%} of tp's collectives hidden")
+        if self.context_parallel != CONTEXT_PARALLEL[0]:
+            parts.append("keys and values gathered, not passed on")
+        if not self.sequence_parallel:
+            parts.append("norms and residuals whole on every rank of tp")
+        return ", ".join(parts)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must be said beside figures of it: what is assumed, and held against nothing."""
+        special, notes = self.sizes.architecture, []
+        if (warning := self.cluster.hardware.warning) is not None:
+            notes.append(warning)
+        hardware = self.cluster.hardware
+        if self.precision == "fp8" and hardware.generation != "hopper":
+            notes.append(f"unchecked: products in fp8 on {hardware.name}")
+        if special.expert_layers:
+            notes.append(
+                "unchecked: experts. Every rank of tp holds its part of all of them (no expert "
+                "parallelism), and tokens are taken as spread evenly over them"
+            )
+        if special.window_layers or special.chunk_layers:
+            notes.append(
+                "unchecked: attention within windows or chunks is taken as fast as full attention "
+                "with as many keys"
+            )
+        if special.linear_layers:
+            notes.append(
+                "unchecked: linear attention is taken to reach a quarter of the rate of products"
+            )
+        if special.kv_rank:
+            notes.append("unchecked: latent attention (MLA), whose keys and values are made whole")
+        return tuple(notes)
+
+    def stage_layers(self, pp: int) -> int:
+        """Count the layers of the longest of ``pp`` stages: all its virtual stages together."""
+        if pp == 1:
+            return self.sizes.layers
+        parts = pp * self.virtual_stages
+        return -(-self.sizes.layers // parts) * self.virtual_stages

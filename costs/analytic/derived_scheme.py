@@ -1,0 +1,99 @@
+"""One derived scheme: what it may be, its coefficients from the terms, its entry in a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.fit.latency_fit import Errors, Observed, fit_latency
+from seqplan.costs.latency import Latency
+from seqplan.costs.model_sizes import ModelSizes
+from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.plans.scheme import Scheme
+
+Floats = npt.NDArray[np.float64]
+
+SHORTEST, POINTS = 128, 25
+"""Lengths that coefficients are fitted to: from SHORTEST tokens to the longest, geometrically."""
+
+PACKED_TOKENS, PACKED_LENGTHS = 32768, (256, 1024, 4096, 16384)
+"""Micro-batches of so many tokens, in sequences of each length, which are fitted beside them where
+windows or experts make the time of a micro-batch no quadratic of its lengths."""
+
+Times = Callable[[Scheme, Floats], Floats]
+"""Times (ms) of micro-batches on a scheme, from lengths of shape (micro-batches, sequences)."""
+
+
+def fit_terms(
+    times: Times, scheme: Scheme, longest: int, *, packed: bool = False
+) -> tuple[Latency, Errors]:
+    """Fit a·l² + b·l + c to ``times``, and say how well.
+
+    ``longest``: tokens up to which it is fitted; ``ValueError`` for too few. ``packed``: also to
+    micro-batches of several sequences.
+    """
+    if longest < 4 * SHORTEST:
+        raise ValueError(f"longest {longest}: wants at least {4 * SHORTEST} tokens")
+    least = max(SHORTEST, 2 * scheme.stage_gpus)
+    lengths = np.unique(np.geomspace(least, max(longest, 16 * least), POINTS).round())
+    observed = [
+        Observed((int(length),), float(ms))
+        for length, ms in zip(lengths, times(scheme, lengths[:, None]), strict=True)
+    ]
+    for length in PACKED_LENGTHS:
+        if packed and least <= length < longest:
+            micro_batch = (length,) * (PACKED_TOKENS // length)
+            ms = times(scheme, np.array([micro_batch], dtype=np.float64))
+            observed.append(Observed(micro_batch, float(ms[0])))
+    fit = fit_latency(observed, (), ())
+    return fit.latency, fit.in_sample
+
+
+def fit_residuals(errors: Sequence[Errors], *, largest: bool = False) -> str:
+    """Say how far the worst scheme's quadratic is from the terms it was fitted to.
+
+    ``largest``: also at the worst micro-batch. Layers that attend within a window cost in
+    proportion to a sequence's length beyond it, and few tokens leave experts idle, so that no
+    quadratic is right over the whole range; the coefficients are what plans are made with, and
+    bounds proven for.
+    """
+    medians = [of_scheme.median for of_scheme in errors if of_scheme.median is not None]
+    most = [of_scheme.p90 for of_scheme in errors if of_scheme.p90 is not None]
+    worst = max(of_scheme.largest for of_scheme in errors if of_scheme.largest is not None)
+    nowhere = f", nowhere further than {worst:.1%}" if largest else ""
+    return (
+        f"a·l² + b·l + c is within {max(medians):.1%} (median) and {max(most):.1%} (p90) of the "
+        f"analytic terms in the worst scheme{nowhere}; how far those are from devices: seqplan "
+        "validate-model"
+    )
+
+
+def derived_entry(scheme: Scheme, latency: Latency) -> dict[str, Any]:
+    """Write a scheme as the profile document has it, with its origin."""
+    degrees = {axis: degree for axis, degree in scheme.as_dict().items() if degree > 1}
+    return {**degrees, "a": latency.a, "b": latency.b, "c": latency.c, "origin": "derived"}
+
+
+def gathered_bytes(hidden: int, tp: int) -> float:
+    """Count a tp block's gathered input, per token and before division over tp·sp."""
+    return 0.0 if tp == 1 else 2.0 * hidden * tp
+
+
+def check_schemes(
+    sizes: ModelSizes, cluster: ClusterHardware, schemes: Sequence[Scheme], zero: int
+) -> None:
+    """Raise ``ValueError`` for a scheme that the model or the cluster cannot run, or for none."""
+    if not schemes:
+        raise ValueError("no scheme to derive")
+    for scheme in schemes:
+        reason = scheme_problem(scheme, sizes.shape)
+        if scheme.gpus > cluster.gpus:
+            reason = f"needs {scheme.gpus} GPUs, the cluster has {cluster.gpus}"
+        elif zero == 3 and (scheme.tp > 1 or scheme.pp > 1):
+            reason = "under ZeRO-3 a profile's schemes have tp = pp = 1"
+        if reason:
+            raise ValueError(f"{scheme}: {reason}")

@@ -1,0 +1,192 @@
+"""The GPUs that have a name here, from their data sheets."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from seqplan.costs.analytic.hardware import GIB, Hardware
+
+_A100 = "NVIDIA A100 data sheet: 312 TFLOP/s, NVLink 600 GB/s; DGX A100: 200 Gb/s HDR per GPU"
+_HOPPER = "data sheet: 989 TFLOP/s dense, NVLink 900 GB/s; DGX: 400 Gb/s NDR per GPU"
+
+HOPPER_PRODUCTS = 0.66
+"""Share of the peak that large bf16 products reach on an H100 at 700 W, which cannot hold its clock
+in them: see docs/analytic-model.md for the tables that it was set with."""
+
+DEVICES: dict[str, Hardware] = {
+    device.name: device
+    for device in (
+        Hardware(
+            name="a100-40gb",
+            peak_tflops=312,
+            memory_bytes=40 * GIB,
+            hbm_gb_s=1555,
+            multiprocessors=108,
+            intra_gb_s=300,
+            inter_gb_s=25,
+            source=f"{_A100}; 1,555 GB/s",
+        ),
+        Hardware(
+            name="a100-80gb",
+            peak_tflops=312,
+            memory_bytes=80 * GIB,
+            hbm_gb_s=2039,
+            multiprocessors=108,
+            intra_gb_s=300,
+            inter_gb_s=25,
+            source=f"{_A100}; 2,039 GB/s",
+        ),
+        Hardware(
+            name="a800-80gb",
+            peak_tflops=312,
+            memory_bytes=80 * GIB,
+            hbm_gb_s=2039,
+            multiprocessors=108,
+            intra_gb_s=200,
+            inter_gb_s=25,
+            source="as A100-80 SXM with NVLink of 400 GB/s (A800 data sheet)",
+        ),
+        Hardware(
+            name="h100-80gb",
+            peak_tflops=989,
+            memory_bytes=80 * GIB,
+            hbm_gb_s=3350,
+            multiprocessors=132,
+            intra_gb_s=450,
+            inter_gb_s=50,
+            matmul_efficiency=HOPPER_PRODUCTS,
+            generation="hopper",
+            source=f"NVIDIA H100 SXM {_HOPPER}; 3.35 TB/s",
+        ),
+        Hardware(
+            name="h100-500w-96gb",
+            peak_tflops=989,
+            memory_bytes=96 * GIB,
+            hbm_gb_s=2400,
+            multiprocessors=132,
+            intra_gb_s=450,
+            inter_gb_s=50,
+            matmul_efficiency=0.48,
+            generation="hopper",
+            unchecked=True,
+            source="H100 SXM limited to 500 W, with 96 GB of HBM2e at 2.4 TB/s, as torchtitan's "
+            "benchmarks describe theirs; products assumed to fall with the power",
+        ),
+        Hardware(
+            name="h100-pcie-80gb",
+            peak_tflops=756,
+            memory_bytes=80 * GIB,
+            hbm_gb_s=2000,
+            multiprocessors=114,
+            intra_gb_s=64,
+            inter_gb_s=25,
+            intra_latency_us=20.0,
+            socket_gpus=4,
+            switch_gpus=2,
+            matmul_efficiency=0.6,
+            generation="hopper",
+            unchecked=True,
+            source="NVIDIA H100 PCIe data sheet: 756 TFLOP/s dense, 2 TB/s, 350 W, PCIe 5.0 x16 "
+            "(64 GB/s one way); two switches to a socket and 200 Gb/s per GPU assumed",
+        ),
+        Hardware(
+            name="h200-141gb",
+            peak_tflops=989,
+            memory_bytes=141e9,
+            hbm_gb_s=4800,
+            multiprocessors=132,
+            intra_gb_s=450,
+            inter_gb_s=50,
+            matmul_efficiency=HOPPER_PRODUCTS,
+            generation="hopper",
+            unchecked=True,
+            source=f"NVIDIA H200 SXM {_HOPPER}; 4.8 TB/s",
+        ),
+        Hardware(
+            name="h800-80gb",
+            peak_tflops=989,
+            memory_bytes=80 * GIB,
+            hbm_gb_s=3350,
+            multiprocessors=132,
+            intra_gb_s=200,
+            inter_gb_s=50,
+            matmul_efficiency=HOPPER_PRODUCTS,
+            generation="hopper",
+            unchecked=True,
+            source="as H100 SXM with NVLink of 400 GB/s (H800 data sheet)",
+        ),
+        Hardware(
+            name="b200-180gb",
+            peak_tflops=2250,
+            memory_bytes=180e9,
+            hbm_gb_s=8000,
+            multiprocessors=148,
+            intra_gb_s=900,
+            inter_gb_s=50,
+            matmul_efficiency=HOPPER_PRODUCTS,
+            generation="blackwell",
+            unchecked=True,
+            source="NVIDIA DGX B200 data sheet: 2,250 TFLOP/s dense, 180 GB, 8 TB/s, NVLink 1.8 "
+            "TB/s, 400 Gb/s per GPU",
+        ),
+        Hardware(
+            name="gb200-186gb",
+            peak_tflops=2500,
+            memory_bytes=186e9,
+            hbm_gb_s=8000,
+            multiprocessors=148,
+            intra_gb_s=900,
+            inter_gb_s=50,
+            gpus_per_node=72,
+            matmul_efficiency=HOPPER_PRODUCTS,
+            generation="blackwell",
+            unchecked=True,
+            source="NVIDIA GB200 NVL72 data sheet: 2,500 TFLOP/s dense, 186 GB, 8 TB/s, NVLink 1.8 "
+            "TB/s among 72 GPUs, which count as one node; 400 Gb/s per GPU beyond",
+        ),
+        Hardware(
+            name="mi300x-192gb",
+            peak_tflops=1307,
+            memory_bytes=192e9,
+            hbm_gb_s=5300,
+            multiprocessors=304,
+            intra_gb_s=448,
+            inter_gb_s=50,
+            matmul_efficiency=0.5,
+            generation="cdna3",
+            unchecked=True,
+            source="AMD MI300X data sheet: 1,307 TFLOP/s dense, 192 GB, 5.3 TB/s, seven links of "
+            "64 GB/s one way; 400 Gb/s per GPU assumed",
+        ),
+        Hardware(
+            name="l20-48gb",
+            peak_tflops=119.5,
+            memory_bytes=48 * GIB,
+            hbm_gb_s=864,
+            multiprocessors=92,
+            intra_gb_s=32,
+            inter_gb_s=12.5,
+            generation="ada",
+            socket_gpus=4,
+            switch_gpus=2,
+            intra_latency_us=20.0,
+            source="NVIDIA L20 data sheet: 119.5 TFLOP/s, 864 GB/s, PCIe 4.0 x16 (32 GB/s one "
+            "way); 8 GPUs in a server of two sockets, two PCIe switches each (assumed), 100 Gb/s "
+            "Ethernet per GPU (assumed)",
+        ),
+    )
+}
+"""Hardware by name. Large bf16 products reach about 85 % of the peak on A100; those of devices that
+are ``unchecked`` are assumed, not measured, half of the peak on an MI300X among them."""
+
+
+def find_device(name: str, parameter: str = "device") -> Hardware:
+    """Return the hardware of this name; ``ValueError`` suggests the nearest of all.
+
+    ``parameter``: what the reader calls it.
+    """
+    if name not in DEVICES:
+        near = get_close_matches(name.lower(), DEVICES, n=1, cutoff=0.4)
+        meant = f"Did you mean {near[0]}? " if near else ""
+        raise ValueError(f"{parameter} {name!r}: unknown. {meant}There are {', '.join(DEVICES)}")
+    return DEVICES[name]

@@ -1,0 +1,199 @@
+"""A whole iteration of equal sequences: time by term, FLOP/s, model FLOPs utilisation, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from seqplan.costs.analytic.attention import Mask
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.kernels import memory_ms
+from seqplan.costs.analytic.links import Group, placement, ring_collective_ms, shift_ms
+from seqplan.costs.analytic.memory import PARAMETER_BYTES, peak_bytes, usable_bytes, verdict
+from seqplan.costs.analytic.terms import stage_terms
+from seqplan.costs.model_sizes import ModelSizes
+from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.plans.scheme import Scheme
+
+OPTIMIZER_MOVED_BYTES = 30
+"""Per parameter of a shard: master and moments read and written, gradient read, bf16 written."""
+
+
+LARGEST_LOAD = {"seq_len": 10**9, "batch": 10**9, "micro_batch": 4096}
+"""Tokens of a sequence, sequences of an iteration and of a micro-batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """``batch`` sequences of ``seq_len`` tokens an iteration, ``micro_batch`` of them at a time."""
+
+    seq_len: int
+    batch: int
+    micro_batch: int = 1
+
+    def __post_init__(self) -> None:
+        for name, most in LARGEST_LOAD.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be from 1 to {most:,}, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """One iteration. ``terms_ms`` add up to ``iteration_ms``; ``memory_bytes`` to ``peak_bytes``.
+
+    ``tflops_per_gpu``, ``mfu``: of the FLOPs that the model needs, without recomputation and with
+    the causal half of attention only.
+    """
+
+    scheme: Scheme
+    dp: int
+    micro_batches: int
+    iteration_ms: float
+    tokens_per_s: float
+    tflops_per_gpu: float
+    mfu: float
+    terms_ms: Mapping[str, float]
+    memory_bytes: Mapping[str, float]
+    capacity_bytes: float
+
+    @property
+    def usable_bytes(self) -> float:
+        """What of the GPU's memory may be planned with."""
+        return usable_bytes(self.capacity_bytes)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Bytes on the fullest GPU."""
+        return sum(self.memory_bytes.values())
+
+    @property
+    def verdict(self) -> str:
+        """``fits``, ``tight`` (they may be there) or ``does not fit``."""
+        return verdict(self.peak_bytes, self.capacity_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether they are there or may be."""
+        return self.verdict != "does not fit"
+
+
+def problem(deployment: Deployment, scheme: Scheme, load: Load) -> str | None:
+    """Say why the cluster cannot run this load on this scheme; None when it can (memory apart)."""
+    gpus = deployment.cluster.gpus
+    if gpus % scheme.gpus:
+        return f"its {scheme.gpus} GPUs do not divide the cluster's {gpus}"
+    if reason := scheme_problem(scheme, deployment.sizes.shape, equal_stages=False):
+        return reason
+    if deployment.zero == 3 and scheme.pp > 1:
+        return "ZeRO-3 gathers every layer on every rank; use it with pp = 1"
+    if load.seq_len < 2 * scheme.stage_gpus:
+        return f"sequences of {load.seq_len} tokens are too short for {scheme.stage_gpus} GPUs"
+    stages = scheme.pp * deployment.virtual_stages
+    # Embedding and head may stand for a layer each, as in Llama 3's 126 on 128 stages.
+    if scheme.pp > 1 and stages > deployment.sizes.layers + 2:
+        return (
+            f"{stages} stages (pp · virtual stages) are more than the {deployment.sizes.layers} "
+            "layers, embedding and head"
+        )
+    dp = gpus // scheme.gpus
+    if load.batch % (dp * load.micro_batch):
+        return f"batch {load.batch} is no multiple of dp · micro-batch = {dp} · {load.micro_batch}"
+    return None
+
+
+def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
+    """Time an iteration of 1F1B on dp = GPUs / scheme replicas; ``ValueError`` for a ``problem``.
+
+    (m + (pp − 1)/v) · stage for m micro-batches and v virtual stages, activations sent between
+    stages (beside kernels where stages are interleaved, but for the first and last), the exchange
+    of gradients and parameters, and the optimizer. Where pp·v does not divide the layers the
+    longest stage counts.
+    """
+    if reason := problem(deployment, scheme, load):
+        raise ValueError(f"{scheme}: {reason}")
+    cluster, sizes = deployment.cluster, deployment.sizes
+    dp = cluster.gpus // scheme.gpus
+    count = load.batch // (dp * load.micro_batch)
+    tokens = load.micro_batch * load.seq_len
+    stage = {
+        name: float(value)
+        for name, value in stage_terms(
+            deployment, scheme, [load.seq_len] * load.micro_batch, dp
+        ).items()
+    }
+    terms = {name: value * count for name, value in stage.items()}
+    groups = placement(scheme, dp)
+    stage_ms = sum(stage.values())
+    if scheme.pp > 1:
+        virtual = deployment.virtual_stages
+        terms["pipeline bubble"] = (scheme.pp - 1) / virtual * stage_ms
+        payload = 2 * tokens * sizes.hidden / (scheme.sp * scheme.tp)
+        shift = float(shift_ms(cluster, groups["pp"], payload))
+        # Interleaved stages send beside the next stage's kernels, but when filling and draining.
+        steady = count if virtual == 1 else 0
+        terms["pipeline sends"] = 2 * (steady + scheme.pp - 1) * shift
+    held = deployment.stage_layers(scheme.pp) / sizes.layers * sizes.layers_parameters
+    held += (sizes.stored_parameters(scheme.pp) - sizes.layers_parameters) / scheme.pp
+    held /= scheme.tp
+    if deployment.zero < 3:
+        terms["parameter exchange"] = _exchange_ms(
+            deployment, groups["replica"], held, count, stage_ms
+        )
+    shard = held / groups["replica"].size
+    terms["optimizer"] = float(memory_ms(cluster.hardware, OPTIMIZER_MOVED_BYTES * shard))
+    iteration_ms = sum(terms.values())
+    needed = model_flops(sizes, load.seq_len) * load.batch
+    per_gpu = needed / (iteration_ms / 1e3) / cluster.gpus
+    return Estimate(
+        scheme=scheme,
+        dp=dp,
+        micro_batches=count,
+        iteration_ms=iteration_ms,
+        tokens_per_s=load.batch * load.seq_len / (iteration_ms / 1e3),
+        tflops_per_gpu=per_gpu / 1e12,
+        mfu=per_gpu / cluster.peak_flops,
+        terms_ms={name: value for name, value in terms.items() if value > 0},
+        memory_bytes=peak_bytes(deployment, scheme, dp, tokens),
+        capacity_bytes=cluster.hardware.memory_bytes,
+    )
+
+
+def _exchange_ms(
+    deployment: Deployment, group: Group, held: float, count: int, stage_ms: float
+) -> float:
+    """Time the exchange of gradients and parameters of ``held`` parameters a rank, what is exposed.
+
+    ``exposed``: gradients are scattered and parameters gathered after all propagation; ZeRO 2
+    scatters after every micro-batch. ``hidden``: gradients are summed on the rank (also under ZeRO
+    2) and scattered beside the last backward, parameters gathered beside the first forward; what
+    takes longer is exposed, and what of the last layer nothing runs beside.
+    """
+    cluster, layers = deployment.cluster, deployment.sizes.layers
+    scattered = float(ring_collective_ms(cluster, group, deployment.gradient_bytes * held))
+    gathered = float(ring_collective_ms(cluster, group, PARAMETER_BYTES * held))
+    if deployment.exchange == "exposed":
+        return (count if deployment.zero == 2 else 1) * scattered + gathered
+    return sum(
+        max(moved - share * stage_ms, moved / layers)
+        for moved, share in ((scattered, 2 / 3), (gathered, 1 / 3))
+    )
+
+
+def model_flops(sizes: ModelSizes, length: int, *, causal: bool = True) -> float:
+    """Count forward + backward FLOPs of a sequence: 6 per parameter in a product and token, and
+    12·layers·(heads·head_dim)·l² of attention, half of it with the causal mask, and less in layers
+    of a window or chunks. The recurrence of linear attention is not counted."""
+    products = sizes.active_parameters + sizes.vocab * sizes.hidden
+    special = sizes.architecture
+    full = sizes.attending_layers - special.window_layers - special.chunk_layers
+    pairs = 0.0  # of queries and keys, over all layers
+    for mask, layers in (
+        (Mask(), full),
+        (Mask(window=special.window), special.window_layers),
+        (Mask(chunk=special.chunk), special.chunk_layers),
+    ):
+        keys = mask.seen(np.array([float(length)]))[0] if causal or mask.reach else length
+        pairs += layers * length * float(keys)
+    return 6.0 * products * length + 12.0 * sizes.attention_width * pairs

@@ -1,0 +1,199 @@
+"""The layers of a stage but attention over keys: products, what memory bounds, linear attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.kernels import matmul_ms, memory_ms
+from seqplan.costs.model_sizes import ModelSizes
+from seqplan.plans.scheme import Scheme
+
+Floats = npt.NDArray[np.float64]
+
+LINEAR_CHUNK = 64
+"""Tokens that a linear-attention kernel takes at once (flash-linear-attention's default)."""
+
+LINEAR_EFFICIENCY = 0.25
+"""Of the rate of large products that it reaches: assumed, held against nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How often forward runs; backward runs once.
+
+    ``attention``: attention's products and kernel; ``feed_forward``: its products; ``between``:
+    what lies between them (norms, positions, activation functions), of each half.
+    """
+
+    attention: int
+    feed_forward: int
+    between: tuple[int, int]
+
+    @classmethod
+    def of(cls, checkpointing: str) -> Passes:
+        """Those of a way of checkpointing."""
+        return {
+            "none": cls(1, 1, (1, 1)),
+            "selective": cls(1, 1, (2, 2)),
+            "mlp": cls(1, 2, (1, 2)),
+            "full": cls(2, 2, (2, 2)),
+        }[checkpointing]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """``count`` products of a layer, of weights (inner × columns), over ``share`` of the tokens.
+
+    The tokens of a product are those of one of them: a token runs through ``share``·``count``.
+    """
+
+    inner: float
+    columns: float
+    forwards: int
+    count: float = 1
+    share: float = 1.0
+
+
+def products_ms(deployment: Deployment, scheme: Scheme, layers: float, tokens: Floats) -> Floats:
+    """Time the products of ``layers`` layers: forward, and backward for inputs and for weights.
+
+    In fp8 they are faster by ``Deployment.fp8_gain``, casts of what they read among it.
+    """
+    hardware = deployment.cluster.hardware
+    gain, width = (deployment.fp8_gain, 1.0) if deployment.precision == "fp8" else (1.0, 2.0)
+    total = np.zeros_like(tokens)
+    for layers_with, product in layer_products(deployment, scheme):
+        rows = tokens / scheme.sp * product.share  # gathered over tp
+        count, k, n = product.count, product.inner, product.columns
+        once = matmul_ms(hardware, rows, k, n, count=count, gain=gain, element_bytes=width)
+        ms = product.forwards * once
+        ms += matmul_ms(hardware, rows, n, k, count=count, gain=gain, element_bytes=width)
+        ms += matmul_ms(hardware, k, rows, n, count=count, gain=gain, element_bytes=width)
+        total += layers / deployment.sizes.layers * layers_with * ms
+    return total
+
+
+def layer_products(deployment: Deployment, scheme: Scheme) -> Iterator[tuple[int, Product]]:
+    """Yield every product of the model with how many of its layers have it."""
+    sizes, special = deployment.sizes, deployment.sizes.architecture
+    passes = Passes.of(deployment.checkpointing)
+    for inner, columns in _attention_weights(sizes, scheme.tp):
+        yield sizes.attending_layers, Product(inner, columns, passes.attention)
+    for inner, columns in _linear_weights(sizes, scheme.tp):
+        yield special.linear_layers, Product(inner, columns, passes.attention)
+    expanded = 1 if special.ungated else 2
+    forwards = passes.feed_forward
+    for layers, ffn, share, count in (
+        (sizes.layers - special.expert_layers, sizes.ffn, 1.0, 1),
+        (special.expert_layers, special.shared_ffn, 1.0, 1),
+        (
+            special.expert_layers,
+            special.expert_ffn,
+            special.experts_per_token / max(special.experts, 1),
+            special.experts,
+        ),
+    ):
+        if layers and ffn:
+            split = ffn / scheme.tp
+            yield layers, Product(sizes.hidden, expanded * split, forwards, count, share)
+            yield layers, Product(split, sizes.hidden, forwards, count, share)
+    if special.expert_layers:
+        yield special.expert_layers, Product(sizes.hidden, special.experts, forwards)
+
+
+def _attention_weights(sizes: ModelSizes, tp: int) -> list[tuple[float, float]]:
+    """List the weights of attention's products on a rank: those that make q, k and v, the last."""
+    special = sizes.architecture
+    if not special.kv_rank:
+        width = sizes.attention_width / tp
+        kv_width = max(sizes.kv_heads / tp, 1.0) * sizes.head_width
+        gate = width if special.attention_gate else 0.0
+        return [(sizes.hidden, width + gate + 2 * kv_width), (width, sizes.hidden)]
+    heads = sizes.heads / tp
+    queries = heads * (special.nope_dim + special.rope_dim)
+    return [
+        *(
+            [(sizes.hidden, special.query_rank), (special.query_rank, queries)]
+            if special.query_rank
+            else [(sizes.hidden, queries)]
+        ),
+        (sizes.hidden, special.kv_rank + special.rope_dim),
+        (special.kv_rank, heads * (special.nope_dim + special.value_dim)),
+        (heads * special.value_dim, sizes.hidden),
+    ]
+
+
+def _linear_weights(sizes: ModelSizes, tp: int) -> list[tuple[float, float]]:
+    special = sizes.architecture
+    if not special.linear_layers:
+        return []
+    keys = special.linear_key_heads * special.linear_key_dim / tp
+    values = special.linear_value_heads * special.linear_value_dim / tp
+    gates = 2 * special.linear_value_heads / tp
+    return [(sizes.hidden, 2 * keys + 2 * values + gates), (values, sizes.hidden)]
+
+
+def memory_bound_ms(
+    deployment: Deployment, scheme: Scheme, layers: float, tokens: Floats
+) -> Floats:
+    """Time norms (8 bytes an element, two), residual sums (6, two), rotary positions, activation.
+
+    Backward moves twice as much. Norms and sums are split over tp by tokens, the rest by width.
+    Where tp does not split by tokens (``Deployment.sequence_parallel``) every rank does them all.
+    Experts: every token's hidden state is copied to each of its experts and summed from them.
+    """
+    sizes, special = deployment.sizes, deployment.sizes.architecture
+    passes = Passes.of(deployment.checkpointing).between
+    norms = 10.0 * sizes.hidden * (1 if deployment.sequence_parallel else scheme.tp)
+    expanded = 2 if special.ungated else 3
+    positions = 4.0 * (sizes.attention_width + sizes.kv_width)
+    positions += 4.0 * sizes.attention_width if special.sinks else 0.0
+    positions += 6.0 * sizes.attention_width if special.attention_gate else 0.0
+    linear = 4.0 * special.linear_conv * _linear_width(sizes)
+    per_layer = special.linear_layers * linear + sizes.attending_layers * positions
+    attention = sizes.layers * norms + per_layer
+    chosen = special.experts_per_token
+    sparse = 2.0 * expanded * (chosen * special.expert_ffn + special.shared_ffn)
+    sparse += (6.0 * chosen + 2.0) * sizes.hidden * (scheme.tp if chosen else 1)
+    dense = 2.0 * expanded * sizes.ffn
+    feed_forward = sizes.layers * norms + special.expert_layers * sparse
+    feed_forward += (sizes.layers - special.expert_layers) * dense
+    moved = (passes[0] + 2) * attention + (passes[1] + 2) * feed_forward
+    moved *= layers / sizes.layers
+    return memory_ms(deployment.cluster.hardware, moved * tokens / (scheme.sp * scheme.tp))
+
+
+def _linear_width(sizes: ModelSizes) -> int:
+    special = sizes.architecture
+    keys = special.linear_key_heads * special.linear_key_dim
+    return 2 * keys + special.linear_value_heads * special.linear_value_dim
+
+
+def linear_attention_ms(
+    deployment: Deployment, scheme: Scheme, layers: float, tokens: Floats
+) -> Floats:
+    """Time the recurrence of linear-attention layers, chunk by chunk; linear in the tokens.
+
+    Within a chunk scores and their product with values, and the inverse that the delta rule needs;
+    between chunks the state of each head is read and brought forward. Backward takes twice as long.
+    """
+    sizes, special = deployment.sizes, deployment.sizes.architecture
+    if not special.linear_layers:
+        return np.zeros_like(tokens)
+    keys, values = special.linear_key_dim, special.linear_value_dim
+    flops = (
+        2 * special.linear_value_heads * (2 * LINEAR_CHUNK * (keys + values) + 3 * keys * values)
+    )
+    hardware = deployment.cluster.hardware
+    rate = hardware.peak_tflops * 1e9 * hardware.matmul_efficiency * LINEAR_EFFICIENCY
+    passes = Passes.of(deployment.checkpointing).attention + 2
+    share = layers / sizes.layers * special.linear_layers / (scheme.tp * scheme.sp)
+    moved = 4.0 * _linear_width(sizes)
+    return np.asarray(
+        passes * share * (tokens * flops / rate + memory_ms(hardware, moved * tokens))
+    )

@@ -1,0 +1,173 @@
+"""Bytes on the fullest GPU: model states by ZeRO stage, activations by checkpointing, logits.
+
+Constants are stated with where they are from; gradients' bytes and whether tp splits norms and
+residuals by tokens are the deployment's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.hardware import GIB
+from seqplan.costs.model_sizes import ModelSizes
+from seqplan.plans.scheme import Scheme
+
+PARAMETER_BYTES, OPTIMIZER_BYTES = 2, 12
+"""bf16 parameter; fp32 master copy and two Adam moments."""
+
+UNSPLIT_BYTES = 1.5
+"""Per token, hidden unit and layer on every rank of tp, where tp does not split norms and residuals
+by tokens: what it does not split. By this much the activations of a rank grow with each rank of tp
+in what Hydraulis (arXiv 2412.07894) publishes."""
+
+LOGIT_BYTES = 10
+"""bf16 logits, their fp32 copy and its gradient."""
+
+CONTEXT_BYTES = 3 * GIB
+"""CUDA context, NCCL's buffers and cuBLAS's workspaces: assumed."""
+
+FRAGMENTATION = 0.05
+"""Share of the memory that a caching allocator cannot hand out."""
+
+TIGHT = 0.1
+"""How far the bytes may be off: from this share below what is usable to this share above the whole
+memory the answer is *tight*."""
+
+
+def state_bytes(deployment: Deployment) -> tuple[float, float, float]:
+    """Count bytes of states: sharded over all ranks, resident of layers, resident of embeddings.
+
+    Before any division. ZeRO 1 shards the optimizer's states, 2 gradients too, 3 parameters too.
+    """
+    sizes, zero, gradient = deployment.sizes, deployment.zero, deployment.gradient_bytes
+    everything = sizes.parameters
+    layers, embeddings = sizes.layers_parameters, sizes.embedding_parameters
+    sharded = OPTIMIZER_BYTES
+    resident = PARAMETER_BYTES + gradient
+    if zero >= 2:
+        sharded, resident = sharded + gradient, resident - gradient
+    if zero == 3:
+        sharded, resident = sharded + PARAMETER_BYTES, resident - PARAMETER_BYTES
+    return float(sharded * everything), float(resident * layers), float(resident * embeddings)
+
+
+def layer_activation_bytes(
+    sizes: ModelSizes, checkpointing: str, tp: int, *, sequence_parallel: bool = True
+) -> float:
+    """Count what one layer keeps per token, all in bf16, before division over tp·ulysses·ring.
+
+    Attention keeps its input, the normed input, q, k, v, its output and the residual sum; the
+    feed-forward its normed input, gate, up and their product; experts that for each that a token
+    runs through. ``selective`` keeps what products and attention put out. The mean of all layers.
+    """
+    special = sizes.architecture
+    attended = 2 * sizes.attention_width + 2 * sizes.kv_width
+    if special.kv_rank:
+        attended += special.query_rank + special.kv_rank + special.rope_dim
+    if special.attention_gate:
+        attended += 2 * sizes.attention_width  # the gate, and what it is multiplied with
+    values = special.linear_value_heads * special.linear_value_dim
+    linear = 2 * special.linear_key_heads * special.linear_key_dim + 3 * values
+    layers = sizes.layers
+    inner = (sizes.attending_layers * attended + special.linear_layers * linear) / layers
+    sparse = special.experts_per_token * (
+        special.expert_ffn + (sizes.hidden if special.experts else 0)
+    )
+    sparse += special.shared_ffn
+    sparse_share = special.expert_layers / layers
+    ffn = (1 - sparse_share) * sizes.ffn + sparse_share * sparse
+    unsplit = 0.0 if sequence_parallel else UNSPLIT_BYTES * tp * sizes.hidden
+    attention = 2.0 * (3 * sizes.hidden + inner) + unsplit
+    expanded = 1 if special.ungated else 2
+    feed_forward = 2 * (sizes.hidden + (expanded + 1) * ffn)
+    put_out = 2.0 * (2 * sizes.hidden + inner + expanded * ffn) + unsplit
+    return {
+        "none": float(attention + feed_forward),
+        "selective": float(put_out),
+        "mlp": float(attention),
+        "full": 2.0 * sizes.hidden,
+    }[checkpointing]
+
+
+def activation_bytes_per_token(deployment: Deployment, tp: int) -> float:
+    """Count all layers, what is recomputed of one, and the logits; before division over ranks."""
+    layer_bytes, recomputed = _kept_and_recomputed(deployment, tp)
+    sizes = deployment.sizes
+    return sizes.layers * layer_bytes + recomputed + LOGIT_BYTES * sizes.vocab
+
+
+def _kept_and_recomputed(deployment: Deployment, tp: int) -> tuple[float, float]:
+    """Count a layer's bytes per token that stay, and those that recomputing it adds."""
+    kept_bytes, whole = (
+        layer_activation_bytes(
+            deployment.sizes, checkpointing, tp, sequence_parallel=deployment.sequence_parallel
+        )
+        for checkpointing in (deployment.checkpointing, "none")
+    )
+    return kept_bytes, whole - kept_bytes
+
+
+def peak_bytes(
+    deployment: Deployment, scheme: Scheme, dp: int, tokens: float
+) -> Mapping[str, float]:
+    """Count bytes by kind on the fullest GPU, micro-batches of ``tokens`` tokens, ``dp`` replicas.
+
+    1F1B's first stage keeps pp micro-batches of layers/pp layers, so activations of all layers,
+    and where stages are interleaved (pp − 1)/(pp·v) more; the last keeps one, and the logits. The
+    fuller of the two counts.
+    """
+    sizes = deployment.sizes
+    sharded, layers, embeddings = state_bytes(deployment)
+    held = 1.0 if scheme.pp == 1 or sizes.tied else 0.5
+    spread = scheme.tp * scheme.sp
+    layer_bytes, recomputed = _kept_and_recomputed(deployment, scheme.tp)
+    logits = LOGIT_BYTES * sizes.vocab * tokens / spread
+    parts = scheme.pp * deployment.virtual_stages
+    held_layers = deployment.stage_layers(scheme.pp)
+    ahead = 1.0 if deployment.virtual_stages == 1 else 1 + (scheme.pp - 1) / parts
+    first = tokens * (scheme.pp * held_layers * ahead * layer_bytes + recomputed) / spread
+    last = tokens * (held_layers * layer_bytes + recomputed) / spread
+    activations = first
+    if scheme.pp > 1 and first >= last + logits:
+        logits = 0.0
+    else:
+        activations = last
+    return {
+        "optimizer and sharded states": sharded / (scheme.gpus * dp),
+        "parameters and gradients": layers * held_layers / (sizes.layers * scheme.tp)
+        + held * embeddings / scheme.tp,
+        "activations": activations,
+        "logits": logits,
+        "buffers": _buffer_bytes(deployment, scheme, tokens),
+        "context": float(CONTEXT_BYTES),
+    }
+
+
+def _buffer_bytes(deployment: Deployment, scheme: Scheme, tokens: float) -> float:
+    """Count a tp block's gathered input, K, V and gradients in flight, and two gathered layers."""
+    sizes = deployment.sizes
+    buffers = 0.0
+    if scheme.tp > 1:
+        buffers += 2 * tokens / scheme.sp * sizes.hidden
+    if scheme.ring > 1:
+        held = tokens / (scheme.ring * scheme.tp * scheme.ulysses)
+        buffers += 2 * held * sizes.kv_width * (2 + 4)
+    if deployment.zero == 3:
+        buffers += 2 * (PARAMETER_BYTES + 2) * sizes.layers_parameters / sizes.layers / scheme.tp
+    return buffers
+
+
+def usable_bytes(memory_bytes: float) -> float:
+    """Return what of a GPU's memory may be planned with."""
+    return memory_bytes * (1 - FRAGMENTATION)
+
+
+VERDICTS = ("fits", "tight", "does not fit")
+
+
+def verdict(needed_bytes: float, memory_bytes: float) -> str:
+    """Say ``fits``, ``tight`` or ``does not fit``, by ``TIGHT``."""
+    if needed_bytes <= (1 - TIGHT) * usable_bytes(memory_bytes):
+        return VERDICTS[0]
+    return VERDICTS[1] if needed_bytes <= (1 + TIGHT) * memory_bytes else VERDICTS[2]

@@ -1,0 +1,53 @@
+"""A profile of the analytic model, derived again for another ZeRO stage and other schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.derive import derive_profile
+from seqplan.costs.analytic.devices import DEVICES
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.profile import Profile
+from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.plans.scheme import Scheme
+
+MOST_SHARES, MOST_STAGES = 16, 2
+"""Degrees of ulysses and ring, and of pp, at most."""
+
+
+def rederive_profile(
+    profile: Profile, zero: int, gpus: int, runs: Callable[[Scheme], bool]
+) -> Profile | None:
+    """Derive ``profile`` for ZeRO stage ``zero`` on ``gpus``.
+
+    ``runs``: whether a scheme is wanted. None unless the analytic model made the whole profile, at
+    settings that it states.
+    """
+    device, sizes = DEVICES.get(profile.hardware.lower()), profile.shape.sizes
+    if device is None or sizes is None:
+        return None
+    per_node = min(gpus, profile.gpus_per_node)
+    deployment = Deployment(
+        cluster=ClusterHardware(device, -(-gpus // per_node), per_node),
+        sizes=sizes,
+        zero=zero,
+        checkpointing=profile.checkpointing,
+    )
+    derived = all(entry.origin == "derived" for entry in profile.schemes)
+    if not derived or f"{deployment.description}; nothing was measured" not in profile.source:
+        return None
+    powers = [2**power for power in range(MOST_SHARES.bit_length())]
+    widths = (1,) if zero == 3 else (1, 2, 4, 8)
+    stages = (1,) if zero == 3 else (1, MOST_STAGES)
+    schemes = [
+        scheme
+        for scheme in (Scheme(*degrees) for degrees in product(widths, stages, powers, powers))
+        if runs(scheme)
+        and scheme.sp <= MOST_SHARES
+        and scheme.gpus <= gpus
+        and scheme_problem(scheme, sizes.shape, gpus_per_node=profile.gpus_per_node) is None
+    ]
+    document = derive_profile(deployment, schemes, name=f"{profile.name}-zero{zero}")
+    return Profile.from_document(document, profile.name)

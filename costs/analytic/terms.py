@@ -1,0 +1,125 @@
+"""Forward and backward of one micro-batch on one pipeline stage, as named terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.costs.analytic.attention import TRANSFER_MULTIPROCESSORS, attention_terms
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.kernels import matmul_ms, memory_ms
+from seqplan.costs.analytic.layers import Passes, linear_attention_ms, memory_bound_ms, products_ms
+from seqplan.costs.analytic.links import placement, ring_collective_ms
+from seqplan.plans.scheme import Scheme
+
+Floats = npt.NDArray[np.float64]
+
+LAUNCH_US = 5.0
+"""From one kernel's end to the next one's start, where nothing hides it."""
+
+KERNELS_FORWARD, KERNELS_BACKWARD = 20, 40
+"""Kernels of a layer: products, norms, rotary positions, activation, additions, collectives."""
+
+KERNELS_RING_STEP = 2
+"""The attention kernel and the merge of a ring step."""
+
+HIDING = ("matrix products", "memory-bound", "attention", "linear attention", "ring transfer")
+"""Terms that hide ZeRO-3's collectives: kernels, and transfers of a ring that exceed their kernels.
+Gathering goes on while attention waits for the ring; each is counted at the rate of its links."""
+
+LOSS_BYTES = 22
+"""Bytes moved per logit: bf16 written and read, fp32 copy written, softmax read and written,
+gradient read and written in bf16."""
+
+
+def stage_terms(
+    deployment: Deployment, scheme: Scheme, lengths: npt.ArrayLike, dp: int = 1
+) -> dict[str, Floats]:
+    """Return milliseconds of forward + backward on the slowest stage, the last, by term.
+
+    ``lengths``: tokens, shape (…, sequences), 0 if a micro-batch has fewer; each term (…). A
+    micro-batch without tokens takes no time. The stage holds layers/pp layers, rounded up, and the
+    output head. Terms add up; what overlaps is counted once.
+    """
+    sequences = np.asarray(lengths, dtype=np.float64)
+    tokens = sequences.sum(axis=-1)
+    layers = float(deployment.stage_layers(scheme.pp))
+    terms: dict[str, Floats] = {
+        "matrix products": products_ms(deployment, scheme, layers, tokens),
+        "memory-bound": memory_bound_ms(deployment, scheme, layers, tokens),
+        **attention_terms(deployment, scheme, sequences, layers),
+        "tp communication": layers * _tp_ms(deployment, scheme, tokens),
+        "head and loss": _head_ms(deployment, scheme, tokens),
+        "launch": np.full_like(tokens, _launch_ms(deployment, scheme, layers)),
+    }
+    if deployment.sizes.architecture.linear_layers:
+        terms["linear attention"] = linear_attention_ms(deployment, scheme, layers, tokens)
+    if deployment.zero == 3:
+        terms["parameter gathering"] = _gathering_ms(deployment, scheme, dp, layers, terms)
+    return {name: np.where(tokens > 0, term, 0.0) for name, term in terms.items()}
+
+
+def _tp_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
+    """Time a layer's four all-gathers and reduce-scatters (USP, table 2), more when recomputing.
+
+    Two blocks, attention and feed-forward, each gather and scatter once forward and once backward.
+    ``Deployment.tp_overlap`` of it is hidden behind products.
+    """
+    passes = Passes.of(deployment.checkpointing)
+    once = ring_collective_ms(
+        deployment.cluster,
+        placement(scheme, 1)["tp"],
+        2 * tokens / scheme.sp * deployment.sizes.hidden,
+    )
+    exposed = 1 - deployment.tp_overlap
+    return exposed * 2 * (passes.attention + passes.feed_forward + 2) * once
+
+
+def _head_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
+    """Time the last stage's logits and loss: three products, and passes over the logits."""
+    sizes, hardware = deployment.sizes, deployment.cluster.hardware
+    rows, columns = tokens / scheme.sp, sizes.vocab / scheme.tp
+    return (
+        matmul_ms(hardware, rows, sizes.hidden, columns)
+        + matmul_ms(hardware, rows, columns, sizes.hidden)
+        + matmul_ms(hardware, sizes.hidden, rows, columns)
+        + memory_ms(hardware, LOSS_BYTES * rows * columns)
+    )
+
+
+def _launch_ms(deployment: Deployment, scheme: Scheme, layers: float) -> float:
+    passes = Passes.of(deployment.checkpointing)
+    forwards = (passes.attention + passes.feed_forward) / 2
+    kernels = forwards * KERNELS_FORWARD + KERNELS_BACKWARD
+    if deployment.context_parallel == "ring":
+        kernels += (passes.attention + 1) * KERNELS_RING_STEP * (scheme.ring - 1)
+    return layers * kernels * LAUNCH_US / 1e3
+
+
+def _gathering_ms(
+    deployment: Deployment,
+    scheme: Scheme,
+    dp: int,
+    layers: float,
+    terms: Mapping[str, Floats],
+) -> Floats:
+    """Time what ZeRO-3's collectives add: parameters twice, gradients once, all in bf16.
+
+    They run beside the layers' kernels, from which they take multiprocessors; what takes longer
+    than those is added, and what nothing runs beside: the first layer's gathering, and the last
+    gradients' scattering.
+    """
+    sizes = deployment.sizes
+    beside = sum(
+        (terms[name] for name in HIDING if name in terms), start=np.zeros_like(terms["launch"])
+    )
+    moved = 3 * ring_collective_ms(
+        deployment.cluster,
+        placement(scheme, dp)["replica"],
+        2 * layers * sizes.layers_parameters / sizes.layers / scheme.tp,
+    )
+    transfer_share = TRANSFER_MULTIPROCESSORS / deployment.cluster.hardware.multiprocessors
+    ends = 2 / 3 * moved / layers
+    return np.asarray(np.maximum(moved - beside, transfer_share * np.minimum(moved, beside)) + ends)

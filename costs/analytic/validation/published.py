@@ -1,0 +1,20 @@
+"""The published figures that tables are made of."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any
+
+from seqplan.costs.model_sizes import ModelSizes
+
+
+def published(name: str) -> Any:
+    """Read a file of figures, with their source."""
+    folder = resources.files("seqplan.costs.analytic.validation")
+    return json.loads(folder.joinpath("figures", name).read_text("utf-8"))
+
+
+def sizes_of(figures: Any, model: str) -> ModelSizes:
+    """Return the sizes of one of the models of a file of figures."""
+    return ModelSizes.of(dict(zip(figures["sizes"], figures["models"][model], strict=True)))

@@ -1,0 +1,199 @@
+"""Which layers of a config.json have windows, chunks, linear attention, experts, latent keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from seqplan.costs.config_keys import (
+    EXPERT_COUNTS,
+    EXPERTS_OF_FFN,
+    LAYER_TYPES,
+    SLIDING_PERIOD,
+    SPARSE,
+    UNGATED,
+)
+
+MOST_LAYERS = 100_000
+
+
+class ConfigError(ValueError):
+    """A key of a config.json that is wrong or not modelled: ``key`` and why."""
+
+    def __init__(self, key: str, why: str) -> None:
+        super().__init__(f"{key}: {why}")
+        self.key, self.why = key, why
+
+
+class ConfigLayers:
+    """Reads the sizes of an ``Architecture`` from a config; ``ConfigError`` for what is wrong.
+
+    ``longest``: tokens of the longest sequence: a window or chunk that is no shorter is left out.
+    """
+
+    def __init__(self, config: Mapping[str, Any], layers: int, longest: int | None) -> None:
+        if layers > MOST_LAYERS:
+            raise ConfigError("num_hidden_layers", f"wants at most {MOST_LAYERS:,}")
+        self.config, self.layers = config, layers
+        self.kind = str(config.get("model_type"))
+        stated = config.get("max_position_embeddings")
+        self.longest = longest or (stated if type(stated) is int else None)
+
+    def sizes(self) -> dict[str, Any]:
+        """Return every size that is not that of a dense decoder, by name."""
+        sizes: dict[str, Any] = {**self._attention(), **self._latent(), **self._experts()}
+        if self.kind in UNGATED:
+            sizes["ungated"] = True
+        if self.kind == "gpt_oss":
+            sizes["sinks"] = True
+        if self.kind == "llama4_text" and (dense := self.whole("intermediate_size_mlp")):
+            sizes["ffn"] = dense
+        if self.kind == "gpt2":
+            sizes["positions"] = self.whole("n_positions") or self.whole("n_ctx") or 1024
+        if self.kind == "qwen3_next" or self.config.get("attn_output_gate"):
+            sizes["attention_gate"] = True
+        return sizes
+
+    def whole(self, key: str) -> int:
+        """Return a whole number, 0 where it is absent, null or false."""
+        value = self.config.get(key)
+        if value is None or value is False:
+            return 0
+        if type(value) is not int or value < 0:
+            raise ConfigError(key, "wants a whole number")
+        return value
+
+    def _attention(self) -> dict[str, Any]:
+        """Count layers by kind of attention."""
+        kinds = Counter(self._kinds())
+        sizes: dict[str, Any] = {}
+        for kind, name, key in (
+            ("sliding_attention", "window", "sliding_window"),
+            ("chunked_attention", "chunk", "attention_chunk_size"),
+        ):
+            reach = self.whole(key)
+            if kinds[kind] and not reach:
+                raise ConfigError("layer_types", f"has {kind}, and {key} does not say how long")
+            if kinds[kind] and (self.longest is None or reach < self.longest):
+                sizes[f"{name}_layers"], sizes[name] = kinds[kind], reach
+        if kinds["linear_attention"]:
+            sizes |= {
+                "linear_layers": kinds["linear_attention"],
+                "linear_key_heads": self.whole("linear_num_key_heads"),
+                "linear_value_heads": self.whole("linear_num_value_heads"),
+                "linear_key_dim": self.whole("linear_key_head_dim"),
+                "linear_value_dim": self.whole("linear_value_head_dim"),
+                "linear_conv": self.whole("linear_conv_kernel_dim"),
+            }
+        return sizes
+
+    def _kinds(self) -> list[str]:
+        """List the kind of attention of each layer."""
+        stated = self.config.get("layer_types")
+        if stated is not None:
+            if type(stated) is not list or len(stated) < self.layers:
+                raise ConfigError("layer_types", f"wants a list of {self.layers} kinds")
+            for kind in stated:
+                if kind not in LAYER_TYPES:
+                    raise ConfigError("layer_types", f"layers of {kind} are not known here")
+            return [str(kind) for kind in stated[: self.layers]]
+        full, every = "full_attention", range(1, self.layers + 1)
+        if self.kind == "qwen3_next":
+            period = self.whole("full_attention_interval") or 4
+            return [full if layer % period == 0 else "linear_attention" for layer in every]
+        if self.whole("linear_num_key_heads"):
+            raise ConfigError("linear_num_key_heads", "layer_types does not say which layers")
+        if self.whole("attention_chunk_size"):
+            return self._chunked()
+        if not self.whole("sliding_window") or self.config.get("use_sliding_window") is False:
+            return [full] * self.layers
+        if self.config.get("use_sliding_window") is True:
+            first = self.whole("max_window_layers")
+            return [full if layer <= first else "sliding_attention" for layer in every]
+        pattern = self.config.get("_sliding_window_pattern", SLIDING_PERIOD.get(self.kind))
+        pattern = self.config.get("sliding_window_pattern", pattern)
+        if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+            sliding = [pattern[layer % len(pattern)] == "L" for layer in range(self.layers)]
+        elif type(pattern) is int and pattern > 0:
+            sliding = [layer % pattern != 0 for layer in every]
+        elif pattern is None:
+            sliding = [True] * self.layers
+        else:
+            raise ConfigError("sliding_window_pattern", "wants a whole number or L and G")
+        return ["sliding_attention" if slides else full for slides in sliding]
+
+    def _chunked(self) -> list[str]:
+        """Llama 4: layers with rotary positions attend within chunks, the others to all."""
+        stated = self.config.get("no_rope_layers")
+        if type(stated) is list and len(stated) >= self.layers:
+            rotary = [bool(value) for value in stated[: self.layers]]
+        else:
+            period = self.whole("no_rope_layer_interval") or (4 if "llama4" in self.kind else 0)
+            rotary = [not period or (at + 1) % period != 0 for at in range(self.layers)]
+        return ["chunked_attention" if rotates else "full_attention" for rotates in rotary]
+
+    def _latent(self) -> dict[str, Any]:
+        if not self.whole("kv_lora_rank"):
+            return {}
+        return {
+            "kv_rank": self.whole("kv_lora_rank"),
+            "query_rank": self.whole("q_lora_rank"),
+            "rope_dim": self.whole("qk_rope_head_dim"),
+            "nope_dim": self.whole("qk_nope_head_dim"),
+            "value_dim": self.whole("v_head_dim"),
+        }
+
+    def _experts(self) -> dict[str, Any]:
+        """Count layers with experts and how wide these are."""
+        counts = [(key, self.whole(key)) for key in EXPERT_COUNTS]
+        count_key, count = max(counts, key=lambda pair: pair[1])
+        if self.kind in SPARSE and all(self.config.get(key) is None for key in EXPERT_COUNTS):
+            keys = ", ".join(EXPERT_COUNTS)
+            raise ConfigError("model_type", f"the number of experts is missing. Add one of {keys}")
+        if count < 2:
+            return {}
+        chosen = self.whole("num_experts_per_tok") or self.whole("moe_k")
+        width_key = "intermediate_size" if self.kind in EXPERTS_OF_FFN else "moe_intermediate_size"
+        width = self.whole(width_key)
+        if not chosen or not width:
+            missing = "num_experts_per_tok" if not chosen else width_key
+            raise ConfigError(count_key, f"{count} experts want {missing} beside them")
+        shared = self.whole("n_shared_experts") or self.whole("moe_num_shared_experts")
+        shared = shared or self.whole("num_shared_experts")
+        if self.kind == "llama4_text":
+            shared = 1
+        layers = sum(self._sparse(layer) for layer in range(self.layers))
+        if not layers:
+            return {}
+        return {
+            "expert_layers": layers,
+            "experts": count,
+            "experts_per_token": chosen,
+            "expert_ffn": width,
+            "shared_ffn": self.whole("shared_expert_intermediate_size") or shared * width,
+        }
+
+    def _sparse(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has experts."""
+        config = self.config
+        listed = config.get("moe_layers")
+        if type(listed) is list:
+            return layer in listed
+        dense = config.get("mlp_only_layers") or []
+        if type(dense) is not list:
+            raise ConfigError("mlp_only_layers", "wants a list of layers")
+        if layer in dense:
+            return False
+        first = self.whole("first_k_dense_replace") or self.whole("moe_layer_start_index")
+        last = config.get("moe_layer_end_index")
+        if layer < first or (type(last) is int and 0 <= last < layer):
+            return False
+        frequency = config.get("moe_layer_freq")
+        if type(frequency) is list:
+            return layer < len(frequency) and bool(frequency[layer])
+        if layer % (self.whole("moe_layer_freq") or 1):
+            return False
+        step = self.whole("decoder_sparse_step") or self.whole("interleave_moe_layer_step")
+        step = step or self.whole("moe_layer_interval")
+        return (layer + 1) % (step or 1) == 0

@@ -1,0 +1,109 @@
+"""How far a profile has drifted from the steps that ranks measure, and when that is too far.
+
+The error of a scheme is |measured − predicted| / predicted over the pipelines that were measured
+lately (what counts as measured: ``refit``). It has left the error that the profile states for the
+scheme when the **median** of the latest ``RECENT`` pipelines exceeds the stated 90th percentile:
+then half of what is measured is worse than nine tenths of what the profile was judged by. No single
+disturbed step can do that, nor the noise that the profile allows for: sixteen of 32 pipelines would
+have to be among the one in ten (once in 10⁸), or, early in a job, four of eight (once in 200).
+Of a long window only the end decides, so that a change is told after sixteen pipelines, not after
+half of the window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from seqplan.costs.fit.refit import LEAST_TO_SCALE
+from seqplan.costs.profiled_scheme import ProfiledScheme
+from seqplan.plans.scheme import Scheme
+
+LEAST_MEASURED = LEAST_TO_SCALE
+"""Pipelines measured before a scheme is warned of: as many as a refit needs to mend it."""
+
+RECENT = 32
+"""The latest pipelines, which decide whether the profile holds now."""
+
+ASSUMED_LIMIT = 0.05
+"""The limit of a scheme whose profile states no held-out error (published and derived ones)."""
+
+LEAST_LIMIT = 0.01
+"""No limit is below this: clocks and launches of a training step vary as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What a profile says of its own error on a scheme, from samples it was not fitted to."""
+
+    samples: int
+    median: float
+    p90: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The running error of one scheme; ratios, not per cent; None where nothing was measured.
+
+    ``median``, ``p90``: of the error over all ``pipelines`` of the window. ``recent``: the median
+    over the latest of them, ``bias``: there the median of measured / predicted − 1, positive where
+    ranks are slower than predicted. ``limit``: what ``recent`` may be. ``warning``: one sentence,
+    None while the profile holds or too little was measured.
+    """
+
+    scheme: Scheme
+    pipelines: int
+    median: float | None
+    p90: float | None
+    recent: float | None
+    bias: float | None
+    stated: Stated | None
+    limit: float
+    warning: str | None
+
+
+def stated_error(entry: ProfiledScheme | None) -> Stated | None:
+    """Return the held-out error of a scheme's fit; None where the profile has none to be read."""
+    held_out: Any = None if entry is None or entry.fit is None else entry.fit.get("held_out")
+    if not isinstance(held_out, dict):
+        return None
+    median, p90, samples = (held_out.get(name) for name in ("median", "p90", "samples"))
+    if not _is_error(median) or not _is_error(p90):
+        return None
+    return Stated(samples if isinstance(samples, int) else 0, float(median), float(p90))
+
+
+def drift(
+    scheme: Scheme,
+    predicted_ms: Sequence[float],
+    measured_ms: Sequence[float],
+    stated: Stated | None,
+) -> Drift:
+    """Compute the running error of aligned predictions and measurements (ms), oldest first."""
+    limit = ASSUMED_LIMIT if stated is None else max(stated.p90, LEAST_LIMIT)
+    count = len(measured_ms)
+    if count == 0:
+        return Drift(scheme, 0, None, None, None, None, stated, limit, None)
+    excess = np.asarray(measured_ms) / np.asarray(predicted_ms) - 1.0
+    error = np.abs(excess)
+    median, p90 = float(np.median(error)), float(np.quantile(error, 0.9))
+    recent, bias = float(np.median(error[-RECENT:])), float(np.median(excess[-RECENT:]))
+    warning = None
+    if count >= LEAST_MEASURED and recent > limit:
+        claim = "the 90th percentile its profile states" if stated else "assumed for its profile"
+        latest = f"{scheme}: the last {min(count, RECENT)} measured pipelines"
+        if abs(bias) > recent / 2:
+            way = "slower" if bias > 0 else "faster"
+            finding = f"{latest} were {abs(bias):.1%} {way} than predicted (median)"
+        else:  # some slower, some faster: their median says little of either
+            finding = f"{latest} missed the prediction by {recent:.1%} (median), either way"
+        warning = f"{finding}; {limit:.1%} is {claim}. Refit it."
+    return Drift(scheme, count, median, p90, recent, bias, stated, limit, warning)
+
+
+def _is_error(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and math.isfinite(value) and value >= 0

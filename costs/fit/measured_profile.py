@@ -1,0 +1,263 @@
+"""From samples to a profile: latency and memory are fitted once, then written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from seqplan.costs.fit.latency_fit import LEAST_LENGTHS, Errors, Fit, Observed, fit_latency
+from seqplan.costs.fit.pooling import device_spread
+from seqplan.costs.fit.samples import PLAIN_TENSOR_PARALLEL, MeasuredOn, Sample, SampleError
+from seqplan.costs.fit.sync_samples import ExchangeSample, fit_exchange
+from seqplan.costs.model_sizes import ModelSizes
+from seqplan.costs.profiled_scheme import PROFILE_SCHEMA
+from seqplan.plans.scheme import Scheme
+
+MASTER_BYTES = 12
+"""fp32 master parameter and two Adam moments of a parameter, fully sharded."""
+
+GRADIENT_BYTES = 4
+"""The fp32 sum of a parameter's gradients during a step."""
+
+LEAST_MARGIN = 0.05
+"""Share of a device's memory that its allocator's fragmentation is given at least."""
+
+FRAGMENTED_FROM = 2**30
+"""Bytes in use from which fragmentation counts: of less it is the size of the first segments."""
+
+_DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+_TP_NOTE = (
+    "tp was measured without Megatron's sequence parallelism: norms and residuals are on every "
+    "rank, so that trainers which split them hold more tokens."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFit:
+    """Activation bytes per token by tp, before division over ranks, and the samples' distance.
+
+    ``of_allocator``: whether they are peaks of the device's allocator; else what autograd keeps.
+    ``fragmentation``: share of what the allocator had taken that was not in use at the highest of
+    these peaks; None where it was not read, or of too little memory.
+    """
+
+    bytes_per_token: Mapping[int, float]
+    errors: Errors
+    of_allocator: bool = False
+    fragmentation: float | None = None
+
+    @property
+    def margin(self) -> float:
+        """Share of the memory to leave free for fragmentation: none where nothing is allocated."""
+        return max(LEAST_MARGIN, self.fragmentation or 0.0) if self.of_allocator else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledDevices:
+    """What a profile says of the devices; bytes of one."""
+
+    gpu: str
+    gpus_per_node: int
+    capacity_bytes: float
+    context_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredFit:
+    """All that is fitted to samples of one device and model.
+
+    ``latencies``: of every scheme that could be fitted; ``forward_fraction``: of forward and
+    backward of the layers.
+    """
+
+    measured_on: MeasuredOn
+    latencies: dict[Scheme, Fit]
+    memory: MemoryFit
+    forward_fraction: float
+
+
+def fit_all(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MeasuredFit:
+    """Fit latency and memory to the samples; ``SampleError`` where a fit fails."""
+    latencies = fit_schemes(measured_on, samples)
+    memory = fit_memory(measured_on, samples)
+    fractions = [
+        median(sample.forward_ms) / median(sample.layers_ms) for sample in samples if not sample.oom
+    ]
+    return MeasuredFit(measured_on, latencies, memory, median(fractions))
+
+
+def fit_schemes(measured_on: MeasuredOn, samples: Sequence[Sample]) -> dict[Scheme, Fit]:
+    """Fit the latency of every scheme, for a model of all its layers.
+
+    Without those that run out of memory too early to be fitted (``unfitted``). ``SampleError`` for
+    a scheme whose samples cannot be fitted otherwise, and where no scheme is left.
+    """
+    without = unfitted(samples)
+    layers = measured_on.sizes()["layers"]
+    latencies: dict[Scheme, Fit] = {}
+    for scheme in sorted({sample.scheme for sample in samples} - set(without)):
+        mine = [sample for sample in samples if sample.scheme == scheme and not sample.oom]
+        by_role = {
+            role: [
+                Observed(sample.lengths, sample.whole_ms(layers), sample.spread)
+                for sample in mine
+                if sample.role == role
+            ]
+            for role in ("fit", "held-out", "packed")
+        }
+        try:
+            latencies[scheme] = fit_latency(
+                by_role["fit"], by_role["held-out"], by_role["packed"], device_spread(mine)
+            )
+        except ValueError as error:
+            raise SampleError(f"scheme {scheme}: {error}") from None
+    if not latencies:
+        raise SampleError("no scheme fits into memory: " + "; ".join(without.values()))
+    return latencies
+
+
+def unfitted(samples: Sequence[Sample]) -> dict[Scheme, str]:
+    """Return the schemes too few of whose lengths fit into memory, with one line on each."""
+    reasons = {}
+    for scheme in sorted({sample.scheme for sample in samples}):
+        mine = [sample for sample in samples if sample.scheme == scheme]
+        fitting = sum(sample.role == "fit" and not sample.oom for sample in mine)
+        if fitting < LEAST_LENGTHS and any(sample.oom for sample in mine):
+            reasons[scheme] = (
+                f"{scheme}: {fitting} of its lengths fit into memory, {LEAST_LENGTHS} are needed"
+            )
+    return reasons
+
+
+def fit_memory(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MemoryFit:
+    """Fit memory linear in a rank's share of the tokens, for each tp; relative squares.
+
+    A tp none of whose samples fits is left out; ``SampleError`` where none is left.
+    """
+    layers = measured_on.sizes()["layers"]
+    slopes: dict[int, float] = {}
+    predicted, measured = [], []
+    for tp in sorted({sample.scheme.tp for sample in samples if not sample.oom}):
+        used = [sample for sample in samples if sample.scheme.tp == tp and not sample.oom]
+        tokens = np.array([sample.tokens / (tp * sample.scheme.sp) for sample in used])
+        measured_bytes = np.array([sample.whole_bytes(layers) for sample in used])
+        relative = tokens / measured_bytes
+        slopes[tp] = float(relative.sum() / (relative @ relative))
+        predicted.append(slopes[tp] * tokens)
+        measured.append(measured_bytes)
+    if not slopes:
+        raise SampleError("no sample fits into memory")
+    return MemoryFit(
+        slopes,
+        Errors.of(np.concatenate(predicted), np.concatenate(measured)),
+        of_allocator=any(sample.layers_peak_bytes is not None for sample in samples),
+        fragmentation=_fragmentation(samples),
+    )
+
+
+def _fragmentation(samples: Sequence[Sample]) -> float | None:
+    """Return the share that was reserved and not in use where most was in use."""
+    in_use, reserved = max(
+        ((sample.allocated_bytes or 0, sample.reserved_bytes or 0) for sample in samples),
+        default=(0, 0),
+    )
+    return 1 - in_use / reserved if reserved >= in_use >= FRAGMENTED_FROM else None
+
+
+def profile_document(
+    fit: MeasuredFit,
+    devices: ProfiledDevices,
+    *,
+    name: str,
+    source: str,
+    exchanges: Sequence[ExchangeSample] = (),
+) -> dict[str, Any]:
+    """Return the profile (schema 1) of what was fitted, ZeRO-1, every scheme measured.
+
+    ``source``: the command and the date; ``exchanges``: measured between several ranks.
+    """
+    sizes = fit.measured_on.sizes()
+    model = ModelSizes.of(sizes)
+    dtype_bytes = _DTYPE_BYTES[fit.measured_on.dtype]
+    document = {
+        "schema": PROFILE_SCHEMA,
+        "name": name,
+        "source": source,
+        "residuals": residuals(fit.latencies, fit.memory),
+        "hardware": {"gpu": devices.gpu, "gpus_per_node": devices.gpus_per_node},
+        "model": {size: sizes[size] for size in sorted(sizes)},
+        "zero_stage": 1,
+        "checkpointing": fit.measured_on.checkpointing,
+        "forward_fraction": round(fit.forward_fraction, 4),
+        "memory": {
+            "capacity_bytes": devices.capacity_bytes,
+            "context_bytes": devices.context_bytes,
+            "margin_bytes": fit.memory.margin * devices.capacity_bytes,
+            "sharded_state_bytes": [[None, float(MASTER_BYTES * model.parameters)]],
+            "resident_layer_bytes": float((dtype_bytes + GRADIENT_BYTES) * model.layers_parameters),
+            "resident_embedding_bytes": float(
+                (dtype_bytes + GRADIENT_BYTES) * model.embedding_parameters
+            ),
+            "activation_bytes_per_token": {
+                str(tp): per_token for tp, per_token in fit.memory.bytes_per_token.items()
+            },
+        },
+        "schemes": [_scheme(scheme, latency) for scheme, latency in fit.latencies.items()],
+    }
+    if exchanges:
+        document["exchange"] = fit_exchange(exchanges, model.layers)
+    notes = []
+    if any(scheme.tp > 1 for scheme in fit.latencies):
+        document["tensor_parallel"] = fit.measured_on.tensor_parallel
+        if fit.measured_on.tensor_parallel == PLAIN_TENSOR_PARALLEL:
+            notes.append(_TP_NOTE)
+    if fit.memory.of_allocator:
+        notes.append(_margin_note(fit.memory))
+    if notes:
+        document["notes"] = notes
+    return document
+
+
+def _margin_note(memory: MemoryFit) -> str:
+    measured = "not measured with enough memory in use"
+    if memory.fragmentation is not None:
+        measured = f"measured {memory.fragmentation:.1%}"
+    return (
+        f"margin_bytes: {memory.margin:.1%} of the memory, for what the allocator takes and cannot "
+        f"use ({measured}; at least {LEAST_MARGIN:.0%})."
+    )
+
+
+def residuals(latencies: dict[Scheme, Fit], memory: MemoryFit) -> str:
+    """Say in one line the errors of all schemes together, the worst of each kind."""
+    parts = []
+    for kind in ("in_sample", "held_out", "packed"):
+        errors = [getattr(fit, kind) for fit in latencies.values()]
+        medians = [of_scheme.median for of_scheme in errors if of_scheme.median is not None]
+        ninetieths = [of_scheme.p90 for of_scheme in errors if of_scheme.p90 is not None]
+        if medians and ninetieths:
+            label = kind.replace("_", "-")
+            parts.append(f"{label} {max(medians):.1%} (median) {max(ninetieths):.1%} (p90)")
+    largest = memory.errors.largest
+    counted = "allocator's peak" if memory.of_allocator else "kept by autograd"
+    parts.append(f"memory {0.0 if largest is None else largest:.1%} (largest, {counted})")
+    return "measured, worst scheme: " + ", ".join(parts)
+
+
+def _scheme(scheme: Scheme, fit: Fit) -> dict[str, Any]:
+    degrees = {axis: degree for axis, degree in scheme.as_dict().items() if degree > 1}
+    latency = fit.latency
+    document: dict[str, Any] = {
+        **degrees,
+        "a": latency.a,
+        "b": latency.b,
+        "c": latency.c,
+        "origin": "measured",
+        "fit": fit.document(),
+    }
+    return document

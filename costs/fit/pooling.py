@@ -1,0 +1,183 @@
+"""Samples of all rounds and runs together, as if the device had been equally fast throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.costs.fit.sample_file import read_exchanges, read_samples
+from seqplan.costs.fit.samples import MeasuredOn, Role, Sample, SampleError, require_same
+from seqplan.costs.fit.sync_samples import ExchangeSample
+from seqplan.plans.scheme import Scheme
+
+Floats = npt.NDArray[np.float64]
+
+
+def merged(files: list[Path]) -> tuple[MeasuredOn, list[Sample]]:
+    """Read the samples of several runs, each ``steadied``, all ``pooled``.
+
+    ``SampleError`` where device, dtype or model differ, or nothing was measured.
+    """
+    if not files:
+        raise SampleError("no files of samples to merge")
+    measured_on, first = read_samples(files[0])
+    samples = steadied(first)
+    for path in files[1:]:
+        other, more = read_samples(path)
+        require_same(other, measured_on, str(path))
+        samples += _read_as_in(first, steadied(more))
+    if not samples:
+        raise SampleError(f"{', '.join(map(str, files))}: nothing was measured; measure again")
+    return measured_on, pooled(samples)
+
+
+def merged_exchanges(files: Sequence[Path]) -> list[ExchangeSample]:
+    """Read the exchanges of several runs that ``merged`` takes."""
+    return [exchange for path in files for exchange in read_exchanges(path)]
+
+
+def steadied(samples: Sequence[Sample]) -> list[Sample]:
+    """Rescale every repetition's time of one run to the run's usual speed.
+
+    A repetition around which the yardstick took longer than it usually does was slowed, too: by a
+    neighbour on the same silicon, or by its own clock. By how much the run itself says: see
+    ``response``. Usual is the mean of the middle half of all readings, which moves little by little
+    as a device is slowed for more of the time, where a median would jump. Repetitions without a
+    reading stay as they are.
+    """
+    usual = _usual_reading(samples)
+    if usual is None:
+        return list(samples)
+    exponent = response(samples)
+
+    def rescaled(times: tuple[float, ...], yardstick_ms: tuple[float, ...]) -> tuple[float, ...]:
+        if not yardstick_ms:
+            return times
+        pairs = zip(times, yardstick_ms, strict=True)
+        return tuple(ms * (usual / now) ** exponent for ms, now in pairs)
+
+    return [
+        replace(
+            sample,
+            layers_ms=rescaled(sample.layers_ms, sample.layers_yardstick_ms),
+            forward_ms=rescaled(sample.forward_ms, sample.layers_yardstick_ms),
+            ends_ms=rescaled(sample.ends_ms, sample.ends_yardstick_ms),
+            layers_cpu_ms=rescaled(sample.layers_cpu_ms, sample.layers_yardstick_ms)
+            if sample.layers_cpu_ms
+            else (),
+        )
+        for sample in samples
+    ]
+
+
+def _usual_reading(samples: Sequence[Sample]) -> float | None:
+    """Return the mean of the middle half of all readings; None without any."""
+    readings = np.sort([ms for _, yardstick_ms in _timed(samples) for ms in yardstick_ms])
+    quarter = len(readings) // 4
+    return float(readings[quarter : len(readings) - quarter].mean()) if len(readings) else None
+
+
+def _read_as_in(first: Sequence[Sample], other: Sequence[Sample]) -> list[Sample]:
+    """Scale the readings of another run to the usual one of the first run.
+
+    A yardstick of another run may be another release's product, or next to other ranks: only how
+    its readings vary within their run counts.
+    """
+    usual, theirs = _usual_reading(first), _usual_reading(other)
+    if usual is None or theirs is None:
+        return list(other)
+    return [
+        replace(
+            sample,
+            layers_yardstick_ms=tuple(ms * usual / theirs for ms in sample.layers_yardstick_ms),
+            ends_yardstick_ms=tuple(ms * usual / theirs for ms in sample.ends_yardstick_ms),
+        )
+        for sample in other
+    ]
+
+
+def response(samples: Sequence[Sample]) -> float:
+    """Estimate what share of a slower yardstick a repetition is slower by: from 0 to 1.
+
+    The slope of log time over log yardstick among the repetitions of one micro-batch, the same for
+    all micro-batches. It is near 1 where readings tell what happens during a repetition, and near 0
+    where they are noise, or the work waits for something else. Then times are best left alone.
+    """
+    across, along = 0.0, 0.0
+    for times, yardstick_ms in _timed(pooled(samples)):
+        slower, read = _deviations(times), _deviations(yardstick_ms)
+        across += float(read @ slower)
+        along += float(read @ read)
+    return min(max(across / along, 0.0), 1.0) if along > 0 else 0.0
+
+
+def _deviations(times: tuple[float, ...]) -> Floats:
+    """Return logarithms over their median's; an interruption counts as twice the time at most."""
+    logarithms = np.log(times)
+    limit = np.log(2)
+    deviations: Floats = np.clip(logarithms - np.median(logarithms), -limit, limit)
+    return deviations
+
+
+def _timed(samples: Iterable[Sample]) -> Iterator[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Yield times and readings wherever there is a reading for each time."""
+    for sample in samples:
+        yield from (
+            (times, yardstick_ms)
+            for times, yardstick_ms in (
+                (sample.layers_ms, sample.layers_yardstick_ms),
+                (sample.ends_ms, sample.ends_yardstick_ms),
+            )
+            if yardstick_ms and len(times) == len(yardstick_ms)
+        )
+
+
+def device_spread(samples: Iterable[Sample]) -> float | None:
+    """Compute the layers' yardstick's interquartile range over its median; None where not read."""
+    readings = [ms for sample in samples for ms in sample.layers_yardstick_ms]
+    if not readings:
+        return None
+    low, middle, high = np.quantile(readings, (0.25, 0.5, 0.75))
+    return float((high - low) / middle)
+
+
+def pooled(samples: Iterable[Sample]) -> list[Sample]:
+    """Return one sample of each micro-batch, with the repetitions of all its rounds and runs.
+
+    What disturbs the device for a while disturbs a few repetitions of many micro-batches then, and
+    not all repetitions of some. Out of memory once is out of memory.
+    """
+    together: dict[tuple[Scheme, Role, tuple[int, ...], int], list[Sample]] = {}
+    for sample in samples:
+        key = (sample.scheme, sample.role, sample.lengths, sample.layers)
+        together.setdefault(key, []).append(sample)
+    return [
+        next((sample for sample in same if sample.oom), None) or _pooled(same)
+        for same in together.values()
+    ]
+
+
+def _pooled(same: list[Sample]) -> Sample:
+    def largest(values: Iterable[int | None]) -> int | None:
+        return max((value for value in values if value is not None), default=None)
+
+    return replace(
+        same[0],
+        turn=0,
+        layers_ms=tuple(ms for sample in same for ms in sample.layers_ms),
+        ends_ms=tuple(ms for sample in same for ms in sample.ends_ms),
+        forward_ms=tuple(ms for sample in same for ms in sample.forward_ms),
+        layers_yardstick_ms=tuple(ms for sample in same for ms in sample.layers_yardstick_ms),
+        ends_yardstick_ms=tuple(ms for sample in same for ms in sample.ends_yardstick_ms),
+        saved_bytes=max(sample.saved_bytes for sample in same),
+        layers_saved_bytes=max(sample.layers_saved_bytes for sample in same),
+        layers_peak_bytes=largest(sample.layers_peak_bytes for sample in same),
+        ends_peak_bytes=largest(sample.ends_peak_bytes for sample in same),
+        allocated_bytes=largest(sample.allocated_bytes for sample in same),
+        reserved_bytes=largest(sample.reserved_bytes for sample in same),
+        layers_cpu_ms=tuple(ms for sample in same for ms in sample.layers_cpu_ms),
+    )

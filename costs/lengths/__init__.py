@@ -1,0 +1,35 @@
+"""Sequence lengths of a data set: read from many kinds of files, summarised and kept.
+
+Read ``read`` first (from paths to lengths), then ``sources`` (a reader for each kind of file),
+``summary``, ``histogram``, ``save`` and ``digest``.
+"""
+
+from seqplan.costs.lengths.histogram import longest, parse_histogram, representative
+from seqplan.costs.lengths.read import SUFFIXES, read_lengths
+from seqplan.costs.lengths.save import check_output, save_lengths
+from seqplan.costs.lengths.sources.collector import MAX_LENGTH, Lengths, Progress, Source
+from seqplan.costs.lengths.sources.error import LengthsError
+from seqplan.costs.lengths.sources.options import SourceOptions
+from seqplan.costs.lengths.summary import BLOCKS, Bucket, Summary, Tail, histogram_lines, summarise
+
+__all__ = [
+    "BLOCKS",
+    "MAX_LENGTH",
+    "SUFFIXES",
+    "Bucket",
+    "Lengths",
+    "LengthsError",
+    "Progress",
+    "Source",
+    "SourceOptions",
+    "Summary",
+    "Tail",
+    "check_output",
+    "histogram_lines",
+    "longest",
+    "parse_histogram",
+    "read_lengths",
+    "representative",
+    "save_lengths",
+    "summarise",
+]

@@ -1,0 +1,133 @@
+"""From paths to lengths: finds the files, picks the reader of each by its suffix."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from seqplan.costs.lengths.sources.chat import ChatTokenizer
+from seqplan.costs.lengths.sources.collector import Collector, Lengths, Progress
+from seqplan.costs.lengths.sources.error import LengthsError, first_line
+from seqplan.costs.lengths.sources.options import SourceOptions
+from seqplan.costs.lengths.sources.saved_dataset import is_saved_dataset, saved_files
+from seqplan.costs.lengths.sources.token_count import TokenCounter
+
+SUFFIXES = (".npy", ".txt", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", ".idx")
+"""Files that are understood; a folder is read as text files, unless ``datasets`` saved it."""
+
+_WITH_FIELDS = (".jsonl", ".jsonl.gz", ".parquet", ".arrow")
+
+
+def read_lengths(
+    sources: Sequence[str | os.PathLike[str]],
+    options: SourceOptions | None = None,
+    progress: Progress | None = None,
+) -> Lengths:
+    """Read the lengths, in tokens, of every sequence of the sources, in the order given.
+
+    A source is a file with one of ``SUFFIXES``, a folder of text files or one that
+    ``datasets.save_to_disk`` wrote, or a pattern such as ``shards/*.idx``, which stands for the
+    files it matches in sorted order. ``LengthsError``
+    says in one line what is wrong, where, and how to mend it.
+    """
+    options = options or SourceOptions()
+    files = [(path, _suffix(path)) for path in _expand(sources)]
+    _check_use(options, [suffix for _, suffix in files])
+    collector = Collector(progress)
+    counter = TokenCounter(options)
+    chats = None if options.chat_template is None else ChatTokenizer(options.chat_template)
+    for path, suffix in files:
+        collector.begin(str(path))
+        try:
+            _read(path, suffix, options, counter, chats, collector)
+        except OSError as error:
+            reason = error.strerror or first_line(error)
+            raise LengthsError(f"{error.filename or path}: cannot be read: {reason}") from None
+        collector.end()
+    return collector.lengths()
+
+
+def _expand(sources: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
+    if not sources:
+        raise LengthsError("no source of lengths was given")
+    for pattern in sources:
+        source = os.fspath(pattern)
+        # A name that exists is that file, whatever characters are in it.
+        if os.path.lexists(source) or not glob.has_magic(source):
+            paths = [Path(source)]
+        else:
+            paths = [Path(match) for match in sorted(glob.glob(source, recursive=True))]
+        if not paths:
+            raise LengthsError(f"{source}: matches no file")
+        for path in paths:
+            if is_saved_dataset(path):
+                yield from saved_files(path)
+            else:
+                yield path
+
+
+def _suffix(path: Path) -> str:
+    """Return the suffix that picks the reader, empty for a folder."""
+    if path.is_dir():
+        return ""
+    if not path.exists():
+        raise LengthsError(f"{path}: no such file or folder")
+    name = path.name.lower()
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if name.endswith(suffix):
+            if path.is_file() and path.stat().st_size == 0:
+                raise LengthsError(f"{path}: is empty")
+            return suffix
+    hint = "; give the .idx beside it" if path.suffix == ".bin" else ""
+    raise LengthsError(
+        f"{path}: {path.suffix or 'a name without suffix'} is not a source of lengths{hint} "
+        f"(understood: {' '.join(SUFFIXES)}, a folder of text files or of a saved data set)"
+    )
+
+
+def _check_use(options: SourceOptions, suffixes: list[str]) -> None:
+    """Refuse an option that no source heeds: it was meant for something else."""
+    if options.field is not None and not set(suffixes) & set(_WITH_FIELDS):
+        raise LengthsError(f"--field {options.field}: no source has fields")
+    if options.chat_template is not None and not set(suffixes) <= set(_WITH_FIELDS):
+        raise LengthsError(f"--chat-template: chats are read from {', '.join(_WITH_FIELDS)} only")
+    if options.glob is not None and "" not in suffixes:
+        raise LengthsError(f"--glob {options.glob}: no source is a folder")
+
+
+def _read(
+    path: Path,
+    suffix: str,
+    options: SourceOptions,
+    counter: TokenCounter,
+    chats: ChatTokenizer | None,
+    collector: Collector,
+) -> None:
+    # Each reader is imported when its kind of file is met: most need little, some a lot.
+    match suffix:
+        case "":
+            from seqplan.costs.lengths.sources.folder import read_folder
+
+            read_folder(path, options.glob, counter, collector)
+        case ".npy":
+            from seqplan.costs.lengths.sources.npy import read_npy
+
+            read_npy(path, collector)
+        case ".txt":
+            from seqplan.costs.lengths.sources.txt import read_txt
+
+            read_txt(path, collector)
+        case ".idx":
+            from seqplan.costs.lengths.sources.megatron import read_idx
+
+            read_idx(path, collector)
+        case ".parquet" | ".arrow":
+            from seqplan.costs.lengths.sources.arrow import read_arrow
+
+            read_arrow(path, options.field, counter, collector, chats)
+        case _:
+            from seqplan.costs.lengths.sources.jsonl import read_jsonl
+
+            read_jsonl(path, options.field, counter, collector, chats)

@@ -1,0 +1,116 @@
+"""Tokens of text: counted with a tokenizer, or estimated from bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from seqplan.costs.lengths.sources.collector import Collector
+from seqplan.costs.lengths.sources.error import LengthsError, first_line
+from seqplan.costs.lengths.sources.options import SourceOptions
+
+BATCH_BYTES = 4 << 20
+"""Text held at once, unless a single one is longer."""
+
+BATCH_TEXTS = 2048
+
+
+class TokenCounter:
+    """Counts the tokens of texts as the options say. The tokenizer is loaded at first use."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._tokenizer: Any = None
+
+    @property
+    def estimates(self) -> bool:
+        """Whether counts are estimated, so that a text's bytes are all that is needed."""
+        return self._options.bytes_per_token is not None
+
+    @property
+    def note(self) -> str:
+        """How tokens are counted."""
+        if self.estimates:
+            return f"estimated from bytes at {self._options.bytes_per_token} bytes per token"
+        return f"counted with {self._options.tokenizer}, its special tokens included"
+
+    def require(self, place: str) -> None:
+        """Raise ``LengthsError`` unless text, found at ``place``, can be counted."""
+        if self.estimates or self._tokenizer is not None:
+            return
+        if self._options.tokenizer is None:
+            raise LengthsError(
+                f"{place} is text: give --tokenizer tokenizer.json to count its tokens, "
+                "or --bytes-per-token to estimate them (about 4 for English)"
+            )
+        self._tokenizer = _load(self._options)
+
+    def estimate(self, size_bytes: int) -> int:
+        """Estimate the tokens of a text of this many UTF-8 bytes, rounded up."""
+        rate = self._options.bytes_per_token
+        assert rate is not None
+        return math.ceil(size_bytes / rate)
+
+    def count(self, texts: list[str]) -> list[int]:
+        """Count the tokens of each text."""
+        if self.estimates:
+            return [self.estimate(len(text.encode("utf-8", "surrogatepass"))) for text in texts]
+        try:
+            encodings = self._tokenizer.encode_batch_fast(texts)
+        except (TypeError, UnicodeEncodeError):
+            # JSON may hold half a surrogate pair, which has no UTF-8 for the tokenizer.
+            whole = [text.encode("utf-8", "replace").decode() for text in texts]
+            encodings = self._tokenizer.encode_batch_fast(whole)
+        return [len(encoding) for encoding in encodings]
+
+
+def _load(options: SourceOptions) -> Any:
+    path = options.tokenizer
+    assert path is not None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise LengthsError(
+            f"{path}: counting tokens needs the tokenizers package: "
+            "pip install 'seqplan[tokenizers]'"
+        ) from None
+    if not path.is_file():
+        raise LengthsError(f"{path}: no such tokenizer file; give a Hugging Face tokenizer.json")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise LengthsError(
+            f"{path}: is not a Hugging Face tokenizer.json: {first_line(error)}"
+        ) from None
+    # A saved tokenizer may carry the limits of one model's inputs; lengths must not.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class TextBatch:
+    """Texts on their way to the collector, counted a batch at a time."""
+
+    def __init__(self, counter: TokenCounter, collector: Collector) -> None:
+        self._counter = counter
+        self._collector = collector
+        self._texts: list[str] = []
+        self._places: list[Any] = []
+        self._characters = 0
+
+    def add(self, text: str, key: Any, place: Callable[[Any], str]) -> None:
+        """Take a text; ``place(key)`` says where it is from, if it turns out to be empty."""
+        self._texts.append(text)
+        self._places.append(key)
+        self._characters += len(text)
+        if self._characters >= BATCH_BYTES or len(self._texts) >= BATCH_TEXTS:
+            self.flush(place)
+
+    def flush(self, place: Callable[[Any], str]) -> None:
+        """Count what is held."""
+        if self._texts:
+            counts = self._counter.count(self._texts)
+            keys = self._places
+            self._collector.add(counts, lambda i: place(keys[i]))
+            self._texts, self._places, self._characters = [], [], 0

@@ -1,0 +1,109 @@
+"""A model's sizes from the config.json that its release carries, or what of it is not modelled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from seqplan.costs.config_defaults import with_class_defaults
+from seqplan.costs.config_keys import (
+    BEYOND,
+    GATED,
+    MODELLED,
+    REFUSED,
+    SIZE_KEYS,
+    SPARSE,
+    UNGATED,
+    without_effect,
+)
+from seqplan.costs.config_layers import ConfigError, ConfigLayers
+
+_TIED = "tie_word_embeddings"
+
+_MEND = (
+    "Sizes can be given as flags (--hidden, --layers, …) without --model; a key that says nothing "
+    "of the layers can be taken out of the file"
+)
+
+
+def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
+    """Read the sizes that a config.json states, by their names here; the others are left out.
+
+    ``longest``: tokens of the longest sequence that is meant, by default
+    ``max_position_embeddings``: an attention window that is no shorter changes nothing. An absent
+    key has the value of its model_type's class in transformers. ``ValueError`` that
+    begins with the path for what is no such file, and for a model that has what is not modelled,
+    with every key that says so, those that are not known here among them.
+    """
+    try:
+        config: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: wants an object of sizes")
+    keys_by_meaning: dict[str, list[str]] = {}
+    for key, meaning in _not_modelled(config):
+        keys_by_meaning.setdefault(meaning, []).append(f"{key} {_shown(config[key])}")
+    if keys_by_meaning:
+        beyond = (f"{', '.join(keys)}: {meaning}" for meaning, keys in keys_by_meaning.items())
+        raise ValueError(f"{path}: not modelled: {'; '.join(beyond)}. {_MEND}")
+    config = with_class_defaults(config)
+    try:
+        sizes = _sizes(config)
+        if "layers" in sizes:
+            sizes |= ConfigLayers(config, sizes["layers"], longest).sizes()
+    except ConfigError as error:
+        key, value = error.key, _shown(config.get(error.key))
+        if error.why.startswith("wants"):
+            raise ValueError(f"{path}: {key} {error.why}, not {value}") from None
+        raise ValueError(f"{path}: {key} {value}: {error.why}") from None
+    return sizes
+
+
+def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the sizes of a dense decoder."""
+    sizes: dict[str, Any] = {}
+    for name, keys in SIZE_KEYS.items():
+        key = next((key for key in keys if config.get(key) is not None), None)
+        if key is None:
+            continue
+        if type(config[key]) is not int or config[key] < 1:
+            raise ConfigError(key, "wants a whole number above 0")
+        sizes[name] = config[key]
+    if "heads" in sizes:
+        sizes.setdefault("kv_heads", sizes["heads"])
+    kind = str(config.get("model_type"))
+    if kind == "gpt2" and "hidden" in sizes:
+        sizes.setdefault("ffn", 4 * sizes["hidden"])
+    if config.get("kv_lora_rank"):
+        sizes.pop("head_dim", None)  # the rotary part of one, where it is stated
+    tied = config.get(_TIED, False)
+    if type(tied) is not bool:
+        raise ConfigError(_TIED, "wants true or false")
+    if tied:
+        sizes["tied"] = True
+    return sizes
+
+
+def _not_modelled(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield every key that means something which is not modelled, and what."""
+    for key, meaning in REFUSED.items():
+        if config.get(key):
+            yield key, meaning
+    model_type = config.get("model_type")
+    if model_type is not None and str(model_type) not in GATED | UNGATED | SPARSE:
+        yield "model_type", BEYOND.get(str(model_type), "layers that are not known here")
+        return
+    for key, value in config.items():
+        if key not in MODELLED and key not in REFUSED and not without_effect(key, value):
+            yield key, "not known here"
+
+
+def _shown(value: Any) -> str:
+    """Write a value as JSON has it, cut where it is long."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else text[:37] + "…"

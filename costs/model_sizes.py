@@ -1,0 +1,282 @@
+"""Sizes of a model: as far as a profile knows them, whole ones, and those of well-known models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seqplan.costs.architecture import DENSE, LARGEST_SIZE, Architecture
+
+SIZES = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
+"""What a model's sizes are called everywhere; ``head_dim``, ``tied`` and those of an
+``Architecture`` may be said beside them."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a Transformer; None where a source does not state them.
+
+    ``head_dim``: elements of a head where they are not hidden/heads; ``tied``: the output head's
+    weight is the embedding's; ``architecture``: what a dense decoder does not have.
+    """
+
+    hidden: int
+    layers: int
+    vocab: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    ffn: int | None = None
+    head_dim: int | None = None
+    tied: bool = False
+    architecture: Architecture = DENSE
+
+    @property
+    def sizes(self) -> ModelSizes | None:
+        """Return whole sizes; None where one is not known."""
+        known = {name: getattr(self, name) for name in SIZES}
+        if None in known.values():
+            return None
+        return ModelSizes(
+            **known, head_dim=self.head_dim, tied=self.tied, architecture=self.architecture
+        )
+
+    @property
+    def attention_width(self) -> int:
+        """Elements of a token's queries over all heads: hidden, but where ``head_dim`` says else.
+
+        ``head_dim`` is known together with ``heads`` only.
+        """
+        if self.head_dim is None or self.heads is None:
+            return self.hidden
+        return self.heads * self.head_dim
+
+
+def parameters(shape: ModelShape) -> int | None:
+    """About layers·12·hidden² + 2·vocab·hidden parameters; None where the vocabulary is unknown.
+
+    Attention has four matrices of hidden² (hidden times ``attention_width``), the feed-forward
+    network as much as eight; input and output embeddings are counted apart, once where they are
+    tied, norms and biases not at all. Where a model is no dense decoder its own are counted.
+    """
+    if shape.vocab is None:
+        return None
+    if not shape.architecture.dense and (sizes := shape.sizes) is not None:
+        return sizes.parameters
+    layer = 4 * shape.hidden * shape.attention_width + 8 * shape.hidden**2
+    return shape.layers * layer + (1 if shape.tied else 2) * shape.vocab * shape.hidden
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSizes:
+    """Sizes of a decoder; ``ValueError`` where they do not fit together.
+
+    ``head_dim``: elements of a head, None for hidden/heads; ``tied``: the output head's weight is
+    the embedding's; ``architecture``: what a dense decoder with a gated feed-forward does not have.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    head_dim: int | None = None
+    tied: bool = False
+    architecture: Architecture = DENSE
+
+    def __post_init__(self) -> None:
+        for name in (*SIZES, "head_dim"):
+            size = getattr(self, name)
+            if size is not None and not 1 <= size <= LARGEST_SIZE:
+                raise ValueError(f"model: {name} must be from 1 to {LARGEST_SIZE:,}, not {size}")
+        latent = self.architecture.kv_rank > 0
+        if self.head_dim is None and not latent and self.hidden % self.heads:
+            raise ValueError(
+                f"model: hidden {self.hidden} is no multiple of {self.heads} heads; say head_dim"
+            )
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"model: heads {self.heads} must be a multiple of kv_heads {self.kv_heads}"
+            )
+        self.architecture.check_layers(self.layers)
+
+    @property
+    def head_width(self) -> int:
+        """Elements of one head; under latent attention the mean of those of keys and of values."""
+        special = self.architecture
+        if special.kv_rank:
+            return (special.nope_dim + special.rope_dim + special.value_dim) // 2
+        return self.hidden // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def attention_width(self) -> int:
+        """Elements of a token's queries, and of attention's result, over all heads."""
+        return self.heads * self.head_width
+
+    @property
+    def kv_width(self) -> int:
+        """Elements of a token's keys (or values) over all key/value heads."""
+        return self.kv_heads * self.head_width
+
+    @property
+    def attending_layers(self) -> int:
+        """Layers with attention over keys, full or not: all but those of linear attention."""
+        return self.layers - self.architecture.linear_layers
+
+    @property
+    def layers_parameters(self) -> int:
+        """Parameters of all layers: attention, feed-forward or experts, norms."""
+        return self._parameters_of_layers(self.architecture.experts)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those of the layers that one token runs through: of experts only the chosen ones."""
+        return self._parameters_of_layers(self.architecture.experts_per_token)
+
+    def _parameters_of_layers(self, experts: int) -> int:
+        special, matrices = self.architecture, 2 if self.architecture.ungated else 3
+        dense = (self.layers - special.expert_layers) * matrices * self.hidden * self.ffn
+        router = self.hidden * special.experts
+        sparse = matrices * self.hidden * (experts * special.expert_ffn + special.shared_ffn)
+        attention = self.attending_layers * self._attention_parameters()
+        attention += special.linear_layers * self._linear_parameters()
+        norms = 2 * self.hidden * self.layers
+        return attention + dense + special.expert_layers * (router + sparse) + norms
+
+    def _attention_parameters(self) -> int:
+        special = self.architecture
+        sinks = self.heads if special.sinks else 0
+        if not special.kv_rank:
+            gate = self.hidden * self.attention_width if special.attention_gate else 0
+            return 2 * self.hidden * (self.attention_width + self.kv_width) + gate + sinks
+        queries = self.heads * (special.nope_dim + special.rope_dim)
+        if special.query_rank:
+            of_queries = special.query_rank * (self.hidden + queries)
+        else:
+            of_queries = self.hidden * queries
+        of_keys = self.hidden * (special.kv_rank + special.rope_dim)
+        of_keys += special.kv_rank * self.heads * (special.nope_dim + special.value_dim)
+        return of_queries + of_keys + self.heads * special.value_dim * self.hidden + sinks
+
+    def _linear_parameters(self) -> int:
+        """Queries, keys, values and output gate; decay and strength of each head; convolution."""
+        special = self.architecture
+        keys = special.linear_key_heads * special.linear_key_dim
+        values = special.linear_value_heads * special.linear_value_dim
+        projections = self.hidden * (2 * keys + 3 * values + 2 * special.linear_value_heads)
+        return projections + special.linear_conv * (2 * keys + values)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the embedding, the output head (unless it is tied) and the last norm."""
+        tables = (1 if self.tied else 2) * self.vocab + self.architecture.positions
+        return tables * self.hidden + self.hidden
+
+    def stored_parameters(self, pp: int) -> int:
+        """Parameters over all ``pp`` stages: a tied embedding is on the first and on the last."""
+        copied = self.vocab * self.hidden if self.tied and pp > 1 else 0
+        return self.parameters + copied
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.layers_parameters + self.embedding_parameters
+
+    @property
+    def shape(self) -> ModelShape:
+        """The sizes as validity rules want them."""
+        return ModelShape(
+            self.hidden,
+            self.layers,
+            vocab=self.vocab,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            ffn=self.ffn,
+            head_dim=None if self.attention_width == self.hidden else self.head_width,
+            tied=self.tied,
+            architecture=self.architecture,
+        )
+
+    def as_dict(self) -> dict[str, int]:
+        """The sizes by name; all but ``SIZES`` only where they differ from the usual."""
+        sizes = {name: getattr(self, name) for name in SIZES}
+        if self.attention_width != self.hidden:
+            sizes["head_dim"] = self.head_width
+        if self.tied:
+            sizes["tied"] = True
+        return {**sizes, **self.architecture.as_dict()}
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, Any]) -> ModelSizes:
+        """From sizes by name; ``TypeError`` when one is missing, or is none."""
+        architecture, others = Architecture.split(sizes)
+        by_name: dict[str, Any] = dict(others)
+        return cls(**by_name, architecture=architecture)
+
+
+MODELS: dict[str, dict[str, int]] = {
+    name: {**dict(zip(SIZES, sizes, strict=True)), **others}
+    for name, (sizes, others) in {
+        "small": ((512, 8, 8, 4, 1408, 8192), {}),
+        "llama-7b": ((4096, 32, 32, 32, 11008, 32000), {}),
+        "llama-13b": ((5120, 40, 40, 40, 13824, 32000), {}),
+        "llama-32b": ((6656, 60, 64, 64, 17920, 32000), {}),
+        "llama3-8b": ((4096, 32, 32, 8, 14336, 128256), {}),
+        "llama3-70b": ((8192, 80, 64, 8, 28672, 128256), {}),
+        "qwen3-8b": ((4096, 36, 32, 8, 12288, 151936), {}),
+        "qwen3-32b": ((5120, 64, 64, 8, 25600, 151936), {"head_dim": 128}),
+        "qwen3-30b-a3b": (
+            (2048, 48, 32, 4, 6144, 151936),
+            {
+                "head_dim": 128,
+                "expert_layers": 48,
+                "experts": 128,
+                "experts_per_token": 8,
+                "expert_ffn": 768,
+            },
+        ),
+        "gpt-oss-20b": (
+            (2880, 24, 64, 8, 2880, 201088),
+            {
+                "head_dim": 64,
+                "window_layers": 12,
+                "window": 128,
+                "sinks": True,
+                "expert_layers": 24,
+                "experts": 32,
+                "experts_per_token": 4,
+                "expert_ffn": 2880,
+            },
+        ),
+        "gpt-7b": ((4096, 32, 64, 64, 10944, 50304), {}),
+        "gpt-13b": ((5120, 40, 64, 64, 13696, 50304), {}),
+        "gpt-30b": ((6656, 60, 64, 64, 17792, 50304), {}),
+    }.items()
+}
+"""Sizes by name; ``SOURCES`` says where they come from."""
+
+
+SOURCES: dict[str, str] = {
+    "small": "made up, for trying things on a CPU",
+    "llama-7b": "LLaMA, arXiv 2302.13971, table 2; feed-forward and vocabulary of its release",
+    "llama-13b": "LLaMA, arXiv 2302.13971, table 2; feed-forward and vocabulary of its release",
+    "llama-32b": "Hydraulis, arXiv 2412.07894, public code: LLaMA-33B's widths with 64 heads",
+    "llama3-8b": "config.json of Meta-Llama-3-8B",
+    "llama3-70b": "config.json of Meta-Llama-3-70B",
+    **{
+        name: f"config.json of {release}"
+        for name, release in (
+            ("qwen3-8b", "Qwen3-8B"),
+            ("qwen3-32b", "Qwen3-32B"),
+            ("qwen3-30b-a3b", "Qwen3-30B-A3B"),
+            ("gpt-oss-20b", "gpt-oss-20b"),
+        )
+    },
+    **dict.fromkeys(
+        ("gpt-7b", "gpt-13b", "gpt-30b"),
+        "FlexSP, arXiv 2412.01523: hidden and layers; 64 heads, as it runs 64-way Ulysses; its two "
+        "feed-forward matrices of 4·hidden as three of 8/3·hidden, rounded up to 64; GPT-2's "
+        "vocabulary, padded",
+    ),
+}

@@ -1,0 +1,202 @@
+"""A profile: fitted latency and memory models of a model on a kind of GPU, with provenance."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, combinations
+from pathlib import Path
+from typing import Any
+
+from seqplan.costs.memory import Memory
+from seqplan.costs.model_sizes import ModelShape
+from seqplan.costs.profile_reader import ProfileReader
+from seqplan.costs.profiled_scheme import DEGREES, MeasuredExchange, ProfiledScheme, ProfileError
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.plans.format.fields import read_text
+from seqplan.plans.scheme import Scheme
+
+
+def _grows(scheme: Scheme) -> set[str]:
+    """Return the axes of ``scheme`` with a degree above 1."""
+    return {axis for axis in DEGREES if getattr(scheme, axis) > 1}
+
+
+def _subsets(axes: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    return chain.from_iterable(combinations(axes, count) for count in range(len(axes) + 1))
+
+
+_EXPECTED, _PUBLISHED = "expected error: ", "published: "
+"""How a note and a statement of residuals begin that are about measured times."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is known of one model on one kind of GPU. Built by ``Profile.from_json``."""
+
+    name: str
+    source: str
+    residuals: str
+    hardware: str
+    gpus_per_node: int
+    shape: ModelShape
+    zero_stage: int
+    checkpointing: str
+    forward_fraction: float
+    memory: Memory
+    schemes: tuple[ProfiledScheme, ...]
+    exchange: tuple[MeasuredExchange, ...]
+    digest: str
+    document: Mapping[str, Any] = field(repr=False, compare=False)
+
+    @cached_property
+    def by_scheme(self) -> dict[Scheme, ProfiledScheme]:
+        """Profiled schemes by scheme."""
+        return {entry.scheme: entry for entry in self.schemes}
+
+    @property
+    def rounds(self) -> bool:
+        """Whether all ranks run in lockstep rounds (ZeRO-3: every layer is gathered by all)."""
+        return self.zero_stage == 3
+
+    @property
+    def device_error(self) -> float | None:
+        """Return the share by which predictions miss measured times; None if nobody measured it.
+
+        The largest median on held-out or packed samples of measured schemes, or what a source
+        states. How far coefficients are from the analytic model they were derived with is another
+        matter.
+        """
+        if any(entry.origin == "derived" for entry in self.schemes):
+            notes = (self.residuals.rpartition("; ")[2], *self.document.get("notes", ()))
+            stated = [note for note in notes if note.startswith(_EXPECTED)]
+            if any("unchecked" in note and not note.startswith(_EXPECTED) for note in notes):
+                return None
+        else:
+            fits = [entry.fit for entry in self.schemes if entry.fit]
+            medians = [
+                fit.get(kind, {}).get("median") for fit in fits for kind in ("held_out", "packed")
+            ]
+            if fits and len(fits) == len(self.schemes) and None not in medians:
+                return float(max(medians))
+            stated = [self.residuals] if self.residuals.startswith(_PUBLISHED) else []
+        found = re.search(r"([0-9]+(?:\.[0-9]+)?)\s*%", stated[0]) if stated else None
+        return float(found[1]) / 100 if found else None
+
+    def restricted(
+        self, *, measured: bool = False, layout: tuple[int, int] | None = None
+    ) -> Profile:
+        """Return the profile with a part of its schemes, itself where that is all of them.
+
+        ``measured``: those that are not derived; ``layout``: those of one ⟨tp, pp⟩.
+        ``ProfileError`` where none is left.
+        """
+        chosen = {
+            entry.scheme
+            for entry in self.schemes
+            if not (measured and entry.origin == "derived")
+            and layout in (None, (entry.scheme.tp, entry.scheme.pp))
+        }
+        if not chosen:
+            wanted_schemes = "measured scheme" if measured else "scheme"
+            if layout is not None:
+                wanted_schemes += f" of layout {Scheme(*layout)}"
+            there = sorted({(entry.scheme.tp, entry.scheme.pp) for entry in self.schemes})
+            raise ProfileError(
+                f"profile {self.name}: has no {wanted_schemes}; its layouts are "
+                f"{', '.join(str(Scheme(*other)) for other in there)}"
+            )
+        if len(chosen) == len(self.schemes):
+            return self
+        return Profile.from_document(
+            {**self.document, "schemes": self.entries_of(chosen)}, self.name
+        )
+
+    def with_digest(self, digest: str) -> Profile | None:
+        """Return the profile or the restriction of it that has this digest; None without one.
+
+        Restrictions are those to measured schemes, to a layout, to what a trainer runs (schemes of
+        some axes, or one scheme), and both together.
+        """
+        if self.digest == digest:
+            return self
+        schemes = {entry.scheme for entry in self.schemes}
+        measured = {entry.scheme for entry in self.schemes if entry.origin != "derived"}
+        layouts = {frozenset(s for s in schemes if (s.tp, s.pp) == (t.tp, t.pp)) for t in schemes}
+        axes = {frozenset(s for s in schemes if _grows(s) <= set(own)) for own in _subsets(DEGREES)}
+        parts = {frozenset(schemes), *layouts, *axes, *(a & b for a in layouts for b in axes)}
+        parts |= {frozenset({scheme}) for scheme in schemes}
+        parts |= {part & measured for part in parts}
+        for part in sorted(parts - {frozenset()}, key=lambda part: (-len(part), sorted(part))):
+            document = {**self.document, "schemes": self.entries_of(part)}
+            found = Profile.from_document(document, self.name)
+            if found.digest == digest:
+                return found
+        return None
+
+    def entries_of(self, schemes: Collection[Scheme]) -> list[dict[str, Any]]:
+        """Return the document's entries of these schemes, in its order."""
+        return [
+            raw
+            for raw in self.document["schemes"]
+            if Scheme(**{name: raw[name] for name in DEGREES if name in raw}) in schemes
+        ]
+
+    def usable(
+        self,
+        gpus: int,
+        context: int,
+        *,
+        optimizer_shards: int | None = None,
+        include_flagged: bool = False,
+    ) -> list[SchemeModel]:
+        """Schemes that fit on ``gpus`` GPUs with room for at least one token.
+
+        ``context``: the longest sequence (tokens) that the model is built for;
+        ``optimizer_shards``: over how many ranks the states are split, by default all.
+        Raises ``ProfileError`` when the memory model does not cover the context.
+        """
+        models = []
+        for entry in self.schemes:
+            if entry.scheme.gpus > gpus or (entry.flag and not include_flagged):
+                continue
+            model = self.model(entry, gpus, context, optimizer_shards)
+            if model.capacity > 0:
+                models.append(model)
+        return models
+
+    def model(
+        self, entry: ProfiledScheme, gpus: int, context: int, optimizer_shards: int | None = None
+    ) -> SchemeModel:
+        """One scheme evaluated on ``gpus`` GPUs; its MaxLen may be 0."""
+        shards = optimizer_shards or gpus
+        try:
+            max_len = self.memory.max_len(entry.scheme, shards, context)
+        except ValueError as error:
+            raise ProfileError(f"profile {self.name}: {error}") from None
+        return SchemeModel(entry.scheme, entry.latency, max_len)
+
+    @classmethod
+    def from_json(cls, text: str, origin: str) -> Profile:
+        """Read a profile; ``ProfileError`` says what is wrong and where (``origin``: its name)."""
+        try:
+            raw = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ProfileError(f"{origin}: not JSON ({error.msg} at line {error.lineno})") from None
+        except (ValueError, RecursionError) as error:
+            # An integer of thousands of digits, lists nested thousands deep.
+            raise ProfileError(f"{origin}: not a profile ({error})") from None
+        return cls.from_document(raw, origin)
+
+    @classmethod
+    def from_document(cls, raw: Any, origin: str) -> Profile:
+        """Check a parsed JSON document; the profile's digest is that of the canonical JSON."""
+        return cls(**ProfileReader(origin).fields_of_profile(raw))
+
+    @classmethod
+    def load(cls, path: Path) -> Profile:
+        """Read a profile file; ``ProfileError`` when it is missing or malformed."""
+        return cls.from_json(read_text(path, ProfileError), str(path))

@@ -1,0 +1,242 @@
+"""A profile out of parsed JSON: every field is checked as it is read."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from typing import Any
+
+from seqplan.costs.architecture import NAMES as ARCHITECTURE
+from seqplan.costs.architecture import Architecture
+from seqplan.costs.latency import Latency
+from seqplan.costs.memory import Memory
+from seqplan.costs.model_sizes import ModelShape
+from seqplan.costs.profiled_scheme import (
+    ORIGINS,
+    PROFILE_SCHEMA,
+    MeasuredExchange,
+    ProfiledScheme,
+    ProfileError,
+)
+from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.plans.format.canonical import canonical_json, digest_of
+from seqplan.plans.format.fields import FieldReader, shown
+from seqplan.plans.scheme import Scheme
+
+LARGEST = 1e18
+"""Largest number of a profile: an exabyte. Products of two stay finite."""
+
+_DEGREE = re.compile(r"[1-9][0-9]{0,8}")
+
+_PROFILE = frozenset(
+    {"schema", "name", "source", "residuals", "hardware", "model", "zero_stage"}
+    | {"memory", "schemes"}
+)
+_PROFILE_OPTIONAL = frozenset(
+    {"forward_fraction", "checkpointing", "published", "notes", "tensor_parallel", "exchange"}
+)
+_HARDWARE = frozenset({"gpu", "gpus_per_node"})
+_MODEL = frozenset({"hidden", "layers"})
+_MODEL_OPTIONAL = frozenset({"vocab", "heads", "kv_heads", "ffn", "head_dim"})
+_COEFFICIENTS = frozenset({"a", "b", "c"})
+_DEGREES = frozenset({"tp", "pp", "ulysses", "ring"})
+_SCHEME_OPTIONAL = _DEGREES | {"flag", "origin", "fit"}
+_EXCHANGE_COUNTS = ("tp", "pp", "gpus")
+_EXCHANGE_TIMES = ("ms", "optimizer_ms")
+_MEMORY_BYTES = frozenset(
+    {"capacity_bytes", "context_bytes", "margin_bytes"}
+    | {"resident_layer_bytes", "resident_embedding_bytes"}
+)
+_MEMORY = _MEMORY_BYTES | {"sharded_state_bytes", "activation_bytes_per_token"}
+
+
+class ProfileReader(FieldReader):
+    """Reads profiles."""
+
+    error = ProfileError
+    format = "a profile"
+
+    def fields_of_profile(self, raw: Any) -> dict[str, Any]:
+        """Read the fields of a ``Profile``; ``raw`` stays unchanged and is its ``document``."""
+        document, raw = deepcopy(raw), deepcopy(raw)  # reading fills in what was left out
+        self.fields(raw, "", _PROFILE, _PROFILE_OPTIONAL)
+        if type(raw["schema"]) is not int or raw["schema"] != PROFILE_SCHEMA:
+            self.fail(".schema", f"wants {PROFILE_SCHEMA}, not {shown(raw['schema'])}")
+        self.fields(raw["hardware"], ".hardware", _HARDWARE)
+        shape = self.shape(raw["model"])
+        zero_stage = self.integer(raw, "zero_stage", "", 1)
+        if zero_stage > 3:
+            self.fail(".zero_stage", f"wants 1, 2 or 3, not {zero_stage}")
+        raw.setdefault("forward_fraction", 1 / 3)
+        raw.setdefault("checkpointing", "none")
+        fraction = self.number(raw, "forward_fraction", "")
+        if not 0 < fraction < 1:
+            self.fail(".forward_fraction", f"wants a share between 0 and 1, not {fraction}")
+        schemes = self.schemes(raw, shape, zero_stage)
+        memory = self.memory(raw["memory"], tied=shape.tied)
+        for index, entry in enumerate(schemes):
+            if memory.bytes_per_token(entry.scheme) is None:
+                self.fail(
+                    ".memory.activation_bytes_per_token",
+                    f"lacks tp = {entry.scheme.tp}, which schemes[{index}] ({entry.scheme}) needs",
+                )
+        return {
+            "name": self.name(raw, "name", ""),
+            "source": self.name(raw, "source", ""),
+            "residuals": self.name(raw, "residuals", ""),
+            "hardware": self.name(raw["hardware"], "gpu", ".hardware"),
+            "gpus_per_node": self.integer(raw["hardware"], "gpus_per_node", ".hardware", 1),
+            "shape": shape,
+            "zero_stage": zero_stage,
+            "checkpointing": self.name(raw, "checkpointing", ""),
+            "forward_fraction": fraction,
+            "memory": memory,
+            "schemes": tuple(sorted(schemes, key=lambda entry: entry.scheme)),
+            "exchange": self.exchange(raw),
+            "digest": self.digest(document),
+            "document": document,
+        }
+
+    def digest(self, document: dict[str, Any]) -> str:
+        """Compute the digest of the whole document."""
+        try:
+            return digest_of(canonical_json(document))
+        except ValueError as error:
+            self.fail("", str(error))
+
+    def name(self, raw: dict[str, Any], name: str, place: str) -> str:
+        """Return a field that is a text of at least one character, and no control characters."""
+        text = self.text(raw, name, place)
+        if not text:
+            self.fail(f"{place}.{name}", "wants a text that is not empty")
+        if min(text) < " ":
+            self.fail(f"{place}.{name}", "wants a text without control characters")
+        return str(raw[name])
+
+    def shape(self, raw: Any) -> ModelShape:
+        """Read the model's sizes; those that are absent or null are unknown."""
+        self.fields(raw, ".model", _MODEL, _MODEL_OPTIONAL | {"tied", *ARCHITECTURE})
+        sizes: dict[str, Any] = {
+            name: self.integer(raw, name, ".model", 1)
+            for name in sorted(_MODEL | _MODEL_OPTIONAL)
+            if name in _MODEL or raw.get(name) is not None
+        }
+        if "head_dim" in sizes and "heads" not in sizes:
+            self.fail(".model.head_dim", "wants heads beside it")
+        tied = raw.get("tied", False)
+        if type(tied) is not bool:
+            self.fail(".model.tied", f"wants true or false, not {shown(tied)}")
+        try:
+            architecture, _ = Architecture.split({n: raw[n] for n in ARCHITECTURE if n in raw})
+            architecture.check_layers(raw["layers"])
+            return ModelShape(tied=tied, architecture=architecture, **sizes)
+        except ValueError as error:
+            self.fail(".model", str(error).removeprefix("model: "))
+
+    def schemes(self, raw: Any, shape: ModelShape, zero_stage: int) -> list[ProfiledScheme]:
+        """Read the schemes, which must differ and be possible for the model."""
+        entries = self.items(raw, "schemes", "")
+        if not entries:
+            self.fail(".schemes", "wants at least one scheme")
+        profiled = [
+            self.scheme(entry, f".schemes[{index}]", shape) for index, entry in enumerate(entries)
+        ]
+        schemes = [entry.scheme for entry in profiled]
+        if len(set(schemes)) < len(schemes):
+            twice = next(scheme for scheme in schemes if schemes.count(scheme) > 1)
+            self.fail(".schemes", f"{twice} is listed twice")
+        if zero_stage == 3 and any(scheme.tp > 1 or scheme.pp > 1 for scheme in schemes):
+            self.fail(".schemes", "under ZeRO-3 every scheme must have tp = pp = 1")
+        return profiled
+
+    def scheme(self, raw: Any, place: str, shape: ModelShape) -> ProfiledScheme:
+        """Read one scheme with its coefficients and where they come from."""
+        self.fields(raw, place, _COEFFICIENTS, _SCHEME_OPTIONAL)
+        degrees = {
+            name: self.integer(raw, name, place, 1) for name in sorted(_DEGREES & raw.keys())
+        }
+        scheme = Scheme(**degrees)
+        here = f"{place} ({scheme})"
+        if problem := scheme_problem(scheme, shape):
+            self.fail(here, problem)
+        coefficients = (self.number(raw, name, here, LARGEST) for name in "abc")
+        try:
+            latency = Latency(*coefficients)
+        except ValueError as error:
+            if isinstance(error, ProfileError):
+                raise
+            self.fail(here, str(error))
+        flag = None if raw.get("flag") is None else self.name(raw, "flag", place)
+        origin = raw.get("origin", ORIGINS[0])
+        if origin not in ORIGINS:
+            self.fail(f"{place}.origin", f"wants one of {', '.join(ORIGINS)}, not {shown(origin)}")
+        fit = raw.get("fit")
+        if fit is not None and type(fit) is not dict:
+            self.fail(f"{place}.fit", f"wants an object, not {shown(fit)}")
+        return ProfiledScheme(scheme, latency, flag, origin, fit)
+
+    def exchange(self, raw: dict[str, Any]) -> tuple[MeasuredExchange, ...]:
+        """Read the measured exchanges; most profiles have none."""
+        if raw.get("exchange") is None:
+            return ()
+        measured = []
+        for index, entry in enumerate(self.items(raw, "exchange", "")):
+            place = f".exchange[{index}]"
+            self.fields(entry, place, frozenset((*_EXCHANGE_COUNTS, *_EXCHANGE_TIMES)))
+            counts = {name: self.integer(entry, name, place, 1) for name in _EXCHANGE_COUNTS}
+            if counts["gpus"] < max(2, counts["tp"] * counts["pp"]):
+                self.fail(f"{place}.gpus", f"{counts['gpus']} are too few for an exchange")
+            times = {name: self.number(entry, name, place, LARGEST) for name in _EXCHANGE_TIMES}
+            if not times["ms"] > 0:
+                self.fail(f"{place}.ms", f"wants a time above 0, not {times['ms']:g}")
+            measured.append(
+                MeasuredExchange(**counts, ms=times["ms"], optimizer_ms=times["optimizer_ms"])
+            )
+        keys = [(entry.tp, entry.pp, entry.gpus) for entry in measured]
+        if len(set(keys)) < len(keys):
+            self.fail(".exchange", "lists a layout twice for the same number of GPUs")
+        return tuple(measured)
+
+    def memory(self, raw: Any, *, tied: bool) -> Memory:
+        """Read the memory model; ``tied``: whether the model's embeddings are one."""
+        place = ".memory"
+        self.fields(raw, place, _MEMORY)
+        return Memory(
+            sharded_state_bytes=self.sharded_states(raw, place),
+            activation_bytes_per_token=self.activations(raw, place),
+            tied=tied,
+            **{name: self.number(raw, name, place, LARGEST) for name in sorted(_MEMORY_BYTES)},
+        )
+
+    def sharded_states(self, raw: Any, place: str) -> tuple[tuple[int | None, float], ...]:
+        """Read the bytes of sharded states by the largest context that they hold for."""
+        pairs = self.items(raw, "sharded_state_bytes", place)
+        if not pairs:
+            self.fail(f"{place}.sharded_state_bytes", "wants at least one [context, bytes]")
+        sharded: list[tuple[int | None, float]] = []
+        for index, pair in enumerate(pairs):
+            here = f"{place}.sharded_state_bytes[{index}]"
+            if type(pair) is not list or len(pair) != 2:
+                self.fail(here, "wants [largest context in tokens or null, bytes]")
+            named = {"context": pair[0], "bytes": pair[1]}
+            limit = self.integer_or_null(named, "context", here, 1)
+            last = sharded[-1][0] if sharded else 0
+            if last is None or (limit is not None and limit <= last):
+                self.fail(here, f"context {limit} does not follow {last}; null is last")
+            sharded.append((limit, self.number(named, "bytes", here, LARGEST)))
+        return tuple(sharded)
+
+    def activations(self, raw: Any, place: str) -> dict[int, float]:
+        """Read the bytes a token keeps by tensor-parallel degree."""
+        here = f"{place}.activation_bytes_per_token"
+        by_degree = raw["activation_bytes_per_token"]
+        if type(by_degree) is not dict or not by_degree:
+            self.fail(here, "wants an object of tp → bytes")
+        activations = {}
+        for degree in by_degree:
+            if not _DEGREE.fullmatch(degree):
+                self.fail(f"{here}.{degree}", "the key must be a tensor-parallel degree")
+            activations[int(degree)] = self.number(by_degree, degree, here, LARGEST)
+            if activations[int(degree)] < 1:
+                self.fail(f"{here}.{degree}", f"wants at least 1 byte, not {by_degree[degree]:g}")
+        return activations

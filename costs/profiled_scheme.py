@@ -1,0 +1,50 @@
+"""Schemes of a profile with their latency, and measured times of gradient synchronization."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seqplan.costs.latency import Latency
+from seqplan.plans.scheme import Scheme
+
+PROFILE_SCHEMA = 1
+
+DEGREES = ("tp", "pp", "ulysses", "ring")
+"""Fields of a scheme's entry that may be left out where they are 1."""
+
+ORIGINS = ("published", "measured", "derived")
+"""Where a scheme's coefficients come from: a source, samples, or the analytic model."""
+
+
+class ProfileError(ValueError):
+    """A profile that cannot be used; the message says which field and why."""
+
+
+@dataclass(frozen=True)
+class ProfiledScheme:
+    """A scheme's latency with its provenance; ``flag`` explains a coefficient not to be trusted.
+
+    ``origin``: one of ``ORIGINS``; ``fit``: what a measured fit says of itself (see ``fit``).
+    """
+
+    scheme: Scheme
+    latency: Latency
+    flag: str | None
+    origin: str = "published"
+    fit: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredExchange:
+    """Pull and push of the whole model between pipelines of ⟨tp, pp⟩ that fill ``gpus`` GPUs (ms).
+
+    None of it hidden; ``optimizer_ms``: the optimizer's step on what a rank of as many owns.
+    """
+
+    tp: int
+    pp: int
+    gpus: int
+    ms: float
+    optimizer_ms: float

@@ -1,0 +1,71 @@
+"""Which schemes a model can run at all, and which of a profile's schemes contradict the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import median
+
+from seqplan.costs.model_sizes import ModelShape
+from seqplan.costs.profiled_scheme import ProfiledScheme
+from seqplan.plans.scheme import Scheme
+
+SPREAD = 2.0
+"""How far a scheme's quadratic work may be from the profile's median before it is doubted."""
+
+
+def scheme_problem(
+    scheme: Scheme,
+    shape: ModelShape,
+    *,
+    gpus_per_node: int | None = None,
+    equal_stages: bool = True,
+) -> str | None:
+    """Why ``shape`` cannot run ``scheme``, or None when it can.
+
+    tp and ulysses both split the attention heads; pp splits the layers; key/value heads are split
+    with the heads or, where there are fewer of them, replicated whole. ``gpus_per_node``: also
+    refuse tensor parallelism across nodes (leave it out for schemes that were measured).
+    ``equal_stages``: refuse a pp that does not divide the layers, as a profile's memory is of equal
+    ones. Linear attention's heads are split likewise, and no ring passes its state on.
+    """
+    split = scheme.tp * scheme.ulysses
+    if shape.heads is not None and shape.heads % split:
+        return f"tp·ulysses = {split} does not divide the {shape.heads} attention heads"
+    if shape.kv_heads is not None:
+        if shape.kv_heads % scheme.tp and scheme.tp % shape.kv_heads:
+            return f"tp = {scheme.tp} neither divides nor replicates {shape.kv_heads} KV heads"
+        if shape.kv_heads % split and split % shape.kv_heads:
+            return f"tp·ulysses = {split} neither divides nor replicates {shape.kv_heads} KV heads"
+    if equal_stages and shape.layers % scheme.pp:
+        return f"pp = {scheme.pp} does not divide the {shape.layers} layers"
+    special = shape.architecture
+    if special.linear_layers and scheme.ring > 1:
+        return f"no ring passes on the state of {special.linear_layers} linear-attention layers"
+    if special.linear_layers and special.linear_key_heads % split:
+        return f"tp·ulysses = {split} does not divide the {special.linear_key_heads} linear heads"
+    if gpus_per_node is not None and scheme.tp > gpus_per_node:
+        return f"tp = {scheme.tp} spans nodes of {gpus_per_node} GPUs"
+    return None
+
+
+def doubts(schemes: Iterable[ProfiledScheme]) -> dict[Scheme, str]:
+    """Schemes whose quadratic coefficient is far from what the others say of the same model.
+
+    Attention's work does not depend on the scheme, so a·gpus is about equal over the schemes, with
+    efficiency and bubbles apart (b is not compared: communication makes it differ). Flagged schemes
+    are left out, as they have been explained already, and so are derived ones, of which the profile
+    says where they come from.
+    """
+    unflagged = [e for e in schemes if not e.flag and e.origin != "derived"]
+    work = {entry.scheme: entry.latency.a * entry.scheme.gpus for entry in unflagged}
+    if len(work) < 3:
+        return {}
+    middle = median(work.values())
+    doubtful = {}
+    for scheme, value in work.items():
+        if value > SPREAD * middle or value * SPREAD < middle:
+            doubtful[scheme] = (
+                f"a·gpus is {value / middle:.2g} times the median of the profile's schemes; "
+                "attention's work should hardly depend on the scheme. Used as published"
+            )
+    return doubtful

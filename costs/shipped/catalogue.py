@@ -1,0 +1,42 @@
+"""The profiles that ship with the package, and finding a profile by name or file."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from seqplan.costs.profile import Profile
+from seqplan.costs.profiled_scheme import ProfileError
+
+
+@cache
+def shipped_names() -> tuple[str, ...]:
+    """Return the names of the profiles that ship, sorted."""
+    folder = resources.files("seqplan.costs.shipped")
+    return tuple(
+        sorted(p.name.removesuffix(".json") for p in folder.iterdir() if p.name.endswith(".json"))
+    )
+
+
+@cache
+def shipped(name: str) -> Profile:
+    """Load a shipped profile; ``ProfileError`` with the nearest name when there is none."""
+    if name not in shipped_names():
+        near = difflib.get_close_matches(name, shipped_names(), n=1, cutoff=0.3)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ProfileError(
+            f"profile {name!r} is neither a file nor a shipped profile{hint} "
+            "(seqplan profiles lists them)"
+        )
+    text = resources.files("seqplan.costs.shipped").joinpath(f"{name}.json").read_text("utf-8")
+    return Profile.from_json(text, f"profile {name}")
+
+
+def find_profile(name_or_path: str) -> Profile:
+    """Load the profile of a file (anything with a path separator or an existing file) or a name."""
+    path = Path(name_or_path)
+    if path.suffix == ".json" or "/" in name_or_path or path.is_file():
+        return Profile.load(path)
+    return shipped(name_or_path)

@@ -1,0 +1,174 @@
+"""Balanced steps in Axolotl: a plugin, named with its options in the training's YAML.
+
+plugins: [seqplan.integrations.axolotl.SeqplanPlugin]
+seqplan_sequences: 64              # of the data set, in an optimizer step
+seqplan_capacity: 16384            # tokens of a micro-batch on one rank
+seqplan_profile: llama3-8b-h100-80gb
+micro_batch_size: 1
+gradient_accumulation_steps: 1
+sample_packing: false              # the plan packs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from seqplan.integrations.balanced_steps import BalancedSteps
+from seqplan.integrations.huggingface_trainer import Planned, UnplannableError
+from seqplan.integrations.versions import UnsupportedVersion, installed_version
+from seqplan.planner.balance.cost import Cost
+
+__all__ = ["SeqplanOptions", "SeqplanPlugin"]
+
+
+def _base(module: str, name: str) -> Any:
+    """Return a class of the host; ``object`` where the host is not here."""
+    try:
+        return getattr(import_module(module), name, object)
+    except ImportError:
+        return object
+
+
+_PLUGIN = _base("axolotl.integrations.base", "BasePlugin")
+_TRAINER = _base("axolotl.core.trainers.base", "AxolotlTrainer")
+
+
+class SeqplanOptions(BaseModel):
+    """Options of the YAML.
+
+    ``seqplan_sequences``: in an optimizer step; ``seqplan_capacity``: tokens of a micro-batch. What
+    one costs: a profile with a scheme, or [a, b, c] in ms per token², per token, per micro-batch.
+    """
+
+    seqplan_sequences: int | None = None
+    seqplan_capacity: int | None = None
+    seqplan_profile: str | None = None
+    seqplan_scheme: str = "tp1"
+    seqplan_cost: list[float] | None = None
+
+
+class SeqplanPlugin(_PLUGIN):  # type: ignore[misc, valid-type]
+    """Gives Axolotl a trainer whose ranks take the micro-batches that were planned for them.
+
+    ``UnsupportedVersion`` where Axolotl has no plugins or no such trainer.
+    """
+
+    def __init__(self) -> None:
+        if object in (_PLUGIN, _TRAINER):
+            raise UnsupportedVersion(
+                f"axolotl {installed_version('axolotl')} has no BasePlugin in "
+                "axolotl.integrations.base or no AxolotlTrainer in axolotl.core.trainers.base; "
+                "0.19 has both"
+            )
+        super().__init__()
+
+    def get_input_args(self) -> str:
+        """Name the options."""
+        return f"{SeqplanOptions.__module__}.{SeqplanOptions.__name__}"
+
+    def get_trainer_cls(self, cfg: Any) -> type[Any] | None:
+        """Return Axolotl's own trainer, planned; ``UnplannableError`` for what it is not for."""
+        others = [name for name in ("rl", "reward_model", "process_reward_model") if cfg.get(name)]
+        if others or cfg.get("trainer_cls"):
+            which = others[0] if others else "trainer_cls"
+            raise UnplannableError(f"{which} has a trainer of its own; steps are planned without")
+        if cfg.get("sample_packing"):
+            raise UnplannableError("sample_packing: the plan packs; set it to false")
+        return planned_trainer(cfg)
+
+    def get_training_args(self, cfg: Any) -> dict[str, Any]:
+        """Let losses be means over the labelled tokens of all ranks, which Axolotl turns off."""
+        return {"average_tokens_across_devices": True}
+
+    def get_collator_cls_and_kwargs(
+        self, cfg: Any, is_eval: bool = False
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """Return a collator that packs without padding, for training."""
+        return None if is_eval else (_flattening, {})
+
+
+class _Options:
+    """What the YAML says, checked."""
+
+    def __init__(self, sequences: int, capacity: int, cost: Cost, seed: int) -> None:
+        self.sequences, self.capacity, self.cost, self.seed = sequences, capacity, cost, seed
+
+    @classmethod
+    def of(cls, cfg: Mapping[str, Any]) -> _Options:
+        for name in ("seqplan_sequences", "seqplan_capacity"):
+            if not isinstance(cfg.get(name), int) or cfg[name] < 1:
+                raise UnplannableError(f"{name}: wants a whole number above 0, not {cfg.get(name)}")
+        profile, cost_given = cfg.get("seqplan_profile"), cfg.get("seqplan_cost")
+        if (profile is None) == (cost_given is None):
+            raise UnplannableError("give either seqplan_profile or seqplan_cost: [a, b, c]")
+        try:
+            if cost_given is None:
+                cost = Cost.of_profile(str(profile), cfg.get("seqplan_scheme") or "tp1")
+            else:
+                a, b, c = map(float, cost_given)
+                cost = Cost(a, b, c)
+        except (TypeError, ValueError) as error:
+            raise UnplannableError(f"what a micro-batch costs: {error}") from error
+        return cls(cfg["seqplan_sequences"], cfg["seqplan_capacity"], cost, cfg.get("seed") or 0)
+
+
+def planned_trainer(cfg: Any) -> type[Any]:
+    """Make the trainer's class; ``UnplannableError`` for options that are missing or wrong."""
+    options = _Options.of(cfg)
+
+    class PlannedAxolotlTrainer(Planned, _WithLossCounts):
+        def __init__(self, *args: Any, train_dataset: Any = None, **kwargs: Any) -> None:
+            planned = BalancedSteps(
+                _lengths(train_dataset),
+                options.sequences,
+                options.capacity,
+                options.cost,
+                seed=options.seed,
+            )
+            _set_steps(kwargs["args"], cfg, planned.steps)
+            super().__init__(*args, train_dataset=train_dataset, planned=planned, **kwargs)
+
+    return PlannedAxolotlTrainer
+
+
+class _WithLossCounts(_TRAINER):  # type: ignore[misc, valid-type]
+    """Axolotl's trainer with the tokens of the whole step given to models that divide by them.
+
+    Axolotl leaves them out where ``forward`` has no such parameter of its own, although most models
+    hand what they get on to their loss. Whether this one does is tried before the first step.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.model_accepts_loss_kwargs = True
+
+
+def _set_steps(args: Any, cfg: Any, steps: int) -> None:
+    """End after the epochs' planned steps, and warm up for a share of those: Axolotl counted what
+    its own sampler would take."""
+    if cfg.get("max_steps"):
+        return
+    args.max_steps = round(args.num_train_epochs * steps)
+    if cfg.get("warmup_steps") is None:
+        ratio = cfg.get("warmup_ratio")
+        most = args.max_steps if ratio is not None else 100
+        args.warmup_steps = min(int((0.03 if ratio is None else ratio) * args.max_steps), most)
+
+
+def _lengths(samples: Any) -> Any:
+    if samples is None or not hasattr(samples, "__len__"):
+        raise UnplannableError("an iterable data set has no places to plan")
+    names = getattr(samples, "column_names", None) or []
+    if "length" in names:
+        return np.asarray(samples["length"], dtype=np.int64)
+    return np.array([len(ids) for ids in samples["input_ids"]], dtype=np.int64)
+
+
+def _flattening(tokenizer: Any = None, **options: Any) -> Any:
+    """Make transformers' collator that packs, without what Axolotl gives to collators that pad."""
+    return import_module("transformers.data.data_collator").DataCollatorWithFlattening()

@@ -1,0 +1,102 @@
+"""Steps for trainers that go through a data set by epochs: drawn, and balanced over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.costs.latency import Latency
+from seqplan.planner.balance.balance_ranks import balance
+
+
+@dataclass(frozen=True)
+class RankedStep:
+    """One optimizer step: places in the data set, by rank and micro-batch, and what is predicted.
+
+    ``figures``: ``predicted_ms``, ``gap`` and ``imbalance``, for a host's metrics.
+    """
+
+    micro_batches: list[list[list[int]]]
+    figures: dict[str, float]
+
+
+class BalancedSteps:
+    """Draws ``sequences`` of a data set for each step and balances them over the ranks.
+
+    ``lengths``: tokens of every sequence; ``capacity``: tokens of a micro-batch; ``cost``: what one
+    costs (``seqplan.Cost``). Each epoch is a permutation fixed by (seed, epoch); what is left of it
+    beyond whole steps is not used, as with a sampler that drops the last batch. The same on every
+    rank, and for every epoch whatever came before. ``ValueError`` for less data than a step, or a
+    sequence beyond ``capacity``.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | npt.NDArray[np.integer],
+        sequences: int,
+        capacity: int,
+        cost: Latency,
+        *,
+        seed: int = 0,
+        pad_to: int = 1,
+    ) -> None:
+        self._lengths = np.asarray(lengths)
+        if not 1 <= sequences <= len(self._lengths):
+            raise ValueError(
+                f"a step of {sequences} sequences cannot be drawn from {len(self._lengths)}"
+            )
+        # One call refuses what no step can hold, before anything trains.
+        balance(self._lengths, 1, capacity, cost, pad_to=pad_to)
+        self._sequences, self._capacity, self._cost = sequences, capacity, cost
+        self._seed, self._pad_to = seed, pad_to
+
+    def check_length(self, place: int, tokens: int) -> None:
+        """Compare a sample with its planned length. ``ValueError`` if they differ."""
+        planned = int(self._lengths[place])
+        if tokens != planned:
+            raise ValueError(
+                f"sample {place} has {tokens} tokens, its planned length is {planned}. "
+                "Make lengths from the data set that is trained on"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Return the steps of an epoch."""
+        return len(self._lengths) // self._sequences
+
+    def __len__(self) -> int:
+        """Return the sequences of the data set."""
+        return len(self._lengths)
+
+    def epoch(
+        self, epoch: int, ranks: int, *, lockstep: bool, first: int = 0
+    ) -> Iterator[RankedStep]:
+        """Yield the steps of an epoch from the ``first`` on, for so many ranks.
+
+        ``lockstep``: ranks wait for each other after every micro-batch and have equally many.
+        """
+        order = np.random.default_rng([self._seed, epoch]).permutation(len(self._lengths))
+        for step in range(first, self.steps):
+            places = order[step * self._sequences : (step + 1) * self._sequences]
+            balanced = balance(
+                self._lengths[places],
+                ranks,
+                self._capacity,
+                self._cost,
+                lockstep=lockstep,
+                pad_to=self._pad_to,
+            )
+            yield RankedStep(
+                [
+                    [[int(places[i]) for i in micro] for micro in of_rank]
+                    for of_rank in balanced.micro_batches
+                ],
+                {
+                    "predicted_ms": balanced.predicted_ms,
+                    "gap": balanced.gap,
+                    "imbalance": balanced.imbalance,
+                },
+            )

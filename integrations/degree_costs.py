@@ -1,0 +1,80 @@
+"""What a micro-batch costs on groups of each degree that a host forms."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import find_profile
+from seqplan.planner.balance.cost import Cost
+from seqplan.plans.scheme import Scheme
+
+PROFILE, SCHEME, COST = "SEQPLAN_PROFILE", "SEQPLAN_SCHEME", "SEQPLAN_COST"
+"""Environment: a profile with a scheme of it, or a cost as ``a,b,c``."""
+
+
+def ring_costs(profile: Profile | str, scheme: Scheme | str) -> dict[int, Cost]:
+    """Take the costs of a profile by ring degree, all else as in ``scheme`` (``tp4``).
+
+    ``ValueError`` as ``Cost.of_profile``.
+    """
+    known = find_profile(profile) if isinstance(profile, str) else profile
+    wanted = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
+    costs = {1: Cost.of_profile(known, wanted)}
+    for entry in known.schemes:
+        alike = (entry.scheme.tp, entry.scheme.pp, entry.scheme.ulysses)
+        if alike == (wanted.tp, 1, wanted.ulysses) and entry.scheme.ring > 1:
+            costs[entry.scheme.ring] = Cost.of_profile(known, entry.scheme)
+    return costs
+
+
+def by_degree(known: Cost | Mapping[int, Cost], ranks: int, smallest: int = 1) -> dict[int, Cost]:
+    """Give every degree of ``ranks`` a cost: powers of two that divide them, and all of them.
+
+    A degree that is not known costs what the next smaller one does, its work divided evenly:
+    nothing is lost by communication. ``ValueError`` where degree 1 is not known.
+    """
+    costs = dict(known) if isinstance(known, Mapping) else {1: known}
+    if 1 not in costs:
+        raise ValueError(f"costs of degrees {sorted(costs)}: that of one rank is missing")
+    degrees = {ranks, *(2**i for i in range(ranks.bit_length()) if ranks % 2**i == 0)}
+    complete = {}
+    for degree in sorted(degrees):
+        below = max(d for d in costs if d <= degree)
+        cost, share = costs[below], degree / below
+        if degree >= smallest:
+            complete[degree] = Cost(cost.a / share, cost.b / share, cost.c)
+    return complete
+
+
+def add_padding(costs: Mapping[int, Cost], alignment: int) -> dict[int, Cost]:
+    """Add what padding at the end of a micro-batch costs, half of ``alignment`` tokens a rank.
+
+    Padding is a sequence of its own: its tokens cost ``b`` each, and next to nothing beside it.
+    """
+    return {
+        degree: Cost(cost.a, cost.b, cost.c + cost.b * degree * (alignment - 1) / 2)
+        for degree, cost in costs.items()
+    }
+
+
+def costs_of_environment() -> dict[int, Cost]:
+    """Read costs from the environment: ``SEQPLAN_PROFILE`` and ``SEQPLAN_SCHEME``, or
+    ``SEQPLAN_COST``.
+
+    ``ValueError`` where neither is set, or what is set is no cost.
+    """
+    if text := os.environ.get(COST):
+        try:
+            a, b, c = (float(part) for part in text.split(","))
+            return {1: Cost(a, b, c)}
+        except ValueError as error:
+            raise ValueError(f"{COST}={text!r}: wants a,b,c in ms ({error})") from None
+    profile, scheme = os.environ.get(PROFILE), os.environ.get(SCHEME)
+    if not profile or not scheme:
+        raise ValueError(
+            f"no costs: set {PROFILE} and {SCHEME} (a profile and what a rank runs, as tp4), or "
+            f"{COST} (a,b,c)"
+        )
+    return ring_costs(profile, scheme)

@@ -1,0 +1,317 @@
+"""Balanced steps in ``transformers.Trainer`` and what subclasses it, as a mixin over four methods.
+
+    class PlannedTrainer(Planned, Trainer):
+        pass
+
+One item of the loader is a rank's whole step; the borders of micro-batches travel inside it, so
+that worker processes know no plan. The loader is not given to accelerate, which would shard it
+again. The epoch follows from the trainer's step, so that a resumed run goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from seqplan.integrations.balanced_steps import BalancedSteps
+
+IGNORED = -100
+"""A label that no loss counts."""
+
+SEEN = 1e-3
+"""A token's logits may change by this share of the largest where another document changes."""
+
+_UNSYNCED = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU")
+"""accelerate's kinds of ranks that meet once a step."""
+
+_LABELS = ("labels", "shift_labels")
+
+
+class UnplannableError(ValueError):
+    """A setting under which planned steps would be refused, hang or be silently wrong."""
+
+
+class Planned:
+    """Trains on the steps of ``planned``, each rank on its own micro-batches.
+
+    Beside a trainer class, before it in the bases. The data set has a length and an element
+    ``input_ids`` in each sample; the collator packs without padding
+    (``DataCollatorWithFlattening``, ``padding_free=True``). ``UnplannableError`` before the first
+    step for what cannot be planned, with every reason. ``plan/…`` figures are among the logs.
+    """
+
+    sync_each_micro_batch = True
+    """FSDP2: False keeps whole gradients between micro-batches, for one reduction a step."""
+
+    # The trainer's own.
+    args: Any
+    accelerator: Any
+    model: Any
+    state: Any
+    train_dataset: Any
+    data_collator: Any
+    model_accepts_loss_kwargs: bool
+    compute_loss_func: Any
+
+    def __init__(self, *args: Any, planned: BalancedSteps, **kwargs: Any) -> None:
+        self._planned = planned
+        self._figures: Mapping[str, float] = {}
+        self._isolated = False
+        super().__init__(*args, **kwargs)
+        if reasons := self._reasons():
+            raise UnplannableError("; ".join(reasons))
+        plugin: Any = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if self.accelerator.is_fsdp2 and plugin.mixed_precision_policy is not None:
+            # accelerate would round the loss itself to bfloat16.
+            policy = replace(plugin.mixed_precision_policy, output_dtype=torch.float32)
+            plugin.mixed_precision_policy = policy
+
+    @property
+    def _lockstep(self) -> bool:
+        """Whether every micro-batch waits for all ranks: in all but plain data parallelism."""
+        gathers_metrics = any(base.__name__ == "SFTTrainer" for base in type(self).__mro__)
+        return self.accelerator.distributed_type not in _UNSYNCED or gathers_metrics
+
+    def _reasons(self) -> list[str]:
+        """List what cannot be planned here."""
+        args = self.args
+        checks = {
+            "gradient_accumulation_steps must be 1: the plan accumulates": (
+                args.gradient_accumulation_steps != 1
+            ),
+            "per_device_train_batch_size must be 1: a batch is a planned step": (
+                args.per_device_train_batch_size != 1
+            ),
+            "auto_find_batch_size changes what is planned": (
+                getattr(args, "auto_find_batch_size", False)
+            ),
+            "nn.DataParallel (more than one device a process)": args.n_gpu > 1,
+            "average_tokens_across_devices=False is not the mean over all tokens": (
+                not args.average_tokens_across_devices
+            ),
+            "the model ignores num_items_in_batch: its loss would be a mean of means": (
+                not (self.model_accepts_loss_kwargs or self.compute_loss_func)
+            ),
+            f"train_sampling_strategy={getattr(args, 'train_sampling_strategy', '')!r}": (
+                getattr(args, "train_sampling_strategy", "random") not in ("random", "sequential")
+            ),
+            "packing=True: the plan packs": getattr(args, "packing", False),
+            "an iterable data set has no places to plan": (
+                isinstance(self.train_dataset, IterableDataset)
+                or not hasattr(self.train_dataset, "__getitem__")
+            ),
+            "the trainer's own tp, cp or sp above 1": (
+                max(getattr(self, f"get_{kind}_size")() for kind in ("tp", "cp", "sp")) > 1
+            ),
+            "output_router_logits: a mean over each micro-batch enters the loss": (
+                getattr(self.model.config, "output_router_logits", False)
+            ),
+        }
+        reasons = [reason for reason, applies in checks.items() if applies]
+        if not reasons and len(self._planned) != len(self.train_dataset):
+            planned, there = len(self._planned), len(self.train_dataset)
+            reasons = [f"steps are planned for {planned} sequences, the data set has {there}"]
+        return reasons
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return a loader whose items are this rank's steps."""
+        args, planned = self.args, self._planned
+        sampler = _StepsOfRank(
+            planned, args.process_index, args.world_size, lambda: self.state.global_step, self
+        )
+        workers = {}
+        if args.dataloader_num_workers:
+            workers = {
+                "prefetch_factor": args.dataloader_prefetch_factor,
+                "persistent_workers": args.dataloader_persistent_workers,
+                "multiprocessing_context": args.dataloader_multiprocessing_context,
+            }
+        return DataLoader(
+            _SamplesOfStep(self.train_dataset, planned),
+            batch_sampler=sampler,
+            collate_fn=_PackedStep(self.data_collator),
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            **workers,
+        )
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
+    ) -> tuple[list[Any], Any]:
+        """Take the next step, and the labelled tokens of all ranks in it."""
+        step = next(epoch_iterator, None)
+        if step is None:
+            return [], None
+        self._figures = step.pop("figures")
+        count: Any = self
+        tokens = count._get_num_items_in_batch(step["micro_batches"], device)
+        # A whole number: FSDP2 casts what is not to bfloat16, which scales the gradients wrongly.
+        return [step], tokens.round().long().clamp(min=1)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """Run a step's micro-batches, gradients reduced once, or each time under FSDP2."""
+        if not self._isolated:
+            self._check_isolation(model)
+            self._isolated = True
+        total: Any = 0.0
+        micro_batches = inputs["micro_batches"]
+        every_time = self.sync_each_micro_batch and self.accelerator.is_fsdp2
+        trainer: Any = super()
+        for k, micro_batch in enumerate(micro_batches):
+            last = k == len(micro_batches) - 1
+            self.accelerator.gradient_state._set_sync_gradients(last)  # DeepSpeed steps where set
+            with nullcontext() if last or every_time else self.accelerator.no_sync(model):
+                total = total + trainer.training_step(model, micro_batch, num_items_in_batch)
+        return total
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Count the step's operations: those of its micro-batches."""
+        trainer: Any = super()
+        return sum(trainer.floating_point_ops(micro_batch) for micro_batch in _parts(inputs))
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        """Count the step's tokens: those of its micro-batches."""
+        trainer: Any = super()
+        for micro_batch in _parts(inputs):
+            trainer._track_num_input_tokens(micro_batch)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log what was predicted beside the loss."""
+        if "loss" in logs:
+            logs.update({f"plan/{name}": value for name, value in self._figures.items()})
+        trainer: Any = super()
+        trainer.log(logs, *args, **kwargs)
+
+    def _check_isolation(self, model: Any) -> None:
+        """Change one document of a micro-batch: another one's logits must not change."""
+        trainer: Any = self
+        first, second = (_cut(self.train_dataset[i], 16) for i in _two(self.train_dataset))
+        length = len(first["input_ids"])
+        changed = {**first, "input_ids": [int(second["input_ids"][0])] * length}
+        logits = []
+        was_training = model.training
+        model.eval()
+        with torch.no_grad(), trainer.compute_loss_context_manager():
+            for other in (first, changed):
+                packed = trainer._prepare_inputs(self.data_collator([other, second]))
+                inputs = {key: value for key, value in packed.items() if key not in _LABELS}
+                logits.append(model(**inputs).logits[0, length:])
+            losses = [] if self.compute_loss_func else _counted_losses(model, packed)
+        model.train(was_training)
+        if losses and not losses[0] > 1.5 * losses[1]:
+            raise UnplannableError(
+                "the model ignores num_items_in_batch: its loss would be a mean of means"
+            )
+        if (logits[0] - logits[1]).abs().max() > SEEN * logits[0].abs().max():
+            raise UnplannableError(
+                "documents of a micro-batch see each other: attention "
+                f"{self.model.config._attn_implementation}, use_cache={self.args.use_cache}; pack "
+                "with position_ids and no attention_mask, and leave use_cache off"
+            )
+
+
+class _StepsOfRank:
+    """A batch sampler: each batch is one rank's step, with fillers where ranks are in lockstep."""
+
+    def __init__(
+        self, planned: BalancedSteps, rank: int, ranks: int, global_step: Any, trainer: Planned
+    ) -> None:
+        self._planned, self._rank, self._ranks = planned, rank, ranks
+        self._global_step, self._trainer = global_step, trainer
+
+    def __len__(self) -> int:
+        return self._planned.steps
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        epoch = self._global_step() // self._planned.steps
+        lockstep = self._trainer._lockstep
+        for step in self._planned.epoch(epoch, self._ranks, lockstep=lockstep):
+            own = [micro for micro in step.micro_batches[self._rank] if micro]
+            some = next(i for of_rank in step.micro_batches for micro in of_rank for i in micro)
+            wanted = len(step.micro_batches[self._rank]) if lockstep else max(1, len(own))
+            fillers = wanted - len(own)
+            parts = [*own, *([some] for _ in range(fillers))]
+            yield [(parts, [False] * len(own) + [True] * fillers, step.figures)]
+
+
+class _SamplesOfStep(Dataset[Any]):
+    """Samples by what the sampler yields: the nested places of a step.
+
+    Each has its planned length, or the step is not what was balanced: ``UnplannableError``.
+    """
+
+    def __init__(self, samples: Any, planned: BalancedSteps) -> None:
+        self._samples, self._planned = samples, planned
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, step: Any) -> Any:
+        parts, are_fillers, figures = step
+        samples = [
+            [_cut(self._sample(i), 1) if filler else self._sample(i) for i in part]
+            for part, filler in zip(parts, are_fillers, strict=True)
+        ]
+        return samples, are_fillers, figures
+
+    def _sample(self, place: int) -> Any:
+        sample = self._samples[place]
+        try:
+            self._planned.check_length(place, len(sample["input_ids"]))
+        except ValueError as error:
+            raise UnplannableError(str(error)) from None
+        return sample
+
+
+class _PackedStep:
+    """Packs each micro-batch by the trainer's own collator; fillers have no label."""
+
+    def __init__(self, collator: Any) -> None:
+        self._collator = collator
+
+    def __call__(self, steps: Sequence[Any]) -> dict[str, Any]:
+        ((parts, are_fillers, figures),) = steps
+        packed = [self._collator(part) for part in parts]
+        for micro_batch, filler in zip(packed, are_fillers, strict=True):
+            if micro_batch["input_ids"].shape[0] != 1:
+                raise UnplannableError(
+                    "the collator pads; use DataCollatorWithFlattening or padding_free=True"
+                )
+            if filler:
+                for key in _LABELS:
+                    if key in micro_batch:
+                        micro_batch[key].fill_(IGNORED)
+        return {"micro_batches": packed, "figures": figures}
+
+
+def _parts(inputs: Any) -> list[Any]:
+    """List a step's micro-batches; inputs that are none, as in evaluation, are one."""
+    return list(inputs["micro_batches"]) if "micro_batches" in inputs else [inputs]
+
+
+def _counted_losses(model: Any, packed: Mapping[str, Any]) -> list[float]:
+    """Return the loss over 8 tokens, and over 16: of a model that divides by them it is half."""
+    inputs = {**packed, "labels": packed["input_ids"].clone()}
+    count = packed["input_ids"].new_tensor
+    return [float(model(**inputs, num_items_in_batch=count(n)).loss) for n in (8, 16)]
+
+
+def _cut(sample: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+    """Cut every field that has an entry for each token to its first tokens."""
+    length = len(sample["input_ids"])
+    return {
+        key: value[:tokens]
+        if hasattr(value, "__len__") and not isinstance(value, str) and len(value) == length
+        else value
+        for key, value in sample.items()
+    }
+
+
+def _two(samples: Any) -> tuple[int, int]:
+    """Return two places of a data set, twice the same where it has one."""
+    return 0, min(1, len(samples) - 1)

@@ -1,0 +1,280 @@
+"""Megatron-Core's data schedule, planned: context parallelism chosen for each micro-batch.
+
+    from seqplan.integrations import megatron
+    megatron.install(megatron.ring_costs("llama-7b-a800-80gb", "tp2"))   # before training starts
+
+``install`` puts scheduler classes in the place of the host's own, which plan where theirs cannot.
+Every rank computes the schedule by itself: the same lengths give the same one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from itertools import groupby
+from typing import Any
+
+from seqplan.integrations.degree_costs import (
+    add_padding,
+    by_degree,
+    costs_of_environment,
+    ring_costs,
+)
+from seqplan.integrations.versions import UnsupportedVersion, installed_version
+from seqplan.planner.balance.balance_ranks import balance
+from seqplan.planner.balance.cost import Cost
+from seqplan.planner.lockstep.rank_groups import plan_groups
+
+__all__ = ["figures", "install", "ring_costs"]
+
+logger = logging.getLogger(__name__)
+
+DYNAMIC, STATIC = "default_dynamic_cp", "dp_balanced"
+"""The host's names of schedulers with and without context parallelism of each micro-batch."""
+
+_Groups = list[list[list[int]]]
+"""Sample ids by micro-batch and rank."""
+
+figures: dict[str, float] = {}
+"""``predicted_ms``, ``gap`` and ``imbalance`` of the last schedule that was planned."""
+
+
+def install(costs: Cost | Mapping[int, Cost] | None = None) -> list[str]:
+    """Put planned schedulers in the host's place; the names of what was replaced.
+
+    ``costs``: of a micro-batch on one rank of data and context parallelism, or by degree
+    (``ring_costs``); by default from the environment (``degree_costs.costs_of_environment``).
+    ``UnsupportedVersion`` where the host has no place for a scheduler.
+    """
+    known = costs_of_environment() if costs is None else costs
+    by_degree(known, 1)  # refuses costs that lack degree 1, before anything is replaced
+    schedule: Any = import_module("megatron.core.datasets.data_schedule")
+    replaced = []
+    for key, host_class in list(getattr(schedule, "scheduler_map", {}).items()):
+        name = getattr(key, "value", key)
+        if name in (DYNAMIC, STATIC):
+            planned = (_dynamic if name == DYNAMIC else _static)(_original(host_class), known)
+            schedule.scheduler_map[key] = planned
+            # verl asks for the class by its name.
+            setattr(schedule, _original(host_class).__name__, planned)
+            replaced.append(str(name))
+    if hasattr(schedule, "HybridCPDataLoaderWrapper") and hasattr(schedule, "BalancedCPScheduler"):
+        host_class = _original(schedule.BalancedCPScheduler)
+        schedule.BalancedCPScheduler = _hybrid(host_class, known)
+        replaced.append("hybrid_cp")
+    if not replaced:
+        raise UnsupportedVersion(
+            f"megatron-core {installed_version('megatron-core')} has no scheduler to replace; "
+            "releases 0.16.1 to 0.19.2 have HybridCPDataLoaderWrapper, the development branch of "
+            "2026 has scheduler_map"
+        )
+    if os.environ.get("RANK", "0") == "0":
+        version = installed_version("megatron-core")
+        print(f"seqplan: plans {', '.join(replaced)} of megatron-core {version}", flush=True)
+    return replaced
+
+
+def _original(scheduler: Any) -> Any:
+    """Return the host's own class, also where ours is in its place already."""
+    return getattr(scheduler, "host_class", scheduler)
+
+
+def _dynamic(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
+    """Make a scheduler that chooses groups and packs for each micro-batch."""
+
+    class PlannedDynamicCPScheduler(host_class):  # type: ignore[misc]
+        def run(self, *arguments: Any, **named: Any) -> Any:
+            self.config = named.get("config", arguments[-1] if arguments else None)
+            return super().run(*arguments, **named)
+
+        def get_groups_and_subsamples(self, sample_id_seqlens: Any) -> Any:
+            own = super().get_groups_and_subsamples
+            ranks = self.dp_size * self.cp_size
+            return _planned_or(
+                lambda: _grouped(
+                    sample_id_seqlens,
+                    ranks,
+                    int(self.max_seqlen_per_dp_cp_rank),
+                    add_padding(
+                        by_degree(costs, ranks, self.min_cp_size),
+                        _alignment(self),
+                    ),
+                    multiple=self.microbatch_group_size_per_vp_stage or 1,
+                    stages=_stages(),
+                    known=own(sample_id_seqlens) if sample_id_seqlens else None,
+                ),
+                lambda: own(sample_id_seqlens),
+            )
+
+    return _named(PlannedDynamicCPScheduler, host_class)
+
+
+def _alignment(scheduler: Any) -> int:
+    """Return the tokens to whose multiples a rank's part of a micro-batch is padded.
+
+    All that it may hold, if its shapes are those of a CUDA graph.
+    """
+    config = getattr(scheduler, "config", None)
+    alignment = getattr(config, "pad_packed_seq_alignment", None)
+    if alignment is None:
+        return 1
+    if getattr(config, "cuda_graph_impl", "none") != "none":
+        return int(scheduler.max_seqlen_per_dp_cp_rank)
+    return int(alignment)
+
+
+def _stages() -> int:
+    """Return the pipeline stages that the host's micro-batches go through; 1 before it has any."""
+    parallel_state = import_module("megatron.core.parallel_state")
+    if not parallel_state.model_parallel_is_initialized():
+        return 1
+    return int(parallel_state.get_pipeline_model_parallel_world_size())
+
+
+def _static(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
+    """Make a scheduler that balances over data-parallel ranks of one degree."""
+
+    class PlannedBalancedScheduler(host_class):  # type: ignore[misc]
+        def get_groups_and_subsamples(self, sample_id_seqlens: Any) -> Any:
+            own = super().get_groups_and_subsamples
+            return _planned_or(
+                lambda: _balanced(
+                    sample_id_seqlens,
+                    self.dp_size,
+                    self.cp_size,
+                    int(self.max_seqlen_per_dp_cp_rank),
+                    by_degree(costs, self.cp_size)[self.cp_size],
+                    multiple=self.microbatch_group_size_per_vp_stage or 1,
+                    most=getattr(self, "max_num_seqs", None),
+                ),
+                lambda: own(sample_id_seqlens),
+            )
+
+    return _named(PlannedBalancedScheduler, host_class)
+
+
+def _hybrid(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
+    """Make a scheduler whose groups run their samples one by one, with a barrier after each set."""
+
+    class PlannedHybridCPScheduler(host_class):  # type: ignore[misc]
+        def get_groups_and_subsamples(self, sample_id_seqlens: Any, config: Any) -> Any:
+            own = super().get_groups_and_subsamples
+            ranks, lengths = self.total_hdp_gpus, dict(sample_id_seqlens)
+
+            def planned() -> tuple[Any, _Groups]:
+                ids = _grouped(
+                    sample_id_seqlens,
+                    ranks,
+                    int(self.max_seq_len_per_rank),
+                    by_degree(costs, ranks),
+                    one_each=True,
+                )
+                return [[[lengths[i] for i in own] for own in group] for group in ids], ids
+
+            return _planned_or(planned, lambda: own(sample_id_seqlens, config))
+
+    return _named(PlannedHybridCPScheduler, host_class)
+
+
+def _named(planned: Any, host_class: Any) -> Any:
+    planned.host_class = host_class
+    return planned
+
+
+def _planned_or(planned: Callable[[], Any], own: Callable[[], Any]) -> Any:
+    """Return the planned schedule, or the host's own where there is none, which is logged."""
+    try:
+        return planned()
+    except ValueError as error:
+        logger.warning("%s: this step runs as Megatron schedules it", error)
+        return own()
+
+
+def _grouped(
+    samples: Sequence[tuple[int, int]],
+    ranks: int,
+    capacity: int,
+    costs: Mapping[int, Cost],
+    *,
+    one_each: bool = False,
+    multiple: int = 1,
+    stages: int = 1,
+    known: _Groups | None = None,
+) -> _Groups:
+    """Plan groups for samples (id, tokens); ids by micro-batch and rank.
+
+    ``known``: those of the trainer's own rule, which the plan is no slower than.
+    """
+    ids, lengths = _split(samples)
+    grouped = plan_groups(
+        lengths,
+        ranks,
+        capacity,
+        costs,
+        one_each=one_each,
+        multiple=multiple,
+        stages=stages,
+        known=None if known is None else _degrees(known, ids),
+    )
+    _tell(len(grouped.rounds), grouped.predicted_ms, grouped.gap, grouped.imbalance)
+    return [[[ids[i] for i in own] for own in groups] for groups in grouped.by_rank()]
+
+
+def _balanced(
+    samples: Sequence[tuple[int, int]],
+    replicas: int,
+    degree: int,
+    capacity: int,
+    cost: Cost,
+    *,
+    multiple: int,
+    most: int | None,
+) -> _Groups:
+    """Balance samples (id, tokens) over replicas; ids by micro-batch and rank."""
+    ids, lengths = _split(samples)
+    balanced = balance(lengths, replicas, capacity * degree, cost, count_multiple=multiple)
+    micro_batches = [micro for of_rank in balanced.micro_batches for micro in of_rank]
+    if not all(micro_batches):
+        raise ValueError(
+            f"{len(ids)} samples cannot fill {len(micro_batches)} micro-batches, "
+            f"{multiple} or a multiple on each of {replicas} replicas"
+        )
+    if most is not None and max(map(len, micro_batches)) > most:
+        raise ValueError(f"a micro-batch would have more than {most} samples")
+    _tell(len(balanced.micro_batches[0]), balanced.predicted_ms, balanced.gap, balanced.imbalance)
+    return [
+        [[ids[i] for i in of_rank[k]] for of_rank in balanced.micro_batches for _ in range(degree)]
+        for k in range(len(balanced.micro_batches[0]))
+    ]
+
+
+def _degrees(groups: _Groups, ids: Sequence[int]) -> list[list[tuple[int, list[int]]]]:
+    """Return groups as (degree, positions) by micro-batch; neighbors with equal ids are one."""
+    places = {number: place for place, number in enumerate(ids)}
+    return [
+        [
+            (len(list(ranks)), [places[int(number)] for number in own])
+            for own, ranks in groupby(of_ranks)
+        ]
+        for of_ranks in groups
+    ]
+
+
+def _split(samples: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Take ids and lengths of samples apart; ``ValueError`` where there are none."""
+    if not samples:
+        raise ValueError("there are no samples to plan")
+    return [int(i) for i, _ in samples], [int(length) for _, length in samples]
+
+
+def _tell(micro_batches: int, predicted_ms: float, gap: float, imbalance: float) -> None:
+    figures.update(predicted_ms=predicted_ms, gap=gap, imbalance=imbalance)
+    logger.info(
+        "%d micro-batches planned: %.0f ms predicted, gap %.2f %%, imbalance %.2f %%",
+        micro_batches,
+        predicted_ms,
+        100 * gap,
+        100 * imbalance,
+    )

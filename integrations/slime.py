@@ -1,0 +1,141 @@
+"""slime's schedule of micro-batches, planned: call ``install`` where the rollout actor imports.
+
+from seqplan.integrations import slime# in the module that --rollout-function-path names
+slime.install()                      # SEQPLAN_PROFILE and SEQPLAN_SCHEME, or SEQPLAN_COST
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from seqplan.integrations.degree_costs import by_degree, costs_of_environment
+from seqplan.integrations.versions import UnsupportedVersion, installed_version
+from seqplan.planner.balance.balance_ranks import Balanced, balance
+from seqplan.planner.balance.cost import Cost
+
+__all__ = ["figures", "install", "planned_schedule"]
+
+logger = logging.getLogger(__name__)
+
+SCHEDULE, ROLLOUT, NAME = "slime.utils.dp_schedule", "slime.ray.rollout", "build_dp_schedule"
+
+Schedule = tuple[list[list[int]], list[list[list[int]]], list[int], list[int]]
+"""Samples by rank, places in them by rank and micro-batch, and by step the micro-batches of a rank
+and the rollouts."""
+
+figures: dict[str, float] = {}
+"""``predicted_ms``, ``gap`` and ``imbalance`` of the last step that was planned."""
+
+
+def install(costs: Cost | Mapping[int, Cost] | None = None) -> None:
+    """Put the planned schedule in the host's place; ``costs`` of one rank or by context degree.
+
+    ``UnsupportedVersion`` where slime has no such function.
+    """
+    known = costs_of_environment() if costs is None else costs
+    module: Any = import_module(SCHEDULE)
+    if not hasattr(module, NAME):
+        raise UnsupportedVersion(
+            f"slime {installed_version('slime')} has no {NAME} in {SCHEDULE}; that of August 2026 "
+            "(revision 624b824) has it"
+        )
+    own = getattr(getattr(module, NAME), "host_function", getattr(module, NAME))
+
+    def build_dp_schedule(
+        args: Any,
+        train_parallel_config: Mapping[str, int],
+        total_lengths: Sequence[int],
+        *,
+        global_batch_size: int,
+        rollout_indices: Sequence[int],
+    ) -> Schedule:
+        """Return the planned schedule, or the host's own where there is none, which is logged."""
+        try:
+            return planned_schedule(
+                args,
+                train_parallel_config,
+                total_lengths,
+                known,
+                global_batch_size=global_batch_size,
+                rollout_indices=rollout_indices,
+            )
+        except ValueError as error:
+            logger.warning("%s: these steps are scheduled as slime does it", error)
+            fallback: Callable[..., Schedule] = own
+            return fallback(
+                args,
+                train_parallel_config,
+                total_lengths,
+                global_batch_size=global_batch_size,
+                rollout_indices=rollout_indices,
+            )
+
+    planned: Any = build_dp_schedule
+    planned.host_function = own
+    for path in (SCHEDULE, ROLLOUT):
+        if path in sys.modules:
+            setattr(sys.modules[path], NAME, planned)
+
+
+def planned_schedule(
+    args: Any,
+    train_parallel_config: Mapping[str, int],
+    total_lengths: Sequence[int],
+    costs: Cost | Mapping[int, Cost],
+    *,
+    global_batch_size: int,
+    rollout_indices: Sequence[int],
+) -> Schedule:
+    """Plan each step's micro-batches over data-parallel ranks, the host's steps as they are.
+
+    A step takes ``global_batch_size`` rollouts in the order of their first sample; what is left is
+    dropped. ``ValueError`` for batches of fixed size, less than a step, a sample beyond
+    a micro-batch, or fewer samples than micro-batches.
+    """
+    if not args.use_dynamic_batch_size:
+        raise ValueError("micro-batches of a fixed number of samples leave nothing to plan")
+    ranks, degree = train_parallel_config["dp_size"], train_parallel_config["cp_size"]
+    stages = train_parallel_config["vpp_size"]
+    multiple = train_parallel_config["microbatch_group_size_per_vp_stage"] if stages > 1 else 1
+    cost, capacity = by_degree(costs, degree)[degree], args.max_tokens_per_gpu * degree
+    rollouts: dict[int, list[int]] = {}
+    for sample, rollout in enumerate(rollout_indices):
+        rollouts.setdefault(rollout, []).append(sample)
+    sample_lists = list(rollouts.values())
+    if len(sample_lists) < global_batch_size:
+        raise ValueError(f"{len(sample_lists)} rollouts for steps of {global_batch_size}")
+    partitions: list[list[int]] = [[] for _ in range(ranks)]
+    places: list[list[list[int]]] = [[] for _ in range(ranks)]
+    counts = []
+    for first in range(0, len(sample_lists) - global_batch_size + 1, global_batch_size):
+        samples = [i for own in sample_lists[first : first + global_batch_size] for i in own]
+        lengths = [int(total_lengths[i]) for i in samples]
+        balanced = balance(lengths, ranks, capacity, cost, count_multiple=multiple)
+        if not all(micro for of_rank in balanced.micro_batches for micro in of_rank):
+            raise ValueError(f"{len(samples)} samples are too few for {ranks} ranks")
+        _tell(balanced)
+        counts.append(len(balanced.micro_batches[0]))
+        for partition, of_rank, micro_batches in zip(
+            partitions, places, balanced.micro_batches, strict=True
+        ):
+            for micro in micro_batches:
+                of_rank.append(list(range(len(partition), len(partition) + len(micro))))
+                partition += [samples[i] for i in micro]
+    return partitions, places, counts, [global_batch_size] * len(counts)
+
+
+def _tell(balanced: Balanced) -> None:
+    figures.update(
+        predicted_ms=balanced.predicted_ms, gap=balanced.gap, imbalance=balanced.imbalance
+    )
+    logger.info(
+        "%d micro-batches a rank: %.0f ms predicted, gap %.2f %%, imbalance %.2f %%",
+        len(balanced.micro_batches[0]),
+        balanced.predicted_ms,
+        100 * balanced.gap,
+        100 * balanced.imbalance,
+    )

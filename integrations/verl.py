@@ -1,0 +1,220 @@
+"""verl's packing and dispatch, planned; imported by verl itself, in every worker:
+
+    export VERL_USE_EXTERNAL_MODULES=seqplan.integrations.verl
+    export SEQPLAN_PROFILE=… SEQPLAN_SCHEME=tp1
+
+Importing this module installs it: verl's workload is the measured cost, micro-batches are packed
+for all ranks together, and Megatron's dynamic context parallelism takes ``hosts.megatron``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from seqplan.integrations.degree_costs import costs_of_environment
+from seqplan.integrations.versions import UnsupportedVersion, installed_version
+from seqplan.planner.balance.balance_ranks import Balanced
+from seqplan.planner.balance.cost import Cost
+from seqplan.planner.balance.fixed_ranks import balance_fixed
+
+__all__ = ["figures", "install"]
+
+logger = logging.getLogger(__name__)
+
+BALANCING, ENGINE = "verl.utils.seqlen_balancing", "verl.workers.engine.utils"
+DYNAMIC = "verl.utils.dynamic_cp_scheduler"
+
+NAMES = ("rearrange_micro_batches", "calculate_workload", "log_seqlen_unbalance")
+"""Functions of ``BALANCING`` that are replaced, here and wherever they were imported already."""
+
+NANOSECONDS = 1_000_000
+"""In a millisecond: workloads are whole numbers, as the host's own are."""
+
+figures: dict[str, float] = {}
+"""``predicted_ms``, ``gap`` and ``imbalance`` of the last micro-batches that were planned."""
+
+
+def install(costs: dict[int, Cost] | None = None) -> None:
+    """Put planned functions in the place of verl's; ``costs`` by degree, or of the environment.
+
+    ``UnsupportedVersion`` where verl lacks one of them.
+    """
+    known = costs_of_environment() if costs is None else costs
+    balancing: Any = import_module(BALANCING)
+    lacking = [name for name in NAMES if not hasattr(balancing, name)]
+    if lacking:
+        raise UnsupportedVersion(
+            f"verl {installed_version('verl')} has no {', '.join(lacking)} in {BALANCING}; "
+            "0.9.1 has them"
+        )
+    own = {name: _original(getattr(balancing, name)) for name in NAMES}
+    cost = known[1]
+    replacements = {
+        "rearrange_micro_batches": _rearranging(own["rearrange_micro_batches"], cost),
+        "calculate_workload": _workload(cost),
+        "log_seqlen_unbalance": _logging(own["log_seqlen_unbalance"], cost),
+    }
+    for name, planned in replacements.items():
+        planned.host_function = own[name]
+        for module in _holding(name, own[name]):
+            setattr(module, name, planned)
+    if find_spec(DYNAMIC):
+        _install_dynamic(import_module(DYNAMIC), known)
+
+
+def _original(function: Any) -> Any:
+    return getattr(function, "host_function", function)
+
+
+def _holding(name: str, own: Any) -> list[Any]:
+    """List verl's modules that have the function by this name."""
+    return [
+        module
+        for path, module in list(sys.modules.items())
+        if path.startswith("verl.") and _original(getattr(module, name, None)) is own
+    ]
+
+
+def _workload(cost: Cost) -> Any:
+    def calculate_workload(seqlen_list: Any) -> Any:
+        """Return what sequences cost, in whole nanoseconds."""
+        lengths = seqlen_list.double()
+        return ((cost.a * lengths + cost.b) * lengths * NANOSECONDS).round().long()
+
+    return calculate_workload
+
+
+def _rearranging(own: Callable[..., Any], cost: Cost) -> Any:
+    def rearrange_micro_batches(
+        batch: Any,
+        max_token_len: Any,
+        dp_group: Any = None,
+        num_batches_divided_by: int | None = None,
+        same_micro_num_in_dp: bool = True,
+        min_num_micro_batch: int | None = None,
+        use_dynamic_bsz_balance: bool = True,
+        force_group_size: int = 1,
+    ) -> Any:
+        """Pack this rank's sequences so that its micro-batches match those of the other ranks."""
+        select = import_module("verl.utils.tensordict_utils").index_select_tensor_dict
+        lengths = _lengths(batch)
+        together = same_micro_num_in_dp and dp_group is not None
+        try:
+            if force_group_size > 1:
+                raise ValueError(f"groups of {force_group_size} samples stay together")
+            balanced, rank = _packed(
+                _of_all_ranks(lengths, dp_group) if together else [lengths],
+                _rank(dp_group) if together else 0,
+                int(max_token_len),
+                cost,
+                num_batches_divided_by or 1,
+                min_num_micro_batch or 1,
+            )
+        except ValueError as error:
+            logger.warning("%s: this batch is packed as verl does it", error)
+            return own(
+                batch,
+                max_token_len,
+                dp_group,
+                num_batches_divided_by,
+                same_micro_num_in_dp,
+                min_num_micro_batch,
+                use_dynamic_bsz_balance,
+                force_group_size,
+            )
+        mine = balanced.micro_batches[rank]
+        first = min(i for micro in mine for i in micro)
+        places = [[i - first for i in micro] for micro in mine]
+        if use_dynamic_bsz_balance:
+            # As the host does, the same on every rank: short ones first and last, for pipelines.
+            places = places[::2][::-1] + places[1::2]
+        return [select(batch, own) for own in places], places
+
+    return rearrange_micro_batches
+
+
+def _packed(
+    of_ranks: Sequence[Sequence[int]],
+    rank: int,
+    capacity: int,
+    cost: Cost,
+    multiple: int,
+    least: int,
+) -> tuple[Balanced, int]:
+    balanced = balance_fixed(of_ranks, capacity, cost, count_multiple=multiple, least_count=least)
+    figures.update(
+        predicted_ms=balanced.predicted_ms, gap=balanced.gap, imbalance=balanced.imbalance
+    )
+    if rank == 0:
+        logger.info(
+            "%d micro-batches a rank: %.0f ms predicted, gap %.2f %%, imbalance %.2f %%",
+            len(balanced.micro_batches[0]),
+            balanced.predicted_ms,
+            100 * balanced.gap,
+            100 * balanced.imbalance,
+        )
+    return balanced, rank
+
+
+def _lengths(batch: Any) -> list[int]:
+    """Return the tokens of each sample, nested or padded."""
+    ids = batch["input_ids"]
+    counts = ids.offsets().diff() if ids.is_nested else batch["attention_mask"].sum(dim=1)
+    return [int(count) for count in counts.tolist()]
+
+
+def _rank(group: Any) -> int:
+    import torch.distributed as dist
+
+    return dist.get_rank(group) if dist.is_initialized() else 0
+
+
+def _of_all_ranks(lengths: list[int], group: Any) -> list[list[int]]:
+    """Return every rank's lengths, by rank."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return [lengths]
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, lengths, group=group)
+    return gathered
+
+
+def _logging(own: Callable[..., Any], cost: Cost) -> Any:
+    def log_seqlen_unbalance(seqlen_list: Any, partitions: Any, prefix: str) -> Any:
+        """Add the dispatch's predicted time, gap and imbalance to the host's metrics."""
+        metrics = own(seqlen_list, partitions, prefix)
+        work = [x * (cost.a * x + cost.b) for x in map(int, seqlen_list)]
+        ranks = [sum(work[i] for i in part) for part in partitions]
+        mean = sum(ranks) / len(ranks)
+        bound = max(mean, *work)
+        metrics[f"{prefix}/predicted_ms"] = max(ranks)
+        metrics[f"{prefix}/gap"] = max(ranks) / bound - 1
+        metrics[f"{prefix}/imbalance"] = max(ranks) / mean - 1
+        return metrics
+
+    return log_seqlen_unbalance
+
+
+def _install_dynamic(dynamic: Any, costs: dict[int, Cost]) -> None:
+    """Let dynamic context parallelism plan where Megatron is asked for its scheduler."""
+    own = _original(dynamic.get_megatron_dynamic_cp_scheduler_cls)
+
+    def get_megatron_dynamic_cp_scheduler_cls() -> Any:
+        from seqplan.integrations import megatron
+
+        megatron.install(costs)
+        return own()
+
+    planned: Any = get_megatron_dynamic_cp_scheduler_cls
+    planned.host_function = own
+    dynamic.get_megatron_dynamic_cp_scheduler_cls = planned
+
+
+if "verl" in sys.modules:
+    install()

@@ -1,0 +1,237 @@
+"""``balance``: micro-batches for a host whose ranks are all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.costs.latency import Latency
+from seqplan.planner.balance.constrained import (
+    Bundle,
+    MicroBatches,
+    bundles_of,
+    plan_bundles,
+    plan_equal_samples,
+)
+from seqplan.planner.balance.free import plan_free
+from seqplan.planner.balance.micro_batch_counts import fill_empty, pad_counts
+from seqplan.planner.batches.batch import Batch, whole_lengths
+from seqplan.planner.bounds.certificate import cheap_bound_ms
+from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
+from seqplan.planner.lockstep.one_degree import fewest_rounds, plan_rounds, rounds_bound_ms
+from seqplan.planner.placement.fleet import Bin, PipelineClass
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """Micro-batches of a step, for each rank.
+
+    ``micro_batches``: by rank and micro-batch, lists of positions in ``lengths``; with ``lockstep``
+    all ranks have as many. ``predicted_ms``: Σ over rounds of the slowest rank with ``lockstep``,
+    else the slowest rank; ``lower_bound_ms``: proven for every way to balance these sequences.
+    """
+
+    micro_batches: MicroBatches
+    lengths: tuple[int, ...]
+    cost: Latency
+    lockstep: bool
+    predicted_ms: float
+    lower_bound_ms: float
+
+    @property
+    def gap(self) -> float:
+        """Return predicted / bound − 1: no other way is faster by more."""
+        return self.predicted_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else 0.0
+
+    @cached_property
+    def rank_ms(self) -> tuple[float, ...]:
+        """Return what each rank computes (ms), waiting for others apart."""
+        return tuple(
+            sum(
+                self.cost.micro_batch_ms([self.lengths[i] for i in micro])
+                for micro in of_rank
+                if micro
+            )
+            for of_rank in self.micro_batches
+        )
+
+    @property
+    def imbalance(self) -> float:
+        """Return by what share the slowest rank computes longer than the mean."""
+        return max(self.rank_ms) / (sum(self.rank_ms) / len(self.rank_ms)) - 1
+
+    def order(self) -> list[int]:
+        """Return the positions, rank after rank: what a driver sends in this order."""
+        return [i for of_rank in self.micro_batches for micro in of_rank for i in micro]
+
+    def inverse(self) -> list[int]:
+        """Return, for each position in ``lengths``, its place in ``order``."""
+        places = [0] * len(self.lengths)
+        for place, position in enumerate(self.order()):
+            places[position] = place
+        return places
+
+
+def balance(
+    lengths: Iterable[int] | npt.NDArray[np.integer],
+    ranks: int,
+    capacity: int,
+    cost: Latency,
+    *,
+    lockstep: bool = True,
+    keep_together: Sequence[object] | None = None,
+    count_multiple: int = 1,
+    equal_samples: bool = False,
+    pad_to: int = 1,
+) -> Balanced:
+    """Balance sequences over ranks that are all alike, and pack them into micro-batches.
+
+    ``capacity``: tokens of a micro-batch; ``cost``: what it costs (``Cost``). ``lockstep``: ranks
+    wait for each other after every micro-batch (FSDP, ZeRO-3), so that all have equally many and
+    Σ of the slowest counts; else they meet once a step. ``keep_together``: a key for each sequence;
+    those of one key share a micro-batch. ``count_multiple``: each rank has a multiple of so many
+    micro-batches. ``equal_samples``: each rank has equally many sequences. ``pad_to``: sequences
+    are padded to multiples of so many tokens.
+
+    No micro-batch is empty if sequences suffice: with ``equal_samples``, if those of each rank
+    suffice for its own micro-batches. If they do not, those with sequences are as few as is fastest
+    and the others are empty, which takes no time. Same inputs, same result.
+    ``ValueError`` names a length that is no whole number above 0 or exceeds ``capacity``, and other
+    arguments that cannot be; ``TypeError`` those of another kind.
+    """
+    micro_batch = host_micro_batch(cost, capacity, pad_to)
+    for name, switch in (("lockstep", lockstep), ("equal_samples", equal_samples)):
+        if type(switch) is not bool:
+            raise TypeError(f"{name}: {switch!r}. Give True or False")
+    for name, value in (("ranks", ranks), ("count_multiple", count_multiple)):
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
+    whole = checked_lengths(lengths, micro_batch, pad_to)
+    if keep_together is not None and len(keep_together) != len(whole):
+        raise ValueError(f"keep_together has {len(keep_together)} keys for {len(whole)} sequences")
+    batch = Batch.of_lengths(whole)
+    ways, bound = _ways(
+        micro_batch,
+        batch,
+        ranks,
+        count_multiple,
+        lockstep=lockstep,
+        bundles=bundles_of(micro_batch, whole, keep_together)
+        if equal_samples or keep_together is not None
+        else None,
+        equal_samples=equal_samples,
+    )
+    best: MicroBatches = []
+    best_ms = inf
+    for way in ways:
+        parts = pad_counts(way, count_multiple, lockstep=lockstep)
+        if keep_together is None:
+            fill_empty(parts, whole, across_ranks=not equal_samples, lockstep=lockstep)
+        time_ms = predicted_ms(parts, whole, cost, lockstep=lockstep)
+        if time_ms < best_ms:
+            best, best_ms = parts, time_ms
+    return Balanced(best, tuple(whole), cost, lockstep, best_ms, min(bound, best_ms))
+
+
+def _ways(
+    micro_batch: PipelineClass,
+    batch: Batch,
+    ranks: int,
+    multiple: int,
+    *,
+    lockstep: bool,
+    bundles: Sequence[Bundle] | None,
+    equal_samples: bool,
+) -> tuple[list[MicroBatches], float]:
+    """Plan in some ways, of which one is best, and bound all (ms)."""
+    sequences = Sequences(batch.distinct, batch.multiplicity)
+    if bundles is not None:
+        plan = plan_equal_samples if equal_samples else plan_bundles
+        parts = plan(micro_batch, bundles, ranks, lockstep=lockstep, multiple=multiple)
+        if lockstep:
+            # More rounds cost more, so that the fewest are the least of all.
+            fewest = fewest_rounds(micro_batch, sequences, ranks)
+            return [parts], rounds_bound_ms(micro_batch, sequences, ranks, fewest)
+        return [parts], cheap_bound_ms([replace(micro_batch, count=ranks)], batch)
+    if lockstep:
+        rounds, bound = plan_rounds(micro_batch, sequences, ranks, multiple)
+        return [_positions(_by_rank(rounds, ranks), batch)], bound
+    placements, bound = plan_free(micro_batch, batch, ranks, multiple)
+    return [_positions(placement, batch) for placement in placements], bound
+
+
+def host_micro_batch(cost: Latency, capacity: int, pad_to: int) -> PipelineClass:
+    """Describe a micro-batch of a rank; ``ValueError`` where it holds nothing."""
+    if not isinstance(cost, Latency):
+        raise TypeError(f"cost: {cost!r}. Give a Cost, such as Cost.of_model(…)")
+    for name, value in (("capacity", capacity), ("pad_to", pad_to)):
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
+    if capacity < pad_to:
+        raise ValueError(f"capacity {capacity} holds nothing padded to multiples of {pad_to}")
+    return PipelineClass(
+        pp=1,
+        a=cost.a,
+        b=cost.b,
+        c=cost.c,
+        capacity=capacity - capacity % pad_to,
+        unit=pad_to,
+        count=1,
+        gpus=1,
+    )
+
+
+def checked_lengths(lengths: object, micro_batch: PipelineClass, pad_to: int) -> list[int]:
+    """Return lengths as whole numbers.
+
+    ``TypeError`` and ``ValueError`` as ``whole_lengths``, and ``ValueError`` for the first that
+    exceeds a micro-batch.
+    """
+    whole = whole_lengths(lengths)
+    padded = micro_batch.padded(whole)
+    if padded.max() > micro_batch.capacity:
+        place = int(np.argmax(padded > micro_batch.capacity))
+        padding = f", padded to multiples of {pad_to}" if pad_to > 1 else ""
+        raise ValueError(
+            f"sequence {place} has {whole[place]} tokens{padding}; a micro-batch holds "
+            f"{micro_batch.capacity}: truncate it or give more capacity"
+        )
+    numbers: list[int] = whole.tolist()
+    return numbers
+
+
+def _by_rank(rounds: FilledRounds, ranks: int) -> list[list[Bin]]:
+    """Return each rank's micro-batch in every round, empty where it has none."""
+    of_rounds = [[micro for _, micro in groups] for groups in rounds.bins()]
+    return [
+        [groups[rank] if rank < len(groups) else [] for groups in of_rounds]
+        for rank in range(ranks)
+    ]
+
+
+def _positions(by_rank: Iterable[Sequence[Bin]], batch: Batch) -> MicroBatches:
+    """Deal positions of equal lengths to micro-batches, which only count them."""
+    pools = [iter(positions) for positions in batch.positions]
+    return [
+        [[next(pools[i]) for i, n in micro for _ in range(n)] for micro in of_rank]
+        for of_rank in by_rank
+    ]
+
+
+def predicted_ms(
+    parts: MicroBatches, lengths: Sequence[int], cost: Latency, *, lockstep: bool
+) -> float:
+    """Time micro-batches: Σ of rounds, or the slowest rank (ms)."""
+    a, b, c = cost.a, cost.b, cost.c
+    times = [
+        [c + sum(lengths[i] * (a * lengths[i] + b) for i in micro) if micro else 0.0 for micro in r]
+        for r in parts
+    ]
+    if lockstep:
+        return float(sum(max(of_round) for of_round in zip(*times, strict=True)))
+    return float(max(sum(of_rank) for of_rank in times))

@@ -1,0 +1,120 @@
+"""What a micro-batch costs on a host's ranks: Σ (a·l² + b·l) + c, from wherever it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.derive import derive_profile
+from seqplan.costs.analytic.devices import find_device
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.fit.latency_fit import Observed
+from seqplan.costs.fit.refit import refit
+from seqplan.costs.latency import Latency
+from seqplan.costs.model_config import read_model_config
+from seqplan.costs.model_sizes import MODELS, SIZES, ModelSizes
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import find_profile
+from seqplan.plans.scheme import Scheme
+
+
+@dataclass(frozen=True)
+class Cost(Latency):
+    """Forward and backward of a micro-batch on one rank of a host: ``a`` ms/token², ``b`` ms/token,
+    ``c`` ms for the micro-batch itself, whatever is in it.
+
+    A rank is one of the host's data-parallel ranks, so many GPUs as that has. ``ValueError`` for a
+    coefficient that is negative or no number.
+    """
+
+    @classmethod
+    def of_profile(cls, profile: Profile | str, scheme: Scheme | str) -> Cost:
+        """Take the costs of a profile (or its name or file) for a scheme such as ``tp2.u2``.
+
+        ``ValueError`` for an unknown profile or scheme, and for stages: trainers that have them run
+        micro-batches through all of them.
+        """
+        known = find_profile(profile) if isinstance(profile, str) else profile
+        wanted = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
+        if wanted.pp > 1:
+            raise ValueError(f"scheme {wanted} has stages; a cost is of ranks without")
+        for entry in known.schemes:
+            if entry.scheme == wanted:
+                return cls(entry.latency.a, entry.latency.b, entry.latency.c)
+        known_schemes = ", ".join(str(entry.scheme) for entry in known.schemes[:8])
+        raise ValueError(f"profile {known.name} has no scheme {wanted}; it has {known_schemes}, …")
+
+    @classmethod
+    def of_model(
+        cls,
+        model: str | Path,
+        device: str,
+        *,
+        tp: int = 1,
+        ulysses: int = 1,
+        ring: int = 1,
+        checkpointing: str = "none",
+        zero: int = 1,
+        gpus: int = 8,
+    ) -> Cost:
+        """Derive costs by the analytic model, where nobody has measured.
+
+        ``model``: a known name or the path of its config.json; ``device``: of ``DEVICES``;
+        ``gpus``: of the whole job. ``ValueError`` for what is not known or not modelled.
+        """
+        hardware = find_device(device)
+        per_node = min(gpus, hardware.gpus_per_node)
+        if gpus < 1 or gpus % per_node:
+            raise ValueError(f"gpus {gpus}: wants whole nodes of {hardware.gpus_per_node}")
+        deployment = Deployment(
+            cluster=ClusterHardware(hardware, gpus // per_node, per_node),
+            sizes=_sizes(str(model)),
+            zero=zero,
+            checkpointing=checkpointing,
+        )
+        scheme = Scheme(tp=tp, ulysses=ulysses, ring=ring)
+        document = derive_profile(deployment, [scheme], name="derived")
+        return cls.of_profile(Profile.from_document(document, "derived"), scheme)
+
+    def corrected(
+        self, measured: Sequence[tuple[Sequence[Sequence[int]], float]]
+    ) -> tuple[Cost, str]:
+        """Correct the coefficients by the host's own times; and say how.
+
+        ``measured``: of one rank's step each, the lengths (tokens) of its micro-batches and the
+        milliseconds that it computed. All three coefficients are fitted where there are enough and
+        that predicts a held-out half best, one common factor where that does, or none.
+        """
+        for _, ms in measured:
+            if isinstance(ms, bool) or not isinstance(ms, int | float | np.number):
+                raise TypeError(f"measured: {ms!r}. Give milliseconds as a number")
+        samples = [
+            Observed(
+                tuple(length for micro in micro_batches for length in micro),
+                float(ms),
+                micro_batches=len(micro_batches),
+            )
+            for micro_batches, ms in measured
+            if micro_batches
+        ]
+        if bad := [sample.ms for sample in samples if not 0 < sample.ms < float("inf")]:
+            raise ValueError(f"measured {bad[0]} ms: wants times above 0")
+        better = refit(self, Scheme(), samples)
+        latency = better.latency
+        return Cost(latency.a, latency.b, latency.c), f"{better.how}: {better.reason}"
+
+
+def _sizes(model: str) -> ModelSizes:
+    if model in MODELS:
+        return ModelSizes.of(MODELS[model])
+    if not model.endswith(".json"):
+        known = ", ".join(MODELS)
+        raise ValueError(f"model {model!r}: neither a known one ({known}) nor a config.json")
+    sizes = read_model_config(Path(model))
+    if missing := [size for size in SIZES if size not in sizes]:
+        raise ValueError(f"{model}: does not state {', '.join(missing)}")
+    return ModelSizes.of(sizes)

@@ -1,0 +1,157 @@
+"""Micro-batches where each rank has its sequences already: packed so that rounds match.
+
+For trainers that dispatch first and let every rank pack its own. In lockstep what counts is Σ over
+rounds of the slowest rank, so that a long sequence of one rank is time for the others to fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from seqplan.costs.latency import Latency
+from seqplan.planner.balance.balance_ranks import (
+    Balanced,
+    checked_lengths,
+    host_micro_batch,
+    predicted_ms,
+)
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
+from seqplan.planner.lockstep.filler import RoundsFiller
+from seqplan.planner.lockstep.one_degree import fewest_rounds, rounds_bound_ms
+from seqplan.planner.lockstep.search import common_target
+from seqplan.planner.placement.fleet import PipelineClass
+
+EXTRA = 2
+"""Numbers of micro-batches that are tried beyond the fewest, in multiples of what is wanted."""
+
+WIDTH = 2e-3
+"""Relative width at which the search for a profile's factor ends."""
+
+PROFILES = 3
+"""Ranks whose micro-batches are tried as the targets of all: those that take longest."""
+
+
+def balance_fixed(
+    of_ranks: Sequence[Sequence[int]],
+    capacity: int,
+    cost: Latency,
+    *,
+    count_multiple: int = 1,
+    least_count: int = 1,
+) -> Balanced:
+    """Pack each rank's sequences (tokens) into equally many micro-batches, none of them empty.
+
+    ``count_multiple``, ``least_count``: what their number is a multiple of, and at least.
+    Positions in the result number the sequences of all ranks, rank after rank. ``ValueError`` as
+    ``balance``, and where a rank has fewer sequences than micro-batches are needed.
+    """
+    micro_batch = host_micro_batch(cost, capacity, 1)
+    lengths = checked_lengths([length for own in of_ranks for length in own], micro_batch, 1)
+    if not all(of_ranks):
+        raise ValueError("a rank has no sequences to pack")
+    packer = _Packer(micro_batch, of_ranks)
+    number = ceil(max(packer.fewest, least_count) / count_multiple) * count_multiple
+    most = min(map(len, of_ranks))
+    best: list[list[list[int]]] | None = None
+    best_ms, tried, bounds = float("inf"), 0, []
+    while number <= most and tried <= EXTRA:
+        bounds.append(packer.bound_ms(number))
+        if bounds[-1] >= best_ms:
+            break
+        for parts in packer.packed(number):
+            time = predicted_ms(parts, lengths, cost, lockstep=True)
+            if time < best_ms:
+                best, best_ms = parts, time
+        tried += best is not None
+        number += count_multiple
+    if best is None:
+        raise ValueError(
+            f"a rank has {most} sequences for {number} micro-batches or more, of at most "
+            f"{capacity} tokens"
+        )
+    return Balanced(best, tuple(lengths), cost, True, best_ms, min(bounds[0], best_ms))
+
+
+class _Packer:
+    """Packs the sequences of every rank into a number of micro-batches."""
+
+    def __init__(self, micro_batch: PipelineClass, of_ranks: Sequence[Sequence[int]]) -> None:
+        self._micro_batch = micro_batch
+        self._lengths = of_ranks
+        self._batches = [Batch.of_lengths(own) for own in of_ranks]
+        self._sequences = [Sequences(b.distinct, b.multiplicity) for b in self._batches]
+        self._fillers = [RoundsFiller([micro_batch], own, 1) for own in self._sequences]
+        self.fewest = max(fewest_rounds(micro_batch, own, 1) for own in self._sequences)
+
+    def bound_ms(self, number: int) -> float:
+        """Bound every way to pack into ``number`` micro-batches: no rank is faster alone (ms)."""
+        return max(rounds_bound_ms(self._micro_batch, own, 1, number) for own in self._sequences)
+
+    def packed(self, number: int) -> list[list[list[list[int]]]]:
+        """List ways to pack: each rank evenly, and all after the micro-batches of one."""
+        alone = [common_target(filler, number, 0.0) for filler in self._fillers]
+        even = [filled for filled in alone if filled is not None]
+        if len(even) < len(alone):
+            return []
+        ways = [even]
+        longest = sorted(range(len(even)), key=lambda r: (-even[r].total_ms, r))[:PROFILES]
+        for rank in longest:
+            profile = sorted(even[rank].times_ms, reverse=True)
+            if after := self._after(profile):
+                ways.append(after)
+        return [self._positions(way, number) for way in ways]
+
+    def _after(self, profile: Sequence[float]) -> list[FilledRounds] | None:
+        """Fill every rank to a multiple of a profile's times (ms), the least that works."""
+        best = None
+        low, high, factor = 1.0 - WIDTH, 4.0, 1.0
+        while high - low > WIDTH:
+            filled = self._filled([factor * time for time in profile])
+            if filled is None:
+                low = factor
+            else:
+                best, high = filled, factor
+            factor = (low + high) / 2 if best is not None else min(factor * 1.05, high)
+            if best is None and factor >= high:
+                break
+        return best
+
+    def _filled(self, targets_ms: Sequence[float]) -> list[FilledRounds] | None:
+        every = []
+        for filler in self._fillers:
+            filled = filler.fill(targets_ms)
+            if filled is None:
+                return None
+            every.append(filled)
+        return every
+
+    def _positions(self, way: Sequence[FilledRounds], number: int) -> list[list[list[int]]]:
+        """Give each micro-batch its sequences, longest first, none of them empty."""
+        parts, before = [], 0
+        for filled, batch, lengths in zip(way, self._batches, self._lengths, strict=True):
+            pools = [iter(positions) for positions in batch.positions]
+            own = [
+                [next(pools[i]) for _, micro in groups for i, n in micro for _ in range(n)]
+                for groups in filled.bins()
+            ]
+            own.extend([] for _ in range(number - len(own)))
+            _spread(own, lengths)
+            own.sort(key=lambda micro: -self._work_ms([lengths[i] for i in micro]))
+            parts.append([[before + i for i in micro] for micro in own])
+            before += len(lengths)
+        return parts
+
+    def _work_ms(self, lengths: Sequence[int]) -> float:
+        return sum(x * (self._micro_batch.a * x + self._micro_batch.b) for x in lengths)
+
+
+def _spread(micro_batches: list[list[int]], lengths: Sequence[int]) -> None:
+    """Give every empty micro-batch the shortest sequence of the one with most."""
+    for micro in micro_batches:
+        if not micro:
+            donor = max(micro_batches, key=len)
+            shortest = min(donor, key=lambda i: (lengths[i], i))
+            donor.remove(shortest)
+            micro.append(shortest)

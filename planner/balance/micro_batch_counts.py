@@ -1,0 +1,65 @@
+"""How many micro-batches each rank has: padded to a multiple, with a sequence in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+
+from seqplan.planner.balance.constrained import MicroBatches
+
+
+def pad_counts(parts: MicroBatches, multiple: int, *, lockstep: bool) -> MicroBatches:
+    """Add empty micro-batches: to a multiple on each rank, with ``lockstep`` the same on all."""
+    most = max(len(of_rank) for of_rank in parts)
+    padded = []
+    for of_rank in parts:
+        wanted = most if lockstep else max(1, len(of_rank))
+        wanted = -(-wanted // multiple) * multiple
+        padded.append([*of_rank, *([] for _ in range(wanted - len(of_rank)))])
+    return padded
+
+
+def fill_empty(
+    parts: MicroBatches, lengths: Sequence[int], *, across_ranks: bool, lockstep: bool
+) -> None:
+    """Give each empty micro-batch the shortest sequence of one that has several.
+
+    With ``lockstep`` of its own micro-step, so that none becomes longer, else of its own rank, so
+    that no rank has more to do; then of all, if ``across_ranks`` and if sequences suffice for all
+    micro-batches. If they do not, no rank and no micro-step becomes longer: only ranks without any
+    sequence take one of another rank.
+    """
+    enough = len(lengths) >= sum(len(of_rank) for of_rank in parts)
+    if lockstep and across_ranks:
+        for of_step in zip(*parts, strict=True):
+            if any(of_step):
+                _move_shortest(of_step, of_step, lengths)
+    if enough and not (lockstep and across_ranks):
+        for of_rank in parts:
+            _move_shortest(of_rank, of_rank, lengths)
+    if across_ranks:
+        every = [micro for of_rank in parts for micro in of_rank]
+        bare = every if enough else [of_rank[0] for of_rank in parts if not any(of_rank)]
+        _move_shortest(bare, [] if lockstep and not enough else every, lengths)
+
+
+def _move_shortest(
+    takers: Iterable[list[int]], givers: Iterable[list[int]], lengths: Sequence[int]
+) -> None:
+    """Give each empty one of ``takers`` the shortest sequence that ``givers`` with several have."""
+    empty = [micro for micro in takers if not micro]
+    if not empty:
+        return
+    several = [sorted(micro, key=lambda i: (-lengths[i], -i)) for micro in givers if len(micro) > 1]
+    owners = [micro for micro in givers if len(micro) > 1]
+    shortest = [(lengths[own[-1]], own[-1], place) for place, own in enumerate(several)]
+    heapify(shortest)
+    for micro in empty:
+        if not shortest:
+            return
+        _, position, place = heappop(shortest)
+        several[place].pop()
+        owners[place].remove(position)
+        micro.append(position)
+        if len(several[place]) > 1:
+            heappush(shortest, (lengths[several[place][-1]], several[place][-1], place))

@@ -1,8 +1,0 @@
-"""Balancing for hosts whose data-parallel ranks are all alike: one scheme, no groups to choose.
-
-Read ``balance_ranks`` (the function and its result), ``cost`` (what a micro-batch takes), ``free``
-(ranks meet once a step; in lockstep: ``planner/rounds/one_degree``), ``constrained`` (sequences
-that stay together, or equally many to a rank) and ``fixed_ranks`` (each rank has its own already).
-"""
-
-__all__ = ["balance_ranks", "constrained", "cost", "fixed_ranks", "free"]

@@ -1,0 +1,62 @@
+"""From rounds of groups to the plan: pipelines with a round each, in order of rounds."""
+
+from __future__ import annotations
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.lockstep.plan_rounds import Rounds
+from seqplan.planner.placement.assembly import (
+    floor_us,
+    plan_of,
+    planned_pipeline,
+    ranks_of_stages,
+)
+from seqplan.planner.placement.micro_batch_order import order_micro_batches
+from seqplan.plans.plan import Plan, PlannedPipeline, Planner
+from seqplan.plans.schedule import schedule
+
+
+def assemble_rounds(
+    batch: Batch,
+    rounds: Rounds,
+    planner: Planner,
+    world_size: int,
+    *,
+    forward_fraction: float,
+    exchange_ms: float | None = None,
+) -> Plan:
+    """Make the plan of a step in rounds.
+
+    Groups take consecutive ranks of each stage, the largest first; with stages, rounds rise to the
+    longest and fall. ``exchange_ms``: as in the plan.
+    """
+    times = [round_.time_ms for round_ in rounds.rounds]
+    order = order_micro_batches(times, rounds.stages, forward_fraction)
+    pipelines: list[PlannedPipeline] = []
+    for number, place in enumerate(order):
+        first = 0
+        for k, positions in rounds.rounds[place].groups:
+            scheme = rounds.schemes[k]
+            pipelines.append(
+                planned_pipeline(
+                    scheme,
+                    rounds.classes[k],
+                    ranks_of_stages(scheme, first, rounds.ranks),
+                    [positions],
+                    batch,
+                    forward_fraction=forward_fraction,
+                    round_=number,
+                )
+            )
+            first += scheme.stage_gpus
+    predicted = round(schedule(pipelines).makespan_ms, 3)
+    return plan_of(
+        batch,
+        planner,
+        world_size,
+        pipelines,
+        predicted_ms=predicted,
+        bound_ms=min(floor_us(rounds.lower_bound_ms), predicted),
+        selection=(),
+        exchange_ms=exchange_ms,
+        layout_bound_ms=rounds.lower_bound_ms,
+    )

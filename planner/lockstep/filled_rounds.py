@@ -1,0 +1,89 @@
+"""Rounds that were filled: of each its groups by class, with their sequences by length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.lockstep.busy_ranks import Group
+from seqplan.planner.lockstep.round_bounds import in_stages_ms
+from seqplan.planner.placement.fleet import Bin, ClassPlacement, Ints
+from seqplan.planner.placement.kernel import PackedPlacement
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Distinct lengths (tokens, descending) and how many sequences have each."""
+
+    lengths: Ints
+    counts: Ints
+
+    @property
+    def tokens(self) -> int:
+        """Return all tokens."""
+        return int(self.lengths @ self.counts)
+
+
+@dataclass(frozen=True)
+class ClassGroups:
+    """The groups of one class in a round and their micro-batches, still packed perhaps."""
+
+    class_index: int
+    placement: ClassPlacement | PackedPlacement
+
+    def bins(self) -> list[tuple[int, Bin]]:
+        """List the groups with sequences: (index of the class, what it has)."""
+        placement = self.placement
+        unpacked = placement.unpack() if isinstance(placement, PackedPlacement) else placement
+        return [
+            (self.class_index, [entry for micro in pipeline for entry in micro])
+            for pipeline in unpacked
+            if pipeline
+        ]
+
+
+@dataclass(frozen=True)
+class FilledRounds:
+    """Rounds filled to targets, by the classes of their groups.
+
+    ``times_ms``: of each round, at one of ``stages`` stages.
+    """
+
+    rounds: tuple[tuple[ClassGroups, ...], ...]
+    times_ms: tuple[float, ...]
+    stages: int = 1
+
+    @property
+    def total_ms(self) -> float:
+        """Return what the rounds take, one after another through the stages."""
+        return in_stages_ms(self.times_ms, self.stages)
+
+    @classmethod
+    def of_bins(cls, rounds: Sequence[Sequence[Bin]], times_ms: Sequence[float]) -> FilledRounds:
+        """Make rounds of one degree from their micro-batches."""
+        placements = [tuple((micro,) for micro in micro_batches) for micro_batches in rounds]
+        return cls(tuple((ClassGroups(0, p),) for p in placements), tuple(times_ms))
+
+    def of_class(self, k: int) -> FilledRounds:
+        """Return these rounds of one degree as those of the class ``k`` of several."""
+        rounds = tuple(tuple(replace(g, class_index=k) for g in groups) for groups in self.rounds)
+        return replace(self, rounds=rounds)
+
+    def __add__(self, after: FilledRounds) -> FilledRounds:
+        """Return these rounds and others after them."""
+        times = self.times_ms + after.times_ms
+        return replace(self, rounds=self.rounds + after.rounds, times_ms=times)
+
+    def bins(self) -> list[list[tuple[int, Bin]]]:
+        """List the groups with sequences, round by round: (index of the class, what it has)."""
+        return [[pair for groups in by_class for pair in groups.bins()] for by_class in self.rounds]
+
+    def groups(self, batch: Batch) -> list[list[Group]]:
+        """List the groups of each round with their sequences' positions in the batch."""
+        pools = [iter(positions) for positions in batch.positions]
+        return [
+            [(k, tuple(next(pools[i]) for i, n in micro for _ in range(n))) for k, micro in groups]
+            for groups in self.bins()
+            if groups
+        ]

@@ -1,0 +1,277 @@
+"""Filling rounds to targets: in each, groups of one or several degrees, each with one micro-batch.
+
+A round's groups run side by side and it lasts as long as the slowest of them. ``RoundsFiller.fill``
+fills rounds one after another, each to the target that it is given; ``full`` fills them about as
+full as memory allows, each to the least target for that, ``thrifty`` each to the target that wastes
+the least time. In a round the largest groups come first
+(``_fill_round``): each degree opens groups for the sequences that need it (``_number_needed``) and
+tops them up with others (``_fill_groups``), by the fill that packs pipelines, compiled or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqplan.planner.lockstep.filled_rounds import ClassGroups, FilledRounds, Sequences
+from seqplan.planner.placement.class_fill import PythonFill
+from seqplan.planner.placement.fleet import (
+    ClassPlacement,
+    Floats,
+    Ints,
+    PipelineClass,
+    longest_alone,
+)
+from seqplan.planner.placement.kernel import KernelFill, PackedPlacement, kernel_fills
+
+HALVINGS = 6
+"""Steps of the search for the least time in which a round takes all tokens that it can."""
+
+SPARED = 0.03
+"""Share of those tokens that it may leave."""
+
+THRIFTY = 16
+"""Targets of which the one is taken that wastes the least time."""
+
+_ROUND = 1.0 + 1e-12
+
+_Fill = PythonFill | KernelFill
+
+_OfClass = tuple[ClassPlacement | PackedPlacement, tuple[float, ...]]
+"""What groups of a class were given, and each group's time with the overhead that was counted."""
+
+_FilledClass = tuple[int, float]
+"""A class whose groups were filled, and the overhead that was counted for each of them (ms)."""
+
+
+class _Opening(NamedTuple):
+    """Groups of the class ``k`` that are to be opened in a round of ``target_ms``: ``number``.
+
+    Those for sequences above ``above`` tokens first, then others; of up to ``reach`` tokens all.
+    """
+
+    k: int
+    number: int
+    above: int
+    reach: int
+    target_ms: float
+
+
+class RoundsFiller:
+    """Fills rounds one after another, each to a target: longest sequences first, then what fits.
+
+    ``classes``: the degrees, largest first, each with the ranks of a group as its ``gpus`` and
+    with any ``count``. ``one_each``: a group runs its sequences one by one, each a micro-batch.
+    ``stages``: that the rounds go through; classes and ranks are those of one.
+    ``ValueError`` where a sequence fits none.
+
+    ``area_ms``: all work, spread over the ranks; ``overhead_ms``: the least that a round takes
+    besides its sequences.
+    """
+
+    def __init__(
+        self,
+        classes: Sequence[PipelineClass],
+        sequences: Sequences,
+        ranks: int,
+        *,
+        one_each: bool = False,
+        stages: int = 1,
+    ) -> None:
+        longest = int(sequences.lengths[0])
+        if longest > max(c.capacity for c in classes):
+            raise ValueError(f"a sequence of {longest} tokens fits no group")
+        if one_each:
+            classes = [replace(c, unit=c.capacity) for c in classes]
+        self.classes = tuple(classes)
+        self.one_each = one_each
+        self.ranks = ranks
+        self.stages = stages
+        self.sequences = sequences
+        self._lengths: list[int] = sequences.lengths.tolist()
+        self._compiled = kernel_fills(classes, longest)
+        holds = np.stack([sequences.lengths <= c.capacity for c in classes])
+        work = np.stack([c.work_ms(sequences.lengths) for c in classes])
+        with_overhead = work + np.array([[c.c] for c in classes])
+        sizes = np.array([[float(c.gpus)] for c in classes])
+        areas = sizes * (with_overhead if one_each else work)
+        self._areas_ms = _least(areas, holds) / ranks
+        self.area_ms = float(self._areas_ms @ sequences.counts)
+        self._alone_ms: list[float] = _least(with_overhead, holds).tolist()
+        self.overhead_ms = 0.0 if one_each else min(c.c for c in classes)
+        smallest = (len(classes) - 1 - np.argmax(holds[::-1], axis=0)).tolist()
+        self._full_ms = [
+            classes[k].capacity * (classes[k].a * length + classes[k].b) + classes[k].c
+            for k, length in zip(smallest, self._lengths, strict=True)
+        ]
+
+    def of_left(self, counts: Ints) -> RoundsFiller:
+        """Return a filler of what is left of each length."""
+        left = Sequences(self.sequences.lengths, counts)
+        return RoundsFiller(
+            self.classes, left, self.ranks, one_each=self.one_each, stages=self.stages
+        )
+
+    def fill(self, targets_ms: Sequence[float]) -> FilledRounds | None:
+        """Fill rounds with these targets, each raised to the longest sequence that is left.
+
+        None where sequences are left.
+        """
+        fill = self._unassigned(self.sequences.lengths, self.sequences.counts)
+        rounds = []
+        for target in targets_ms:
+            if not fill.left:
+                break
+            longest = _first_left(fill)
+            rounds.append(self._fill_round(fill, longest, max(target, self._alone_ms[longest])))
+        return None if fill.left else self._filled(fill, rounds)
+
+    def full(self, rounds: int) -> tuple[FilledRounds, Ints]:
+        """Fill rounds with about as many tokens as memory holds, each in the least time for that.
+
+        Returns the rounds, and how many of each length are left.
+        """
+        counts = self.sequences.counts
+        filled = FilledRounds((), (), self.stages)
+        while counts.any() and len(filled.times_ms) < rounds:
+            full_round, counts = self._full_round(counts)
+            filled += full_round
+        return filled, counts
+
+    def thrifty(self) -> FilledRounds | None:
+        """Fill rounds one after another, each to the target at which the least time is wasted.
+
+        Of ``THRIFTY`` targets, from the longest sequence's own time up: the round that is shortest
+        for the least GPU-time of the sequences that it takes. None where a sequence fits no group
+        of so few ranks.
+        """
+        counts = self.sequences.counts
+        filled = FilledRounds((), (), self.stages)
+        while counts.any():
+            longest = int(np.argmax(counts > 0))
+            first = self._alone_ms[longest]
+            last = max(first, self._full_ms[longest])
+            best_share = 0.0
+            for target in np.geomspace(first, last, THRIFTY).tolist():
+                one_round, rest = self._round_of(counts, longest, target)
+                least_ms = float(self._areas_ms @ (counts - rest))
+                if least_ms > best_share * one_round.times_ms[0]:
+                    best_share = least_ms / one_round.times_ms[0]
+                    thriftiest, left = one_round, rest
+            if not best_share:
+                return None
+            filled, counts = filled + thriftiest, left
+        return filled
+
+    def _full_round(self, counts: Ints) -> tuple[FilledRounds, Ints]:
+        """Find the least target at which a round takes nearly all tokens that it can."""
+        longest = int(np.argmax(counts > 0))
+        best, left = self._round_of(counts, longest, self._full_ms[longest])
+        lengths = self.sequences.lengths
+        enough = int(lengths @ (counts - left)) * (1 - SPARED)
+        low, high = self._alone_ms[longest], best.total_ms
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            shorter, left_by_it = self._round_of(counts, longest, middle)
+            if int(lengths @ (counts - left_by_it)) < enough:
+                low = middle
+            else:
+                best, left, high = shorter, left_by_it, min(middle, shorter.total_ms)
+            if high - low < SPARED * high:
+                break
+        return best, left
+
+    def _round_of(self, counts: Ints, longest: int, target_ms: float) -> tuple[FilledRounds, Ints]:
+        """Fill one round from what is left of each length; and what is left then."""
+        fill = self._unassigned(self.sequences.lengths, counts)
+        filled_classes = self._fill_round(fill, longest, target_ms)
+        return self._filled(fill, [filled_classes]), np.asarray(fill.counts)
+
+    def _unassigned(self, lengths: Ints, counts: Ints) -> _Fill:
+        """Take ``counts`` sequences of each of these lengths as unassigned."""
+        if self._compiled:
+            return KernelFill(lengths, counts)
+        as_list: list[int] = lengths.tolist()
+        return PythonFill(as_list, counts.tolist(), [-length for length in as_list])
+
+    def _filled(self, fill: _Fill, rounds: Sequence[Sequence[_FilledClass]]) -> FilledRounds:
+        """Take what was filled as rounds, given the classes of each in the order of filling."""
+        in_order: Sequence[_OfClass] = fill.placements()
+        placements = iter(in_order)
+        groups, times = [], []
+        for filled_classes in rounds:
+            by_class, slowest = [], 0.0
+            for k, overhead in filled_classes:
+                placement, group_ms = next(placements)
+                by_class.append(ClassGroups(k, placement))
+                correction = 0.0 if self.one_each else self.classes[k].c - overhead
+                slowest = max(slowest, max(group_ms) + correction)
+            groups.append(tuple(by_class))
+            times.append(slowest)
+        return FilledRounds(tuple(groups), tuple(times), self.stages)
+
+    def _fill_round(self, fill: _Fill, longest: int, target_ms: float) -> list[_FilledClass]:
+        """Fill one round, the largest groups first, each opened for a sequence that needs it.
+
+        A sequence needs a degree where the next smaller one cannot hold it or not end by the
+        target; the group is then topped up with what fits tokens and target. ``longest``: the place
+        of the longest that is left.
+        """
+        reach = [min(c.capacity, longest_alone(c, target_ms)) for c in self.classes]
+        free, filled_classes = self.ranks, []
+        tokens = self._lengths[longest]
+        for k, degree in enumerate(self.classes):
+            below = max(reach[k + 1 :], default=0)
+            number = free // degree.gpus
+            if not number or tokens <= below or reach[k] <= 0:
+                continue
+            opening = _Opening(k, number, below, reach[k], target_ms)
+            if below:
+                opening = opening._replace(number=self._number_needed(fill, opening))
+            if not opening.number:
+                continue
+            filled_classes.append((k, self._fill_groups(fill, opening)))
+            free -= opening.number * degree.gpus
+            if not fill.left or k == len(reach) - 1:
+                break
+            tokens = self._lengths[_first_left(fill)]
+        return filled_classes
+
+    def _number_needed(self, fill: _Fill, opening: _Opening) -> int:
+        """Count the groups that sequences above ``opening.above`` fill, up to its number."""
+        lengths = self.sequences.lengths
+        longer = int(np.searchsorted(-lengths, -opening.above, side="left"))
+        trial = self._unassigned(lengths[:longer], np.asarray(fill.counts)[:longer])
+        self._fill_groups(trial, opening._replace(above=0))
+        ((_, group_ms),) = trial.placements()
+        return sum(time > 0 for time in group_ms)
+
+    def _fill_groups(self, fill: _Fill, opening: _Opening) -> float:
+        """Fill the groups of a class; the overhead that was counted for each (ms).
+
+        For one micro-batch a group it is so large that no second one fits beside the first.
+        """
+        d, until = self.classes[opening.k], opening.target_ms
+        overhead = d.c
+        if not self.one_each:
+            work = (until - d.c) * _ROUND
+            overhead = 2 * work + 1
+            until = overhead + work
+        groups = PipelineClass(1, d.a, d.b, overhead, d.capacity, d.unit, opening.number, d.gpus)
+        fill.fill_class(groups, opening.reach, opening.above, until, until, False)
+        return overhead
+
+
+def _first_left(fill: _Fill) -> int:
+    """Return the place of the longest length of which a sequence is left."""
+    return int((np.asarray(fill.counts) > 0).argmax())
+
+
+def _least(times_ms: Floats, holds: npt.NDArray[np.bool_]) -> Floats:
+    """Return the least time of each sequence over the degrees (the first axis) that hold it."""
+    least: Floats = np.where(holds, times_ms, np.inf).min(axis=0)
+    return least

@@ -1,0 +1,311 @@
+"""Rounds of one micro-batch a rank: each lasts as long as its slowest rank (FSDP, ZeRO-3).
+
+The least Σ over rounds of the slowest micro-batch, every micro-batch within its tokens.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush, heapreplace
+from math import ceil, inf
+
+import numpy as np
+
+from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
+from seqplan.planner.lockstep.filler import RoundsFiller
+from seqplan.planner.lockstep.search import common_target, improved
+from seqplan.planner.placement.fleet import Bin, PipelineClass
+
+EXTRA_ROUNDS = 2
+"""Numbers of rounds tried beyond the fewest, in multiples of what the host requires."""
+
+LOOSE, FEW = 1e-2, 2_000
+"""Longest-first assignment is tried as well above this gap, with up to so many sequences; with up
+to a quarter of them above ``CLOSED`` (measured: 2 µs a sequence and assignment)."""
+
+FEW_EXTRA, VERY_FEW = 12, 100
+"""Numbers of rounds tried beyond the fewest with so many sequences at most, which takes
+milliseconds: pairs of like sequences can be best (measured: 1.4 % on 17 sequences)."""
+
+CLOSED = 1e-6
+"""Relative gap below which nothing more is tried."""
+
+
+def fewest_rounds(micro_batch: PipelineClass, sequences: Sequences, ranks: int) -> int:
+    """Count the rounds that tokens need, and that sequences above half of a micro-batch need."""
+    padded = micro_batch.padded(sequences.lengths)
+    by_tokens = ceil(int(padded @ sequences.counts) / (micro_batch.capacity * ranks))
+    large = int(sequences.counts[2 * padded > micro_batch.capacity].sum())
+    return max(1, by_tokens, ceil(large / ranks))
+
+
+def rounds_bound_ms(
+    micro_batch: PipelineClass,
+    sequences: Sequences,
+    ranks: int,
+    rounds: int,
+    *,
+    none_empty: bool = False,
+) -> float:
+    """Prove a lower bound (ms) on every plan of exactly ``rounds`` rounds.
+
+    ``none_empty``: only plans in which every rank has a sequence in every round.
+
+    Rounds ordered by their time, longest first. The j-th lasts at least as long alone as the
+    ((j − 1)·ranks + 1)-th of the sequences of which no two share a micro-batch. The first j hold at
+    most j·ranks·capacity tokens, whose work is at most that of the longest sequences with as many;
+    the work that is left is spread over the ranks of the other rounds. The bound is the largest of
+    these sums over j; j = 0 is the area. If no micro-batch is empty, the j-th round and those after
+    it have at least (rounds − j + 1)·ranks sequences, and the j-th lasts as long as one of them.
+    """
+    lengths, counts = sequences.lengths, sequences.counts
+    work = micro_batch.work_ms(lengths)
+    total = float(work @ counts)
+    alone_ms = _round_floors_ms(micro_batch, sequences, ranks, rounds, none_empty=none_empty)
+    # Tokens without padding: with it work per token would not rise with the length.
+    tokens_up_to = np.concatenate([[0], np.cumsum(lengths * counts)]).astype(np.float64)
+    work_up_to = np.concatenate([[0.0], np.cumsum(work * counts)])
+    best = total / ranks + rounds * micro_batch.c
+    floors = 0.0
+    for j in range(1, rounds + 1):
+        floors += alone_ms[j - 1]
+        held = float(np.interp(j * ranks * micro_batch.capacity, tokens_up_to, work_up_to))
+        rest = (total - held) / ranks + (rounds - j) * micro_batch.c if j < rounds else 0.0
+        best = max(best, floors + max(rest, sum(alone_ms[j:])))
+    return best * (1 - 1e-9)
+
+
+def _round_floors_ms(
+    micro_batch: PipelineClass, sequences: Sequences, ranks: int, rounds: int, *, none_empty: bool
+) -> list[float]:
+    """Bound each round's time alone, longest round first (ms)."""
+    lengths, padded = sequences.lengths, micro_batch.padded(sequences.lengths)
+    large = np.where(2 * padded > micro_batch.capacity, sequences.counts, 0)
+    large_up_to, up_to = np.cumsum(large), np.cumsum(sequences.counts)
+    total = int(up_to[-1])
+    floors = []
+    for j in range(rounds):
+        place = int(np.searchsorted(large_up_to, j * ranks, side="right")) if j else 0
+        longest = int(lengths[place]) if place < len(lengths) else 0
+        if none_empty:
+            # The shortest (rounds − j)·ranks sequences: the longest of them.
+            rank = total - (rounds - j) * ranks
+            longest = max(longest, int(lengths[np.searchsorted(up_to, rank, side="right")]))
+        work = longest * (micro_batch.a * longest + micro_batch.b)
+        floors.append(work + micro_batch.c)
+    return floors
+
+
+def plan_rounds(
+    micro_batch: PipelineClass,
+    sequences: Sequences,
+    ranks: int,
+    multiple: int = 1,
+) -> tuple[FilledRounds, float]:
+    """Find rounds for all sequences, and a lower bound over all plans (ms).
+
+    ``multiple``: of which the number of rounds is, if sequences suffice for a micro-batch on each
+    rank in each of them: the bound is then over plans in which none is empty. Else rounds are as
+    many as is best, micro-batches may be empty, and the bound is over all plans.
+    ``ValueError`` if a sequence exceeds a micro-batch.
+    """
+    search = _Search(micro_batch, sequences, ranks)
+    if multiple > 1 and (found := search.in_multiples(multiple)) is not None:
+        return found
+    return search.any_number()
+
+
+class _Search:
+    """Searches numbers of rounds from the fewest on, and how many of them are *light*.
+
+    A light round has one sequence on each rank, of the shortest there are. Long sequences bind the
+    others, so that all work is done beside them and light rounds cost little more than themselves.
+    """
+
+    def __init__(self, micro_batch: PipelineClass, sequences: Sequences, ranks: int) -> None:
+        self._micro_batch, self._sequences, self._ranks = micro_batch, sequences, ranks
+        self._number = int(sequences.counts.sum())
+        self._extra = EXTRA_ROUNDS if self._number > VERY_FEW else FEW_EXTRA
+        self._best: FilledRounds | None = None
+
+    @property
+    def _best_ms(self) -> float:
+        return inf if self._best is None else self._best.total_ms
+
+    def any_number(self) -> tuple[FilledRounds, float]:
+        """Search all numbers of rounds, and bound all plans (ms)."""
+        bounds: list[float] = []
+        number = fewest_rounds(self._micro_batch, self._sequences, self._ranks)
+        while len(bounds) <= self._extra or self._best is None:
+            bounds.append(self._bound_ms(self._sequences, number))
+            if bounds[-1] < self._best_ms:
+                self._try(self._sequences, number, bounds[-1])
+            few = number * self._ranks <= self._number <= FEW
+            if few and self._best_ms > bounds[-1] * (1 + LOOSE):
+                self._try_light(number, bounds[-1])
+            number += 1
+        # Every plan with more rounds than were tried costs at least its work and their overhead.
+        bounds.append(self._bound_ms(self._sequences, number))
+        assert self._best is not None
+        return self._best, min(*bounds, self._best.total_ms)
+
+    def in_multiples(self, multiple: int) -> tuple[FilledRounds, float] | None:
+        """Search multiples with a sequence on each rank in each round; None if none was found."""
+        most = self._number // self._ranks
+        fewest = fewest_rounds(self._micro_batch, self._sequences, self._ranks)
+        numbers = range(ceil(fewest / multiple) * multiple, most + 1, multiple)
+        bounds: list[float] = []
+        for number in numbers:
+            bounds.append(self._bound_ms(self._sequences, number, none_empty=True))
+            if bounds[-1] >= self._best_ms or len(bounds) > self._extra + 1:
+                break  # more rounds than these cost more still
+            self._try_light(number, bounds[-1])
+        if self._best is None:
+            return None
+        return self._best, min(*bounds, self._best.total_ms)
+
+    def _try_light(self, number: int, bound_ms: float) -> None:
+        """Try each number of light rounds, the least bound first, while one may be the best."""
+        options = []
+        heavy, light_rounds = self._sequences, FilledRounds((), ())
+        for light in range(number):
+            if fewest_rounds(self._micro_batch, heavy, self._ranks) <= number - light:
+                heavy_ms = self._bound_ms(heavy, number - light, none_empty=True)
+                options.append((heavy_ms + light_rounds.total_ms, light, heavy, light_rounds))
+            if light < number - 1:
+                heavy, one_more = self._take_light_round(heavy)
+                light_rounds += one_more
+        for least_ms, light, heavy, light_rounds in sorted(options, key=lambda o: o[:2]):
+            if max(least_ms, bound_ms) >= self._best_ms:
+                return
+            self._try(heavy, number - light, bound_ms, light_rounds)
+
+    def _take_light_round(self, sequences: Sequences) -> tuple[Sequences, FilledRounds]:
+        """Put the shortest sequences into one round, one a rank, and return the others."""
+        left, of_round = sequences.counts.copy(), list[Bin]()
+        places = iter(np.flatnonzero(left)[::-1].tolist())
+        while len(of_round) < self._ranks:
+            place = next(places)
+            taken = min(int(left[place]), self._ranks - len(of_round))
+            of_round += [[(place, 1)] for _ in range(taken)]
+            left[place] -= taken
+        longest = int(sequences.lengths[place])
+        work = longest * (self._micro_batch.a * longest + self._micro_batch.b)
+        light = FilledRounds.of_bins([of_round], [work + self._micro_batch.c])
+        return Sequences(sequences.lengths, left), light
+
+    def _try(
+        self,
+        sequences: Sequences,
+        number: int,
+        bound_ms: float,
+        light: FilledRounds | None = None,
+    ) -> None:
+        """Fill so many rounds with ``sequences``, beside light rounds with all others.
+
+        By the least common target that works, each round lasting at least as long as the longest
+        sequence that is left, and then by targets of single rounds that are changed while the sum
+        falls; and by assigning sequences one by one. Fewer rounds than wanted count only without
+        light ones: with them a smaller number is tried anyway.
+        """
+        light_ms = 0.0 if light is None else light.total_ms
+        filler = RoundsFiller([self._micro_batch], sequences, self._ranks)
+        filled = common_target(filler, number, bound_ms - light_ms)
+        if filled is not None and (light is None or len(filled.times_ms) == number):
+            if filled.total_ms + light_ms < self._best_ms:
+                filled = improved(filler, filled, bound_ms - light_ms)
+            self._keep(filled, light, number)
+        many = self._number > (FEW if self._best_ms > bound_ms * (1 + LOOSE) else FEW // 4)
+        if not many and self._best_ms > bound_ms * (1 + CLOSED):
+            even = _assign_longest_first(self._micro_batch, sequences, self._ranks, number)
+            if even is not None:
+                self._keep(even, light, number)
+
+    def _keep(self, filled: FilledRounds, light: FilledRounds | None, number: int) -> None:
+        """Keep rounds that are better than the best, if they are as many as wanted.
+
+        Beside light ones, only if they have a sequence for each rank.
+        """
+        if light is not None:
+            if len(filled.times_ms) != number:
+                return
+            filled = self._with_sequences_for_all(filled) + light
+        if filled.total_ms < self._best_ms:
+            self._best = filled
+
+    def _with_sequences_for_all(self, filled: FilledRounds) -> FilledRounds:
+        """Move the shortest sequences to rounds with fewer of them than ranks."""
+        rounds = [[dict(micro) for _, micro in of_round] for of_round in filled.bins()]
+        numbers = [sum(sum(micro.values()) for micro in of_round) for of_round in rounds]
+        if min(numbers) >= self._ranks:
+            return filled
+        lengths, times = self._sequences.lengths.tolist(), list(filled.times_ms)
+        spare = sorted(
+            (-i, r, place)
+            for r, of_round in enumerate(rounds)
+            for place, micro in enumerate(of_round)
+            for i in micro
+        )
+        for r, of_round in enumerate(rounds):
+            while numbers[r] < self._ranks:
+                shortest, giver, place = next(
+                    (-i, giver, place)
+                    for i, giver, place in spare
+                    if numbers[giver] > self._ranks
+                    and rounds[giver][place].get(-i, 0)
+                    and sum(rounds[giver][place].values()) > 1
+                )
+                rounds[giver][place][shortest] -= 1
+                of_round.append({shortest: 1})
+                numbers[giver] -= 1
+                numbers[r] += 1
+                work = lengths[shortest] * (
+                    self._micro_batch.a * lengths[shortest] + self._micro_batch.b
+                )
+                times[r] = max(times[r], work + self._micro_batch.c)
+        return FilledRounds.of_bins(
+            [
+                [[(i, n) for i, n in micro.items() if n] for micro in of_round]
+                for of_round in rounds
+            ],
+            times,
+        )
+
+    def _bound_ms(self, sequences: Sequences, rounds: int, *, none_empty: bool = False) -> float:
+        return rounds_bound_ms(
+            self._micro_batch, sequences, self._ranks, rounds, none_empty=none_empty
+        )
+
+
+def _assign_longest_first(
+    micro_batch: PipelineClass, sequences: Sequences, ranks: int, rounds: int
+) -> FilledRounds | None:
+    """Assign each sequence, longest first, to the least loaded micro-batch of all with room.
+
+    Micro-batches are then assigned to rounds by their time, the slowest together. None if one of
+    the sequences finds no room.
+    """
+    loads = [(0.0, place) for place in range(rounds * ranks)]
+    room = [micro_batch.capacity] * len(loads)
+    dealt: list[dict[int, int]] = [{} for _ in loads]
+    pairs = zip(sequences.lengths.tolist(), sequences.counts.tolist(), strict=True)
+    for i, (length, n) in enumerate(pairs):
+        padded = micro_batch.pad(length)
+        work = length * (micro_batch.a * length + micro_batch.b)
+        for _ in range(n):
+            full = []
+            while loads and room[loads[0][1]] < padded:
+                full.append(heappop(loads))
+            if not loads:
+                return None
+            load, place = loads[0]
+            heapreplace(loads, (load + work, place))
+            room[place] -= padded
+            dealt[place][i] = dealt[place].get(i, 0) + 1
+            for skipped in full:
+                heappush(loads, skipped)
+    ordered = [(load, dealt[place]) for load, place in sorted(loads, reverse=True) if dealt[place]]
+    together = [ordered[first : first + ranks] for first in range(0, len(ordered), ranks)]
+    return FilledRounds.of_bins(
+        [[list(micro.items()) for _, micro in of_round] for of_round in together],
+        [of_round[0][0] + micro_batch.c for of_round in together],
+    )

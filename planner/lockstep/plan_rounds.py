@@ -1,0 +1,277 @@
+"""Flexible sequence parallelism in lockstep: rounds of groups that differ from round to round.
+
+All ranks run their k-th micro-batches together: under ZeRO-3 and FSDP, where every rank gathers
+every layer with all others, and where groups change from micro-batch to micro-batch. A round is a
+set of groups side by side, each with one micro-batch, and lasts as long as its slowest group; a
+step is the sum of its rounds (FlexSP, arXiv 2412.01523, with its cost model), and with stages as
+much more as filling and draining them takes. Each round's groups and each group's sequences are
+chosen anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.lockstep import one_degree
+from seqplan.planner.lockstep.busy_ranks import BusyRanks, Group
+from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
+from seqplan.planner.lockstep.filler import RoundsFiller
+from seqplan.planner.lockstep.round_bounds import (
+    fewest_rounds,
+    in_stages_ms,
+    rounds_bound_ms,
+    stage_class,
+)
+from seqplan.planner.lockstep.search import common_target, full_rounds, improved
+from seqplan.planner.placement.fleet import PipelineClass, undominated
+from seqplan.plans.scheme import Scheme
+
+EXTRA_ROUNDS = 2
+"""Numbers of rounds tried in turn without a gain, beyond the fewest that memory allows."""
+
+IMPROVED = 6
+"""Starts that are improved, of those with different smallest degrees."""
+
+FILLS = 200
+"""Rounds filled to improve one start, about."""
+
+PROMISING = 1.03
+"""With stages, starts that take this much longer than the best known one are not improved: more
+numbers of rounds are tried, and a longer round costs the more."""
+
+DEEPENED, NEAR, DEEP_FILLS = 3, 1.01, 800
+"""Numbers of rounds whose best is searched further in the end, if that near to the best of all; and
+rounds filled for each, about."""
+
+LAID_OUT = 6
+"""Of the best found, how many are laid out, which may change their order."""
+
+_Candidate = tuple[FilledRounds, RoundsFiller]
+"""Rounds, and what filled them."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """Groups of one round, largest first, and how long they take at one stage (ms)."""
+
+    groups: tuple[Group, ...]
+    time_ms: float
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """A step's rounds of one layout and a proven lower bound over all round plans of it (ms).
+
+    Groups are of ``classes``, one of each size as one stage sees it, whose ``schemes`` they run;
+    ``bounded``: the classes of all schemes that the bound holds for; ``ranks``: of a stage.
+    """
+
+    classes: tuple[PipelineClass, ...]
+    schemes: tuple[Scheme, ...]
+    bounded: tuple[PipelineClass, ...]
+    ranks: int
+    rounds: tuple[Round, ...]
+    lower_bound_ms: float
+
+    @property
+    def stages(self) -> int:
+        """Return the stages that the rounds go through one after another."""
+        return self.schemes[0].pp
+
+    @property
+    def objective_ms(self) -> float:
+        """Return Σ rounds, and (stages − 1) times the longest."""
+        return in_stages_ms([round_.time_ms for round_ in self.rounds], self.stages)
+
+    def bounded_by(self, bound_ms: float) -> Rounds:
+        """Return these with another lower bound (ms); it differs from them by rounding at least."""
+        return replace(self, lower_bound_ms=min(bound_ms, self.objective_ms))
+
+
+def plan_rounds(
+    batch: Batch, models: Sequence[SchemeModel], gpus: int, multiple: int = 1
+) -> Rounds | None:
+    """Find good rounds for a batch on schemes of one layout; None where its longest fits no group.
+
+    For each number of rounds from the fewest that memory allows, in multiples of ``multiple``, and
+    each smallest degree: all rounds with one common target, the least that works; then, from the
+    best of these, targets are changed one against the others while the sum falls. (Larger groups
+    than needed can be better where memory is tight: they mix long and short sequences.) Rounds that
+    waste the least time one by one join them, and the best of the best numbers are searched
+    further. Rounds of one degree throughout are tried first, which is all where there is no other.
+    Then sequences of equal groups are dealt evenly, and groups split, widened or given a sequence
+    of another round until no rank is idle; some are only where sequences are too few for that.
+    ``ValueError`` where sequences are fewer than the rounds that are wanted.
+    """
+    stages = models[0].scheme.pp
+    ranks = gpus // stages
+    bounded = tuple(stage_class(model) for model in models)
+    ordered = _one_of_each_size(models, batch, ranks)
+    classes = tuple(stage_class(model) for model in ordered)
+    if batch.longest > max((c.capacity for c in classes if c.gpus <= ranks), default=0):
+        return None
+    tried, bound_ms = _search(classes, bounded, batch, ranks, stages, multiple)
+    if multiple > 1:  # as well as is best without, and then as many more as the multiple requires
+        tried += _search(classes, bounded, batch, ranks, stages, 1)[0]
+    busy = BusyRanks(classes, batch.lengths, ranks)
+    plans = busy.in_multiples([filled.groups(batch) for filled in tried], multiple)
+    laid_out = [_laid_out(busy, classes, rounds) for rounds in plans]
+    best = min(
+        laid_out, key=lambda rounds: in_stages_ms([round_.time_ms for round_ in rounds], stages)
+    )
+    schemes = tuple(model.scheme for model in ordered)
+    unbounded = Rounds(classes, schemes, bounded, ranks, best, 0.0)
+    return unbounded.bounded_by(bound_ms)
+
+
+def _one_of_each_size(models: Sequence[SchemeModel], batch: Batch, ranks: int) -> list[SchemeModel]:
+    """Choose a scheme for each number of GPUs, largest first: the fastest on the batch that fits.
+
+    Those that hold its longest sequence go before others of their size. Timed as if all groups were
+    alike: their work, spread over the groups, and the overhead of as many rounds as tokens need.
+    """
+    by_size: dict[int, list[SchemeModel]] = {}
+    for model in undominated({model.scheme: model for model in models}).values():
+        by_size.setdefault(model.scheme.gpus, []).append(model)
+
+    def cost(model: SchemeModel) -> tuple[int, float, Scheme]:
+        held = batch.distinct <= model.max_sequence
+        group = stage_class(model)
+        groups = max(1, ranks // group.gpus)
+        counts = batch.multiplicity[held]
+        work_ms = float(group.work_ms(batch.distinct)[held] @ counts)
+        tokens = int(group.padded(batch.distinct)[held] @ counts)
+        rounds = max(1, ceil(tokens / (group.capacity * groups)))
+        return -int(held.sum()), work_ms / groups + rounds * group.c, model.scheme
+
+    return [min(by_size[size], key=cost) for size in sorted(by_size, reverse=True)]
+
+
+def _search(
+    classes: Sequence[PipelineClass],
+    bounded: Sequence[PipelineClass],
+    batch: Batch,
+    ranks: int,
+    stages: int,
+    multiple: int,
+) -> tuple[list[FilledRounds], float]:
+    """Search numbers of rounds from the fewest on: some of the best there are.
+
+    And a lower bound over all plans (ms).
+    """
+    of_one_degree: list[FilledRounds] = []
+    if stages == 1:
+        of_one_degree, one_bound = _of_one_degree(classes, batch, ranks, multiple)
+        if len(bounded) == 1 and of_one_degree:
+            return of_one_degree, one_bound
+    sequences = Sequences(batch.distinct, batch.multiplicity)
+    fillers = [
+        RoundsFiller(classes[:last], sequences, ranks, stages=stages)
+        for last in _smallest(classes, batch)
+    ]
+    fewest = ceil(fewest_rounds(bounded, batch, ranks) / multiple) * multiple
+    least_ms = rounds_bound_ms(bounded, batch, ranks, fewest, stages)
+    candidates = [
+        (thrifty, filler)
+        for filler in fillers
+        if (thrifty := filler.thrifty()) is not None and len(thrifty.times_ms) % multiple == 0
+    ]
+    number = fewest
+    best_ms = min((filled.total_ms for filled in of_one_degree), default=inf)
+    behind = 0
+    while best_ms == inf or behind <= EXTRA_ROUNDS:
+        bound_ms = rounds_bound_ms(bounded, batch, ranks, number, stages)
+        if bound_ms >= best_ms:
+            break
+        starts = _starts(fillers, number, bound_ms)
+        known_ms = min([best_ms, *(start.total_ms for start, _ in starts)])
+        behind += 1
+        for start, filler in starts[:IMPROVED]:
+            if stages > 1 and start.total_ms > known_ms * PROMISING:
+                continue
+            filled = improved(filler, start, bound_ms, FILLS)
+            candidates.append((filled, filler))
+            if filled.total_ms < best_ms:
+                best_ms, behind = filled.total_ms, 0
+        number += multiple
+    candidates += [
+        (improved(filler, filled, least_ms, DEEP_FILLS, in_common=False), filler)
+        for filled, filler in _best_of_each_number(candidates)[:DEEPENED]
+        if filled.total_ms <= best_ms * NEAR
+    ]
+    candidates.sort(key=_total_ms)
+    return [*of_one_degree, *(filled for filled, _ in candidates[:LAID_OUT])], least_ms
+
+
+def _starts(fillers: Sequence[RoundsFiller], number: int, bound_ms: float) -> list[_Candidate]:
+    """Fill so many rounds of each smallest degree, to one target or full; the shortest first."""
+    starts = [
+        (start, filler)
+        for filler in fillers
+        for start in (common_target(filler, number, bound_ms), full_rounds(filler, number))
+        if start is not None
+    ]
+    return sorted(starts, key=_total_ms)
+
+
+def _best_of_each_number(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    """Choose the shortest of each number of rounds, the shortest of all first."""
+    by_number: dict[int, _Candidate] = {}
+    for candidate in sorted(candidates, key=_total_ms):
+        by_number.setdefault(len(candidate[0].times_ms), candidate)
+    return list(by_number.values())
+
+
+def _total_ms(candidate: _Candidate) -> float:
+    return candidate[0].total_ms
+
+
+def _of_one_degree(
+    classes: Sequence[PipelineClass], batch: Batch, ranks: int, multiple: int
+) -> tuple[list[FilledRounds], float]:
+    """Find rounds of one of the degrees throughout, and the bound of that degree (ms).
+
+    The best of them; with a ``multiple``, which may take more rounds yet, those of each degree.
+    None if no degree that the ranks can form holds the longest sequence.
+    """
+    sequences = Sequences(batch.distinct, batch.multiplicity)
+    found: list[tuple[float, int, FilledRounds, float]] = []
+    for k, degree in enumerate(classes):
+        side_by_side = ranks // degree.gpus
+        if not side_by_side or degree.capacity < batch.longest:
+            continue
+        one_rank = replace(degree, gpus=1)
+        filled, bound_ms = one_degree.plan_rounds(one_rank, sequences, side_by_side, multiple)
+        if multiple > 1:  # some ranks may be idle, which its bound does not count
+            fewest = one_degree.fewest_rounds(one_rank, sequences, side_by_side)
+            number = ceil(fewest / multiple) * multiple
+            bound_ms = one_degree.rounds_bound_ms(one_rank, sequences, side_by_side, number)
+        found.append((filled.total_ms, k, filled.of_class(k), bound_ms))
+    found.sort(key=lambda entry: entry[:2])
+    kept = found if multiple > 1 else found[:1]
+    return [filled for _, _, filled, _ in kept], found[0][3] if found else 0.0
+
+
+def _smallest(classes: Sequence[PipelineClass], batch: Batch) -> list[int]:
+    """List numbers of classes, from all of them down, that leave the smallest degrees out."""
+    holding = [
+        k for k, pipeline_class in enumerate(classes) if pipeline_class.capacity >= batch.longest
+    ]
+    return list(range(len(classes), holding[0], -1))
+
+
+def _laid_out(
+    busy: BusyRanks, classes: Sequence[PipelineClass], rounds: Sequence[Sequence[Group]]
+) -> tuple[Round, ...]:
+    """Even the groups of each round, give idle ranks work, and put the largest groups first."""
+    working = busy.moved([busy.filled_up(busy.evened(groups)) for groups in rounds])
+    return tuple(
+        Round(
+            tuple(sorted(groups, key=lambda group: -classes[group[0]].gpus)), busy.round_ms(groups)
+        )
+        for groups in working
+    )

@@ -1,0 +1,243 @@
+"""Rounds in which all ranks work, in groups of the degrees that a host can form.
+
+For trainers that change the context parallelism of each micro-batch: no rank is idle in a round, a
+group is aligned to its size, and rounds come in multiples where the host wants that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+
+from seqplan.costs.latency import Latency
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.lockstep.busy_ranks import BusyRanks, Group
+from seqplan.planner.lockstep.few_groups import FEW, FewGroups
+from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
+from seqplan.planner.lockstep.filler import RoundsFiller
+from seqplan.planner.lockstep.round_bounds import (
+    fewest_rounds,
+    in_stages_ms,
+    one_by_one_bound_ms,
+    rounds_bound_ms,
+)
+from seqplan.planner.lockstep.search import common_target, full_rounds, improved
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.placement.micro_batch_order import order_micro_batches
+
+MOST_NUMBERS = 1_000
+"""Numbers of rounds that are tried at most; one sequence a round would do."""
+
+EXTRA_ROUNDS = 2
+"""Rounds tried beyond the fewest, in multiples of what the host wants."""
+
+FILLS, DEEP_FILLS = 40, 200
+"""Rounds filled to improve one plan, about, and the best in the end: groups of several degrees
+leave more to gain."""
+
+IMPROVED = 3
+"""Of the rounds found for few sequences, how many of the shortest are improved by moves."""
+
+CLEARLY = 1e-3
+"""Where a group runs sequences one by one, more rounds must be faster by this share: each ends in
+a barrier that no cost model has."""
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """Ranks ``first`` to ``first + degree − 1`` with one micro-batch: positions in the lengths."""
+
+    first: int
+    degree: int
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GroupedRounds:
+    """Rounds of groups; times in ms, ``lower_bound_ms`` over all rounds of such groups.
+
+    ``rounds_ms``: of each group at one of the ``stages`` that the rounds go through.
+    """
+
+    rounds: tuple[tuple[RankGroup, ...], ...]
+    rounds_ms: tuple[tuple[float, ...], ...]
+    ranks: int
+    lower_bound_ms: float
+    stages: int = 1
+
+    @property
+    def predicted_ms(self) -> float:
+        """Return Σ over rounds of the slowest group, and (stages − 1) times the longest."""
+        return in_stages_ms([max(times) for times in self.rounds_ms], self.stages)
+
+    @property
+    def gap(self) -> float:
+        """Return predicted / bound − 1: no other rounds are faster by more."""
+        return self.predicted_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else 0.0
+
+    @cached_property
+    def imbalance(self) -> float:
+        """Return by what share the slowest rank computes longer than the mean."""
+        busy = [0.0] * self.ranks
+        for groups, times in zip(self.rounds, self.rounds_ms, strict=True):
+            for group, time in zip(groups, times, strict=True):
+                for rank in range(group.first, group.first + group.degree):
+                    busy[rank] += time
+        return max(busy) / (sum(busy) / self.ranks) - 1
+
+    def by_rank(self) -> list[list[list[int]]]:
+        """List positions by round and rank; all ranks of a group have the same."""
+        return [
+            [list(group.positions) for group in groups for _ in range(group.degree)]
+            for groups in self.rounds
+        ]
+
+
+def plan_groups(
+    lengths: Sequence[int],
+    ranks: int,
+    capacity: int,
+    costs: Mapping[int, Latency],
+    *,
+    one_each: bool = False,
+    multiple: int = 1,
+    stages: int = 1,
+    known: Sequence[Sequence[tuple[int, Sequence[int]]]] | None = None,
+) -> GroupedRounds:
+    """Find good rounds of groups for sequences of these lengths (tokens).
+
+    ``costs``: by degree, of a micro-batch on a group of so many ranks; degrees are those that may
+    be formed, each dividing the next larger or all ``ranks``. ``capacity``: tokens of a micro-batch
+    a rank. ``one_each``: groups run their sequences one by one instead of packed, so that capacity
+    limits each alone. ``multiple``: of which the number of rounds is. ``stages``: of the pipeline
+    that the rounds go through, in an order that rises to the longest and falls; costs and ranks are
+    those of one. ``known``: rounds that another rule made, each of groups (degree, positions):
+    the result is no slower.
+
+    ``ValueError`` for groups that run sequences one by one with stages, for a length below 1 or
+    beyond all ranks, and where sequences are fewer than the rounds that the host wants.
+    """
+    if one_each and stages > 1:
+        raise ValueError("groups that run their sequences one by one do not go through stages")
+    batch = Batch.of_lengths(lengths)
+    if batch.longest > capacity * ranks:
+        raise ValueError(
+            f"a sequence has {batch.longest} tokens; {ranks} ranks hold {capacity * ranks}"
+        )
+    classes = [
+        PipelineClass(1, cost.a, cost.b, cost.c, capacity * degree, 1, 1, degree)
+        for degree, cost in sorted(costs.items(), reverse=True)
+    ]
+    busy = BusyRanks(classes, lengths, ranks, one_each=one_each)
+    tried, bound = _filled_rounds(classes, batch, ranks, multiple, one_each=one_each, stages=stages)
+    plans = busy.in_multiples([filled.groups(batch) for filled in tried], multiple)
+    working = [[_with_work_for_all(busy, groups) for groups in rounds] for rounds in plans]
+    few = FewGroups(classes, lengths, ranks, stages)
+    if len(lengths) <= FEW and not one_each:
+        fewest = max(multiple, min(map(len, working)) - multiple)
+        most = min(len(lengths), max(map(len, working)) + EXTRA_ROUNDS * multiple)
+        for number in range(fewest, most + 1, multiple):
+            working += few.starts(number)
+        working.sort(key=few.total_ms)
+        working = [few.improve(rounds) for rounds in working[:IMPROVED]]
+    if not one_each:
+        working = [few.relieve(min(working, key=few.total_ms)), *_known(known, classes)]
+    shortest = min(working, key=few.total_ms)
+    best = [_on_ranks(busy, classes, groups) for groups in shortest]
+    order = order_micro_batches([max(times) for _, times in best], stages)
+    ordered = [best[place] for place in order]
+    grouped = GroupedRounds(
+        tuple(groups for groups, _ in ordered),
+        tuple(times for _, times in ordered),
+        ranks,
+        bound,
+        stages,
+    )
+    # A bound holds for any rounds; ours may differ from it by rounding only.
+    return replace(grouped, lower_bound_ms=min(bound, grouped.predicted_ms))
+
+
+def _known(
+    rounds: Sequence[Sequence[tuple[int, Sequence[int]]]] | None,
+    classes: Sequence[PipelineClass],
+) -> list[list[list[Group]]]:
+    """Return rounds that are known, if each of their degrees has a cost."""
+    places = {degree.gpus: k for k, degree in enumerate(classes)}
+    if rounds is None or not {degree for of in rounds for degree, _ in of} <= set(places):
+        return []
+    return [[[(places[degree], tuple(own)) for degree, own in of] for of in rounds]]
+
+
+def _filled_rounds(
+    classes: Sequence[PipelineClass],
+    batch: Batch,
+    ranks: int,
+    multiple: int,
+    *,
+    one_each: bool,
+    stages: int,
+) -> tuple[list[FilledRounds], float]:
+    """Search numbers of rounds from the fewest on, while that gains; and bound all rounds (ms)."""
+    sequences = Sequences(batch.distinct, batch.multiplicity)
+    filler = RoundsFiller(classes, sequences, ranks, one_each=one_each, stages=stages)
+    if one_each:
+        fewest, least = 1, one_by_one_bound_ms(classes, batch, ranks)  # capacity limits no round
+    else:
+        fewest = ceil(fewest_rounds(classes, batch, ranks) / multiple) * multiple
+        least = rounds_bound_ms(classes, batch, ranks, fewest, stages)
+    gain = 1 - CLEARLY if one_each else 1.0
+    # With stages the best number may be far from the fewest, as more rounds shorten the drain.
+    numbers, patience = (MOST_NUMBERS, EXTRA_ROUNDS) if stages > 1 else (EXTRA_ROUNDS, 0)
+    behind = 0
+    best: list[FilledRounds] = []
+    number = ceil(fewest / multiple) * multiple
+    for _ in range(MOST_NUMBERS):
+        bound = least if one_each else rounds_bound_ms(classes, batch, ranks, number, stages)
+        if best and (bound >= best[-1].total_ms * gain or len(best) > numbers):
+            break
+        starts = [common_target(filler, number, bound)]
+        if not one_each:
+            starts.append(full_rounds(filler, number))
+        there = [start for start in starts if start is not None]
+        if there:
+            start = min(there, key=lambda filled: filled.total_ms)
+            filled = improved(filler, start, bound, FILLS)
+            if not best or filled.total_ms < best[-1].total_ms * gain:
+                best.append(filled)
+                behind = 0
+            elif behind == patience:
+                break
+            else:
+                behind += 1
+        number += multiple
+    candidates = best[-EXTRA_ROUNDS - 1 :]
+    if not one_each:
+        thrifty = filler.thrifty()
+        if thrifty is not None and len(thrifty.times_ms) % multiple == 0:
+            candidates.append(thrifty)
+    shortest = min(candidates, key=lambda filled: filled.total_ms)
+    candidates.append(improved(filler, shortest, least, DEEP_FILLS, in_common=False))
+    return candidates, least
+
+
+def _with_work_for_all(busy: BusyRanks, groups: Sequence[Group]) -> list[Group]:
+    """Give every rank work; ``ValueError`` if degrees do not divide each other and it cannot be."""
+    working = busy.with_work_for_all(groups)
+    if working is None:
+        idle = busy.idle(busy.filled_up(busy.evened(groups)))
+        raise ValueError(f"{idle} of {busy.ranks} ranks cannot be given work")
+    return working
+
+
+def _on_ranks(
+    busy: BusyRanks, classes: Sequence[PipelineClass], groups: Sequence[Group]
+) -> tuple[tuple[RankGroup, ...], tuple[float, ...]]:
+    """Give groups consecutive ranks, the largest first; and their times."""
+    full = sorted(groups, key=lambda group: -classes[group[0]].gpus)
+    first, placed = 0, []
+    for k, positions in full:
+        placed.append(RankGroup(first, classes[k].gpus, positions))
+        first += classes[k].gpus
+    return tuple(placed), tuple(busy.time_ms(*group) for group in full)

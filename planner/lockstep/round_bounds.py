@@ -1,0 +1,136 @@
+"""What every plan in rounds costs at least, whatever its groups: how many rounds, and how long.
+
+All are of one layout and reckoned at one stage: ``classes`` have the ranks of one stage, ``ranks``
+are those of a stage, and the rounds go through ``stages`` of them one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil, inf
+
+import numpy as np
+
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.gpu_time import least_areas
+from seqplan.planner.placement.fleet import Floats, PipelineClass
+
+
+def stage_class(model: SchemeModel) -> PipelineClass:
+    """Return a group of a scheme as one stage of it: its costs, and the ranks of a stage."""
+    return replace(PipelineClass.of(model, 1), pp=1, gpus=model.scheme.stage_gpus)
+
+
+def in_stages_ms(rounds_ms: Sequence[float], stages: int) -> float:
+    """Time a step of rounds: each lasts so long at a stage, and all go through ``stages``.
+
+    Form S: Σ rounds and, to fill and drain, (stages − 1) times the longest.
+    """
+    return sum(rounds_ms) + (stages - 1) * max(rounds_ms, default=0.0)
+
+
+def rounds_bound_ms(
+    classes: Sequence[PipelineClass], batch: Batch, ranks: int, rounds: int, stages: int = 1
+) -> float:
+    """Compute a lower bound (ms) on every plan of at least ``rounds`` rounds.
+
+    Where the longest round lasts L, no group of the plan takes longer. On the groups that remain,
+    GPU-time Σ min_g gpus_g·work_g spreads over all ranks, each round pays its overhead, and filling
+    and draining take (stages − 1) times L, or the mean round where that is longer. And the longest
+    round counts ``stages`` times, every other as long as one of the shortest sequences alone. That
+    GPU-time falls as L grows past the time that a sequence takes alone in a cheaper group: of all
+    such L the least counts.
+    """
+    overhead = min(pipeline_class.c for pipeline_class in classes)
+    longest_ms, area = _least_areas(classes, batch)
+    spread_ms = area / ranks
+    most = max(rounds, len(batch.lengths)) if stages > 1 else rounds
+    drained_ms = np.full(len(longest_ms), inf)
+    for number in _best_numbers(spread_ms, longest_ms, overhead, stages):
+        counted = np.clip(number, rounds, most)
+        longest_or_mean = np.maximum(longest_ms, spread_ms / counted + overhead)
+        drained_ms = np.minimum(
+            drained_ms, spread_ms + counted * overhead + (stages - 1) * longest_or_mean
+        )
+    alone_ms = stages * longest_ms + _shortest_alone_ms(classes, batch, rounds - 1)
+    return float(np.maximum(drained_ms, alone_ms).min()) * (1 - 1e-9)
+
+
+def _shortest_alone_ms(classes: Sequence[PipelineClass], batch: Batch, number: int) -> float:
+    """Sum what the shortest sequences, so many, take alone on the group fastest for each (ms)."""
+    if not number:
+        return 0.0
+    lengths = np.repeat(batch.distinct[::-1], batch.multiplicity[::-1])[:number]
+    alone_ms = [
+        np.where(
+            pipeline_class.padded(lengths) <= pipeline_class.capacity,
+            pipeline_class.work_ms(lengths) + pipeline_class.c,
+            inf,
+        )
+        for pipeline_class in classes
+    ]
+    overhead = min(pipeline_class.c for pipeline_class in classes)
+    # Plans may have rounds without a sequence of their own where there are fewer sequences.
+    return float(np.min(alone_ms, axis=0).sum()) + overhead * (number - len(lengths))
+
+
+def one_by_one_bound_ms(classes: Sequence[PipelineClass], batch: Batch, ranks: int) -> float:
+    """Compute a lower bound (ms) on every plan whose groups run their sequences one by one.
+
+    No sequence takes longer than the step. In groups in which none does, all of them take the least
+    GPU-time with their overheads, spread over all ranks.
+    """
+    longest_ms, area = _least_areas(classes, batch, one_each=True)
+    return float(np.maximum(longest_ms, area / ranks).min()) * (1 - 1e-9)
+
+
+def _least_areas(
+    classes: Sequence[PipelineClass], batch: Batch, *, one_each: bool = False
+) -> tuple[Floats, Floats]:
+    """List times that the longest round may last, and the least GPU-time of the batch then (ms).
+
+    ``one_each``: each sequence pays the overhead of a micro-batch.
+    """
+    lengths, counts = batch.distinct, batch.multiplicity
+    work = np.stack([pipeline_class.work_ms(lengths) for pipeline_class in classes])
+    holds = np.stack(
+        [pipeline_class.padded(lengths) <= pipeline_class.capacity for pipeline_class in classes]
+    )
+    sizes = np.array([[pipeline_class.gpus] for pipeline_class in classes], dtype=np.float64)
+    overheads = np.array([[pipeline_class.c] for pipeline_class in classes])
+    alone_ms = np.where(holds, work + overheads, inf)
+    times_ms = work + overheads if one_each else work
+    return least_areas(alone_ms, np.where(holds, sizes * times_ms, inf), counts)
+
+
+def _best_numbers(
+    spread_ms: Floats, longest_ms: Floats, overhead: float, stages: int
+) -> tuple[Floats, Floats]:
+    """Compute the numbers of rounds beside the one at which a step is shortest.
+
+    More rounds shorten the mean one, which counts (stages − 1) times more, until the longest does.
+    """
+    with np.errstate(divide="ignore"):
+        as_long = np.where(longest_ms > overhead, spread_ms / (longest_ms - overhead), inf)
+        paid_for = np.sqrt((stages - 1) * spread_ms / overhead) if overhead else as_long
+    best = np.minimum(as_long, paid_for)
+    return np.floor(best), np.ceil(best)
+
+
+def fewest_rounds(classes: Sequence[PipelineClass], batch: Batch, ranks: int) -> int:
+    """Count the rounds that all tokens need at the best tokens a rank, and that long ones need."""
+    per_rank = max(pipeline_class.capacity / pipeline_class.gpus for pipeline_class in classes)
+    by_tokens = ceil(batch.tokens / (per_rank * ranks) - 1e-9)
+    lengths, counts = batch.distinct, batch.multiplicity
+    smallest = np.full(len(lengths), inf)  # ranks of the smallest group that holds a sequence
+    for pipeline_class in classes:
+        holds = pipeline_class.padded(lengths) <= pipeline_class.capacity
+        # Two sequences above half a group's capacity cannot share it: count their ranks whole.
+        alone = holds & (2 * pipeline_class.padded(lengths) > pipeline_class.capacity)
+        smallest = np.minimum(
+            smallest, np.where(alone, pipeline_class.gpus, np.where(holds, 0.0, inf))
+        )
+    by_groups = ceil(float(smallest @ counts) / ranks - 1e-9)
+    return max(1, by_tokens, by_groups)

@@ -1,0 +1,177 @@
+"""The plan whose groups re-form within the step, beside the one of fixed groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
+from seqplan.planner.lockstep.assemble import assemble_rounds
+from seqplan.planner.lockstep.plan_rounds import plan_rounds
+from seqplan.planner.placement.assembly import floor_us, plan_of, planned_pipeline
+from seqplan.planner.placement.fleet import Models
+from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.step.assemble import PACKINGS, evened
+from seqplan.planner.strategies.regrouping import (
+    Reforming,
+    ReformingLayout,
+    find_reforming,
+    reforming_layouts,
+)
+from seqplan.planner.sync.times import parse_layout
+from seqplan.plans.plan import Considered, Plan, PlannedPipeline
+from seqplan.plans.schedule import schedule
+from seqplan.plans.scheme import Strategy
+
+COARSE, MOST_IN_ROUNDS = 0.05, 1_000
+"""Share above the bound from which on rounds are tried as well, and of how many sequences at most:
+they take longer to plan."""
+
+REFORMING_GAIN = 0.005
+"""Share by which re-forming groups have to be faster: every change of groups costs a little."""
+
+
+def layouts_to_re_form(proposal: ProposalDocument, models: Models) -> list[ReformingLayout]:
+    """List the layouts that groups may re-form in: the one that the proposal chose, or where it
+    chose several, each; of all their schemes, whether candidates or not.
+
+    None where no exchange was weighed, or the proposal says that groups stay.
+    """
+    if proposal.exchange is None or proposal.static_groups:
+        return []
+    layouts = reforming_layouts(models, proposal.exchange)
+    if proposal.layouts is None or proposal.layouts.chosen is None:
+        return layouts
+    chosen = parse_layout(proposal.layouts.chosen)
+    return [entry for entry in layouts if entry.layout == chosen]
+
+
+def with_reforming(
+    static: Plan,
+    batch: Batch,
+    layouts: Sequence[ReformingLayout],
+    models: Models,
+    seed: int,
+    packing: str = PACKINGS[0],
+) -> Plan:
+    """Return a plan whose groups re-form where it is faster by ``REFORMING_GAIN``, else ``static``.
+
+    With the exchange of each of these layouts, and of the static plan. Where steps of up to
+    ``MOST_IN_ROUNDS`` sequences stay ``COARSE`` above the bound, rounds that do not wait for each
+    other are tried too. Its bound is over all plans
+    of the layout, whatever their groups; ``selection`` keeps the static strategies that were
+    considered.
+    """
+    best, gpus = static, static.world_size
+    limit_ms = static.predicted_ms / (1 + REFORMING_GAIN) + (static.exchange_ms or 0.0)
+    bounds = {entry.layout: entry.bound_ms(batch, gpus) for entry in layouts}
+    for layout in sorted(layouts, key=lambda entry: bounds[entry.layout]):
+        if bounds[layout.layout] >= limit_ms:
+            break
+        if layout.max_sequence < batch.longest:
+            continue
+        below_ms = limit_ms - layout.exchange_ms
+        re_formed = find_reforming(layout.classes, batch, gpus, below_ms, seed)
+        if re_formed is None:
+            continue
+        plan = assemble_reforming(re_formed, static, batch, layout, packing)
+        if plan.predicted_ms < below_ms:
+            best, limit_ms = plan, plan.predicted_ms + layout.exchange_ms
+    if len(batch.lengths) > MOST_IN_ROUNDS:
+        return best
+    for layout in sorted(layouts, key=lambda entry: bounds[entry.layout]):
+        if bounds[layout.layout] * (1 + COARSE) >= limit_ms:
+            break
+        in_rounds = _rounds_without_waiting(static, batch, layout, models)
+        if in_rounds is not None and in_rounds.predicted_ms < limit_ms - layout.exchange_ms:
+            best, limit_ms = in_rounds, in_rounds.predicted_ms + layout.exchange_ms
+    return best
+
+
+def _rounds_without_waiting(
+    static: Plan, batch: Batch, layout: ReformingLayout, models: Models
+) -> Plan | None:
+    """Plan rounds of groups and let none wait for the end of a round; None where no group fits.
+
+    Each group starts when its own ranks are free. Where sequences are equally long, rounds divide
+    ranks among those that are left over.
+    """
+    own = [models[scheme] for scheme in layout.schemes]
+    rounds = plan_rounds(batch, own, static.world_size)
+    if rounds is None:
+        return None
+    in_rounds = assemble_rounds(
+        batch, rounds, static.planner, static.world_size, forward_fraction=1 / 3
+    )
+    pipelines = [replace(pipeline, round=None) for pipeline in in_rounds.pipelines]
+    timed = schedule(pipelines)
+    in_order = sorted(range(len(pipelines)), key=lambda place: timed.start_ms[place])
+    return _plan_of(static, batch, layout, [pipelines[place] for place in in_order])
+
+
+def assemble_reforming(
+    re_formed: Reforming,
+    static: Plan,
+    batch: Batch,
+    layout: ReformingLayout,
+    packing: str = PACKINGS[0],
+) -> Plan:
+    """Make the plan of a placement: a pipeline for each run, in order of their start.
+
+    Ranks run their pipelines in this one order, so that none waits for another for ever. What does
+    not follow from the placement (planner, world, candidates) is as in ``static``.
+    """
+    pools = [iter(positions) for positions in batch.positions]
+    pipelines = []
+    for run in re_formed.runs:
+        scheme, pipeline_class = layout.schemes[run.class_index], layout.classes[run.class_index]
+        micro_batches = [
+            [next(pools[i]) for i, n in bin_ for _ in range(n)] for bin_ in run.micro_batches
+        ]
+        if packing == "even":
+            micro_batches = evened(pipeline_class, micro_batches, batch.lengths)
+        ranks = tuple(range(run.first, run.first + scheme.gpus))
+        pipelines.append(
+            planned_pipeline(
+                scheme, pipeline_class, ranks, micro_batches, batch, forward_fraction=1 / 3
+            )
+        )
+    return _plan_of(static, batch, layout, pipelines)
+
+
+def _plan_of(
+    static: Plan, batch: Batch, layout: ReformingLayout, pipelines: Sequence[PlannedPipeline]
+) -> Plan:
+    """Make the plan of pipelines in order of their start."""
+    predicted = round(schedule(pipelines).makespan_ms, 3)
+    bound = gpu_time_bound_ms(layout.classes, batch, static.world_size)
+    strategy = Strategy.of(Counter(pipeline.scheme for pipeline in pipelines))
+    return plan_of(
+        batch,
+        static.planner,
+        static.world_size,
+        pipelines,
+        predicted_ms=predicted,
+        bound_ms=min(floor_us(bound), predicted),
+        selection=_considered(static.selection, strategy, predicted),
+        exchange_ms=None if static.exchange_ms is None else round(layout.exchange_ms, 3),
+        layout_bound_ms=bound,
+    )
+
+
+def _considered(
+    candidates: Sequence[Considered], strategy: Strategy, predicted_ms: float
+) -> tuple[Considered, ...]:
+    """List the static candidates; one that these groups are, as no rank re-forms, at its time."""
+    return tuple(
+        replace(
+            candidate,
+            predicted_ms=predicted_ms,
+            lower_bound_ms=min(candidate.lower_bound_ms, predicted_ms),
+        )
+        if candidate.strategy == strategy
+        else candidate
+        for candidate in candidates
+    )

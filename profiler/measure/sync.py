@@ -1,0 +1,95 @@
+"""Measuring the exchange: real pulls and pushes of the runtime between pipelines of a layout.
+
+Nothing else runs beside it: what propagation would hide of it is not measured. A few layers a stage
+stand for all, measured at two numbers of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from seqplan.costs.fit.sync_samples import ExchangeSample
+from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.placement import Placement, placement_of
+from seqplan.profiler.measure.bench import Bench, filled_plan
+from seqplan.profiler.measure.device import Clock
+from seqplan.runtime.pipeline.llama_units import llama_units
+from seqplan.runtime.states.staged_states import StagedStates
+from seqplan.runtime.training.model import Llama, ModelConfig
+
+WARM_UP, REPEATS = 1, 5
+
+Key = tuple[int, int, int, int]
+"""tp, pp, ranks, layers a stage; as ``ExchangeSample.key``."""
+
+
+def wanted_exchanges(schemes: Iterable[Scheme], bench: Bench) -> list[Key]:
+    """List what to measure: each layout ⟨tp, pp⟩ of the schemes at two numbers of layers.
+
+    Nothing on a single rank.
+    """
+    if bench.world_size == 1:
+        return []
+    keys = []
+    for tp, pp in sorted({(scheme.tp, scheme.pp) for scheme in schemes}):
+        stage = -(-bench.config.layers // pp)
+        for layers in sorted({min(bench.layers, stage), min(2 * bench.layers, stage)}):
+            keys.append((tp, pp, bench.world_size, layers))
+    return keys
+
+
+def measure_exchange(bench: Bench, key: Key, group: dist.ProcessGroup) -> ExchangeSample:
+    """Measure pull and push, and the optimizer's step on what a rank owns; all ranks call it.
+
+    ``group``: of all ranks, which carries nothing else.
+    """
+    tp, pp, _, layers = key
+    config = replace(bench.config, layers=layers * pp)
+    states = _states(config, bench, group)
+    # Of the sequences only the placement of the pipelines counts.
+    placement = placement_of(filled_plan(Scheme(tp, pp), [1], bench.world_size).pipelines)
+    optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()])
+    exchange_ms = _times(lambda: _exchange(states, placement), bench)
+    optimizer_ms = _times(optimizer.step, bench)
+    return ExchangeSample(tp, pp, bench.world_size, layers, exchange_ms, optimizer_ms)
+
+
+def _states(config: ModelConfig, bench: Bench, group: dist.ProcessGroup) -> StagedStates:
+    """Make the sharded states of a model; only the first rank's has values."""
+    with torch.device(bench.device if bench.rank == 0 else "meta"):
+        model = Llama(config).to(bench.dtype)
+    return StagedStates(
+        llama_units(config), config.layers, dict(model.named_parameters()), group, bench.device
+    )
+
+
+def _exchange(states: StagedStates, placement: Placement) -> None:
+    """Pull what the placement holds, wait for it, and push its gradients, which are zero."""
+    states.begin(placement)
+    for at in range(len(states.units)):
+        states.finish_pull(at)
+    states.push()
+
+
+def _times(run: Callable[[], object], bench: Bench) -> tuple[float, ...]:
+    """Time a call in ms as often as ``REPEATS``, each the slowest rank's; all start together."""
+    clock = Clock(bench.device)
+    times: list[float] = []
+    for _ in range(WARM_UP + REPEATS):
+        dist.barrier(group=bench.control_group)
+        if bench.device.type == "cuda":
+            torch.cuda.synchronize(bench.device)
+        started = clock.mark()
+        run()
+        times.append(clock.ms(started, clock.mark()))
+    return _slowest(times[WARM_UP:], bench)
+
+
+def _slowest(times: Sequence[float], bench: Bench) -> tuple[float, ...]:
+    tensor = torch.tensor(times, dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX, group=bench.control_group)
+    return tuple(tensor.tolist())

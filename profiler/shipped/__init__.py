@@ -1,8 +1,0 @@
-"""Profiles that ship with the package, a JSON file each.
-
-``catalogue`` lists and finds them; it is public.
-"""
-
-__all__ = [
-    "catalogue",
-]

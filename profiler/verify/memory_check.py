@@ -1,0 +1,173 @@
+"""Bytes of micro-batches: predicted from small ones, held against larger ones.
+
+On CUDA the largest that runs is searched for. Elsewhere memory is not for one process alone, and
+what autograd keeps is counted, as profiles count it there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from seqplan.costs.analytic.memory import layer_activation_bytes
+from seqplan.costs.fit.samples import Sample
+from seqplan.costs.model_sizes import SIZES, ModelSizes
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.measure.bench import Bench, RankWork
+from seqplan.profiler.measure.design import DesignPoint
+from seqplan.profiler.measure.measurer import Measurer
+from seqplan.profiler.measure.out_of_memory import is_out_of_memory
+from seqplan.profiler.measure.saved_memory import CudaAllocator
+from seqplan.profiler.verify.results import Figure
+from seqplan.profiler.verify.settings import Settings
+
+PREDICTION_ERROR = 0.03
+"""Most that predicted bytes may be off."""
+
+LAYERS = 4
+SEARCH_TO = 0.01
+"""The search ends where the largest that runs and the smallest that does not are so near."""
+
+LEAST_LENGTH, CALLS = 32, 40
+"""Tokens that are not halved any more; calls of a quarter of a length that the check comes to."""
+
+TOO_MUCH = 2**50
+"""Bytes that no device has."""
+
+
+def check_memory(settings: Settings) -> tuple[list[Figure], list[str]]:
+    """Predict bytes from micro-batches of one and two sequences; then hold larger ones against."""
+    length = 32 if settings.quick else 4096 if settings.cuda else 256
+    allocator = CudaAllocator(settings.device) if settings.cuda else None
+    config = replace(settings.model, layers=LAYERS)
+    bench = Bench(config, LAYERS, settings.device, settings.dtype, 0, 1, allocator=allocator)
+    measurer = Measurer(bench)
+
+    def sampled(*lengths: int) -> Sample:
+        return measurer.measure(Scheme(), DesignPoint("fit", lengths), repeats=1)
+
+    if not (settings.quick or settings.cuda):
+        length = _affordable(length, sampled, settings.seconds_of("memory"))
+    small = [sampled(length), sampled(length, length)]
+    measured_bytes = sum(sample.whole_bytes(LAYERS) for sample in small)
+    per_token = measured_bytes / sum(sample.tokens for sample in small)
+    sizes = ModelSizes(**{name: getattr(config, name) for name in SIZES})
+    kept_bytes = small[-1].layers_saved_bytes / (LAYERS * small[-1].tokens)
+    element_bytes = torch.empty((), dtype=settings.dtype).element_size()
+    figures = [
+        Figure(
+            "bytes kept a token and layer",
+            f"{small[-1].tokens:,} tokens",
+            kept_bytes,
+            "B",
+            assumed=layer_activation_bytes(sizes, "none", 1) * element_bytes / 2,
+        )
+    ]
+    notes: list[str] = []
+    if settings.cuda:
+        figures.append(_searched(bench, per_token, length, notes))
+    else:
+        for lengths in ((length // 2, length, length // 4, 1), (4 * length,)):
+            sample = sampled(*lengths)
+            counted = sample.whole_bytes(LAYERS)
+            name = f"{len(lengths)} sequences, {sample.tokens:,} tokens"
+            figures.append(
+                _near_one("predicted bytes over counted", name, per_token * sample.tokens / counted)
+            )
+    figures.append(_survived(bench, lambda: sampled(length)))
+    return figures, notes
+
+
+def _affordable(longest: int, sampled: Callable[[int], Sample], seconds: float) -> int:
+    """Halve the length until all micro-batches of the check take about the time that there is."""
+    length = longest
+    while length > LEAST_LENGTH:
+        started = time.monotonic()
+        sampled(length // 4)
+        if CALLS * (time.monotonic() - started) <= seconds:
+            break
+        length //= 2
+    return length
+
+
+def _near_one(group: str, name: str, ratio: float) -> Figure:
+    return Figure(group, name, ratio, "", 1 - PREDICTION_ERROR, 1 + PREDICTION_ERROR)
+
+
+def _searched(bench: Bench, per_token: float, length: int, notes: list[str]) -> Figure:
+    """Search for the largest micro-batch that runs; ratio of the predicted tokens to its."""
+    rank_work = RankWork(bench)
+    _runs(rank_work, (length,))  # its gradients stay, as in training
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(bench.device)
+    predicted = int(free / per_token)
+
+    def runs(tokens: int) -> bool:
+        whole, rest = divmod(tokens, length)
+        lengths = (length,) * whole + ((rest,) if rest else ())
+        return _runs(rank_work, lengths)
+
+    low, high = largest_that_runs(runs, predicted)
+    notes.append(f"{predicted:,} tokens predicted, {low:,} run, {high:,} do not")
+    return _near_one(
+        "predicted tokens over the most that run", "by bisection", predicted / max(low, 1)
+    )
+
+
+def largest_that_runs(runs: Callable[[int], bool], predicted: int) -> tuple[int, int]:
+    """Bisect around ``predicted``: the largest number that runs, and the smallest that does not.
+
+    They are ``SEARCH_TO`` apart, relative; 0 where not even a token runs.
+    """
+    low, high = predicted, predicted
+    while low > 0 and not runs(low):
+        high, low = low, int(0.9 * low)
+    if low == high:
+        high = int(1.1 * low) + 1
+        while runs(high):
+            low, high = high, int(1.1 * high) + 1
+    while high - low > max(1, SEARCH_TO * low):
+        middle = (low + high) // 2
+        if runs(middle):
+            low = middle
+        else:
+            high = middle
+    return low, high
+
+
+def _runs(rank_work: RankWork, lengths: tuple[int, ...]) -> bool:
+    """Run a micro-batch as training does: layers and end forward, then both backward."""
+    try:
+        _run(rank_work, lengths)
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        torch.cuda.empty_cache()
+    return True
+
+
+def _run(rank_work: RankWork, lengths: tuple[int, ...]) -> None:
+    work = rank_work.of(Scheme(), lengths)
+    assert work is not None
+    hidden = work.layers.forward()
+    work.alone.backward(work.alone.forward())
+    work.layers.backward(hidden)
+
+
+def _survived(bench: Bench, again: Callable[[], Sample]) -> Figure:
+    """Run out of memory, and then a micro-batch."""
+    recognized = False
+    try:
+        torch.empty(TOO_MUCH, dtype=torch.uint8, device=bench.device)
+    except RuntimeError as error:
+        recognized = is_out_of_memory(error)
+    runs = recognized and not again().oom
+    return Figure(
+        "micro-batches that run after running out of memory", "of 1", float(runs), least=1.0
+    )

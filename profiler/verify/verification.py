@@ -1,0 +1,108 @@
+"""All checks of a device in order, and their document."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from seqplan.plans.version import VERSION
+from seqplan.profiler.measure.device import device_name
+from seqplan.profiler.measure.out_of_memory import is_out_of_memory
+from seqplan.profiler.verify.attention_check import check_attention
+from seqplan.profiler.verify.memory_check import check_memory
+from seqplan.profiler.verify.profile_check import check_profile
+from seqplan.profiler.verify.ranks_check import check_ranks
+from seqplan.profiler.verify.rates_check import check_rates
+from seqplan.profiler.verify.results import CheckResult, Figure
+from seqplan.profiler.verify.settings import Settings
+from seqplan.profiler.verify.step_check import check_step
+
+Check = Callable[[Settings], tuple[list[Figure], list[str]]]
+
+RANKS = "ranks"
+
+CHECKS: dict[str, Check] = {
+    "attention": check_attention,
+    "rates": check_rates,
+    "profile": check_profile,
+    "memory": check_memory,
+    "step": check_step,
+    RANKS: check_ranks,
+}
+"""By name, in the order in which they are run."""
+
+
+def verify(
+    settings: Settings, names: Sequence[str], report: Callable[[str], None] | None = None
+) -> list[CheckResult]:
+    """Run the checks of these names in their order.
+
+    ``report``: called with each name before it is run. A check that runs out of memory is a miss
+    of its own, and the others go on.
+    """
+    torch.manual_seed(0)
+    if settings.cuda:  # read by cuBLAS when it starts; deterministic algorithms ask for it
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    workers = torch.get_num_threads()
+    if settings.quick:  # small work takes longer in several workers than in one
+        torch.set_num_threads(1)
+    try:
+        return [_result(name, settings, report) for name in CHECKS if name in names]
+    finally:
+        torch.set_num_threads(workers)
+
+
+def _skipped(name: str, settings: Settings) -> str | None:
+    """Say why a check cannot be run with so many ranks; None where it can."""
+    if (name == RANKS) == (settings.world_size > 1):
+        return None
+    if name == RANKS:
+        return "there is one rank: start with torchrun on several devices"
+    return "of one process: start without torchrun"
+
+
+def _result(name: str, settings: Settings, report: Callable[[str], None] | None) -> CheckResult:
+    if (reason := _skipped(name, settings)) is not None:
+        return CheckResult(name, (), 0.0, skipped=reason)
+    if report is not None:
+        report(name)
+    started = time.monotonic()
+    try:
+        figures, notes = CHECKS[name](settings)
+    except RuntimeError as error:
+        if settings.world_size > 1 or not is_out_of_memory(error):
+            raise
+        figures, notes = [Figure("out of memory", "times", 1.0, most=0.0)], []
+        notes.append(f"out of memory: {' '.join(str(error).split())[:200]}")
+    if settings.cuda:
+        torch.cuda.empty_cache()
+    return CheckResult(name, tuple(figures), time.monotonic() - started, tuple(notes))
+
+
+def verification_document(
+    settings: Settings, results: Sequence[CheckResult], command: str
+) -> dict[str, Any]:
+    """Return everything as JSON: date, device, versions, command, and every figure."""
+    return {
+        "schema": 1,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": device_name(settings.device),
+        "ranks": settings.world_size,
+        "compared_with": None if settings.hardware is None else settings.hardware.name,
+        "versions": {
+            "seqplan": VERSION,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+        },
+        "command": command,
+        "quick": settings.quick,
+        "missed": sum(len(result.misses) for result in results),
+        "checks": [result.document() for result in results],
+    }

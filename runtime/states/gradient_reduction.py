@@ -1,0 +1,228 @@
+"""When gradients leave for their owners: once a step, or after each micro-batch.
+
+Once a step, every rank keeps the sum of its micro-batches, whole, and units leave in its last
+backward or after it. After each micro-batch, a rank holds the gradients of a few units only, which
+the owners add up; all ranks then go through the step's micro-batches in lockstep
+(``plans.views.lockstep``), and as many bytes travel for each round as else for the step.
+
+Both push units in one order on all ranks, the last ones first, as backward comes to them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import torch
+import torch.distributed as dist
+
+from seqplan.plans.views.lockstep import Rounds, lockstep_rounds
+from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.errors import communicating
+from seqplan.runtime.states.sync import Finish
+from seqplan.runtime.states.unit import Unit
+
+Reduce = Literal["step", "micro-batch"]
+"""After what gradients are summed at their owners."""
+
+IN_FLIGHT = 2
+"""Units whose pushes are under way when a rank waits for them: their buffers bound the memory."""
+
+StartPush = Callable[[int, bool], Finish]
+"""Starts a unit's push, which adds to what its owners have where so told."""
+
+
+class GradientPush(Protocol):
+    """What the states tell of a step, in this order."""
+
+    def begin(self, view: RankView | None) -> None:
+        """A step's parameters are about to be pulled, without ``view`` to be looked at only."""
+
+    def next_micro_batch(self) -> None:
+        """The forward of a micro-batch follows."""
+
+    def begin_backward(self, *, last: bool) -> None:
+        """A backward follows, the ``last`` one where pushes may run beside it."""
+
+    def accumulated(self, unit: Unit) -> None:
+        """Backward has come to a parameter of ``unit``."""
+
+    def end_backward(self) -> None:
+        """A backward has come to its end."""
+
+    def finish(self) -> None:
+        """This rank has no more work: sum up everywhere what is left."""
+
+
+class PushOnce:
+    """Once a step. ``start``: of which unit's push."""
+
+    def __init__(self, units: Sequence[Unit], start: StartPush) -> None:
+        self._units, self._start = units, start
+        self._finishes: dict[int, Finish] = {}
+        self._pushed = 0
+        self._last = False
+
+    def begin(self, view: RankView | None) -> None:
+        """As ``GradientPush``."""
+        self._pushed = 0
+        self._last = False
+        for unit in self._units:
+            unit.pushed = False
+
+    def next_micro_batch(self) -> None:
+        """As ``GradientPush``; nothing to do."""
+
+    def begin_backward(self, *, last: bool) -> None:
+        """As ``GradientPush``."""
+        self._last = last
+        if last:
+            self._push_ready()  # what this rank does not hold waits for nothing here
+
+    def accumulated(self, unit: Unit) -> None:
+        """As ``GradientPush``."""
+        if self._last:
+            _count_down(unit)
+            self._push_ready()
+
+    def end_backward(self) -> None:
+        """As ``GradientPush``."""
+        self._last = False
+
+    def finish(self) -> None:
+        """As ``GradientPush``."""
+        for number in range(len(self._units)):
+            while self._pushed < min(len(self._units), number + IN_FLIGHT):
+                self._push_next()
+            self._finishes.pop(len(self._units) - 1 - number)()
+
+    def _push_ready(self) -> None:
+        """Push the units that backward is done with; it comes to the last ones first."""
+        while self._pushed < len(self._units) and not self._units[-1 - self._pushed].awaited:
+            self._push_next()
+
+    def _push_next(self) -> None:
+        at = len(self._units) - 1 - self._pushed
+        self._pushed += 1
+        self._units[at].pushed = True
+        self._finishes[at] = self._start(at, False)
+
+
+class PushEachMicroBatch:
+    """After each micro-batch, in lockstep over ``group``.
+
+    A rank waits within backward, which is safe as all ranks go through the same rounds: what a
+    round's pushes wait for never waits for a later round.
+    """
+
+    def __init__(self, units: Sequence[Unit], start: StartPush, group: dist.ProcessGroup) -> None:
+        self._units, self._start, self._group = units, start, group
+        self._rounds: Rounds | None = None
+        self._micro_batch = 0
+        self._round = 0
+        self._pushed = 0
+        self._under_way: deque[Finish] = deque()
+        self._announced = False
+
+    def begin(self, view: RankView | None) -> None:
+        """As ``GradientPush``; collective where there is a step."""
+        self._rounds = None if view is None else self._agreed(view)
+        self._micro_batch = self._round = self._pushed = 0
+        self._under_way.clear()
+        self._announced = False
+        if view is not None:
+            for unit in self._units:
+                unit.forget_gradient()
+                unit.reduced.zero_()
+
+    def next_micro_batch(self) -> None:
+        """As ``GradientPush``: take part in the rounds in which this rank has none."""
+        own = self._of_step().own
+        if self._micro_batch < len(own):
+            self._join(own[self._micro_batch])
+        self._announced = True
+
+    def begin_backward(self, *, last: bool) -> None:
+        """As ``GradientPush``; ``RuntimeError`` without ``next_micro_batch`` before the forward."""
+        if self._micro_batch >= len(self._of_step().own) or not self._announced:
+            raise RuntimeError(
+                "gradients are reduced after each micro-batch: call states.next_micro_batch() "
+                "before each forward, and backward once for each micro-batch of the step's view"
+            )
+        self._pushed = 0
+        for unit in self._units:
+            unit.awaited, unit.pushed = len(unit.parameters), False
+
+    def accumulated(self, unit: Unit) -> None:
+        """As ``GradientPush``."""
+        _count_down(unit)
+        while self._pushed < len(self._units) and not self._units[-1 - self._pushed].awaited:
+            self._push_next()
+
+    def end_backward(self) -> None:
+        """As ``GradientPush``: push the units of which backward has not come to all parameters."""
+        self._push_rest()
+        self._micro_batch += 1
+        self._announced = False
+
+    def finish(self) -> None:
+        """As ``GradientPush``."""
+        rounds = self._of_step()
+        if self._micro_batch != len(rounds.own):
+            raise RuntimeError(
+                f"backward ran {self._micro_batch} times, and the step has {len(rounds.own)} "
+                "micro-batches of this rank"
+            )
+        self._join(rounds.total)
+        while self._under_way:
+            self._under_way.popleft()()
+
+    def _of_step(self) -> Rounds:
+        if self._rounds is None:
+            raise RuntimeError(
+                "gradients are reduced after each micro-batch: give states.pull the step's view"
+            )
+        return self._rounds
+
+    def _join(self, stop: int) -> None:
+        """Take part in the rounds before ``stop``, with zeros."""
+        while self._round < stop:
+            self._pushed = 0
+            self._push_rest()
+
+    def _push_rest(self) -> None:
+        while self._pushed < len(self._units):
+            self._push_next()
+        self._round += 1
+
+    def _push_next(self) -> None:
+        at = len(self._units) - 1 - self._pushed
+        self._pushed += 1
+        while len(self._under_way) >= IN_FLIGHT:
+            self._under_way.popleft()()
+        unit = self._units[at]
+        unit.pushed = True
+        unit.reserve_gradient()
+        self._under_way.append(self._start(at, True))
+        unit.forget_gradient()
+
+    def _agreed(self, view: RankView) -> Rounds:
+        """Learn how many micro-batches every pipeline of the step has; collective."""
+        device = self._units[0].device if self._units else torch.device("cpu")
+        counts = torch.zeros(len(view.placement), dtype=torch.int64, device=device)
+        for pipeline in view.pipelines:
+            counts[pipeline.index] = len(pipeline.micro_batches)
+        with communicating("agreeing on the step's rounds"):
+            dist.all_reduce(counts, op=dist.ReduceOp.MAX, group=self._group)
+        return lockstep_rounds(view.placement, counts.tolist(), view.rank)
+
+
+def _count_down(unit: Unit) -> None:
+    """Note that a gradient has come; ``RuntimeError`` where one comes after the unit has left."""
+    unit.awaited -= 1
+    if unit.pushed:
+        raise RuntimeError(
+            f"a parameter of {unit.name} got a gradient again after its unit had been pushed: "
+            "modules that run several times within checkpoints are not supported"
+        )

@@ -1,0 +1,136 @@
+"""What a training check refuses before it starts anything, its model, and its verdict."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import call, complaint
+from small_check import written
+
+from seqplan.api.check_training.check import Check, CheckedStep, checked_sizes, relative
+from seqplan.plans.format.codec import from_json
+from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.plan import Plan
+from seqplan.plans.scheme import Scheme
+from seqplan.plans.scheme_limits import refusal
+
+
+def test_plans_for_another_number_of_ranks(plans: Path) -> None:
+    message = complaint(call("train-check", "--plans", plans, "--ranks", 4))
+    assert message == (
+        f"{plans}: is planned for 2 ranks, not 4; give --ranks 2, or plan for 4 GPUs"
+    )
+
+
+def test_other_bad_input(plans: Path, tmp_path: Path) -> None:
+    valid = list(read_plans(plans))
+    gap = written(tmp_path / "gap.jsonl", [valid[0], valid[1], valid[3]])
+    message = complaint(call("train-check", "--plans", gap, "--ranks", 2))
+    assert "step 3 follows step 1; ranks run steps without a gap, at most 2 here" in message
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    assert "no plans" in complaint(call("train-check", "--plans", empty, "--ranks", 2))
+    missing = tmp_path / "missing.jsonl"
+    message = complaint(call("train-check", "--plans", missing, "--ranks", 2))
+    assert message == f"{missing}: No such file or directory"
+    message = complaint(call("train-check", "--plans", tmp_path, "--ranks", 2))
+    assert message == f"{tmp_path}: every rank reads the plans for itself: give a file"
+    message = complaint(
+        call("train-check", "--plans", plans, "--ranks", 2, "--data", tmp_path / "none.idx")
+    )
+    assert message == f"{tmp_path / 'none.idx'}: No such file or directory"
+    unsound = written(tmp_path / "unsound.jsonl", [replace(valid[0], tokens=valid[0].tokens + 1)])
+    message = complaint(call("train-check", "--plans", unsound, "--ranks", 2))
+    assert "step 0 breaks a rule: tokens: " in message
+
+
+def test_large_steps_are_warned_of(plans: Path) -> None:
+    from seqplan.api.cli.train_check import LARGE_STEP, warnings
+
+    plan = from_json(plans.read_text().splitlines()[0])
+    assert warnings([plan]) == []
+    assert "may take minutes each" in warnings([replace(plan, tokens=LARGE_STEP)])[0]
+    assert "starting them takes long" in warnings([replace(plan, world_size=10_000)])[0]
+
+
+# The verdict
+
+
+def checked(plan: Plan, loss: float, norm: float, parameter: float) -> Check:
+    step = CheckedStep(plan, loss, 5.0, norm, 2.0, 100.0)
+    good = CheckedStep(plan, 5.0, 5.0, 2.0, 2.0, 100.0)
+    return Check("float32", checked_sizes([plan]), (good, step), "head.weight", parameter)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "parameter", "agrees"),
+    [
+        (5.0, 2.0, 0.0, True),
+        (5.0 * (1 + 9e-6), 2.0, 0.0, True),
+        (5.0 * (1 - 1.1e-5), 2.0, 0.0, False),
+        (5.0, 2.0 * (1 + 1.1e-4), 0.0, False),
+        (5.0, 2.0, 1.1e-4, False),
+        (math.nan, 2.0, 0.0, False),
+        (5.0, math.nan, 0.0, False),
+        (5.0, 2.0, math.nan, False),
+        (math.inf, 2.0, 0.0, False),
+    ],
+)
+def test_the_verdict(plans: Path, loss: float, norm: float, parameter: float, agrees: bool) -> None:
+    plan = next(read_plans(plans))
+    assert checked(plan, loss, norm, parameter).agrees is agrees
+
+
+def test_relative_differences() -> None:
+    assert relative(0.0, 0.0) == 0.0
+    assert relative(1.0, 0.0) == math.inf
+    assert relative(1.5, -1.0) == 2.5
+    assert math.isnan(relative(math.nan, 1.0))
+
+
+@pytest.mark.parametrize("ulysses", [1, 2, 3, 5, 6, 7, 8, 12, 64])
+def test_a_model_has_heads_for_every_ulysses_rank(plans: Path, ulysses: int) -> None:
+    plan = next(read_plans(plans))
+    pipeline = replace(plan.pipelines[0], scheme=Scheme(ulysses=ulysses))
+    sizes = checked_sizes([plan, replace(plan, pipelines=(pipeline,))])
+    assert sizes.heads >= ulysses
+    assert sizes.hidden % (2 * sizes.heads) == 0
+
+
+@pytest.mark.parametrize(
+    "schemes",
+    [
+        [Scheme(tp=4, pp=3), Scheme(tp=3, ulysses=2), Scheme(tp=2, ulysses=8)],
+        [Scheme(tp=16), Scheme(tp=6, pp=5)],
+        [Scheme(tp=8, ulysses=4), Scheme(tp=5)],
+    ],
+)
+def test_a_model_that_all_schemes_can_run(plans: Path, schemes: list[Scheme]) -> None:
+    plan = next(read_plans(plans))
+    pipelines = tuple(replace(plan.pipelines[0], scheme=scheme) for scheme in schemes)
+    sizes = checked_sizes([replace(plan, pipelines=pipelines)])
+    assert sizes.hidden % (2 * sizes.heads) == 0
+    assert sizes.heads % sizes.kv_heads == 0
+    for scheme in schemes:
+        reason = refusal(
+            scheme,
+            layers=sizes.layers,
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            ffn=sizes.ffn,
+            vocab=sizes.vocab,
+        )
+        assert reason is None
+
+
+def test_importing_it_leaves_torch_alone() -> None:
+    code = "import sys, seqplan.api.cli.train_check; print('torch' in sys.modules)"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout == "False\n"

@@ -1,0 +1,209 @@
+"""Layers beyond those of a dense decoder: time, memory and exchange against sums done by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqplan.costs.analytic.attention import Mask, attention_ms
+from seqplan.costs.analytic.complete import complete
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.derive import derive_profile
+from seqplan.costs.analytic.devices import DEVICES
+from seqplan.costs.analytic.estimate import model_flops
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.memory import layer_activation_bytes, peak_bytes, state_bytes
+from seqplan.costs.analytic.terms import stage_terms
+from seqplan.costs.architecture import Architecture
+from seqplan.costs.model_config import read_model_config
+from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.profile import Profile
+from seqplan.costs.profiled_scheme import ProfileError
+from seqplan.planner.simulation.flops import model_flops as flops_of_step
+from seqplan.planner.sync.derive import held_parameters
+from seqplan.plans.scheme import Scheme
+
+CONFIGS = Path(__file__).parents[1] / "model_configs"
+CLUSTER = ClusterHardware(DEVICES["h100-80gb"], 2, 8)
+LLAMA = ModelSizes.of(MODELS["llama3-8b"])
+QWEN = ModelSizes.of(MODELS["qwen3-30b-a3b"])
+
+
+def of_config(name: str) -> ModelSizes:
+    return ModelSizes.of(read_model_config(CONFIGS / f"{name}.json"))
+
+
+def special(**sizes: int) -> ModelSizes:
+    return replace(LLAMA, architecture=Architecture(**sizes))  # type: ignore[arg-type]
+
+
+def terms(sizes: ModelSizes, scheme: str, lengths: list[int]) -> dict[str, float]:
+    deployment = Deployment(cluster=CLUSTER, sizes=sizes)
+    stage = stage_terms(deployment, Scheme.parse(scheme), lengths)
+    return {name: float(ms) for name, ms in stage.items()}
+
+
+@pytest.mark.parametrize("length", [1, 5, 8, 9, 64, 100])
+def test_what_a_query_sees_by_counting(length: int) -> None:
+    """Pairs with itself counted half, as the causal half of l² is."""
+    for mask, first_seen in (
+        (Mask(), lambda query: 0),
+        (Mask(window=8), lambda query: max(0, query - 8)),
+        (Mask(chunk=8), lambda query: query - query % 8),
+    ):
+        pairs = sum(query + 0.5 - first_seen(query) for query in range(length))
+        if mask.window and length > 8:
+            pairs = sum(min(query + 0.5, 8) for query in range(length))
+        seen_keys = float(mask.seen(np.array([float(length)]))[0])
+        assert seen_keys * length == pytest.approx(pairs)
+
+
+def test_windows_are_linear_beyond_themselves_and_nothing_before() -> None:
+    windowed, full = special(window_layers=32, window=1024), LLAMA
+    for length in (256, 1024):
+        assert terms(windowed, "tp1", [length]) == pytest.approx(terms(full, "tp1", [length]))
+    short, long = (terms(windowed, "tp1", [n])["attention"] for n in (16384, 65536))
+    assert long == pytest.approx(4 * short, rel=0.05)
+    half = special(window_layers=16, window=1024)
+    several = [terms(sizes, "tp1", [65536])["attention"] for sizes in (windowed, full, half)]
+    assert several[2] == pytest.approx((several[0] + several[1]) / 2)
+
+
+def test_a_ring_fetches_what_windows_see_and_passes_nothing_on() -> None:
+    arguments = (CLUSTER, LLAMA, Scheme(ring=8), [131072])
+    full = attention_ms(*arguments, backward=False)
+    cut = attention_ms(*arguments, backward=False, mask=Mask(window=1024))
+    assert float(cut.merge) == 0 < float(full.merge)
+    assert float(cut.kernel) < 0.05 * float(full.kernel)
+    alone_ms = attention_ms(*arguments, backward=False, mask=Mask(window=2048))
+    assert float(alone_ms.ring) > 1.8 * float(cut.ring) - 0.02
+    # Sequences that the window does not cut go round as ever.
+    mixed = attention_ms(
+        CLUSTER, LLAMA, Scheme(ring=8), [1024, 131072], backward=False, mask=Mask(window=1024)
+    )
+    assert float(mixed.merge) > 0
+
+
+def test_a_token_runs_through_its_experts_only_and_all_of_them_are_held() -> None:
+    sizes = QWEN.architecture
+    assert (sizes.experts, sizes.experts_per_token) == (128, 8)
+    dense = replace(QWEN, ffn=8 * 768, architecture=Architecture())
+    sparse_ms, dense_ms = (
+        terms(config, "tp1", [32768])["matrix products"] for config in (QWEN, dense)
+    )
+    assert dense_ms < sparse_ms < 1.5 * dense_ms  # 128 smaller products, each of fewer rows
+    # With few tokens the weights that are read count: of 128 experts, not of 8.
+    few = [terms(config, "tp1", [64])["matrix products"] for config in (QWEN, dense)]
+    assert few[0] > 5 * few[1]
+    deployment = Deployment(cluster=CLUSTER, sizes=QWEN)
+    assert state_bytes(deployment)[0] == 12 * QWEN.parameters
+    assert held_parameters(QWEN.shape, (4, 1))[0] == pytest.approx(QWEN.parameters / 4, rel=1e-4)
+    assert model_flops(QWEN, 1024) < 0.15 * 6 * QWEN.parameters * 1024
+    assert flops_of_step(QWEN.shape, [1024, 512]) == model_flops(QWEN, 1024) + model_flops(
+        QWEN, 512
+    )
+    difference = layer_activation_bytes(QWEN, "none", 1) - layer_activation_bytes(dense, "none", 1)
+    assert (
+        difference == 2 * 3 * 8 * 2048
+    )  # the hidden states that go to each expert, and come from it
+
+
+def test_latent_attention_makes_wide_keys_from_few_elements() -> None:
+    latent = special(kv_rank=512, query_rank=1536, rope_dim=64, nope_dim=128, value_dim=128)
+    wide = replace(LLAMA, kv_heads=32, head_dim=160)
+    latent = replace(latent, kv_heads=32)
+    assert terms(latent, "u8", [32768])["attention"] == terms(wide, "u8", [32768])["attention"]
+    assert latent.layers_parameters < wide.layers_parameters
+    assert terms(latent, "u8", [32768])["ulysses"] == terms(wide, "u8", [32768])["ulysses"]
+
+
+def test_linear_attention_is_linear_and_its_own_term() -> None:
+    sizes = of_config("qwen3-next-80b")
+    short, long = (terms(sizes, "u4", [n])["linear attention"] for n in (8192, 65536))
+    assert long == pytest.approx(8 * short)
+    packed = terms(sizes, "u4", [8192] * 8)["linear attention"]
+    assert packed == pytest.approx(long)
+    assert "linear attention" not in terms(LLAMA, "u4", [8192])
+
+
+def test_two_matrices_are_less_than_three() -> None:
+    ungated = special(ungated=True)
+    assert LLAMA.parameters - ungated.parameters == 32 * 4096 * 14336
+    fewer, more = (terms(sizes, "tp1", [8192])["matrix products"] for sizes in (ungated, LLAMA))
+    assert fewer < more
+    difference = layer_activation_bytes(LLAMA, "none", 1) - layer_activation_bytes(
+        ungated, "none", 1
+    )
+    assert difference == 2 * 14336
+
+
+def test_a_profile_says_what_its_model_is_and_completing_keeps_it() -> None:
+    deployment = Deployment(cluster=CLUSTER, sizes=ModelSizes.of(MODELS["gpt-oss-20b"]))
+    schemes = [Scheme(tp=8), Scheme(ulysses=8), Scheme(ulysses=4, ring=2)]
+    document = derive_profile(deployment, schemes, name="p")
+    assert document["model"]["experts"] == 32
+    assert document["model"]["window"] == 128
+    profile = Profile.from_document(document, "p")
+    assert profile.shape.sizes == deployment.sizes
+    assert ", nowhere further than " in profile.residuals
+    alone = derive_profile(deployment, [Scheme()], name="p")
+    alone["schemes"][0]["origin"] = "measured"
+    completed = complete(Profile.from_document(alone, "p"), CLUSTER, schemes)
+    derived = Profile.from_document(completed, "p").by_scheme
+    for scheme in schemes:
+        for length in (2048, 65536):
+            assert derived[scheme].latency.micro_batch_ms([length]) == pytest.approx(
+                profile.by_scheme[scheme].latency.micro_batch_ms([length]), rel=0.06
+            )
+    dense = derive_profile(replace(deployment, sizes=LLAMA), schemes, name="p")
+    other = {"window_layers": 1, "window": 8}
+    with pytest.raises(ValueError, match="has nothing beyond a dense decoder, not "):
+        complete(Profile.from_document(dense, "p"), CLUSTER, [Scheme(ring=8)], sizes=other)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"experts": 0.5}, "experts wants a whole number, not 0.5"),
+        ({"sinks": 1}, "sinks wants true or false, not 1"),
+        ({"window_layers": 99, "window": 8}, "99 window, chunk and linear layers of 32"),
+        ({"window_layers": 3}, "window_layers 3 wants window too"),
+        ({"expert_layers": 3, "experts": 8, "expert_ffn": 4}, "wants experts_per_token too"),
+        ({"experts_per_token": 3}, "experts_per_token 3 is more than the 0 experts"),
+        ({"window": -1}, "window must be from 0 to 10,000,000, not -1"),
+        ({"heads_of_state": 1}, "heads_of_state"),
+    ],
+)
+def test_a_profile_with_a_wrong_architecture_is_refused(
+    model: dict[str, object], message: str
+) -> None:
+    document = derive_profile(
+        Deployment(cluster=CLUSTER, sizes=LLAMA), [Scheme(ulysses=8)], name="p"
+    )
+    document["model"].update(model)
+    with pytest.raises(ProfileError) as refusal:
+        Profile.from_document(document, "p")
+    assert str(refusal.value).startswith("p: model")
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["gemma-3-1b", "gpt-oss-20b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("scheme", [Scheme(tp=4), Scheme(ulysses=4), Scheme(ulysses=2, ring=2)])
+def test_coefficients_and_max_len_are_near_the_estimate(name: str, scheme: Scheme) -> None:
+    sizes = ModelSizes.of(MODELS[name]) if name in MODELS else of_config(name)
+    deployment = Deployment(cluster=ClusterHardware(DEVICES["h200-141gb"], 2, 8), sizes=sizes)
+    profile = Profile.from_document(derive_profile(deployment, [scheme], name="x"), "x")
+    entry = profile.by_scheme[scheme]
+    for lengths in ([1024], [8192], [65536], [512] * 32, [4096] * 8):
+        stage = stage_terms(deployment, scheme, lengths, 16 // scheme.gpus)
+        whole = sum(float(ms) for ms in stage.values())
+        assert entry.latency.micro_batch_ms(lengths) == pytest.approx(whole, rel=0.1)
+    if tokens := profile.model(entry, 16, 1).max_len:
+        peaks = [
+            sum(peak_bytes(deployment, scheme, 16 // scheme.gpus, share * tokens).values())
+            for share in (0.95, 1.05)
+        ]
+        assert peaks[0] < 0.95 * 141e9 < peaks[1]

@@ -1,0 +1,90 @@
+"""How well the analytic model ranks what was published, as docs/analytic-model.md states."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from seqplan.costs.analytic.validation.published import published
+from seqplan.costs.analytic.validation.table_check import TableCheck
+from seqplan.costs.analytic.validation.tables import checks
+from seqplan.costs.analytic.validation.training_tables import foundry_runs, nvidia_runs
+
+
+@pytest.fixture(scope="module")
+def by_name() -> dict[str, TableCheck]:
+    return {check.name: check for check in checks()}
+
+
+@pytest.mark.parametrize(
+    ("name", "figures", "correlation", "error"),
+    [
+        ("USP table 3", 16, 0.97, 0.05),
+        ("USP table 4", 24, 0.99, 0.12),
+        ("USP table 5", 9, 0.93, 0.03),
+        ("llama-7b-a800-80gb: latency", 32, 0.99, 0.07),
+        ("llama-13b-a800-80gb: latency", 20, 0.99, 0.04),
+        ("llama-32b-a800-80gb: latency", 21, 0.98, 0.06),
+        ("llama-7b-a800-80gb: MaxLen", 13, 0.99, 0.06),
+        ("llama-13b-a800-80gb: MaxLen", 12, 0.99, 0.09),
+        ("llama-32b-a800-80gb: MaxLen", 13, 0.99, 0.06),
+        ("FlexSP: all-to-all", 6, 0.94, 0.22),
+        ("llm-foundry, a100-80gb bf16", 61, 0.99, 0.02),
+        ("llm-foundry, h100-80gb bf16", 52, 0.99, 0.04),
+        ("llm-foundry, h100-80gb fp8", 7, 0.99, 0.05),
+        ("NVIDIA, h100-80gb fp8", 22, 0.99, 0.1),
+        ("attention kernels, a100-80gb", 23, 0.98, 0.07),
+        ("attention kernels, h100-80gb", 84, 0.97, 0.04),
+    ],
+)
+def test_ranks_and_sizes(
+    by_name: dict[str, TableCheck], name: str, figures: int, correlation: float, error: float
+) -> None:
+    check = by_name[name]
+    assert len(check.rows) == figures
+    assert check.rank_correlation >= correlation
+    assert check.median_error <= error
+
+
+def test_the_predicted_best_is_the_published_best_or_within_3_percent(
+    by_name: dict[str, TableCheck],
+) -> None:
+    lost = {
+        (check.name, group): loss
+        for check in by_name.values()
+        for group, (_, _, loss) in check.winners().items()
+        if loss > 0.03
+    }
+    assert not lost
+
+
+def test_what_fits_is_agreed_on_by_every_scheme(by_name: dict[str, TableCheck]) -> None:
+    for name, schemes in (("llama-7b", 13), ("llama-13b", 12), ("llama-32b", 15)):
+        reason = by_name[f"{name}-a800-80gb: MaxLen"].missing
+        assert reason.startswith(f"On {schemes} of {schemes} schemes both agree")
+
+
+def test_no_run_that_was_published_is_said_not_to_fit() -> None:
+    foundry, nvidia = published("llm_foundry.json"), published("nvidia_h100.json")
+    verdicts = Counter(
+        [
+            estimated.verdict
+            for name in ("a100-80gb bf16", "h100-80gb bf16", "h100-80gb fp8")
+            for estimated, _ in foundry_runs(foundry, *name.split())
+        ]
+        + [estimated.verdict for estimated, _ in nvidia_runs(nvidia)]
+    )
+    assert verdicts.total() == 61 + 52 + 7 + 22
+    assert verdicts["does not fit"] == 0
+    assert verdicts["fits"] > 40
+
+
+def test_every_table_that_misses_names_an_effect(by_name: dict[str, TableCheck]) -> None:
+    assert all(check.missing for check in by_name.values())
+
+
+def test_table_5_needs_no_scale(by_name: dict[str, TableCheck]) -> None:
+    """Absolute TFLOP/s, not only their order."""
+    for row in by_name["USP table 5"].rows:
+        assert row.predicted == pytest.approx(row.published, rel=0.07)

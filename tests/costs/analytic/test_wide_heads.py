@@ -1,0 +1,129 @@
+"""Heads of another width than hidden/heads, and tied embeddings, in every part of the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from seqplan.costs.analytic.complete import complete
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.derive import derive_profile
+from seqplan.costs.analytic.devices import DEVICES
+from seqplan.costs.analytic.estimate import Load, estimate, model_flops
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.memory import layer_activation_bytes
+from seqplan.costs.analytic.terms import stage_terms
+from seqplan.costs.model_sizes import ModelSizes
+from seqplan.costs.profile import Profile
+from seqplan.costs.profiled_scheme import ProfileError
+from seqplan.plans.scheme import Scheme
+
+NARROW = ModelSizes(hidden=5120, layers=64, heads=64, kv_heads=8, ffn=25600, vocab=151936)
+WIDE = replace(NARROW, head_dim=160)
+"""Twice 5120/64."""
+
+CLUSTER = ClusterHardware(DEVICES["a800-80gb"], 2, 8)
+
+
+def terms(sizes: ModelSizes, scheme: str) -> dict[str, float]:
+    stage = stage_terms(
+        Deployment(cluster=CLUSTER, sizes=sizes), Scheme.parse(scheme), [32768], dp=1
+    )
+    return {name: float(ms) for name, ms in stage.items()}
+
+
+def test_the_usual_width_said_aloud_changes_nothing() -> None:
+    deployments = [
+        Deployment(cluster=CLUSTER, sizes=sizes)
+        for sizes in (NARROW, replace(NARROW, head_dim=80, tied=False))
+    ]
+    schemes = [Scheme(), Scheme(tp=8), Scheme(ulysses=4, ring=2)]
+    first, second = (derive_profile(deployment, schemes, name="p") for deployment in deployments)
+    assert first == second
+
+
+def test_attention_takes_twice_as_much_and_products_more() -> None:
+    narrow, wide = terms(NARROW, "u4.r2"), terms(WIDE, "u4.r2")
+    assert wide["attention"] == pytest.approx(2 * narrow["attention"])
+    assert wide["ulysses"] > 1.9 * narrow["ulysses"]
+    assert narrow["matrix products"] < wide["matrix products"] < 1.3 * narrow["matrix products"]
+    assert wide["memory-bound"] > narrow["memory-bound"]
+    for name in ("tp communication", "head and loss", "launch"):
+        assert wide[name] == narrow[name]
+
+
+def test_activations_keep_wide_queries_keys_values_and_results() -> None:
+    more = layer_activation_bytes(WIDE, "none", 1) - layer_activation_bytes(NARROW, "none", 1)
+    assert more == 2 * (2 * 5120 + 2 * 640)  # bf16: q and the result; k and v
+
+
+def test_flops_count_wide_attention() -> None:
+    length = 1024
+    attention = 0.5 * 12 * 64 * 5120 * length**2
+    products = 6 * 64 * (2 * 5120 * (5120 + 640)) * length
+    more = model_flops(WIDE, length) - model_flops(NARROW, length)
+    assert more == pytest.approx(attention + products)
+
+
+def test_tied_embeddings_take_less_memory_and_exchange_on_one_stage_only() -> None:
+    tied = replace(NARROW, tied=True)
+    saved_parameters = NARROW.vocab * NARROW.hidden
+
+    def estimated(sizes: ModelSizes, scheme: str) -> tuple[float, float]:
+        deployment = Deployment(cluster=CLUSTER, sizes=sizes)
+        result = estimate(deployment, Scheme.parse(scheme), Load(seq_len=8192, batch=8))
+        return (
+            result.memory_bytes["parameters and gradients"],
+            result.terms_ms["parameter exchange"],
+        )
+
+    held, exchanged = estimated(NARROW, "tp8")
+    held_tied, exchanged_tied = estimated(tied, "tp8")
+    assert held - held_tied == pytest.approx(6 * saved_parameters / 8)
+    assert exchanged_tied < exchanged
+    # The first stage holds the embedding and the last one its copy: nothing is saved.
+    held, exchanged = estimated(NARROW, "tp4.pp2")
+    held_tied, exchanged_tied = estimated(tied, "tp4.pp2")
+    assert held_tied == pytest.approx(held, rel=1e-5)
+    assert exchanged_tied == exchanged
+
+
+def test_a_profile_keeps_both_and_its_memory_model_knows_them() -> None:
+    deployment = Deployment(cluster=CLUSTER, sizes=replace(WIDE, tied=True))
+    schemes = [Scheme(tp=8), Scheme(tp=4, pp=2)]
+    document = derive_profile(deployment, schemes, name="p")
+    assert document["model"]["head_dim"] == 160
+    assert document["model"]["tied"] is True
+    profile = Profile.from_document(document, "p")
+    assert (profile.shape.head_dim, profile.shape.tied) == (160, True)
+    states = profile.memory.fixed_bytes(Scheme(pp=2), 16, 0)
+    untied = replace(profile.memory, tied=False).fixed_bytes(Scheme(pp=2), 16, 0)
+    assert states - untied == profile.memory.resident_embedding_bytes / 2
+    alone = derive_profile(deployment, [Scheme()], name="p")
+    alone["schemes"][0]["origin"] = "measured"
+    completed = complete(Profile.from_document(alone, "p"), CLUSTER, schemes)
+    entries = {(entry.get("tp", 1), entry.get("pp", 1)): entry for entry in completed["schemes"]}
+    for entry in document["schemes"]:
+        same = entries[entry["tp"], entry.get("pp", 1)]
+        assert same["b"] == pytest.approx(entry["b"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"head_dim": 0}, "head_dim"),
+        ({"tied": 1}, "p: model.tied: wants true or false, not 1"),
+        ({"head_dim": 64, "heads": None}, "p: model.head_dim: wants heads beside it"),
+    ],
+)
+def test_a_profile_that_says_them_wrongly_is_refused(
+    model: dict[str, object], message: str
+) -> None:
+    document = derive_profile(
+        Deployment(cluster=CLUSTER, sizes=NARROW), [Scheme(ulysses=8)], name="p"
+    )
+    document["model"].update(model)
+    with pytest.raises(ProfileError) as refusal:
+        Profile.from_document(document, "p")
+    assert message in str(refusal.value)

@@ -1,0 +1,224 @@
+"""Step times correct a profile only where they bear it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqplan.costs.fit.calibration import stated_error
+from seqplan.costs.fit.latency_fit import Observed
+from seqplan.costs.fit.refit import (
+    LEAST_TO_FIT,
+    LEAST_TO_SCALE,
+    Measurement,
+    MeasurementError,
+    observed,
+    read_measurements,
+    refit,
+    refit_profile,
+    refitted_document,
+)
+from seqplan.costs.latency import Latency
+from seqplan.costs.shipped.catalogue import shipped
+from seqplan.plans.groups import process_groups
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.scheme import Scheme
+
+BELIEVED = Latency(1e-6, 0.05, 3.0)
+
+
+def samples(truth: Latency, count: int, noise: float = 0.0) -> list[Observed]:
+    rng = np.random.default_rng(0)
+    pipelines = []
+    for _ in range(count):
+        batches = [
+            rng.integers(50, 20_000, int(rng.integers(1, 5))).tolist()
+            for _ in range(int(rng.integers(1, 4)))
+        ]
+        time = sum(truth.micro_batch_ms(batch) for batch in batches)
+        lengths = tuple(length for batch in batches for length in batch)
+        factor = 1 + noise * rng.normal()
+        pipelines.append(Observed(lengths, time * factor, micro_batches=len(batches)))
+    return pipelines
+
+
+def test_a_slower_device_is_scaled_by_few_measurements() -> None:
+    slower = Latency(1.2e-6, 0.06, 3.6)
+    result = refit(BELIEVED, Scheme(), samples(slower, LEAST_TO_SCALE, 0.01))
+    assert result.how == "scaled"
+    assert result.before.median == pytest.approx(1 - 1 / 1.2, abs=0.02)
+    assert result.after.median is not None
+    assert result.after.median < 0.02
+    assert result.latency.b == pytest.approx(0.06, rel=0.02)
+
+
+def test_another_shape_is_fitted_by_many() -> None:
+    other = Latency(4e-6, 0.04, 9.0)
+    result = refit(BELIEVED, Scheme(), samples(other, LEAST_TO_FIT))
+    assert result.how == "fitted"
+    for name in "abc":
+        assert getattr(result.latency, name) == pytest.approx(getattr(other, name), rel=0.01)
+
+
+def test_what_is_right_is_kept() -> None:
+    result = refit(BELIEVED, Scheme(), samples(BELIEVED, LEAST_TO_FIT))
+    assert result.before.largest == pytest.approx(0, abs=1e-9)
+    assert result.latency.a == pytest.approx(BELIEVED.a)
+    few = refit(BELIEVED, Scheme(), samples(Latency(1e-5, 1.0, 1.0), LEAST_TO_SCALE - 1))
+    assert (few.how, few.latency) == ("kept", BELIEVED)
+    assert few.reason == "7 pipelines measured, 8 are needed"
+
+
+def plan(step: int) -> Plan:
+    """Ranks 0–1 together, 2 alone, 3 in two pipelines, 4–5 in two stages."""
+    batches = [MicroBatch((at,), 100 + at, 100 + at, 1.0) for at in range(5)]
+    two, one, staged = Scheme(1, 1, 2, 1), Scheme(), Scheme(1, 2)
+    pipelines = (
+        PlannedPipeline(two, (0, 1), (batches[0],), 1.0),
+        PlannedPipeline(one, (2,), (batches[1], batches[2]), 2.0),
+        PlannedPipeline(one, (3,), (batches[3],), 1.0),
+        PlannedPipeline(one, (3,), (), 0.0),
+        PlannedPipeline(staged, (4, 5), (batches[4],), 2.0),
+    )
+    return Plan(
+        step=step,
+        planner=Planner("0", 0, "p", None),
+        world_size=6,
+        ids=tuple(range(5)),
+        lengths=(100, 101, 102, 103, 104),
+        tokens=510,
+        loss_tokens=505,
+        pipelines=pipelines,
+        idle_ranks=(),
+        groups=process_groups(pipelines),
+        predicted_ms=2.0,
+        lower_bound_ms=2.0,
+        gap=0.0,
+        selection=(),
+    )
+
+
+def test_a_pipeline_counts_where_its_ranks_were_measured_and_ran_nothing_else() -> None:
+    measured = [Measurement(7, rank, 10.0 + rank) for rank in range(6)]
+    seen = observed([plan(7), plan(8)], measured)
+    assert seen.by_scheme == {
+        Scheme(1, 1, 2, 1): [Observed((100,), 11.0, micro_batches=1)],
+        Scheme(): [Observed((101, 102), 12.0, micro_batches=2)],
+    }
+    assert (seen.rank_times, seen.unplanned, seen.unplanned_steps) == (3, 0, ())
+    assert observed([plan(7)], measured[1:]).by_scheme == {
+        Scheme(): [Observed((101, 102), 12.0, micro_batches=2)]
+    }
+    with pytest.raises(MeasurementError, match="step 7: measured on rank 6, its plan has 6"):
+        observed([plan(7)], [Measurement(7, 6, 1.0)])
+
+
+def test_times_of_steps_without_a_plan_are_counted_apart() -> None:
+    measured = [Measurement(step, rank, 10.0) for step in (7, 90, 12) for rank in range(4)]
+    seen = observed([plan(7)], measured)
+    assert (seen.rank_times, seen.unplanned, seen.unplanned_steps) == (3, 8, (12, 90))
+
+
+LLAMA = shipped("llama-7b-a800-80gb")
+
+
+def slower(scheme: Scheme, factor: float, count: int) -> list[Observed]:
+    """Samples of a scheme that takes ``factor`` times what the profile says."""
+    latency = LLAMA.by_scheme[scheme].latency
+    return samples(Latency(*(factor * getattr(latency, name) for name in "abc")), count)
+
+
+def test_a_device_that_is_slower_is_slower_for_schemes_that_were_not_measured() -> None:
+    two, four = Scheme(tp=2), Scheme(tp=4)
+    by_scheme = {two: slower(two, 1.3, LEAST_TO_SCALE), four: slower(four, 1.3, 3)}
+    refitted = refit_profile(LLAMA, by_scheme)
+    assert refitted.common is not None
+    assert refitted.common.factor == pytest.approx(1.3)
+    assert {result.scheme for result in refitted.schemes} == set(LLAMA.by_scheme)
+    hows = {result.scheme: result.how for result in refitted.schemes}
+    assert hows.pop(two) == "scaled"
+    assert set(hows.values()) == {"extrapolated"}
+    reasons = {result.scheme: result.reason for result in refitted.schemes}
+    assert reasons[four].endswith("as the measured schemes; 3 pipelines measured, 8 are needed")
+    assert reasons[Scheme()] == "scaled by 1.300, as the measured schemes; not measured"
+    document = refitted_document(LLAMA, refitted.schemes, "refitted to a test")
+    again = type(LLAMA).from_document(document, "again")
+    for entry in again.schemes:
+        for name in "abc":
+            old = getattr(LLAMA.by_scheme[entry.scheme].latency, name)
+            assert getattr(entry.latency, name) == pytest.approx(1.3 * old)
+        origin = LLAMA.by_scheme[entry.scheme].origin
+        assert entry.origin == ("measured" if entry.scheme == two else origin)
+        assert entry.fit is not None
+        assert stated_error(entry) is None or entry.scheme == two
+    assert again.by_scheme[Scheme()].fit == {"refitted": f"extrapolated: {reasons[Scheme()]}"}
+
+
+def test_measured_schemes_that_disagree_are_averaged_and_said_to() -> None:
+    two, four = Scheme(tp=2), Scheme(tp=4)
+    by_scheme = {scheme: slower(scheme, f, 8) for scheme, f in ((two, 1.0), (four, 1.44))}
+    refitted = refit_profile(LLAMA, by_scheme)
+    assert refitted.common is not None
+    assert refitted.common.factor == pytest.approx(1.2)  # the geometric mean, the right one with it
+    other = refitted.schemes[-1]
+    assert other.reason == (
+        "scaled by 1.200, as the measured schemes, which disagree (1.000 to 1.440); not measured"
+    )
+
+
+def test_few_measurements_that_contradict_the_others_keep_their_scheme() -> None:
+    two, four = Scheme(tp=2), Scheme(tp=4)
+    by_scheme = {two: slower(two, 1.3, LEAST_TO_SCALE), four: slower(four, 1.0, 3)}
+    kept = next(r for r in refit_profile(LLAMA, by_scheme).schemes if r.scheme == four)
+    assert (kept.how, kept.latency) == ("kept", LLAMA.by_scheme[four].latency)
+    assert "3 pipelines measured, 8 are needed; the measured schemes' factor" in kept.reason
+
+
+def test_nothing_is_scaled_where_nothing_is_corrected() -> None:
+    two = Scheme(tp=2)
+    few = slower(two, 1.3, LEAST_TO_SCALE - 1)
+    right, disturbed = slower(two, 1.0, LEAST_TO_SCALE), slower(two, 1.3, LEAST_TO_SCALE)
+    unlike = [
+        one if at % 2 else other
+        for at, (one, other) in enumerate(zip(right, disturbed, strict=True))
+    ]
+    for measured in (few, unlike):
+        refitted = refit_profile(LLAMA, {two: measured})
+        assert refitted.common is None
+        assert [(result.scheme, result.how) for result in refitted.schemes] == [(two, "kept")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: wants"),
+        ('{"step":0,"rank":0}', "line 2: wants"),
+        ('{"step":0,"rank":0,"measured_ms":-1}', "measured_ms -1 is not a positive time"),
+        ('{"step":0.5,"rank":0,"measured_ms":1}', "whole numbers"),
+        ('{"step":0,"rank":0,"measured_ms":NaN}', "not a positive time"),
+    ],
+)
+def test_bad_measurements_are_named_by_line(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step":0,"rank":0,"measured_ms":1.5}\n' + line + "\n")
+    with pytest.raises(MeasurementError, match=message):
+        read_measurements(path)
+
+
+def test_the_new_profile_says_where_it_comes_from_and_keeps_the_rest() -> None:
+    profile = shipped("llama-7b-a800-80gb")
+    entry = profile.schemes[0]
+    slower = Latency(*(getattr(entry.latency, name) * 1.5 for name in "abc"))
+    result = refit(entry.latency, entry.scheme, samples(slower, LEAST_TO_SCALE))
+    document = refitted_document(profile, [result], "refitted to a test")
+    again = type(profile).from_document(document, "again")
+    changed = again.by_scheme[entry.scheme]
+    assert changed.origin == "measured"
+    assert changed.latency.b == pytest.approx(1.5 * entry.latency.b)
+    assert changed.fit is not None
+    assert changed.fit["refitted"].startswith("scaled: all coefficients times 1.5")
+    assert again.source.endswith("; refitted to a test")
+    assert again.schemes[1:] == profile.schemes[1:]
+    assert profile.document["schemes"] != document["schemes"]  # the old one is as it was

@@ -1,0 +1,339 @@
+"""Samples survive on disk, and only samples that belong together make a profile."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sampled import MEASURED_ON, SIZES, sample, samples
+
+from seqplan.costs.fit.measured_profile import (
+    ProfiledDevices,
+    fit_all,
+    fit_memory,
+    profile_document,
+    unfitted,
+)
+from seqplan.costs.fit.pooling import merged
+from seqplan.costs.fit.sample_file import SampleFile, read_samples
+from seqplan.costs.fit.samples import Sample, SampleError
+from seqplan.costs.model_sizes import ModelSizes
+from seqplan.costs.profile import Profile
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.measure.design import design
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    with SampleFile(path, MEASURED_ON) as file:
+        for measured in samples(Scheme()):
+            file.add(measured)
+    assert read_samples(path) == (MEASURED_ON, file.samples)
+    with SampleFile(path, MEASURED_ON) as again:
+        assert again.samples == file.samples
+        later = replace(file.samples[0], turn=1)
+        again.add(later)
+    assert read_samples(path)[1] == [*file.samples, later]
+
+
+def test_a_line_cut_off_by_a_kill_is_dropped_and_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    first, second = samples(Scheme())[:2]
+    with SampleFile(path, MEASURED_ON) as file:
+        file.add(first)
+        file.add(second)
+    path.write_text(path.read_text()[:-40])
+    with SampleFile(path, MEASURED_ON) as again:
+        assert again.samples == [first]
+        again.add(second)
+    assert read_samples(path)[1] == [first, second]
+
+
+def test_reading_leaves_a_file_as_it_is(tmp_path: Path) -> None:
+    """Its last line may be one that another process is just writing."""
+    path = tmp_path / "s.jsonl"
+    with SampleFile(path, MEASURED_ON) as file:
+        for measured in samples(Scheme()):
+            file.add(measured)
+    path.write_bytes(path.read_bytes()[:-40])
+    cut = path.read_bytes()
+    assert read_samples(path)[1] == file.samples[:-1]
+    assert path.read_bytes() == cut
+
+
+def test_one_run_at_a_time_adds_to_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    first, second = samples(Scheme())[:2]
+    with SampleFile(path, MEASURED_ON) as file:
+        file.add(first)
+        content = path.read_bytes()
+        with pytest.raises(SampleError, match=r"s\.jsonl: another run is adding samples to it; "):
+            SampleFile(path, MEASURED_ON)
+        assert path.read_bytes() == content
+        assert read_samples(path)[1] == [first]  # reading is free to all
+        file.add(second)
+    with SampleFile(path, MEASURED_ON) as later:
+        assert later.samples == [first, second]
+
+
+@pytest.mark.parametrize("length", [0, 1, 30, -1])
+def test_a_file_cut_in_its_first_line_is_finished(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "s.jsonl"
+    SampleFile(path, MEASURED_ON).close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:length])
+    with pytest.raises(SampleError, match=r"the same seqplan profile command goes on with it"):
+        read_samples(path)
+    with SampleFile(path, MEASURED_ON) as file:
+        assert file.samples == []
+    assert path.read_bytes() == whole
+
+
+def test_a_line_of_something_else_is_not_written_after(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("shopping: milk")
+    with pytest.raises(SampleError, match=r"notes\.txt: has a single line without an end, which"):
+        SampleFile(path, MEASURED_ON)
+    assert path.read_text() == "shopping: milk"
+    with pytest.raises(SampleError, match="cannot be written: Is a directory"):
+        SampleFile(tmp_path, MEASURED_ON)
+
+
+def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    with SampleFile(path, MEASURED_ON) as file:
+        file.add(samples(Scheme())[0])
+    path.write_text(path.read_text() + '{"scheme": 3}\n')
+    with pytest.raises(SampleError, match=r"s\.jsonl, line 3: not a sample"):
+        read_samples(path)
+    with pytest.raises(SampleError, match="cannot be read"):
+        read_samples(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers_ms": ()}, "layers_ms must be positive times"),
+        ({"ends_ms": (1.0, 0.0)}, "ends_ms must be positive times"),
+        ({"forward_ms": ("x",)}, "not a sample"),
+        ({"turn": "x"}, "turn must be an integer, not 'x'"),
+        ({"layers_ms": (1.0, float("inf"))}, "layers_ms must be positive times"),
+        ({"layers_yardstick_ms": (float("inf"),) * 3}, "layers_yardstick_ms must be 3 positive"),
+        ({"layers_yardstick_ms": (1.0,)}, "layers_yardstick_ms must be 3 positive times"),
+        ({"ends_yardstick_ms": (1.0, 0.0, 1.0)}, "ends_yardstick_ms must be 3 positive times"),
+    ],
+)
+def test_times_that_cannot_be_are_named(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    with SampleFile(tmp_path / "s.jsonl", MEASURED_ON) as file:
+        file.add(replace(samples(Scheme())[0], **change))  # type: ignore[arg-type]
+    with pytest.raises(SampleError, match=rf"s\.jsonl, line 2: .*{message}"):
+        read_samples(file.path)
+
+
+def test_a_run_that_measured_nothing_makes_no_profile(tmp_path: Path) -> None:
+    SampleFile(tmp_path / "s.jsonl", MEASURED_ON).close()
+    with pytest.raises(SampleError, match=r"s\.jsonl: nothing was measured"):
+        merged([tmp_path / "s.jsonl"])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"device": "another"}, "device another, not a device"),
+        ({"dtype": "bfloat16"}, "dtype bfloat16, not float32"),
+        ({"model": tuple({**SIZES, "hidden": 32}.items())}, "model hidden 32, .*, not hidden 64"),
+        ({"checkpointing": "full"}, "checkpointing full, not none"),
+    ],
+)
+def test_settings_are_not_mixed(tmp_path: Path, change: dict[str, object], named: str) -> None:
+    SampleFile(tmp_path / "a", MEASURED_ON).close()
+    SampleFile(tmp_path / "b", replace(MEASURED_ON, **change)).close()  # type: ignore[arg-type]
+    with pytest.raises(SampleError, match=named):
+        merged([tmp_path / "a", tmp_path / "b"])
+
+
+def test_a_model_that_lacks_a_size_is_named(tmp_path: Path) -> None:
+    some = tuple((name, size) for name, size in SIZES.items() if name != "layers")
+    SampleFile(tmp_path / "s.jsonl", replace(MEASURED_ON, model=some)).close()
+    with pytest.raises(SampleError, match=r"s\.jsonl, line 1: .*model lacks layers"):
+        merged([tmp_path / "s.jsonl"])
+
+
+def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
+    two = Scheme(1, 1, 2, 1)
+    for name, scheme in (("a", Scheme()), ("b", two)):
+        with SampleFile(tmp_path / name, MEASURED_ON) as file:
+            for measured in samples(scheme):
+                file.add(measured)
+    measured_on, together = merged([tmp_path / "a", tmp_path / "b"])
+    document = profile_document(
+        fit_all(measured_on, together),
+        ProfiledDevices("a device", 8, 10_000_000.0),
+        name="p",
+        source="a test",
+    )
+    profile = Profile.from_document(document, "p")
+    assert [entry.scheme for entry in profile.schemes] == [Scheme(), two]
+    measured, other = profile.schemes
+    assert measured.origin == "measured"
+    assert measured.latency.a == pytest.approx(1e-6, rel=1e-3)
+    assert other.latency.b == pytest.approx(0.005, rel=1e-3)
+    assert measured.latency.c == pytest.approx(1.0, rel=1e-3)
+    assert measured.fit is not None
+    assert measured.fit["verdict"] == "usable"
+    assert profile.forward_fraction == pytest.approx(1 / 3, abs=1e-3)
+    assert profile.memory.bytes_per_token(two) == pytest.approx(500, rel=1e-3)
+    # 12 bytes a parameter over 2 GPUs, 8 resident, then 1,000 bytes a token.
+    model = ModelSizes.of(SIZES)
+    room = 10_000_000 - (6 + 8) * model.parameters
+    assert profile.model(measured, 2, 100).max_len == pytest.approx(room / 1000, abs=2)
+
+
+def test_out_of_memory_is_data() -> None:
+    several = samples(Scheme())
+    empty: tuple[float, ...] = ()
+    several.append(Sample(Scheme(), "fit", (9999,), 2, empty, empty, empty, 0, 0, oom=True))
+    memory = fit_memory(MEASURED_ON, several)
+    assert memory.errors.samples == len(several) - 1
+    with pytest.raises(SampleError, match="no sample fits into memory"):
+        fit_memory(MEASURED_ON, several[-1:])
+
+
+def test_a_stage_has_its_share_of_the_layers_and_activations_of_all() -> None:
+    measured = sample(Scheme(), "fit", (100,))
+    measured = replace(measured, ends_ms=(5.0,) * 3, saved_bytes=measured.layers_saved_bytes + 70)
+    stage = replace(measured, scheme=Scheme(pp=4))
+    layers = measured.layers_ms[0]
+    assert measured.whole_ms(8) == pytest.approx(4 * layers + 5)
+    assert stage.whole_ms(8) == pytest.approx(layers + 5)
+    assert stage.whole_bytes(8) == measured.whole_bytes(8) == 4 * 100 * 250 + 70
+
+
+def test_the_allocators_peak_counts_where_it_was_read() -> None:
+    measured = sample(Scheme(), "fit", (100,))
+    assert measured.layers_saved_bytes == 25_000
+    layers_more = replace(measured, layers_peak_bytes=27_000, ends_peak_bytes=1_500)
+    ends_more = replace(measured, layers_peak_bytes=26_000, ends_peak_bytes=1_500)
+    assert layers_more.whole_bytes(8) == 100_000 + 2_000
+    assert ends_more.whole_bytes(8) == 100_000 + 1_500
+    fit = fit_memory(MEASURED_ON, [layers_more])
+    assert fit.of_allocator
+    assert fit.bytes_per_token[1] == pytest.approx(1020)
+
+
+def test_memory_is_fitted_for_each_tp() -> None:
+    two = Scheme(tp=2)
+    # A rank of tp 2 keeps three quarters of what one rank would.
+    more = [
+        replace(
+            measured,
+            layers_saved_bytes=measured.tokens * 375 // 2,
+            saved_bytes=measured.tokens * 375 // 2,
+        )
+        for measured in samples(two, Scheme(tp=2, pp=2), Scheme(tp=2, ulysses=2))
+        if measured.scheme.sp == 1
+    ]
+    fit = fit_memory(MEASURED_ON, [*samples(Scheme(), Scheme(ulysses=2)), *more])
+    assert fit.bytes_per_token == pytest.approx({1: 1000, 2: 1500}, rel=2e-3)
+    several = [*samples(Scheme()), *more]
+    document = profile_document(
+        fit_all(MEASURED_ON, several), ProfiledDevices("d", 8, 1e9), name="p", source="a test"
+    )
+    memory = Profile.from_document(document, "p").memory
+    assert memory.bytes_per_token(Scheme(tp=2, pp=2)) == pytest.approx(750, rel=2e-3)
+
+
+def test_files_from_before_peaks_were_read_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    new = replace(samples(Scheme())[0], layers_peak_bytes=7, ends_peak_bytes=9)
+    with SampleFile(path, MEASURED_ON) as file:
+        file.add(new)
+    assert read_samples(path)[1] == [new]
+    header, line = path.read_text().splitlines()
+    fields = json.loads(line)
+    del fields["layers_peak_bytes"], fields["ends_peak_bytes"]
+    path.write_text(f"{header}\n{json.dumps(fields)}\n")
+    assert read_samples(path)[1] == [samples(Scheme())[0]]
+
+
+def test_a_scheme_that_does_not_fit_is_left_out() -> None:
+    none: tuple[float, ...] = ()
+    two = Scheme(tp=2)
+    full = [
+        Sample(two, "fit", (length,), 2, none, none, none, 0, 0, oom=True)
+        for length in (64, 128, 256, 512)
+    ]
+    several = [*samples(Scheme()), *full]
+    assert unfitted(several) == {two: "tp2: 0 of its lengths fit into memory, 4 are needed"}
+    document = profile_document(
+        fit_all(MEASURED_ON, several), ProfiledDevices("d", 8, 1e9), name="p", source="a test"
+    )
+    profile = Profile.from_document(document, "p")
+    assert [entry.scheme for entry in profile.schemes] == [Scheme()]
+    assert list(profile.memory.activation_bytes_per_token) == [1]
+    with pytest.raises(SampleError, match="no scheme fits into memory: tp2: 0 of its lengths fit"):
+        fit_all(MEASURED_ON, full)
+
+
+def test_the_design_is_a_series_with_lengths_between_and_packings() -> None:
+    points = design(64, 4096, points=8)
+    single = [point for point in points if len(point.lengths) == 1]
+    assert [point.role for point in single] == ["fit", "held-out"] * 7 + ["fit"]
+    several = [point.role for point in points if len(point.lengths) > 1]
+    assert several.count("packed") >= 4
+    assert several.count("fit") >= 3
+    assert several.count("held-out") == 0
+    assert len({point.lengths for point in points}) == len(points)  # nothing judges its own fit
+    assert all(sum(point.lengths) <= 4096 for point in points)
+    assert points == design(64, 4096, points=8)
+    for wrong in ((0, 5), (5, 5), (9, 3)):
+        with pytest.raises(ValueError, match="lengths must rise"):
+            design(*wrong)
+
+
+@pytest.mark.parametrize(
+    ("in_use", "reserved", "share", "fragment"),
+    [
+        (40 * 2**30, 50 * 2**30, 0.2, "measured 20.0%; at least 5%"),
+        (49 * 2**30, 50 * 2**30, 0.05, "measured 2.0%; at least 5%"),
+        (2**20, 2**22, 0.05, "not measured with enough memory in use; at least 5%"),
+        (None, None, 0.05, "not measured with enough memory in use; at least 5%"),
+    ],
+)
+def test_fragmentation_leaves_a_margin(
+    tmp_path: Path, in_use: int | None, reserved: int | None, share: float, fragment: str
+) -> None:
+    """That of the fullest micro-batch; smaller ones reserve more than they need."""
+    peaks = {"layers_peak_bytes": 7, "ends_peak_bytes": 9}
+    small = None if in_use is None else in_use // 2
+    read = [
+        replace(measured, **peaks, allocated_bytes=small, reserved_bytes=reserved)
+        for measured in samples(Scheme())
+    ]
+    read[3] = replace(read[3], allocated_bytes=in_use, reserved_bytes=reserved)
+    with SampleFile(tmp_path / "s.jsonl", MEASURED_ON) as file:
+        for measured in read:
+            file.add(measured)
+    measured_on, together = merged([tmp_path / "s.jsonl"])
+    document = profile_document(
+        fit_all(measured_on, together), ProfiledDevices("d", 8, 80e9), name="p", source="a test"
+    )
+    assert Profile.from_document(document, "p").memory.margin_bytes == pytest.approx(share * 80e9)
+    (note,) = document["notes"]
+    assert note.startswith(f"margin_bytes: {share:.1%} of the memory, ")
+    assert fragment in note
+
+
+def test_what_autograd_keeps_has_no_margin() -> None:
+    document = profile_document(
+        fit_all(MEASURED_ON, samples(Scheme())),
+        ProfiledDevices("d", 8, 1e9),
+        name="p",
+        source="a test",
+    )
+    assert document["memory"]["margin_bytes"] == 0
+    assert "notes" not in document

@@ -1,0 +1,177 @@
+"""Sizes read from a config.json, compared with transformers' own models on the meta device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqplan.costs.config_defaults import CLASS_DEFAULTS
+from seqplan.costs.config_keys import GATED, MODELLED, SIZE_KEYS, SPARSE, UNGATED
+from seqplan.costs.model_config import read_model_config
+from seqplan.costs.model_sizes import ModelSizes
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5.23")
+auto = pytest.importorskip("transformers.models.auto.modeling_auto")
+
+WITHIN = 0.005
+REMOTE = {"baichuan", "exaone", "internlm2", "kimi_k2", "minicpm"}
+"""Model types whose code is not in transformers."""
+
+STATED: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "deepseek_v3": {"num_nextn_predict_layers": 0},
+    "glm4_moe": {"num_nextn_predict_layers": 0, "head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
+}
+"""Keys that every release of a type states and its class leaves open."""
+
+RIGHT = sorted((GATED | UNGATED | SPARSE) - REMOTE)
+OTHERS = (
+    *("afmoe", "aria_text", "bamba", "bart", "bert", "biogpt", "bloom", "codegen", "cohere2_moe"),
+    *("ctrl", "deepseek_v32", "diffllama", "doge", "emu3", "falcon", "falcon_h1", "gemma3"),
+    *("gemma3n_text", "gemma4_text", "glm4_moe_lite", "glm_moe_dsa", "gpt_bigcode", "gpt_neo"),
+    *("granitemoehybrid", "jamba", "kimi_linear", "lfm2", "llama4", "longcat_flash", "mamba2"),
+    *(
+        "minimax",
+        "mllama",
+        "mpt",
+        "olmo_hybrid",
+        "opt",
+        "qwen3_5_text",
+        "recurrent_gemma",
+        "zamba2",
+    ),
+)
+"""Types with layers that are not modelled."""
+
+CORE = {key for name in ("hidden", "layers", "heads", "ffn", "vocab") for key in SIZE_KEYS[name]}
+
+
+def count_parameters(config: Any) -> int:
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    return sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+
+
+def read_error(path: Path, file: dict[str, Any], parameters: int) -> float | str:
+    """Return the relative error of what is read from ``file``, or the message that rejects it."""
+    path.write_text(json.dumps(file, default=str))
+    try:
+        return abs(ModelSizes.of(read_model_config(path)).parameters / parameters - 1)
+    except ValueError as error:
+        return str(error)
+
+
+def wide_file(kind: str) -> dict[str, Any]:
+    """A file of the type whose heads are not hidden/heads elements, unless that is the rule."""
+    made = transformers.CONFIG_MAPPING[kind]
+    usual = made(**STATED.get(kind, {}))
+    key = "n_embd" if hasattr(usual, "n_embd") else "hidden_size"
+    wide = made(**{**STATED.get(kind, {}), key: getattr(usual, key) * 3 // 2})
+    return dict(wide.to_diff_dict())
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity_warning()
+
+
+def test_enough_types_are_compared() -> None:
+    assert len(RIGHT) >= 45
+    assert len(RIGHT) + len(OTHERS) >= 60
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", RIGHT)
+def test_parameters_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
+    """With the class's own values, and with each key left out that is no size."""
+    path = tmp_path / "config.json"
+    made = transformers.CONFIG_MAPPING[kind]
+    files = [made(**STATED.get(kind, {})).to_diff_dict()]
+    if kind != "helium":  # its class runs only if heads · head_dim is hidden
+        files.append(wide_file(kind))
+    for file in files:
+        error = read_error(path, file, count_parameters(made(**file)))
+        assert isinstance(error, float), error
+        assert error <= WITHIN
+        for key in (set(file) & MODELLED) - CORE - {"model_type"}:
+            without = {name: value for name, value in file.items() if name != key}
+            try:
+                parameters = count_parameters(made(**without))
+            except (TypeError, ValueError, KeyError, ZeroDivisionError, RuntimeError):
+                continue  # the class itself needs the key
+            error = read_error(path, without, parameters)
+            if isinstance(error, str):  # by the name of the key, or of one that wants it
+                assert key in error or kind in error
+            else:
+                assert error <= WITHIN, f"without {key}: {error:.1%} off"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_types_are_rejected_by_name(tmp_path: Path, kind: str) -> None:
+    file = transformers.CONFIG_MAPPING[kind]().to_diff_dict()
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(file, default=str))
+    with pytest.raises(ValueError, match="not modelled") as rejected:
+        read_model_config(path)
+    assert f'model_type "{kind}"' in str(rejected.value) or "_config {" in str(rejected.value)
+
+
+@pytest.mark.parametrize("kind", sorted(SPARSE))
+def test_sparse_type_without_its_number_of_experts_is_rejected(tmp_path: Path, kind: str) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 128, "vocab_size": 100, "num_key_value_heads": 4}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **sizes}))
+    with pytest.raises(ValueError, match=f'model_type "{kind}": the number of experts is missing'):
+        read_model_config(path)
+
+
+@pytest.mark.parametrize("kind", sorted(set(CLASS_DEFAULTS) - REMOTE))
+def test_class_defaults_are_those_of_transformers(kind: str) -> None:
+    stated = transformers.CONFIG_MAPPING[kind].__dataclass_fields__
+    assert {key: stated[key].default for key in CLASS_DEFAULTS[kind]} == CLASS_DEFAULTS[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("gemma3_text", {"_sliding_window_pattern": 6}),
+        ("gemma2", {"sliding_window_size": 4096}),
+        ("apertus", {"qk_norm": True}),
+        ("starcoder2", {"mlp_type": "default"}),
+        (
+            "ernie4_5_moe",
+            {"moe_norm_min": 1e-12, "moe_capacity": [64, 64, 64], "moe_gate": "top2_fused"}
+            | {"moe_use_aux_free": True},
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_keys_of_releases_are_accepted(tmp_path: Path, kind: str, keys: dict[str, Any]) -> None:
+    made = transformers.CONFIG_MAPPING[kind]
+    file = {**made().to_diff_dict(), **keys}
+    error = read_error(tmp_path / "config.json", file, count_parameters(made()))
+    assert isinstance(error, float), error
+    assert error <= WITHIN
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_kimi_k2_has_the_sizes_of_its_class(tmp_path: Path) -> None:
+    made = transformers.CONFIG_MAPPING["deepseek_v3"]
+    sizes = {"hidden_size": 7168, "num_attention_heads": 64, "num_key_value_heads": 64}
+    config = made(n_routed_experts=384, first_k_dense_replace=1, vocab_size=163840, **sizes)
+    file = {**config.to_diff_dict(), "model_type": "kimi_k2", "num_nextn_predict_layers": 0}
+    error = read_error(tmp_path / "config.json", file, count_parameters(config))
+    assert isinstance(error, float), error
+    assert error <= WITHIN

@@ -1,0 +1,304 @@
+"""What is wrong with a profile is said in one line that names the file and the field."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqplan.costs.profile import Profile
+from seqplan.costs.profiled_scheme import ProfileError
+from seqplan.costs.shipped.catalogue import find_profile, shipped, shipped_names
+
+SOUND: dict[str, Any] = {
+    "schema": 1,
+    "name": "small",
+    "source": "made for a test",
+    "residuals": "none: exact",
+    "hardware": {"gpu": "none", "gpus_per_node": 4},
+    "model": {"hidden": 64, "layers": 12, "heads": 24, "kv_heads": 24},
+    "zero_stage": 1,
+    "memory": {
+        "capacity_bytes": 1e6,
+        "context_bytes": 0,
+        "margin_bytes": 1e5,
+        "sharded_state_bytes": [[1000, 1e5], [None, 2e5]],
+        "resident_layer_bytes": 2e5,
+        "resident_embedding_bytes": 1e4,
+        "activation_bytes_per_token": {"1": 100, "2": 100},
+    },
+    "schemes": [
+        {"tp": 1, "a": 1e-6, "b": 1e-3, "c": 1.0},
+        {"tp": 2, "pp": 3, "a": 1e-7, "b": 1e-4, "c": 1.0},
+    ],
+}
+
+
+def put(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
+    """A change that sets a field."""
+
+    def change(document: dict[str, Any]) -> None:
+        place: Any = document
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+
+    return change
+
+
+def drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
+    """A change that takes a field away."""
+
+    def change(document: dict[str, Any]) -> None:
+        place: Any = document
+        for key in path[:-1]:
+            place = place[key]
+        del place[path[-1]]
+
+    return change
+
+
+def again(index: int) -> Callable[[dict[str, Any]], None]:
+    """A change that lists a scheme twice."""
+    return lambda document: document["schemes"].append(document["schemes"][index])
+
+
+RANGE = "wants a number from 0 to 1e+18, not"
+CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "negative a": (
+        put("schemes", 1, "a", value=-1e-9),
+        f"schemes[1] (tp2.pp3).a: {RANGE} -1e-09",
+    ),
+    "text b": (
+        put("schemes", 0, "b", value="fast"),
+        f'schemes[0] (tp1).b: {RANGE} "fast"',
+    ),
+    "nan c": (put("schemes", 0, "c", value=float("nan")), f"schemes[0] (tp1).c: {RANGE} NaN"),
+    "infinite c": (
+        put("schemes", 0, "c", value=float("inf")),
+        f"schemes[0] (tp1).c: {RANGE} Infinity",
+    ),
+    "no b": (drop("schemes", 1, "b"), "schemes[1].b: is missing"),
+    "null b": (
+        put("schemes", 1, "b", value=None),
+        f"schemes[1] (tp2.pp3).b: {RANGE} null",
+    ),
+    "no time": (
+        lambda d: d["schemes"][0].update(a=0, b=0),
+        "schemes[0] (tp1): coefficients a and b are both 0: the scheme would take no time",
+    ),
+    "beyond float": (
+        put("schemes", 0, "a", value=10**400),
+        f"schemes[0] (tp1).a: {RANGE} 100000000000000000000000000000000000000000000000000000000…",
+    ),
+    "foreign in scheme": (
+        put("schemes", 0, "dp", value=2),
+        "schemes[0].dp: is not a field of a profile",
+    ),
+    "degree zero": (put("schemes", 0, "tp", value=0), "schemes[0].tp: wants an integer ≥ 1, not 0"),
+    "degree fraction": (
+        put("schemes", 0, "tp", value=1.5),
+        "schemes[0].tp: wants an integer ≥ 1, not 1.5",
+    ),
+    "degree bool": (
+        put("schemes", 0, "tp", value=True),
+        "schemes[0].tp: wants an integer ≥ 1, not true",
+    ),
+    "scheme twice": (again(1), "schemes: tp2.pp3 is listed twice"),
+    "invalid for model": (
+        put("schemes", 1, "pp", value=5),
+        "schemes[1] (tp2.pp5): pp = 5 does not divide the 12 layers",
+    ),
+    "not an object": (put("schemes", 0, value=[1]), "schemes[0]: wants an object, not a list"),
+    "no schemes": (put("schemes", value=[]), "schemes: wants at least one scheme"),
+    "schemes object": (put("schemes", value={}), "schemes: wants a list, not an object"),
+    "flag": (put("schemes", 0, "flag", value=1), "schemes[0].flag: wants a string, not 1"),
+    "no memory": (drop("memory"), "memory: is missing"),
+    "no name": (drop("name"), "name: is missing"),
+    "empty name": (put("name", value=""), "name: wants a text that is not empty"),
+    "foreign": (put("zero", value=1), "zero: is not a field of a profile"),
+    "schema": (put("schema", value=2), "schema: wants 1, not 2"),
+    "schema bool": (put("schema", value=True), "schema: wants 1, not true"),
+    "stage 0": (put("zero_stage", value=0), "zero_stage: wants an integer ≥ 1, not 0"),
+    "stage 4": (put("zero_stage", value=4), "zero_stage: wants 1, 2 or 3, not 4"),
+    "lockstep": (
+        put("zero_stage", value=3),
+        "schemes: under ZeRO-3 every scheme must have tp = pp = 1",
+    ),
+    "fraction": (
+        put("forward_fraction", value=1),
+        "forward_fraction: wants a share between 0 and 1, not 1.0",
+    ),
+    "nodes": (
+        put("hardware", "gpus_per_node", value="8"),
+        'hardware.gpus_per_node: wants an integer ≥ 1, not "8"',
+    ),
+    "no gpu": (drop("hardware", "gpu"), "hardware.gpu: is missing"),
+    "no layers": (drop("model", "layers"), "model.layers: is missing"),
+    "hidden": (
+        put("model", "hidden", value=-64),
+        "model.hidden: wants an integer ≥ 1, not -64",
+    ),
+    "negative capacity": (
+        put("memory", "capacity_bytes", value=-1),
+        f"memory.capacity_bytes: {RANGE} -1.0",
+    ),
+    "no capacity": (drop("memory", "capacity_bytes"), "memory.capacity_bytes: is missing"),
+    "no activation": (
+        put("memory", "activation_bytes_per_token", value={}),
+        "memory.activation_bytes_per_token: wants an object of tp → bytes",
+    ),
+    "activation of 0": (
+        put("memory", "activation_bytes_per_token", "2", value=0),
+        "memory.activation_bytes_per_token.2: wants at least 1 byte, not 0",
+    ),
+    "activation key": (
+        put("memory", "activation_bytes_per_token", "²", value=1),
+        "memory.activation_bytes_per_token.²: the key must be a tensor-parallel degree",
+    ),
+    "activation lacks": (
+        drop("memory", "activation_bytes_per_token", "2"),
+        "memory.activation_bytes_per_token: lacks tp = 2, which schemes[1] (tp2.pp3) needs",
+    ),
+    "states": (
+        put("memory", "sharded_state_bytes", value=1e5),
+        "memory.sharded_state_bytes: wants a list, not 100000.0",
+    ),
+    "states pair": (
+        put("memory", "sharded_state_bytes", 0, value=[1000]),
+        "memory.sharded_state_bytes[0]: wants [largest context in tokens or null, bytes]",
+    ),
+    "states descend": (
+        put("memory", "sharded_state_bytes", value=[[1000, 1], [500, 1]]),
+        "memory.sharded_state_bytes[1]: context 500 does not follow 1000; null is last",
+    ),
+    "states after null": (
+        put("memory", "sharded_state_bytes", value=[[None, 1], [500, 1]]),
+        "memory.sharded_state_bytes[1]: context 500 does not follow None; null is last",
+    ),
+    "half a surrogate": (put("name", value="\ud800"), "half of a surrogate pair is not text"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_malformed_profile(case: str, tmp_path: Path) -> None:
+    change, message = CASES[case]
+    document = copy.deepcopy(SOUND)
+    change(document)
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(ProfileError) as caught:
+        find_profile(str(path))
+    assert str(caught.value) == f"{path}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not JSON (Expecting value at line 1)"),
+        (b"tp = 4\n", "not JSON (Expecting value at line 1)"),
+        (b'{"schema": 1,\n "name"', "not JSON (Expecting ':' delimiter at line 2)"),
+        (b"[]", "wants an object, not a list"),
+        (b"null", "wants an object, not null"),
+        (b"\x93NUMPY\x01", "cannot be read: 'utf-8' codec can't decode byte 0x93"),
+        (b"[" * 100_000, "not a profile (maximum recursion depth exceeded"),
+        (b"1" * 5000, "not a profile (Exceeds the limit"),
+    ],
+)
+def test_what_is_not_a_profile(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(content)
+    with pytest.raises(ProfileError) as caught:
+        find_profile(str(path))
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"none\.json: cannot be read: No such file"):
+        find_profile(str(tmp_path / "none.json"))
+    with pytest.raises(ProfileError, match="cannot be read: Is a directory"):
+        find_profile(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("llama-32b", "llama-32b-a800-80gb"),
+        ("llama-33b-a800-80gb", "llama-32b-a800-80gb"),
+        ("GPT-7b-a100-40gb", "gpt-7b-a100-40gb"),
+        ("gpt-30b-a100", "gpt-30b-a100-40gb"),
+    ],
+)
+def test_an_unknown_name_gives_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        find_profile(name)
+    assert str(caught.value) == (
+        f"profile {name!r} is neither a file nor a shipped profile; did you mean {near}? "
+        "(seqplan profiles lists them)"
+    )
+
+
+def test_a_name_like_none_gives_no_hint() -> None:
+    with pytest.raises(ProfileError) as caught:
+        find_profile("qqq")
+    assert "did you mean" not in str(caught.value)
+
+
+def test_a_sound_profile_from_a_file(tmp_path: Path) -> None:
+    # A file is found whatever its name looks like.
+    path = tmp_path / "small"
+    path.write_text(json.dumps(SOUND))
+    profile = find_profile(str(path))
+    assert profile.name == "small"
+    assert [str(entry.scheme) for entry in profile.schemes] == ["tp1", "tp2.pp3"]
+    assert profile.checkpointing == "none"
+    assert profile.forward_fraction == pytest.approx(1 / 3)
+    assert not profile.rounds
+
+
+def test_the_digest_is_of_the_content_not_of_its_form() -> None:
+    compact = Profile.from_json(json.dumps(SOUND), "a")
+    spread = Profile.from_json(json.dumps(SOUND, indent=2, sort_keys=True), "b")
+    other = Profile.from_json(json.dumps({**SOUND, "name": "other"}), "c")
+    assert compact.digest == spread.digest != other.digest
+
+
+def test_states_are_those_of_the_least_context_that_suffices() -> None:
+    profile = Profile.from_json(json.dumps(SOUND), "small")
+    entry = profile.schemes[0]
+    # (1e6 − 1e5 − states/10 − 2e5 − 1e4) / 100
+    assert profile.model(entry, 10, 1000).max_len == 6800
+    assert profile.model(entry, 10, 1001).max_len == 6700
+    assert profile.model(entry, 10, 10**9).max_len == 6700
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_every_shipped_profile_loads_and_says_where_it_is_from(name: str) -> None:
+    profile = shipped(name)
+    assert profile.name == name
+    assert "arXiv" in profile.source or profile.source.startswith("derived: analytic model of ")
+    assert profile.residuals
+    assert profile.digest.startswith("sha256:")
+    assert find_profile(name) is profile
+    assert Profile.from_document(profile.document, "again") == profile
+
+
+def test_the_names_that_ship() -> None:
+    published = (
+        *("gpt-13b-a100-40gb", "gpt-30b-a100-40gb", "gpt-7b-a100-40gb"),
+        *("llama-13b-a800-80gb", "llama-32b-a800-80gb", "llama-7b-a800-80gb"),
+    )
+    estimated = (
+        f"{model}-{device}"
+        for model in (
+            *("gpt-oss-20b", "llama3-70b", "llama3-8b"),
+            *("qwen3-30b-a3b", "qwen3-32b", "qwen3-8b"),
+        )
+        for device in ("h100-80gb", "h200-141gb")
+    )
+    assert shipped_names() == tuple(sorted((*published, *estimated)))

@@ -1,0 +1,201 @@
+"""Balanced steps in ``transformers.Trainer``: the losses and norms of one process, or a refusal."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from trainer_ranks import (
+    LENGTHS,
+    NO_LABEL,
+    SAMPLES,
+    SEQUENCES,
+    STEPS,
+    arguments,
+    model,
+    needs_trainer,
+    on_ranks,
+    packing,
+    planned,
+    planned_trainer,
+    trained,
+)
+
+from seqplan import Cost
+from seqplan.integrations.balanced_steps import BalancedSteps
+
+pytestmark = needs_trainer
+
+Logs = list[dict[str, float]]
+
+
+def plain() -> Logs:
+    """Every document alone through the model: the mean over a step's labels, clipped SGD."""
+    torch.set_num_threads(1)
+    reference = model()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=1e-2)
+    logs = []
+    for epoch in range(2):
+        for step in planned().epoch(epoch, 1, lockstep=False):
+            places = [i for micro in step.micro_batches[0] for i in micro]
+            labels = sum(label != NO_LABEL for i in places for label in SAMPLES[i]["labels"][1:])
+            total = 0.0
+            for i in places:
+                ids = torch.tensor([SAMPLES[i]["input_ids"]])
+                logits = reference(input_ids=ids, use_cache=False).logits[0, :-1]
+                targets = torch.tensor(SAMPLES[i]["labels"][1:])
+                loss = torch.nn.functional.cross_entropy(
+                    logits, targets, ignore_index=NO_LABEL, reduction="sum"
+                )
+                (loss / labels).backward()
+                total += loss.item() / labels
+            norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            logs.append({"loss": total, "grad_norm": float(norm)})
+    return logs
+
+
+@functools.cache
+def reference() -> Logs:
+    """Of one process that knows no plan."""
+    (logs,) = on_ranks(1, plain)
+    return logs
+
+
+def alike(logs: Logs, tolerance: float = 1e-6) -> None:
+    assert len(logs) == 2 * STEPS
+    for ours, theirs in zip(logs, reference(), strict=True):
+        for name in ("loss", "grad_norm"):
+            assert ours[name] == pytest.approx(theirs[name], rel=tolerance), name
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (1, {}),
+        (2, {}),
+        (2, {"dataloader_num_workers": 1}),
+        (2, {"sharded": True}),
+        (3, {"sharded": True, "activation_checkpointing": True}),
+    ],
+    ids=["one", "ddp", "ddp-workers", "fsdp2", "fsdp2-checkpointing"],
+)
+def test_losses_and_norms_are_those_of_one_process(ranks: int, options: dict[str, Any]) -> None:
+    logs = on_ranks(ranks, functools.partial(trained, **options))[0]
+    alike(logs)
+    assert all(entry["plan/predicted_ms"] > 0 for entry in logs)
+    assert all(0 <= entry["plan/gap"] < 1 for entry in logs)
+
+
+def test_tokens_and_operations_of_all_micro_batches_are_counted() -> None:
+    counting = functools.partial(
+        trained, include_num_input_tokens_seen="all", num_train_epochs=1, max_steps=STEPS
+    )
+    (logs,) = on_ranks(1, counting)
+    assert logs[-1]["num_input_tokens_seen"] == LENGTHS.sum()
+
+
+def test_counts_differ_between_ranks_without_lockstep() -> None:
+    counts = {
+        tuple(len(of_rank) for of_rank in step.micro_batches)
+        for epoch in range(2)
+        for step in planned().epoch(epoch, 2, lockstep=False)
+    }
+    assert any(len(set(of_step)) > 1 for of_step in counts), counts
+
+
+def test_a_run_resumes_within_an_epoch(tmp_path: Path) -> None:
+    straight = on_ranks(2, functools.partial(trained))[0]
+    saving = {"save_strategy": "steps", "save_steps": 4, "folder": str(tmp_path)}
+    on_ranks(2, functools.partial(trained, max_steps=4, **saving))
+    resumed = on_ranks(
+        2, functools.partial(trained, resume=str(tmp_path / "checkpoint-4"), **saving)
+    )[0]
+    assert [entry["loss"] for entry in resumed] == [entry["loss"] for entry in straight]
+
+
+def refused(**changes: Any) -> str:
+    """The message of a trainer that is refused, at its making or its first step."""
+    from seqplan.integrations.huggingface_trainer import UnplannableError
+
+    options: dict[str, Any] = {
+        "model": model(),
+        "train_dataset": SAMPLES,
+        "data_collator": packing(),
+        "planned": planned(),
+    }
+    arguments_ = changes.pop("arguments", {})
+    with pytest.raises(UnplannableError) as raised:
+        planned_trainer()(args=arguments("unused", **arguments_), **{**options, **changes}).train()
+    return str(raised.value)
+
+
+def test_what_cannot_be_planned_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    both = refused(arguments={"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4})
+    assert "gradient_accumulation_steps must be 1" in both
+    assert "per_device_train_batch_size must be 1" in both
+    assert "not the mean over all" in refused(arguments={"average_tokens_across_devices": False})
+    assert f"for {len(LENGTHS)} sequences, the data set has 5" in refused(train_dataset=SAMPLES[:5])
+
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(SAMPLES)
+
+    assert "an iterable data set" in refused(train_dataset=Stream(), arguments={"max_steps": 2})
+    see = refused(data_collator=seeing)
+    assert "documents of a micro-batch see each other" in see
+
+
+def seeing(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """Packs without positions: documents see those before them."""
+    ids = [token for sample in samples for token in sample["input_ids"]]
+    labels = [label for sample in samples for label in sample["labels"]]
+    return {"input_ids": torch.tensor([ids]), "labels": torch.tensor([labels])}
+
+
+def test_a_padding_collator_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def padding(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        longest = max(len(sample["input_ids"]) for sample in samples)
+        rows = [s["input_ids"] + [0] * (longest - len(s["input_ids"])) for s in samples]
+        return {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows)}
+
+    assert "the collator pads" in refused(data_collator=padding)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_of_another_length_than_planned_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    quartered = BalancedSteps(LENGTHS // 4 + 1, SEQUENCES, 160, Cost(5e-2, 1.0, 0.0), seed=1)
+    text = refused(planned=quartered, arguments={"dataloader_num_workers": workers})
+    match = re.search(r"sample (\d+) has (\d+) tokens, its planned length is (\d+)\. Make", text)
+    assert match is not None, text
+    place, tokens, length = map(int, match.groups())
+    assert (tokens, length) == (LENGTHS[place], LENGTHS[place] // 4 + 1)
+    longer = [{key: [*value, 5] for key, value in sample.items()} for sample in SAMPLES]
+    assert "Make lengths from the data set" in refused(train_dataset=longer)
+
+
+def test_steps_are_the_same_on_every_rank_and_drawn_once_an_epoch() -> None:
+    steps = planned()
+    assert steps.steps == STEPS
+    assert len(steps) == STEPS * SEQUENCES
+    for epoch in (0, 1):
+        drawn = list(steps.epoch(epoch, 3, lockstep=True))
+        places = [i for step in drawn for of_rank in step.micro_batches for m in of_rank for i in m]
+        assert sorted(places) == list(range(len(LENGTHS)))
+        assert list(steps.epoch(epoch, 3, lockstep=True, first=1)) == drawn[1:]
+    with pytest.raises(ValueError, match="a step of 99 sequences cannot be drawn from 36"):
+        BalancedSteps(LENGTHS, 99, 160, Cost(0.0, 1.0, 0.0))
+    with pytest.raises(ValueError, match="a micro-batch holds 100"):
+        BalancedSteps(np.append(LENGTHS, 150), 12, 100, Cost(0.0, 1.0, 0.0))

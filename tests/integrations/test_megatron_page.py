@@ -1,0 +1,45 @@
+"""The page on Megatron: flags from a proposal, by the page's own code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from seqplan.costs.shipped.catalogue import shipped
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.proposal.make_proposal import make_proposal
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "megatron.md"
+LENGTHS = np.load(ROOT / "examples" / "data" / "code.npy")[:3000]
+
+
+def test_flags_follow_from_a_proposal(tmp_path: Path) -> None:
+    cluster = Cluster(16, 16_384, 50_000)
+    proposal = make_proposal(shipped("llama-7b-a800-80gb"), cluster, LENGTHS, trainer="megatron")
+    (tmp_path / "proposal.json").write_text(proposal.to_json())
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    (code,) = (block for block in blocks if "proposal[" in block)
+    (tmp_path / "flags.py").write_text(code)
+    printed = subprocess.run(
+        [sys.executable, "flags.py", "proposal.json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    flags = dict(zip(printed[::1], [*printed[1:], ""], strict=True))
+    schemes = {scheme for c in proposal.candidates for scheme, _ in c.strategy.counts}
+    ((tp, pp),) = {(scheme.tp, scheme.pp) for scheme in schemes}
+    assert flags["--tensor-model-parallel-size"] == str(tp)
+    assert flags["--pipeline-model-parallel-size"] == str(pp)
+    assert flags["--seq-length"] == "16384"
+    models = cluster.models(proposal.profile)
+    per_rank = [models[scheme].max_sequence // scheme.ring for scheme in schemes]
+    assert flags["--max-seqlen-per-dp-cp-rank"] == str(min(per_rank))
+    assert "--use-distributed-optimizer" in printed
+    assert ("--sequence-parallel" in printed) == (tp > 1)

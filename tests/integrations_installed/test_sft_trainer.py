@@ -1,0 +1,111 @@
+"""Balanced steps in TRL's SFTTrainer: the losses and norms of one process, and adapters."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from datasets import Dataset
+from peft import LoraConfig
+from test_huggingface_trainer import alike
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from trainer_ranks import SAMPLES, arguments, model, on_ranks, planned
+from transformers import PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+
+from seqplan.integrations.huggingface_trainer import IGNORED, Planned
+
+
+class PlannedSFTTrainer(Planned, SFTTrainer):
+    """What a user writes."""
+
+
+def fine_tuned(
+    *, sharded: bool = False, adapters: bool = False, **more: Any
+) -> list[dict[str, float]]:
+    """Train; what was logged of each step."""
+    if sharded:
+        more["fsdp"] = True
+        more["fsdp_config"] = {
+            "fsdp_version": 2,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+        }
+    words = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, 64)}}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")),
+        pad_token="<pad>",
+        eos_token="<eos>",
+    )
+    rows = [
+        {
+            "input_ids": sample["input_ids"],
+            "completion_mask": [int(label != IGNORED) for label in sample["labels"]],
+        }
+        for sample in SAMPLES
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        usual = arguments(folder).to_dict()
+        names = ("per_device_train_batch_size", "num_train_epochs", "use_cpu", "logging_steps")
+        names += ("learning_rate", "optim", "lr_scheduler_type", "save_strategy", "disable_tqdm")
+        names += ("max_grad_norm", "bf16", "ddp_backend", "report_to")
+        options: dict[str, Any] = {name: usual[name] for name in names}
+        options.update(gradient_checkpointing=False, padding_free=True, max_length=None)
+        options.update(completion_only_loss=True)
+        config = SFTConfig(output_dir=folder, **{**options, **more})
+        if sharded:
+            # On CPUs accelerate takes plain data parallelism, whatever it is told.
+            PartialState()
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        trainer = PlannedSFTTrainer(
+            model=model(torch.float32 if config.bf16 else torch.float64),
+            args=config,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            planned=planned(),
+            peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if adapters else None,
+        )
+        assert trainer.accelerator.is_fsdp2 == sharded
+        trainer.train()
+        return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
+def test_masked_prompts_on_two_ranks(sharded: bool) -> None:
+    logs = on_ranks(2, functools.partial(fine_tuned, sharded=sharded), 300)[0]
+    alike(logs)
+    assert all(entry["plan/predicted_ms"] > 0 for entry in logs)
+
+
+@functools.cache
+def alone(**more: Any) -> list[dict[str, float]]:
+    (logs,) = on_ranks(1, functools.partial(fine_tuned, **more), 300)
+    return logs
+
+
+def test_adapters_on_two_ranks_are_those_of_one_process() -> None:
+    for sharded in (False, True):
+        both = functools.partial(fine_tuned, adapters=True, sharded=sharded)
+        for ours, theirs in zip(on_ranks(2, both, 300)[0], alone(adapters=True), strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+            assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
+
+
+def test_bfloat16_under_fsdp2_is_within_twice_of_one_process() -> None:
+    exact = alone()
+    errors = []
+    single = alone(bf16=True)
+    two = on_ranks(2, functools.partial(fine_tuned, sharded=True, bf16=True), 300)[0]
+    for logs in (single, two):
+        pairs = zip(logs, exact, strict=True)
+        errors.append(max(abs(ours["loss"] / true["loss"] - 1) for ours, true in pairs))
+    assert errors[1] <= 2 * errors[0] + 1e-5

@@ -1,0 +1,78 @@
+"""Numbers of rounds in multiples: near the optimum, and no slower than one degree throughout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from oracles.rounds import least_rounds_ms
+
+from seqplan import Cost, balance
+from seqplan.costs.latency import Latency
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.costs.shipped.catalogue import shipped
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.lockstep.plan_rounds import plan_rounds
+from seqplan.planner.lockstep.round_bounds import stage_class
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.plans.scheme import Scheme
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 200), min_size=3, max_size=6),
+    gpus=st.sampled_from([2, 4]),
+    a=st.sampled_from([0.0, 0.002, 0.02]),
+    c=st.sampled_from([0.0, 12.0, 60.0]),
+    room=st.integers(0, 200),
+    multiple=st.integers(2, 3),
+)
+def test_between_the_bound_and_near_the_optimum(
+    lengths: list[int], gpus: int, a: float, c: float, room: int, multiple: int
+) -> None:
+    assume(len(lengths) >= multiple)
+    models = [
+        SchemeModel(
+            Scheme(ulysses=degree),
+            Latency(a / degree, (1.0 if degree == 1 else 1.1) / degree, c),
+            (-(-max(lengths) // gpus) + room) * degree,
+        )
+        for degree in sorted({1, 2, gpus})
+    ]
+    try:
+        rounds = plan_rounds(Batch.of_lengths(lengths), models, gpus, multiple)
+    except ValueError:
+        assume(False)
+        return
+    assert rounds is not None
+    assert len(rounds.rounds) % multiple == 0
+    classes = [PipelineClass.of(model, 1) for model in models]
+    best = least_rounds_ms(classes, lengths, gpus, multiple=multiple)
+    assert rounds.lower_bound_ms <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= rounds.objective_ms <= 1.25 * best
+
+
+@pytest.mark.parametrize("multiple", [2, 3, 5, 8, 11, 16])
+def test_no_slower_than_one_degree_throughout(multiple: int) -> None:
+    models = shipped("gpt-7b-a100-40gb").usable(16, 32_768)
+    rng = np.random.default_rng(multiple)
+    compared = 0
+    for count in (3 * multiple, 5 * multiple + 7, 150):
+        lengths = np.minimum(rng.choice(CODE, count), int(rng.choice([4_096, 16_384])))
+        rounds = plan_rounds(Batch.of_lengths(lengths.tolist()), models, 16, multiple)
+        assert rounds is not None
+        for model in models:
+            degree = stage_class(model)
+            groups = 16 // degree.gpus
+            if degree.capacity < lengths.max() or count < groups * multiple:
+                continue
+            cost = Cost(degree.a, degree.b, degree.c)
+            alone = balance(lengths, groups, degree.capacity, cost, count_multiple=multiple)
+            assert rounds.objective_ms <= alone.predicted_ms * (1 + 1e-9)
+            compared += 1
+    assert compared

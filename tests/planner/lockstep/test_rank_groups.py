@@ -1,0 +1,179 @@
+"""Rounds of groups on all ranks: complete, aligned, within memory, no rank idle, near the bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from oracles.rounds import least_rounds_ms
+
+from seqplan.costs.latency import Latency
+from seqplan.integrations.degree_costs import by_degree, ring_costs
+from seqplan.planner.lockstep.rank_groups import GroupedRounds, plan_groups
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.simulation.one_f_one_b import simulate_ms
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+
+
+def costs_of(
+    ranks: int, a: float, b: float, c: float, loss: float = 1.0, least: int = 1
+) -> dict[int, Latency]:
+    """Costs of the powers of two that divide the ranks, and of all of them."""
+    degrees = {ranks, *(2**i for i in range(8) if ranks % 2**i == 0)}
+    return {d: Latency(a / d, b / d * (loss if d > 1 else 1.0), c) for d in degrees if d >= least}
+
+
+def check(
+    rounds: GroupedRounds,
+    lengths: list[int],
+    ranks: int,
+    capacity: int,
+    costs: dict[int, Latency],
+    *,
+    one_each: bool,
+    multiple: int,
+) -> None:
+    """What holds of every result."""
+    placed = [i for groups in rounds.rounds for group in groups for i in group.positions]
+    assert sorted(placed) == list(range(len(lengths)))
+    assert len(rounds.rounds) % multiple == 0
+    total = 0.0
+    for groups, by_rank in zip(rounds.rounds, rounds.by_rank(), strict=True):
+        assert len(by_rank) == ranks
+        assert all(by_rank)
+        first, times = 0, []
+        for group in groups:
+            assert group.first == first
+            assert group.first % group.degree == 0
+            first += group.degree
+            own = [lengths[i] for i in group.positions]
+            assert (max(own) if one_each else sum(own)) <= capacity * group.degree
+            cost = costs[group.degree]
+            work = sum(length * (cost.a * length + cost.b) for length in own)
+            times.append(work + cost.c * (len(own) if one_each else 1))
+        assert first == ranks
+        total += max(times)
+    assert rounds.predicted_ms == pytest.approx(total)
+    assert rounds.gap >= 0
+    assert rounds.imbalance >= -1e-12
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30),
+    ranks=st.sampled_from([1, 2, 4, 6, 8, 12]),
+    room=st.integers(0, 100),
+    a=st.sampled_from([0.0, 0.02, 0.2]),
+    c=st.sampled_from([0.0, 1.0, 12.0]),
+    least=st.sampled_from([1, 2]),
+    one_each=st.booleans(),
+    multiple=st.integers(1, 3),
+)
+def test_sound_whatever_is_asked(
+    lengths: list[int],
+    ranks: int,
+    room: int,
+    a: float,
+    c: float,
+    least: int,
+    one_each: bool,
+    multiple: int,
+) -> None:
+    capacity = -(-max(lengths) // ranks) + room
+    costs = costs_of(ranks, a, 1.0, c, least=min(least, ranks))
+    try:
+        rounds = plan_groups(lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
+    except ValueError as error:
+        assume("cannot" in str(error))
+        assert len(lengths) < multiple * ranks or len(lengths) % multiple or ranks & (ranks - 1)
+        return
+    check(rounds, lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
+
+
+@settings(max_examples=54, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=2, max_size=5),
+    ranks=st.sampled_from([2, 4]),
+    room=st.integers(0, 30),
+    a=st.sampled_from([0.0, 0.2]),
+    c=st.sampled_from([0.0, 5.0]),
+    loss=st.sampled_from([1.0, 1.2]),
+    one_each=st.booleans(),
+)
+def test_rounds_lie_between_the_bound_and_the_optimum(
+    lengths: list[int], ranks: int, room: int, a: float, c: float, loss: float, one_each: bool
+) -> None:
+    """Of all ways to group them, groups of which some ranks may be idle among them."""
+    capacity = -(-max(lengths) // ranks) + room
+    costs = costs_of(ranks, a, 1.0, c, loss)
+    rounds = plan_groups(lengths, ranks, capacity, costs, one_each=one_each)
+    classes = [
+        PipelineClass(1, cost.a, cost.b, cost.c, capacity * degree, 1, 1, degree)
+        for degree, cost in costs.items()
+    ]
+    best = least_rounds_ms(classes, lengths, ranks, one_each=one_each)
+    assert rounds.lower_bound_ms <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= rounds.predicted_ms <= 2 * best
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=2, max_size=5),
+    ranks=st.sampled_from([2, 4]),
+    room=st.integers(0, 30),
+    c=st.sampled_from([0.0, 5.0]),
+    stages=st.integers(2, 4),
+)
+def test_through_stages_they_lie_between_the_bound_and_the_optimum(
+    lengths: list[int], ranks: int, room: int, c: float, stages: int
+) -> None:
+    capacity = -(-max(lengths) // ranks) + room
+    costs = costs_of(ranks, 0.02, 1.0, c)
+    rounds = plan_groups(lengths, ranks, capacity, costs, stages=stages)
+    classes = [
+        PipelineClass(1, cost.a, cost.b, cost.c, capacity * degree, 1, 1, degree)
+        for degree, cost in costs.items()
+    ]
+    best = least_rounds_ms(classes, lengths, ranks, stages)
+    assert rounds.lower_bound_ms <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= rounds.predicted_ms <= 2 * best
+    slowest = [max(times) for times in rounds.rounds_ms]
+    assert simulate_ms(slowest, stages) <= rounds.predicted_ms * (1 + 1e-9)
+    with pytest.raises(ValueError, match="one by one do not go through stages"):
+        plan_groups(lengths, ranks, capacity, costs, one_each=True, stages=stages)
+
+
+def test_the_same_lengths_give_the_same_groups() -> None:
+    lengths = np.random.default_rng(0).integers(1, 30_000, 200).tolist()
+    costs = costs_of(16, 2e-6, 0.1, 60.0)
+    plans = [plan_groups(lengths, 16, 8_192, costs) for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert plans[0].gap < 0.03
+
+
+def test_a_long_sequence_gets_ranks_and_the_others_work_beside_it() -> None:
+    rounds = plan_groups([32_000, *[4_000] * 8], 16, 8_192, costs_of(16, 2e-6, 0.1, 60.0))
+    degrees = {i: g.degree for groups in rounds.rounds for g in groups for i in g.positions}
+    assert degrees[0] >= 4
+    assert len(rounds.rounds) == 1
+    assert rounds.imbalance < 0.35
+
+
+def test_few_sequences_one_by_one_are_near_their_bound() -> None:
+    """Ranks that the longest sequence needs to be short are ranks that the others lack."""
+    costs = by_degree(ring_costs("llama-7b-a800-80gb", "tp2"), 64)
+    drawn = np.random.default_rng(0).choice(CODE, 150)
+    lengths = np.minimum(drawn, 32768).tolist()
+    assert plan_groups(lengths, 64, 8192, costs, one_each=True).gap <= 0.07
+
+
+def test_what_cannot_be_is_an_error() -> None:
+    costs = costs_of(4, 0.0, 1.0, 0.0)
+    with pytest.raises(ValueError, match="a sequence has 401 tokens; 4 ranks hold 400"):
+        plan_groups([401], 4, 100, costs)
+    with pytest.raises(ValueError, match="1 sequence cannot fill 2 micro-batches, in mult"):
+        plan_groups([10], 4, 100, costs, multiple=2)

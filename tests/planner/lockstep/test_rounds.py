@@ -1,0 +1,160 @@
+"""Rounds of one stage: complete, within GPUs and memory, above the bound, near the optimum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.rounds import least_rounds_ms
+
+from seqplan.costs.latency import Latency
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.costs.shipped.catalogue import shipped
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.lockstep.assemble import assemble_rounds
+from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
+from seqplan.planner.lockstep.filler import RoundsFiller
+from seqplan.planner.lockstep.plan_rounds import plan_rounds
+from seqplan.planner.lockstep.round_bounds import rounds_bound_ms
+from seqplan.planner.lockstep.search import _least_rest
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Planner
+from seqplan.plans.scheme import Scheme
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+PLANNER = Planner("0", 0, "sha256:0", None)
+
+
+@st.composite
+def settings_of_rounds(draw: st.DrawFn) -> tuple[list[SchemeModel], Batch, int]:
+    gpus = draw(st.sampled_from([1, 2, 3, 4]))
+    lengths = draw(st.lists(st.integers(1, 20), min_size=1, max_size=5))
+    room = draw(st.integers(-(-max(lengths) // gpus), 2 * max(lengths)))
+    a, b = draw(st.sampled_from([0.0, 0.02, 0.2])), draw(st.sampled_from([0.3, 1.0]))
+    c = draw(st.sampled_from([0.0, 1.0, 12.0]))
+    loss = draw(st.sampled_from([1.0, 1.2]))
+    degrees = sorted({1, gpus, draw(st.integers(1, gpus))})
+    models = [
+        SchemeModel(
+            Scheme(ulysses=degree),
+            Latency(a / degree, b / degree * (loss if degree > 1 else 1.0), c),
+            room * degree,
+        )
+        for degree in degrees
+    ]
+    return models, Batch.of_lengths(lengths), gpus
+
+
+@settings(max_examples=60, deadline=None)
+@given(settings_of_rounds())
+def test_rounds_lie_between_the_bound_and_twice_the_optimum(
+    case: tuple[list[SchemeModel], Batch, int],
+) -> None:
+    models, batch, gpus = case
+    rounds = plan_rounds(batch, models, gpus)
+    assert rounds is not None
+    classes = [PipelineClass.of(model, 1) for model in models]
+    best = least_rounds_ms(classes, batch.lengths, gpus)
+    assert rounds_bound_ms(classes, batch, gpus, 1) <= best * (1 + 1e-9)
+    assert rounds.lower_bound_ms <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= rounds.objective_ms <= 2 * best
+
+
+@settings(max_examples=60, deadline=None)
+@given(settings_of_rounds())
+def test_plans_in_rounds_break_no_rule(case: tuple[list[SchemeModel], Batch, int]) -> None:
+    models, batch, gpus = case
+    rounds = plan_rounds(batch, models, gpus)
+    assert rounds is not None
+    plan = assemble_rounds(batch, rounds, PLANNER, gpus, forward_fraction=1 / 3)
+    assert lint(plan, {model.scheme: model for model in models}) == []
+    assert abs(plan.predicted_ms - rounds.objective_ms) <= 1e-3 * (len(plan.pipelines) + 1)
+
+
+def test_a_sequence_beyond_every_group_has_no_rounds() -> None:
+    models = shipped("gpt-7b-a100-40gb").usable(8, 32768)
+    limit = max(model.max_sequence for model in models)
+    assert plan_rounds(Batch.of_lengths([limit + 1]), models, 8) is None
+
+
+def test_static_groups_are_never_better() -> None:
+    """One degree throughout is among the plans tried, so choosing freely cannot lose to it."""
+    models = shipped("gpt-7b-a100-40gb").usable(64, 32768)
+    lengths = [16854, 11771, 9270, 8711, 6586, 5810, 5614, 5258] + [900] * 350
+    free = plan_rounds(Batch.of_lengths(lengths), models, 64)
+    assert free is not None
+    for model in models:
+        static = plan_rounds(Batch.of_lengths(lengths), [model], 64)
+        assert static is None or free.objective_ms <= static.objective_ms * (1 + 1e-9)
+
+
+def test_rounds_that_hold_nothing_end_the_search() -> None:
+    """Where a round has no cost of its own, what follows the last full one may be as short as 0."""
+
+    class Counting(RoundsFiller):
+        fills = 0
+
+        def fill(self, targets_ms: Sequence[float]) -> FilledRounds | None:
+            self.fills += 1
+            return super().fill(targets_ms)
+
+    degree = PipelineClass(1, 0.0, 0.3, 0.0, 100, 1, 1, 1)
+    filler = Counting([degree], Sequences(np.array([10, 7]), np.array([1, 1])), 2)
+    for shape in ([1.0, 1.0], [3.0, 0.5]):
+        filler.fills = 0
+        best = _least_rest(filler, [3.0], shape, FilledRounds(((), (), ()), (3.0, 3.0, 3.0)))
+        assert best.total_ms == 3.0
+        assert filler.fills < 20
+
+
+@settings(max_examples=60, deadline=None)
+@given(settings_of_rounds())
+def test_thrifty_rounds_hold_everything(case: tuple[list[SchemeModel], Batch, int]) -> None:
+    models, batch, gpus = case
+    classes = [PipelineClass.of(model, 1) for model in reversed(models)]
+    filler = RoundsFiller(classes, Sequences(batch.distinct, batch.multiplicity), gpus)
+    thrifty = filler.thrifty()
+    assert thrifty is not None
+    positions = [
+        place for groups in thrifty.groups(batch) for _, members in groups for place in members
+    ]
+    assert sorted(positions) == list(range(len(batch.lengths)))
+    beyond = RoundsFiller(
+        [replace(classes[0], gpus=gpus + 1)],
+        Sequences(batch.distinct, batch.multiplicity),
+        gpus,
+    )
+    assert beyond.thrifty() is None
+
+
+@pytest.mark.parametrize(("layout", "gap"), [((4, 1), 0.04), ((4, 2), 0.03), ((8, 2), 0.02)])
+def test_many_unlike_rounds_are_near_their_bound(layout: tuple[int, int], gap: float) -> None:
+    """Long and short rounds of code, each with its own target; with stages the longest counts."""
+    models = [
+        model
+        for model in shipped("llama-32b-a800-80gb").usable(64, 32768)
+        if (model.scheme.tp, model.scheme.pp) == layout
+    ]
+    lengths = np.minimum(CODE, 32768)[:300].tolist()
+    rounds = plan_rounds(Batch.of_lengths(lengths), models, 64)
+    assert rounds is not None
+    assert rounds.objective_ms <= rounds.lower_bound_ms * (1 + gap)
+
+
+def test_equal_groups_are_chosen_with_their_overhead() -> None:
+    """Of schemes of one size, less work does not pay for a large overhead of each micro-batch."""
+    models = [
+        SchemeModel(Scheme(ulysses=2), Latency(0.0, 1.0, 400.0), 4_096),
+        SchemeModel(Scheme(ring=2), Latency(0.0, 1.1, 10.0), 4_096),
+    ]
+    batch = Batch.of_lengths([500, 400, 300, 200] * 2)
+    rounds = plan_rounds(batch, models, 4)
+    assert rounds is not None
+    alone = [plan_rounds(batch, [model], 4) for model in models]
+    assert rounds.objective_ms == min(plan.objective_ms for plan in alone if plan)

@@ -1,0 +1,59 @@
+"""Plans written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from seqplan import construct_plan, explain, from_json, rank_view, to_json
+from seqplan.plans.lint import lint
+
+
+def test_a_constructed_plan_is_complete() -> None:
+    plan = construct_plan(
+        [10, 21, 30, 40],
+        {"u2": [[[0, 3], [1]]], "r2": [[[2]]]},
+        ids=[7, 5, 9, 1],
+        step=3,
+        world_size=5,
+    )
+    assert lint(plan, None) == []
+    assert from_json(to_json(plan)) == plan
+    assert [pipeline.ranks for pipeline in plan.pipelines] == [(0, 1), (2, 3)]
+    assert plan.idle_ranks == (4,)
+    assert plan.loss_tokens == 101 - 4
+    assert plan.pipelines[1].micro_batches[0].padded_tokens >= 30
+    assert [s.id for s in rank_view(plan, 0).pipelines[0].micro_batches[0].sequences] == [7, 1]
+    assert "binding: unknown, the plan states no times" in explain(plan)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "pipelines", "message"),
+    [
+        ([], {}, "needs sequences"),
+        ([5, 0], {"u1": [[[0, 1]]]}, "sequence 1 has length 0"),
+        ([5, 6], {"u2": [[[0]]]}, "sequence 1 is in no micro-batch"),
+        ([5, 6], {"u2": [[[0, 1], [1]]]}, "sequence 1 is in more than one"),
+        ([5, 6], {"u2": [[[0, 2], [1]]]}, "there is no sequence 2; there are 2"),
+        ([5, 6], {"u2": [[[0, 1], []]]}, "a micro-batch is empty"),
+        ([5, 6], {"x2": [[[0, 1]]]}, "x2"),
+    ],
+)
+def test_what_is_no_plan(
+    lengths: list[int], pipelines: dict[str, list[list[list[int]]]], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        construct_plan(lengths, pipelines)
+
+
+def test_ids_and_ranks_must_fit() -> None:
+    with pytest.raises(ValueError, match="1 ids for 2 sequences"):
+        construct_plan([5, 6], {"u2": [[[0, 1]]]}, ids=[1])
+    with pytest.raises(ValueError, match="take 2 ranks, world_size is 1"):
+        construct_plan([5, 6], {"u2": [[[0, 1]]]}, world_size=1)
+
+
+def test_repr_of_a_plan_is_one_line() -> None:
+    plan = construct_plan([1_200, 400, 2_000], {"u2": [[[0, 1]]], "r2": [[[2]]]}, step=4)
+    assert repr(plan) == (
+        "<Plan of step 4: 3 sequences, 3,600 tokens, 1×u2 + 1×r2 on 4 ranks, 0.0 ms, gap 0.00 %>"
+    )

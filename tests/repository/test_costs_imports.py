@@ -1,0 +1,62 @@
+"""Cost models and lengths need neither torch nor the runtime."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import seqplan.costs
+
+FOLDER = Path(seqplan.costs.__path__[0])
+FILES = {path.relative_to(FOLDER).as_posix(): path for path in sorted(FOLDER.rglob("*.py"))}
+HEAVY = ("torch", "seqplan.runtime", "seqplan.profiler")
+
+
+def imports(path: Path) -> set[str]:
+    """Modules that a file names in its imports, wherever they stand."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: imports are absolute"
+            names.add(node.module or "")
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_costs_import_neither_torch_nor_the_runtime(file: str) -> None:
+    names = imports(FILES[file])
+    assert not {name for name in names for heavy in HEAVY if f"{name}.".startswith(f"{heavy}.")}
+
+
+def test_there_is_something_to_check() -> None:
+    assert {"profile.py", "fit/samples.py", "analytic/terms.py", "lengths/read.py"} <= set(FILES)
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    code = "import sys, seqplan.costs; dir(seqplan.costs); print(*sys.modules)"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = set(completed.stdout.split())
+    assert not {"torch", "numpy", "scipy", "seqplan.costs.profile"} & loaded
+
+
+def test_every_public_name_is_there() -> None:
+    assert list(seqplan.costs.__all__) == sorted(seqplan.costs.__all__)
+    for name in seqplan.costs.__all__:
+        assert getattr(seqplan.costs, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'Profiles'"):
+        _ = seqplan.costs.Profiles
+
+
+def test_no_public_name_is_hidden_by_a_module() -> None:
+    """Python would put the module in a name's place as soon as it is imported."""
+    modules = {path.stem for path in FOLDER.iterdir()}
+    assert not modules & set(seqplan.costs.__all__)

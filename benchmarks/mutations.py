@@ -116,6 +116,8 @@ def _run_tests(root: Path, tests: tuple[str, ...]) -> str | None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    if code < 0:  # by another process, not by the mutant
+        raise SystemExit(f"mutations: signal {-code} ended the tests: {', '.join(tests)}")
     if code not in (0, 1):
         return "tests cannot be collected" if code == 2 else f"pytest ends with {code}"
     return "yes" if code else None

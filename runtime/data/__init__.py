@@ -2,6 +2,6 @@
 
 Read ``tokens`` first, which says what token data is and how a share is loaded; then ``targets``
 (labels, weights and extras of the data's own), ``files`` and ``megatron``, the kinds of files that
-are read. Public are the modules named here; the names that a trainer needs are in
-``seqplan.runtime``.
+are read. ``comparison``: whether all ranks read the same tokens. Public are the modules named here;
+the names that a trainer needs are in ``seqplan.runtime``.
 """

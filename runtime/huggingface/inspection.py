@@ -10,6 +10,7 @@ from torch import nn
 
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.data.comparison import DataPreparer
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.errors import UnsupportedModel, communicating
 from seqplan.runtime.huggingface.attention import IMPLEMENTATION
@@ -76,4 +77,4 @@ def hosted_preparation(
             runnable(view, *more)
         return prepare(view)
 
-    return checked
+    return DataPreparer(data, checked)

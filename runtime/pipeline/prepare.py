@@ -11,6 +11,7 @@ from seqplan.plans.scheme_limits import refusal
 from seqplan.plans.views.placement import pushes_overlap
 from seqplan.plans.views.rank_view import PipelineView, RankView
 from seqplan.plans.views.resharding import shards_of
+from seqplan.runtime.data.comparison import DataPreparer
 from seqplan.runtime.data.targets import TargetData
 from seqplan.runtime.data.tokens import TokenData, load_share
 from seqplan.runtime.errors import DataError, PlanError
@@ -107,4 +108,4 @@ def staged_preparation(
             pipelines.append(PreparedPipeline(pipeline, tuple(prepared), final))
         return tuple(pipelines)
 
-    return prepare
+    return DataPreparer(data, prepare)

@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 import torch.distributed as dist
 
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.data.comparison import find_other_tokens
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout, RankLost
 from seqplan.runtime.steps.acknowledgements import OUTAGE_S
 from seqplan.runtime.steps.agreement import (
@@ -105,7 +106,8 @@ class PlanConsumer(Generic[Prepared]):
     ``control_group`` exchange what they have. If one has failed (its source, its ``prepare``, no
     step within ``timeout_s`` of asking) or they differ (step, end, digest), **every** rank raises
     ``PlanError`` with the first failing rank's number and message; none is left waiting. A rank
-    that is gone is ``RankLost``.
+    that is gone is ``RankLost``. Before the first step ranks compare tokens of its samples, if
+    ``prepare`` is a ``DataPreparer``.
 
     ``control_group``: gloo, over all ranks in order, used by nothing else while a step is asked
     for; its own time-out must exceed ``timeout_s`` and the difference between the ranks' steps.
@@ -155,6 +157,7 @@ class PlanConsumer(Generic[Prepared]):
         self._preparing = False
         self._digests: dict[int, str | None] = {}  # of steps handed out, not acknowledged
         self._ack_failure: str | None = None
+        self._compared = False
         self._over: Exception | None = None
         self._threads = [
             threading.Thread(
@@ -182,6 +185,9 @@ class PlanConsumer(Generic[Prepared]):
         fetched = self._await(number)
         try:
             fault = disagreement(all_gather_records(self._record(fetched), self._group))
+            if fault is None and fetched.step is not None and not self._compared:
+                fault = find_other_tokens(self._prepare, fetched.step.view, self._group)
+                self._compared = True
         except RankLost as loss:
             self._over = loss
             raise

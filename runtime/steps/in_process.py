@@ -14,6 +14,7 @@ from seqplan.plans.format.codec import digest
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 from seqplan.plans.views.rank_view import RankView, rank_view
+from seqplan.runtime.data.comparison import find_other_tokens
 from seqplan.runtime.errors import PlanError
 from seqplan.runtime.steps.agreement import (
     Record,
@@ -39,11 +40,12 @@ def agreed_steps(
     """Yield this rank's steps of ``plans``, an iterator that plans on every rank alike.
 
     Plans before ``first_step`` are passed over. ``PlanError`` on every rank where one fails or
-    plans something else: with the number and the message of the first that does. ``RankLost`` where
-    another rank died.
+    plans something else: with the number and the message of the first that does, or if the ranks'
+    data differ at the first step. ``RankLost`` where another rank died.
     """
     following = iter(plans)
     expected = first_step
+    compared = False
     while True:
         step: Step[Prepared] | None = None
         cause: Exception | None = None
@@ -59,6 +61,9 @@ def agreed_steps(
         except Exception as error:
             record, cause = Record(State.FAILED, expected, message=one_line(error)), error
         fault = disagreement(all_gather_records(record, control_group))
+        if fault is None and step is not None and not compared:
+            fault = find_other_tokens(prepare, step.view, control_group)
+            compared = True
         if fault is not None:
             raise PlanError(fault) from cause
         if step is None:

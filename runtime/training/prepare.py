@@ -11,6 +11,7 @@ from torch import Tensor
 
 from seqplan.plans.views.placement import pushes_overlap
 from seqplan.plans.views.rank_view import MicroBatchView, RankView, SequenceShare
+from seqplan.runtime.data.comparison import DataPreparer
 from seqplan.runtime.data.targets import TargetData, load_targets
 from seqplan.runtime.data.tokens import NO_LABEL, TokenData, Tokens, load_share
 from seqplan.runtime.errors import DataError, PlanError
@@ -133,7 +134,7 @@ def preparation(
             )
         return tuple(work)
 
-    return prepare
+    return DataPreparer(data, prepare)
 
 
 def _refuse_unknown_tokens(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -169,11 +170,16 @@ def unlike_plans(rank: int, groups: runtime.Communicators) -> list[str]:
             raise ValueError("no lengths")
         yield other
 
-    for following in ([short, other], failing()):
-        job.next_step = 0
+    rows = [[int(rank == 3 and id == 5)] * 40 for id in range(9)]
+    unlike = huggingface.host(
+        model("llama"), runtime.IndexedTokens(rows), optimizer=optimizer, groups=groups
+    )
+    single = replace(one_pipeline_plan(Scheme(ring=4), [30, 4]), ids=(5, 6))
+    for hosted, following in ((job, [short, other]), (job, failing()), (unlike, [single])):
+        hosted.next_step = 0
         try:
-            for step in job.steps(following):
-                job.run(step)
+            for step in hosted.steps(following):
+                hosted.run(step)
         except runtime.PlanError as error:
             messages.append(str(error))
     return messages

@@ -158,9 +158,10 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_cannot_be_run_is_refused_on_every_rank_before_the_step(outcomes: Any) -> None:
     for messages in (rank["unlike"] for rank in outcomes[0]):
-        assert len(messages) == 2
+        assert len(messages) == 3
         assert "step 1: rank 2 has the plan sha256:" in messages[0]
         assert messages[1] == "rank 1: no lengths"
+        assert messages[2].startswith("step 0: sample 5 has other tokens on rank 3 than on rank 0")
 
 
 def test_what_a_rank_holds_is_counted(refused: Any) -> None:

@@ -70,20 +70,23 @@ def other_plan() -> Plan:
 
 Scenario = dict[str, Any]
 """``plans``: the lines of the file, for all ranks or each; ``heads`` and ``data`` of the job, which
-``staged`` makes one of any strategies."""
+``staged`` makes one of any strategies. ``data of rank N`` is that rank's alone."""
 
 
 def scenarios() -> dict[str, Scenario]:
     good = [to_json(plan) for plan in small_plans(4, RANKS)]
-    outside, short = samples(), samples()
+    outside, short, other = samples(), samples(), samples()
     del outside[105]
     short[105] = short[105][:3]
+    other[0] = [*other[0][:-1], 63]
     return {
         "world size": {"plans": [to_json(plan) for plan in small_plans(2, 3)]},
         "schema": {"plans": [another_schema()]},
         "digest": {"each": [good, [*good[:2], to_json(other_plan())]]},
         "outside": {"plans": good, "data": outside},
         "short": {"plans": good, "data": short},
+        "other": {"plans": good, "data of rank 1": other},
+        "staged other": {"plans": good, "data of rank 1": other, "staged": True},
         "heads": {"plans": good, "heads": 1},
         "tp": {"plans": [to_json(one_pipeline_plan(Scheme(tp=2), [6, 4]))]},
         "pp": {"plans": [pipeline_parallel_plan()]},
@@ -112,7 +115,7 @@ def _trained(
     config = ModelConfig(hidden=16, layers=1, heads=heads, kv_heads=1, ffn=16, vocab=64)
     torch.manual_seed(0)
     model = Llama(config)
-    data = IndexedTokens(scenario.get("data", samples()))
+    data = IndexedTokens(scenario.get(f"data of rank {rank}", scenario.get("data", samples())))
     plans = FileSource(path, world_size=world_size)
     prepare: Callable[[RankView], Any]
     run: Callable[[Step[Any]], StepResult]
@@ -174,6 +177,12 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, l
             r"rank 1: sample 105 of step 1: has 3 tokens, the plan wants \d+; plan with the len",
             [0],
         ),
+        (
+            "other",
+            r"step 0: sample 0 has other tokens on rank 1 than on rank 0\. Give all ranks",
+            [],
+        ),
+        ("staged other", "step 0: sample 0 has other tokens on rank 1 than on rank 0", []),
         (
             "heads",
             "rank 0: step 0, pipeline 0: Ulysses degree 2 exceeds the model's 1 attention heads: p",

@@ -274,7 +274,9 @@ def _torch_ring(tokens: int, dtype: torch.dtype) -> Callable[[], Any]:
 
 def _plan(scheme: Scheme, ranks: tuple[int, ...], lengths: list[int]) -> Plan:
     """All documents in one micro-batch of one pipeline."""
-    batch = MicroBatch(tuple(range(len(lengths))), sum(lengths), scheme.padded_tokens(lengths), 1.0)
+    batch = MicroBatch(
+        tuple(range(len(lengths))), sum(lengths), scheme.pad_micro_batch(lengths), 1.0
+    )
     pipelines = (PlannedPipeline(scheme, ranks, (batch,), 1.0),)
     return Plan(
         step=0,

@@ -92,7 +92,7 @@ def _pipeline(
     planned = []
     for batch in batches:
         held = [lengths[position] for position in batch]
-        planned.append(MicroBatch(batch, sum(held), scheme.padded_tokens(held), 1.0))
+        planned.append(MicroBatch(batch, sum(held), scheme.pad_micro_batch(held), 1.0))
     return PlannedPipeline(scheme, ranks, tuple(planned), float(len(planned)))
 
 

@@ -16,12 +16,12 @@ import numpy as np
 from benchmarks.settings import Data, markdown
 from benchmarks.whole import Judged, judge
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.dispatch import probe
 from seqplan.planner.placement.fill import Filler, Placement
-from seqplan.planner.placement.fleet import Fleet, undominated
+from seqplan.planner.placement.fleet import Fleet, drop_dominated
 from seqplan.planner.strategies.local_search import swap
 from seqplan.planner.sync.choice import exchange_of
 from seqplan.planner.sync.times import Exchange
@@ -60,7 +60,7 @@ def run(data: Sequence[Data]) -> None:
     sources = [*data, *_distributions(rng)]
     rows, judged, nearby, impossible = [], [], [], 0
     for setting in [_drawn(rng, sources) for _ in range(SETTINGS)]:
-        profile = shipped(f"llama-{setting.model}-a800-80gb")
+        profile = load_shipped(f"llama-{setting.model}-a800-80gb")
         exchange = exchange_of(profile, setting.where.gpus, overlap=setting.overlap)
         try:
             outcome = judge(setting.source, profile, setting.where, exchange, STEPS)
@@ -107,7 +107,7 @@ def _gain_nearby(
     if plan.re_forms:
         return 0.0
     models = where.models(profile)
-    schemes = sorted(undominated(models))
+    schemes = sorted(drop_dominated(models))
     strategy, best_ms = plan.strategy, float(judged.ours[0])
     for _ in range(NEARBY):
         tried = strategy

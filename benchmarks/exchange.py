@@ -10,7 +10,7 @@ from seqplan.costs.model_sizes import MODELS
 from seqplan.plans.scheme import Strategy
 from seqplan.plans.views.placement import PlacedPipeline, Placement
 from seqplan.plans.views.resharding import shards_of, unit_moves
-from seqplan.plans.views.sync_count import moved
+from seqplan.plans.views.sync_count import count_moved
 from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.pipeline.llama_units import NORMS, llama_units
 from seqplan.runtime.training.model import ModelConfig
@@ -66,10 +66,10 @@ def figures(units: Sequence[UnitLayout], placement: Placement) -> tuple[str, ...
         began = time.process_time()
         moves = unit_moves(units, shards, rank)
         slowest = max(slowest, time.process_time() - began)
-        pulled = [moved(move.pull_from, rank) for move in moves]
-        served = [moved(move.pull_to, rank) for move in moves]
-        pushed = [moved(move.push_to, rank) for move in moves]
-        summed = [moved(move.push_from, rank) for move in moves]
+        pulled = [count_moved(move.pull_from, rank) for move in moves]
+        served = [count_moved(move.pull_to, rank) for move in moves]
+        pushed = [count_moved(move.push_to, rank) for move in moves]
+        summed = [count_moved(move.push_from, rank) for move in moves]
         counts = (
             sum(count.messages for count in pulled),
             sum(count.messages for count in served),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.settings import CLUSTERS, PROFILE, Data, markdown
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.step_bounds import area_bound_ms, single_bound_ms
@@ -38,7 +38,7 @@ def run(data: Sequence[Data]) -> None:
     if kernel_state() != "compiled":
         print(f"one fill: left out, as the fill is {kernel_state()}\n")
         return
-    models = {model.scheme: model for model in shipped(PROFILE).usable(64, CONTEXT)}
+    models = {model.scheme: model for model in load_shipped(PROFILE).usable(64, CONTEXT)}
     rows = []
     for source in data:
         for gpus in SIZES:

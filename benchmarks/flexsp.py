@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.settings import Data, markdown
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.plan_rounds import plan_rounds
 from seqplan.planner.lockstep.proof import prove_rounds
@@ -21,7 +21,7 @@ LIMIT_S = 10.0
 
 def run(data: Sequence[Data]) -> None:
     """Print rounds of ours and of the published formulation on the same batches."""
-    profile = shipped(PROFILE)
+    profile = load_shipped(PROFILE)
     rows, summary = [], []
     for source in data:
         for context in CONTEXTS:

@@ -75,7 +75,7 @@ def _pipeline(
     micro_batches = []
     for batch in batches:
         sizes = [lengths[position] for position in batch]
-        padded = scheme.padded_tokens(sizes)
+        padded = scheme.pad_micro_batch(sizes)
         micro_batches.append(MicroBatch(tuple(batch), sum(sizes), padded, float(sum(sizes))))
     cost = sum(batch.cost_ms for batch in micro_batches)
     return PlannedPipeline(scheme, ranks, tuple(micro_batches), cost)

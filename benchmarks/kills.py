@@ -22,7 +22,7 @@ from benchmarks.killed_postgresql import KilledPostgresql
 from benchmarks.served import Served
 from benchmarks.settings import Data, markdown
 from seqplan.api.store import schema
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.runtime.steps.http_source import HttpSource
@@ -183,7 +183,9 @@ def _train(
     file = io.BytesIO()
     np.save(file, lengths)
     key = json.loads(_ask(served.address, "POST", "/v1/lengths", file.getvalue()))["id"]
-    document = make_proposal(shipped("llama-7b-a800-80gb"), cluster, lengths, propagation_only=True)
+    document = make_proposal(
+        load_shipped("llama-7b-a800-80gb"), cluster, lengths, propagation_only=True
+    )
     made = _ask(served.address, "POST", "/v1/proposals/documents", document.to_json().encode())
     served.proposal = json.loads(made)["id"]
     for number in range(JOBS):

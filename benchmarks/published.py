@@ -14,7 +14,7 @@ from seqplan.planner.simulation.one_f_one_b import simulate_ms
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.selection import select
 from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.systems.hydraulis import CBC_S, TRIALS, eq4_pool, published_step
+from seqplan.planner.systems.hydraulis import CBC_S, TRIALS, eq4_pool, run_published_step
 from seqplan.planner.systems.setting import Setting
 from seqplan.plans.plan import PlannedPipeline
 
@@ -36,7 +36,7 @@ def run(data: Sequence[Data]) -> None:
         for batch in batches:
             plan = ours.plan(batch)
             start = time.perf_counter()
-            theirs = published_step(setting, pool, batch, fast=False, cbc_s=CBC_S).phases[0]
+            theirs = run_published_step(setting, pool, batch, fast=False, cbc_s=CBC_S).phases[0]
             took.append(time.perf_counter() - start)
             simulated = max(map(_simulated_ms, theirs))
             ratios.append(simulated / simulate_plan_ms(plan))

@@ -28,7 +28,7 @@ from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.gradient_reduction import Reduce
-from seqplan.runtime.states.held_bytes import held_bytes
+from seqplan.runtime.states.held_bytes import count_held_bytes
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.model import Llama, ModelConfig
 from seqplan.runtime.training.prepare import preparation
@@ -78,7 +78,7 @@ def _rank(rank: int, reduce: Reduce, count: int) -> tuple[int, int, int, list[fl
     gc.collect()
     before = _resident("VmRSS")
     states = ShardedStates(model, groups.states, reduce=reduce)
-    counted = held_bytes(states.units)
+    counted = count_held_bytes(states.units)
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()])
     peers = Peers(groups.attention)
     prepare = preparation(

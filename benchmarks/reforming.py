@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import mean
 
 from benchmarks.settings import Data, markdown
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.document import ProposalDocument
@@ -41,7 +41,7 @@ def run(data: Sequence[Data]) -> None:
 
 
 def _row(source: Data, context: int, tokens: int, layout: str) -> list[str]:
-    profile = shipped("llama-32b-a800-80gb").restricted(layout=parse_layout(layout))
+    profile = load_shipped("llama-32b-a800-80gb").restrict(layout=parse_layout(layout))
     where = Cluster(GPUS, context, tokens)
     exchange = exchange_of(profile, GPUS)
     proposal = make_proposal(profile, where, source.lengths, exchange=exchange)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from seqplan.costs.lengths import read_lengths
 from seqplan.costs.model_sizes import parameters
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.sync.choice import exchange_of
 from seqplan.planner.sync.times import Exchange
@@ -45,7 +45,7 @@ def data_sets(wikipedia: Path | None) -> list[Data]:
 
 def published_schemes(name: str = PROFILE) -> Profile:
     """A shipped profile with the schemes that its source states, without derived ones."""
-    return shipped(name).restricted(measured=True)
+    return load_shipped(name).restrict(measured=True)
 
 
 def published_exchange(profile: Profile, gpus: int) -> Exchange:

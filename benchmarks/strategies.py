@@ -81,7 +81,7 @@ def planned(scheme: Scheme, lengths: Sequence[int], ranks: int) -> Plan:
         batches = []
         for pair in zip(positions[::2], positions[1::2], strict=True):
             held = [lengths[position] for position in pair]
-            batches.append(MicroBatch(pair, sum(held), scheme.padded_tokens(held), 1.0))
+            batches.append(MicroBatch(pair, sum(held), scheme.pad_micro_batch(held), 1.0))
         placed = tuple(range(number * scheme.gpus, (number + 1) * scheme.gpus))
         predicted = float(len(batches) + scheme.pp - 1)
         pipelines.append(PlannedPipeline(scheme, placed, tuple(batches), predicted))

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.settings import Data, markdown, published_exchange
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.with_sync import Families, exchange_bound_ms
@@ -93,7 +93,7 @@ def run(data: Sequence[Data]) -> None:
 
 
 def _row(source: Data, model: str, gpus: int, context: int, tokens: int) -> list[str]:
-    profile = shipped(f"llama-{model}-a800-80gb")
+    profile = load_shipped(f"llama-{model}-a800-80gb")
     judged = judge(
         source, profile, Cluster(gpus, context, tokens), exchange_of(profile, gpus), STEPS[gpus]
     )
@@ -117,7 +117,7 @@ def _row(source: Data, model: str, gpus: int, context: int, tokens: int) -> list
 def _other_rows(
     source: Data, model: str, gpus: int, context: int, tokens: int
 ) -> Iterator[list[str]]:
-    profile = shipped(f"llama-{model}-a800-80gb")
+    profile = load_shipped(f"llama-{model}-a800-80gb")
     exchanges = {
         "derived, half hidden": exchange_of(profile, gpus, overlap=0.5),
         "as published": published_exchange(profile, gpus),

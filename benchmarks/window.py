@@ -8,13 +8,13 @@ from statistics import mean
 import numpy as np
 
 from benchmarks.settings import Data, markdown
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.batches.window import WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.placement.fleet import Models, PipelineClass, undominated
+from seqplan.planner.placement.fleet import Models, PipelineClass, drop_dominated
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.planner.sync.times import parse_layout
 
@@ -38,9 +38,9 @@ def run(data: Sequence[Data]) -> None:
 
 
 def _row(source: Data, model: str, layout: str, gpus: int, context: int, tokens: int) -> list[str]:
-    profile = shipped(f"llama-{model}-a800-80gb").restricted(layout=parse_layout(layout))
+    profile = load_shipped(f"llama-{model}-a800-80gb").restrict(layout=parse_layout(layout))
     models = Cluster(gpus, context, tokens).models(profile)
-    classes = [PipelineClass.of(model, 1) for model in undominated(models).values()]
+    classes = [PipelineClass.of(model, 1) for model in drop_dominated(models).values()]
     sampler = Sampler(source.lengths, tokens, context, 0)
     costs = sequence_costs(classes, sampler.lengths, gpus)
     drawn_ms = _mean_ms(sampler.batches(STEPS), models, gpus)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from seqplan.costs.profile import Profile
     from seqplan.costs.profiled_scheme import ProfiledScheme, ProfileError
     from seqplan.costs.scheme_model import SchemeModel
-    from seqplan.costs.shipped.catalogue import find_profile, shipped_names
+    from seqplan.costs.shipped.catalogue import find_profile, list_shipped
 
 _HOMES = {
     "latency": ("Latency",),
@@ -29,7 +29,7 @@ _HOMES = {
     "profile": ("Profile",),
     "profiled_scheme": ("ProfileError", "ProfiledScheme"),
     "scheme_model": ("SchemeModel",),
-    "shipped.catalogue": ("find_profile", "shipped_names"),
+    "shipped.catalogue": ("find_profile", "list_shipped"),
 }
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
     "ProfiledScheme",
     "SchemeModel",
     "find_profile",
-    "shipped_names",
+    "list_shipped",
 ]
 
 

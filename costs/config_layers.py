@@ -105,7 +105,7 @@ class ConfigLayers:
         if self.whole("linear_num_key_heads"):
             raise ConfigError("linear_num_key_heads", "layer_types does not say which layers")
         if self.whole("attention_chunk_size"):
-            return self._chunked()
+            return self._read_chunked()
         if not self.whole("sliding_window") or self.config.get("use_sliding_window") is False:
             return [full] * self.layers
         if self.config.get("use_sliding_window") is True:
@@ -123,7 +123,7 @@ class ConfigLayers:
             raise ConfigError("sliding_window_pattern", "wants a whole number or L and G")
         return ["sliding_attention" if slides else full for slides in sliding]
 
-    def _chunked(self) -> list[str]:
+    def _read_chunked(self) -> list[str]:
         """Llama 4: layers with rotary positions attend within chunks, the others to all."""
         stated = self.config.get("no_rope_layers")
         if type(stated) is list and len(stated) >= self.layers:

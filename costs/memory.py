@@ -36,12 +36,12 @@ class Memory:
     activation_bytes_per_token: Mapping[int, float]
     tied: bool = False
 
-    def fixed_bytes(self, scheme: Scheme, shards: int, context: int) -> float:
+    def count_fixed_bytes(self, scheme: Scheme, shards: int, context: int) -> float:
         """Count bytes that do not depend on the micro-batch, with states split into ``shards``.
 
         Raises ``ValueError`` when the profile states no model size for ``context`` tokens.
         """
-        sharded = self._sharded_state_bytes(context)
+        sharded = self._count_sharded_bytes(context)
         embeddings = 1.0 if scheme.pp == 1 or self.tied else 0.5
         return (
             self.context_bytes
@@ -50,7 +50,7 @@ class Memory:
             + self.resident_embedding_bytes * embeddings / scheme.tp
         )
 
-    def _sharded_state_bytes(self, context: int) -> float:
+    def _count_sharded_bytes(self, context: int) -> float:
         for limit, sharded in self.sharded_state_bytes:
             if limit is None or context <= limit:
                 return sharded
@@ -69,5 +69,9 @@ class Memory:
         per_token = self.bytes_per_token(scheme)
         if per_token is None:
             return 0
-        room = self.capacity_bytes - self.margin_bytes - self.fixed_bytes(scheme, shards, context)
+        room = (
+            self.capacity_bytes
+            - self.margin_bytes
+            - self.count_fixed_bytes(scheme, shards, context)
+        )
         return max(0, math.floor(room / per_token))

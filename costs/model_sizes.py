@@ -173,7 +173,7 @@ class ModelSizes:
         tables = (1 if self.tied else 2) * self.vocab + self.architecture.positions
         return tables * self.hidden + self.hidden
 
-    def stored_parameters(self, pp: int) -> int:
+    def count_stored_parameters(self, pp: int) -> int:
         """Parameters over all ``pp`` stages: a tied embedding is on the first and on the last."""
         copied = self.vocab * self.hidden if self.tied and pp > 1 else 0
         return self.parameters + copied

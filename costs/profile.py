@@ -86,9 +86,7 @@ class Profile:
         found = re.search(r"([0-9]+(?:\.[0-9]+)?)\s*%", stated[0]) if stated else None
         return float(found[1]) / 100 if found else None
 
-    def restricted(
-        self, *, measured: bool = False, layout: tuple[int, int] | None = None
-    ) -> Profile:
+    def restrict(self, *, measured: bool = False, layout: tuple[int, int] | None = None) -> Profile:
         """Return the profile with a part of its schemes, itself where that is all of them.
 
         ``measured``: those that are not derived; ``layout``: those of one ⟨tp, pp⟩.

@@ -202,13 +202,13 @@ class ProfileReader(FieldReader):
         place = ".memory"
         self.fields(raw, place, _MEMORY)
         return Memory(
-            sharded_state_bytes=self.sharded_states(raw, place),
+            sharded_state_bytes=self.read_sharded_states(raw, place),
             activation_bytes_per_token=self.activations(raw, place),
             tied=tied,
             **{name: self.number(raw, name, place, LARGEST) for name in sorted(_MEMORY_BYTES)},
         )
 
-    def sharded_states(self, raw: Any, place: str) -> tuple[tuple[int | None, float], ...]:
+    def read_sharded_states(self, raw: Any, place: str) -> tuple[tuple[int | None, float], ...]:
         """Read the bytes of sharded states by the largest context that they hold for."""
         pairs = self.items(raw, "sharded_state_bytes", place)
         if not pairs:

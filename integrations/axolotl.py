@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from seqplan.integrations.balanced_steps import BalancedSteps
 from seqplan.integrations.huggingface_trainer import Planned, UnplannableError
-from seqplan.integrations.versions import UnsupportedVersion, installed_version
+from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.cost import Cost
 
 __all__ = ["SeqplanOptions", "SeqplanPlugin"]
@@ -61,7 +61,7 @@ class SeqplanPlugin(_PLUGIN):  # type: ignore[misc, valid-type]
     def __init__(self) -> None:
         if object in (_PLUGIN, _TRAINER):
             raise UnsupportedVersion(
-                f"axolotl {installed_version('axolotl')} has no BasePlugin in "
+                f"axolotl {find_installed_version('axolotl')} has no BasePlugin in "
                 "axolotl.integrations.base or no AxolotlTrainer in axolotl.core.trainers.base; "
                 "0.19 has both"
             )
@@ -79,7 +79,7 @@ class SeqplanPlugin(_PLUGIN):  # type: ignore[misc, valid-type]
             raise UnplannableError(f"{which} has a trainer of its own; steps are planned without")
         if cfg.get("sample_packing"):
             raise UnplannableError("sample_packing: the plan packs; set it to false")
-        return planned_trainer(cfg)
+        return make_planned_trainer(cfg)
 
     def get_training_args(self, cfg: Any) -> dict[str, Any]:
         """Let losses be means over the labelled tokens of all ranks, which Axolotl turns off."""
@@ -117,7 +117,7 @@ class _Options:
         return cls(cfg["seqplan_sequences"], cfg["seqplan_capacity"], cost, cfg.get("seed") or 0)
 
 
-def planned_trainer(cfg: Any) -> type[Any]:
+def make_planned_trainer(cfg: Any) -> type[Any]:
     """Make the trainer's class; ``UnplannableError`` for options that are missing or wrong."""
     options = _Options.of(cfg)
 

@@ -201,7 +201,7 @@ class Planned:
                 packed = trainer._prepare_inputs(self.data_collator([other, second]))
                 inputs = {key: value for key, value in packed.items() if key not in _LABELS}
                 logits.append(model(**inputs).logits[0, length:])
-            losses = [] if self.compute_loss_func else _counted_losses(model, packed)
+            losses = [] if self.compute_loss_func else _measure_losses(model, packed)
         model.train(was_training)
         if losses and not losses[0] > 1.5 * losses[1]:
             raise UnplannableError(
@@ -294,7 +294,7 @@ def _parts(inputs: Any) -> list[Any]:
     return list(inputs["micro_batches"]) if "micro_batches" in inputs else [inputs]
 
 
-def _counted_losses(model: Any, packed: Mapping[str, Any]) -> list[float]:
+def _measure_losses(model: Any, packed: Mapping[str, Any]) -> list[float]:
     """Return the loss over 8 tokens, and over 16: of a model that divides by them it is half."""
     inputs = {**packed, "labels": packed["input_ids"].clone()}
     count = packed["input_ids"].new_tensor

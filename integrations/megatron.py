@@ -22,7 +22,7 @@ from seqplan.integrations.degree_costs import (
     costs_of_environment,
     ring_costs,
 )
-from seqplan.integrations.versions import UnsupportedVersion, installed_version
+from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.balance_ranks import balance
 from seqplan.planner.balance.cost import Cost
 from seqplan.planner.lockstep.rank_groups import plan_groups
@@ -66,12 +66,12 @@ def install(costs: Cost | Mapping[int, Cost] | None = None) -> list[str]:
         replaced.append("hybrid_cp")
     if not replaced:
         raise UnsupportedVersion(
-            f"megatron-core {installed_version('megatron-core')} has no scheduler to replace; "
+            f"megatron-core {find_installed_version('megatron-core')} has no scheduler to replace; "
             "releases 0.16.1 to 0.19.2 have HybridCPDataLoaderWrapper, the development branch of "
             "2026 has scheduler_map"
         )
     if os.environ.get("RANK", "0") == "0":
-        version = installed_version("megatron-core")
+        version = find_installed_version("megatron-core")
         print(f"seqplan: plans {', '.join(replaced)} of megatron-core {version}", flush=True)
     return replaced
 
@@ -92,8 +92,8 @@ def _dynamic(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
         def get_groups_and_subsamples(self, sample_id_seqlens: Any) -> Any:
             own = super().get_groups_and_subsamples
             ranks = self.dp_size * self.cp_size
-            return _planned_or(
-                lambda: _grouped(
+            return _plan_or_fall_back(
+                lambda: _plan_groups(
                     sample_id_seqlens,
                     ranks,
                     int(self.max_seqlen_per_dp_cp_rank),
@@ -108,7 +108,7 @@ def _dynamic(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
                 lambda: own(sample_id_seqlens),
             )
 
-    return _named(PlannedDynamicCPScheduler, host_class)
+    return _name_samples(PlannedDynamicCPScheduler, host_class)
 
 
 def _alignment(scheduler: Any) -> int:
@@ -139,8 +139,8 @@ def _static(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
     class PlannedBalancedScheduler(host_class):  # type: ignore[misc]
         def get_groups_and_subsamples(self, sample_id_seqlens: Any) -> Any:
             own = super().get_groups_and_subsamples
-            return _planned_or(
-                lambda: _balanced(
+            return _plan_or_fall_back(
+                lambda: _balance_replicas(
                     sample_id_seqlens,
                     self.dp_size,
                     self.cp_size,
@@ -152,7 +152,7 @@ def _static(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
                 lambda: own(sample_id_seqlens),
             )
 
-    return _named(PlannedBalancedScheduler, host_class)
+    return _name_samples(PlannedBalancedScheduler, host_class)
 
 
 def _hybrid(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
@@ -164,7 +164,7 @@ def _hybrid(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
             ranks, lengths = self.total_hdp_gpus, dict(sample_id_seqlens)
 
             def planned() -> tuple[Any, _Groups]:
-                ids = _grouped(
+                ids = _plan_groups(
                     sample_id_seqlens,
                     ranks,
                     int(self.max_seq_len_per_rank),
@@ -173,17 +173,17 @@ def _hybrid(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
                 )
                 return [[[lengths[i] for i in own] for own in group] for group in ids], ids
 
-            return _planned_or(planned, lambda: own(sample_id_seqlens, config))
+            return _plan_or_fall_back(planned, lambda: own(sample_id_seqlens, config))
 
-    return _named(PlannedHybridCPScheduler, host_class)
+    return _name_samples(PlannedHybridCPScheduler, host_class)
 
 
-def _named(planned: Any, host_class: Any) -> Any:
+def _name_samples(planned: Any, host_class: Any) -> Any:
     planned.host_class = host_class
     return planned
 
 
-def _planned_or(planned: Callable[[], Any], own: Callable[[], Any]) -> Any:
+def _plan_or_fall_back(planned: Callable[[], Any], own: Callable[[], Any]) -> Any:
     """Return the planned schedule, or the host's own where there is none, which is logged."""
     try:
         return planned()
@@ -192,7 +192,7 @@ def _planned_or(planned: Callable[[], Any], own: Callable[[], Any]) -> Any:
         return own()
 
 
-def _grouped(
+def _plan_groups(
     samples: Sequence[tuple[int, int]],
     ranks: int,
     capacity: int,
@@ -222,7 +222,7 @@ def _grouped(
     return [[[ids[i] for i in own] for own in groups] for groups in grouped.by_rank()]
 
 
-def _balanced(
+def _balance_replicas(
     samples: Sequence[tuple[int, int]],
     replicas: int,
     degree: int,

@@ -13,11 +13,11 @@ from importlib import import_module
 from typing import Any
 
 from seqplan.integrations.degree_costs import by_degree, costs_of_environment
-from seqplan.integrations.versions import UnsupportedVersion, installed_version
+from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.balance_ranks import Balanced, balance
 from seqplan.planner.balance.cost import Cost
 
-__all__ = ["figures", "install", "planned_schedule"]
+__all__ = ["figures", "install", "plan_schedule"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ def install(costs: Cost | Mapping[int, Cost] | None = None) -> None:
     module: Any = import_module(SCHEDULE)
     if not hasattr(module, NAME):
         raise UnsupportedVersion(
-            f"slime {installed_version('slime')} has no {NAME} in {SCHEDULE}; that of August 2026 "
-            "(revision 624b824) has it"
+            f"slime {find_installed_version('slime')} has no {NAME} in {SCHEDULE}; that of August "
+            "2026 (revision 624b824) has it"
         )
     own = getattr(getattr(module, NAME), "host_function", getattr(module, NAME))
 
@@ -55,7 +55,7 @@ def install(costs: Cost | Mapping[int, Cost] | None = None) -> None:
     ) -> Schedule:
         """Return the planned schedule, or the host's own where there is none, which is logged."""
         try:
-            return planned_schedule(
+            return plan_schedule(
                 args,
                 train_parallel_config,
                 total_lengths,
@@ -81,7 +81,7 @@ def install(costs: Cost | Mapping[int, Cost] | None = None) -> None:
             setattr(sys.modules[path], NAME, planned)
 
 
-def planned_schedule(
+def plan_schedule(
     args: Any,
     train_parallel_config: Mapping[str, int],
     total_lengths: Sequence[int],

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from seqplan.integrations.degree_costs import costs_of_environment
-from seqplan.integrations.versions import UnsupportedVersion, installed_version
+from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.balance_ranks import Balanced
 from seqplan.planner.balance.cost import Cost
 from seqplan.planner.balance.fixed_ranks import balance_fixed
@@ -49,7 +49,7 @@ def install(costs: dict[int, Cost] | None = None) -> None:
     lacking = [name for name in NAMES if not hasattr(balancing, name)]
     if lacking:
         raise UnsupportedVersion(
-            f"verl {installed_version('verl')} has no {', '.join(lacking)} in {BALANCING}; "
+            f"verl {find_installed_version('verl')} has no {', '.join(lacking)} in {BALANCING}; "
             "0.9.1 has them"
         )
     own = {name: _original(getattr(balancing, name)) for name in NAMES}
@@ -107,7 +107,7 @@ def _rearranging(own: Callable[..., Any], cost: Cost) -> Any:
         try:
             if force_group_size > 1:
                 raise ValueError(f"groups of {force_group_size} samples stay together")
-            balanced, rank = _packed(
+            balanced, rank = _pack(
                 _of_all_ranks(lengths, dp_group) if together else [lengths],
                 _rank(dp_group) if together else 0,
                 int(max_token_len),
@@ -138,7 +138,7 @@ def _rearranging(own: Callable[..., Any], cost: Cost) -> Any:
     return rearrange_micro_batches
 
 
-def _packed(
+def _pack(
     of_ranks: Sequence[Sequence[int]],
     rank: int,
     capacity: int,

@@ -9,7 +9,7 @@ class UnsupportedVersion(RuntimeError):
     """A host whose installed version lacks what plans enter by; the message says which have it."""
 
 
-def installed_version(package: str) -> str:
+def find_installed_version(package: str) -> str:
     """Return the version of a package that is installed; ``unknown`` for a bare source tree."""
     try:
         return version(package)

@@ -82,4 +82,4 @@ def _micro_batch(scheme: Scheme, places: Sequence[int], lengths: Sequence[int]) 
     if bad := [place for place in places if not 0 <= place < len(lengths)]:
         raise ValueError(f"there is no sequence {bad[0]}; there are {len(lengths)}")
     own = [lengths[place] for place in places]
-    return MicroBatch(tuple(places), sum(own), scheme.padded_tokens(own), 0.0)
+    return MicroBatch(tuple(places), sum(own), scheme.pad_micro_batch(own), 0.0)

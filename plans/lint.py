@@ -47,7 +47,7 @@ def lint(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None) -> list[str]:
     faults += placement
     if not placement:
         # Derived from the placement: on an unsound one these would only repeat its faults.
-        faults += [*_shared_ranks(plan), *_groups(plan)]
+        faults += [*_check_shared_ranks(plan), *_groups(plan)]
     if costs is not None:
         faults += _profile(plan, costs)
     faults += [*_pipeline_times(plan), *_step_times(plan), *_selection(plan)]
@@ -103,7 +103,7 @@ def _micro_batches(plan: Plan) -> Iterator[str]:
                 continue
             if batch.tokens != sum(lengths):
                 yield f"{place}: tokens {batch.tokens}, but its lengths sum to {sum(lengths)}"
-            padded = pipeline.scheme.padded_tokens(lengths)
+            padded = pipeline.scheme.pad_micro_batch(lengths)
             if batch.padded_tokens != padded:
                 yield (
                     f"{place}: padded_tokens {batch.padded_tokens}, but {pipeline.scheme} pads "
@@ -167,7 +167,7 @@ def _rounds(plan: Plan) -> Iterator[str]:
             places.add((pipeline.round, rank))
 
 
-def _shared_ranks(plan: Plan) -> Iterator[str]:
+def _check_shared_ranks(plan: Plan) -> Iterator[str]:
     # A rank keeps its shard of the parameters for the whole step: the tp and pp degrees and its
     # place on both axes.
     first: dict[int, tuple[int, tuple[int, int, int, int]]] = {}
@@ -235,7 +235,7 @@ def _profile(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterator[str]:
 
 def _pipeline_times(plan: Plan) -> Iterator[str]:
     for index, pipeline in enumerate(plan.pipelines):
-        least = _filled_and_drained(pipeline)
+        least = _form_s_ms(pipeline)
         # Each of the rounded costs and the rounded sum may be off.
         terms = len(pipeline.micro_batches) + pipeline.scheme.pp + 1
         if not pipeline.predicted_ms >= least - terms * ROUNDING_MS - 1e-9 * least:
@@ -245,7 +245,7 @@ def _pipeline_times(plan: Plan) -> Iterator[str]:
             )
 
 
-def _filled_and_drained(pipeline: PlannedPipeline) -> float:
+def _form_s_ms(pipeline: PlannedPipeline) -> float:
     """Compute form S of a pipeline's time: Σ cost + (pp − 1) · max cost, ms; 0 when empty."""
     times = [batch.cost_ms for batch in pipeline.micro_batches]
     return sum(times) + (pipeline.scheme.pp - 1) * max(times, default=0.0)

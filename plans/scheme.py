@@ -82,7 +82,7 @@ class Scheme:
         """Return the tokens to whose multiples sequences are padded: 2·ring, 1 without a ring."""
         return 1 if self.ring == 1 else 2 * self.ring
 
-    def padded_length(self, length: int) -> int:
+    def pad_sequence(self, length: int) -> int:
         """Compute the tokens that a sequence may occupy, counted over the whole stage.
 
         Zigzag cuts a sequence at ``c·length // (2·ring)``; a chunk has at most
@@ -91,13 +91,13 @@ class Scheme:
         """
         return -(-length // self.unit) * self.unit
 
-    def padded_tokens(self, lengths: Iterable[int]) -> int:
+    def pad_micro_batch(self, lengths: Iterable[int]) -> int:
         """Compute the tokens that a micro-batch occupies in memory, counted over the whole stage.
 
         The sum of the padded lengths, rounded up so that every rank of the stage holds the same
         whole number of tokens (Ulysses all-to-all and tensor-parallel activations split evenly).
         """
-        total = sum(lengths) if self.ring == 1 else sum(map(self.padded_length, lengths))
+        total = sum(lengths) if self.ring == 1 else sum(map(self.pad_sequence, lengths))
         unit = self.stage_gpus
         return -(-total // unit) * unit
 

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from seqplan.runtime.steps.consumer import PlanConsumer, Step
     from seqplan.runtime.steps.fan_out import FanOutSource, open_job
     from seqplan.runtime.steps.http_source import HttpSource
-    from seqplan.runtime.steps.in_process import agreed_steps
+    from seqplan.runtime.steps.in_process import iterate_agreed_steps
     from seqplan.runtime.steps.source import FileSource, PlanSource
     from seqplan.runtime.training.loss import (
-        chunked_loss,
+        compute_chunked_loss,
         label_loss,
         log_probabilities,
         loss_divisor,
@@ -76,12 +76,12 @@ _HOMES = {
     "steps.consumer": ("PlanConsumer", "Step"),
     "steps.fan_out": ("FanOutSource", "open_job"),
     "steps.http_source": ("HttpSource",),
-    "steps.in_process": ("agreed_steps",),
+    "steps.in_process": ("iterate_agreed_steps",),
     "steps.source": ("FileSource", "PlanSource"),
     "states.checkpoint": ("Cursor", "restore", "save"),
     "states.optimizers": ("JoinedOptimizer",),
     "training.loss": (
-        "chunked_loss",
+        "compute_chunked_loss",
         "label_loss",
         "log_probabilities",
         "loss_divisor",
@@ -126,10 +126,10 @@ __all__ = [
     "TargetData",
     "Targets",
     "TokenData",
-    "agreed_steps",
     "attention",
     "attention_context",
-    "chunked_loss",
+    "compute_chunked_loss",
+    "iterate_agreed_steps",
     "label_loss",
     "local_context",
     "log_probabilities",

@@ -13,7 +13,7 @@ from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 from seqplan.plans.views.placement import placement_of
-from seqplan.plans.views.sync_count import Pulled, pulled
+from seqplan.plans.views.sync_count import Pulled, count_gathered
 from seqplan.plans.views.unit_layout import UnitLayout
 
 
@@ -97,7 +97,7 @@ class Check:
         )
 
 
-def checked_sizes(plans: Sequence[Plan]) -> ModelSizes:
+def size_model(plans: Sequence[Plan]) -> ModelSizes:
     """Size a small Llama that all of the plans' schemes can run, with fewer KV heads than heads."""
     schemes = {pipeline.scheme for plan in plans for pipeline in plan.pipelines}
     common = math.lcm(*(scheme.tp for scheme in schemes))
@@ -119,7 +119,7 @@ def checked_sizes(plans: Sequence[Plan]) -> ModelSizes:
     )
 
 
-def pulled_of(plan: Plan, sizes: ModelSizes) -> Pulled:
+def count_step_gathered(plan: Plan, sizes: ModelSizes) -> Pulled:
     """Count what the fullest rank pulls of the checked model's parameters in a step."""
     from seqplan.runtime.pipeline.llama_units import llama_units  # not for help and planning
 
@@ -127,7 +127,7 @@ def pulled_of(plan: Plan, sizes: ModelSizes) -> Pulled:
         UnitLayout(name, parameters, sizes.layers, plan.world_size)
         for name, parameters in llama_units(sizes)
     ]
-    return pulled(units, placement_of(plan.pipelines))
+    return count_gathered(units, placement_of(plan.pipelines))
 
 
 def relative(measured: float, expected: float) -> float:

@@ -21,7 +21,7 @@ GPUS = EVERY_KIND.gpus
 MODEL, DEVICE = "small", "h100-80gb"
 
 
-def derived_profile() -> Profile:
+def derive_small_profile() -> Profile:
     """Derive a small model's profile with the schemes of ``EVERY_KIND``; nothing is measured."""
     cluster = ClusterHardware(DEVICES[DEVICE], 1, GPUS)
     document = derive_profile(

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from seqplan.api.check_training.check import Check, CheckedStep, checked_sizes, relative
+from seqplan.api.check_training.check import Check, CheckedStep, relative, size_model
 from seqplan.api.check_training.plan_pipe import PlanPipe
 from seqplan.api.check_training.processes import Message, RankServer
 from seqplan.costs.model_sizes import ModelSizes
@@ -34,7 +34,7 @@ def check_training(
     ``data``: a token file, or None for tokens seeded by sample id. ``ValueError`` for data that
     the plans do not match, ``RuntimeError`` where a process fails; ``server`` has ended then.
     """
-    sizes = checked_sizes(plans)
+    sizes = size_model(plans)
     with tempfile.TemporaryDirectory(dir=server.folder) as name:
         folder = Path(name)
         # Of their own: what else the file has is neither asked for nor looked at.
@@ -105,13 +105,13 @@ class _Runs:
 
     def _show(self) -> None:
         at = len(self._expected) - 1
-        step = _compared(self._plans[at], self._reported[at], *self._expected[at])
+        step = _compare_step(self._plans[at], self._reported[at], *self._expected[at])
         self.checked.append(step)
         self._progress("steps of both", at + 1, len(self._plans))
         self._step_seen(step)
 
 
-def _compared(
+def _compare_step(
     plan: Plan, reported: Sequence[tuple[float, float, float]], loss: float, norm: float
 ) -> CheckedStep:
     losses, norms, times = zip(*reported, strict=True)

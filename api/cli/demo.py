@@ -12,12 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.api.check_training.check import first_plans
-from seqplan.api.check_training.every_kind import EVERY_KIND, GPUS, derived_profile, plan_every_kind
+from seqplan.api.check_training.every_kind import (
+    EVERY_KIND,
+    GPUS,
+    derive_small_profile,
+    plan_every_kind,
+)
 from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.cli.framework.command import add_verb
 from seqplan.api.cli.framework.extras import RUNTIME, lacks_torch
 from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds, table
-from seqplan.api.cli.plan import StepRow, planned_rows, summary_lines
+from seqplan.api.cli.plan import StepRow, plan_rows, summary_lines
 from seqplan.api.cli.profiles import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.cli.propose import proposal_lines
 from seqplan.api.cli.train_check import print_check
@@ -84,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(histogram_lines(summarise(lengths), width=98)))
 
     _title(f"2. Schemes of {profile.name} on {CLUSTER.gpus} × {profile.hardware}")
-    measured = profile.restricted(measured=True)
+    measured = profile.restrict(measured=True)
     rows_of_schemes = scheme_rows(measured, CLUSTER.gpus, CLUSTER.max_len)
     print("\n".join(scheme_table(rows_of_schemes, CLUSTER.gpus)))
     print("\n".join(scheme_notes(measured)))
@@ -105,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     rows: list[StepRow] = []
     plans = args.output / "plans.jsonl"
     with atomic_write(plans, "w") as file, ProgressBar(sys.stderr) as progress:
-        for row, line in planned_rows(proposal, batches, SEED, workers=1):
+        for row, line in plan_rows(proposal, batches, SEED, workers=1):
             file.write(line + "\n")
             rows.append(row)
             progress("planning steps", len(rows), STEPS)
@@ -155,7 +160,7 @@ def execute_small(
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, SMALL_SEED)
     with atomic_write(path) as file:
         batches = sampler.batches(SMALL_STEPS)
-        for _, line in planned_rows(proposal, batches, SMALL_SEED, workers=1):
+        for _, line in plan_rows(proposal, batches, SMALL_SEED, workers=1):
             file.write(line + "\n")
     plans = first_plans(path, cluster.gpus, SMALL_STEPS)
     check = print_check(
@@ -168,7 +173,7 @@ def execute_small(
 def execute_every_kind(lengths: npt.NDArray[np.integer], path: Path, server: RankServer) -> bool:
     """Run one step of all kinds of parallelism side by side; whether it is that of one process."""
     _title(f"7. Executed: {EVERY_KIND} in one step on {GPUS} processes, against one process")
-    profile = derived_profile()
+    profile = derive_small_profile()
     sampler = Sampler(lengths, SMALL_CLUSTER.tokens, SMALL_CLUSTER.max_len, SMALL_SEED)
     (batch,) = sampler.batches(1)
     plan = plan_every_kind(batch, profile, SMALL_SEED, SMALL_CLUSTER.max_len)

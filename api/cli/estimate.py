@@ -105,7 +105,11 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(document, ensure_ascii=False))
     else:
         single = len(estimates) == 1
-        lines = _described(deployment, estimates[0]) if single else _ranked(deployment, estimates)
+        lines = (
+            _describe_model(deployment, estimates[0])
+            if single
+            else _rank_rows(deployment, estimates)
+        )
         lines += _left_out(refused)
         lines += _none_fits(estimates)
         print("\n".join(lines))
@@ -132,7 +136,7 @@ def as_json(estimated: Estimate) -> dict[str, Any]:
     }
 
 
-def _ranked(deployment: Deployment, estimates: list[Estimate]) -> list[str]:
+def _rank_rows(deployment: Deployment, estimates: list[Estimate]) -> list[str]:
     marked = "unchecked" if deployment.notes else ""
     lines = table(
         (
@@ -156,10 +160,10 @@ def _ranked(deployment: Deployment, estimates: list[Estimate]) -> list[str]:
             for estimated in estimates
         ],
     )
-    return lines + _warned(deployment)
+    return lines + _print_warnings(deployment)
 
 
-def _warned(deployment: Deployment) -> list[str]:
+def _print_warnings(deployment: Deployment) -> list[str]:
     return [line for note in deployment.notes for line in textwrap.wrap(note, 98)]
 
 
@@ -191,7 +195,7 @@ def _largest(estimated: Estimate) -> str:
     return ", ".join(f"{name} {percent(ms / estimated.iteration_ms, 0)}" for name, ms in terms)
 
 
-def _described(deployment: Deployment, estimated: Estimate) -> list[str]:
+def _describe_model(deployment: Deployment, estimated: Estimate) -> list[str]:
     cluster = deployment.cluster
     setup = (
         f"{estimated.scheme} × dp {estimated.dp} on {cluster.nodes} × {cluster.gpus_per_node} "
@@ -202,7 +206,7 @@ def _described(deployment: Deployment, estimated: Estimate) -> list[str]:
         f"{estimated.tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {percent(estimated.mfu)} "
         "(causal attention, no recomputation)"
     )
-    lines = [setup, result, *_warned(deployment), ""]
+    lines = [setup, result, *_print_warnings(deployment), ""]
     lines += table(
         ("term", "time", "share"),
         [

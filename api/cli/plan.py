@@ -24,7 +24,7 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.batches.window import WindowReport, WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
 from seqplan.planner.lockstep.options import check_planning_in_rounds
-from seqplan.planner.placement.fleet import PipelineClass, undominated
+from seqplan.planner.placement.fleet import PipelineClass, drop_dominated
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.sync.times import parse_layout
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     exporting = nullcontext() if args.export is None else export_plans(args.export)
     with _output(args.output) as out, exporting as export, ProgressBar(sys.stderr) as progress:
-        for row, line in planned_rows(
+        for row, line in plan_rows(
             proposal,
             batches,
             args.seed,
@@ -176,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def planned_rows(
+def plan_rows(
     proposal: ProposalDocument,
     batches: Iterable[Batch],
     seed: int,
@@ -307,7 +307,7 @@ def _classes(proposal: ProposalDocument) -> list[PipelineClass]:
     if proposal.layouts is not None and proposal.layouts.chosen is not None:
         layout = parse_layout(proposal.layouts.chosen)
         models = {s: m for s, m in models.items() if (s.tp, s.pp) == layout}
-    return [PipelineClass.of(model, 1) for model in undominated(models).values()]
+    return [PipelineClass.of(model, 1) for model in drop_dominated(models).values()]
 
 
 @contextmanager

@@ -16,10 +16,14 @@ from seqplan.api.cli.framework.model_options import (
 )
 from seqplan.api.cli.framework.options import above_zero, positive
 from seqplan.api.cli.framework.output_file import check_output
-from seqplan.api.cli.parts.profile_derived import completed, estimated, write_derived
+from seqplan.api.cli.parts.profile_derived import (
+    complete_from_profile,
+    derive_every_scheme,
+    write_derived,
+)
 from seqplan.api.cli.parts.profile_measured import measure_and_write, write_measured
 from seqplan.costs.fit.busy import busy
-from seqplan.costs.fit.pooling import merged, merged_exchanges
+from seqplan.costs.fit.pooling import merge_runs, merge_sync_samples
 from seqplan.profiler.measure.design import FIT_POINTS
 
 _DESCRIPTION = """\
@@ -113,13 +117,15 @@ def run(args: argparse.Namespace) -> int:
         check_output(args.output, args.complete)
         if args.complete:
             refuse_training(args, "schemes are derived as the others of the profile were measured")
-        write_derived(args, estimated(args) if args.estimate else completed(args))
+        write_derived(
+            args, derive_every_scheme(args) if args.estimate else complete_from_profile(args)
+        )
         return 0
     check_output(args.plot, args.output, *(args.merge or ()))
     refuse_training(args, "layers are measured as this runtime runs them")
     refuse_devices(args, "the devices are those that measure")
     if args.merge:
-        measured_on, samples = merged(args.merge)
+        measured_on, samples = merge_runs(args.merge)
         if not args.even_if_busy and (reason := busy(samples)) is not None:
             print(f"seqplan: {reason}: the samples are fitted as they are", file=sys.stderr)
         if args.capacity_gib is None:
@@ -131,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
             measured_on,
             samples,
             capacity_gib=args.capacity_gib,
-            exchanges=merged_exchanges(args.merge),
+            exchanges=merge_sync_samples(args.merge),
         )
         return 0
     return measure_and_write(args)

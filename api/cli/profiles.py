@@ -12,7 +12,7 @@ from seqplan.api.cli.framework.options import positive
 from seqplan.api.cli.framework.terminal import percent, table
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import doubts
-from seqplan.costs.shipped.catalogue import find_profile, shipped, shipped_names
+from seqplan.costs.shipped.catalogue import find_profile, list_shipped, load_shipped
 
 _DESCRIPTION = """\
 List the profiles that ship, with where their numbers come from. With a name (or a profile file)
@@ -54,7 +54,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ProfileError`` for an unknown or malformed profile."""
     if args.name is None:
-        profiles = [shipped(name) for name in shipped_names()]
+        profiles = [load_shipped(name) for name in list_shipped()]
         if args.json:
             print(json.dumps([_as_json(profile) for profile in profiles], ensure_ascii=False))
         else:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({**_as_json(profile), "schemes": schemes}, ensure_ascii=False))
     else:
-        print("\n".join(_described(profile)))
+        print("\n".join(_describe_origin(profile)))
         print(f"\non {args.gpus} GPUs, context {args.max_len:,}:")
         print("\n".join(scheme_table(schemes, args.gpus)))
         print("\n".join(scheme_notes(profile)))
@@ -185,7 +185,7 @@ def _device_error(profile: Profile) -> str:
     return "unknown" if error is None else percent(error, 0)
 
 
-def _described(profile: Profile) -> list[str]:
+def _describe_origin(profile: Profile) -> list[str]:
     text = (
         f"{profile.name}: {profile.hardware}, {profile.gpus_per_node} GPUs per node, ZeRO-"
         f"{profile.zero_stage}, activation checkpointing: {profile.checkpointing}"

@@ -161,7 +161,7 @@ def proposal_lines(proposal: ProposalDocument) -> list[str]:
     notes = [] if proposal.layouts is None else [*proposal.layouts.why]
     if proposal.exchange is not None:
         notes.append(f"All with the exchange, {proposal.exchange.source}.")
-    if derived := derived_schemes(proposal):
+    if derived := count_derived_schemes(proposal):
         of = "scheme of the candidates is" if derived == 1 else "schemes of the candidates are"
         notes.append(
             f"{derived} {of} derived, not measured (seqplan profiles); measuring them on your GPUs "
@@ -181,7 +181,7 @@ def proposal_lines(proposal: ProposalDocument) -> list[str]:
     return lines
 
 
-def derived_schemes(proposal: ProposalDocument) -> int:
+def count_derived_schemes(proposal: ProposalDocument) -> int:
     """Count the schemes of the candidates that nobody has measured."""
     origins = proposal.profile.by_scheme
     used = {scheme for candidate in proposal.candidates for scheme, _ in candidate.strategy.counts}

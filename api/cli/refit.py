@@ -89,7 +89,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` for files, or a job, that do not fit together."""
     from seqplan.api.cli.framework.service_client import ServiceClient
-    from seqplan.costs.fit.refit import observed, refit_profile
+    from seqplan.costs.fit.refit import match_measurements, refit_profile
 
     check_output(args.output, args.profile, args.plans, args.measurements)
     if args.server is not None:
@@ -97,10 +97,10 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError("--server: say which job of it with --job")
         with ServiceClient(args.server, args.token) as client:
             material = _of_job(client, args)
-            observations = observed(material.plans, material.measurements)
+            observations = match_measurements(material.plans, material.measurements)
     else:
         material = _of_files(args)
-        observations = observed(material.plans, material.measurements)
+        observations = match_measurements(material.plans, material.measurements)
     profile, by_scheme = material.profile, observations.by_scheme
     if lacking := sorted(set(by_scheme) - set(profile.by_scheme)):
         raise ValueError(f"{material.where}: has scheme {lacking[0]}, which {profile.name} lacks")
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(_lines(refitted)))
     if observations.unplanned:
         print(
-            _unplanned(observations, args.server is not None),
+            _describe_unplanned(observations, args.server is not None),
             file=sys.stderr if args.json else sys.stdout,
         )
     if args.output is not None and not args.json:
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(path: Path, profile: Profile, refitted: RefittedProfile, rank_times: int) -> None:
     """Write the corrected profile; ``ValueError`` where no scheme is corrected by its own times."""
-    from seqplan.costs.fit.refit import LEAST_TO_SCALE, refitted_document
+    from seqplan.costs.fit.refit import LEAST_TO_SCALE, write_refit
 
     common = refitted.common
     if common is None:
@@ -151,7 +151,7 @@ def _write(path: Path, profile: Profile, refitted: RefittedProfile, rank_times: 
             f", {others} without enough of them scaled by {common.factor:.3f}, as the measured "
             f"schemes{common.disagreement}"
         )
-    document = refitted_document(profile, refitted.schemes, source)
+    document = write_refit(profile, refitted.schemes, source)
     Profile.from_document(document, str(path))
     with atomic_write(path, "w") as file:
         file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
@@ -178,7 +178,7 @@ def _lines(refitted: RefittedProfile) -> list[str]:
     return [*table(header, rows), "errors: median / p90, relative"]
 
 
-def _unplanned(observations: Observations, served: bool) -> str:
+def _describe_unplanned(observations: Observations, served: bool) -> str:
     count, steps = observations.unplanned, observations.unplanned_steps
     missing = "whose plans have expired" if served else "that are not in the plans"
     return f"{count:,} rank times left out: of {len(steps):,} steps {missing}, {steps[0]} the first"
@@ -214,10 +214,10 @@ def _of_job(client: ServiceClient, args: argparse.Namespace) -> _Material:
     if not measurements:
         raise MeasurementError(f"{where}: no rank has measured a step yet")
     steps = sorted({timed.step for timed in measurements})
-    return _Material(profile, _kept_plans(client, args.job, steps, where), measurements, where)
+    return _Material(profile, _fetch_plans(client, args.job, steps, where), measurements, where)
 
 
-def _kept_plans(
+def _fetch_plans(
     client: ServiceClient, job: str, steps: Sequence[int], where: str
 ) -> Iterator[Plan]:
     """Yield the plans of ``steps`` that the service still keeps; they expire meanwhile."""

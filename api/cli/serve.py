@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
 def _tokens(args: argparse.Namespace) -> int:
     """Add, revoke or list tokens, in that order; a service may be using the store meanwhile."""
     from seqplan.api.store.store import Store
-    from seqplan.api.store.tables.tokens import add_token, named_tokens, revoke_token
+    from seqplan.api.store.tables.tokens import add_token, list_tokens, revoke_token
 
     store = Store(args.store, args.files, beside=True)
     try:
@@ -148,7 +148,7 @@ def _tokens(args: argparse.Namespace) -> int:
                 token = add_token(connection, args.add_token, args.scope)
             if args.revoke_token is not None:
                 revoke_token(connection, args.revoke_token)
-            names = named_tokens(connection) if args.list_tokens else []
+            names = list_tokens(connection) if args.list_tokens else []
     finally:
         store.close()
     if args.add_token is not None:

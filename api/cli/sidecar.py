@@ -95,10 +95,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _write_token(store: Store, path: Path, job: str) -> None:
     """Make a token for the job's trainer, unless the file has one that the store knows."""
-    from seqplan.api.store.tables.tokens import add_token, known_tokens, scope_of
+    from seqplan.api.store.tables.tokens import add_token, read_token_hashes, scope_of
 
     with store.writing() as connection:
-        if path.exists() and scope_of(known_tokens(connection), path.read_text("utf-8").strip()):
+        if path.exists() and scope_of(
+            read_token_hashes(connection), path.read_text("utf-8").strip()
+        ):
             return
         token = add_token(connection, f"{job[:64]} {secrets.token_hex(8)}", "write")
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -109,7 +111,7 @@ def _write_token(store: Store, path: Path, job: str) -> None:
 def _enter_once(store: Store, job: JobFile, origin: Path) -> None:
     """Put the job in the store, unless it is there; of several sidecars one does so."""
     while True:
-        with store.claimed(f"entering {job.job}") as claim:
+        with store.claim(f"entering {job.job}") as claim:
             if claim is not None:
                 _enter(store, claim, job, origin)
                 return

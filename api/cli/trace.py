@@ -11,7 +11,7 @@ from typing import Any
 from seqplan.api.cli.framework.command import add_verb
 from seqplan.api.cli.framework.options import natural
 from seqplan.api.cli.framework.output_file import check_output
-from seqplan.costs.shipped.catalogue import find_profile, shipped, shipped_names
+from seqplan.costs.shipped.catalogue import find_profile, list_shipped, load_shipped
 from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, TimedPass
 from seqplan.planner.simulation.timeline import PipelineTimeline, PlanTimeline, plan_timeline
 from seqplan.plans.format.atomic_file import atomic_write
@@ -92,8 +92,8 @@ def _forward_fraction(plan: Plan, args: argparse.Namespace) -> tuple[float, str]
                 f"{profile.name} ({plan.planner.profile[:19]}…, not {profile.digest[:19]}…)"
             )
         return profile.forward_fraction, f"profile {profile.name}"
-    for name in shipped_names():
-        profile = shipped(name)
+    for name in list_shipped():
+        profile = load_shipped(name)
         if profile.with_digest(plan.planner.profile) is not None:
             return profile.forward_fraction, f"profile {name}"
     return FORWARD_FRACTION, ASSUMED

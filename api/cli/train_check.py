@@ -17,9 +17,9 @@ from seqplan.api.check_training.check import (
     GATES,
     Check,
     CheckedStep,
-    checked_sizes,
+    count_step_gathered,
     first_plans,
-    pulled_of,
+    size_model,
 )
 from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.check_training.runs import check_training
@@ -28,7 +28,7 @@ from seqplan.api.cli.framework.extras import need_torch
 from seqplan.api.cli.framework.options import natural, positive
 from seqplan.api.cli.framework.terminal import Columns, ProgressBar
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped, shipped_names
+from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.plans.format.codec import digest
 from seqplan.plans.plan import Plan
 
@@ -164,7 +164,7 @@ def warnings(plans: Sequence[Plan]) -> list[str]:
 
 def setting_lines(plans: Sequence[Plan], data: str | None, dtype: str) -> list[str]:
     """What is run."""
-    sizes = checked_sizes(plans)
+    sizes = size_model(plans)
     reference = "float32" if dtype == "bfloat16" else dtype
     source = "made from the seed and each sample's id"
     if data is not None:
@@ -185,7 +185,7 @@ def verdict_lines(check: Check, profile: Profile | None = None) -> list[str]:
     return [
         "pulled: parameters that the fullest rank gets from the others; as many gradients go back",
         "messages: the most by which a rank's part comes; gathered: every rank gets all of them",
-        f"predicted: forward and backward {predicted_by(check.steps[0].plan, profile)}",
+        f"predicted: forward and backward {describe_prediction(check.steps[0].plan, profile)}",
         (
             f"measured: the slowest rank's whole step on this machine's {os.cpu_count()} cores, "
             "which the ranks share with the one process"
@@ -216,7 +216,7 @@ def step_columns(plans: Sequence[Plan], dtype: str) -> Columns:
 
 def step_cells(step: CheckedStep, plans: Sequence[Plan], dtype: str) -> tuple[str, ...]:
     """A step's line of the table; ``plans``: of all steps, which are checked with one model."""
-    pulled = pulled_of(step.plan, checked_sizes(plans))
+    pulled = count_step_gathered(step.plan, size_model(plans))
     return (
         str(step.plan.step),
         f"{step.plan.tokens:,}",
@@ -233,10 +233,10 @@ def step_cells(step: CheckedStep, plans: Sequence[Plan], dtype: str) -> tuple[st
     )
 
 
-def predicted_by(plan: Plan, profile: Profile | None) -> str:
+def describe_prediction(plan: Plan, profile: Profile | None) -> str:
     """For which model and hardware a plan's times are, as far as its profile is known here."""
     if profile is None:
-        of_plan = (p for p in map(shipped, shipped_names()) if p.digest == plan.planner.profile)
+        of_plan = (p for p in map(load_shipped, list_shipped()) if p.digest == plan.planner.profile)
         profile = next(of_plan, None)
     if profile is None:
         return "by the plan's profile, for its model and hardware"
@@ -277,7 +277,7 @@ def document(check: Check, data: str | None) -> dict[str, Any]:
 
 
 def _exchange(step: CheckedStep, check: Check) -> dict[str, int | None]:
-    pulled = pulled_of(step.plan, check.sizes)
+    pulled = count_step_gathered(step.plan, check.sizes)
     element = ELEMENT_BYTES[check.dtype]
     return {"pulled_bytes": pulled.elements * element, "messages": pulled.messages}
 

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
     from seqplan.profiler.measure.device import capacity_bytes, device_name
     from seqplan.profiler.measure.run import start_ranks
-    from seqplan.profiler.verify.rates_check import listed
+    from seqplan.profiler.verify.rates_check import find_data_sheet
     from seqplan.profiler.verify.settings import Settings
     from seqplan.profiler.verify.verification import verification_document, verify
     from seqplan.runtime.communicators import Communicators
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     device = torch.device(args.device)
     hardware = None
     if args.device == "cuda":
-        hardware = listed(device_name(device), capacity_bytes(device))
+        hardware = find_data_sheet(device_name(device), capacity_bytes(device))
     rank, world_size = start_ranks(args.device)
     groups = Communicators.create() if world_size > 1 else None
     if args.device == "cuda":

@@ -97,7 +97,7 @@ def make_app(
     app.add_middleware(
         Tokens, store=service.store, hosts=hosts, required=guarded, ranks_only=ranks_only
     )
-    app.add_middleware(Figures, counts=service.counts, answered=app.state.metrics.answered)
+    app.add_middleware(Figures, counts=service.counts, answered=app.state.metrics.record_answer)
     app.add_middleware(Dashboard)
     app.add_middleware(Ending)
     return app

@@ -164,6 +164,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
 
-def guarded_protocol(limits: ConnectionLimits) -> type[Any]:
+def make_guarded_protocol(limits: ConnectionLimits) -> type[Any]:
     """Make the protocol class of one server."""
     return type("Guarded", (GuardedProtocol,), {"limits": limits})

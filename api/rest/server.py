@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from seqplan.api.rest.app import make_app
 from seqplan.api.rest.connections import (
     ConnectionLimits,
-    guarded_protocol,
+    make_guarded_protocol,
     open_files,
     raise_file_limit,
 )
@@ -23,7 +23,7 @@ from seqplan.api.rest.middleware.origins import is_loopback
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
-from seqplan.api.store.tables.tokens import known_tokens
+from seqplan.api.store.tables.tokens import read_token_hashes
 
 _RETRY_S = 1.0
 _CANCELLED_S = 0.1
@@ -90,7 +90,7 @@ def make_server(
         timeout_graceful_shutdown=_GRACE_S,
         timeout_keep_alive=_KEEP_ALIVE_S,
         proxy_headers=False,  # answers name no host, and no client is trusted to name itself
-        http=guarded_protocol(ConnectionLimits(files or open_files())),
+        http=make_guarded_protocol(ConnectionLimits(files or open_files())),
     )
     # Of what is no HTTP the protocol logs a line a minute itself.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -102,7 +102,7 @@ def _has_tokens(store: Store) -> bool:
     while True:
         try:
             with store.reading() as connection:
-                return bool(known_tokens(connection))
+                return bool(read_token_hashes(connection))
         except StoreUnavailable as error:
             print(f"waiting for the store: {error}", file=sys.stderr, flush=True)
             time.sleep(_RETRY_S)

@@ -44,7 +44,7 @@ def due_batches(store: Store, row: JobRow, last: int, max_len: int) -> Iterator[
     if row.lengths is not None:
         yield from _drawn(store, row, last, max_len)
     else:
-        yield from _pushed(store, row, last)
+        yield from _read_pushed(store, row, last)
 
 
 def job_sampler(store: Store, row: JobRow, max_len: int) -> Sampler:
@@ -75,7 +75,7 @@ def _drawn(store: Store, row: JobRow, last: int, max_len: int) -> Iterator[Due |
     assert row.steps is not None
     sampler = job_sampler(store, row, max_len)
     with store.reading() as connection:
-        known = plans.known_state(connection, row, last + 1)
+        known = plans.read_latest_state(connection, row, last + 1)
     for state, batch in sampler.resume(sampler.state_before(last + 1, known)):
         if state.step == row.steps:
             break
@@ -84,7 +84,7 @@ def _drawn(store: Store, row: JobRow, last: int, max_len: int) -> Iterator[Due |
         yield End(row.steps - 1)
 
 
-def _pushed(store: Store, row: JobRow, last: int) -> Iterator[Due | NotYet | End]:
+def _read_pushed(store: Store, row: JobRow, last: int) -> Iterator[Due | NotYet | End]:
     while True:
         with store.reading() as connection:
             stored = get(connection, JobRow, row.id)

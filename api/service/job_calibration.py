@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
 from seqplan.api.store.tables import measurements, plans
-from seqplan.costs.fit.calibration import Drift, drift, stated_error
+from seqplan.costs.fit.calibration import Drift, drift, find_stated_error
 from seqplan.costs.profile import Profile
 from seqplan.plans.scheme import Scheme
 
@@ -52,7 +52,7 @@ def job_drift(
     summaries: PlanSummaries,
 ) -> JobDrift:
     """Compare what the plans of these steps, ascending, predict with what was measured since."""
-    measured = measurements.measured_since(connection, job, steps[0]) if steps else {}
+    measured = measurements.read_measurements_since(connection, job, steps[0]) if steps else {}
     summary_of = summaries.of(
         plans.digests(connection, job, measured),
         lambda missing: plans.plan_lines(connection, job, missing),
@@ -79,7 +79,7 @@ def _points(measured: Measured, summary_of: Mapping[int, PlanSummary]) -> dict[S
     points: dict[Scheme, Points] = {}
     for step, by_rank in measured.items():
         for pipeline in summary_of[step].measurable if step in summary_of else ():
-            took_ms = pipeline.measured_ms(by_rank)
+            took_ms = pipeline.slowest_rank_ms(by_rank)
             if took_ms is not None and pipeline.predicted_ms > 0:
                 points.setdefault(pipeline.scheme, []).append((pipeline.predicted_ms, took_ms))
     return points
@@ -87,4 +87,4 @@ def _points(measured: Measured, summary_of: Mapping[int, PlanSummary]) -> dict[S
 
 def _of_scheme(scheme: Scheme, points: Points, profile: Profile) -> Drift:
     predicted, took = [point[0] for point in points], [point[1] for point in points]
-    return drift(scheme, predicted, took, stated_error(profile.by_scheme.get(scheme)))
+    return drift(scheme, predicted, took, find_stated_error(profile.by_scheme.get(scheme)))

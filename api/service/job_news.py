@@ -26,7 +26,7 @@ class JobNews:
             self.stopped = True
             self._changed.notify()
 
-    def acknowledged(self, done: Iterable[tuple[int, int]]) -> None:
+    def add_acknowledged(self, done: Iterable[tuple[int, int]]) -> None:
         """Note the steps that ranks have done, as (step, rank)."""
         with self._changed:
             for step, rank in done:
@@ -34,7 +34,7 @@ class JobNews:
                     self._done[rank] = max(self._done[rank], step)
             self._changed.notify()
 
-    def pushed(self) -> None:
+    def add_batches(self) -> None:
         """Note that the store has more batches of the job, or knows its last step."""
         with self._changed:
             self._changed.notify()

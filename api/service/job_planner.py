@@ -78,7 +78,7 @@ class PlanningJob:
     def _run(self) -> None:
         while not self.news.stopped:
             try:
-                with self._store.claimed(f"job {self.id}") as claim:
+                with self._store.claim(f"job {self.id}") as claim:
                     if claim is not None:
                         self._plan_claimed(claim)
                         return
@@ -102,7 +102,7 @@ class PlanningJob:
         self._ended()
         while not self.news.stopped:
             try:
-                with self._store.claimed(f"job {self.id}") as claim:
+                with self._store.claim(f"job {self.id}") as claim:
                     if claim is not None:  # otherwise another service plans it
                         with claim.writing() as connection:
                             settle_failed(connection, self.id, reason)

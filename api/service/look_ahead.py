@@ -82,7 +82,7 @@ class LookAhead:
     def _plan(self) -> None:
         with self._store.reading() as connection:
             proposal_row = get(connection, ProposalRow, self._row.proposal)
-            planned = plans.planned_steps(connection, self._row.id)
+            planned = plans.list_planned_steps(connection, self._row.id)
         self._read_acknowledged()
         if proposal_row is None:
             raise JobRemoved  # the proposal goes only after it

@@ -67,7 +67,7 @@ class ProposalMaker:
         while (key := self._queue.get()) is not None and not self._stopped.is_set():
             while not self._ending(key):
                 try:
-                    with self._store.claimed(f"proposal {key}") as claim:
+                    with self._store.claim(f"proposal {key}") as claim:
                         if claim is not None:  # no other service is making it
                             self._make(claim, key)
                     break

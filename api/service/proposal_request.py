@@ -26,13 +26,13 @@ def usable_profile(profile: Profile, request: dict[str, Any]) -> Profile:
     layout = request.get("layout")
     if (trainer := request.get("trainer")) is not None:
         profile = find_backend(trainer).usable_profile(profile, request["gpus"])
-    return profile.restricted(
+    return profile.restrict(
         measured=request.get("schemes", "all") == "measured",
         layout=None if layout is None else parse_layout(layout),
     )
 
 
-def requested(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
+def parse_request(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
     """Turn a request, named as options of ``seqplan propose``, into arguments of ``make_proposal``.
 
     ``ValueError`` as there. Requests of earlier versions, which had fewer options, may lack some.
@@ -105,7 +105,7 @@ def propose(
             profile,
             lengths=lengths,
             progress=lambda *values: pipe.send(("progress", values)),
-            **requested(profile, request),
+            **parse_request(profile, request),
         )
         pipe.send(("document", document.to_json()))
     except (BrokenPipeError, ConnectionError):

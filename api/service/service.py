@@ -17,8 +17,8 @@ from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.service.proposal_maker import ProposalMaker
 from seqplan.api.service.upkeep import Keeping, Upkeep
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.notices import removed
-from seqplan.api.store.rows import JobRow, get, held
+from seqplan.api.store.notices import removed_job
+from seqplan.api.store.rows import JobRow, get, get_for_update
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables import jobs
 from seqplan.api.store.tables.leftovers import put_back_arrays
@@ -49,18 +49,18 @@ class Limits:
 class Listener(Protocol):
     """Who is told, from any thread, what becomes of the jobs."""
 
-    def published(self, job: str, ready: ReadyPlan | None) -> None:
+    def on_published(self, job: str, ready: ReadyPlan | None) -> None:
         """Hear that a plan is in the store, ready to send; None: there is other news of the job."""
 
-    def removed(self, job: str | None) -> None:
+    def on_removed(self, job: str | None) -> None:
         """Hear that a job was removed; None: any job may have been."""
 
 
 class _Nobody:
-    def published(self, job: str, ready: ReadyPlan | None) -> None:
+    def on_published(self, job: str, ready: ReadyPlan | None) -> None:
         pass
 
-    def removed(self, job: str | None) -> None:
+    def on_removed(self, job: str | None) -> None:
         pass
 
 
@@ -118,7 +118,7 @@ class Service:
             late = True
         self.upkeep.start()
         if self.store.shared or late:
-            self._watch = threading.Thread(target=self._watched, name="notices", daemon=True)
+            self._watch = threading.Thread(target=self._watch_changes, name="notices", daemon=True)
             self._watch.start()
 
     def stop(self) -> None:
@@ -148,7 +148,7 @@ class Service:
             planning = PlanningJob(
                 self.store,
                 row,
-                self._published,
+                self._on_published,
                 ended=self._count_end,
                 workers=self._workers,
                 executor=self._executor,
@@ -196,7 +196,7 @@ class Service:
         self._stop_planning(job)
         try:
             with self.store.writing() as connection:
-                stored = held(connection, JobRow, job)
+                stored = get_for_update(connection, JobRow, job)
                 if stored is None or stored.state not in states:
                     return None
                 # Its days of retention count from now, however long the service was away.
@@ -205,7 +205,7 @@ class Service:
             if row.state == "planning":
                 self.plan(row)
             raise
-        self._published(job, None)
+        self._on_published(job, None)
         return replace(row, state=state)
 
     def resume(self, connection: Connection, row: JobRow) -> JobRow:
@@ -228,7 +228,7 @@ class Service:
 
     def _take_up(self) -> None:
         with self.store.reading() as connection:
-            rows = jobs.unfinished(connection)
+            rows = jobs.list_unfinished(connection)
             waiting = running_proposals(connection)
         for key in waiting:
             if key not in self.proposals.progress:
@@ -236,7 +236,7 @@ class Service:
         for row in rows:
             self.plan(row)
 
-    def _watched(self) -> None:
+    def _watch_changes(self) -> None:
         while not self._stopping.is_set():
             listening = False
             try:
@@ -246,7 +246,7 @@ class Service:
                     if not listening:
                         listening = True
                         self._catch_up()
-                    self._noticed(job)
+                    self._notice(job)
             except StoreUnavailable:
                 self._stopping.wait(_TICK_S)
             except Exception:  # what one job is told must not keep the others from theirs
@@ -260,10 +260,10 @@ class Service:
         for job in known:
             if not self._exists(job):
                 self._forget(job)
-        self._listener.removed(None)
+        self._listener.on_removed(None)
 
-    def _noticed(self, job: str | None) -> None:
-        gone = None if job is None else removed(job)
+    def _notice(self, job: str | None) -> None:
+        gone = None if job is None else removed_job(job)
         if gone is not None and not self._exists(gone):
             self._forget(gone)
             return
@@ -273,7 +273,7 @@ class Service:
         if job is not None:
             if known is not None:
                 known.news.look_again()
-            self._listener.published(job, None)
+            self._listener.on_published(job, None)
 
     def _exists(self, job: str) -> bool:
         with self.store.reading() as connection:
@@ -282,7 +282,7 @@ class Service:
     def _forget(self, job: str) -> None:
         """Plan a job no longer that the store has removed, and have nobody wait for it."""
         self._stop_planning(job)
-        self._listener.removed(job)
+        self._listener.on_removed(job)
 
     def _stop_planning(self, job: str) -> None:
         with self._lock:
@@ -321,10 +321,10 @@ class Service:
             lines.append("other services are heard no more; start the service again")
         return lines
 
-    def _published(self, job: str, ready: ReadyPlan | None) -> None:
+    def _on_published(self, job: str, ready: ReadyPlan | None) -> None:
         if ready is None:
             self.upkeep.wake()  # for the jobs by state
         else:
             self.counts["publications"] += 1
             self.counts["planning_us"] += int(ready.planning_ms * 1000)
-        self._listener.published(job, ready)
+        self._listener.on_published(job, ready)

@@ -16,7 +16,7 @@ from seqplan.api.store.rows import JobRow
 from seqplan.api.store.store import Claim, Store
 from seqplan.api.store.tables import answers, expiry, jobs, leftovers, removals
 from seqplan.api.store.tables.expiry import Retention
-from seqplan.api.store.tables.lengths import damaged_lengths
+from seqplan.api.store.tables.lengths import find_damaged
 
 EVERY_S = 5.0
 """How often the store is looked at, if nothing calls for it earlier."""
@@ -125,7 +125,7 @@ class Upkeep:
         if asked := self._asked():
             with self._store.writing(background=True) as connection:
                 jobs.note_requests(connection, asked)
-        with self._store.claimed("upkeep") as claim:
+        with self._store.claim("upkeep") as claim:
             if claim is None:
                 return  # another service does it
             self._finish_removals(claim)
@@ -169,7 +169,7 @@ class Upkeep:
     def _abandon_jobs(self) -> None:
         before = time.time() - self._keeping.abandon_hours * _HOUR_S
         with self._store.reading() as connection:
-            rows = jobs.unfinished(connection)
+            rows = jobs.list_unfinished(connection)
         for row in rows:
             if row.asked_at < before and not self._stopping.is_set():
                 self._abandon(row.id)
@@ -179,7 +179,7 @@ class Upkeep:
         if not days:
             return
         with self._store.reading() as connection:
-            old = jobs.ended_before(connection, time.time() - days * _DAY_S)
+            old = jobs.list_ended(connection, time.time() - days * _DAY_S)
         for job in old:
             if not self._stopping.is_set():
                 self._remove(job)
@@ -198,7 +198,7 @@ class Upkeep:
             leftovers.remove_leftovers(self._store, self._keeping.grace_days)
         except OSError as error:  # they only take space
             _log.warning("files of no data set are not removed: %s", error)
-        for line in damaged_lengths(self._store, self._stopping.is_set):
+        for line in find_damaged(self._store, self._stopping.is_set):
             _log.error("%s", line)
 
     def _free_pages(self, claim: Claim) -> None:

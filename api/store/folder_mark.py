@@ -49,7 +49,7 @@ class FolderMark:
                     "own folder with --files."
                 )
             return
-        there, known = self._arrays(), _known_arrays(connection)
+        there, known = self._arrays(), _list_arrays(connection)
         if unknown := sorted(there - known):
             raise StoreError(
                 f"{self.files}: has no mark, and {self.where} does not know its array "
@@ -94,6 +94,6 @@ def store_id(connection: Connection) -> str:
     return str(connection.execute(select(schema.store.c.id)).scalar_one())
 
 
-def _known_arrays(connection: Connection) -> set[str]:
+def _list_arrays(connection: Connection) -> set[str]:
     table = schema.lengths
     return set(connection.execute(select(table.c.id).where(table.c.kind == "sequences")).scalars())

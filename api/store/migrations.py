@@ -77,7 +77,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third)
 _LOCK = 0x5E9  # any number that no claim is likely to have
 
 
-def stored_version(connection: Connection) -> int:
+def read_version(connection: Connection) -> int:
     """Return how many migrations a store has been through; 0 for an empty one."""
     return connection.execute(select(schema.version.c.version)).scalar() or 0
 
@@ -93,7 +93,7 @@ def migrate(connection: Connection, where: str, *, alone: bool = True) -> int:
         connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
     version = 0
     if inspect(connection).has_table(schema.version.name):
-        version = stored_version(connection)
+        version = read_version(connection)
     if version > len(MIGRATIONS):
         raise StoreError(
             f"{where}: has schema {version}, this seqplan knows {len(MIGRATIONS)}; use a newer "

@@ -22,6 +22,6 @@ def notify_removed(connection: Connection, job: str) -> None:
     notify(connection, _REMOVED + job)
 
 
-def removed(notice: str) -> str | None:
+def removed_job(notice: str) -> str | None:
     """Return the job that a notice says was removed; None for any other notice."""
     return notice.removeprefix(_REMOVED) if notice.startswith(_REMOVED) else None

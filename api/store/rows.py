@@ -155,13 +155,13 @@ def get(connection: Connection, kind: type[AnyRow], key: str) -> AnyRow | None:
     return _first(connection, kind, _query(kind).where(kind.table.c.id == key))
 
 
-def held(connection: Connection, kind: type[AnyRow], key: str) -> AnyRow | None:
+def get_for_update(connection: Connection, kind: type[AnyRow], key: str) -> AnyRow | None:
     """As ``get``; nobody removes the row before the end of this transaction, which writes."""
     query = _query(kind).where(kind.table.c.id == key)
     return _first(connection, kind, query.with_for_update(read=True, key_share=True))
 
 
-def locked(connection: Connection, kind: type[Row], key: str) -> bool:
+def lock_row(connection: Connection, kind: type[Row], key: str) -> bool:
     """Whether there is such a row, which nobody takes hold of before this transaction ends."""
     query = select(kind.table.c.id).where(kind.table.c.id == key).with_for_update()
     return connection.execute(query).first() is not None

@@ -54,7 +54,7 @@ class Store:
     """
 
     def __init__(self, url: str, files: Path | None = None, *, beside: bool = False) -> None:
-        self.where, database = _parsed(url)
+        self.where, database = _parse_address(url)
         if files is None:
             if database is None:
                 raise StoreError(
@@ -76,7 +76,7 @@ class Store:
                 (files / "lengths").mkdir(exist_ok=True)
             except OSError as error:
                 raise StoreError(f"{files}: cannot be written: {error.strerror}") from None
-        self._ownership = None if database is None else self._owned(Path(database), mark, beside)
+        self._ownership = None if database is None else self._own(Path(database), mark, beside)
         try:
             self._engine = _engine(url, database)
         except BaseException as error:
@@ -114,7 +114,7 @@ class Store:
             mark.write(connection)
         self.health.opened = True
 
-    def _owned(self, database: Path, mark: FolderMark, beside: bool) -> Ownership | None:
+    def _own(self, database: Path, mark: FolderMark, beside: bool) -> Ownership | None:
         try:
             return Ownership(database, mark, self.where, folder=not beside)
         except InUseElsewhere:
@@ -138,13 +138,13 @@ class Store:
         """
         # SQLite has one writer at a time: better to wait here than to find it locked.
         turn = nullcontext() if self._shared else self._turns.take(background=background)
-        with self._watched(), turn, self._engine.connect() as connection:
+        with self._watch_changes(), turn, self._engine.connect() as connection:
             connection = connection.execution_options(writes=True)
             with connection.begin():
                 yield connection
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _watch_changes(self) -> Iterator[None]:
         try:
             with outages():
                 yield
@@ -164,7 +164,7 @@ class Store:
             self._checked_at = time.monotonic()
 
     @contextmanager
-    def claimed(self, subject: str) -> Iterator[Claim | None]:
+    def claim(self, subject: str) -> Iterator[Claim | None]:
         """Take the right to do ``what``, which one service has at a time; None: another has it.
 
         It ends with the block, with the process, or with the connection to the database.
@@ -185,7 +185,7 @@ class Store:
             @contextmanager
             def writing(*, background: bool = False) -> Iterator[Connection]:
                 # On the connection that holds the claim: without the claim nothing is written.
-                with self._watched(), connection.begin():
+                with self._watch_changes(), connection.begin():
                     yield connection
 
             try:
@@ -247,7 +247,7 @@ def _beside(database: str) -> Path:
     return files
 
 
-def _parsed(url: str) -> tuple[str, str | None]:
+def _parse_address(url: str) -> tuple[str, str | None]:
     """Return the store's name for messages (no password), and the path of a SQLite file."""
     if "://" not in url:
         return url, url
@@ -271,7 +271,7 @@ def _engine(url: str, database: str | None) -> Engine:
             engine = create_engine(url, pool_pre_ping=True, max_overflow=_UNBOUNDED)
             return engine.execution_options(origin=secrets.token_hex(8))
         except NoSuchModuleError as error:
-            raise StoreError(f"{_parsed(url)[0]}: {error}") from None
+            raise StoreError(f"{_parse_address(url)[0]}: {error}") from None
     engine = create_engine(
         f"sqlite:///{database}",
         connect_args={"timeout": _BUSY_MS / 1000},

@@ -12,10 +12,10 @@ from seqplan.costs.analytic.calibrate import Calibration, calibrate
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derived_scheme import (
     check_schemes,
-    derived_entry,
+    count_gathered_bytes,
     fit_residuals,
     fit_terms,
-    gathered_bytes,
+    write_derived_entry,
 )
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import activation_bytes_per_token
@@ -86,7 +86,7 @@ def complete(
     document = dict(profile.document)
     document["schemes"] = [
         *profile.entries_of({entry.scheme for entry in unchanged}),
-        *(derived_entry(scheme, latency) for scheme, (latency, _) in fitted.items()),
+        *(write_derived_entry(scheme, latency) for scheme, (latency, _) in fitted.items()),
     ]
     document["memory"] = _memory(profile, deployment, missing)
     errors = [errors for _, errors in fitted.values()]
@@ -186,7 +186,7 @@ def _memory(profile: Profile, deployment: Deployment, missing: Sequence[Scheme])
 
 def _activation(deployment: Deployment, tp: int) -> float:
     whole = activation_bytes_per_token(deployment, tp)
-    return whole + gathered_bytes(deployment.sizes.hidden, tp)
+    return whole + count_gathered_bytes(deployment.sizes.hidden, tp)
 
 
 def _sizes(profile: Profile, others: Mapping[str, int]) -> ModelSizes:

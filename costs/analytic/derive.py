@@ -11,10 +11,10 @@ import numpy.typing as npt
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derived_scheme import (
     check_schemes,
-    derived_entry,
+    count_gathered_bytes,
     fit_residuals,
     fit_terms,
-    gathered_bytes,
+    write_derived_entry,
 )
 from seqplan.costs.analytic.memory import (
     CONTEXT_BYTES,
@@ -77,9 +77,11 @@ def derive_profile(
             "resident_embedding_bytes": embeddings,
             "activation_bytes_per_token": {
                 str(tp): activation_bytes_per_token(deployment, tp)
-                + gathered_bytes(sizes.hidden, tp)
+                + count_gathered_bytes(sizes.hidden, tp)
                 for tp in sorted({scheme.tp for scheme in schemes})
             },
         },
-        "schemes": [derived_entry(scheme, latency) for scheme, (latency, _) in fitted.items()],
+        "schemes": [
+            write_derived_entry(scheme, latency) for scheme, (latency, _) in fitted.items()
+        ],
     }

@@ -72,13 +72,13 @@ def fit_residuals(errors: Sequence[Errors], *, largest: bool = False) -> str:
     )
 
 
-def derived_entry(scheme: Scheme, latency: Latency) -> dict[str, Any]:
+def write_derived_entry(scheme: Scheme, latency: Latency) -> dict[str, Any]:
     """Write a scheme as the profile document has it, with its origin."""
     degrees = {axis: degree for axis, degree in scheme.as_dict().items() if degree > 1}
     return {**degrees, "a": latency.a, "b": latency.b, "c": latency.c, "origin": "derived"}
 
 
-def gathered_bytes(hidden: int, tp: int) -> float:
+def count_gathered_bytes(hidden: int, tp: int) -> float:
     """Count a tp block's gathered input, per token and before division over tp·sp."""
     return 0.0 if tp == 1 else 2.0 * hidden * tp
 

@@ -135,7 +135,7 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
         steady = count if virtual == 1 else 0
         terms["pipeline sends"] = 2 * (steady + scheme.pp - 1) * shift
     held = deployment.stage_layers(scheme.pp) / sizes.layers * sizes.layers_parameters
-    held += (sizes.stored_parameters(scheme.pp) - sizes.layers_parameters) / scheme.pp
+    held += (sizes.count_stored_parameters(scheme.pp) - sizes.layers_parameters) / scheme.pp
     held /= scheme.tp
     if deployment.zero < 3:
         terms["parameter exchange"] = _exchange_ms(

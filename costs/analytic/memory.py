@@ -92,12 +92,12 @@ def layer_activation_bytes(
 
 def activation_bytes_per_token(deployment: Deployment, tp: int) -> float:
     """Count all layers, what is recomputed of one, and the logits; before division over ranks."""
-    layer_bytes, recomputed = _kept_and_recomputed(deployment, tp)
+    layer_bytes, recomputed = _split_recomputed(deployment, tp)
     sizes = deployment.sizes
     return sizes.layers * layer_bytes + recomputed + LOGIT_BYTES * sizes.vocab
 
 
-def _kept_and_recomputed(deployment: Deployment, tp: int) -> tuple[float, float]:
+def _split_recomputed(deployment: Deployment, tp: int) -> tuple[float, float]:
     """Count a layer's bytes per token that stay, and those that recomputing it adds."""
     kept_bytes, whole = (
         layer_activation_bytes(
@@ -121,7 +121,7 @@ def peak_bytes(
     sharded, layers, embeddings = state_bytes(deployment)
     held = 1.0 if scheme.pp == 1 or sizes.tied else 0.5
     spread = scheme.tp * scheme.sp
-    layer_bytes, recomputed = _kept_and_recomputed(deployment, scheme.tp)
+    layer_bytes, recomputed = _split_recomputed(deployment, scheme.tp)
     logits = LOGIT_BYTES * sizes.vocab * tokens / spread
     parts = scheme.pp * deployment.virtual_stages
     held_layers = deployment.stage_layers(scheme.pp)

@@ -66,7 +66,7 @@ class Drift:
     warning: str | None
 
 
-def stated_error(entry: ProfiledScheme | None) -> Stated | None:
+def find_stated_error(entry: ProfiledScheme | None) -> Stated | None:
     """Return the held-out error of a scheme's fit; None where the profile has none to be read."""
     held_out: Any = None if entry is None or entry.fit is None else entry.fit.get("held_out")
     if not isinstance(held_out, dict):

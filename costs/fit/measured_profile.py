@@ -94,10 +94,10 @@ def fit_all(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MeasuredFit:
 def fit_schemes(measured_on: MeasuredOn, samples: Sequence[Sample]) -> dict[Scheme, Fit]:
     """Fit the latency of every scheme, for a model of all its layers.
 
-    Without those that run out of memory too early to be fitted (``unfitted``). ``SampleError`` for
-    a scheme whose samples cannot be fitted otherwise, and where no scheme is left.
+    Without those that run out of memory too early to be fitted (``find_unfitted``). ``SampleError``
+    for a scheme whose samples cannot be fitted otherwise, and where no scheme is left.
     """
-    without = unfitted(samples)
+    without = find_unfitted(samples)
     layers = measured_on.sizes()["layers"]
     latencies: dict[Scheme, Fit] = {}
     for scheme in sorted({sample.scheme for sample in samples} - set(without)):
@@ -121,7 +121,7 @@ def fit_schemes(measured_on: MeasuredOn, samples: Sequence[Sample]) -> dict[Sche
     return latencies
 
 
-def unfitted(samples: Sequence[Sample]) -> dict[Scheme, str]:
+def find_unfitted(samples: Sequence[Sample]) -> dict[Scheme, str]:
     """Return the schemes too few of whose lengths fit into memory, with one line on each."""
     reasons = {}
     for scheme in sorted({sample.scheme for sample in samples}):

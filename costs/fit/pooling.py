@@ -17,30 +17,30 @@ from seqplan.plans.scheme import Scheme
 Floats = npt.NDArray[np.float64]
 
 
-def merged(files: list[Path]) -> tuple[MeasuredOn, list[Sample]]:
-    """Read the samples of several runs, each ``steadied``, all ``pooled``.
+def merge_runs(files: list[Path]) -> tuple[MeasuredOn, list[Sample]]:
+    """Read the samples of several runs, each ``rescale_to_usual_speed``, all ``pool_samples``.
 
     ``SampleError`` where device, dtype or model differ, or nothing was measured.
     """
     if not files:
         raise SampleError("no files of samples to merge")
     measured_on, first = read_samples(files[0])
-    samples = steadied(first)
+    samples = rescale_to_usual_speed(first)
     for path in files[1:]:
         other, more = read_samples(path)
         require_same(other, measured_on, str(path))
-        samples += _read_as_in(first, steadied(more))
+        samples += _read_as_in(first, rescale_to_usual_speed(more))
     if not samples:
         raise SampleError(f"{', '.join(map(str, files))}: nothing was measured; measure again")
-    return measured_on, pooled(samples)
+    return measured_on, pool_samples(samples)
 
 
-def merged_exchanges(files: Sequence[Path]) -> list[ExchangeSample]:
-    """Read the exchanges of several runs that ``merged`` takes."""
+def merge_sync_samples(files: Sequence[Path]) -> list[ExchangeSample]:
+    """Read the exchanges of several runs that ``merge_runs`` takes."""
     return [exchange for path in files for exchange in read_exchanges(path)]
 
 
-def steadied(samples: Sequence[Sample]) -> list[Sample]:
+def rescale_to_usual_speed(samples: Sequence[Sample]) -> list[Sample]:
     """Rescale every repetition's time of one run to the run's usual speed.
 
     A repetition around which the yardstick took longer than it usually does was slowed, too: by a
@@ -54,7 +54,7 @@ def steadied(samples: Sequence[Sample]) -> list[Sample]:
         return list(samples)
     exponent = response(samples)
 
-    def rescaled(times: tuple[float, ...], yardstick_ms: tuple[float, ...]) -> tuple[float, ...]:
+    def rescale(times: tuple[float, ...], yardstick_ms: tuple[float, ...]) -> tuple[float, ...]:
         if not yardstick_ms:
             return times
         pairs = zip(times, yardstick_ms, strict=True)
@@ -63,10 +63,10 @@ def steadied(samples: Sequence[Sample]) -> list[Sample]:
     return [
         replace(
             sample,
-            layers_ms=rescaled(sample.layers_ms, sample.layers_yardstick_ms),
-            forward_ms=rescaled(sample.forward_ms, sample.layers_yardstick_ms),
-            ends_ms=rescaled(sample.ends_ms, sample.ends_yardstick_ms),
-            layers_cpu_ms=rescaled(sample.layers_cpu_ms, sample.layers_yardstick_ms)
+            layers_ms=rescale(sample.layers_ms, sample.layers_yardstick_ms),
+            forward_ms=rescale(sample.forward_ms, sample.layers_yardstick_ms),
+            ends_ms=rescale(sample.ends_ms, sample.ends_yardstick_ms),
+            layers_cpu_ms=rescale(sample.layers_cpu_ms, sample.layers_yardstick_ms)
             if sample.layers_cpu_ms
             else (),
         )
@@ -76,7 +76,7 @@ def steadied(samples: Sequence[Sample]) -> list[Sample]:
 
 def _usual_reading(samples: Sequence[Sample]) -> float | None:
     """Return the mean of the middle half of all readings; None without any."""
-    readings = np.sort([ms for _, yardstick_ms in _timed(samples) for ms in yardstick_ms])
+    readings = np.sort([ms for _, yardstick_ms in _iterate_timed(samples) for ms in yardstick_ms])
     quarter = len(readings) // 4
     return float(readings[quarter : len(readings) - quarter].mean()) if len(readings) else None
 
@@ -108,7 +108,7 @@ def response(samples: Sequence[Sample]) -> float:
     where they are noise, or the work waits for something else. Then times are best left alone.
     """
     across, along = 0.0, 0.0
-    for times, yardstick_ms in _timed(pooled(samples)):
+    for times, yardstick_ms in _iterate_timed(pool_samples(samples)):
         slower, read = _deviations(times), _deviations(yardstick_ms)
         across += float(read @ slower)
         along += float(read @ read)
@@ -123,7 +123,9 @@ def _deviations(times: tuple[float, ...]) -> Floats:
     return deviations
 
 
-def _timed(samples: Iterable[Sample]) -> Iterator[tuple[tuple[float, ...], tuple[float, ...]]]:
+def _iterate_timed(
+    samples: Iterable[Sample],
+) -> Iterator[tuple[tuple[float, ...], tuple[float, ...]]]:
     """Yield times and readings wherever there is a reading for each time."""
     for sample in samples:
         yield from (
@@ -145,7 +147,7 @@ def device_spread(samples: Iterable[Sample]) -> float | None:
     return float((high - low) / middle)
 
 
-def pooled(samples: Iterable[Sample]) -> list[Sample]:
+def pool_samples(samples: Iterable[Sample]) -> list[Sample]:
     """Return one sample of each micro-batch, with the repetitions of all its rounds and runs.
 
     What disturbs the device for a while disturbs a few repetitions of many micro-batches then, and
@@ -156,12 +158,12 @@ def pooled(samples: Iterable[Sample]) -> list[Sample]:
         key = (sample.scheme, sample.role, sample.lengths, sample.layers)
         together.setdefault(key, []).append(sample)
     return [
-        next((sample for sample in same if sample.oom), None) or _pooled(same)
+        next((sample for sample in same if sample.oom), None) or _pool(same)
         for same in together.values()
     ]
 
 
-def _pooled(same: list[Sample]) -> Sample:
+def _pool(same: list[Sample]) -> Sample:
     def largest(values: Iterable[int | None]) -> int | None:
         return max((value for value in values if value is not None), default=None)
 

@@ -57,7 +57,7 @@ class Measurable:
     micro_batches: int
     predicted_ms: float
 
-    def measured_ms(self, by_rank: Mapping[int, float]) -> float | None:
+    def slowest_rank_ms(self, by_rank: Mapping[int, float]) -> float | None:
         """Return the time of its slowest rank (ms); None where not all of them were measured."""
         if any(rank not in by_rank for rank in self.ranks):
             return None
@@ -189,7 +189,7 @@ def measurable(plan: Plan) -> tuple[Measurable, ...]:
     )
 
 
-def observed(plans: Iterable[Plan], measurements: Iterable[Measurement]) -> Observations:
+def match_measurements(plans: Iterable[Plan], measurements: Iterable[Measurement]) -> Observations:
     """Match measurements with the plans' pipelines, and count those of steps without a plan.
 
     The last measurement of a rank and step counts. ``MeasurementError`` for a rank that the step's
@@ -211,7 +211,7 @@ def observed(plans: Iterable[Plan], measurements: Iterable[Measurement]) -> Obse
                 f"step {plan.step}: measured on rank {foreign[0]}, its plan has {plan.world_size}"
             )
         for pipeline in measurable(plan):
-            measured_ms = pipeline.measured_ms(by_rank)
+            measured_ms = pipeline.slowest_rank_ms(by_rank)
             if measured_ms is not None:
                 rank_times += len(pipeline.ranks)
                 by_scheme.setdefault(pipeline.scheme, []).append(
@@ -233,7 +233,7 @@ def refit(latency: Latency, scheme: Scheme, samples: Sequence[Observed]) -> Refi
         reason = f"{len(samples)} pipelines measured, {LEAST_TO_SCALE} are needed"
         return Refitted(scheme, before, few, "kept", reason, latency)
     made_from, held_out = samples[::2], samples[1::2]
-    factor = float(np.median(times(made_from) / _predicted(latency, made_from)))
+    factor = float(np.median(times(made_from) / _predict(latency, made_from)))
     scaled = Latency(latency.a * factor, latency.b * factor, latency.c * factor)
     candidates = [("scaled", f"all coefficients times {factor:.3f}", scaled)]
     if len(samples) >= LEAST_TO_FIT:
@@ -260,7 +260,7 @@ def refit_profile(
         latency = profile.by_scheme[scheme].latency
         measured[scheme] = result = refit(latency, scheme, samples)
         if len(samples) >= LEAST_TO_SCALE:
-            after, before = (_predicted(one, samples).sum() for one in (result.latency, latency))
+            after, before = (_predict(one, samples).sum() for one in (result.latency, latency))
             factors.append(float(after / before))
     if all(result.how == "kept" for result in measured.values()):
         return RefittedProfile(tuple(measured.values()), None)
@@ -270,7 +270,7 @@ def refit_profile(
     schemes = [
         measured[scheme]
         if len(by_scheme.get(scheme, ())) >= LEAST_TO_SCALE
-        else _extrapolated(
+        else _extrapolate(
             profile.by_scheme[scheme].latency, scheme, by_scheme.get(scheme, ()), common
         )
         for scheme in (*measured, *others)
@@ -278,7 +278,7 @@ def refit_profile(
     return RefittedProfile(tuple(schemes), common)
 
 
-def _extrapolated(
+def _extrapolate(
     latency: Latency, scheme: Scheme, samples: Sequence[Observed], common: CommonFactor
 ) -> Refitted:
     """Scale a scheme as the measured ones, unless its few samples are predicted better without."""
@@ -295,7 +295,7 @@ def _extrapolated(
     return Refitted(scheme, before, _errors(scaled, samples), "extrapolated", reason, scaled)
 
 
-def refitted_document(profile: Profile, results: Sequence[Refitted], source: str) -> dict[str, Any]:
+def write_refit(profile: Profile, results: Sequence[Refitted], source: str) -> dict[str, Any]:
     """Return the profile with the new coefficients; ``source`` is added to its own.
 
     Schemes that were kept stay as they are, digits included. Extrapolated ones keep their origin
@@ -327,14 +327,14 @@ def refitted_document(profile: Profile, results: Sequence[Refitted], source: str
     return document
 
 
-def _predicted(latency: Latency, samples: Sequence[Observed]) -> Any:
+def _predict(latency: Latency, samples: Sequence[Observed]) -> Any:
     return features(samples) @ np.array([latency.a, latency.b, latency.c])
 
 
 def _errors(latency: Latency, samples: Sequence[Observed]) -> Errors:
-    return Errors.of(_predicted(latency, samples), times(samples))
+    return Errors.of(_predict(latency, samples), times(samples))
 
 
 def _mean_error(latency: Latency, samples: Sequence[Observed]) -> float:
     """Return the median error, which one disturbed step does not decide."""
-    return float(np.median(np.abs(_predicted(latency, samples) / times(samples) - 1)))
+    return float(np.median(np.abs(_predict(latency, samples) / times(samples) - 1)))

@@ -84,7 +84,7 @@ class SampleFile:
     def _go_on(self, measured_on: MeasuredOn) -> None:
         """Read what is there, and make the file end with a whole line."""
         content = _content(self.path)
-        header = _line({"format": FORMAT, **_measured_on_fields(measured_on)})
+        header = _line({"format": FORMAT, **_list_hardware_fields(measured_on)})
         if b"\n" not in content:
             if not header.startswith(content):
                 raise SampleError(
@@ -93,7 +93,7 @@ class SampleFile:
                 )
             self._append(header[len(content) :])
             return
-        before, self.samples, self.exchanges = _parsed(self.path, content)
+        before, self.samples, self.exchanges = _parse(self.path, content)
         require_same(before, measured_on, str(self.path))
         self._file.truncate(content.rindex(b"\n") + 1)
 
@@ -109,13 +109,13 @@ def read_samples(path: Path) -> tuple[MeasuredOn, list[Sample]]:
     A last line without an end is left out: a run was killed, or is just writing it. ``SampleError``
     names the line that cannot be read.
     """
-    measured_on, samples, _ = _parsed(path, _content(path))
+    measured_on, samples, _ = _parse(path, _content(path))
     return measured_on, samples
 
 
 def read_exchanges(path: Path) -> list[ExchangeSample]:
     """Read the exchanges that were measured beside the samples, as ``read_samples`` does."""
-    return _parsed(path, _content(path))[2]
+    return _parse(path, _content(path))[2]
 
 
 def _content(path: Path) -> bytes:
@@ -125,7 +125,7 @@ def _content(path: Path) -> bytes:
         raise SampleError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _parsed(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[ExchangeSample]]:
+def _parse(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[ExchangeSample]]:
     whole = content[: content.rfind(b"\n") + 1]
     try:
         lines = whole.decode("utf-8").splitlines()
@@ -138,7 +138,7 @@ def _parsed(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[
         )
     number = 1
     try:
-        measured_on = _measured_on(json.loads(lines[0]))
+        measured_on = _find_hardware(json.loads(lines[0]))
         samples, exchanges = [], []
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007 - for the message
             fields = json.loads(line)
@@ -155,7 +155,7 @@ def _line(fields: Mapping[str, Any]) -> bytes:
     return (json.dumps(fields) + "\n").encode()
 
 
-def _measured_on_fields(measured_on: MeasuredOn) -> dict[str, Any]:
+def _list_hardware_fields(measured_on: MeasuredOn) -> dict[str, Any]:
     return {
         "device": measured_on.device,
         "dtype": measured_on.dtype,
@@ -165,7 +165,7 @@ def _measured_on_fields(measured_on: MeasuredOn) -> dict[str, Any]:
     }
 
 
-def _measured_on(fields: Mapping[str, Any]) -> MeasuredOn:
+def _find_hardware(fields: Mapping[str, Any]) -> MeasuredOn:
     if fields["format"] != FORMAT:
         raise ValueError(f"format {fields['format']}, this version reads {FORMAT}")
     if lacking := [name for name in SIZES if name not in fields["model"]]:

@@ -53,10 +53,11 @@ class Sample:
     ``allocated_bytes``, ``reserved_bytes``: with parameters and gradients, all that it had in use
     then and all that it had taken from the device.
 
-    ``turn``: which round of a run over all micro-batches it is of; see ``pooled``.
+    ``turn``: which round of a run over all micro-batches it is of; see ``pool_samples``.
 
     ``layers_yardstick_ms`` and ``ends_yardstick_ms``: how long a small fixed piece of work took
-    around each repetition, on the slowest rank; see ``steadied``. Empty where it was not read.
+    around each repetition, on the slowest rank; see ``rescale_to_usual_speed``. Empty where it was
+    not read.
 
     ``layers_cpu_ms``: processor time that a rank's threads had in each repetition of the layers;
     empty where the work is not the processor's, or was not read.

@@ -78,12 +78,14 @@ def fit_exchange(samples: Iterable[ExchangeSample], layers: int) -> list[dict[st
                 number: median(ms for repeated in same for ms in getattr(repeated, field))
                 for number, same in by_layers.items()
             }
-            entry["ms" if field == _TIMES[0] else field] = round(_extended(medians, stage), 3)
+            entry["ms" if field == _TIMES[0] else field] = round(
+                _extend_to_stage(medians, stage), 3
+            )
         entries.append(entry)
     return entries
 
 
-def _extended(by_layers: Mapping[int, float], stage: int) -> float:
+def _extend_to_stage(by_layers: Mapping[int, float], stage: int) -> float:
     """Extend a time from the fewest and most layers measured to those of a stage."""
     few, many = min(by_layers), max(by_layers)
     if few == many:

@@ -11,7 +11,7 @@ from seqplan.costs.lengths.sources.chat import ChatTokenizer
 from seqplan.costs.lengths.sources.collector import Collector, Lengths, Progress
 from seqplan.costs.lengths.sources.error import LengthsError, first_line
 from seqplan.costs.lengths.sources.options import SourceOptions
-from seqplan.costs.lengths.sources.saved_dataset import is_saved_dataset, saved_files
+from seqplan.costs.lengths.sources.saved_dataset import is_saved_dataset, list_saved_files
 from seqplan.costs.lengths.sources.token_count import TokenCounter
 
 SUFFIXES = (".npy", ".txt", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", ".idx")
@@ -63,7 +63,7 @@ def _expand(sources: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
             raise LengthsError(f"{source}: matches no file")
         for path in paths:
             if is_saved_dataset(path):
-                yield from saved_files(path)
+                yield from list_saved_files(path)
             else:
                 yield path
 

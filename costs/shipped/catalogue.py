@@ -12,7 +12,7 @@ from seqplan.costs.profiled_scheme import ProfileError
 
 
 @cache
-def shipped_names() -> tuple[str, ...]:
+def list_shipped() -> tuple[str, ...]:
     """Return the names of the profiles that ship, sorted."""
     folder = resources.files("seqplan.costs.shipped")
     return tuple(
@@ -21,10 +21,10 @@ def shipped_names() -> tuple[str, ...]:
 
 
 @cache
-def shipped(name: str) -> Profile:
+def load_shipped(name: str) -> Profile:
     """Load a shipped profile; ``ProfileError`` with the nearest name when there is none."""
-    if name not in shipped_names():
-        near = difflib.get_close_matches(name, shipped_names(), n=1, cutoff=0.3)
+    if name not in list_shipped():
+        near = difflib.get_close_matches(name, list_shipped(), n=1, cutoff=0.3)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ProfileError(
             f"profile {name!r} is neither a file nor a shipped profile{hint} "
@@ -39,4 +39,4 @@ def find_profile(name_or_path: str) -> Profile:
     path = Path(name_or_path)
     if path.suffix == ".json" or "/" in name_or_path or path.is_file():
         return Profile.load(path)
-    return shipped(name_or_path)
+    return load_shipped(name_or_path)

@@ -32,7 +32,7 @@ class Balanced:
     """Micro-batches of a step, for each rank.
 
     ``micro_batches``: by rank and micro-batch, lists of positions in ``lengths``; with ``lockstep``
-    all ranks have as many. ``predicted_ms``: Σ over rounds of the slowest rank with ``lockstep``,
+    all ranks have as many. ``predict_ms``: Σ over rounds of the slowest rank with ``lockstep``,
     else the slowest rank; ``lower_bound_ms``: proven for every way to balance these sequences.
     """
 
@@ -111,7 +111,7 @@ def balance(
     for name, value in (("ranks", ranks), ("count_multiple", count_multiple)):
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
-    whole = checked_lengths(lengths, micro_batch, pad_to)
+    whole = check_lengths(lengths, micro_batch, pad_to)
     if keep_together is not None and len(keep_together) != len(whole):
         raise ValueError(f"keep_together has {len(keep_together)} keys for {len(whole)} sequences")
     batch = Batch.of_lengths(whole)
@@ -132,7 +132,7 @@ def balance(
         parts = pad_counts(way, count_multiple, lockstep=lockstep)
         if keep_together is None:
             fill_empty(parts, whole, across_ranks=not equal_samples, lockstep=lockstep)
-        time_ms = predicted_ms(parts, whole, cost, lockstep=lockstep)
+        time_ms = predict_ms(parts, whole, cost, lockstep=lockstep)
         if time_ms < best_ms:
             best, best_ms = parts, time_ms
     return Balanced(best, tuple(whole), cost, lockstep, best_ms, min(bound, best_ms))
@@ -186,7 +186,7 @@ def host_micro_batch(cost: Latency, capacity: int, pad_to: int) -> PipelineClass
     )
 
 
-def checked_lengths(lengths: object, micro_batch: PipelineClass, pad_to: int) -> list[int]:
+def check_lengths(lengths: object, micro_batch: PipelineClass, pad_to: int) -> list[int]:
     """Return lengths as whole numbers.
 
     ``TypeError`` and ``ValueError`` as ``whole_lengths``, and ``ValueError`` for the first that
@@ -223,7 +223,7 @@ def _positions(by_rank: Iterable[Sequence[Bin]], batch: Batch) -> MicroBatches:
     ]
 
 
-def predicted_ms(
+def predict_ms(
     parts: MicroBatches, lengths: Sequence[int], cost: Latency, *, lockstep: bool
 ) -> float:
     """Time micro-batches: Σ of rounds, or the slowest rank (ms)."""

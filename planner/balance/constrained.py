@@ -69,9 +69,9 @@ def plan_bundles(
     best: MicroBatches | None = None
     best_ms, tried = inf, 0
     while best is None or tried <= EXTRA:
-        packed = _packed(micro_batch, bundles, ranks * number)
+        packed = _pack_bundles(micro_batch, bundles, ranks * number)
         if packed is not None:
-            dealt = _dealt(packed, ranks, number, lockstep=lockstep)
+            dealt = _assign_micro_batches(packed, ranks, number, lockstep=lockstep)
             time = _time_ms(micro_batch, dealt, lockstep=lockstep)
             if time < best_ms:
                 best_ms = time
@@ -128,12 +128,12 @@ def _fewest_packed(
 ) -> list[list[Bundle]]:
     """Pack into the fewest micro-batches from ``least`` on, a multiple of ``multiple``."""
     number = ceil(least / multiple) * multiple
-    while (packed := _packed(micro_batch, bundles, number)) is None:
+    while (packed := _pack_bundles(micro_batch, bundles, number)) is None:
         number += multiple
     return packed
 
 
-def _packed(
+def _pack_bundles(
     micro_batch: PipelineClass, bundles: Sequence[Bundle], number: int
 ) -> list[list[Bundle]] | None:
     """Put each bundle into the least loaded of ``number`` micro-batches with room; or None."""
@@ -155,7 +155,7 @@ def _packed(
     return packed
 
 
-def _dealt(
+def _assign_micro_batches(
     packed: list[list[Bundle]], ranks: int, number: int, *, lockstep: bool
 ) -> list[list[list[Bundle]]]:
     """Deal micro-batches to ranks, ``number`` to each."""

@@ -80,7 +80,7 @@ class Cost(Latency):
         document = derive_profile(deployment, [scheme], name="derived")
         return cls.of_profile(Profile.from_document(document, "derived"), scheme)
 
-    def corrected(
+    def calibrate(
         self, measured: Sequence[tuple[Sequence[Sequence[int]], float]]
     ) -> tuple[Cost, str]:
         """Correct the coefficients by the host's own times; and say how.

@@ -12,9 +12,9 @@ from math import ceil
 from seqplan.costs.latency import Latency
 from seqplan.planner.balance.balance_ranks import (
     Balanced,
-    checked_lengths,
+    check_lengths,
     host_micro_batch,
-    predicted_ms,
+    predict_ms,
 )
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
@@ -48,7 +48,7 @@ def balance_fixed(
     ``balance``, and where a rank has fewer sequences than micro-batches are needed.
     """
     micro_batch = host_micro_batch(cost, capacity, 1)
-    lengths = checked_lengths([length for own in of_ranks for length in own], micro_batch, 1)
+    lengths = check_lengths([length for own in of_ranks for length in own], micro_batch, 1)
     if not all(of_ranks):
         raise ValueError("a rank has no sequences to pack")
     packer = _Packer(micro_batch, of_ranks)
@@ -60,8 +60,8 @@ def balance_fixed(
         bounds.append(packer.bound_ms(number))
         if bounds[-1] >= best_ms:
             break
-        for parts in packer.packed(number):
-            time = predicted_ms(parts, lengths, cost, lockstep=True)
+        for parts in packer.list_packings(number):
+            time = predict_ms(parts, lengths, cost, lockstep=True)
             if time < best_ms:
                 best, best_ms = parts, time
         tried += best is not None
@@ -89,7 +89,7 @@ class _Packer:
         """Bound every way to pack into ``number`` micro-batches: no rank is faster alone (ms)."""
         return max(rounds_bound_ms(self._micro_batch, own, 1, number) for own in self._sequences)
 
-    def packed(self, number: int) -> list[list[list[list[int]]]]:
+    def list_packings(self, number: int) -> list[list[list[list[int]]]]:
         """List ways to pack: each rank evenly, and all after the micro-batches of one."""
         alone = [common_target(filler, number, 0.0) for filler in self._fillers]
         even = [filled for filled in alone if filled is not None]
@@ -108,7 +108,7 @@ class _Packer:
         best = None
         low, high, factor = 1.0 - WIDTH, 4.0, 1.0
         while high - low > WIDTH:
-            filled = self._filled([factor * time for time in profile])
+            filled = self._fill([factor * time for time in profile])
             if filled is None:
                 low = factor
             else:
@@ -118,7 +118,7 @@ class _Packer:
                 break
         return best
 
-    def _filled(self, targets_ms: Sequence[float]) -> list[FilledRounds] | None:
+    def _fill(self, targets_ms: Sequence[float]) -> list[FilledRounds] | None:
         every = []
         for filler in self._fillers:
             filled = filler.fill(targets_ms)

@@ -85,9 +85,9 @@ class Sampler:
         """
         if not 0 <= state.cursor < len(self.lengths) or min(state.step, state.epoch) < 0:
             raise ValueError(f"{len(self.lengths)} sequences have no state {state}")
-        return self._resumed(state)
+        return self._resume(state)
 
-    def _resumed(self, state: SamplerState) -> Iterator[tuple[SamplerState, Batch]]:
+    def _resume(self, state: SamplerState) -> Iterator[tuple[SamplerState, Batch]]:
         while True:
             pieces, following = self._step(state)
             ids = np.concatenate(pieces)

@@ -125,14 +125,14 @@ class WindowSampler:
             of_epochs = zip(epochs, (batch for _, batch in window), strict=True)
             for epoch, members in groupby(of_epochs, key=lambda entry: entry[0]):
                 batches = [batch for _, batch in members]
-                composed = batches if epoch is None else self._composed(batches, epoch)
+                composed = batches if epoch is None else self._compose(batches, epoch)
                 drawn_in = {i: batch.step for batch in batches for i in batch.ids}
                 for before, batch in zip(batches, composed, strict=True):
                     if batch.step >= step:
                         self._count(before, batch, drawn_in)
                         yield batch
 
-    def _composed(self, batches: Sequence[Batch], epoch: int) -> list[Batch]:
+    def _compose(self, batches: Sequence[Batch], epoch: int) -> list[Batch]:
         """Compose the steps of a window that lie in one epoch."""
         number = batches[0].step // self._window
         random = np.random.default_rng([self._seed, epoch, number])

@@ -13,7 +13,7 @@ from seqplan.planner.bounds.resources import RESOURCES, ROUNDING
 from seqplan.planner.bounds.step_bounds import (
     FIXED_MIXES,
     HeldValue,
-    relaxed_bound_ms,
+    bound_by_relaxation_ms,
     single_bound_ms,
 )
 from seqplan.planner.placement.fleet import Models, PipelineClass
@@ -138,7 +138,9 @@ def all_strategies_bound_ms(
         if relaxed is None:
             break  # not solved: that proves nothing
         guess = min(time, time * relaxed.scale)
-        low = relaxed_bound_ms(classes, batch, relaxed, low, reached_ms, gpus=gpus, guess_ms=guess)
+        low = bound_by_relaxation_ms(
+            classes, batch, relaxed, low, reached_ms, gpus=gpus, guess_ms=guess
+        )
         if relaxed.scale >= 1 - CLOSE:
             break
         time = max(low * (1 + FITS / 4), time * relaxed.scale * (1 + FITS / 4))

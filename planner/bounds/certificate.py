@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import relax
-from seqplan.planner.bounds.step_bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
+from seqplan.planner.bounds.step_bounds import (
+    area_bound_ms,
+    bound_by_relaxation_ms,
+    single_bound_ms,
+)
 from seqplan.planner.placement.fleet import Fleet, PipelineClass
 
 CERTIFY_GAP = 2e-3
@@ -28,7 +32,7 @@ def certify(fleet: Fleet, batch: Batch, objective_ms: float) -> float:
         relaxed = relax(fleet.classes, batch, time)
         if relaxed is None:
             return low  # not solved: that proves nothing
-        low = relaxed_bound_ms(fleet.classes, batch, relaxed, low, objective_ms)
+        low = bound_by_relaxation_ms(fleet.classes, batch, relaxed, low, objective_ms)
         if low >= objective_ms / (1 + 2 * CERTIFY_GAP):
             break
         time = low * (1 + CERTIFY_GAP)

@@ -49,10 +49,10 @@ def gpu_time_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int)
     in_places = demand.in_places_ms(by_area)
     if in_places > by_area:
         by_area = _least_time(demand, by_area, in_places)
-    return _raised_by_counts(demand, by_area) * (1 - ROUNDING)
+    return _raise_by_counts(demand, by_area) * (1 - ROUNDING)
 
 
-def _raised_by_counts(demand: Demand, low_ms: float) -> float:
+def _raise_by_counts(demand: Demand, low_ms: float) -> float:
     """Raise a time that is a bound as far as whole micro-batches refute more (ms)."""
     if demand.fits_in_counts(low_ms):
         return low_ms

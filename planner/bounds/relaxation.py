@@ -66,7 +66,7 @@ class _ClassStates:
     def mixes(self, duals: Floats) -> Mixes:
         """Make mixes of the states' duals (states, RESOURCES)."""
         even, peaked = np.split(duals, [len(self.ladder)])
-        return Mixes(_interpolated(self.ladder, even), _normalised(peaked))
+        return Mixes(_interpolate(self.ladder, even), _normalize(peaked))
 
 
 def relax(
@@ -268,14 +268,14 @@ def _solve(
     return float(result.x[-1]), result.x[program.pipelines], duals
 
 
-def _interpolated(ladder: Ints, duals: Floats) -> Floats:
+def _interpolate(ladder: Ints, duals: Floats) -> Floats:
     """Interpolate duals to every V up to the ladder's top, and normalise them to weights."""
     every_v = np.arange(1, int(ladder[-1]) + 1)
     smooth = np.stack([np.interp(every_v, ladder, column) for column in duals.T], axis=1)
-    return _normalised(smooth)
+    return _normalize(smooth)
 
 
-def _normalised(weights: Floats) -> Floats:
+def _normalize(weights: Floats) -> Floats:
     """Scale rows to a sum of 1; all weight is on work where a row has none."""
     total = weights.sum(axis=1, keepdims=True)
     only_work = np.eye(RESOURCES)[0]

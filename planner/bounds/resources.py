@@ -124,7 +124,7 @@ class ClassLengths:
         eligible = np.empty((states, len(self.lengths)), dtype=np.bool_)
         _even(self, micro_batches, time_ms, share[:even], eligible[:even])
         if states > even:
-            _peaked(self, int(micro_batches[-1]), time_ms, share[even:], eligible[even:])
+            _fill_peaked(self, int(micro_batches[-1]), time_ms, share[even:], eligible[even:])
         eligible &= self.held
         return Resources(share, eligible)
 
@@ -162,7 +162,7 @@ def _even(
     share[-1, 2:] = 0.0
 
 
-def _peaked(
+def _fill_peaked(
     of_class: ClassLengths,
     most: int,
     time_ms: float,

@@ -59,7 +59,7 @@ def area_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
     return float((weights[:, None] * work).min(axis=0) @ counts) * (1 - ROUNDING)
 
 
-def relaxed_bound_ms(
+def bound_by_relaxation_ms(
     classes: Sequence[PipelineClass],
     batch: Batch,
     relaxation: Relaxation,
@@ -84,7 +84,7 @@ def relaxed_bound_ms(
     # did is asked first.
     order = list(range(len(classes)))
 
-    def refuted(time_ms: float) -> bool:
+    def refutes(time_ms: float) -> bool:
         if gpus is None:
             prices = [value.most(time_ms) for value in held]
             offered = sum(k.count * price for k, price in zip(classes, prices, strict=True))
@@ -93,11 +93,11 @@ def relaxed_bound_ms(
         else:
             prices = [float(pipeline_class.gpus) for pipeline_class in classes]
             offered = float(gpus)
-        return _refuted(
+        return _is_refuted(
             relaxation.values, batch.multiplicity, held, prices, offered, time_ms, order
         )
 
-    if refuted(high_ms):
+    if refutes(high_ms):
         return high_ms
     low, high = low_ms, high_ms
     tolerance = BISECTION_TOLERANCE if gpus is None else 10 * BISECTION_TOLERANCE
@@ -106,14 +106,14 @@ def relaxed_bound_ms(
         middle = near.pop() if near else (low + high) / 2
         if not low < middle < high:
             continue
-        if refuted(middle):
+        if refutes(middle):
             low = middle
         else:
             high = middle
     return low
 
 
-def _refuted(
+def _is_refuted(
     values: Floats,
     counts: Ints,
     held: Sequence[HeldValue],

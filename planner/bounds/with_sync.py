@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
 from seqplan.planner.bounds.gpu_time import area_only_bound_ms
-from seqplan.planner.placement.fleet import Models, undominated
+from seqplan.planner.placement.fleet import Models, drop_dominated
 from seqplan.planner.sync.times import Exchange, Family, layouts_of
 
 
@@ -35,19 +35,19 @@ class Families:
 
     def __init__(self, models: Models, gpus: int, exchange: Exchange) -> None:
         self.models = models
-        self.whole = AllStrategies(undominated(models), gpus)
+        self.whole = AllStrategies(drop_dominated(models), gpus)
         layouts = layouts_of(models)
         relaxations = {layouts: self.whole}
 
         def of(family: Family) -> FamilyRelaxation:
             if family.layouts not in relaxations:
                 members = {s: m for s, m in models.items() if (s.tp, s.pp) in family.layouts}
-                relaxations[family.layouts] = AllStrategies(undominated(members), gpus)
+                relaxations[family.layouts] = AllStrategies(drop_dominated(members), gpus)
             return FamilyRelaxation(relaxations[family.layouts], family.exchange_ms)
 
         self.members = [of(family) for family in exchange.families(layouts)]
         self.by_layout = [
-            of(Family(frozenset({layout}), exchange.exposed_ms([layout])))
+            of(Family(frozenset({layout}), exchange.compute_exposed_ms([layout])))
             for layout in sorted(layouts)
         ]
 

@@ -83,17 +83,17 @@ class PipelineModel:
         capacity = self._class.capacity
         count = self._model.new_int_var(0, most, f"micro-batches of {self._name}")
         for needs, available in _dual_feasible(self._padded, capacity):
-            self._model.add(_weighted(needs, self._placed) <= available * count)
-        tokens = _weighted(self._padded, self._placed) + sum(self._poured)
+            self._model.add(_weight(needs, self._placed) <= available * count)
+        tokens = _weight(self._padded, self._placed) + sum(self._poured)
         self._model.add(tokens <= capacity * count)
         return count
 
     def _work(self) -> Any:
         """Add the work of all sequences, the filler's in whole units."""
-        work = _weighted(self._works, self._placed)
+        work = _weight(self._works, self._placed)
         if self._poured:
             filler = self._model.new_int_var(0, self._highest, f"filler's work on {self._name}")
-            exactly = _weighted(self._rates, self._poured)
+            exactly = _weight(self._rates, self._poured)
             self._model.add(exactly <= RATE * filler + (RATE - 1))
             work += filler
         return work
@@ -142,9 +142,9 @@ class PipelineModel:
         for g, var in enumerate(self._poured):
             model.add(sum(row[g] for row in filled) == var).only_enforce_if(~many)
         for j in formed:
-            tokens = _weighted(self._padded, inside[j]) + sum(filled[j])
+            tokens = _weight(self._padded, inside[j]) + sum(filled[j])
             model.add(tokens <= self._class.capacity * used[j])
-            work = _weighted(self._works, inside[j]) * RATE + _weighted(self._rates, filled[j])
+            work = _weight(self._works, inside[j]) * RATE + _weight(self._rates, filled[j])
             model.add(work <= RATE * largest + (RATE - 1))
             if j:
                 model.add_implication(used[j], used[j - 1])
@@ -158,7 +158,7 @@ def add_order(model: Any, first: Sequence[Any], second: Sequence[Any]) -> None:
         model.add(sum(first[:i]) >= var)
 
 
-def _weighted(weights: Sequence[int], variables: Sequence[Any]) -> Any:
+def _weight(weights: Sequence[int], variables: Sequence[Any]) -> Any:
     return sum(weight * var for weight, var in zip(weights, variables, strict=True))
 
 

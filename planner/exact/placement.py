@@ -29,14 +29,14 @@ def placement_of(instance: Instance, answer: Answer) -> Filling | None:
         if j is not None:
             formed[p].setdefault(j, []).append(i)
     unformed = [len(members[p]) - sum(map(len, formed[p].values())) for p in range(len(pipelines))]
-    extra = _shared_out(instance, members)
+    extra = _assign_negligible(instance, members)
     if extra is None:
         return None
     bins: list[PipelineBins] = []
     for p, pipeline_class in enumerate(pipelines):
-        options = [_packed(instance, pipeline_class, members[p] + extra[p])]
+        options = [_pack(instance, pipeline_class, members[p] + extra[p])]
         if formed[p] and not unformed[p]:
-            options.append(_topped_up(instance, pipeline_class, formed[p].values(), extra[p]))
+            options.append(_add_negligible(instance, pipeline_class, formed[p].values(), extra[p]))
         bins.append(min(options, key=lambda micro: _time_ms(instance, pipeline_class, micro)))
     placements, times, first = [], [], 0
     for pipeline_class in instance.fleet.classes:
@@ -47,7 +47,7 @@ def placement_of(instance: Instance, answer: Answer) -> Filling | None:
     return Filling(tuple(placements), tuple(times))
 
 
-def _shared_out(instance: Instance, members: list[list[int]]) -> list[list[int]] | None:
+def _assign_negligible(instance: Instance, members: list[list[int]]) -> list[list[int]] | None:
     """Give each negligible sequence, longest first, to the pipeline that then ends first."""
     pipelines = instance.fleet.pipelines
     distinct = instance.batch.distinct.tolist()
@@ -86,13 +86,13 @@ def _shared_out(instance: Instance, members: list[list[int]]) -> list[list[int]]
     return extra
 
 
-def _packed(instance: Instance, pipeline_class: PipelineClass, indices: list[int]) -> PipelineBins:
+def _pack(instance: Instance, pipeline_class: PipelineClass, indices: list[int]) -> PipelineBins:
     """Pack a pipeline's sequences, given by their distinct lengths."""
     packing = pack(pipeline_class, [int(instance.batch.distinct[i]) for i in indices])
     return tuple(_bin(indices[j] for j in micro) for micro in packing.micro_batches)
 
 
-def _topped_up(
+def _add_negligible(
     instance: Instance,
     pipeline_class: PipelineClass,
     formed: Iterable[list[int]],

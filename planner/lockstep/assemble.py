@@ -7,7 +7,7 @@ from seqplan.planner.lockstep.plan_rounds import Rounds
 from seqplan.planner.placement.assembly import (
     floor_us,
     plan_of,
-    planned_pipeline,
+    plan_pipeline,
     ranks_of_stages,
 )
 from seqplan.planner.placement.micro_batch_order import order_micro_batches
@@ -37,7 +37,7 @@ def assemble_rounds(
         for k, positions in rounds.rounds[place].groups:
             scheme = rounds.schemes[k]
             pipelines.append(
-                planned_pipeline(
+                plan_pipeline(
                     scheme,
                     rounds.classes[k],
                     ranks_of_stages(scheme, first, rounds.ranks),

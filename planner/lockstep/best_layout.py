@@ -45,12 +45,12 @@ def layout_bound_ms(
     classes, ranks = [stage_class(model) for model in models], gpus // scheme.pp
     fewest = fewest_rounds(classes, batch, ranks)
     bound = rounds_bound_ms(classes, batch, ranks, fewest, scheme.pp)
-    return bound + exposed_ms(exchange, (scheme.tp, scheme.pp), fewest)
+    return bound + compute_exposed_ms(exchange, (scheme.tp, scheme.pp), fewest)
 
 
-def exposed_ms(exchange: Exchange | None, layout: Layout, rounds: int) -> float:
+def compute_exposed_ms(exchange: Exchange | None, layout: Layout, rounds: int) -> float:
     """Return what of a layout's exchange nothing hides; ranks change groups between rounds."""
-    return 0.0 if exchange is None else exchange.exposed_ms([layout], re_forming=rounds > 1)
+    return 0.0 if exchange is None else exchange.compute_exposed_ms([layout], re_forming=rounds > 1)
 
 
 def best_rounds(
@@ -78,7 +78,9 @@ def best_rounds(
             continue
         scheme = next(iter(models)).scheme
         layout = scheme.tp, scheme.pp
-        planned = LayoutRounds(layout, rounds, exposed_ms(exchange, layout, len(rounds.rounds)))
+        planned = LayoutRounds(
+            layout, rounds, compute_exposed_ms(exchange, layout, len(rounds.rounds))
+        )
         if best is None or planned.total_ms < best.total_ms:
             best = planned
     return best

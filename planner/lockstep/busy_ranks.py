@@ -49,10 +49,10 @@ class BusyRanks:
 
     def with_work_for_all(self, groups: Sequence[Group]) -> list[Group] | None:
         """Even groups and widen them until no rank is idle; None if that cannot be."""
-        working = self.filled_up(self.evened(groups))
+        working = self.occupy_idle_ranks(self.rebalance_groups(groups))
         return self.together(working) if self.idle(working) else working
 
-    def evened(self, groups: Sequence[Group]) -> list[Group]:
+    def rebalance_groups(self, groups: Sequence[Group]) -> list[Group]:
         """Deal the sequences of each class's groups anew where its slowest then takes less.
 
         Longest first, each to the group with least work that has room.
@@ -60,13 +60,17 @@ class BusyRanks:
         evened: list[Group] = []
         for k in dict.fromkeys(k for k, _ in groups):
             own = [group for group in groups if group[0] == k]
-            dealt = self._dealt(k, [i for _, positions in own for i in positions], len(own))
+            dealt = self._assign_to_groups(
+                k, [i for _, positions in own for i in positions], len(own)
+            )
             if dealt and self.round_ms(dealt) < self.round_ms(own):
                 own = dealt
             evened += own
         return evened
 
-    def _dealt(self, k: int, positions: Sequence[int], number: int) -> list[Group] | None:
+    def _assign_to_groups(
+        self, k: int, positions: Sequence[int], number: int
+    ) -> list[Group] | None:
         """Deal sequences to ``number`` groups of a class; None where one finds no room."""
         degree, lengths = self._classes[k], self._lengths
         loads = [(0.0, place) for place in range(number)]
@@ -89,7 +93,7 @@ class BusyRanks:
                 heappush(loads, skipped)
         return [(k, tuple(own)) for own in dealt if own]
 
-    def filled_up(self, groups: Sequence[Group]) -> list[Group]:
+    def occupy_idle_ranks(self, groups: Sequence[Group]) -> list[Group]:
         """Split or widen groups, each time where the round then lasts least, while ranks are idle.
 
         Some stay idle where no group has two sequences to split, nor a larger class to become.
@@ -117,13 +121,13 @@ class BusyRanks:
         k, positions = group
         options: list[list[Group]] = []
         degree = self._classes[k].gpus
-        if k and self._classes[k - 1].gpus - degree <= idle and self._held(k - 1, positions):
+        if k and self._classes[k - 1].gpus - degree <= idle and self._can_hold(k - 1, positions):
             options.append([(k - 1, positions)])
         if degree <= idle and len(positions) > 1:
             options.append([(k, half) for half in self._halves(positions)])
         return options
 
-    def _held(self, k: int, positions: Sequence[int]) -> bool:
+    def _can_hold(self, k: int, positions: Sequence[int]) -> bool:
         """Whether a group of class ``k`` has the memory for these sequences."""
         degree = self._classes[k]
         padded = [degree.pad(self._lengths[i]) for i in positions]
@@ -132,11 +136,11 @@ class BusyRanks:
     def together(self, groups: Sequence[Group]) -> list[Group] | None:
         """Return one group of all ranks with all sequences; None where that cannot be."""
         positions = tuple(i for _, own in groups for i in own)
-        if self._classes[0].gpus != self.ranks or not self._held(0, positions):
+        if self._classes[0].gpus != self.ranks or not self._can_hold(0, positions):
             return None
         return [(0, positions)]
 
-    def moved(self, rounds: Sequence[Sequence[Group]]) -> list[list[Group]]:
+    def borrow_sequences(self, rounds: Sequence[Sequence[Group]]) -> list[list[Group]]:
         """Move sequences to ranks that are idle in their round, from rounds that can spare some.
 
         Each time the shortest sequence of a group with several, of the slowest round that has one.
@@ -145,13 +149,13 @@ class BusyRanks:
         left = [list(groups) for groups in rounds]
         for here in range(len(left)):
             while idle := self.idle(left[here]):
-                gift = self._spared(left, here, idle)
+                gift = self._borrow_sequence(left, here, idle)
                 if gift is None:
                     break
-                left[here] = self.filled_up([*left[here], gift])
+                left[here] = self.occupy_idle_ranks([*left[here], gift])
         return left
 
-    def _spared(self, rounds: list[list[Group]], here: int, idle: int) -> Group | None:
+    def _borrow_sequence(self, rounds: list[list[Group]], here: int, idle: int) -> Group | None:
         """Take a sequence of another round as a group of at most ``idle`` ranks; None if none."""
         others = sorted(
             (r for r in range(len(rounds)) if r != here),
@@ -165,7 +169,7 @@ class BusyRanks:
                 fitting = [
                     j
                     for j, degree in enumerate(self._classes)
-                    if degree.gpus <= idle and self._held(j, [shortest])
+                    if degree.gpus <= idle and self._can_hold(j, [shortest])
                 ]
                 if len(positions) > 1 and fitting:
                     rounds[r][place] = (k, tuple(i for i in positions if i != shortest))
@@ -257,7 +261,7 @@ class BusyRanks:
         more: list[list[Group]] = []
         for first in range(0, needed, side_by_side):
             of_round = apart[first : first + side_by_side]
-            k = max(k for k in range(len(self._classes)) if self._held(k, [of_round[-1]]))
+            k = max(k for k in range(len(self._classes)) if self._can_hold(k, [of_round[-1]]))
             if self._classes[k].gpus * len(of_round) > self.ranks:
                 return None
             more.append([(k, (i,)) for i in of_round])

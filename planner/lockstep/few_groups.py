@@ -153,9 +153,9 @@ class FewGroups:
                         moves = [(position, first, second), (other, second, first)]
                         yield self._after(rounds, moves)
         for first, second in combinations(order, 2):
-            yield from self._divided(rounds, first, second)
+            yield from self._divide(rounds, first, second)
 
-    def _divided(self, rounds: Rounds, first: int, second: int) -> Iterator[Rounds]:
+    def _divide(self, rounds: Rounds, first: int, second: int) -> Iterator[Rounds]:
         """Divide the sequences of two rounds in each other way, if they are very few."""
         positions = sorted(i for r in (first, second) for _, own in rounds[r] for i in own)
         if len(positions) > MOST_DIVIDED:

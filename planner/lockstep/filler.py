@@ -2,10 +2,10 @@
 
 A round's groups run side by side and it lasts as long as the slowest of them. ``RoundsFiller.fill``
 fills rounds one after another, each to the target that it is given; ``full`` fills them about as
-full as memory allows, each to the least target for that, ``thrifty`` each to the target that wastes
-the least time. In a round the largest groups come first
-(``_fill_round``): each degree opens groups for the sequences that need it (``_number_needed``) and
-tops them up with others (``_fill_groups``), by the fill that packs pipelines, compiled or not.
+full as memory allows, each to the least target for that, ``fill_with_least_waste`` each to the
+target that wastes the least time. In a round the largest groups come first (``_fill_round``): each
+degree opens groups for the sequences that need it (``_number_needed``) and tops them up with others
+(``_fill_groups``), by the fill that packs pipelines, compiled or not.
 """
 
 from __future__ import annotations
@@ -121,14 +121,14 @@ class RoundsFiller:
 
         None where sequences are left.
         """
-        fill = self._unassigned(self.sequences.lengths, self.sequences.counts)
+        fill = self._take_unassigned(self.sequences.lengths, self.sequences.counts)
         rounds = []
         for target in targets_ms:
             if not fill.left:
                 break
             longest = _first_left(fill)
             rounds.append(self._fill_round(fill, longest, max(target, self._alone_ms[longest])))
-        return None if fill.left else self._filled(fill, rounds)
+        return None if fill.left else self._make_rounds(fill, rounds)
 
     def full(self, rounds: int) -> tuple[FilledRounds, Ints]:
         """Fill rounds with about as many tokens as memory holds, each in the least time for that.
@@ -142,7 +142,7 @@ class RoundsFiller:
             filled += full_round
         return filled, counts
 
-    def thrifty(self) -> FilledRounds | None:
+    def fill_with_least_waste(self) -> FilledRounds | None:
         """Fill rounds one after another, each to the target at which the least time is wasted.
 
         Of ``THRIFTY`` targets, from the longest sequence's own time up: the round that is shortest
@@ -187,18 +187,18 @@ class RoundsFiller:
 
     def _round_of(self, counts: Ints, longest: int, target_ms: float) -> tuple[FilledRounds, Ints]:
         """Fill one round from what is left of each length; and what is left then."""
-        fill = self._unassigned(self.sequences.lengths, counts)
+        fill = self._take_unassigned(self.sequences.lengths, counts)
         filled_classes = self._fill_round(fill, longest, target_ms)
-        return self._filled(fill, [filled_classes]), np.asarray(fill.counts)
+        return self._make_rounds(fill, [filled_classes]), np.asarray(fill.counts)
 
-    def _unassigned(self, lengths: Ints, counts: Ints) -> _Fill:
+    def _take_unassigned(self, lengths: Ints, counts: Ints) -> _Fill:
         """Take ``counts`` sequences of each of these lengths as unassigned."""
         if self._compiled:
             return KernelFill(lengths, counts)
         as_list: list[int] = lengths.tolist()
         return PythonFill(as_list, counts.tolist(), [-length for length in as_list])
 
-    def _filled(self, fill: _Fill, rounds: Sequence[Sequence[_FilledClass]]) -> FilledRounds:
+    def _make_rounds(self, fill: _Fill, rounds: Sequence[Sequence[_FilledClass]]) -> FilledRounds:
         """Take what was filled as rounds, given the classes of each in the order of filling."""
         in_order: Sequence[_OfClass] = fill.placements()
         placements = iter(in_order)
@@ -245,7 +245,7 @@ class RoundsFiller:
         """Count the groups that sequences above ``opening.above`` fill, up to its number."""
         lengths = self.sequences.lengths
         longer = int(np.searchsorted(-lengths, -opening.above, side="left"))
-        trial = self._unassigned(lengths[:longer], np.asarray(fill.counts)[:longer])
+        trial = self._take_unassigned(lengths[:longer], np.asarray(fill.counts)[:longer])
         self._fill_groups(trial, opening._replace(above=0))
         ((_, group_ms),) = trial.placements()
         return sum(time > 0 for time in group_ms)

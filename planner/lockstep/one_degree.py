@@ -12,7 +12,7 @@ import numpy as np
 
 from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
 from seqplan.planner.lockstep.filler import RoundsFiller
-from seqplan.planner.lockstep.search import common_target, improved
+from seqplan.planner.lockstep.search import common_target, improve_targets
 from seqplan.planner.placement.fleet import Bin, PipelineClass
 
 EXTRA_ROUNDS = 2
@@ -212,7 +212,7 @@ class _Search:
         filled = common_target(filler, number, bound_ms - light_ms)
         if filled is not None and (light is None or len(filled.times_ms) == number):
             if filled.total_ms + light_ms < self._best_ms:
-                filled = improved(filler, filled, bound_ms - light_ms)
+                filled = improve_targets(filler, filled, bound_ms - light_ms)
             self._keep(filled, light, number)
         many = self._number > (FEW if self._best_ms > bound_ms * (1 + LOOSE) else FEW // 4)
         if not many and self._best_ms > bound_ms * (1 + CLOSED):

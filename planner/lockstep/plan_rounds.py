@@ -26,8 +26,8 @@ from seqplan.planner.lockstep.round_bounds import (
     rounds_bound_ms,
     stage_class,
 )
-from seqplan.planner.lockstep.search import common_target, full_rounds, improved
-from seqplan.planner.placement.fleet import PipelineClass, undominated
+from seqplan.planner.lockstep.search import common_target, full_rounds, improve_targets
+from seqplan.planner.placement.fleet import PipelineClass, drop_dominated
 from seqplan.plans.scheme import Scheme
 
 EXTRA_ROUNDS = 2
@@ -87,7 +87,7 @@ class Rounds:
         """Return Σ rounds, and (stages − 1) times the longest."""
         return in_stages_ms([round_.time_ms for round_ in self.rounds], self.stages)
 
-    def bounded_by(self, bound_ms: float) -> Rounds:
+    def with_bound(self, bound_ms: float) -> Rounds:
         """Return these with another lower bound (ms); it differs from them by rounding at least."""
         return replace(self, lower_bound_ms=min(bound_ms, self.objective_ms))
 
@@ -125,7 +125,7 @@ def plan_rounds(
     )
     schemes = tuple(model.scheme for model in ordered)
     unbounded = Rounds(classes, schemes, bounded, ranks, best, 0.0)
-    return unbounded.bounded_by(bound_ms)
+    return unbounded.with_bound(bound_ms)
 
 
 def _one_of_each_size(models: Sequence[SchemeModel], batch: Batch, ranks: int) -> list[SchemeModel]:
@@ -135,7 +135,7 @@ def _one_of_each_size(models: Sequence[SchemeModel], batch: Batch, ranks: int) -
     alike: their work, spread over the groups, and the overhead of as many rounds as tokens need.
     """
     by_size: dict[int, list[SchemeModel]] = {}
-    for model in undominated({model.scheme: model for model in models}).values():
+    for model in drop_dominated({model.scheme: model for model in models}).values():
         by_size.setdefault(model.scheme.gpus, []).append(model)
 
     def cost(model: SchemeModel) -> tuple[int, float, Scheme]:
@@ -178,7 +178,8 @@ def _search(
     candidates = [
         (thrifty, filler)
         for filler in fillers
-        if (thrifty := filler.thrifty()) is not None and len(thrifty.times_ms) % multiple == 0
+        if (thrifty := filler.fill_with_least_waste()) is not None
+        and len(thrifty.times_ms) % multiple == 0
     ]
     number = fewest
     best_ms = min((filled.total_ms for filled in of_one_degree), default=inf)
@@ -193,13 +194,13 @@ def _search(
         for start, filler in starts[:IMPROVED]:
             if stages > 1 and start.total_ms > known_ms * PROMISING:
                 continue
-            filled = improved(filler, start, bound_ms, FILLS)
+            filled = improve_targets(filler, start, bound_ms, FILLS)
             candidates.append((filled, filler))
             if filled.total_ms < best_ms:
                 best_ms, behind = filled.total_ms, 0
         number += multiple
     candidates += [
-        (improved(filler, filled, least_ms, DEEP_FILLS, in_common=False), filler)
+        (improve_targets(filler, filled, least_ms, DEEP_FILLS, in_common=False), filler)
         for filled, filler in _best_of_each_number(candidates)[:DEEPENED]
         if filled.total_ms <= best_ms * NEAR
     ]
@@ -268,7 +269,9 @@ def _laid_out(
     busy: BusyRanks, classes: Sequence[PipelineClass], rounds: Sequence[Sequence[Group]]
 ) -> tuple[Round, ...]:
     """Even the groups of each round, give idle ranks work, and put the largest groups first."""
-    working = busy.moved([busy.filled_up(busy.evened(groups)) for groups in rounds])
+    working = busy.borrow_sequences(
+        [busy.occupy_idle_ranks(busy.rebalance_groups(groups)) for groups in rounds]
+    )
     return tuple(
         Round(
             tuple(sorted(groups, key=lambda group: -classes[group[0]].gpus)), busy.round_ms(groups)

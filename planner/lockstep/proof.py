@@ -26,7 +26,7 @@ from functools import cached_property
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.plan_rounds import Rounds
 from seqplan.planner.lockstep.round_bounds import fewest_rounds, rounds_bound_ms
-from seqplan.planner.lockstep.round_prices import refuted
+from seqplan.planner.lockstep.round_prices import refutes
 from seqplan.planner.lockstep.round_program import (
     LengthGroups,
     Pool,
@@ -59,7 +59,7 @@ def prove_rounds(rounds: Rounds, batch: Batch) -> Rounds:
     if rounds.objective_ms <= rounds.lower_bound_ms * (1 + NEAR):
         return rounds
     proof = _Proof(rounds.bounded, batch, rounds.ranks, rounds.stages)
-    return rounds.bounded_by(proof.bound_ms(rounds.lower_bound_ms, rounds.objective_ms))
+    return rounds.with_bound(proof.bound_ms(rounds.lower_bound_ms, rounds.objective_ms))
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class _Proof:
         fewest = max(count, self._fewest) if count > HEADS + 1 else count
         rest = Pool(left_ms, fewest - len(cell))
         highs = [high for _, high in cell]
-        return refuted(RoundProgram.of(self.classes, self._lengths, self.gpus, highs, rest))
+        return refutes(RoundProgram.of(self.classes, self._lengths, self.gpus, highs, rest))
 
 
 def _halves(cell: _Cell, place: int) -> tuple[_Cell, _Cell]:

@@ -23,7 +23,7 @@ from seqplan.planner.lockstep.round_bounds import (
     one_by_one_bound_ms,
     rounds_bound_ms,
 )
-from seqplan.planner.lockstep.search import common_target, full_rounds, improved
+from seqplan.planner.lockstep.search import common_target, full_rounds, improve_targets
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.placement.micro_batch_order import order_micro_batches
 
@@ -131,7 +131,9 @@ def plan_groups(
         for degree, cost in sorted(costs.items(), reverse=True)
     ]
     busy = BusyRanks(classes, lengths, ranks, one_each=one_each)
-    tried, bound = _filled_rounds(classes, batch, ranks, multiple, one_each=one_each, stages=stages)
+    tried, bound = _search_numbers(
+        classes, batch, ranks, multiple, one_each=one_each, stages=stages
+    )
     plans = busy.in_multiples([filled.groups(batch) for filled in tried], multiple)
     working = [[_with_work_for_all(busy, groups) for groups in rounds] for rounds in plans]
     few = FewGroups(classes, lengths, ranks, stages)
@@ -143,7 +145,7 @@ def plan_groups(
         working.sort(key=few.total_ms)
         working = [few.improve(rounds) for rounds in working[:IMPROVED]]
     if not one_each:
-        working = [few.relieve(min(working, key=few.total_ms)), *_known(known, classes)]
+        working = [few.relieve(min(working, key=few.total_ms)), *_price_known(known, classes)]
     shortest = min(working, key=few.total_ms)
     best = [_on_ranks(busy, classes, groups) for groups in shortest]
     order = order_micro_batches([max(times) for _, times in best], stages)
@@ -159,7 +161,7 @@ def plan_groups(
     return replace(grouped, lower_bound_ms=min(bound, grouped.predicted_ms))
 
 
-def _known(
+def _price_known(
     rounds: Sequence[Sequence[tuple[int, Sequence[int]]]] | None,
     classes: Sequence[PipelineClass],
 ) -> list[list[list[Group]]]:
@@ -170,7 +172,7 @@ def _known(
     return [[[(places[degree], tuple(own)) for degree, own in of] for of in rounds]]
 
 
-def _filled_rounds(
+def _search_numbers(
     classes: Sequence[PipelineClass],
     batch: Batch,
     ranks: int,
@@ -203,7 +205,7 @@ def _filled_rounds(
         there = [start for start in starts if start is not None]
         if there:
             start = min(there, key=lambda filled: filled.total_ms)
-            filled = improved(filler, start, bound, FILLS)
+            filled = improve_targets(filler, start, bound, FILLS)
             if not best or filled.total_ms < best[-1].total_ms * gain:
                 best.append(filled)
                 behind = 0
@@ -214,11 +216,11 @@ def _filled_rounds(
         number += multiple
     candidates = best[-EXTRA_ROUNDS - 1 :]
     if not one_each:
-        thrifty = filler.thrifty()
+        thrifty = filler.fill_with_least_waste()
         if thrifty is not None and len(thrifty.times_ms) % multiple == 0:
             candidates.append(thrifty)
     shortest = min(candidates, key=lambda filled: filled.total_ms)
-    candidates.append(improved(filler, shortest, least, DEEP_FILLS, in_common=False))
+    candidates.append(improve_targets(filler, shortest, least, DEEP_FILLS, in_common=False))
     return candidates, least
 
 
@@ -226,7 +228,7 @@ def _with_work_for_all(busy: BusyRanks, groups: Sequence[Group]) -> list[Group]:
     """Give every rank work; ``ValueError`` if degrees do not divide each other and it cannot be."""
     working = busy.with_work_for_all(groups)
     if working is None:
-        idle = busy.idle(busy.filled_up(busy.evened(groups)))
+        idle = busy.idle(busy.occupy_idle_ranks(busy.rebalance_groups(groups)))
         raise ValueError(f"{idle} of {busy.ranks} ranks cannot be given work")
     return working
 

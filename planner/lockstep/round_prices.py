@@ -1,6 +1,6 @@
 """Refuting rounds of given lengths by prices: the program is solved, and its duals are checked.
 
-``refuted`` solves the linear program of a ``RoundProgram`` (``solve``), whose duals are the prices
+``refutes`` solves the linear program of a ``RoundProgram`` (``solve``), whose duals are the prices
 of what rounds have, and computes anew what these prices prove (``certify``): they are made feasible
 by construction, so that nothing rests on the solver.
 """
@@ -20,7 +20,7 @@ LEAST_LEFT_OVER = 1e-7
 """Share of the batch's work up to which what is left over counts as nothing."""
 
 
-def refuted(program: RoundProgram) -> bool:
+def refutes(program: RoundProgram) -> bool:
     """Whether the rounds cannot hold the batch, proven by the program's duals."""
     if not program.takes_every_length:
         return True
@@ -70,7 +70,7 @@ def solve(program: RoundProgram) -> Prices | None:
 
     columns = _Columns(program)
     shortest, numbers = program.lengths.shortest, program.lengths.numbers
-    use, limits = _limited(program, columns)
+    use, limits = _write_limits(program, columns)
     cheapest = np.min([c.gpus * c.work_ms(shortest) for c in program.classes], axis=0)
     objective = np.zeros(columns.number)
     objective[columns.left_over :] = cheapest / (cheapest @ numbers)
@@ -97,7 +97,7 @@ def solve(program: RoundProgram) -> Prices | None:
     )
 
 
-def _limited(program: RoundProgram, columns: _Columns) -> tuple[Any, Floats]:
+def _write_limits(program: RoundProgram, columns: _Columns) -> tuple[Any, Floats]:
     """Write the rows ``use @ variables ≤ limits``, in the order of ``Prices``.
 
     For each slot and resource, what sequences take is no more than its groups of ranks have; in

@@ -57,7 +57,7 @@ def full_rounds(filler: RoundsFiller, rounds: int) -> FilledRounds | None:
     return None if last is None else first + last
 
 
-def improved(
+def improve_targets(
     filler: RoundsFiller,
     start: FilledRounds,
     bound_ms: float,

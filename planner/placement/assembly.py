@@ -51,7 +51,7 @@ def plan_of(
     )
 
 
-def planned_pipeline(
+def plan_pipeline(
     scheme: Scheme,
     pipeline_class: PipelineClass,
     ranks: tuple[int, ...],
@@ -70,7 +70,7 @@ def planned_pipeline(
         )
         planned_batches.append(
             MicroBatch(
-                tuple(positions), sum(lengths), scheme.padded_tokens(lengths), round(cost, 3)
+                tuple(positions), sum(lengths), scheme.pad_micro_batch(lengths), round(cost, 3)
             )
         )
     costs = [micro.cost_ms for micro in planned_batches]

@@ -156,7 +156,7 @@ class Filler:
         return self._works[pipeline_class]
 
 
-def unassigned(
+def take_unassigned(
     lengths: Ints, counts: Ints, classes: Sequence[PipelineClass]
 ) -> PythonFill | KernelFill:
     """Take ``counts`` sequences of each of these lengths (tokens, descending) as unassigned, to be

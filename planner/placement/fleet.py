@@ -119,7 +119,7 @@ def gpu_ms(classes: Sequence[PipelineClass], lengths: Ints) -> Floats:
     return np.where(lengths <= capacity, cost, np.inf)
 
 
-def undominated(models: Models) -> dict[Scheme, SchemeModel]:
+def drop_dominated(models: Models) -> dict[Scheme, SchemeModel]:
     """Leave schemes out that another one replaces at no loss, whatever is planned.
 
     It takes no more GPUs, stages, time for any micro-batch or padding, and holds no less. Of two

@@ -118,7 +118,7 @@ def propose(
     judged = [
         BatchTimes(batch, families, exchange or NO_EXCHANGE) for batch in batches[: effort.judged]
     ]
-    strategies = _searched(judged, families, max_len, effort, exchange, report)
+    strategies = _search_strategies(judged, families, max_len, effort, exchange, report)
     scenarios = None
     may_re_form: list[ReformingLayout] = []
     if exchange is not None:
@@ -127,7 +127,7 @@ def propose(
             models,
             max_len,
             lambda own: _mean_bound_ms(own, drawn, gpus),
-            lambda layout: exchange.exposed_ms([layout]),
+            lambda layout: exchange.compute_exposed_ms([layout]),
             derived,
         )
         if not static_groups:
@@ -162,7 +162,7 @@ def evaluate_strategies(
     return conclude(strategies, judged, models, max_len, effort.kept, report=report)
 
 
-def _searched(
+def _search_strategies(
     judged: Sequence[BatchTimes],
     families: Families,
     max_len: int,

@@ -89,7 +89,7 @@ def integer_strategies(
             key=lambda k: -reach[proposal.schemes[k]],
         )
         for more in range(MORE + 1):
-            counts = _rounded(proposal, share, order, gpus, more)
+            counts = _round_strategy(proposal, share, order, gpus, more)
             strategy = Strategy.of(counts)
             holds = max((reach[s] for s, _ in strategy.counts), default=0)
             if holds >= proposal.lengths[i]:
@@ -97,7 +97,7 @@ def integer_strategies(
     return longest_of
 
 
-def _rounded(
+def _round_strategy(
     proposal: ContinuousProposal,
     share: npt.NDArray[np.float64],
     order: Sequence[int],

@@ -74,12 +74,13 @@ def layout_times(
         for layout, members in strategies_by_layout(strategies).items()
         if any(holds[i] for i in members)
     }
-    exposed_ms = {layout: exchange.exposed_ms([layout]) for layout in best}
+    exposed_ms = {layout: exchange.compute_exposed_ms([layout]) for layout in best}
     for layout, reached in re_formed.items():
         if reforming_holds[layout]:
             stays = best.get(layout, nowhere)
             of_stays, of_re_forming = (
-                exchange.exposed_ms([layout], re_forming=re_forms) for re_forms in (False, True)
+                exchange.compute_exposed_ms([layout], re_forming=re_forms)
+                for re_forms in (False, True)
             )
             exposed_ms[layout] = float(np.where(reached < stays, of_re_forming, of_stays).mean())
             best[layout] = np.minimum(stays, reached)

@@ -90,7 +90,7 @@ def explain_choice(
     why.append(against_static(best_ms, times))
     why.append(flips(chosen, times, scenarios, ONE_LAYOUT))
     rows = tuple(
-        LayoutRow(*layout, round(exchange.exposed_ms([layout]), 3), round(ms, 3))
+        LayoutRow(*layout, round(exchange.compute_exposed_ms([layout]), 3), round(ms, 3))
         for layout, ms in ranked
     )
     return LayoutChoice(

@@ -105,7 +105,7 @@ def make_proposal(
             progress=progress,
         )
     elif method == "eq4":
-        proposal = _published(
+        proposal = _propose_eq4(
             sampler,
             batches,
             models,
@@ -208,7 +208,7 @@ def check_feasible(
         )
 
 
-def _published(
+def _propose_eq4(
     sampler: Sampler,
     batches: Sequence[Batch],
     models: Models,

@@ -12,7 +12,7 @@ from seqplan.planner.errors import Infeasible
 from seqplan.planner.lockstep.best_layout import (
     LayoutRounds,
     best_rounds,
-    exposed_ms,
+    compute_exposed_ms,
     layout_bound_ms,
     of_layouts,
 )
@@ -171,7 +171,7 @@ def _scenarios(
         return float(np.mean([bound for bound in bounds if bound is not None]))
 
     return Scenarios(
-        models, max_len, bound_ms, lambda layout: exposed_ms(exchange, layout, 1), derived
+        models, max_len, bound_ms, lambda layout: compute_exposed_ms(exchange, layout, 1), derived
     )
 
 

@@ -13,7 +13,7 @@ from seqplan.planner.placement.dispatch import TOLERANCE, dispatch
 from seqplan.planner.placement.fill import Filler, Filling, Placement
 from seqplan.planner.placement.fleet import Fleet, Models
 from seqplan.planner.strategies.local_search import Search
-from seqplan.planner.strategies.rounding import rounded_strategies
+from seqplan.planner.strategies.rounding import round_strategies
 from seqplan.plans.scheme import Scheme, Strategy
 
 SEARCH_ROUNDS = 12
@@ -35,7 +35,7 @@ def search(
     lower = single_bound_ms(all_strategies.classes, batch)
     relaxed, fitting_ms = fitting_time(all_strategies, batch, guess_ms)
     pipelines = relaxed.pipelines / max(relaxed.scale, 1e-9)
-    starts = rounded_strategies(schemes, pipelines, models, gpus, batch.longest)
+    starts = round_strategies(schemes, pipelines, models, gpus, batch.longest)
     best: Placement | None = None
     for strategy in dict.fromkeys([*starts, *known]):
         fleet = Fleet.of(strategy, models)

@@ -142,7 +142,7 @@ def simulate_iteration(
     propagation = clock - switched
     exposed = max(
         (
-            exchange.exposed_ms(layouts, re_forming=_re_forms(phase))
+            exchange.compute_exposed_ms(layouts, re_forming=_re_forms(phase))
             for layouts, phase in zip(execution.layouts, execution.phases, strict=True)
         ),
         default=0.0,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.assembly import floor_us, gap, plan_of, planned_pipeline
+from seqplan.planner.placement.assembly import floor_us, gap, plan_of, plan_pipeline
 from seqplan.planner.placement.even_chunks import chunk
 from seqplan.planner.placement.fleet import Bin, PipelineClass
 from seqplan.planner.placement.pack import pack
@@ -35,16 +35,16 @@ def assemble(
     """
     strategy = selected.placement.fleet.strategy
     classes = selected.placement.fleet.pipelines
-    shares = _shortened(batch, selected, _deal(batch, selected))
+    shares = _shorten_slowest(batch, selected, _deal(batch, selected))
     pipelines = []
     first = 0
     for scheme, pipeline_class, micro_batches in zip(strategy, classes, shares, strict=True):
         ranks = tuple(range(first, first + scheme.gpus))
         first += scheme.gpus
         if pipeline_class.pp == 1 and packing == "even" and micro_batches:
-            micro_batches = evened(pipeline_class, micro_batches, batch.lengths)
+            micro_batches = cut_evenly(pipeline_class, micro_batches, batch.lengths)
         pipelines.append(
-            planned_pipeline(
+            plan_pipeline(
                 scheme,
                 pipeline_class,
                 ranks,
@@ -55,7 +55,7 @@ def assemble(
         )
     predicted = max(pipeline.predicted_ms for pipeline in pipelines)
     bound = min(floor_us(max(selected.lower_bound_ms, layout_bound_ms or 0.0)), predicted)
-    candidates = considered(selected.considered, strategy, predicted, bound)
+    candidates = list_candidates(selected.considered, strategy, predicted, bound)
     return plan_of(
         batch,
         planner,
@@ -76,11 +76,11 @@ def with_bound(plan: Plan, bound_ms: float) -> Plan:
         plan,
         lower_bound_ms=bound,
         gap=gap(plan.predicted_ms, bound),
-        selection=considered(plan.selection, plan.strategy, plan.predicted_ms, bound),
+        selection=list_candidates(plan.selection, plan.strategy, plan.predicted_ms, bound),
     )
 
 
-def considered(
+def list_candidates(
     candidates: Sequence[Considered], chosen: Strategy, predicted_ms: float, bound_ms: float
 ) -> tuple[Considered, ...]:
     """List the step's candidates for the plan; the chosen one with the plan's own figures."""
@@ -110,7 +110,7 @@ def _deal(batch: Batch, selected: Selected) -> list[list[list[int]]]:
     ]
 
 
-def _shortened(
+def _shorten_slowest(
     batch: Batch, selected: Selected, shares: list[list[list[int]]]
 ) -> list[list[list[int]]]:
     """Pack pipelines of several stages anew, slowest first, until one stays the slowest.
@@ -128,12 +128,12 @@ def _shortened(
         if classes[i].pp == 1:
             slowest = times[i]
             continue
-        shares[i], time = _repacked(classes[i], shares[i], batch.lengths, times[i])
+        shares[i], time = _repack(classes[i], shares[i], batch.lengths, times[i])
         slowest = max(slowest, time)
     return shares
 
 
-def _repacked(
+def _repack(
     pipeline_class: PipelineClass,
     micro_batches: list[list[int]],
     lengths: Sequence[int],
@@ -148,7 +148,7 @@ def _repacked(
     return [[positions[j] for j in micro] for micro in packing.micro_batches], packing.objective_ms
 
 
-def evened(
+def cut_evenly(
     pipeline_class: PipelineClass, micro_batches: list[list[int]], lengths: Sequence[int]
 ) -> list[list[int]]:
     """Cut the same sequences into as many consecutive chunks; unchanged where those do not fit."""

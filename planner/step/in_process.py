@@ -132,7 +132,7 @@ class Planner:
         gradients and its part of the states."""
         proposal = self._planner.proposal
         memory, cluster = proposal.profile.memory, proposal.cluster
-        held = memory.fixed_bytes(Scheme(), cluster.gpus, cluster.max_len)
+        held = memory.count_fixed_bytes(Scheme(), cluster.gpus, cluster.max_len)
         return held - memory.context_bytes
 
     def plan(
@@ -214,7 +214,7 @@ def _without_candidates(
         if degrees not in layouts:
             known = ", ".join(layout_text(known) for known in layouts)
             raise ValueError(f"profile {profile.name} has no layout {layout}; it has {known}")
-        profile = profile.restricted(layout=degrees)
+        profile = profile.restrict(layout=degrees)
     cluster = Cluster(gpus, max_len, max_len)
     if not cluster.models(profile):
         raise Infeasible(f"no scheme of {profile.name} fits {gpus} GPUs; add GPUs")

@@ -10,10 +10,10 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.lockstep.assemble import assemble_rounds
 from seqplan.planner.lockstep.plan_rounds import plan_rounds
-from seqplan.planner.placement.assembly import floor_us, plan_of, planned_pipeline
+from seqplan.planner.placement.assembly import floor_us, plan_of, plan_pipeline
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.proposal.document import ProposalDocument
-from seqplan.planner.step.assemble import PACKINGS, evened
+from seqplan.planner.step.assemble import PACKINGS, cut_evenly
 from seqplan.planner.strategies.regrouping import (
     Reforming,
     ReformingLayout,
@@ -131,10 +131,10 @@ def assemble_reforming(
             [next(pools[i]) for i, n in bin_ for _ in range(n)] for bin_ in run.micro_batches
         ]
         if packing == "even":
-            micro_batches = evened(pipeline_class, micro_batches, batch.lengths)
+            micro_batches = cut_evenly(pipeline_class, micro_batches, batch.lengths)
         ranks = tuple(range(run.first, run.first + scheme.gpus))
         pipelines.append(
-            planned_pipeline(
+            plan_pipeline(
                 scheme, pipeline_class, ranks, micro_batches, batch, forward_fraction=1 / 3
             )
         )
@@ -155,13 +155,13 @@ def _plan_of(
         pipelines,
         predicted_ms=predicted,
         bound_ms=min(floor_us(bound), predicted),
-        selection=_considered(static.selection, strategy, predicted),
+        selection=_list_candidates(static.selection, strategy, predicted),
         exchange_ms=None if static.exchange_ms is None else round(layout.exchange_ms, 3),
         layout_bound_ms=bound,
     )
 
 
-def _considered(
+def _list_candidates(
     candidates: Sequence[Considered], strategy: Strategy, predicted_ms: float
 ) -> tuple[Considered, ...]:
     """List the static candidates; one that these groups are, as no rank re-forms, at its time."""

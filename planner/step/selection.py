@@ -18,7 +18,7 @@ from seqplan.planner.placement.rebalance import balance
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.strategies.local_search import Search
-from seqplan.planner.strategies.rounding import rounded_strategies
+from seqplan.planner.strategies.rounding import round_strategies
 from seqplan.planner.sync.times import NO_EXCHANGE, Exchange, layouts_of
 from seqplan.plans.plan import Considered
 from seqplan.plans.scheme import Scheme, Strategy
@@ -74,10 +74,10 @@ def select(
        planned if that succeeds, or skipped if its bound forbids it (``_best_candidate``).
     3. With ``tailor``, strategies made for the batch are tried: of each layout of the candidates
        from all schemes (``Constructive``), and of several layouts from the candidates' schemes
-       (``_tailored``).
+       (``_try_mixed_layouts``).
        For up to ``FEW`` sequences homogeneous strategies are tried as well (``_homogeneous``).
     4. The best gets a close bound (``certify``), and its placement is polished towards it
-       (``_polished``). Without ``prove`` it keeps the cheap one, and no linear program is solved.
+       (``_polish``). Without ``prove`` it keeps the cheap one, and no linear program is solved.
 
     The best has the least time with its ``exchange``. Where no candidate holds the longest
     sequence (or there is none), a strategy is constructed of whichever layout does. Raises
@@ -91,9 +91,9 @@ def select(
     best = _best_candidate(search, holding, bounds, times) if holding else None
     if best is not None and tailor:
         schemes = layouts or LayoutSchemes.of(models)
-        best = _tailored(search, best, candidates, schemes, relaxing=prove)
+        best = _try_mixed_layouts(search, best, candidates, schemes, relaxing=prove)
     elif tailor:
-        best = _constructed(search, None, layouts or LayoutSchemes.of(models))
+        best = _construct_strategies(search, None, layouts or LayoutSchemes.of(models))
     if best is not None and tailor and len(batch.lengths) <= FEW:
         best = _homogeneous(search, best, candidates)
     if best is None:
@@ -101,10 +101,10 @@ def select(
     times[best.strategy] = best.objective_ms
     if prove:
         proven = certify(best.fleet, batch, best.objective_ms)
-        best = Placement(best.fleet, _polished(batch, best, proven))
+        best = Placement(best.fleet, _polish(batch, best, proven))
     else:
         proven = min(cheap_bound_ms(best.fleet.classes, batch), best.objective_ms)
-        best = Placement(best.fleet, _levelled(batch, best.fleet, best.filling))
+        best = Placement(best.fleet, _rebalance_slack(batch, best.fleet, best.filling))
     times[best.strategy] = best.objective_ms
     considered = tuple(
         Considered(
@@ -186,7 +186,7 @@ def _by_first_fill(
     return [(filler, filling) for _, _, filler, filling in attempts]
 
 
-def _tailored(
+def _try_mixed_layouts(
     search: Search,
     best: Placement,
     candidates: Sequence[Strategy],
@@ -203,25 +203,25 @@ def _tailored(
     schemes = sorted({scheme for strategy in candidates for scheme, _ in strategy.counts})
     layouts = layouts_of(schemes)
     own = [layout for layout in constructible if layout.layout in layouts]
-    best = _constructed(search, best, own) or best
+    best = _construct_strategies(search, best, own) or best
     if not relaxing:
         return best
     for family in search.exchange.families(layouts):
         members = [scheme for scheme in schemes if (scheme.tp, scheme.pp) in family.layouts]
         bubbles = any(scheme.pp > 1 for scheme in members)
         if len(members) > 1 and (bubbles or len(layouts_of(members)) > 1):
-            best = _tailored_of(search, best, candidates, members, family.exchange_ms)
+            best = _make_strategy(search, best, candidates, members, family.exchange_ms)
     return best
 
 
-def _constructed(
+def _construct_strategies(
     search: Search, best: Placement | None, layouts: Sequence[LayoutSchemes]
 ) -> Placement | None:
     """Construct a strategy of each layout; the best of them, if it beats ``best``."""
     of_layout = []
     for layout in layouts:
         if layout.holds(search.batch):
-            exchange_ms = search.exchange.exposed_ms([layout.layout])
+            exchange_ms = search.exchange.compute_exposed_ms([layout.layout])
             bound_ms = layout.bound_ms(search.batch, search.gpus) + exchange_ms
             of_layout.append((bound_ms, exchange_ms, layout))
     beaten = None
@@ -238,7 +238,7 @@ def _constructed(
     return beaten
 
 
-def _tailored_of(
+def _make_strategy(
     search: Search,
     best: Placement,
     candidates: Sequence[Strategy],
@@ -258,7 +258,7 @@ def _tailored_of(
     if relaxed is None or relaxed.scale > 1 - TAILOR_GAIN:
         return best
     pipelines = relaxed.pipelines / relaxed.scale
-    for strategy in rounded_strategies(schemes, pipelines, models, gpus, batch.longest):
+    for strategy in round_strategies(schemes, pipelines, models, gpus, batch.longest):
         if strategy in candidates:
             continue
         filler = Filler(Fleet.of(strategy, models), batch)
@@ -272,7 +272,7 @@ def _tailored_of(
     return best
 
 
-def _polished(batch: Batch, best: Placement, proven_ms: float) -> Filling:
+def _polish(batch: Batch, best: Placement, proven_ms: float) -> Filling:
     """Bring the placement to the proven bound or balance it, and level its other pipelines."""
     fleet, filling = best.fleet, best.filling
     # The search ends within its tolerance; often the proven bound itself can be met.
@@ -283,10 +283,10 @@ def _polished(batch: Batch, best: Placement, proven_ms: float) -> Filling:
         filling = met
     elif filling.objective_ms > proven_ms * (1 + BALANCE_GAP):
         filling = balance(fleet, batch, filling, proven_ms)
-    return _levelled(batch, fleet, filling)
+    return _rebalance_slack(batch, fleet, filling)
 
 
-def _levelled(batch: Batch, fleet: Fleet, filling: Filling) -> Filling:
+def _rebalance_slack(batch: Batch, fleet: Fleet, filling: Filling) -> Filling:
     return level(Filler(fleet, batch), filling, area_bound_ms(fleet.classes, batch))
 
 

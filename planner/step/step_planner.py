@@ -120,7 +120,7 @@ class StepPlanner:
             prove=self.with_proof,
             layouts=self._layouts,
         )
-        static = self._assembled(batch, selected)
+        static = self._assemble(batch, selected)
         plan = with_reforming(
             static, batch, self._layouts_to_re_form, self.models, self.seed, self.packing
         )
@@ -131,7 +131,7 @@ class StepPlanner:
         # A plan may be packed better than its placement was: then only the bound can gain.
         placement, bound_ms = close_gap(selected.placement, batch, selected.lower_bound_ms)
         closer = replace(selected, placement=placement, lower_bound_ms=bound_ms)
-        solved = self._assembled(batch, closer)
+        solved = self._assemble(batch, closer)
         return solved if solved.predicted_ms <= plan.predicted_ms else with_bound(plan, bound_ms)
 
     def _solve_regrouping(self, plan: Plan, static: Plan, batch: Batch) -> Plan:
@@ -149,7 +149,7 @@ class StepPlanner:
             plan = faster if faster.predicted_ms < plan.predicted_ms else plan
         return with_bound(plan, bound_ms)
 
-    def _assembled(self, batch: Batch, selected: Selected) -> Plan:
+    def _assemble(self, batch: Batch, selected: Selected) -> Plan:
         """Make the plan of fixed groups."""
         profile = self.proposal.profile
         return assemble(

@@ -15,16 +15,16 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import area_only_bound_ms
 from seqplan.planner.placement.dispatch import dispatch, probe
-from seqplan.planner.placement.fill import Filler, Placement, unassigned
+from seqplan.planner.placement.fill import Filler, Placement, take_unassigned
 from seqplan.planner.placement.fleet import (
     Fleet,
     Floats,
     Ints,
     Models,
     PipelineClass,
+    drop_dominated,
     gpu_ms,
     longest_alone,
-    undominated,
 )
 from seqplan.planner.sync.times import Layout, layouts_of
 from seqplan.plans.scheme import Scheme, Strategy
@@ -56,7 +56,7 @@ class LayoutSchemes:
         layouts = []
         usable = {scheme: model for scheme, model in models.items() if model.max_sequence > 0}
         for layout in sorted(layouts_of(usable)):
-            own = undominated({s: m for s, m in usable.items() if (s.tp, s.pp) == layout})
+            own = drop_dominated({s: m for s, m in usable.items() if (s.tp, s.pp) == layout})
             classes = tuple(PipelineClass.of(model, 1) for model in own.values())
             layouts.append(cls(layout, own, classes))
         return layouts
@@ -101,16 +101,18 @@ class Constructive:
         for peaks in (False, True) if self._layout.layout[1] > 1 else (False,):
             if low >= below_ms:
                 break
-            placement = self._placed(low, below_ms, peaks)
+            placement = self._place(low, below_ms, peaks)
             if placement is not None:
                 best, below_ms = placement, placement.objective_ms
         return best
 
-    def _placed(self, low: float, below_ms: float, peaks: bool) -> Placement | None:
+    def _place(self, low: float, below_ms: float, peaks: bool) -> Placement | None:
         counts = self._least(low, below_ms, peaks)
         if counts is None:
             return None
-        filler = Filler(Fleet.of(self._filled_up(counts), self._layout.models), self._batch)
+        filler = Filler(
+            Fleet.of(self._use_remaining_gpus(counts), self._layout.models), self._batch
+        )
         better = None if below_ms == inf else probe(filler, low, below_ms)
         if better is None and below_ms < inf:
             return None
@@ -155,11 +157,11 @@ class Constructive:
             most = min(left // self._classes[k].gpus, int(own.sum()))
             if not own.any():
                 continue
-            opened, unplaced = self._filled(k, most, own, above, target_ms)
+            opened, unplaced = self._fill_class(k, most, own, above, target_ms)
             if unplaced[:end].any():
                 return None
             if end < len(lengths):
-                _, counts = self._filled(k, opened, counts, above, target_ms)
+                _, counts = self._fill_class(k, opened, counts, above, target_ms)
             scheme = self._schemes[k]
             pipelines[scheme] = pipelines.get(scheme, 0) + opened
             left -= opened * scheme.gpus
@@ -185,7 +187,7 @@ class Constructive:
             self._known_runs[key] = _cheapest_runs(np.where(in_time, self._gpu_ms, np.inf))
         return self._known_runs[key]
 
-    def _filled(
+    def _fill_class(
         self, k: int, pipelines: int, counts: Ints, above: int, target_ms: float
     ) -> tuple[int, Ints]:
         """Fill pipelines of class ``k``; how many hold something, and the sequences left over."""
@@ -193,12 +195,12 @@ class Constructive:
             return 0, counts
         pipeline_class = replace(self._classes[k], count=pipelines)
         reach = min(pipeline_class.capacity, longest_alone(pipeline_class, target_ms))
-        fill = unassigned(self._batch.distinct, counts, [pipeline_class])
+        fill = take_unassigned(self._batch.distinct, counts, [pipeline_class])
         fill.fill_class(pipeline_class, reach, above, target_ms, target_ms, False)
         ((_, times),) = fill.placements()
         return sum(time > 0 for time in times), np.array(fill.counts, dtype=np.int64)
 
-    def _filled_up(self, counts: dict[Scheme, int]) -> Strategy:
+    def _use_remaining_gpus(self, counts: dict[Scheme, int]) -> Strategy:
         """Give the GPUs that are left to schemes in use, the most used first, then to any."""
         left = self._gpus - sum(scheme.gpus * n for scheme, n in counts.items())
         in_use = sorted(counts, key=lambda scheme: (-scheme.gpus * counts[scheme], scheme))

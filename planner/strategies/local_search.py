@@ -66,7 +66,7 @@ class Search:
                     best, size = start, first_size
                     while True:
                         strategy = swap(best.strategy, outgoing, incoming, size, self.gpus)
-                        better = self._placed(strategy, best, lower_ms, visited)
+                        better = self._place(strategy, best, lower_ms, visited)
                         if better is None:
                             break
                         best = better
@@ -75,7 +75,7 @@ class Search:
                         return best
         return None
 
-    def _placed(
+    def _place(
         self, strategy: Strategy | None, best: Placement, lower_ms: float, visited: set[Strategy]
     ) -> Placement | None:
         """Place the batch on a strategy not visited yet; None where that does not beat the best."""

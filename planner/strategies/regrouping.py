@@ -15,7 +15,14 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import area_only_bound_ms
-from seqplan.planner.placement.fleet import Bin, Floats, Models, PipelineClass, gpu_ms, undominated
+from seqplan.planner.placement.fleet import (
+    Bin,
+    Floats,
+    Models,
+    PipelineClass,
+    drop_dominated,
+    gpu_ms,
+)
 from seqplan.planner.placement.sequence_pool import SequencePool
 from seqplan.planner.sync.times import Exchange, Layout, layouts_of
 from seqplan.plans.scheme import Scheme
@@ -81,17 +88,17 @@ def reforming_layouts(models: Models, exchange: Exchange) -> list[ReformingLayou
     GPU count divides the next; schemes that others replace at no loss are left out."""
     layouts = []
     for layout in sorted(layouts_of(models)):
-        members = undominated(
+        members = drop_dominated(
             {s: m for s, m in models.items() if (s.tp, s.pp) == layout and m.max_sequence > 0}
         )
         classes = tuple(PipelineClass.of(model, 1) for model in members.values())
-        if layout[1] == 1 and nested_sizes(classes) is not None:
-            exchange_ms = exchange.exposed_ms([layout], re_forming=True)
+        if layout[1] == 1 and find_nested_sizes(classes) is not None:
+            exchange_ms = exchange.compute_exposed_ms([layout], re_forming=True)
             layouts.append(ReformingLayout(layout, tuple(members), classes, exchange_ms))
     return layouts
 
 
-def nested_sizes(classes: Sequence[PipelineClass]) -> tuple[int, ...] | None:
+def find_nested_sizes(classes: Sequence[PipelineClass]) -> tuple[int, ...] | None:
     """List the GPU counts of the classes, ascending; None unless each divides the next."""
     sizes = tuple(sorted({pipeline_class.gpus for pipeline_class in classes}))
     if not sizes or any(larger % smaller for smaller, larger in pairwise(sizes)):
@@ -131,12 +138,12 @@ def find_reforming(
             if not trial:
                 return None
             continue
-        best = _bisected(filler, multipliers, placed, bound)
+        best = _bisect_target(filler, multipliers, placed, bound)
         reached = best.objective_ms
     return best
 
 
-def _bisected(
+def _bisect_target(
     filler: ReformingFiller, multipliers: Floats, placed: Reforming, bound_ms: float
 ) -> Reforming:
     """Lower the target time between the bound and what was reached with these prices."""
@@ -155,7 +162,7 @@ class ReformingFiller:
     """Places a batch by a target time on blocks of ranks that are split when smaller ones pay."""
 
     def __init__(self, classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> None:
-        sizes = nested_sizes(classes)
+        sizes = find_nested_sizes(classes)
         if sizes is None:
             raise ValueError("groups re-form only where their GPU counts divide one another")
         self.classes, self.gpus = list(classes), gpus
@@ -254,7 +261,7 @@ class _Blocks:
             ):
                 tightest = block
         if tightest is None:
-            tightest = self._unused(gpus)
+            tightest = self._take_unused(gpus)
         if tightest is None:
             return False
         while tightest.gpus > gpus:
@@ -313,7 +320,7 @@ class _Blocks:
             block.ready_ms += cost
         return self.pool.left < before
 
-    def _unused(self, gpus: int) -> _Block | None:
+    def _take_unused(self, gpus: int) -> _Block | None:
         """Take unused ranks whose first is a multiple of ``gpus``; those passed over wait."""
         first = -(-self.used // gpus) * gpus
         if first + gpus > self.filler.gpus:

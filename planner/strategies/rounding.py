@@ -12,7 +12,7 @@ from seqplan.plans.scheme import Scheme, Strategy
 _WHOLE = 1e-6
 
 
-def rounded_strategies(
+def round_strategies(
     schemes: Sequence[Scheme], pipelines: Floats, models: Models, gpus: int, longest: int
 ) -> list[Strategy]:
     """Round pipeline counts to integer strategies, each able to hold ``longest`` tokens.

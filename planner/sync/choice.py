@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from seqplan.costs.profile import Profile
-from seqplan.planner.sync.derive import derived_exchange, optimizer_of
+from seqplan.planner.sync.derive import derive_exchange, optimizer_of
 from seqplan.planner.sync.times import Exchange, GivenExchange
 
 
@@ -29,7 +29,7 @@ def exchange_of(
         equal, different = exchange_ms
         source = f"as given: {equal:g} ms, different layouts {different:g}"
         return GivenExchange(overlap, optimizer_ms, source, equal, different)
-    return derived_exchange(profile, gpus, overlap=overlap, optimizer_ms=optimizer_ms)
+    return derive_exchange(profile, gpus, overlap=overlap, optimizer_ms=optimizer_ms)
 
 
 def exchange_to_propose_with(

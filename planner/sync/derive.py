@@ -45,7 +45,7 @@ ASSUMED = "a800-80gb"
 """Whose links are taken where the profile's hardware is not listed."""
 
 
-def derived_exchange(
+def derive_exchange(
     profile: Profile, gpus: int, *, overlap: float = 0.0, optimizer_ms: float | None = None
 ) -> LayoutExchange:
     """Derive the exchange of every layout of the profile on ``gpus`` GPUs (ms).
@@ -58,7 +58,7 @@ def derived_exchange(
     hardware = hardware_of(profile)
     links = hardware or DEVICES[ASSUMED]
     layouts = sorted(layouts_of(entry.scheme for entry in profile.schemes))
-    derived = {layout: _derived_ms(profile, layout, gpus, links) for layout in layouts}
+    derived = {layout: _derive_ms(profile, layout, gpus, links) for layout in layouts}
     near = "in one node" if gpus <= profile.gpus_per_node else "across nodes"
     speed = links.intra_gb_s if gpus <= profile.gpus_per_node else links.inter_gb_s
     assumed = "" if hardware else f" (those of {links.name}, as the profile's GPU is not listed)"
@@ -68,7 +68,7 @@ def derived_exchange(
         "Table 1"
     )
     if profile.exchange and gpus > 1:
-        times, source = _measured(profile, derived, gpus, links)
+        times, source = _scale_measured(profile, derived, gpus, links)
         source += f"; {overlap:.0%} of it hidden"
     else:
         times = derived
@@ -81,7 +81,7 @@ def derived_exchange(
     )
 
 
-def _measured(
+def _scale_measured(
     profile: Profile, derived: Mapping[Layout, float], gpus: int, links: Hardware
 ) -> tuple[dict[Layout, float], str]:
     """Return each layout's time by what was measured, and say how they come from it."""
@@ -91,7 +91,7 @@ def _measured(
             (entry for entry in profile.exchange if (entry.tp, entry.pp) == layout),
             key=lambda entry: (abs(log(entry.gpus / gpus)), entry.gpus),
         )
-        factors[layout] = entry.ms / _derived_ms(profile, layout, entry.gpus, links)
+        factors[layout] = entry.ms / _derive_ms(profile, layout, entry.gpus, links)
     others = exp(mean(log(factor) for factor in factors.values()))
     as_measured = {
         (entry.tp, entry.pp): entry.ms for entry in profile.exchange if entry.gpus == gpus
@@ -114,7 +114,7 @@ def _measured(
     return times, "; ".join(parts)
 
 
-def _derived_ms(profile: Profile, layout: Layout, gpus: int, links: Hardware) -> float:
+def _derive_ms(profile: Profile, layout: Layout, gpus: int, links: Hardware) -> float:
     return _layout_ms(profile.shape, layout, gpus, profile.gpus_per_node, links)
 
 
@@ -146,7 +146,7 @@ def hardware_of(profile: Profile) -> Hardware | None:
     return DEVICES[best[0]] if len(best) == 1 else None
 
 
-def held_parameters(shape: ModelShape, layout: Layout) -> tuple[float, int]:
+def count_parameters(shape: ModelShape, layout: Layout) -> tuple[float, int]:
     """Count what the fullest rank of a layout holds: parameters, and units that they are of."""
     tp, pp = layout
     attention = 4 * shape.hidden * shape.attention_width
@@ -169,7 +169,7 @@ def _layout_ms(
     """Time pull and push of the fullest rank, none of it hidden."""
     if gpus == 1:
         return 0.0
-    held, units = held_parameters(shape, layout)
+    held, units = count_parameters(shape, layout)
     near = min(gpus, gpus_per_node)
     gigabytes = held * (PULLED_BYTES + PUSHED_BYTES) / 1e9
     across = gigabytes * (1 - near / gpus) / (links.inter_gb_s * LINK_EFFICIENCY)

@@ -62,7 +62,7 @@ class Exchange(ABC):
         """List families of strategies of these layouts, such that each strategy is in one that
         takes no longer than the strategy itself; by what they take."""
 
-    def exposed_ms(self, layouts: Collection[Layout], *, re_forming: bool = False) -> float:
+    def compute_exposed_ms(self, layouts: Collection[Layout], *, re_forming: bool = False) -> float:
         """Return what propagation does not hide; ``re_forming``: ranks change their groups."""
         pushes_wait = re_forming or any(pp > 1 for _, pp in layouts)
         hidden = self.overlap * (PULLED_SHARE if pushes_wait else 1.0)
@@ -70,7 +70,7 @@ class Exchange(ABC):
 
     def of_strategy_ms(self, strategy: Strategy) -> float:
         """Return what an iteration of a strategy takes beside propagation and optimizer."""
-        return self.exposed_ms(layouts_of(scheme for scheme, _ in strategy.counts))
+        return self.compute_exposed_ms(layouts_of(scheme for scheme, _ in strategy.counts))
 
     def extra_ms(self, strategy: Strategy, than: Strategy) -> float:
         """Return how much more one strategy's exchange takes than another's; may be negative."""
@@ -91,7 +91,7 @@ class GivenExchange(Exchange):
     def families(self, layouts: Collection[Layout]) -> list[Family]:
         """List each layout alone, and all of them; all alone where different ones cost no more."""
         whole = Family(frozenset(layouts), self.heterogeneous_ms * (1 - self.overlap))
-        alone = {layout: self.exposed_ms([layout]) for layout in sorted(layouts)}
+        alone = {layout: self.compute_exposed_ms([layout]) for layout in sorted(layouts)}
         if min(alone.values(), default=0.0) >= whole.exchange_ms:
             return [whole]
         single = [Family(frozenset({layout}), ms) for layout, ms in alone.items()]
@@ -123,7 +123,7 @@ class LayoutExchange(Exchange):
 
         Times within ``ALIKE`` of each other make one family, with the least of them.
         """
-        times = {layout: self.exposed_ms([layout]) for layout in layouts}
+        times = {layout: self.compute_exposed_ms([layout]) for layout in layouts}
         families = []
         rising = sorted({times[layout] for layout in layouts})
         while rising:

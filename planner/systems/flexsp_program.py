@@ -108,7 +108,7 @@ def _rounds(
     for positions in chunks:
         options = [_even(lengths, positions, model, gpus) for model in allowed]
         options.append(
-            _mixed(lengths, positions, allowed, gpus=gpus, buckets=buckets, limit_s=limit_s)
+            _mix_degrees(lengths, positions, allowed, gpus=gpus, buckets=buckets, limit_s=limit_s)
         )
         times = [_round_ms(lengths, option, allowed) for option in options]
         time = min(times)
@@ -141,7 +141,7 @@ def _even(
     parts: list[list[int]] = [[] for _ in range(count)]
     work, room = [0.0] * count, [model.capacity] * count
     for i in sorted(positions, key=lambda i: (-lengths[i], i)):
-        padded = model.scheme.padded_length(lengths[i])
+        padded = model.scheme.pad_sequence(lengths[i])
         fitting = [p for p in range(count) if room[p] >= padded]
         if not fitting:
             return []
@@ -152,7 +152,7 @@ def _even(
     return [(model.scheme, tuple(part)) for part in parts if part]
 
 
-def _mixed(
+def _mix_degrees(
     lengths: Sequence[int],
     positions: Sequence[int],
     allowed: Sequence[SchemeModel],
@@ -198,7 +198,7 @@ def _program(
     pairs = buckets * groups
     columns = pairs + groups + 1
     bucket, group = np.divmod(np.arange(pairs), groups)
-    padded = np.array([[m.scheme.padded_length(n) for m in group_models] for n in boundaries])
+    padded = np.array([[m.scheme.pad_sequence(n) for m in group_models] for n in boundaries])
     work = np.array([[m.a * n**2 + m.b * n for m in group_models] for n in boundaries])
     capacity = np.array([model.capacity for model in group_models], dtype=np.float64)
     overhead = np.array([model.c for model in group_models])

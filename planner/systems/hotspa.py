@@ -9,9 +9,9 @@ from statistics import mean
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import Execution, propagation_ms
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
-from seqplan.planner.systems.megatron import windowed
+from seqplan.planner.systems.megatron import assign_windows
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
-from seqplan.planner.systems.static_table import HOTSPA, problem_of, published_strategies
+from seqplan.planner.systems.static_table import HOTSPA, find_published_strategies, problem_of
 from seqplan.plans.plan import PlannedPipeline
 from seqplan.plans.scheme import Strategy
 
@@ -77,7 +77,7 @@ def _intervals(setting: Setting) -> tuple[list[Interval], str]:
     longest, cluster = setting.longest, setting.cluster
     ends = [bound for bound in BOUNDS if bound < longest] + [longest]
     ranges = list(zip([0, *ends], ends, strict=False))[::-1]
-    named = published_strategies(HOTSPA, setting.profile.name, cluster.gpus, cluster.max_len)
+    named = find_published_strategies(HOTSPA, setting.profile.name, cluster.gpus, cluster.max_len)
     reach = {scheme: model.max_sequence for scheme, model in setting.models.items()}
     intervals, searched = [], []
     for place, (above, to) in enumerate(ranges):
@@ -122,7 +122,7 @@ def _windows(
     setting: Setting, batch: Batch, interval: Interval, inside: Sequence[int]
 ) -> tuple[PlannedPipeline, ...]:
     """Fill windows of the interval's context, one to a micro-batch."""
-    return windowed(setting, batch, interval.strategy, interval.to, inside)
+    return assign_windows(setting, batch, interval.strategy, interval.to, inside)
 
 
 def _run(
@@ -139,20 +139,20 @@ def _run(
         if not inside:
             continue
         if balanced:
-            phases.append(_balanced(setting, batch, interval, inside))
+            phases.append(_place_balanced(setting, batch, interval, inside))
         else:
             phases.append(_windows(setting, batch, interval, inside))
     return Execution(tuple(phases), switch_ms=switch_ms)
 
 
-def _balanced(
+def _place_balanced(
     setting: Setting, batch: Batch, interval: Interval, inside: Sequence[int]
 ) -> tuple[PlannedPipeline, ...]:
     """Dispatch and pack the interval's sequences our way, as positions of the whole batch."""
     part = Batch(
         batch.step, tuple(batch.ids[i] for i in inside), tuple(batch.lengths[i] for i in inside)
     )
-    (pipelines,) = setting.balanced(part, [interval.strategy]).phases
+    (pipelines,) = setting.run_balanced(part, [interval.strategy]).phases
     return tuple(
         replace(
             pipeline,

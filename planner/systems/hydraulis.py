@@ -60,7 +60,7 @@ def hydraulis(
         f"{NAME}, fast" if fast else f"{NAME}, as published",
         f"Eq. 4's {len(pool)} strategies; {how}",
         False,
-        lambda batch: published_step(setting, pool, batch, fast=fast, cbc_s=cbc_s),
+        lambda batch: run_published_step(setting, pool, batch, fast=fast, cbc_s=cbc_s),
     )
     if not fast and importlib.util.find_spec("pulp") is None:
         why = "its packing by CBC needs the pulp package: pip install 'seqplan[reference]'"
@@ -72,7 +72,7 @@ def hydraulis(
             f"{NAME}'s strategies, balanced",
             f"Eq. 4's {len(pool)} strategies; our selection, dispatch and packing",
             True,
-            lambda batch: setting.balanced(batch, pool),
+            lambda batch: setting.run_balanced(batch, pool),
         ),
     ]
 
@@ -86,7 +86,7 @@ def eq4_pool(setting: Setting, lengths: npt.NDArray[np.int64]) -> list[Strategy]
     return sorted(longest_of, key=lambda strategy: (-longest_of[strategy], str(strategy)))
 
 
-def published_step(
+def run_published_step(
     setting: Setting, pool: Sequence[Strategy], batch: Batch, *, fast: bool, cbc_s: float
 ) -> Execution:
     """Run one step as published. ``ValueError`` when no strategy of the pool holds the batch."""
@@ -113,7 +113,7 @@ def published_step(
     _, fleet, assigned = best
     utils = [setting.models[scheme].util_len for scheme in fleet.strategy]
 
-    def packed(
+    def pack_pipeline(
         pipeline_class: PipelineClass, positions: list[int], util: int | None
     ) -> list[list[int]]:
         lengths = [batch.lengths[i] for i in positions]
@@ -129,6 +129,6 @@ def published_step(
 
     # CBC is a process of its own, so that threads keep all cores busy.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        micro_batches = list(threads.map(packed, fleet.pipelines, assigned, utils))
+        micro_batches = list(threads.map(pack_pipeline, fleet.pipelines, assigned, utils))
     work = list(zip(fleet.strategy, micro_batches, strict=True))
     return Execution((setting.pipelines(batch, work),))

@@ -86,7 +86,7 @@ def ilp_packing(
     return IlpPacking(best.micro_batches, best_ms, min(best_ms, *bounds.values()), top)
 
 
-def closed_form_ms(pipeline_class: PipelineClass, works_ms: Sequence[float]) -> float:
+def compute_closed_form_ms(pipeline_class: PipelineClass, works_ms: Sequence[float]) -> float:
     """Compute C = (max m_j + c)·(pp − 1 + V) of micro-batches with these works."""
     return (
         (max(works_ms) + pipeline_class.c) * (pipeline_class.pp - 1 + len(works_ms))

@@ -55,7 +55,7 @@ def verl_micro_batches(
     """Split sequences into micro-batches: positions by rank and micro-batch."""
     workload = [TOKEN_WORKLOAD * length + length * length for length in lengths]
     of_ranks = differencing(workload, ranks, equal_size=True)
-    padded = [model.scheme.padded_length(length) for length in lengths]
+    padded = [model.scheme.pad_sequence(length) for length in lengths]
     tokens = [sum(padded[i] for i in own) for own in of_ranks]
     number = max(1, *(ceil(total / model.capacity) for total in tokens))
     while True:

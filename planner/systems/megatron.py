@@ -12,7 +12,7 @@ from seqplan.planner.placement.micro_batch_order import order_micro_batches
 from seqplan.planner.simulation.iteration import Execution, propagation_ms
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
-from seqplan.planner.systems.static_table import MEGATRON, problem_of, published_strategies
+from seqplan.planner.systems.static_table import MEGATRON, find_published_strategies, problem_of
 from seqplan.planner.systems.windows import first_fit_decreasing, round_robin
 from seqplan.plans.plan import MicroBatch, PlannedPipeline
 from seqplan.plans.scheme import Strategy
@@ -44,7 +44,7 @@ def megatron(setting: Setting, *, search: bool = False) -> list[Trainer | LeftOu
             f"{NAME}, varlen",
             f"{described}, dealt round-robin; sequences of a window do not attend to each other",
             False,
-            lambda batch: Execution((windowed(setting, batch, strategy, window),)),
+            lambda batch: Execution((assign_windows(setting, batch, strategy, window),)),
         ),
         Trainer(
             "megatron-dense",
@@ -52,7 +52,7 @@ def megatron(setting: Setting, *, search: bool = False) -> list[Trainer | LeftOu
             f"{described}, dealt round-robin; attention over the whole window",
             False,
             lambda batch: Execution(
-                (dense(setting, batch, windowed(setting, batch, strategy, window)),)
+                (dense(setting, batch, assign_windows(setting, batch, strategy, window)),)
             ),
         ),
         Trainer(
@@ -60,7 +60,7 @@ def megatron(setting: Setting, *, search: bool = False) -> list[Trainer | LeftOu
             f"{NAME}, balanced",
             f"{strategy}, {origin}; our dispatch and packing",
             True,
-            lambda batch: setting.balanced(batch, [strategy]),
+            lambda batch: setting.run_balanced(batch, [strategy]),
         ),
     ]
 
@@ -71,7 +71,9 @@ def static_strategy(setting: Setting, *, search: bool) -> tuple[Strategy, str] |
     reach = {scheme: model.max_sequence for scheme, model in setting.models.items()}
     why = "searched"
     if not search:
-        named = published_strategies(MEGATRON, setting.profile.name, cluster.gpus, cluster.max_len)
+        named = find_published_strategies(
+            MEGATRON, setting.profile.name, cluster.gpus, cluster.max_len
+        )
         if named:
             problem = problem_of(named[0], cluster.gpus, setting.longest, reach)
             if not problem:
@@ -83,7 +85,7 @@ def static_strategy(setting: Setting, *, search: bool) -> tuple[Strategy, str] |
     fraction = setting.profile.forward_fraction
     times = {
         strategy: mean(
-            propagation_ms([windowed(setting, batch, strategy, window)], fraction)
+            propagation_ms([assign_windows(setting, batch, strategy, window)], fraction)
             for batch in setting.batches
         )
         + setting.exchange.of_strategy_ms(strategy)
@@ -94,7 +96,7 @@ def static_strategy(setting: Setting, *, search: bool) -> tuple[Strategy, str] |
     return min(times, key=lambda strategy: times[strategy]), why
 
 
-def windowed(
+def assign_windows(
     setting: Setting,
     batch: Batch,
     strategy: Strategy,

@@ -76,7 +76,7 @@ def _rounds(
                 if i == first or model_of[i].scheme != model.scheme:
                     continue
                 more = [*lengths, batch.lengths[i]]
-                tokens = sum(model.scheme.padded_length(n) for n in more)
+                tokens = sum(model.scheme.pad_sequence(n) for n in more)
                 late = model.latency.micro_batch_ms(more) > target * (1 + SLACK)
                 if tokens <= model.capacity and not late:
                     micro.append(i)

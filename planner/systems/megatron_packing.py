@@ -60,7 +60,7 @@ def megatron_packing(setting: Setting) -> list[Trainer | LeftOut]:
         runs = (_micro_batches(setting, batch, ladder, limit) for batch in batches)
         fraction = setting.profile.forward_fraction
         propagation = mean(propagation_ms((run,), fraction) for run in runs)
-        return propagation + setting.exchange.exposed_ms([layout])
+        return propagation + setting.exchange.compute_exposed_ms([layout])
 
     first = [mean_ms(tried, setting.batches[:_FIRST]) for tried in settings]
     near = [
@@ -117,7 +117,7 @@ class _Group:
 
     def add(self, position: int, length: int) -> None:
         self.positions.append(position)
-        self.tokens += self.scheme.padded_length(length) / self.degree
+        self.tokens += self.scheme.pad_sequence(length) / self.degree
         self.load += length * length / self.degree
 
 
@@ -155,7 +155,7 @@ def _next_micro_batch(
         length = lengths[position]
         best: tuple[float, int, int] | None = None
         for k, scheme in enumerate(schemes):
-            tokens = scheme.padded_length(length) / scheme.sp
+            tokens = scheme.pad_sequence(length) / scheme.sp
             if tokens > limit or (best is not None and not groups):
                 continue
             load = length * length / scheme.sp

@@ -53,7 +53,7 @@ def _trainer(
     )
     confined = replace(
         proposal,
-        profile=proposal.profile.restricted(layout=degrees),
+        profile=proposal.profile.restrict(layout=degrees),
         candidates=within,
         layouts=replace(proposal.layouts, chosen=layout),
     )

@@ -12,7 +12,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.lockstep.assemble import assemble_rounds
 from seqplan.planner.lockstep.plan_rounds import plan_rounds
-from seqplan.planner.placement.assembly import planned_pipeline, ranks_of_stages
+from seqplan.planner.placement.assembly import plan_pipeline, ranks_of_stages
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.simulation.iteration import Execution
 from seqplan.planner.step.assemble import assemble
@@ -50,7 +50,7 @@ class Setting:
         """Return the models of the schemes that fit the cluster."""
         return self.cluster.models(self.profile)
 
-    def balanced(self, batch: Batch, strategies: Sequence[Strategy]) -> Execution:
+    def run_balanced(self, batch: Batch, strategies: Sequence[Strategy]) -> Execution:
         """Run our dispatch and packing on the best of given strategies."""
         selected = select(
             batch,
@@ -86,7 +86,7 @@ class Setting:
             pipeline_class = PipelineClass.of(self.models[scheme], 1)
             fraction = self.profile.forward_fraction
             pipelines.append(
-                planned_pipeline(
+                plan_pipeline(
                     scheme,
                     pipeline_class,
                     ranks,

@@ -46,7 +46,7 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Traine
                 f"{homogeneous}, the best homogeneous strategy on these batches; our dispatch and "
                 "packing",
                 True,
-                lambda batch: setting.balanced(batch, [homogeneous]),
+                lambda batch: setting.run_balanced(batch, [homogeneous]),
             )
         )
     reach = {scheme: model.max_sequence for scheme, model in setting.models.items()}
@@ -67,7 +67,7 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Traine
                 name,
                 f"{heterogeneous} for every step, the proposal's best; our dispatch and packing",
                 True,
-                lambda batch: setting.balanced(batch, [heterogeneous]),
+                lambda batch: setting.run_balanced(batch, [heterogeneous]),
             )
         )
     return trainers
@@ -130,7 +130,7 @@ def _best(setting: Setting, strategies: Sequence[Strategy]) -> Strategy | None:
     fraction = setting.profile.forward_fraction
     judged = {
         strategy: mean(
-            propagation_ms(setting.balanced(batch, [strategy]).phases, fraction)
+            propagation_ms(setting.run_balanced(batch, [strategy]).phases, fraction)
             for batch in setting.batches
         )
         + setting.exchange.of_strategy_ms(strategy)

@@ -33,7 +33,7 @@ HOTSPA: Mapping[tuple[str, int], tuple[str, str]] = {
 """The same for HotSPa: strategies from the longest interval of lengths to the shortest."""
 
 
-def published_strategies(
+def find_published_strategies(
     table: Mapping[tuple[str, int], tuple[str, str]], profile: str, gpus: int, max_len: int
 ) -> list[Strategy]:
     """Look up the strategies for a profile, GPUs and context; empty where the table has none.

@@ -62,7 +62,7 @@ def _execution(setting: Setting, scheme: Scheme, ranks: int, rule: Rule, batch: 
 
 def best_fit_windows(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Batch, ByRank]:
     """Fill windows of the longest sequence's size by best fit, and deal them at random."""
-    padded = [model.scheme.padded_length(length) for length in batch.lengths]
+    padded = [model.scheme.pad_sequence(length) for length in batch.lengths]
     window = max(padded)
     windows: list[list[int]] = []
     room: list[tuple[int, int]] = []  # ascending
@@ -79,7 +79,7 @@ def best_fit_windows(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Batc
 
 def first_fit_split(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Batch, ByRank]:
     """Fill micro-batches as sequences come, split the largest until ranks have equally many."""
-    padded = [model.scheme.padded_length(length) for length in batch.lengths]
+    padded = [model.scheme.pad_sequence(length) for length in batch.lengths]
     parts: list[list[int]] = []
     tokens: list[int] = []
     for i, length in enumerate(padded):
@@ -103,7 +103,7 @@ def first_fit_split(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Batch
     return batch, round_robin(parts, ranks)
 
 
-def rebalanced_runs(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Batch, ByRank]:
+def cut_balanced_runs(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Batch, ByRank]:
     """Cut the sorted sequences into runs of about equal cost, each padded to its longest.
 
     With the fewest micro-batches a rank for which every run fits: the host leaves that to its user.
@@ -112,12 +112,12 @@ def rebalanced_runs(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Batch
     sorted_lengths = [batch.lengths[i] for i in order]
     number = max(1, ceil(batch.tokens / (model.max_sequence * ranks)))
     while True:
-        counts = _balanced_counts(sorted_lengths, min(ranks * number, len(order)))
+        counts = _balance_counts(sorted_lengths, min(ranks * number, len(order)))
         firsts = np.cumsum([0, *counts[:-1]]).tolist()
         runs = [order[first : first + count] for first, count in zip(firsts, counts, strict=True)]
         longest = [batch.lengths[run[0]] for run in runs]
         tokens = [
-            len(run) * model.scheme.padded_length(length)
+            len(run) * model.scheme.pad_sequence(length)
             for run, length in zip(runs, longest, strict=True)
         ]
         if max(tokens) <= model.max_sequence or len(runs) == len(order):
@@ -137,7 +137,7 @@ def _cost(count: int, longest: int) -> float:
     return count * longest + QUADRATIC * count * longest * longest
 
 
-def _balanced_counts(lengths: Sequence[int], runs: int) -> list[int]:
+def _balance_counts(lengths: Sequence[int], runs: int) -> list[int]:
     """Count the sequences of each run: the dearest gives one to the cheapest, while that helps."""
     base, more = divmod(len(lengths), runs)
     counts = [base + (k < more) for k in range(runs)]
@@ -168,6 +168,6 @@ _RULES: tuple[tuple[str, str, str, Rule], ...] = (
         "rebalance",
         "Hugging Face's batch rebalancing",
         "runs of sorted sequences, padded",
-        rebalanced_runs,
+        cut_balanced_runs,
     ),
 )

@@ -57,7 +57,7 @@ def drive(
     _silence_ray()
     try:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-        start_worker = _connected(len(pipes), patience_s, *arguments)
+        start_worker = _connect(len(pipes), patience_s, *arguments)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # Ray has put its own
         for pipe in pipes:
             threading.Thread(target=_relay, args=(pipe, start_worker), daemon=True).start()
@@ -99,7 +99,7 @@ _StartWorker = Callable[[], Any]
 """Returns an actor that is ready; ``RayUnavailable`` or ``ActorDied``."""
 
 
-def _connected(
+def _connect(
     workers: int,
     patience_s: float,
     proposal: str,
@@ -202,7 +202,7 @@ def _relay(pipe: Connection, start_worker: _StartWorker) -> None:
         try:
             if actor is None:
                 actor = start_worker()
-            answer = None if batch is None else _planned(actor, batch)
+            answer = None if batch is None else _plan(actor, batch)
         except ConnectionError:
             os._exit(1)  # the cluster is gone, for all: a new agent tries to reach it again
         except ActorDied as error:
@@ -217,7 +217,7 @@ def _relay(pipe: Connection, start_worker: _StartWorker) -> None:
             return
 
 
-def _planned(actor: Any, batch: Batch) -> Planned | Exception:
+def _plan(actor: Any, batch: Batch) -> Planned | Exception:
     import ray
 
     try:

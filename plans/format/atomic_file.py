@@ -46,12 +46,12 @@ def _atomic_write(path: Path, mode: Literal["w", "wb"]) -> Iterator[IO[Any]]:
     try:
         kept_mode = _regular_mode(target)
     except _NotRegularError:
-        with _named(path), _open(target, mode) as file:
+        with _name_error(path), _open(target, mode) as file:
             yield file
         return
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:  # from before there is a file: a signal's exception may come with the call that makes it
-        with _named(path), _open(_new_file(temporary, path), mode) as file:
+        with _name_error(path), _open(_new_file(temporary, path), mode) as file:
             if kept_mode is not None:
                 os.chmod(temporary, kept_mode)
             yield file
@@ -75,7 +75,7 @@ def _new_file(temporary: Path, path: Path) -> int:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _name_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -19,14 +19,14 @@ def to_json(plan: Plan) -> str:
     fields always floats. Raises ``PlanError`` for a value JSON cannot hold (NaN, infinity, numpy
     integers).
     """
-    body, sealed = _sealed(_to_fields(plan), f"plan of step {plan.step}")
+    body, sealed = _seal(_to_fields(plan), f"plan of step {plan.step}")
     # "digest" sorts before every other field of the format, so it can be put in front.
     return f'{{"digest":"{sealed}",{body[1:]}'
 
 
 def digest(plan: Plan) -> str:
     """Return ``sha256:`` and the hex SHA-256 of the canonical JSON without its ``digest`` field."""
-    return _sealed(_to_fields(plan), f"plan of step {plan.step}")[1]
+    return _seal(_to_fields(plan), f"plan of step {plan.step}")[1]
 
 
 def from_json(text: str, *, strict: bool = True, origin: str = "plan") -> Plan:
@@ -42,13 +42,13 @@ def from_json(text: str, *, strict: bool = True, origin: str = "plan") -> Plan:
         raise PlanError(f"{origin}: not a JSON plan: {error}") from None
     plan = PlanReader(origin, strict).plan(raw)
     claimed = raw.pop("digest")
-    _, actual = _sealed(raw, origin)
+    _, actual = _seal(raw, origin)
     if claimed != actual:
         raise PlanError(f"{origin}: digest: {claimed!r} does not match the content, {actual!r}")
     return plan
 
 
-def _sealed(fields: Mapping[str, Any], origin: str) -> tuple[str, str]:
+def _seal(fields: Mapping[str, Any], origin: str) -> tuple[str, str]:
     """Write ``fields`` as canonical JSON; return it and its digest."""
     try:
         body = canonical_json(fields)

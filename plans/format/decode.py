@@ -83,7 +83,7 @@ class PlanReader(FieldReader):
             lower_bound_ms=self.number(raw, "lower_bound_ms", ""),
             gap=self.number(raw, "gap", ""),
             selection=tuple(
-                self.considered(entry, f".selection[{number}]")
+                self.read_candidate(entry, f".selection[{number}]")
                 for number, entry in enumerate(self.items(raw, "selection", ""))
             ),
             exchange_ms=self.exchange_ms(raw, ""),
@@ -122,7 +122,7 @@ class PlanReader(FieldReader):
     def exchange_ms(self, raw: dict[str, Any], place: str) -> float | None:
         return self.number(raw, "exchange_ms", place) if "exchange_ms" in raw else None
 
-    def considered(self, raw: Any, place: str) -> Considered:
+    def read_candidate(self, raw: Any, place: str) -> Considered:
         self.fields(raw, place, _CONSIDERED, _EXCHANGE)
         counts = []
         for number, entry in enumerate(self.items(raw, "strategy", place)):

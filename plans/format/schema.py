@@ -52,7 +52,7 @@ def plan_json_schema() -> _Node:
                 "predicted_ms": {"$ref": "#/$defs/time"},
                 "lower_bound_ms": {"$ref": "#/$defs/time"},
                 "gap": _time("predicted_ms / lower_bound_ms − 1"),
-                "selection": {"type": "array", "items": _considered()},
+                "selection": {"type": "array", "items": _candidate_schema()},
             },
             {
                 "layout_lower_bound_ms": _time(
@@ -122,7 +122,7 @@ def _micro_batch() -> _Node:
     )
 
 
-def _considered() -> _Node:
+def _candidate_schema() -> _Node:
     predicted = {
         "anyOf": [{"$ref": "#/$defs/time"}, {"type": "null"}],
         "description": "null when the bound pruned the candidate",

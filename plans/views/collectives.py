@@ -96,10 +96,12 @@ def _events(runs: Sequence[_Run | None]) -> list[Event]:
         if not ahead and view.pp_previous is not None:
             events.append(Event(view.index, micro_batch, phase, (view.pp_previous, rank)))
 
-    def computed(phase: Phase, run: _Run | None) -> None:
+    def add_compute(phase: Phase, run: _Run | None) -> None:
         if run is not None:
             view, micro_batch = run
-            events.extend(Event(view.index, micro_batch, phase, group) for group in _shared(view))
+            events.extend(
+                Event(view.index, micro_batch, phase, group) for group in _list_groups(view)
+            )
 
     order = stage_order(pp, at, len(runs))
     received_early = None  # the forward pass whose activations came before the last gradients
@@ -108,11 +110,11 @@ def _events(runs: Sequence[_Run | None]) -> list[Event]:
         if kind == "F":
             if place != received_early:
                 transfer("activations", run, ahead=False)
-            computed("forward", run)
+            add_compute("forward", run)
             transfer("activations", run, ahead=True)
         else:
             transfer("gradients", run, ahead=True)
-            computed("backward", run)
+            add_compute("backward", run)
             if number + 1 < len(order) and order[number + 1][0] == "F":
                 received_early = order[number + 1][1]
                 transfer("activations", runs[received_early], ahead=False)
@@ -120,7 +122,7 @@ def _events(runs: Sequence[_Run | None]) -> list[Event]:
     return events
 
 
-def _shared(view: PipelineView) -> list[Group]:
+def _list_groups(view: PipelineView) -> list[Group]:
     """List the groups of more than one rank that a pass of the rank communicates in."""
     axes = [view.tp_group, view.ulysses_group, view.ring_group]
     if view.scheme.ulysses > 1 and view.scheme.ring > 1:

@@ -95,7 +95,7 @@ class ParameterLayout:
         """Return the stages of ``pp`` that use it, in a model of ``layers`` layers."""
         return frozenset(stage_of(layer, layers, pp) for layer in self.layers)
 
-    def held(self, tp: int, tp_rank: int) -> tuple[Range, ...]:
+    def held_ranges(self, tp: int, tp_rank: int) -> tuple[Range, ...]:
         """Return the ranges of elements that a tp rank holds on a stage that uses it."""
         if self.gradient != "split":
             return ((0, self.numel),) if self.numel else ()
@@ -113,10 +113,10 @@ class ParameterLayout:
             row += block.units * block.rows
         return tuple(ranges)
 
-    def contributed(self, tp: int, tp_rank: int) -> tuple[Range, ...]:
+    def contributing_ranges(self, tp: int, tp_rank: int) -> tuple[Range, ...]:
         """Return the ranges of elements whose gradient a tp rank contributes, within ``held``."""
         if self.gradient != "equal":
-            return self.held(tp, tp_rank)
+            return self.held_ranges(tp, tp_rank)
         start, stop = tp_rank * self.numel // tp, (tp_rank + 1) * self.numel // tp
         return ((start, stop),) if start < stop else ()
 

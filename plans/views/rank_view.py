@@ -17,7 +17,7 @@ from seqplan.plans.groups import Coordinates, Group
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.placement import Placement, placement_of, rank_runs
-from seqplan.plans.views.sharding import Range, held_ranges, ring_tokens, ulysses_piece
+from seqplan.plans.views.sharding import Range, list_held_ranges, ring_tokens, ulysses_piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class MicroBatchView:
     """One micro-batch as a rank sees it; token counts unless said otherwise.
 
     - ``sequences``: all of the micro-batch in packed order, those held nowhere here included.
-    - ``tokens``: of the whole micro-batch; ``padded_lengths``: ``Scheme.padded_length`` of each
+    - ``tokens``: of the whole micro-batch; ``padded_lengths``: ``Scheme.pad_sequence`` of each
       sequence; ``ring_lengths``: of each sequence in this ring rank's buffer, which is what
       attention sees after the Ulysses exchange; ``local_tokens``: held here.
     - ``padded_local_tokens`` ≥ ``local_tokens``: slots to reserve here, the same on every rank of
@@ -63,7 +63,7 @@ class MicroBatchView:
         """Return the offsets in this ring rank's buffer: int32, shape (sequences + 1,)."""
         return _offsets(self.ring_lengths)
 
-    def padded_cu_seqlens(self) -> npt.NDArray[np.int32]:
+    def pad_cu_seqlens(self) -> npt.NDArray[np.int32]:
         """Return the offsets of whole sequences, each padded: int32, shape (sequences + 1,).
 
         For kernels that want multiples of 2·ring; the sharding here needs no padding.
@@ -286,7 +286,7 @@ def _micro_batch_view(
     lengths = [plan.lengths[position] for position in batch.sequences]
     ring_lengths = tuple([ring_tokens(length, scheme.ring, at.ring) for length in lengths])
     piece = ulysses_piece(sum(ring_lengths), scheme.ulysses, at.ulysses)
-    held = held_ranges(lengths, scheme.ring, at.ring, piece)
+    held = list_held_ranges(lengths, scheme.ring, at.ring, piece)
     return MicroBatchView(
         sequences=tuple(
             [
@@ -295,7 +295,7 @@ def _micro_batch_view(
             ]
         ),
         tokens=batch.tokens,
-        padded_lengths=tuple(map(scheme.padded_length, lengths)),
+        padded_lengths=tuple(map(scheme.pad_sequence, lengths)),
         ring_lengths=ring_lengths,
         local_tokens=piece[1] - piece[0],
         padded_local_tokens=batch.padded_tokens // scheme.sp,

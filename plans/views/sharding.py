@@ -41,7 +41,7 @@ def ulysses_piece(tokens: int, ulysses: int, rank: int) -> Range:
     return rank * tokens // ulysses, (rank + 1) * tokens // ulysses
 
 
-def held_ranges(
+def list_held_ranges(
     lengths: Sequence[int], ring: int, ring_rank: int, piece: Range
 ) -> list[tuple[Range, ...]]:
     """List, for each sequence, the ranges of its tokens in ``piece`` of a ring rank's buffer.

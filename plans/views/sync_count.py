@@ -30,7 +30,7 @@ class Pulled:
     messages: int | None
 
 
-def moved(messages: Sequence[Message], rank: int) -> Moved:
+def count_moved(messages: Sequence[Message], rank: int) -> Moved:
     """Count what ``rank`` sends or receives, but for what stays on it."""
     counts = [len(message.ranks) - (rank in message.ranks) for message in messages]
     elements = [sum(piece.stop - piece.start for piece in message.pieces) for message in messages]
@@ -38,7 +38,7 @@ def moved(messages: Sequence[Message], rank: int) -> Moved:
     return Moved(sum(counts), total)
 
 
-def pulled(units: Sequence[UnitLayout], placement: Placement) -> Pulled:
+def count_gathered(units: Sequence[UnitLayout], placement: Placement) -> Pulled:
     """Count the pull of a step whose pipelines stand so; ``ValueError`` as ``shards_of``."""
     shards = shards_of(placement)
     whole = all_whole(shards)
@@ -46,8 +46,10 @@ def pulled(units: Sequence[UnitLayout], placement: Placement) -> Pulled:
     pulled_units = [unit for unit in units if not (whole or unit.everywhere)]
     elements = messages = 0
     for rank in range(units[0].ranks):
-        counts = [moved(move.pull_from, rank) for move in unit_moves(pulled_units, shards, rank)]
-        owned = [unit.owned(rank) for unit in gathered]
+        counts = [
+            count_moved(move.pull_from, rank) for move in unit_moves(pulled_units, shards, rank)
+        ]
+        owned = [unit.iterate_owned(rank) for unit in gathered]
         foreign = sum(unit.elements for unit in gathered) - sum(stop - at for at, stop in owned)
         elements = max(elements, foreign + sum(count.elements for count in counts))
         messages = max(messages, sum(count.messages for count in counts))

@@ -78,7 +78,7 @@ class UnitLayout:
         """Return how many elements a rank reserves for what it owns; of slices all the same."""
         if self.owners is None:
             return -(-self.elements // self.ranks)
-        start, stop = self.owned(rank)
+        start, stop = self.iterate_owned(rank)
         return stop - start
 
     @property
@@ -86,17 +86,17 @@ class UnitLayout:
         """Whether every rank holds all of the unit whatever its shard: tp cuts none of it."""
         return all(parameter.gradient == "partial" for parameter in self.parameters)
 
-    def owned(self, rank: int) -> Range:
+    def iterate_owned(self, rank: int) -> Range:
         """Return the elements that a rank owns."""
         return self.borders[rank], self.borders[rank + 1]
 
-    def held(self, shard: Shard) -> tuple[HeldParameter, ...]:
+    def held_ranges(self, shard: Shard) -> tuple[HeldParameter, ...]:
         """List what a holder keeps, in the order of its buffer; parameters of no row left out."""
         parts = []
         local = 0
         for parameter in self.parameters:
             if shard.stage in parameter.stages(self.layers, shard.pp):
-                ranges = parameter.held(shard.tp, shard.tp_rank)
+                ranges = parameter.held_ranges(shard.tp, shard.tp_rank)
                 elements = sum(stop - start for start, stop in ranges)
                 if elements:
                     parts.append(HeldParameter(parameter, local, elements // parameter.columns))
@@ -111,11 +111,11 @@ class UnitLayout:
             if shard.stage not in parameter.stages(self.layers, shard.pp):
                 continue
             moved = (
-                parameter.contributed(shard.tp, shard.tp_rank)
+                parameter.contributing_ranges(shard.tp, shard.tp_rank)
                 if gradients
-                else parameter.held(shard.tp, shard.tp_rank)
+                else parameter.held_ranges(shard.tp, shard.tp_rank)
             )
-            for first, last in parameter.held(shard.tp, shard.tp_rank):
+            for first, last in parameter.held_ranges(shard.tp, shard.tp_rank):
                 for low, high in moved:
                     start, stop = max(first, low), min(last, high)
                     if start < stop:

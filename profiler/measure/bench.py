@@ -63,7 +63,7 @@ class RankWork:
         None on a rank that the scheme leaves over.
         """
         bench = self._bench
-        plan = filled_plan(scheme, lengths, bench.world_size)
+        plan = make_full_plan(scheme, lengths, bench.world_size)
         if bench.rank in plan.idle_ranks:
             return None
         (pipeline,) = rank_view(plan, bench.rank).pipelines
@@ -89,7 +89,7 @@ class RankWork:
         return self._stages[tp]
 
 
-def filled_plan(scheme: Scheme, lengths: Sequence[int], world_size: int) -> Plan:
+def make_full_plan(scheme: Scheme, lengths: Sequence[int], world_size: int) -> Plan:
     """Plan as many pipelines as there is room for, each with one micro-batch of these sequences."""
     replicas = world_size // scheme.gpus
     pipelines = []
@@ -98,7 +98,7 @@ def filled_plan(scheme: Scheme, lengths: Sequence[int], world_size: int) -> Plan
         batch = MicroBatch(
             tuple(range(first, first + len(lengths))),
             sum(lengths),
-            scheme.padded_tokens(lengths),
+            scheme.pad_micro_batch(lengths),
             1.0,
         )
         ranks = range(replica * scheme.gpus, (replica + 1) * scheme.gpus)

@@ -46,13 +46,15 @@ def design(
         if int(length) not in chosen
     ]
     packed = [
-        *_packed("packed", PACKED_POINTS, shortest, longest, np.random.default_rng(seed)),
-        *_packed("fit", PACKED_FIT_POINTS, shortest, longest, np.random.default_rng((seed, 1))),
+        *_draw_mixtures("packed", PACKED_POINTS, shortest, longest, np.random.default_rng(seed)),
+        *_draw_mixtures(
+            "fit", PACKED_FIT_POINTS, shortest, longest, np.random.default_rng((seed, 1))
+        ),
     ]
     return sorted([*fitted, *held, *packed], key=lambda point: sum(point.lengths))
 
 
-def _packed(
+def _draw_mixtures(
     role: Role, count: int, shortest: int, longest: int, rng: np.random.Generator
 ) -> list[DesignPoint]:
     """Draw long-tailed mixtures that fill a growing part of the longest micro-batch."""

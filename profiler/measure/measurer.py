@@ -46,15 +46,15 @@ class Measurer:
         if not self._warm:
             self._timer.warm_up()
             self._warm = True
-        work, memory = self._fitted(scheme, point, turn)
+        work, memory = self._prepare(scheme, point, turn)
         if self._anywhere(memory is None) or memory is None:
             return self._oom(scheme, point, turn)
-        sample = self._timed(work, memory, scheme, point, turn, repeats)
+        sample = self._time(work, memory, scheme, point, turn, repeats)
         if self._anywhere(sample is None) or sample is None:
             return self._oom(scheme, point, turn)
         return sample
 
-    def _fitted(
+    def _prepare(
         self, scheme: Scheme, point: DesignPoint, turn: int
     ) -> tuple[StageWork | None, MicroBatchMemory | None]:
         """Prepare the micro-batch; its memory is None where this rank has no room for it."""
@@ -70,7 +70,7 @@ class Measurer:
             bench.out_of_memory()
             return None, None
 
-    def _timed(
+    def _time(
         self,
         work: StageWork | None,
         memory: MicroBatchMemory,

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from seqplan.costs.fit.pooling import pooled, steadied
+from seqplan.costs.fit.pooling import pool_samples, rescale_to_usual_speed
 from seqplan.costs.fit.sample_file import SampleFile
 from seqplan.costs.fit.samples import SEQUENCE_PARALLEL, MeasuredOn, Sample
 from seqplan.costs.fit.sync_samples import ExchangeSample
@@ -26,7 +26,7 @@ from seqplan.profiler.measure.device import device_name
 from seqplan.profiler.measure.lost_ranks import Alarm
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import CudaAllocator
-from seqplan.profiler.measure.sync import Key, measure_exchange, wanted_exchanges
+from seqplan.profiler.measure.sync import Key, list_sync_measurements, measure_exchange
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.training.model import ModelConfig
@@ -49,7 +49,7 @@ class Task:
 
 
 ROUNDS = 3
-"""Times that the whole design is gone through; see ``pooled``."""
+"""Times that the whole design is gone through; see ``pool_samples``."""
 
 Value = TypeVar("Value")
 
@@ -81,10 +81,10 @@ def measure(
 ) -> Measured:
     """Measure what the file of samples lacks; return on what and, on rank 0, all of it.
 
-    Samples are ``steadied`` and ``pooled``; other ranks have nothing to return. Longer
-    micro-batches of a scheme that has run out of memory are not tried. ``SampleError`` on rank 0
-    for a file of another device, dtype or model. ``complain``: called with the reason, on rank 0,
-    before ``Alarm`` ends all ranks.
+    Samples are ``rescale_to_usual_speed`` and ``pool_samples``; other ranks have nothing to return.
+    Longer micro-batches of a scheme that has run out of memory are not tried. ``SampleError`` on
+    rank 0 for a file of another device, dtype or model. ``complain``: called with the reason, on
+    rank 0, before ``Alarm`` ends all ranks.
     """
     run = _Run.open(task, path, rank, world_size, complain)
     with nullcontext() if run.file is None else run.file:
@@ -92,7 +92,11 @@ def measure(
         _measure_exchanges(run)
     if run.file is None:
         return run.measured_on, (), ()
-    return run.measured_on, tuple(pooled(steadied(run.file.samples))), tuple(run.file.exchanges)
+    return (
+        run.measured_on,
+        tuple(pool_samples(rescale_to_usual_speed(run.file.samples))),
+        tuple(run.file.exchanges),
+    )
 
 
 def _measure_all(run: _Run, report: Report | None) -> None:
@@ -185,7 +189,7 @@ class _Run:
         """Read what is done and set up the rank; all ranks call it."""
         device = _device(task.device)
         groups = Communicators.create() if world_size > 1 else None
-        measured_on = _measured_on(task, device)
+        measured_on = _describe_hardware(task, device)
         file = SampleFile(path, measured_on) if rank == 0 else None
         wanted = _all_wanted(task)
         todo, limits = _of_first_rank(None if file is None else _left(wanted, file.samples), groups)
@@ -219,7 +223,7 @@ class _Run:
             out_of_memory=(lambda: None) if alarm is None else alarm.sound,
         )
         known_exchanges = None if file is None else {exchange.key for exchange in file.exchanges}
-        exchanges = wanted_exchanges(task.schemes, bench)
+        exchanges = list_sync_measurements(task.schemes, bench)
         measured = _of_first_rank(known_exchanges, groups)
         return cls(
             measured_on=measured_on,
@@ -250,7 +254,7 @@ class _Run:
         return sample
 
 
-def _measured_on(task: Task, device: torch.device) -> MeasuredOn:
+def _describe_hardware(task: Task, device: torch.device) -> MeasuredOn:
     """Return what the samples of a task must agree on."""
     config = task.config
     sizes = ModelSizes(

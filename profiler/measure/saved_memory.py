@@ -41,7 +41,7 @@ def _identity(tensor: Tensor) -> StorageWeakRef:
 class Allocator(Protocol):
     """What is read of a device's allocator, in bytes."""
 
-    def allocated(self) -> int:
+    def current_bytes(self) -> int:
         """Return the bytes in use now."""
         ...
 
@@ -53,7 +53,7 @@ class Allocator(Protocol):
         """Return the most bytes in use since ``reset_peak``."""
         ...
 
-    def reserved_peak(self) -> int:
+    def peak_reserved_bytes(self) -> int:
         """Return the most bytes taken from the device since ``reset_peak``, in use or not."""
         ...
 
@@ -67,7 +67,7 @@ class CudaAllocator:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def allocated(self) -> int:
+    def current_bytes(self) -> int:
         """See ``Allocator``."""
         return torch.cuda.memory_allocated(self._device)
 
@@ -80,12 +80,12 @@ class CudaAllocator:
         """See ``Allocator``."""
         return torch.cuda.max_memory_allocated(self._device)
 
-    def reserved_peak(self) -> int:
+    def peak_reserved_bytes(self) -> int:
         """See ``Allocator``."""
         return torch.cuda.max_memory_reserved(self._device)
 
 
-def saved_bytes(call: Call, parameters: Iterable[Tensor]) -> int:
+def count_saved_bytes(call: Call, parameters: Iterable[Tensor]) -> int:
     """Count bytes kept for backward, which is not run; without what checkpointing drops."""
     saved = SavedBytes(parameters)
     with saved.hooks():
@@ -99,7 +99,7 @@ def peak_bytes(call: Call, allocator: Allocator) -> int:
     Parameters and, where the call has run before without its gradients being cleared, gradients are
     there before: they are resident in training and counted as such.
     """
-    before = allocator.allocated()
+    before = allocator.current_bytes()
     allocator.reset_peak()
     call.backward(call.forward())
     return allocator.peak() - before
@@ -129,18 +129,18 @@ class MicroBatchMemory:
         if work is None:
             return cls()
         stage = work.stage
-        layers_saved = saved_bytes(work.layers, stage.parameters())
-        ends_saved = saved_bytes(work.alone, stage.parameters())
+        layers_saved = count_saved_bytes(work.layers, stage.parameters())
+        ends_saved = count_saved_bytes(work.alone, stage.parameters())
         again = 0.0
         if work.whole is not None:
-            again = saved_bytes(work.whole, stage.parameters()) - layers_saved / layers
+            again = count_saved_bytes(work.whole, stage.parameters()) - layers_saved / layers
         peaks = [0, 0]
         fullest = (0, 0)
         for index, call in enumerate((work.layers, work.alone)):
             call.backward(call.forward())  # its gradients stay, as between micro-batches
             if allocator is not None:
                 peaks[index] = peak_bytes(call, allocator)
-                fullest = max(fullest, (allocator.peak(), allocator.reserved_peak()))
+                fullest = max(fullest, (allocator.peak(), allocator.peak_reserved_bytes()))
             stage.forget_gradients()
         return cls(
             layers_saved,

@@ -62,7 +62,7 @@ class RandomParameters:
         self.leaves: list[nn.Parameter] = []
         self._units: dict[str, dict[str, Tensor]] = {}
         for name, layouts in llama_units(config):
-            held = UnitLayout(name, layouts, config.layers, 1).held(shard)
+            held = UnitLayout(name, layouts, config.layers, 1).held_ranges(shard)
             unit = self._units[name] = {}
             for part in held:
                 stored = torch.randn(part.numel, device=device, dtype=dtype)
@@ -152,14 +152,14 @@ class MeasuredStage:
             hidden = self.hidden(context).requires_grad_()
 
             def loss() -> Tensor:
-                last_hidden = stage.embedded(work) if neighbours.previous is None else hidden
+                last_hidden = stage.embed(work) if neighbours.previous is None else hidden
                 return stage.loss(last_hidden, work)
 
             return Call(loss, torch.autograd.backward)
         gradient = self.hidden(context)
         if neighbours.previous is None:
             return Call(
-                lambda: stage.embedded(work), lambda out: torch.autograd.backward(out, gradient)
+                lambda: stage.embed(work), lambda out: torch.autograd.backward(out, gradient)
             )
         return Call(lambda: gradient, lambda out: None)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from seqplan.costs.fit.sync_samples import ExchangeSample
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.placement import Placement, placement_of
-from seqplan.profiler.measure.bench import Bench, filled_plan
+from seqplan.profiler.measure.bench import Bench, make_full_plan
 from seqplan.profiler.measure.device import Clock
 from seqplan.runtime.pipeline.llama_units import llama_units
 from seqplan.runtime.states.staged_states import StagedStates
@@ -27,7 +27,7 @@ Key = tuple[int, int, int, int]
 """tp, pp, ranks, layers a stage; as ``ExchangeSample.key``."""
 
 
-def wanted_exchanges(schemes: Iterable[Scheme], bench: Bench) -> list[Key]:
+def list_sync_measurements(schemes: Iterable[Scheme], bench: Bench) -> list[Key]:
     """List what to measure: each layout ⟨tp, pp⟩ of the schemes at two numbers of layers.
 
     Nothing on a single rank.
@@ -51,7 +51,7 @@ def measure_exchange(bench: Bench, key: Key, group: dist.ProcessGroup) -> Exchan
     config = replace(bench.config, layers=layers * pp)
     states = _states(config, bench, group)
     # Of the sequences only the placement of the pipelines counts.
-    placement = placement_of(filled_plan(Scheme(tp, pp), [1], bench.world_size).pipelines)
+    placement = placement_of(make_full_plan(Scheme(tp, pp), [1], bench.world_size).pipelines)
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()])
     exchange_ms = _times(lambda: _exchange(states, placement), bench)
     optimizer_ms = _times(optimizer.step, bench)

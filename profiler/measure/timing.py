@@ -1,9 +1,9 @@
 """Timing a call on all ranks at once, as often as it takes to be sure of it.
 
 A call's time is that of its slowest rank. Before and after each repetition every rank reads how
-fast its device is just then; see ``steadied``. Alone on a CPU it does so between forward and
-backward, too. Elsewhere that would be felt: a CUDA device's host could not run ahead, and other
-ranks would wait.
+fast its device is just then; see ``rescale_to_usual_speed``. Alone on a CPU it does so between
+forward and backward, too. Elsewhere that would be felt: a CUDA device's host could not run ahead,
+and other ranks would wait.
 
 On CUDA a short call is run once more just before it is timed, without waiting in between: the host
 is then as far ahead of the device as between micro-batches of a training step, or as far behind.
@@ -96,7 +96,7 @@ class Timer:
     def warm_up(self) -> None:
         """Keep a device that runs behind the host busy until its speed is steady; others not."""
         if self._queued:
-            warm_up(self._yardstick.sustained)
+            warm_up(self._yardstick.measure_sustained_ms)
 
     def _once(self, call: Call | None, *, lead_in: bool = False) -> _Repetition:
         """Run once, after another run of it that is not waited for where there is a lead-in."""

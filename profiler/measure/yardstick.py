@@ -37,7 +37,7 @@ class Yardstick:
         """Return milliseconds of a product now; the device has nothing left to do then."""
         return median(self._product() for _ in range(PRODUCTS))
 
-    def sustained(self) -> float:
+    def measure_sustained_ms(self) -> float:
         """Return milliseconds of a product within a load of ``LOAD_S`` without a pause."""
         products = max(1, round(LOAD_S * 1e3 / max(self.read(), 1e-3)))
         return self._product(products) / products

@@ -13,7 +13,7 @@ from torch import Tensor
 from seqplan.profiler.verify.attention_cases import AttentionCase, attention_cases
 from seqplan.profiler.verify.dense_attention import AttentionResults, dense_attention
 from seqplan.profiler.verify.results import Figure
-from seqplan.profiler.verify.ring_emulation import emulated_ring
+from seqplan.profiler.verify.ring_emulation import emulate_ring
 from seqplan.profiler.verify.settings import Settings
 from seqplan.runtime.sequence_parallel.kernels import Scores, kernel_for
 
@@ -55,13 +55,13 @@ def _figures(case: AttentionCase, device: torch.device) -> Iterator[Figure]:
     scale = case.width**-0.5
     exact = dense_attention(tensors, case.lengths, case.mask, scale, case.softcap)
 
-    def attended(ring: int) -> AttentionResults:
+    def attend(ring: int) -> AttentionResults:
         scores = Scores(scale, case.softcap)
-        return emulated_ring(
+        return emulate_ring(
             tensors, case.lengths, ring, case.mask, scores, kernel, case.gather_below
         )
 
-    fused = attended(1)
+    fused = attend(1)
     fused_errors = {
         name: relative_error(getattr(fused, name), getattr(exact, name)) for name in TENSORS
     }
@@ -73,7 +73,7 @@ def _figures(case: AttentionCase, device: torch.device) -> Iterator[Figure]:
             most=FUSED_ERROR[case.dtype],
         )
     for ring in case.rings:
-        results = attended(ring)
+        results = attend(ring)
         for name, fused_error in fused_errors.items():
             yield Figure(
                 f"{case.dtype}: rings against twice the fused call",
@@ -83,7 +83,7 @@ def _figures(case: AttentionCase, device: torch.device) -> Iterator[Figure]:
             )
         yield _lse_figure(case, ring, results, exact)
     yield _lse_figure(case, 1, fused, exact)
-    yield _repeat_figure(case, attended)
+    yield _repeat_figure(case, attend)
 
 
 def relative_error(got: Tensor, exact: Tensor) -> float:

@@ -46,12 +46,12 @@ def check_memory(settings: Settings) -> tuple[list[Figure], list[str]]:
     bench = Bench(config, LAYERS, settings.device, settings.dtype, 0, 1, allocator=allocator)
     measurer = Measurer(bench)
 
-    def sampled(*lengths: int) -> Sample:
+    def run_sample(*lengths: int) -> Sample:
         return measurer.measure(Scheme(), DesignPoint("fit", lengths), repeats=1)
 
     if not (settings.quick or settings.cuda):
-        length = _affordable(length, sampled, settings.seconds_of("memory"))
-    small = [sampled(length), sampled(length, length)]
+        length = _affordable(length, run_sample, settings.seconds_of("memory"))
+    small = [run_sample(length), run_sample(length, length)]
     measured_bytes = sum(sample.whole_bytes(LAYERS) for sample in small)
     per_token = measured_bytes / sum(sample.tokens for sample in small)
     sizes = ModelSizes(**{name: getattr(config, name) for name in SIZES})
@@ -68,16 +68,16 @@ def check_memory(settings: Settings) -> tuple[list[Figure], list[str]]:
     ]
     notes: list[str] = []
     if settings.cuda:
-        figures.append(_searched(bench, per_token, length, notes))
+        figures.append(_search(bench, per_token, length, notes))
     else:
         for lengths in ((length // 2, length, length // 4, 1), (4 * length,)):
-            sample = sampled(*lengths)
+            sample = run_sample(*lengths)
             counted = sample.whole_bytes(LAYERS)
             name = f"{len(lengths)} sequences, {sample.tokens:,} tokens"
             figures.append(
                 _near_one("predicted bytes over counted", name, per_token * sample.tokens / counted)
             )
-    figures.append(_survived(bench, lambda: sampled(length)))
+    figures.append(_check_recovery(bench, lambda: run_sample(length)))
     return figures, notes
 
 
@@ -97,7 +97,7 @@ def _near_one(group: str, name: str, ratio: float) -> Figure:
     return Figure(group, name, ratio, "", 1 - PREDICTION_ERROR, 1 + PREDICTION_ERROR)
 
 
-def _searched(bench: Bench, per_token: float, length: int, notes: list[str]) -> Figure:
+def _search(bench: Bench, per_token: float, length: int, notes: list[str]) -> Figure:
     """Search for the largest micro-batch that runs; ratio of the predicted tokens to its."""
     rank_work = RankWork(bench)
     _runs(rank_work, (length,))  # its gradients stay, as in training
@@ -160,7 +160,7 @@ def _run(rank_work: RankWork, lengths: tuple[int, ...]) -> None:
     work.layers.backward(hidden)
 
 
-def _survived(bench: Bench, again: Callable[[], Sample]) -> Figure:
+def _check_recovery(bench: Bench, again: Callable[[], Sample]) -> Figure:
     """Run out of memory, and then a micro-batch."""
     recognized = False
     try:

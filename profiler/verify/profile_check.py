@@ -10,7 +10,7 @@ from statistics import median
 from seqplan.costs.fit.busy import busy
 from seqplan.costs.fit.latency_fit import USABLE_MEDIAN, USABLE_P90, USABLE_SPREAD
 from seqplan.costs.fit.measured_profile import fit_all
-from seqplan.costs.fit.pooling import merged
+from seqplan.costs.fit.pooling import merge_runs
 from seqplan.costs.fit.samples import MeasuredOn, Sample
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.bench import Bench
@@ -39,7 +39,7 @@ def check_profile(settings: Settings) -> tuple[list[Figure], list[str]]:
     """Profile a model on the device, judge the fit, and run stacks of more layers beside it."""
     shortest, longest = _range(settings)
     points = design(shortest, longest, points=4 if settings.quick else 8)
-    measured_on, samples = _measured(settings, points)
+    measured_on, samples = _measure(settings, points)
     fit = fit_all(measured_on, samples).latencies[Scheme()]
     judged = not settings.quick
     figures = []
@@ -93,7 +93,7 @@ def _range(settings: Settings) -> tuple[int, int]:
     return shortest, longest
 
 
-def _measured(settings: Settings, points: list[DesignPoint]) -> tuple[MeasuredOn, list[Sample]]:
+def _measure(settings: Settings, points: list[DesignPoint]) -> tuple[MeasuredOn, list[Sample]]:
     task = Task(
         config=settings.model,
         layers=MEASURED_LAYERS,
@@ -114,7 +114,7 @@ def _measured(settings: Settings, points: list[DesignPoint]) -> tuple[MeasuredOn
         try:
             measured_on, samples, _ = measure(task, path, 0, 1, stop_in_time)
         except _TimeUp:
-            return merged([path])
+            return merge_runs([path])
     return measured_on, list(samples)
 
 

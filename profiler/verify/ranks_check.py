@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import MicroBatchView, rank_view
-from seqplan.profiler.measure.bench import filled_plan
+from seqplan.profiler.measure.bench import make_full_plan
 from seqplan.profiler.verify.attention_cases import AttentionCase, attention_cases
 from seqplan.profiler.verify.attention_check import (
     FLOOR,
@@ -24,7 +24,7 @@ from seqplan.profiler.verify.attention_check import (
 )
 from seqplan.profiler.verify.dense_attention import AttentionTensors, dense_attention
 from seqplan.profiler.verify.results import Figure
-from seqplan.profiler.verify.ring_emulation import emulated_ring
+from seqplan.profiler.verify.ring_emulation import emulate_ring
 from seqplan.profiler.verify.settings import Settings
 from seqplan.runtime.sequence_parallel.context import attention_context
 from seqplan.runtime.sequence_parallel.kernels import Scores, kernel_for
@@ -55,10 +55,10 @@ def _figures(settings: Settings, case: AttentionCase, schemes: list[Scheme]) -> 
     exact = dense_attention(tensors, case.lengths, case.mask, scale, case.softcap)
     kernel = kernel_for(tensors.q, tensors.v, softcap=case.softcap)
     scores = Scores(scale, case.softcap)
-    fused = emulated_ring(tensors, case.lengths, 1, case.mask, scores, kernel, case.gather_below)
+    fused = emulate_ring(tensors, case.lengths, 1, case.mask, scores, kernel, case.gather_below)
     figures = []
     for scheme in schemes:
-        parts = _attended(settings, case, scheme, tensors)
+        parts = _attend(settings, case, scheme, tensors)
         for name in TENSORS:
             wanted = getattr(exact, name)
             rows, of_rank = parts["rows"], parts[name]
@@ -77,12 +77,12 @@ def _figures(settings: Settings, case: AttentionCase, schemes: list[Scheme]) -> 
     return figures
 
 
-def _attended(
+def _attend(
     settings: Settings, case: AttentionCase, scheme: Scheme, tensors: AttentionTensors
 ) -> dict[str, Tensor]:
     """Attend on this rank's rows; output and gradients of ``rows``, by name."""
     assert settings.groups is not None
-    view = rank_view(filled_plan(scheme, case.lengths, settings.world_size), settings.rank)
+    view = rank_view(make_full_plan(scheme, case.lengths, settings.world_size), settings.rank)
     (pipeline,) = view.pipelines
     (micro_batch,) = pipeline.micro_batches
     context = attention_context(
@@ -92,7 +92,7 @@ def _attended(
         device=settings.device,
         gather_below=case.gather_below,
     )
-    rows = _held_rows(micro_batch).to(settings.device)
+    rows = _find_held_rows(micro_batch).to(settings.device)
     leaves = [tensor[rows].requires_grad_() for tensor in (tensors.q, tensors.k, tensors.v)]
     q, k, v = leaves
     out = attention(
@@ -109,7 +109,7 @@ def _attended(
     return {"rows": rows, **dict(zip(TENSORS, (out.detach(), *gradients), strict=True))}
 
 
-def _held_rows(micro_batch: MicroBatchView) -> Tensor:
+def _find_held_rows(micro_batch: MicroBatchView) -> Tensor:
     """Return which tokens of the packed micro-batch this rank holds, int64."""
     starts = micro_batch.cu_seqlens()
     rows = [

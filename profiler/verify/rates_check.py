@@ -26,7 +26,7 @@ FIRST_PART = 0.3
 """Part of a rate's time in which the device comes to its steady speed and nothing is counted."""
 
 
-def listed(name: str, memory_bytes: float) -> Hardware | None:
+def find_data_sheet(name: str, memory_bytes: float) -> Hardware | None:
     """Return what the analytic model knows of a CUDA device by its name and memory, or None."""
     words = name.lower().replace("-", " ").split()
     for hardware in DEVICES.values():
@@ -46,7 +46,7 @@ def check_rates(settings: Settings) -> tuple[list[Figure], list[str]]:
     seconds = 0.01 if settings.quick else settings.seconds_of("rates") / len(rates)
     figures = []
     for group, name, work, unit, call, assumed_ms in rates:
-        ms = _sustained_ms(settings.device, call, seconds)
+        ms = _time_sustained_ms(settings.device, call, seconds)
         assumed = None if assumed_ms is None else work / assumed_ms
         figures.append(Figure(group, name, work / ms, unit, assumed=assumed))
     if settings.hardware is None:
@@ -132,7 +132,7 @@ def _attention(settings: Settings, length: int, hardware: Hardware | None) -> It
         )
 
 
-def _sustained_ms(device: torch.device, call: Callable[[], object], seconds: float) -> float:
+def _time_sustained_ms(device: torch.device, call: Callable[[], object], seconds: float) -> float:
     """Call without a pause for ``seconds``; milliseconds of a call once the speed is steady."""
     clock = Clock(device)
     call()

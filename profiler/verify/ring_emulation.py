@@ -114,7 +114,7 @@ def ring_rows(lengths: Sequence[int], ring: int, rank: int, device: torch.device
     return torch.cat(rows).to(device)
 
 
-def emulated_ring(
+def emulate_ring(
     tensors: AttentionTensors,
     lengths: Sequence[int],
     ring: int,

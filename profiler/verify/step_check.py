@@ -17,7 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import RankView, rank_view
-from seqplan.profiler.measure.bench import Bench, RankWork, filled_plan
+from seqplan.profiler.measure.bench import Bench, RankWork, make_full_plan
 from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.settings import Settings
 from seqplan.runtime.data.tokens import SeededTokens
@@ -26,7 +26,7 @@ from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.loss import label_loss, loss_divisor
 from seqplan.runtime.training.model import Llama, ModelConfig
 from seqplan.runtime.training.prepare import MicroBatchWork, preparation
-from seqplan.runtime.training.run_step import run_step, updated
+from seqplan.runtime.training.run_step import apply_gradients, run_step
 
 LAYERS, VOCABULARY = 2, 32_000
 """Of the model that is trained: with its optimizer's states it has to fit on any device."""
@@ -49,7 +49,7 @@ def check_step(settings: Settings) -> tuple[list[Figure], list[str]]:
         while not settings.quick and max(lengths) > SHORTEST and _too_slow(settings, trained):
             lengths = tuple(-(-length // 2) for length in lengths)
             trained = _Trained(settings, config, lengths, group)
-        figures, steps = _timed_steps(settings, trained)
+        figures, steps = _time_steps(settings, trained)
     notes = [f"{steps} steps of {sum(lengths):,} tokens, {LAYERS} layers"]
     if settings.cuda:
         figures.append(_synchronizations(settings, config, lengths, notes))
@@ -73,7 +73,7 @@ class _Trained:
         self._optimizer = torch.optim.AdamW(
             [master for _, master in self._states.master_parameters()], lr=1e-3
         )
-        self._view: RankView = rank_view(filled_plan(Scheme(), lengths, 1), 0)
+        self._view: RankView = rank_view(make_full_plan(Scheme(), lengths, 1), 0)
         prepare = preparation(
             SeededTokens(config.vocab, 0),
             Peers(None),
@@ -88,7 +88,7 @@ class _Trained:
         result = run_step(self._view, self._work, self._model, self._states, self._optimizer)
         return result.compute_s, result.step_s
 
-    def waited_step(self) -> float:
+    def run_waited_step(self) -> float:
         """Run a step by its parts; seconds of its micro-batches, by the wall and waited for."""
         divisor = loss_divisor(self._view, self._work, self._states)
         self._states.pull()
@@ -102,7 +102,7 @@ class _Trained:
         self.wait()
         seconds = time.perf_counter() - started
         self._states.push()
-        updated(self._states, self._optimizer, total, None)
+        apply_gradients(self._states, self._optimizer, total, None)
         return seconds
 
     def wait(self) -> None:
@@ -121,11 +121,11 @@ def _too_slow(settings: Settings, trained: _Trained) -> bool:
     return steps * (time.monotonic() - started) > settings.seconds_of("step")
 
 
-def _timed_steps(settings: Settings, trained: _Trained) -> tuple[list[Figure], int]:
+def _time_steps(settings: Settings, trained: _Trained) -> tuple[list[Figure], int]:
     until = time.monotonic() + settings.seconds_of("step")
     for _ in range(WARM_UP):
         trained.step()
-        trained.waited_step()
+        trained.run_waited_step()
     ratios: list[float] = []
     shares: list[float] = []
     walls: list[float] = []
@@ -136,7 +136,7 @@ def _timed_steps(settings: Settings, trained: _Trained) -> tuple[list[Figure], i
         compute_s, step_s = trained.step()
         trained.wait()
         walls.append(step_s / (time.perf_counter() - started))
-        ratios.append(compute_s / trained.waited_step())
+        ratios.append(compute_s / trained.run_waited_step())
         shares.append(compute_s / step_s)
     figures = [
         _near_one(

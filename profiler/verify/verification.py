@@ -58,7 +58,7 @@ def verify(
         torch.set_num_threads(workers)
 
 
-def _skipped(name: str, settings: Settings) -> str | None:
+def _skip_reason(name: str, settings: Settings) -> str | None:
     """Say why a check cannot be run with so many ranks; None where it can."""
     if (name == RANKS) == (settings.world_size > 1):
         return None
@@ -68,7 +68,7 @@ def _skipped(name: str, settings: Settings) -> str | None:
 
 
 def _result(name: str, settings: Settings, report: Callable[[str], None] | None) -> CheckResult:
-    if (reason := _skipped(name, settings)) is not None:
+    if (reason := _skip_reason(name, settings)) is not None:
         return CheckResult(name, (), 0.0, skipped=reason)
     if report is not None:
         report(name)

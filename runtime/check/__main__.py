@@ -46,7 +46,7 @@ def main() -> int:
     messages = _MessageWriter()
     while line := sys.stdin.readline():
         settings = Settings(**json.loads(line))
-        children = [_started(settings, number) for number in range(settings.ranks + 1)]
+        children = [_start(settings, number) for number in range(settings.ranks + 1)]
         try:
             _serve(settings, children, messages)
         except BrokenPipeError:  # nobody listens any more
@@ -59,7 +59,7 @@ def main() -> int:
     return 0
 
 
-def _started(settings: Settings, number: int) -> _Child:
+def _start(settings: Settings, number: int) -> _Child:
     here, there = CONTEXT.Pipe()
     with there:
         process = CONTEXT.Process(target=run_process, args=(settings, number, there), daemon=True)

@@ -34,7 +34,7 @@ class MegatronTokens:
         stem = stem.with_suffix("") if stem.suffix in (".idx", ".bin") else stem
         self._index_path = stem.with_name(stem.name + ".idx")
         self._bin_path = stem.with_name(stem.name + ".bin")
-        index = _mapped(self._index_path)
+        index = _map_file(self._index_path)
         if index[: len(_MAGIC)].tobytes() != _MAGIC or len(index) < _HEADER.size:
             raise DataError(f"{self._index_path}: is not a Megatron index, or is cut off")
         _, version, code, sequences, edges = _HEADER.unpack(index[: _HEADER.size].tobytes())
@@ -51,7 +51,7 @@ class MegatronTokens:
                 f"modes, {whole + sequences}; it is cut off or damaged"
             )
         self._dtype = np.dtype(_DTYPES[code])
-        self._bin = _mapped(self._bin_path)
+        self._bin = _map_file(self._bin_path)
         place = _HEADER.size
         self._lengths: npt.NDArray[np.int32]
         self._lengths = np.ndarray((sequences,), "<i4", index.data, place)
@@ -100,7 +100,7 @@ class MegatronTokens:
         return np.ndarray((count,), self._dtype, self._bin.data, offset)
 
 
-def _mapped(path: Path) -> npt.NDArray[np.uint8]:
+def _map_file(path: Path) -> npt.NDArray[np.uint8]:
     try:
         if path.stat().st_size == 0:
             return np.empty(0, dtype=np.uint8)  # an empty file cannot be mapped

@@ -75,7 +75,7 @@ def load_targets(data: TargetData, view: MicroBatchView, *, step: int | None = N
         for start, stop in ranges:
             first, last = start + 1, min(stop + 1, share.length)
             try:
-                targets = _checked(data.targets(share.id, first, last), last - first)
+                targets = _check(data.targets(share.id, first, last), last - first)
                 if extras is None:
                     extras = {
                         name: np.zeros((rows, *values.shape[1:]), values.dtype)
@@ -96,7 +96,7 @@ def load_targets(data: TargetData, view: MicroBatchView, *, step: int | None = N
     return TargetShare(labels, weights, extras or {})
 
 
-def _checked(targets: Targets, wanted: int) -> Targets:
+def _check(targets: Targets, wanted: int) -> Targets:
     for name, values in (
         ("labels", targets.labels),
         ("weights", targets.weights),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from seqplan.runtime.errors import UnsupportedModel
-from seqplan.runtime.huggingface.row_numbers import numbers_rows, tuned_by_position
+from seqplan.runtime.huggingface.row_numbers import numbers_rows, scale_by_position
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.unified import attention
@@ -152,7 +152,7 @@ class LayerAttention:
         layer = layer_options(module, mask, options)
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         if numbers_rows(module) and self.positions is not None:
-            q = tuned_by_position(module, q, self.positions)
+            q = scale_by_position(module, q, self.positions)
         if self.instead is not None:
             return self.instead(module, q, k, v, layer)[None].contiguous()
         context = self.context
@@ -178,7 +178,7 @@ class LayerAttention:
         return out[None].contiguous()  # as transformers' own functions: layers call view on it
 
 
-def hosted_attention(
+def attend_hosted(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -195,7 +195,7 @@ def hosted_attention(
     return layers.attend(module, query, key, value, attention_mask, options), None
 
 
-def marked_mask(
+def mark_mask(
     *_: Any,
     mask_function: Any = None,
     local_size: int | None = None,
@@ -232,5 +232,5 @@ def _sees(mask_function: Any, mask: Mask, query: int) -> bool:
 LOOKING_AT_MASKS: ContextVar[bool] = ContextVar("looking at masks", default=False)
 """Whether masks are evaluated, entry by entry: in the probe, of one document in order."""
 
-AttentionInterface.register(IMPLEMENTATION, hosted_attention)
-AttentionMaskInterface.register(IMPLEMENTATION, marked_mask)
+AttentionInterface.register(IMPLEMENTATION, attend_hosted)
+AttentionMaskInterface.register(IMPLEMENTATION, mark_mask)

@@ -17,7 +17,9 @@ from seqplan.runtime.training.token_values import SequenceValues, token_values
 
 
 @contextmanager
-def lent(model: nn.Module, hosted: HostedModel, states: ShardedStates) -> Iterator[nn.Module]:
+def evaluation_mode(
+    model: nn.Module, hosted: HostedModel, states: ShardedStates
+) -> Iterator[nn.Module]:
     """Lend ``model`` with the attention that it was loaded with, up to date, without gradients.
 
     Collective, between steps.
@@ -32,7 +34,7 @@ def lent(model: nn.Module, hosted: HostedModel, states: ShardedStates) -> Iterat
         hosted.lm.set_attn_implementation(IMPLEMENTATION)
 
 
-def hosted_token_values(
+def compute_token_values(
     work: Sequence[MicroBatchWork],
     hosted: HostedModel,
     states: ShardedStates,

@@ -127,7 +127,7 @@ def _answering(decoder: nn.Module, hidden: Tensor) -> Iterator[None]:
             decoder.forward = own
 
 
-def copied_state(model: nn.Module) -> dict[str, Tensor]:
+def copy_state(model: nn.Module) -> dict[str, Tensor]:
     """Copy a model's tensors to the CPU: parameters are parts of buffers, which files cannot have.
 
     Tied ones stay tied.

@@ -11,15 +11,15 @@ from torch import nn
 from seqplan.plans.views.optimizer_sharding import Owners
 from seqplan.runtime.communicators import Communicators, refuse_together
 from seqplan.runtime.data.tokens import TokenData
-from seqplan.runtime.huggingface.inspection import hosted_preparation, inspected
-from seqplan.runtime.huggingface.job import Job, JobParts, held_by
+from seqplan.runtime.huggingface.inspection import inspect_on_all_ranks, make_hosted_preparer
+from seqplan.runtime.huggingface.job import Job, JobParts, count_rank_bytes
 from seqplan.runtime.huggingface.launch import join_ranks
 from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.huggingface.router_loss import RoutedLoss
 from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.optimizers import refuse_unfit
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.loss import LossOf, chunked_loss, label_loss
+from seqplan.runtime.training.loss import LossOf, compute_chunked_loss, label_loss
 
 Optimizers = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
@@ -63,13 +63,13 @@ def host(
     """
     joined = join_ranks(model)
     groups = groups or Communicators.create()
-    hosted, attends = inspected(model, autocast, groups)
+    hosted, attends = inspect_on_all_ranks(model, autocast, groups)
     states = ShardedStates(hosted, groups.states, owners=owners, reduce=reduce)
     if resident_bytes is not None:
-        held_by(model, states).refuse_above(resident_bytes, groups.control)
+        count_rank_bytes(model, states).refuse_above(resident_bytes, groups.control)
     masters = [(name.removeprefix(_PREFIX), p) for name, p in states.master_parameters()]
     stepping = _optimizer_of(masters, optimizer, states, groups)
-    loss = chunked_loss(hosted.logits, loss_of, loss_rows)
+    loss = compute_chunked_loss(hosted.logits, loss_of, loss_rows)
     routed = None
     if attends.router_loss is not None:
         routed = RoutedLoss(attends.router_loss, hosted, loss, groups.control)
@@ -84,7 +84,7 @@ def host(
             routed=routed,
             loss_rows=loss_rows,
             callbacks=tuple(callbacks),
-            prepare=hosted_preparation(hosted, attends, data, groups, states.device),
+            prepare=make_hosted_preparer(hosted, attends, data, groups, states.device),
             groups=groups,
             ends_process_group=joined,
         )

@@ -22,7 +22,7 @@ from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.training.prepare import MicroBatchWork, preparation, runnable
 
 
-def inspected(
+def inspect_on_all_ranks(
     model: nn.Module, autocast: torch.dtype | None, groups: Communicators
 ) -> tuple[HostedModel, Attends]:
     """Host the model where every rank's can be; ``UnsupportedModel`` on all of them or on none."""
@@ -53,7 +53,7 @@ def inspected(
     return hosted, attends
 
 
-def hosted_preparation(
+def make_hosted_preparer(
     hosted: HostedModel,
     attends: Attends,
     data: TokenData,
@@ -72,9 +72,9 @@ def hosted_preparation(
         masks=attends.masks,
     )
 
-    def checked(view: RankView) -> tuple[MicroBatchWork, ...]:
+    def prepare_checked(view: RankView) -> tuple[MicroBatchWork, ...]:
         for more in others:
             runnable(view, *more)
         return prepare(view)
 
-    return DataPreparer(data, checked)
+    return DataPreparer(data, prepare_checked)

@@ -17,17 +17,17 @@ from seqplan.plans.plan import Plan
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.errors import communicating
-from seqplan.runtime.huggingface.evaluation import hosted_token_values, lent
-from seqplan.runtime.huggingface.hosted import HostedModel, copied_state
+from seqplan.runtime.huggingface.evaluation import compute_token_values, evaluation_mode
+from seqplan.runtime.huggingface.hosted import HostedModel, copy_state
 from seqplan.runtime.huggingface.launch import plan_source
 from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.huggingface.router_loss import RoutedLoss
 from seqplan.runtime.states.checkpoint import Cursor, restore, save
-from seqplan.runtime.states.held_bytes import HeldBytes, held_bytes
+from seqplan.runtime.states.held_bytes import HeldBytes, count_held_bytes
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.steps.consumer import PlanConsumer, Step
-from seqplan.runtime.steps.in_process import agreed_steps
+from seqplan.runtime.steps.in_process import iterate_agreed_steps
 from seqplan.runtime.steps.source import PlanSource
 from seqplan.runtime.training.loss import LossOf, log_probabilities
 from seqplan.runtime.training.prepare import MicroBatchWork
@@ -59,9 +59,9 @@ class JobParts:
     ends_process_group: bool
 
 
-def held_by(model: nn.Module, states: ShardedStates) -> HeldBytes:
+def count_rank_bytes(model: nn.Module, states: ShardedStates) -> HeldBytes:
     """Count what this rank holds of a model before any activation."""
-    return held_bytes(states.units, (*model.parameters(), *model.buffers()))
+    return count_held_bytes(states.units, (*model.parameters(), *model.buffers()))
 
 
 class Job:
@@ -82,7 +82,7 @@ class Job:
     @property
     def held_bytes(self) -> HeldBytes:
         """Count what this rank holds before any activation; as text a line for people."""
-        return held_by(self.model, self.states)
+        return count_rank_bytes(self.model, self.states)
 
     def steps(
         self, plans: str | os.PathLike[str] | PlanSource | Iterable[Plan], **options: Any
@@ -105,7 +105,7 @@ class Job:
         }
         if not hasattr(plans, "view"):
             in_process: Any = plans
-            yield from agreed_steps(in_process, first_step=self.next_step, **where)
+            yield from iterate_agreed_steps(in_process, first_step=self.next_step, **where)
             return
         source: Any = plans
         with PlanConsumer(source, start_step=self.next_step, **where, **options) as consumer:
@@ -165,7 +165,7 @@ class Job:
         default the log-probabilities of the labels.
         """
         parts = self._parts
-        return hosted_token_values(
+        return compute_token_values(
             step.prepared, parts.hosted, self.states, self.groups, parts.loss_rows, values_of
         )
 
@@ -177,7 +177,7 @@ class Job:
         evaluate on batches of one's own or to generate. All ranks enter it together, between steps;
         what is done within is each rank's own.
         """
-        with lent(self.model, self._parts.hosted, self.states) as model:
+        with evaluation_mode(self.model, self._parts.hosted, self.states) as model:
             yield model
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
@@ -188,7 +188,7 @@ class Job:
         with self.evaluation():
             if self.rank == 0:
                 writer: Any = self.model
-                writer.save_pretrained(folder, state_dict=copied_state(self.model), **options)
+                writer.save_pretrained(folder, state_dict=copy_state(self.model), **options)
         with communicating("saving the model"):
             dist.barrier(group=self.groups.control)
 

@@ -22,7 +22,7 @@ def numbers_rows(module: nn.Module) -> bool:
     )
 
 
-def tuned_by_position(module: nn.Module, q: Tensor, positions: Tensor) -> Tensor:
+def scale_by_position(module: nn.Module, q: Tensor, positions: Tensor) -> Tensor:
     """Scale queries (rows, heads, d) as their positions want that were scaled by row."""
     rows = torch.arange(len(q), device=q.device)
     ratio = _temperature(module, positions) / _temperature(module, rows)

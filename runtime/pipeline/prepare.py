@@ -67,7 +67,7 @@ def refuse_unrunnable(view: RankView, config: ModelConfig) -> None:
         raise PlanError(f"step {view.step}: {error}; a rank holds one part of the model") from None
 
 
-def staged_preparation(
+def make_stage_preparer(
     data: TokenData,
     peers: Peers,
     config: ModelConfig,

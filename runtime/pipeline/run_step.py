@@ -20,7 +20,7 @@ from seqplan.runtime.states.staged_states import StagedStates
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.tensor_parallel.split import TensorSplit
 from seqplan.runtime.training.model import ModelConfig
-from seqplan.runtime.training.run_step import StepResult, updated
+from seqplan.runtime.training.run_step import StepResult, apply_gradients
 from seqplan.runtime.training.stopwatch import Stopwatch
 
 
@@ -52,7 +52,7 @@ def run_staged_step(
             total = total + _run_pipeline(view, prepared, config, states, peers, tensor_groups)
         computing.stop()
         states.push()
-        norm, loss = updated(states, optimizer, total, clip_norm)
+        norm, loss = apply_gradients(states, optimizer, total, clip_norm)
     except RankLost as loss_of_rank:
         raise loss_of_rank.in_step(view.step) from None
     return StepResult(

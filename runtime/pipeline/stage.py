@@ -62,18 +62,18 @@ class Stage:
         ``hidden``: of the stage before, None on the first.
         """
         if self.first:
-            hidden = self.embedded(work)
+            hidden = self.embed(work)
         assert hidden is not None
         rotation = rotations(work.context.positions, self.config, hidden.dtype)
         for layer in self.layers:
             hidden = self.layer(layer, hidden, rotation, work)
         return self.loss(hidden, work) if self.last else hidden
 
-    def embedded(self, work: StageInput) -> Tensor:
+    def embed(self, work: StageInput) -> Tensor:
         """Look the tokens up: → (rows, hidden)."""
         assert work.tokens is not None
         words = self._source.parameters(EMBEDDING)["embedding.weight"]
-        return work.split.embedded(work.tokens, words, self._first_word)
+        return work.split.embed(work.tokens, words, self._first_word)
 
     def layer(
         self, layer: int, hidden: Tensor, rotation: tuple[Tensor, Tensor], work: StageInput

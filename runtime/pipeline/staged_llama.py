@@ -14,7 +14,7 @@ from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.pipeline.llama_units import llama_units
-from seqplan.runtime.pipeline.prepare import PreparedPipeline, staged_preparation
+from seqplan.runtime.pipeline.prepare import PreparedPipeline, make_stage_preparer
 from seqplan.runtime.pipeline.run_step import run_staged_step
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.staged_states import StagedStates
@@ -69,8 +69,8 @@ class StagedLlama:
         )
 
     def preparation(self, data: TokenData) -> Callable[[RankView], tuple[PreparedPipeline, ...]]:
-        """Return what a consumer does ahead of a step, see ``staged_preparation``."""
-        return staged_preparation(
+        """Return what a consumer does ahead of a step, see ``make_stage_preparer``."""
+        return make_stage_preparer(
             data, self._peers, self.config, self.states, device=self.states.device
         )
 

@@ -50,7 +50,7 @@ def cut_layout(
         for start, stop in runs:
             starts.append(keys if ring > 1 else row)
             keys += stop - start
-        for chunk in _held_chunks(lengths[at], ring, rank):
+        for chunk in _list_held_chunks(lengths[at], ring, rank):
             visible, first_key = next(
                 (run, key) for run, key in zip(runs, starts, strict=True) if chunk[1] <= run[1]
             )
@@ -60,7 +60,7 @@ def cut_layout(
                 pieces.append(Piece(q0, q0 + stop - start, k0, k1))
             row += chunk[1] - chunk[0]
 
-    def needed(member: int) -> list[Segment]:
+    def find_needed(member: int) -> list[Segment]:
         return [
             segment
             for at in cut
@@ -68,11 +68,11 @@ def cut_layout(
             for segment in _segments(lengths[at], ring, run, [of_rank[at] for of_rank in offsets])
         ]
 
-    fetch = fetch_layout(ring, rank, needed) if ring > 1 else None
+    fetch = fetch_layout(ring, rank, find_needed) if ring > 1 else None
     return Cut(fetch, tuple(pieces), mask.window)
 
 
-def _held_chunks(length: int, ring: int, rank: int) -> list[Range]:
+def _list_held_chunks(length: int, ring: int, rank: int) -> list[Range]:
     """List the positions that a rank holds, as one range where its chunks touch; none is empty."""
     low, high = ring_chunks(length, ring, rank)
     if low[1] == high[0]:
@@ -92,7 +92,7 @@ def _mask_parts(positions: Range, mask: Mask) -> Iterator[Range]:
 def _seen_runs(length: int, ring: int, rank: int, mask: Mask) -> list[Range]:
     """List the positions that a rank's queries see, as ascending ranges that do not touch."""
     runs: list[Range] = []
-    for start, stop in _held_chunks(length, ring, rank):
+    for start, stop in _list_held_chunks(length, ring, rank):
         first = mask.first_seen(start)
         if runs and first <= runs[-1][1]:
             runs[-1] = (runs[-1][0], stop)

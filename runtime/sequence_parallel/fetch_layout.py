@@ -58,20 +58,20 @@ def fetch_layout(ring: int, rank: int, needed: Callable[[int], Sequence[Segment]
     counts[rank] = 0
     return Fetch(
         sent=tuple(
-            _rows_of(rank, needed(member)) if member != rank else concatenated([])
+            _rows_of(rank, needed(member)) if member != rank else concatenate_ranges([])
             for member in range(ring)
         ),
         counts=tuple(counts),
         own=_rows_of(rank, mine),
-        order=concatenated(order),
+        order=concatenate_ranges(order),
     )
 
 
 def _rows_of(rank: int, segments: Sequence[Segment]) -> npt.NDArray[np.int64]:
-    return concatenated([(start, stop) for source, start, stop in segments if source == rank])
+    return concatenate_ranges([(start, stop) for source, start, stop in segments if source == rank])
 
 
-def concatenated(ranges: Sequence[Range]) -> npt.NDArray[np.int64]:
+def concatenate_ranges(ranges: Sequence[Range]) -> npt.NDArray[np.int64]:
     """Return the integers of all ranges one after the other."""
     if not ranges:
         return np.empty(0, dtype=np.int64)

@@ -19,12 +19,12 @@ def flat_width(*heads: Heads) -> int:
     return sum(number * width for number, width in heads)
 
 
-def flattened(*tensors: Tensor) -> Tensor:
+def flatten_heads(*tensors: Tensor) -> Tensor:
     """Put the heads of all tensors (tokens, heads, width) into one of (tokens, features)."""
     return torch.cat([tensor.flatten(1) for tensor in tensors], 1)
 
 
-def unflattened(rows: Tensor, *heads: Heads) -> tuple[Tensor, ...]:
+def unflatten_heads(rows: Tensor, *heads: Heads) -> tuple[Tensor, ...]:
     """View (tokens, features) as tensors (tokens, heads, width), in the order of ``heads``."""
     parts = torch.split(rows, [flat_width(shape) for shape in heads], 1)
     return tuple(part.view(len(part), *shape) for part, shape in zip(parts, heads, strict=True))

@@ -16,9 +16,9 @@ from torch import Tensor
 from seqplan.runtime.dtypes import accumulation_dtype
 from seqplan.runtime.sequence_parallel.flat_heads import (
     flat_width,
-    flattened,
+    flatten_heads,
     heads_of,
-    unflattened,
+    unflatten_heads,
 )
 from seqplan.runtime.sequence_parallel.kernels import (
     Attended,
@@ -67,7 +67,7 @@ class _Transfers:
         layout = place.layout
         if layout.ring == 1:
             return
-        rows = flattened(k, v)
+        rows = flatten_heads(k, v)
         if layout.gathered is not None:
             self.gathering = Fetching(rows, place, "gathered", layout.gathered.fetch)
         if layout.cut is not None and layout.cut.fetch is not None:
@@ -95,14 +95,14 @@ def ring_forward(
     if layout.cut is not None:
         keys, values = k, v
         if transfers.cutting is not None:
-            keys, values = unflattened(transfers.cutting.needed(), *heads)
+            keys, values = unflatten_heads(transfers.cutting.wait_for_needed(), *heads)
         _put(out, lse, kernel.forward(q, keys, values, layout.cut.pieces, ring.cut))
     if layout.gathered is not None and transfers.gathering is not None:
-        keys, values = unflattened(transfers.gathering.needed(), *heads)
+        keys, values = unflatten_heads(transfers.gathering.wait_for_needed(), *heads)
         _merge(out, lse, kernel.forward(q, keys, values, layout.gathered.pieces, ring.scores))
     if transfers.passing is not None:
         for pieces, rows in transfers.passing:
-            keys, values = unflattened(rows, *heads)
+            keys, values = unflatten_heads(rows, *heads)
             _merge(out, lse, kernel.forward(q, keys, values, pieces, ring.scores))
     if sinks is not None:  # as a key of value 0 is merged
         out *= torch.sigmoid(lse - sinks.to(dtype)).unsqueeze(-1)
@@ -126,7 +126,7 @@ def ring_backward(dout: Tensor, attended: Attended, ring: Ring) -> tuple[Tensor,
     def accumulate(
         keys: Tensor, values: Tensor, total: Tensor, pieces: Pieces, how: Scores
     ) -> None:
-        dk, dv = unflattened(total, *heads)
+        dk, dv = unflatten_heads(total, *heads)
         visible = replace(attended, k=keys, v=values)
         for q_rows, k_rows, dq_part, dk_part, dv_part in kernel.backward(
             dout, visible, pieces, how
@@ -135,10 +135,10 @@ def ring_backward(dout: Tensor, attended: Attended, ring: Ring) -> tuple[Tensor,
             add_rows(dk, k_rows, dk_part)
             add_rows(dv, k_rows, dv_part)
 
-    def fetched(fetching: Fetching, pieces: Pieces, how: Scores) -> None:
-        rows = fetching.needed()
+    def fetch(fetching: Fetching, pieces: Pieces, how: Scores) -> None:
+        rows = fetching.wait_for_needed()
         gradients = dkv.new_zeros(rows.shape)
-        keys, values = unflattened(rows, *heads)
+        keys, values = unflatten_heads(rows, *heads)
         accumulate(keys, values, gradients, pieces, how)
         fetching.send_home(gradients, dkv)
 
@@ -147,20 +147,20 @@ def ring_backward(dout: Tensor, attended: Attended, ring: Ring) -> tuple[Tensor,
         if transfers.cutting is None:
             accumulate(k, v, dkv, layout.cut.pieces, ring.cut)
         else:
-            fetched(transfers.cutting, layout.cut.pieces, ring.cut)
+            fetch(transfers.cutting, layout.cut.pieces, ring.cut)
     if layout.gathered is not None and transfers.gathering is not None:
-        fetched(transfers.gathering, layout.gathered.pieces, ring.scores)
+        fetch(transfers.gathering, layout.gathered.pieces, ring.scores)
     if transfers.passing is not None:
         for step, (pieces, rows) in enumerate(transfers.passing, start=1):
             gradients = dkv.new_zeros(rows.shape)
-            keys, values = unflattened(rows, *heads)
+            keys, values = unflatten_heads(rows, *heads)
             accumulate(keys, values, gradients, pieces, ring.scores)
             transfers.passing.send_on(step, gradients)
         transfers.passing.add_home(dkv)
     for fetching in (transfers.cutting, transfers.gathering):
         if fetching is not None:
             fetching.add_home(dkv)
-    dk, dv = unflattened(dkv, *heads)
+    dk, dv = unflatten_heads(dkv, *heads)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 

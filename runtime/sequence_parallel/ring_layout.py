@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from seqplan.plans.views.sharding import Range, ring_chunks, ring_tokens
 from seqplan.runtime.sequence_parallel.cut_layout import Cut, cut_layout
-from seqplan.runtime.sequence_parallel.fetch_layout import Fetch, concatenated
+from seqplan.runtime.sequence_parallel.fetch_layout import Fetch, concatenate_ranges
 from seqplan.runtime.sequence_parallel.kernels import Piece, Pieces
 from seqplan.runtime.sequence_parallel.masks import WHOLE, Mask
 
@@ -110,8 +110,8 @@ def ring_layout(
         rank=rank,
         tokens=offsets[-1],
         own=own,
-        gathered=_gathered(lengths, ring, rank, offsets, gathered) if any(gathered) else None,
-        passed=_passed(lengths, ring, rank, offsets, passed) if any(passed) else None,
+        gathered=_gather(lengths, ring, rank, offsets, gathered) if any(gathered) else None,
+        passed=_pass_on(lengths, ring, rank, offsets, passed) if any(passed) else None,
         cut=cut_layout(lengths, ring, rank, mask, every) if any(cut) else None,
     )
 
@@ -122,12 +122,12 @@ def _offsets(lengths: Sequence[int], ring: int, rank: int) -> list[int]:
 
 def _rows(offsets: Sequence[int], chosen: Sequence[bool]) -> npt.NDArray[np.int64]:
     """Return the rows of the chosen documents in one rank's buffer."""
-    return concatenated(
+    return concatenate_ranges(
         [(offsets[at], offsets[at + 1]) for at, wanted in enumerate(chosen) if wanted]
     )
 
 
-def _passed(
+def _pass_on(
     lengths: Sequence[int], ring: int, rank: int, offsets: Sequence[int], passed: Sequence[bool]
 ) -> Passed:
     documents = [at for at, wanted in enumerate(passed) if wanted]
@@ -157,7 +157,7 @@ def _passed(
     )
 
 
-def _gathered(
+def _gather(
     lengths: Sequence[int], ring: int, rank: int, offsets: Sequence[int], gathered: Sequence[bool]
 ) -> Gathered:
     documents = [at for at, wanted in enumerate(gathered) if wanted]
@@ -196,13 +196,13 @@ def _gathered(
             ]
         pieces += [piece for piece in candidates if piece.q1 > piece.q0 and piece.k1 > piece.k0]
     rows = _rows(offsets, gathered)
-    none = concatenated([])
+    none = concatenate_ranges([])
     return Gathered(
         fetch=Fetch(
             sent=tuple(none if member == rank else rows for member in range(ring)),
             counts=tuple(counts),
             own=none,
-            order=concatenated(order),
+            order=concatenate_ranges(order),
         ),
         pieces=tuple(pieces),
     )

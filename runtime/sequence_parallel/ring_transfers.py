@@ -132,7 +132,7 @@ class Fetching:
             [(part, ranks[member]) for member, part in receives.items()],
         )
 
-    def needed(self) -> Tensor:
+    def wait_for_needed(self) -> Tensor:
         """Wait for the rows that this rank's queries need, in the order of the layout's pieces."""
         self._transfer.wait()
         rows = self._received

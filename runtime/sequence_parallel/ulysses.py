@@ -21,8 +21,8 @@ from seqplan.runtime.dtypes import accumulation_dtype
 from seqplan.runtime.sequence_parallel.flat_heads import (
     Heads,
     flat_width,
-    flattened,
-    unflattened,
+    flatten_heads,
+    unflatten_heads,
 )
 from seqplan.runtime.sequence_parallel.peers import Peers
 
@@ -96,11 +96,11 @@ def scatter_heads(
     of another width than q and k.
     """
     parts = [
-        flattened(q[:, slice(*queries)], k[:, slice(*keys)], v[:, slice(*keys)])
+        flatten_heads(q[:, slice(*queries)], k[:, slice(*keys)], v[:, slice(*keys)])
         for queries, keys in zip(split.queries, split.keys, strict=True)
     ]
-    heads = _exchanged_heads(split, layout.rank, q.shape[2], v.shape[2])
-    q, k, v = unflattened(_gather_tokens(parts, layout, peers), *heads)
+    heads = _split_heads(split, layout.rank, q.shape[2], v.shape[2])
+    q, k, v = unflatten_heads(_gather_tokens(parts, layout, peers), *heads)
     return q, k, v
 
 
@@ -109,7 +109,7 @@ def gather_heads(out: Tensor, layout: UlyssesLayout, split: HeadSplit, peers: Pe
     width = out.shape[2]
     widths = [(stop - first) * width for first, stop in split.queries]
     rows = torch.cat(_return_tokens(out.flatten(1), widths, layout, peers), dim=1)
-    return unflattened(rows, (split.queries[-1][1], width))[0]
+    return unflatten_heads(rows, (split.queries[-1][1], width))[0]
 
 
 def scatter_output_gradient(
@@ -119,7 +119,7 @@ def scatter_output_gradient(
     parts = [dout[:, slice(*queries)].flatten(1) for queries in split.queries]
     first, stop = split.queries[layout.rank]
     rows = _gather_tokens(parts, layout, peers)
-    return unflattened(rows, (stop - first, dout.shape[2]))[0]
+    return unflatten_heads(rows, (stop - first, dout.shape[2]))[0]
 
 
 def gather_input_gradients(
@@ -133,11 +133,10 @@ def gather_input_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the backward of ``scatter_heads``; key heads that several ranks had are summed."""
     heads = [
-        _exchanged_heads(split, member, dq.shape[2], dv.shape[2])
-        for member in range(len(layout.ranks))
+        _split_heads(split, member, dq.shape[2], dv.shape[2]) for member in range(len(layout.ranks))
     ]
     widths = [flat_width(*shapes) for shapes in heads]
-    parts = _return_tokens(flattened(dq, dk, dv), widths, layout, peers)
+    parts = _return_tokens(flatten_heads(dq, dk, dv), widths, layout, peers)
     tokens = parts[0].shape[0]
     # In the accumulation dtype: up to ``degree`` gradients of one head are summed.
     keys, values = (
@@ -148,14 +147,14 @@ def gather_input_gradients(
     )
     queries = []
     for part, shapes, (key, last) in zip(parts, heads, split.keys, strict=True):
-        of_queries, of_keys, of_values = unflattened(part, *shapes)
+        of_queries, of_keys, of_values = unflatten_heads(part, *shapes)
         queries.append(of_queries)
         keys[:, key:last] += of_keys
         values[:, key:last] += of_values
     return torch.cat(queries, dim=1), keys.to(dk.dtype), values.to(dv.dtype)
 
 
-def _exchanged_heads(
+def _split_heads(
     split: HeadSplit, member: int, width: int, value_width: int
 ) -> tuple[Heads, Heads, Heads]:
     """Return the heads of queries, keys and values of a rank, and how wide they are."""

@@ -127,7 +127,7 @@ class _Attention(torch.autograd.Function):
         else:
             q, k, v = (_unit_stride(tensor) for tensor in (q, k, v))
         ring = _ring(context, q, v, scores, mask)
-        keys, values = _expanded(k, v, split, context)
+        keys, values = _expand(k, v, split, context)
         own_sinks = None if sinks is None else sinks[slice(*split.queries[layout.rank])]
         out, lse = ring_forward(q, keys, values, ring, own_sinks)
         ctx.save_for_backward(q, k, v, sinks, out, lse)
@@ -147,9 +147,9 @@ class _Attention(torch.autograd.Function):
         else:
             dout = _unit_stride(dout)
         ring = _ring(context, q, v, ctx.scores, ctx.mask)
-        keys, values = _expanded(k, v, split, context)
+        keys, values = _expand(k, v, split, context)
         dq, dk, dv = ring_backward(dout, Attended(q, keys, values, out, lse), ring)
-        dk, dv = (_reduced(gradient, k.shape[1], split, context) for gradient in (dk, dv))
+        dk, dv = (_reduce(gradient, k.shape[1], split, context) for gradient in (dk, dv))
         if len(layout.ranks) > 1:
             dq, dk, dv = gather_input_gradients(
                 dq, dk, dv, ctx.kv_heads, layout, split, context.peers
@@ -176,7 +176,7 @@ def _unit_stride(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _expanded(
+def _expand(
     k: Tensor, v: Tensor, split: HeadSplit, context: AttentionContext
 ) -> tuple[Tensor, Tensor]:
     """Give every query head a key head where the rank's heads share them unevenly."""
@@ -184,10 +184,8 @@ def _expanded(
     return (k, v) if index is None else (k[:, index], v[:, index])
 
 
-def _reduced(
-    gradient: Tensor, kv_heads: int, split: HeadSplit, context: AttentionContext
-) -> Tensor:
-    """Compute the backward of ``_expanded``."""
+def _reduce(gradient: Tensor, kv_heads: int, split: HeadSplit, context: AttentionContext) -> Tensor:
+    """Compute the backward of ``_expand``."""
     index = _key_of_query(split, context, gradient.device)
     if index is None:
         return gradient

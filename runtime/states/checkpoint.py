@@ -29,7 +29,11 @@ from seqplan.runtime.states.checkpoint_files import (
     list_sizes,
     lock_folder,
 )
-from seqplan.runtime.states.stored_slices import StoredSlices, owned_entries, owned_parts
+from seqplan.runtime.states.stored_slices import (
+    StoredSlices,
+    iterate_owned_entries,
+    iterate_owned_parts,
+)
 from seqplan.runtime.states.unit_states import UnitStates
 
 FORMAT = 3
@@ -74,7 +78,7 @@ def save(
     """
     entries, refusal = {}, None
     try:
-        entries = dict(owned_entries(states, optimizer))
+        entries = dict(iterate_owned_entries(states, optimizer))
     except ValueError as error:
         refusal = str(error)
     refuse_together(refusal, group, _SAVING)
@@ -108,7 +112,7 @@ def save(
             return
         document = {
             "format": FORMAT,
-            "transposed": sorted(_transposed(states)),
+            "transposed": sorted(_transpose(states)),
             "owners": _owners(states),
             "next_step": cursor.next_step,
             "last_digest": cursor.last_digest,
@@ -171,7 +175,7 @@ def _restore_one(
     """Restore a checkpoint; ``CheckpointError`` on every rank if it is damaged for any."""
     from torch.distributed.checkpoint import state_dict_loader
 
-    wanted = list(owned_parts(states, optimizer))
+    wanted = list(iterate_owned_parts(states, optimizer))
     refusal, buffers = None, {}
 
     def read() -> tuple[Cursor, StoredSlices | None]:
@@ -188,7 +192,7 @@ def _restore_one(
             buffers = {
                 key: stored.buffer(key)
                 for part in wanted
-                for key in stored.needed(part, _owners(states))
+                for key in stored.list_needed_keys(part, _owners(states))
             }
         except ValueError as error:  # it is whole, and of another job
             refusal = str(error)
@@ -237,7 +241,7 @@ def _owners(states: UnitStates) -> str:
     return "matrices" if states.whole_owners else "slices"
 
 
-def _transposed(states: UnitStates) -> frozenset[str]:
+def _transpose(states: UnitStates) -> frozenset[str]:
     return frozenset(
         layout.name
         for unit in states.units

@@ -45,7 +45,7 @@ class GradientPush(Protocol):
     def begin_backward(self, *, last: bool) -> None:
         """A backward follows, the ``last`` one where pushes may run beside it."""
 
-    def accumulated(self, unit: Unit) -> None:
+    def on_accumulated(self, unit: Unit) -> None:
         """Backward has come to a parameter of ``unit``."""
 
     def end_backward(self) -> None:
@@ -80,7 +80,7 @@ class PushOnce:
         if last:
             self._push_ready()  # what this rank does not hold waits for nothing here
 
-    def accumulated(self, unit: Unit) -> None:
+    def on_accumulated(self, unit: Unit) -> None:
         """As ``GradientPush``."""
         if self._last:
             _count_down(unit)
@@ -127,7 +127,7 @@ class PushEachMicroBatch:
 
     def begin(self, view: RankView | None) -> None:
         """As ``GradientPush``; collective where there is a step."""
-        self._rounds = None if view is None else self._agreed(view)
+        self._rounds = None if view is None else self._agree_on_counts(view)
         self._micro_batch = self._round = self._pushed = 0
         self._under_way.clear()
         self._announced = False
@@ -154,7 +154,7 @@ class PushEachMicroBatch:
         for unit in self._units:
             unit.awaited, unit.pushed = len(unit.parameters), False
 
-    def accumulated(self, unit: Unit) -> None:
+    def on_accumulated(self, unit: Unit) -> None:
         """As ``GradientPush``."""
         _count_down(unit)
         while self._pushed < len(self._units) and not self._units[-1 - self._pushed].awaited:
@@ -207,7 +207,7 @@ class PushEachMicroBatch:
         self._under_way.append(self._start(at, True))
         unit.forget_gradient()
 
-    def _agreed(self, view: RankView) -> Rounds:
+    def _agree_on_counts(self, view: RankView) -> Rounds:
         """Learn how many micro-batches every pipeline of the step has; collective."""
         device = self._units[0].device if self._units else torch.device("cpu")
         counts = torch.zeros(len(view.placement), dtype=torch.int64, device=device)

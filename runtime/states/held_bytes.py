@@ -64,7 +64,7 @@ class HeldBytes:
             )
 
 
-def held_bytes(units: Iterable[Unit], others: Iterable[Tensor] = ()) -> HeldBytes:
+def count_held_bytes(units: Iterable[Unit], others: Iterable[Tensor] = ()) -> HeldBytes:
     """Count what is held of ``units`` by what is laid out now, and of ``others``, each once.
 
     Gradients that are not kept count as the largest units that are held at a time, with what

@@ -17,7 +17,7 @@ from seqplan.runtime.errors import communicating
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.replicas import refuse_differing_tensors
 from seqplan.runtime.states.sync import Exchange, MessageExchange, collective_exchange
-from seqplan.runtime.states.unit import Unit, natural, stored_order
+from seqplan.runtime.states.unit import Unit, flatten_to_storage, natural
 from seqplan.runtime.states.unit_states import UnitStates
 
 WHOLE = Shard(1, 1, 0, 0)
@@ -63,7 +63,7 @@ class StagedStates(UnitStates):
             whole = torch.empty(unit.elements, dtype=dtype, device=device)
             if self._rank == 0:
                 for layout, part in unit.of_whole(whole):
-                    part.copy_(stored_order(layout, values[layout.name].detach()))
+                    part.copy_(flatten_to_storage(layout, values[layout.name].detach()))
             with communicating("taking over the first rank's parameters"):
                 dist.broadcast(whole, dist.get_global_rank(group, 0), group=group)
             unit.master[: unit.stop - unit.start] = whole[unit.start : unit.stop]
@@ -86,7 +86,7 @@ class StagedStates(UnitStates):
                     self._lay_out(unit, WHOLE, unit.padded)
                     exchanges.append(collective_exchange(self._group, unit.layout))
                 else:
-                    held = () if shard is None else unit.layout.held(shard)
+                    held = () if shard is None else unit.layout.held_ranges(shard)
                     self._lay_out(unit, shard, sum(part.numel for part in held))
                     exchanges.append(MessageExchange(self._peers, self._rank, moves[at]))
             self.exchanges = exchanges
@@ -111,7 +111,7 @@ class StagedStates(UnitStates):
     def _lay_out(self, unit: Unit, shard: Shard | None, elements: int) -> None:
         unit.reserve(elements)
         held = self._held[unit.name] = []
-        for index, part in enumerate(() if shard is None else unit.layout.held(shard)):
+        for index, part in enumerate(() if shard is None else unit.layout.held_ranges(shard)):
             leaf = unit.flat[part.local : part.local + part.numel].detach().requires_grad_()
             unit.hold(leaf, part.local)
             hook = self.watch(unit, index)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from seqplan.plans.views.parameter_layout import ParameterLayout
-from seqplan.runtime.states.unit import stored_order
+from seqplan.runtime.states.unit import flatten_to_storage
 from seqplan.runtime.states.unit_states import UnitStates
 
 MASTER = "master"
@@ -54,7 +54,9 @@ class StoredPart:
     whole_range: bool
 
 
-def owned_parts(states: UnitStates, optimizer: torch.optim.Optimizer) -> Iterator[OwnedPart]:
+def iterate_owned_parts(
+    states: UnitStates, optimizer: torch.optim.Optimizer
+) -> Iterator[OwnedPart]:
     """Yield all that this rank owns; ``ValueError`` where the optimizer lacks any of it."""
     known = {
         parameter.data_ptr(): parameter
@@ -63,21 +65,21 @@ def owned_parts(states: UnitStates, optimizer: torch.optim.Optimizer) -> Iterato
         if parameter.numel()
     }
     for unit in states.units:
-        for layout, start, master, _ in unit.owned():
+        for layout, start, master, _ in unit.iterate_owned():
             parameter = known.get(master.data_ptr())
             if parameter is None:
                 raise ValueError(f"the optimizer does not hold this rank's slice of {layout.name}")
             yield OwnedPart(layout, start, master, parameter)
 
 
-def owned_entries(
+def iterate_owned_entries(
     states: UnitStates, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield what a checkpoint keeps of this rank, by key.
 
     ``ValueError`` for a state of the optimizer that is no number and no plain tensor.
     """
-    for part in owned_parts(states, optimizer):
+    for part in iterate_owned_parts(states, optimizer):
         where = f"{part.layout.name}[{part.start}:{part.stop}]"
         yield f"{MASTER}/{where}", part.master
         for kind, value in optimizer.state.get(part.parameter, {}).items():
@@ -93,7 +95,7 @@ def _flat(kind: str, value: Any, part: OwnedPart, *, whole: bool) -> Tensor:
     tensor = torch.as_tensor(value).detach()
     if tensor.dim() == 0 or tensor.shape != part.parameter.shape:
         return tensor
-    return stored_order(part.layout, tensor) if whole else tensor
+    return flatten_to_storage(part.layout, tensor) if whole else tensor
 
 
 class StoredSlices:
@@ -126,7 +128,7 @@ class StoredSlices:
         """Whether a parameter's elements are stored in another order than they are owned in."""
         return layout.transposed != (layout.name in self._transposed)
 
-    def needed(self, part: OwnedPart, owners: str) -> list[str]:
+    def list_needed_keys(self, part: OwnedPart, owners: str) -> list[str]:
         """Return the keys that an owned part is made of, on a rank whose states have ``owners``.
 
         ``ValueError`` where there are not all of its elements, or a state belongs to another range.
@@ -180,7 +182,7 @@ class StoredSlices:
             else:
                 dtype = part.master.dtype if elements.dtype == exact else elements.dtype
                 own = elements.to(part.master.device, dtype, copy=True)
-                state[kind] = states.owned_shape(layout, own)
+                state[kind] = states.view_owned(layout, own)
 
     def _overlapping(self, part: OwnedPart) -> list[StoredPart]:
         """List the entries that share elements of an owned part."""

@@ -20,7 +20,7 @@ from seqplan.plans.views.resharding import UnitMoves
 from seqplan.plans.views.unit_layout import Pieces, UnitLayout
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.states.unit import Unit, concatenated
+from seqplan.runtime.states.unit import Unit, concatenate_flat
 
 # Named so from torch 2.13 on, which warns of the names before.
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -91,7 +91,7 @@ class OwnerExchange:
     def __init__(self, group: dist.ProcessGroup, layout: UnitLayout) -> None:
         self._group = group
         self._parts = [
-            (dist.get_global_rank(group, rank), slice(*layout.owned(rank)))
+            (dist.get_global_rank(group, rank), slice(*layout.iterate_owned(rank)))
             for rank in range(layout.ranks)
             if layout.room(rank)
         ]
@@ -141,7 +141,7 @@ class MessageExchange:
             owned = unit.master.to(unit.dtype)
         for message in moves.pull_to:
             parts = [owned[p.start - unit.start : p.stop - unit.start] for p in message.pieces]
-            packed = concatenated(parts)
+            packed = concatenate_flat(parts)
             for holder in message.ranks:
                 if holder == self._rank:
                     unpacking.append((packed, message.pieces))
@@ -180,7 +180,7 @@ class MessageExchange:
         for message in moves.push_to:
             (owner,) = message.ranks
             parts = [unit.gradient[p.local : p.local + p.stop - p.start] for p in message.pieces]
-            packed = concatenated(parts)
+            packed = concatenate_flat(parts)
             if owner == self._rank:
                 contributions[owner] = packed, message.pieces
             else:

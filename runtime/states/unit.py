@@ -34,7 +34,7 @@ class Unit:
         self.layout = layout
         self.dtype, self.device = dtype, device
         self.exact = accumulation_dtype(dtype)
-        self.start, self.stop = layout.owned(rank)
+        self.start, self.stop = layout.iterate_owned(rank)
         self.master = torch.zeros(layout.room(rank), dtype=self.exact, device=device)
         self.reduced = torch.zeros_like(self.master)
         self.flat = torch.empty(0, dtype=dtype, device=device)
@@ -104,7 +104,7 @@ class Unit:
             in_place = self.keeps_gradient and self.exact == self.dtype
             parameter.grad = total if in_place else None
 
-    def owned(self) -> Iterator[tuple[ParameterLayout, int, Tensor, Tensor]]:
+    def iterate_owned(self) -> Iterator[tuple[ParameterLayout, int, Tensor, Tensor]]:
         """Yield what is owned here: parameter, first element, flat master and its gradient."""
         for parameter, at in zip(self.layout.parameters, self.layout.offsets, strict=True):
             start = max(at, self.start)
@@ -130,11 +130,11 @@ def natural(parameter: ParameterLayout, stored: Tensor) -> Tensor:
     return matrix.t() if parameter.transposed else matrix
 
 
-def stored_order(parameter: ParameterLayout, value: Tensor) -> Tensor:
+def flatten_to_storage(parameter: ParameterLayout, value: Tensor) -> Tensor:
     """Flatten a whole parameter as the model has it to storage order."""
     return (value.t() if parameter.transposed else value).reshape(-1)
 
 
-def concatenated(parts: Sequence[Tensor]) -> Tensor:
+def concatenate_flat(parts: Sequence[Tensor]) -> Tensor:
     """Join one-dimensional tensors; one alone is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -72,13 +72,13 @@ class UnitStates:
         """
         masters = []
         for unit in self.units:
-            for layout, _, master, gradient in unit.owned():
-                parameter = nn.Parameter(self.owned_shape(layout, master))
-                parameter.grad = self.owned_shape(layout, gradient)
+            for layout, _, master, gradient in unit.iterate_owned():
+                parameter = nn.Parameter(self.view_owned(layout, master))
+                parameter.grad = self.view_owned(layout, gradient)
                 masters.append((layout.name, parameter))
         return masters
 
-    def owned_shape(self, layout: ParameterLayout, elements: Tensor) -> Tensor:
+    def view_owned(self, layout: ParameterLayout, elements: Tensor) -> Tensor:
         """View elements that are owned here in the shape in which the optimizer has them."""
         return self.in_model(layout, elements) if self.whole_owners else elements
 
@@ -176,7 +176,7 @@ class UnitStates:
         """Bring what is owned of a unit to the group's first rank, into ``whole`` there."""
         mine, rank = unit.master[: unit.stop - unit.start], dist.get_rank(self._group)
         for owner in range(1, unit.layout.ranks):
-            start, stop = unit.layout.owned(owner)
+            start, stop = unit.layout.iterate_owned(owner)
             if start == stop:
                 continue
             if rank == owner:
@@ -193,7 +193,7 @@ class UnitStates:
 
         def accumulated(_: Tensor) -> None:
             unit.accumulate(index)
-            self._push.accumulated(unit)
+            self._push.on_accumulated(unit)
 
         return accumulated
 

@@ -65,7 +65,7 @@ class AcknowledgementFile:
     def append(self, entry: Acknowledgement) -> None:
         """Add an acknowledgement; it is on disk when this returns. ``OSError``."""
         if self._file is None:
-            with self._locked_folder():
+            with self._lock_folder():
                 descriptor, name = tempfile.mkstemp(".jsonl", f"{self._job}-", self._folder)
                 self.path, self._file = Path(name), os.fdopen(descriptor, "wb", buffering=0)
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,7 +85,7 @@ class AcknowledgementFile:
         adopted: set[Acknowledgement] = set()
         if not self._folder.is_dir():
             return adopted
-        with self._locked_folder():
+        with self._lock_folder():
             left = [path for path in self._folder.glob(f"{self._job}-*") if path != self.path]
             owned = [(path, file) for path in left if (file := _open_unowned(path)) is not None]
         for path, file in owned:
@@ -106,7 +106,7 @@ class AcknowledgementFile:
         self._file = None
 
     @contextmanager
-    def _locked_folder(self) -> Iterator[None]:
+    def _lock_folder(self) -> Iterator[None]:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._folder == default_folder() and self._folder.stat().st_uid != os.getuid():
             raise PermissionError(f"{self._folder} belongs to another user: set queue_folder")

@@ -28,7 +28,7 @@ from seqplan.runtime.steps.consumer import Step
 Prepared = TypeVar("Prepared")
 
 
-def agreed_steps(
+def iterate_agreed_steps(
     plans: Iterable[Plan],
     *,
     rank: int,
@@ -56,7 +56,7 @@ def agreed_steps(
             if plan is None:
                 record = Record(State.END, expected)
             else:
-                step = _prepared(plan, rank, world_size, prepare)
+                step = _prepare(plan, rank, world_size, prepare)
                 record = Record(State.READY, plan.step, step.view.digest or "")
         except Exception as error:
             record, cause = Record(State.FAILED, expected, message=one_line(error)), error
@@ -72,7 +72,7 @@ def agreed_steps(
         yield step
 
 
-def _prepared(
+def _prepare(
     plan: Plan, rank: int, world_size: int, prepare: Callable[[RankView], Prepared]
 ) -> Step[Prepared]:
     if plan.world_size != world_size:

@@ -129,7 +129,7 @@ class FileSource:
                 step = _STEP.search(line)
                 if step is None:
                     # Not a plan: reading it as one says what is wrong.
-                    self._decoded(line, number)
+                    self._decode(line, number)
                     raise PlanError(f"{self._path}:{number}: step: is missing")
                 steps.append((int(step[1]), number, offset))
                 # What selection considered comes after the pipelines.
@@ -164,7 +164,7 @@ class FileSource:
             line = self._file.readline()
         except OSError as error:
             raise PlanError(f"{self._path}: {error.strerror}") from None
-        plan = self._decoded(line, number)
+        plan = self._decode(line, number)
         where = f"{self._path}:{number}"
         if plan.step != step:
             raise PlanError(f"{where}: step: {plan.step}, but {step} when the file was opened")
@@ -183,7 +183,7 @@ class FileSource:
         self._last = plan, digest[1].decode()
         return self._last
 
-    def _decoded(self, line: bytes, number: int) -> Plan:
+    def _decode(self, line: bytes, number: int) -> Plan:
         origin = f"{self._path}:{number}"
         try:
             text = line.decode()

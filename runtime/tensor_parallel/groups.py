@@ -95,7 +95,7 @@ class PeerTensorGroup:
 
         def finish() -> Tensor:
             transfer.wait()
-            return _summed(received)
+            return _sum(received)
 
         return finish
 
@@ -107,7 +107,7 @@ class PeerTensorGroup:
             received = [torch.empty_like(mine) for _ in range(self.degree)]
             received[self.index] = mine
             self._exchange([mine] * self.degree, received).wait()
-            return torch.stack(received).amax(0) if maximum else _summed(received)
+            return torch.stack(received).amax(0) if maximum else _sum(received)
         padded = -(-rows // self.degree) * self.degree
         if padded != rows:
             mine = torch.cat((mine, mine.new_zeros(padded - rows, *mine.shape[1:])))
@@ -134,12 +134,12 @@ class CollectiveTensorGroup:
     def all_gather(self, mine: Tensor) -> Finish:
         """See ``TensorGroup``."""
         whole = mine.new_empty(self.degree * mine.shape[0], *mine.shape[1:])
-        return self._started(_ALL_GATHER, whole, mine.contiguous())
+        return self._start(_ALL_GATHER, whole, mine.contiguous())
 
     def reduce_scatter(self, whole: Tensor) -> Finish:
         """See ``TensorGroup``."""
         mine = whole.new_empty(whole.shape[0] // self.degree, *whole.shape[1:])
-        return self._started(_REDUCE_SCATTER, mine, whole.contiguous())
+        return self._start(_REDUCE_SCATTER, mine, whole.contiguous())
 
     def all_reduce(self, mine: Tensor, *, maximum: bool = False) -> Tensor:
         """See ``TensorGroup``."""
@@ -150,7 +150,7 @@ class CollectiveTensorGroup:
                 dist.all_reduce(total, operation, group=self._group)
         return total
 
-    def _started(self, collective: Callable[..., dist.Work], out: Tensor, source: Tensor) -> Finish:
+    def _start(self, collective: Callable[..., dist.Work], out: Tensor, source: Tensor) -> Finish:
         if not source.numel():
             return lambda: out
         with communicating(_DOING):
@@ -229,7 +229,7 @@ class TensorGroups:
         return True
 
 
-def _summed(parts: Sequence[Tensor]) -> Tensor:
+def _sum(parts: Sequence[Tensor]) -> Tensor:
     first, second, *others = parts
     total = torch.add(first.to(accumulation_dtype(first.dtype)), second)
     for part in others:

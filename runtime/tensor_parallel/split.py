@@ -53,7 +53,7 @@ class TensorSplit:
         result: Tensor = _ScatteredLinear.apply(features, weight, self.group, self.rows)  # type: ignore[no-untyped-call]
         return result
 
-    def embedded(self, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
+    def embed(self, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
         """Look up tokens (tokens,) in an embedding of which this rank has rows from ``first`` on.
 
         → (rows, hidden).

@@ -46,7 +46,7 @@ def log_probabilities(logits: Tensor, micro_batch: MicroBatchWork) -> Tensor:
     )
 
 
-def chunked_loss(head: Callable[[Tensor], Tensor], loss_of: LossOf, rows: int) -> LossOf:
+def compute_chunked_loss(head: Callable[[Tensor], Tensor], loss_of: LossOf, rows: int) -> LossOf:
     """Return ``loss_of`` for hidden states, logits of ``rows`` tokens at a time.
 
     ``head`` gives logits (tokens, vocabulary) of hidden states (tokens, hidden), again in backward:

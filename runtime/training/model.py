@@ -146,7 +146,7 @@ def decoder_layer(
 ) -> Tensor:
     """Compute one decoder layer of a tp rank: (``split.rows``, hidden) → the same shape."""
 
-    def attended(hidden: Tensor) -> Tensor:
+    def run_attention(hidden: Tensor) -> Tensor:
         width = config.head_dim
         heads = weights.output.shape[1] // width
         keys = (weights.qkv.shape[0] // width - heads) // 2
@@ -156,10 +156,10 @@ def decoder_layer(
         fused = split.column(normed, weights.qkv)
         fused = fused.view(fused.shape[0], heads + 2 * keys, width)
         q, k, v = fused.split_with_sizes([heads, keys, keys], dim=1)
-        out = attend(rotated(q, rotation), rotated(k, rotation), v, context)
+        out = attend(rotate(q, rotation), rotate(k, rotation), v, context)
         return hidden + split.row(out.flatten(1), weights.output)
 
-    def fed(hidden: Tensor) -> Tensor:
+    def feed_forward(hidden: Tensor) -> Tensor:
         normed = nn.functional.rms_norm(
             hidden, weights.ffn_norm.shape, weights.ffn_norm, config.eps
         )
@@ -167,15 +167,15 @@ def decoder_layer(
         return split.row(nn.functional.silu(gate) * up, weights.down)
 
     def whole(hidden: Tensor) -> Tensor:
-        hidden = attended(hidden)
+        hidden = run_attention(hidden)
         if config.checkpointing == "mlp":
-            return hidden + _recomputed(fed, hidden)
-        return hidden + fed(hidden)
+            return hidden + _recompute(feed_forward, hidden)
+        return hidden + feed_forward(hidden)
 
-    return _recomputed(whole, hidden) if config.checkpointing == "full" else whole(hidden)
+    return _recompute(whole, hidden) if config.checkpointing == "full" else whole(hidden)
 
 
-def _recomputed(function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+def _recompute(function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
     result: Tensor = checkpoint(function, hidden, use_reentrant=False)
     return result
 
@@ -189,7 +189,7 @@ def rotations(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> tup
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate (tokens, heads, head_dim), the first half of each head against the second."""
     cosine, sine = rotation
     first, second = heads.chunk(2, dim=-1)

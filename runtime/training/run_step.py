@@ -59,10 +59,10 @@ def run_step(
     """Run a rank's part of a step and update the parameters it owns.
 
     Called by every rank, also by those without work. ``model(tokens, context)`` gives logits, or
-    hidden states (``chunked_loss``), and ``loss_of`` of them and the micro-batch a sum over tokens,
-    which is divided once, by ``loss_divisor`` of the global batch. ``before`` is called on every
-    rank when the parameters are on their way, with that divisor, for what a loss must know of the
-    whole batch. ``clip_norm`` bounds the norm of the whole gradient. ``RankLost`` where another
+    hidden states (``compute_chunked_loss``), and ``loss_of`` of them and the micro-batch a sum over
+    tokens, which is divided once, by ``loss_divisor`` of the global batch. ``before`` is called on
+    every rank when the parameters are on their way, with that divisor, for what a loss must know of
+    the whole batch. ``clip_norm`` bounds the norm of the whole gradient. ``RankLost`` where another
     rank died; ``ValueError`` where the model does not call seqplan's attention, or the optimizer
     needs whole parameters and owners hold slices.
     """
@@ -100,7 +100,7 @@ def _run_step(
         total = total + loss.detach().double()
     computing.stop()
     states.push()
-    norm, mean_loss = updated(states, optimizer, total, clip_norm)
+    norm, mean_loss = apply_gradients(states, optimizer, total, clip_norm)
     return StepResult(
         step=view.step,
         loss=mean_loss,
@@ -110,7 +110,7 @@ def _run_step(
     )
 
 
-def updated(
+def apply_gradients(
     states: UnitStates,
     optimizer: torch.optim.Optimizer,
     loss: Tensor | float,

@@ -26,7 +26,7 @@ from seqplan.api.rest.server import make_server
 from seqplan.api.service.service import Limits, Service
 from seqplan.api.service.upkeep import Keeping
 from seqplan.api.store.store import Store
-from seqplan.api.store.tables.tokens import known_tokens
+from seqplan.api.store.tables.tokens import read_token_hashes
 
 PATIENCE_S = 60.0
 
@@ -113,7 +113,7 @@ def serving_here(
     block ends; then nothing that it logged may be an error."""
     opened = Store(str(store), files)
     with opened.reading() as connection:
-        guarded = bool(known_tokens(connection))
+        guarded = bool(read_token_hashes(connection))
     service = Service(opened, keeping=keeping, limits=limits)
     server = make_server(service, hosts, guarded=guarded, files=open_files)
     errors: list[str] = []

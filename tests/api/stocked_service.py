@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from service_process import Served
 
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.runtime.steps.http_source import HttpSource
@@ -38,7 +38,7 @@ class Stocked:
 def _document() -> bytes:
     """A proposal for the lengths, made once for all services of a test run."""
     cluster = Cluster(gpus=WORLD, max_len=MAX_LEN, tokens=8000)
-    profile = shipped("llama-7b-a800-80gb").restricted(measured=True)
+    profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
     proposal = make_proposal(profile, cluster, np.load(DATA), propagation_only=True)
     return proposal.to_json().encode()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.costs.shipped.catalogue import shipped, shipped_names
+from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.plans.scheme import Scheme
 
 LONGEST = 200_000
@@ -27,11 +27,11 @@ def util_len_by_search(latency: Latency, threshold: float) -> int:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in shipped_names() if name.endswith(("a100-40gb", "a800-80gb"))]
+    "name", [name for name in list_shipped() if name.endswith(("a100-40gb", "a800-80gb"))]
 )
 @pytest.mark.parametrize("threshold", [0.5, 0.85, 0.95])
 def test_util_len_is_its_definition(name: str, threshold: float) -> None:
-    for entry in shipped(name).schemes:
+    for entry in load_shipped(name).schemes:
         util_len = entry.latency.util_len(threshold)
         assert util_len == util_len_by_search(entry.latency, threshold), entry.scheme
 

@@ -84,8 +84,8 @@ def test_tied_embeddings_are_one_on_a_stage_and_two_on_two() -> None:
     sizes = {"hidden": 64, "layers": 4, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 1000}
     apart, tied = ModelSizes(**sizes), ModelSizes(**sizes, tied=True)
     assert apart.parameters - tied.parameters == 64_000
-    assert tied.stored_parameters(1) == tied.parameters
-    assert tied.stored_parameters(2) == apart.stored_parameters(2) == apart.parameters
+    assert tied.count_stored_parameters(1) == tied.parameters
+    assert tied.count_stored_parameters(2) == apart.count_stored_parameters(2) == apart.parameters
     assert tied.as_dict() == {**sizes, "tied": True}
     whole, half = parameters(apart.shape), parameters(tied.shape)
     assert whole is not None

@@ -12,7 +12,7 @@ import pytest
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
-from seqplan.costs.shipped.catalogue import find_profile, shipped, shipped_names
+from seqplan.costs.shipped.catalogue import find_profile, list_shipped, load_shipped
 
 SOUND: dict[str, Any] = {
     "schema": 1,
@@ -277,9 +277,9 @@ def test_states_are_those_of_the_least_context_that_suffices() -> None:
     assert profile.model(entry, 10, 10**9).max_len == 6700
 
 
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize("name", list_shipped())
 def test_every_shipped_profile_loads_and_says_where_it_is_from(name: str) -> None:
-    profile = shipped(name)
+    profile = load_shipped(name)
     assert profile.name == name
     assert "arXiv" in profile.source or profile.source.startswith("derived: analytic model of ")
     assert profile.residuals
@@ -301,4 +301,4 @@ def test_the_names_that_ship() -> None:
         )
         for device in ("h100-80gb", "h200-141gb")
     )
-    assert shipped_names() == tuple(sorted((*published, *estimated)))
+    assert list_shipped() == tuple(sorted((*published, *estimated)))

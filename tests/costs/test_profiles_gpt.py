@@ -7,7 +7,7 @@ import math
 import pytest
 
 from seqplan.costs.profiled_scheme import ProfileError
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.scheme import Scheme
 
 # alpha1, alpha2, beta1, layers, hidden, activation MiB per token, billions of parameters by the
@@ -34,7 +34,7 @@ LIMIT_MIB, MIB = 30 * 1024, 2**20
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_coefficients_are_the_published_cost_model(name: str) -> None:
     (alpha1, alpha2, beta1, layers, hidden, _), _ = PUBLISHED[name]
-    profile = shipped(name)
+    profile = load_shipped(name)
     assert profile.zero_stage == 3
     assert profile.rounds
     degrees = {entry.scheme.ulysses for entry in profile.schemes}
@@ -54,7 +54,7 @@ def test_coefficients_are_the_published_cost_model(name: str) -> None:
 def test_max_len_is_the_published_memory_model(name: str, context: int, gpus: int) -> None:
     (*_, activation), sizes = PUBLISHED[name]
     parameters = next(size for limit, size in sizes.items() if context <= limit * 1024)
-    profile = shipped(name)
+    profile = load_shipped(name)
     for entry in profile.schemes:
         room = LIMIT_MIB - parameters * 16 * 1024 / gpus
         expected = max(0, math.floor(room * entry.scheme.ulysses / activation))
@@ -63,7 +63,7 @@ def test_max_len_is_the_published_memory_model(name: str, context: int, gpus: in
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_context_beyond_what_the_source_sizes_is_an_error(name: str) -> None:
-    profile = shipped(name)
+    profile = load_shipped(name)
     assert profile.usable(64, 393216)
     with pytest.raises(ProfileError) as caught:
         profile.usable(64, 393217)

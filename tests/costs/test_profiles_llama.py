@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.scheme import Scheme
 
 CAPACITY, CONTEXT, VOCAB, ALPHA = 85_198_897_152, 5_242_880_000, 30_592, Fraction(3, 4)
@@ -75,13 +75,13 @@ def max_len(profile: Profile, scheme: str, gpus: int, shards: int | None = None)
     ],
 )
 def test_known_values_of_max_len(name: str, scheme: str, gpus: int, tokens: int) -> None:
-    assert max_len(shipped(name), scheme, gpus) == tokens
+    assert max_len(load_shipped(name), scheme, gpus) == tokens
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("gpus", [1, 2, 5, 8, 16, 24, 64, 100, 256, 1024])
 def test_max_len_is_the_formula_for_every_scheme(name: str, gpus: int) -> None:
-    profile, published = shipped(name).restricted(measured=True), PUBLISHED[name]
+    profile, published = load_shipped(name).restrict(measured=True), PUBLISHED[name]
     for entry in profile.schemes:
         scheme = entry.scheme
         expected = published.max_len(scheme.tp, scheme.pp, gpus)
@@ -93,7 +93,7 @@ def test_max_len_is_the_formula_for_every_scheme(name: str, gpus: int) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_published_scheme_is_there(name: str) -> None:
     listed = {Scheme.parse(text) for text in SCHEMES[name].split()}
-    measured = shipped(name).restricted(measured=True)
+    measured = load_shipped(name).restrict(measured=True)
     assert {entry.scheme for entry in measured.schemes} == listed
 
 
@@ -114,13 +114,13 @@ def test_every_published_scheme_is_there(name: str) -> None:
 def test_coefficients_are_the_published_ones(
     name: str, scheme: str, a: float, b: float, c: float
 ) -> None:
-    latency = shipped(name).by_scheme[Scheme.parse(scheme)].latency
+    latency = load_shipped(name).by_scheme[Scheme.parse(scheme)].latency
     assert (latency.a, latency.b, latency.c) == (a, b, c)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_max_len_grows_with_gpus_and_with_shards(name: str) -> None:
-    profile = shipped(name)
+    profile = load_shipped(name)
     for entry in profile.schemes:
         by_gpus = [max_len(profile, str(entry.scheme), n) for n in range(1, 200, 7)]
         by_shards = [max_len(profile, str(entry.scheme), 256, n) for n in range(1, 200, 7)]
@@ -130,7 +130,7 @@ def test_max_len_grows_with_gpus_and_with_shards(name: str) -> None:
 
 
 def test_the_flagged_scheme_is_left_out_unless_asked_for() -> None:
-    profile = shipped("llama-32b-a800-80gb")
+    profile = load_shipped("llama-32b-a800-80gb")
     flagged = [entry.scheme for entry in profile.schemes if entry.flag]
     assert flagged == [Scheme.parse("pp2")]
 
@@ -142,7 +142,7 @@ def test_the_flagged_scheme_is_left_out_unless_asked_for() -> None:
 
 
 def test_usable_schemes_fit_the_gpus_and_hold_a_token() -> None:
-    profile = shipped("llama-32b-a800-80gb")
+    profile = load_shipped("llama-32b-a800-80gb")
     assert profile.usable(1, 4096) == []
     for gpus in (8, 12, 16, 64):
         models = profile.usable(gpus, 4096)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import doubts
-from seqplan.costs.shipped.catalogue import shipped, shipped_names
+from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.plans.scheme import Scheme
 
 
@@ -16,7 +16,7 @@ def with_quadratic(a: Mapping[int, float], flag: int | None = None) -> Profile:
         {"tp": tp, "a": value, "b": 0.1, "c": 1, **({"flag": "odd"} if tp == flag else {})}
         for tp, value in a.items()
     ]
-    document = {**shipped("llama-32b-a800-80gb").document, "schemes": schemes}
+    document = {**load_shipped("llama-32b-a800-80gb").document, "schemes": schemes}
     return Profile.from_document(document, "made")
 
 
@@ -41,7 +41,8 @@ def test_two_schemes_say_nothing_of_each_other() -> None:
 
 def test_doubts_about_what_ships() -> None:
     doubtful = {
-        name: [str(scheme) for scheme in doubts(shipped(name).schemes)] for name in shipped_names()
+        name: [str(scheme) for scheme in doubts(load_shipped(name).schemes)]
+        for name in list_shipped()
     }
     assert {name: schemes for name, schemes in doubtful.items() if schemes} == {
         "llama-32b-a800-80gb": ["pp4", "tp2"]

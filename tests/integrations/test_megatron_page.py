@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
 
@@ -20,7 +20,9 @@ LENGTHS = np.load(ROOT / "examples" / "data" / "code.npy")[:3000]
 
 def test_flags_follow_from_a_proposal(tmp_path: Path) -> None:
     cluster = Cluster(16, 16_384, 50_000)
-    proposal = make_proposal(shipped("llama-7b-a800-80gb"), cluster, LENGTHS, trainer="megatron")
+    proposal = make_proposal(
+        load_shipped("llama-7b-a800-80gb"), cluster, LENGTHS, trainer="megatron"
+    )
     (tmp_path / "proposal.json").write_text(proposal.to_json())
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     (code,) = (block for block in blocks if "proposal[" in block)

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from seqplan import Cost
-from seqplan.integrations.slime import Schedule, figures, planned_schedule
+from seqplan.integrations.slime import Schedule, figures, plan_schedule
 
 COST = Cost(2e-6, 0.1, 60.0)
 
@@ -57,7 +57,7 @@ def test_the_hosts_invariants(
     size = max(1, (of_samples[-1] + 1) // 2)
     tokens = -(-max(lengths) // degree) + room
     try:
-        schedule = planned_schedule(
+        schedule = plan_schedule(
             arguments(tokens),
             parallel(ranks, degree, 2, group),
             lengths,
@@ -77,7 +77,7 @@ def test_the_hosts_invariants(
 
 def test_a_step_has_its_rollouts_only() -> None:
     lengths = np.random.default_rng(0).integers(100, 4_000, 64).tolist()
-    partitions, places, counts, _ = planned_schedule(
+    partitions, places, counts, _ = plan_schedule(
         arguments(8_192),
         parallel(4),
         lengths,
@@ -95,7 +95,7 @@ def test_a_step_has_its_rollouts_only() -> None:
 def test_what_is_not_planned_is_named() -> None:
     def refusal(args: SimpleNamespace, lengths: list[int], size: int = 4) -> str:
         with pytest.raises(ValueError, match=r".") as raised:
-            planned_schedule(
+            plan_schedule(
                 args,
                 parallel(2),
                 lengths,

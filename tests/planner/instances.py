@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill import Filling
 from seqplan.planner.placement.fleet import Fleet, PipelineClass, form_s
@@ -22,7 +22,7 @@ ClusterCase = tuple[dict[Scheme, SchemeModel], Batch, int]
 
 LLAMA_32B = {
     model.scheme: model
-    for model in shipped("llama-32b-a800-80gb").restricted(measured=True).usable(64, 32768)
+    for model in load_shipped("llama-32b-a800-80gb").restrict(measured=True).usable(64, 32768)
 }
 """The schemes of a shipped profile that fit 64 GPUs."""
 

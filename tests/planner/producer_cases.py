@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.document import Candidate, ProposalDocument
@@ -50,7 +50,7 @@ def proposal(profile: Profile, cluster: Cluster, strategies: Sequence[str]) -> P
 def dense_proposal() -> ProposalDocument:
     """Mixed pipelines of one of the shipped profiles."""
     return proposal(
-        shipped("llama-7b-a800-80gb").restricted(measured=True),
+        load_shipped("llama-7b-a800-80gb").restrict(measured=True),
         Cluster(16, 32768, 60_000),
         ["2×tp4 + 4×tp2", "4×tp4", "1×tp8 + 2×tp2.pp2", "1×tp8 + 1×tp4 + 2×tp2"],
     )
@@ -58,7 +58,9 @@ def dense_proposal() -> ProposalDocument:
 
 def lockstep_proposal() -> ProposalDocument:
     """Rounds of groups under ZeRO-3."""
-    return proposal(shipped("gpt-7b-a100-40gb"), Cluster(16, 32768, 60_000), ["4×u4", "16×tp1"])
+    return proposal(
+        load_shipped("gpt-7b-a100-40gb"), Cluster(16, 32768, 60_000), ["4×u4", "16×tp1"]
+    )
 
 
 def drawn_batches(steps: int, seed: int = 0, sequences: int = 60) -> list[Batch]:

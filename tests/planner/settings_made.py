@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.systems.setting import Setting
@@ -28,21 +28,21 @@ def setting_of(profile: Profile, gpus: int, max_len: int, tokens: int, steps: in
 def dense(gpus: int = 64, max_len: int = 16384) -> Setting:
     """Independent pipelines."""
     return setting_of(
-        shipped("llama-32b-a800-80gb").restricted(measured=True), gpus, max_len, 100_000
+        load_shipped("llama-32b-a800-80gb").restrict(measured=True), gpus, max_len, 100_000
     )
 
 
 @cache
 def lockstep() -> Setting:
     """Rounds under ZeRO-3."""
-    return setting_of(shipped("gpt-7b-a100-40gb"), 16, 32768, 100_000)
+    return setting_of(load_shipped("gpt-7b-a100-40gb"), 16, 32768, 100_000)
 
 
 @cache
 def rings() -> Setting:
     """The 7B's memory with rings of tp2 whose times are made up."""
     document = json.loads(
-        json.dumps(dict(shipped("llama-7b-a800-80gb").restricted(measured=True).document))
+        json.dumps(dict(load_shipped("llama-7b-a800-80gb").restrict(measured=True).document))
     )
     document["name"] = "made-rings"
     document["schemes"] = [

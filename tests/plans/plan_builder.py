@@ -21,7 +21,7 @@ def batch(costs: Mapping[Scheme, Cost], scheme: Scheme, lengths: dict[int, int])
     """A micro-batch of sequences given as position → length (tokens), in packed order."""
     cost = costs[scheme]
     time = sum(cost.a * length**2 + cost.b * length for length in lengths.values()) + cost.c
-    padded = scheme.padded_tokens(lengths.values())
+    padded = scheme.pad_micro_batch(lengths.values())
     return MicroBatch(tuple(lengths), sum(lengths.values()), padded, round_ms(time))
 
 

@@ -161,7 +161,7 @@ def _filled(
             at = tuple(next(position) for _ in batch)
             for where, length in zip(at, batch, strict=True):
                 stored[where] = length
-            padded = scheme.padded_tokens(batch)
+            padded = scheme.pad_micro_batch(batch)
             largest[scheme] = max(largest[scheme], padded)
             cost = round(sum(a * length**2 + b * length for length in batch) + c, 3)
             micro_batches.append(MicroBatch(at, sum(batch), padded, cost))

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
 
@@ -96,7 +96,7 @@ def test_the_readme(tmp_path: Path, port: str) -> None:
     lengths = np.load(ROOT / "examples" / "data" / "code.npy")
     cluster = Cluster(gpus=4, max_len=4096, tokens=4096)
     proposal = make_proposal(
-        shipped("llama-7b-a800-80gb").restricted(measured=True), cluster, lengths
+        load_shipped("llama-7b-a800-80gb").restrict(measured=True), cluster, lengths
     )
     (tmp_path / "proposal.json").write_text(proposal.to_json(), "utf-8")
     walk = block("README.md", "bash", "seqplan serve")

@@ -165,7 +165,7 @@ def _pipeline(
         MicroBatch(
             tuple(batch),
             sum(lengths[position] for position in batch),
-            scheme.padded_tokens([lengths[position] for position in batch]),
+            scheme.pad_micro_batch([lengths[position] for position in batch]),
             float(sum(lengths[position] for position in batch)),
         )
         for batch in batches

@@ -59,5 +59,5 @@ def _pipeline(
     scheme: Scheme, ranks: tuple[int, ...], at: tuple[int, ...], lengths: tuple[int, ...]
 ) -> PlannedPipeline:
     held = [lengths[position] for position in at]
-    batch = MicroBatch(at, sum(held), scheme.padded_tokens(held), 2.0)
+    batch = MicroBatch(at, sum(held), scheme.pad_micro_batch(held), 2.0)
     return PlannedPipeline(scheme, ranks, (batch,), 2.0)

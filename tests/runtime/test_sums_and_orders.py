@@ -18,7 +18,7 @@ from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.loss import token_loss
 from seqplan.runtime.training.model import Llama
-from seqplan.runtime.training.run_step import updated
+from seqplan.runtime.training.run_step import apply_gradients
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def sum_ones(rank: int, world_size: int) -> list[float]:
     return [
         value
         for unit in states.units
-        for _, _, _, owned in unit.owned()
+        for _, _, _, owned in unit.iterate_owned()
         for value in owned.tolist()
     ]
 
@@ -113,7 +113,7 @@ def clip_tiny(rank: int, world_size: int) -> tuple[list[float], list[float]]:
     loss = 1e-5 * model(torch.ones(3)).sum()
     states.backward(loss, last=True)
     states.push()
-    updated(states, torch.optim.SGD([master], lr=1e5), loss.detach(), 2e-6)
+    apply_gradients(states, torch.optim.SGD([master], lr=1e5), loss.detach(), 2e-6)
     (1e-5 * plain(torch.ones(3)).sum()).backward()
     torch.nn.utils.clip_grad_norm_(plain.parameters(), 2e-6)
     torch.optim.SGD(plain.parameters(), lr=1e5).step()

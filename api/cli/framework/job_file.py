@@ -89,10 +89,10 @@ def read_job_file(path: Path) -> JobFile:
         raise ValueError(f"{path}: job: {error}") from None
     if (executor := raw.get("executor", EXECUTORS[0])) not in EXECUTORS:
         raise ValueError(f"{path}: executor: wants {' or '.join(EXECUTORS)}, not {executor!r}")
-    return JobFile(**{**raw, **_resolved(raw, path.parent)})
+    return JobFile(**{**raw, **_resolve_paths(raw, path.parent)})
 
 
-def _resolved(raw: dict[str, Any], folder: Path) -> dict[str, str]:
+def _resolve_paths(raw: dict[str, Any], folder: Path) -> dict[str, str]:
     """The paths of the file as seen from here; names of profiles and URLs stay."""
     places = {"lengths": str(folder / raw["lengths"])}
     store = raw.get("store", "seqplan.db")

@@ -54,7 +54,7 @@ def sizes_of(args: argparse.Namespace, longest: int | None = None) -> ModelSizes
     """
     from seqplan.costs.model_sizes import SIZES, ModelSizes
 
-    sizes = stated_sizes(args, longest)
+    sizes = parse_sizes(args, longest)
     if missing := [size for size in SIZES if size not in sizes]:
         raise ValueError(
             f"model: {', '.join(missing)} not given; name a --model or give every size"
@@ -62,18 +62,18 @@ def sizes_of(args: argparse.Namespace, longest: int | None = None) -> ModelSizes
     return ModelSizes.of(sizes)
 
 
-def stated_sizes(args: argparse.Namespace, longest: int | None = None) -> dict[str, int]:
+def parse_sizes(args: argparse.Namespace, longest: int | None = None) -> dict[str, int]:
     """The sizes that were asked for, as far as they were; errors as ``sizes_of``."""
     from seqplan.costs.model_sizes import SIZES
 
-    sizes = dict(_named(args.model, longest)) if args.model else {}
+    sizes = dict(_name_model(args.model, longest)) if args.model else {}
     for size in (*SIZES, "head_dim", "tied"):
         if (value := getattr(args, size)) is not None:
             sizes[size] = value
     return sizes
 
 
-def _named(name: str, longest: int | None) -> dict[str, int]:
+def _name_model(name: str, longest: int | None) -> dict[str, int]:
     from seqplan.costs.model_config import read_model_config
     from seqplan.costs.model_sizes import MODELS
 

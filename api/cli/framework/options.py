@@ -107,7 +107,7 @@ def usable_profile(args: argparse.Namespace) -> Profile:
         from seqplan.planner.proposal.backends import find_backend
 
         profile = find_backend(args.trainer).usable_profile(profile, args.gpus)
-    return profile.restricted(measured=args.schemes == "measured", layout=args.layout)
+    return profile.restrict(measured=args.schemes == "measured", layout=args.layout)
 
 
 def runs_in_lockstep(args: argparse.Namespace) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from seqplan.api.cli.framework.model_options import cluster_of, deployment_of, stated_sizes
+from seqplan.api.cli.framework.model_options import cluster_of, deployment_of, parse_sizes
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
@@ -20,7 +20,7 @@ from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 
 
-def estimated(args: argparse.Namespace) -> dict[str, Any]:
+def derive_every_scheme(args: argparse.Namespace) -> dict[str, Any]:
     """``--estimate``: every scheme derived. ``ValueError`` for what cannot be."""
     from seqplan.costs.analytic.derive import derive_profile
 
@@ -31,7 +31,7 @@ def estimated(args: argparse.Namespace) -> dict[str, Any]:
     return derive_profile(deployment, schemes, name=name)
 
 
-def completed(args: argparse.Namespace) -> dict[str, Any]:
+def complete_from_profile(args: argparse.Namespace) -> dict[str, Any]:
     """``--complete``: a measured profile with the schemes that it lacks, derived from its own."""
     from seqplan.costs.analytic.complete import complete
 
@@ -46,7 +46,7 @@ def completed(args: argparse.Namespace) -> dict[str, Any]:
         f"measured on {profile.hardware}, links and rates of {args.hardware}: the same devices?",
         file=sys.stderr,
     )
-    return complete(profile, cluster, schemes, sizes=stated_sizes(args))
+    return complete(profile, cluster, schemes, sizes=parse_sizes(args))
 
 
 def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:

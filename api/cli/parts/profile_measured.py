@@ -20,9 +20,9 @@ from seqplan.costs.fit.latency_fit import Errors
 from seqplan.costs.fit.measured_profile import (
     MeasuredFit,
     ProfiledDevices,
+    find_unfitted,
     fit_all,
     profile_document,
-    unfitted,
 )
 from seqplan.costs.fit.samples import MeasuredOn, Sample
 from seqplan.costs.fit.sync_samples import ExchangeSample
@@ -66,7 +66,7 @@ def measure_and_write(args: argparse.Namespace) -> int:
     rank, world_size = start_ranks(args.device)
     runnable = _runnable(args, schemes, rank, world_size)
     task = Task(
-        config=_measured_model(sizes, args.checkpointing),
+        config=_build_measured_model(sizes, args.checkpointing),
         layers=min(args.measured_layers, sizes.layers),
         device=args.device,
         dtype=args.dtype or ("float32" if args.device == "cpu" else "bfloat16"),
@@ -122,7 +122,7 @@ def write_measured(
     exchanges: Sequence[ExchangeSample] = (),
 ) -> None:
     """Fit the samples, write the profile and print what is known of it."""
-    for problem in unfitted(samples).values():
+    for problem in find_unfitted(samples).values():
         print(f"{problem}: left out", file=sys.stderr)
     fit = fit_all(measured_on, samples)
     gpu = measured_on.device.split(",")[0]
@@ -226,7 +226,7 @@ def _range(text: str) -> tuple[int, int]:
     return first, last
 
 
-def _measured_model(sizes: ModelSizes, checkpointing: str) -> ModelConfig:
+def _build_measured_model(sizes: ModelSizes, checkpointing: str) -> ModelConfig:
     """Return the model whose layers are run."""
     from seqplan.runtime.training.model import ModelConfig
 

@@ -20,7 +20,7 @@ from seqplan.api.report.drawing.svg import (
     text_width,
 )
 from seqplan.api.report.sections.gantt_rows import Block, GanttRow, blocks, rows_of
-from seqplan.api.report.sections.pick import fastest, shown_rival, simulated_on, slowest
+from seqplan.api.report.sections.pick import describe_simulation, fastest, shown_rival, slowest
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration
 from seqplan.plans.ranges import ranges_text
@@ -87,7 +87,7 @@ def _chart(
         return element("figure", element("h3", text(title)), element("p", "Not recorded."))
     several = max(row.stages for row in rows)
     caption = (
-        f"{simulated_on(comparison)} {duration(iteration.total_ms)}, bubble "
+        f"{describe_simulation(comparison)} {duration(iteration.total_ms)}, bubble "
         f"{percent(iteration.bubble_ratio)}, strategy {iteration.strategy}. Numbers are "
         "micro-batches; passes too short to see are drawn together."
     )
@@ -133,7 +133,7 @@ def _draw(rows: Sequence[GanttRow], total_ms: float, extent: Extent, width: floa
             across = f"h{number(size)}v{number(height - inset)}h-{number(size)}z"
             paths.setdefault(block.kind, []).append(f"M{number(begin)} {number(y)}{across}")
             if height >= 11 and len(numbers) < NUMBERED:
-                numbers += _numbered(block, begin, size, y + height / 2)
+                numbers += _draw_number(block, begin, size, y + height / 2)
     shapes += [path("".join(parts), kind) for kind, parts in paths.items() if parts]
     shapes += numbers
     shapes.append(line(x(total_ms), top - 4, x(total_ms), bottom + 4, "mark"))
@@ -157,7 +157,7 @@ def _pieces(rows: Sequence[GanttRow], end_ms: float, width: float) -> list[list[
         shortest *= 1.5
 
 
-def _numbered(block: Block, begin: float, size: float, middle: float) -> list[str]:
+def _draw_number(block: Block, begin: float, size: float, middle: float) -> list[str]:
     """The micro-batch's number where there is room for it."""
     if block.micro_batch is None or block.kind not in ("forward", "backward"):
         return []

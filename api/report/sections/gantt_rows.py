@@ -96,7 +96,7 @@ def blocks(spans: Iterable[Span], shortest_ms: float) -> list[Block]:
 
     def close() -> None:
         if open_spans:
-            joined.append(_joined(open_spans))
+            joined.append(_join_blocks(open_spans))
             open_spans.clear()
 
     for span in spans:
@@ -109,7 +109,7 @@ def blocks(spans: Iterable[Span], shortest_ms: float) -> list[Block]:
     return joined
 
 
-def _joined(spans: Sequence[Span]) -> Block:
+def _join_blocks(spans: Sequence[Span]) -> Block:
     first = spans[0]
     if len(spans) == 1:
         return Block(first.kind, first.micro_batch, first.start_ms, first.end_ms)

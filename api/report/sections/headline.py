@@ -24,7 +24,7 @@ from seqplan.api.report.drawing.svg import (
     rect,
     text_width,
 )
-from seqplan.api.report.sections.pick import simulated_on
+from seqplan.api.report.sections.pick import describe_simulation
 from seqplan.planner.comparison.advice import rivals
 from seqplan.planner.comparison.nearest import nearest_rival
 from seqplan.planner.comparison.results import Comparison, System
@@ -39,7 +39,7 @@ PARTS = (
 
 def headline(comparison: Comparison) -> str:
     """Mean iteration of every system, advice, what was left out, assumptions."""
-    origin = simulated_on(comparison)
+    origin = describe_simulation(comparison)
     parts = [_facts(comparison), element("p", text(comparison.advice), class_="advice")]
     parts.append(
         figure(

@@ -18,7 +18,7 @@ from seqplan.api.report.drawing.svg import (
     path,
     text_width,
 )
-from seqplan.api.report.sections.pick import shown_rival, simulated_on, slowest
+from seqplan.api.report.sections.pick import describe_simulation, shown_rival, slowest
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration
 from seqplan.plans.ranges import ranges_text
@@ -55,8 +55,9 @@ def _figure(comparison: Comparison, system: System, iteration: Iteration, highes
         f"One bar for each rank: its forward and backward time; mean "
         f"{milliseconds(fmean(iteration.rank_busy_ms or (0.0,)))} ms, propagation ends at "
         f"{milliseconds(iteration.propagation_ms)} ms.",
-        f"{simulated_on(comparison)} Dashed: mean of the ranks. Thick line: end of propagation. "
-        f"Imbalance {ratio(iteration.imbalance)}, bubble {percent(iteration.bubble_ratio)}.",
+        f"{describe_simulation(comparison)} Dashed: mean of the ranks. "
+        f"Thick line: end of propagation. Imbalance {ratio(iteration.imbalance)}, "
+        f"bubble {percent(iteration.bubble_ratio)}.",
         lambda width: _bars(iteration, highest, width, ours),
     )
 

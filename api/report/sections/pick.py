@@ -27,7 +27,7 @@ def fastest(system: System) -> int:
     return times.index(min(times))
 
 
-def simulated_on(comparison: Comparison) -> str:
+def describe_simulation(comparison: Comparison) -> str:
     """What every figure says of its origin."""
     return f"Simulated on profile {comparison.profile}."
 

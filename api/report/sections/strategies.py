@@ -6,7 +6,7 @@ from seqplan.api.report.drawing.bars import step_ticks
 from seqplan.api.report.drawing.markup import section, table
 from seqplan.api.report.drawing.numbers import duration, milliseconds, percent, whole
 from seqplan.api.report.drawing.svg import Drawing, figure, fit, label, rect
-from seqplan.api.report.sections.pick import simulated_on, strategy_counts
+from seqplan.api.report.sections.pick import describe_simulation, strategy_counts
 from seqplan.planner.comparison.results import Comparison
 from seqplan.plans.ranges import ranges_text
 
@@ -30,7 +30,7 @@ def strategies(comparison: Comparison) -> str:
             "Strategy of each step",
             "One row for each strategy, most frequent first, with a filled cell at each step that "
             "ran it.",
-            f"{simulated_on(comparison)} Filled: the step ran it.{many} "
+            f"{describe_simulation(comparison)} Filled: the step ran it.{many} "
             f"Mean iteration {duration(mean)}.",
             lambda width: _grid(comparison, counted, width),
         ),

@@ -17,7 +17,7 @@ from seqplan.api.report.drawing.svg import (
     rect,
     text_width,
 )
-from seqplan.api.report.sections.pick import simulated_on
+from seqplan.api.report.sections.pick import describe_simulation
 from seqplan.planner.comparison.results import Comparison
 
 DOTS = 200
@@ -32,8 +32,8 @@ def throughput(comparison: Comparison) -> str:
     ]
     gains = [comparison.speedups(system) for system in comparison.systems]
     caption = (
-        f"{simulated_on(comparison)} Dots: steps. Line: smallest to largest. Box: middle half. "
-        "Bar: median, also written at the right."
+        f"{describe_simulation(comparison)} Dots: steps. Line: smallest to largest. "
+        "Box: middle half. Bar: median, also written at the right."
     )
     return section(
         "throughput",

@@ -37,7 +37,7 @@ class BodyLimit:
             return
         taken = 0
 
-        async def limited() -> Message:
+        async def receive_limited() -> Message:
             nonlocal taken
             message = await receive()
             if message["type"] == "http.request":
@@ -47,7 +47,7 @@ class BodyLimit:
                     raise HTTPException(413, _too_large(most))
             return message
 
-        await self._app(scope, limited, send)
+        await self._app(scope, receive_limited, send)
 
     def _most(self, path: str) -> int:
         if path in _UPLOADS:

@@ -77,7 +77,7 @@ class Dashboard:
 def _dashboard() -> dict[str, _File]:
     """Read the files, by the path they are served at."""
     folder = files("seqplan.api.dashboard")
-    bodies = {name: file.read_bytes() for name, file in _served(folder, "")}
+    bodies = {name: file.read_bytes() for name, file in _serve(folder, "")}
     page = bodies.pop("index.html")
     digest = hashlib.sha256()
     for name, body in sorted(bodies.items()):
@@ -91,11 +91,11 @@ def _dashboard() -> dict[str, _File]:
     return served
 
 
-def _served(folder: Traversable, place: str) -> list[tuple[str, Traversable]]:
+def _serve(folder: Traversable, place: str) -> list[tuple[str, Traversable]]:
     files_below = []
     for entry in folder.iterdir():
         if entry.is_dir():
-            files_below += _served(entry, f"{place}{entry.name}/")
+            files_below += _serve(entry, f"{place}{entry.name}/")
         elif _suffix(entry.name) in CONTENT_TYPES:
             files_below.append((f"{place}{entry.name}", entry))
     return files_below

@@ -31,7 +31,7 @@ def is_loopback(host: str) -> bool:
 
 def check_host(name: str | None, hosts: frozenset[str]) -> None:
     """Raise 403 for a Host that is neither of loopback nor one of ``hosts`` (names, lower case)."""
-    if name is not None and not _known(name, hosts):  # every browser sends it
+    if name is not None and not _is_known(name, hosts):  # every browser sends it
         raise Problem(
             403,
             "foreign-host",
@@ -68,7 +68,7 @@ def _same(origin: str, host: str, hosts: Collection[str]) -> bool:
 
 
 @lru_cache(maxsize=64)  # every rank sends the same, in every step
-def _known(host: str, hosts: frozenset[str]) -> bool:
+def _is_known(host: str, hosts: frozenset[str]) -> bool:
     try:
         name = urlsplit(f"//{host}").hostname
     except ValueError:

@@ -30,11 +30,11 @@ class Figures:
             return
         began = time.perf_counter()
 
-        async def counted(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._counts[f"status {message['status']}"] += 1
                 if not scope.get(WAITED):
                     self._answered(scope["path"], time.perf_counter() - began)
             await send(message)
 
-        await self._app(scope, receive, counted)
+        await self._app(scope, receive, send_counted)

@@ -16,7 +16,7 @@ from seqplan.api.rest.middleware.origins import check_host, check_origin
 from seqplan.api.rest.payloads.problems import Problem, refusal, store_unavailable
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
-from seqplan.api.store.tables.tokens import known_tokens, scope_of
+from seqplan.api.store.tables.tokens import read_token_hashes, scope_of
 
 _OF_RANKS = re.compile(r"/v1/jobs/[^/]+/(acks|acks/many|measurements|restart)")
 
@@ -96,7 +96,7 @@ class Tokens:
 
     def _read_tokens(self) -> list[tuple[str, str]]:
         with self._store.reading() as connection:
-            return known_tokens(connection)
+            return read_token_hashes(connection)
 
 
 def _check_of_ranks(method: str, path: str) -> None:

@@ -16,7 +16,7 @@ UPLOADED = {"application/octet-stream": {"schema": {"type": "string", "format": 
 DOCUMENT = {"application/json": {"schema": {"type": "object"}}}
 
 
-def uploaded(content: dict[str, Any]) -> dict[str, Any]:
+def describe_upload(content: dict[str, Any]) -> dict[str, Any]:
     """Describe a body that the handler reads itself, as ``openapi_extra`` of its route."""
     return {"requestBody": {"required": True, "content": content}}
 

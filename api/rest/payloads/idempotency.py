@@ -31,7 +31,7 @@ def once(service: Service, request: Request, content: str, effect: Effect) -> Re
         raise Problem(422, "invalid-request", f"Idempotency-Key: wants 1 to {_LONGEST_KEY} signs")
     digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
     with service.store.writing() as connection:
-        path = _kept_path(connection, request)
+        path = _idempotency_path(connection, request)
         earlier = None if key is None else earlier_answer(connection, path, key)
         if earlier is not None and earlier.request != digest:
             raise Problem(
@@ -47,13 +47,13 @@ def once(service: Service, request: Request, content: str, effect: Effect) -> Re
     return Response(answer.body, answer.status, media_type="application/json")
 
 
-def located(answer: Response, below: str) -> Response:
+def add_location(answer: Response, below: str) -> Response:
     """Add the Location of what a POST has made, by its ``id``; repeated ones have it too."""
     answer.headers["Location"] = f"{below}/{json.loads(bytes(answer.body))['id']}"
     return answer
 
 
-def _kept_path(connection: Connection, request: Request) -> str:
+def _idempotency_path(connection: Connection, request: Request) -> str:
     """Return the path that an answer is kept under: below a job, with the job's key for its id.
 
     So that a later job of the same id is not answered as this one was.

@@ -19,7 +19,7 @@ Body = TypeVar("Body", bound=BaseModel)
 def large_body(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:
     """Make the dependency that reads a request's body as ``kind``."""
 
-    def parsed(text: bytes) -> Body:
+    def parse_body(text: bytes) -> Body:
         try:
             return kind.model_validate_json(text)
         except ValidationError as error:
@@ -32,12 +32,12 @@ def large_body(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:
         if media != "application/json":  # which no page of another site can send unasked
             wrong = {"type": "content_type", "loc": ("body",), "msg": "wants application/json"}
             raise RequestValidationError([wrong])
-        return await run_in_threadpool(parsed, await request.body())
+        return await run_in_threadpool(parse_body, await request.body())
 
     return read
 
 
-def described(kind: type[BaseModel]) -> dict[str, Any]:
+def describe_body(kind: type[BaseModel]) -> dict[str, Any]:
     """Describe the body in the OpenAPI document, which has ``kind`` among its schemas."""
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

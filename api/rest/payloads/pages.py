@@ -8,7 +8,7 @@ from seqplan.api.store.rows import Row, columns, page
 from seqplan.api.store.store import Store
 
 
-def paged(store: Store, kind: type[Row], cursor: str, limit: int) -> dict[str, Any]:
+def read_page(store: Store, kind: type[Row], cursor: str, limit: int) -> dict[str, Any]:
     """Read a page: ``items`` and the ``next`` cursor, null on the last page."""
     with store.reading() as connection:
         rows, following = page(connection, kind, cursor, limit)

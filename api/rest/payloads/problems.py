@@ -57,7 +57,7 @@ def not_found(subject: str) -> Problem:
     return Problem(404, "not-found", f"there is no {subject}")
 
 
-def known(row: Named | None, subject: str) -> Named:
+def require_found(row: Named | None, subject: str) -> Named:
     """Return what the path names and the store has; ``not_found`` where it has none."""
     if row is None:
         raise not_found(subject)
@@ -124,7 +124,7 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     detail = f"{request.method} {request.url.path}: {error.detail}"
     headers = dict(error.headers) if error.headers else None
     if error.status_code == 405:
-        headers = {"Allow": ", ".join(_allowed(request))}
+        headers = {"Allow": ", ".join(_allow_methods(request))}
     kind = kinds.get(error.status_code, "refused")
     return problem(error.status_code, kind, detail, headers)
 
@@ -177,7 +177,7 @@ async def _failure(_: Request, error: Exception) -> JSONResponse:
     return problem(500, "failure", f"{type(error).__name__}; the service's log has the rest")
 
 
-def _allowed(request: Request) -> list[str]:
+def _allow_methods(request: Request) -> list[str]:
     """Return the methods of the path that was asked for, where several routes share it."""
     by_path: dict[str, set[str]] = {}
     for route in request.app.state.every_route:

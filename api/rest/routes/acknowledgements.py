@@ -15,7 +15,7 @@ from seqplan.api.rest.payloads.answers import Acknowledged as AnsweredAck
 from seqplan.api.rest.payloads.answers import AcknowledgedAll, MeasuredRank, answers
 from seqplan.api.rest.payloads.fields import Milliseconds, Natural, Naturals, Text
 from seqplan.api.rest.payloads.idempotency import once
-from seqplan.api.rest.payloads.large_bodies import described, large_body
+from seqplan.api.rest.payloads.large_bodies import describe_body, large_body
 from seqplan.api.rest.state.ack_writer import Acknowledged, PlannedSteps
 from seqplan.api.rest.state.shared import AcksOf, ServiceOf
 from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
@@ -73,7 +73,7 @@ ManyAcks = Annotated[Acks, Depends(large_body(Acks))]
 
 
 @routes.post(
-    "/acks/many", status_code=200, openapi_extra=described(Acks), **answers(AcknowledgedAll)
+    "/acks/many", status_code=200, openapi_extra=describe_body(Acks), **answers(AcknowledgedAll)
 )
 async def ack_many(acks: AcksOf, job: str, body: ManyAcks) -> Response:
     """Several ranks have done a step: all of them are kept, or none."""

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from seqplan.api.rest.payloads.answers import Drift as DriftAnswer
 from seqplan.api.rest.payloads.answers import answers
-from seqplan.api.rest.payloads.problems import known
+from seqplan.api.rest.payloads.problems import require_found
 from seqplan.api.rest.state.readers import read_off_loop
 from seqplan.api.rest.state.shared import ServiceOf, WatchOf
 from seqplan.api.service.calibration_watch import WINDOW
@@ -34,7 +34,7 @@ def drift(
     ``points``: how many [predicted ms, measured ms] of each scheme to add.
     """
     with service.store.reading() as connection:
-        known(get(connection, JobOutline, job), f"job {job}")
+        require_found(get(connection, JobOutline, job), f"job {job}")
         of_job = watch.drift_of(connection, job, steps)
     schemes = []
     for of_scheme in of_job.schemes:

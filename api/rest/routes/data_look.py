@@ -16,7 +16,7 @@ from seqplan.api.service.service import Service
 from seqplan.api.store.errors import ArrayDamaged, ArrayMissing, StoreUnavailable
 from seqplan.api.store.rows import JobRow, ListedLengths, ProposalRow, get
 from seqplan.api.store.tables.lengths import open_lengths
-from seqplan.api.store.tables.plans import known_state
+from seqplan.api.store.tables.plans import read_latest_state
 from seqplan.api.store.tables.proposals import ready_document
 from seqplan.planner.batches.sampler import START, Sampler, SamplerState
 
@@ -75,7 +75,7 @@ def _look_at_state(service: Service, continues: Continued) -> DataLook:
             return DataLook()
         check_planned(connection, other, step)
         max_len = other.max_len or proposal_of(connection, other).cluster.max_len
-        nearest = known_state(connection, other, step)
+        nearest = read_latest_state(connection, other, step)
     state = state_before(service.store, other, max_len, step, nearest)
     return DataLook(drawn_by(other, step, max_len), state=state)
 

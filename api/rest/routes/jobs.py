@@ -21,21 +21,21 @@ from seqplan.api.rest.payloads.answers import (
     answers,
 )
 from seqplan.api.rest.payloads.fields import AtStep, Limit
-from seqplan.api.rest.payloads.idempotency import located, once
-from seqplan.api.rest.payloads.large_bodies import described, large_body
-from seqplan.api.rest.payloads.pages import paged
-from seqplan.api.rest.payloads.problems import Problem, known, not_found
+from seqplan.api.rest.payloads.idempotency import add_location, once
+from seqplan.api.rest.payloads.large_bodies import describe_body, large_body
+from seqplan.api.rest.payloads.pages import read_page
+from seqplan.api.rest.payloads.problems import Problem, not_found, require_found
 from seqplan.api.rest.routes.data_look import look_at_data
 from seqplan.api.rest.routes.job_bodies import NewJob, PushedBatch, PushedBatches
-from seqplan.api.rest.routes.new_job import answered, check_room, job_row
+from seqplan.api.rest.routes.new_job import check_room, describe_job, job_row
 from seqplan.api.rest.routes.sampler_state import proposal_of, sampler_state
 from seqplan.api.rest.state.readers import read_off_loop
 from seqplan.api.rest.state.shared import ServiceOf
-from seqplan.api.store.rows import JobRow, ListedJob, columns, get, held
+from seqplan.api.store.rows import JobRow, ListedJob, columns, get, get_for_update
 from seqplan.api.store.tables.acks import last_acknowledged
 from seqplan.api.store.tables.batches import add_batches, copy_batches, last_pushed
 from seqplan.api.store.tables.jobs import add_job, settle_job
-from seqplan.api.store.tables.plans import last_planned, planned_beyond
+from seqplan.api.store.tables.plans import count_planned_beyond, last_planned
 from seqplan.planner.batches.batch import Batch
 
 routes = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -55,19 +55,19 @@ def create(service: ServiceOf, request: Request, body: NewJob) -> Response:
         if body.continues is not None and row.lengths is None:
             copy_batches(connection, body.continues.job, body.continues.step, row.id)
         begun.append(row)
-        return 201, answered(row)
+        return 201, describe_job(row)
 
     answer = once(service, request, body.model_dump_json(), effect)
     for row in begun:
         service.plan(row)
-    return located(answer, "/v1/jobs")
+    return add_location(answer, "/v1/jobs")
 
 
 @routes.get("", **answers(JobsPage))
 @read_off_loop
-def listed(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
+def list_jobs(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Jobs in order of id."""
-    return paged(service.store, ListedJob, cursor, limit)
+    return read_page(service.store, ListedJob, cursor, limit)
 
 
 @routes.get("/{job}", **answers(Job))
@@ -75,10 +75,10 @@ def listed(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str
 def one(service: ServiceOf, job: str) -> Response:
     """A job's state, the last planned step and what each rank has acknowledged."""
     with service.store.reading() as connection:
-        row = known(get(connection, JobRow, job), f"job {job}")
+        row = require_found(get(connection, JobRow, job), f"job {job}")
         body = {
             **columns(row),
-            "planned_steps": row.expired_steps + planned_beyond(connection, job, -1),
+            "planned_steps": row.expired_steps + count_planned_beyond(connection, job, -1),
             "last_planned_step": last_planned(connection, job),
             "acknowledged": last_acknowledged(connection, job, row.world_size),
         }
@@ -101,7 +101,7 @@ def stop(service: ServiceOf, job: str) -> Response:
     It does not count as being planned; ``restart`` plans it further. 409 for one that is planned.
     """
     with service.store.reading() as connection:
-        row = known(get(connection, JobRow, job), f"job {job}")
+        row = require_found(get(connection, JobRow, job), f"job {job}")
     if row.state != "stopped" and service.halt(job, "stopped", *_STOPPABLE) is None:
         raise Problem(409, "not-planning", f"job {job} is {row.state}: nothing to stop")
     return JSONResponse({"id": job, "state": "stopped"})
@@ -116,7 +116,7 @@ def restart(service: ServiceOf, request: Request, job: str) -> Response:
     restarted: list[JobRow] = []  # stays empty where an earlier answer is given again
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-        row = known(held(connection, JobRow, job), f"job {job}")
+        row = require_found(get_for_update(connection, JobRow, job), f"job {job}")
         planning = service.job(job)
         lost = row.state == "planning" and (planning is None or planning.ended)
         if row.state not in ("failed", "stopped", "abandoned") and not lost:
@@ -153,20 +153,20 @@ Batches = Annotated[PushedBatches, Depends(large_body(PushedBatches))]
 @routes.post(
     "/{job}/batches",
     status_code=202,
-    openapi_extra=described(PushedBatches),
+    openapi_extra=describe_body(PushedBatches),
     **answers(Pushed, 202),
 )
 def push(service: ServiceOf, request: Request, job: str, body: Batches) -> Response:
     """Batches for a job without lengths, in ascending order of step."""
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-        row = known(held(connection, JobRow, job), f"job {job}")
+        row = require_found(get_for_update(connection, JobRow, job), f"job {job}")
         last = max(last_pushed(connection, job), row.first_step - 1, row.kept_from - 1)
         if row.lengths is not None or row.last_step is not None:
             why = "draws its batches from lengths" if row.lengths else "has ended"
             raise Problem(409, "no-more-batches", f"job {job} {why}", last_step=last)
         max_len = proposal_of(connection, row).cluster.max_len
-        batches = _checked(body.batches, last, max_len)
+        batches = _check_batches(body.batches, last, max_len)
         add_batches(connection, job, batches)
         last = batches[-1].step if batches else last
         if body.end:
@@ -182,11 +182,11 @@ def push(service: ServiceOf, request: Request, job: str, body: Batches) -> Respo
     for row in resumed:
         service.plan(row)
     if planning := service.job(job):
-        planning.news.pushed()
+        planning.news.add_batches()
     return answer
 
 
-def _checked(pushed: list[PushedBatch], last: int, max_len: int) -> list[Batch]:
+def _check_batches(pushed: list[PushedBatch], last: int, max_len: int) -> list[Batch]:
     batches = []
     for index, batch in enumerate(pushed):
         where = f"body.batches[{index}]"
@@ -195,11 +195,11 @@ def _checked(pushed: list[PushedBatch], last: int, max_len: int) -> list[Batch]:
                 409, "step-known", f"{where}.step: {batch.step} is not above {last}", last_step=last
             )
         last = batch.step
-        batches.append(_checked_batch(batch, where, max_len))
+        batches.append(_check_batch(batch, where, max_len))
     return batches
 
 
-def _checked_batch(batch: PushedBatch, where: str, max_len: int) -> Batch:
+def _check_batch(batch: PushedBatch, where: str, max_len: int) -> Batch:
     if batch.loss_tokens is not None and batch.loss_tokens > sum(batch.lengths):
         raise ValueError(f"{where}.loss_tokens: {batch.loss_tokens} is above the step's tokens")
     if max(batch.lengths, default=0) > max_len:

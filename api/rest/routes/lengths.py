@@ -19,12 +19,12 @@ from seqplan.api.rest.payloads.answers import (
     LengthsPage,
     NewLengths,
     answers,
-    uploaded,
+    describe_upload,
 )
 from seqplan.api.rest.payloads.fields import Limit
-from seqplan.api.rest.payloads.idempotency import located, once
-from seqplan.api.rest.payloads.pages import paged
-from seqplan.api.rest.payloads.problems import Problem, known, not_found
+from seqplan.api.rest.payloads.idempotency import add_location, once
+from seqplan.api.rest.payloads.pages import read_page
+from seqplan.api.rest.payloads.problems import Problem, not_found, require_found
 from seqplan.api.rest.state.shared import ServiceOf
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import StoreUnavailable
@@ -49,7 +49,7 @@ _ANSWERED = ("id", "sequences", "tokens", "longest")
 @routes.get("", **answers(LengthsPage))
 def all_lengths(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Length data sets in order of id."""
-    return paged(service.store, ListedLengths, cursor, limit)
+    return read_page(service.store, ListedLengths, cursor, limit)
 
 
 @routes.get("/{lengths}", **answers(Lengths))
@@ -59,11 +59,13 @@ def one_lengths(service: ServiceOf, lengths: str) -> Response:
     ``kind``: sequences, or histogram where nothing else is known.
     """
     with service.store.reading() as connection:
-        row = known(get(connection, LengthsRow, lengths), f"lengths {lengths}")
+        row = require_found(get(connection, LengthsRow, lengths), f"lengths {lengths}")
     return JSONResponse({**columns(row), "histogram": json.loads(row.histogram)})
 
 
-@routes.post("", status_code=201, openapi_extra=uploaded(UPLOADED), **answers(NewLengths, 201))
+@routes.post(
+    "", status_code=201, openapi_extra=describe_upload(UPLOADED), **answers(NewLengths, 201)
+)
 async def new_lengths(service: ServiceOf, request: Request, format: Format = "npy") -> Response:
     """Upload lengths, streamed to disk; ``format``: npy, jsonl, txt or histogram.
 
@@ -88,7 +90,7 @@ async def new_lengths(service: ServiceOf, request: Request, format: Format = "np
         return 201, {name: getattr(row, name) for name in _ANSWERED}
 
     answer = await run_in_threadpool(once, service, request, row.id, effect)
-    return located(answer, "/v1/lengths")
+    return add_location(answer, "/v1/lengths")
 
 
 @routes.delete("/{lengths}", status_code=204, response_class=Response)

@@ -19,9 +19,9 @@ from seqplan.api.store.rows import (
     ListedJob,
     ProposalRow,
     get,
-    held,
+    get_for_update,
 )
-from seqplan.api.store.tables.jobs import unfinished
+from seqplan.api.store.tables.jobs import list_unfinished
 from seqplan.api.store.tables.proposals import ready_document
 from seqplan.planner.cluster import Cluster
 
@@ -35,7 +35,7 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
 
     ``look``: what ``look_at_data`` said before this transaction, which reads no data.
     """
-    proposal = held(connection, ProposalRow, new.proposal)
+    proposal = get_for_update(connection, ProposalRow, new.proposal)
     if proposal is None:
         raise _invalid(f"proposal: there is no proposal {new.proposal}")
     if proposal.state != "ready":
@@ -61,7 +61,7 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
     return row
 
 
-def answered(row: JobRow) -> dict[str, Any]:
+def describe_job(row: JobRow) -> dict[str, Any]:
     """Return what a request for a new job is answered: what was asked or follows from it."""
     drawn: tuple[str, ...] = _OWN
     if row.continues is not None:
@@ -72,7 +72,7 @@ def answered(row: JobRow) -> dict[str, Any]:
 
 def check_room(service: Service, connection: Connection) -> None:
     """Raise 409 where the service plans as many jobs as it may."""
-    active = len(unfinished(connection))
+    active = len(list_unfinished(connection))
     if active >= service.limits.jobs:
         raise Problem(409, "too-many-jobs", f"{active} jobs are being planned, the most allowed")
 
@@ -87,7 +87,7 @@ def _with_own_batches(
         return row
     if row.steps is None:
         raise _invalid("steps: a job with lengths needs it")
-    lengths = held(connection, LengthsRow, row.lengths)
+    lengths = get_for_update(connection, LengthsRow, row.lengths)
     if lengths is None:
         raise _invalid(f"lengths: there are no lengths {row.lengths}")
     if lengths.kind == "histogram":
@@ -119,7 +119,7 @@ def _with_continued_batches(
     proposal is for shorter sequences; 409 where the step before is not planned yet.
     """
     job, step = continues.job, continues.step
-    other = held(connection, JobRow, job)
+    other = get_for_update(connection, JobRow, job)
     if other is None:
         raise _invalid(f"continues.job: there is no job {job}")
     if step < other.first_step:

@@ -46,7 +46,7 @@ async def view(
 
 
 @routes.get("/explain", response_class=PlainTextResponse, responses=_NOT_YET)
-async def explained(waiters: WaitersOf, job: str, step: Step) -> Response:
+async def explain_step(waiters: WaitersOf, job: str, step: Step) -> Response:
     """Why the step takes as long as it does, as text."""
     ready = await waiters.plan(job, step, 0)
     if ready is None:
@@ -56,7 +56,7 @@ async def explained(waiters: WaitersOf, job: str, step: Step) -> Response:
 
 
 @routes.get("/simulate", responses=_NOT_YET | _SIMULATED)
-async def simulated(waiters: WaitersOf, job: str, step: Step) -> Response:
+async def simulate_step(waiters: WaitersOf, job: str, step: Step) -> Response:
     """The 1F1B simulation of the step beside its prediction and bound (ms)."""
     ready = await waiters.plan(job, step, 0)
     if ready is None:

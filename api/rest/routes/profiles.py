@@ -9,39 +9,47 @@ from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.payloads.answers import DOCUMENT, NewProfile, ProfilesPage, answers, uploaded
+from seqplan.api.rest.payloads.answers import (
+    DOCUMENT,
+    NewProfile,
+    ProfilesPage,
+    answers,
+    describe_upload,
+)
 from seqplan.api.rest.payloads.fields import Limit
-from seqplan.api.rest.payloads.idempotency import located, once
-from seqplan.api.rest.payloads.pages import paged
-from seqplan.api.rest.payloads.problems import known
+from seqplan.api.rest.payloads.idempotency import add_location, once
+from seqplan.api.rest.payloads.pages import read_page
+from seqplan.api.rest.payloads.problems import require_found
 from seqplan.api.rest.payloads.texts import body_text
 from seqplan.api.rest.state.shared import ServiceOf
 from seqplan.api.store.rows import ListedProfile, ProfileRow, get
 from seqplan.api.store.tables.profiles import put_profile
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped, shipped_names
+from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 
 routes = APIRouter(prefix="/v1/profiles", tags=["profiles"])
 
 
 @routes.get("", **answers(ProfilesPage))
 def profiles(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
-    """Uploaded profiles in order of id; ``shipped`` names those that need no upload."""
-    listed = paged(service.store, ListedProfile, cursor, limit)
-    return {**listed, "shipped": list(shipped_names())}
+    """Uploaded profiles in order of id; ``load_shipped`` names those that need no upload."""
+    listed = read_page(service.store, ListedProfile, cursor, limit)
+    return {**listed, "shipped": list(list_shipped())}
 
 
 @routes.get("/{profile}", **answers(dict[str, Any]))
 def profile(service: ServiceOf, profile: str) -> Response:
     """A profile's document, by id or shipped name."""
-    if profile in shipped_names():
-        return JSONResponse(shipped(profile).document)
+    if profile in list_shipped():
+        return JSONResponse(load_shipped(profile).document)
     with service.store.reading() as connection:
-        row = known(get(connection, ProfileRow, profile), f"profile {profile}")
+        row = require_found(get(connection, ProfileRow, profile), f"profile {profile}")
     return Response(row.document, media_type="application/json")
 
 
-@routes.post("", status_code=201, openapi_extra=uploaded(DOCUMENT), **answers(NewProfile, 201))
+@routes.post(
+    "", status_code=201, openapi_extra=describe_upload(DOCUMENT), **answers(NewProfile, 201)
+)
 async def new_profile(service: ServiceOf, request: Request) -> Response:
     """Upload a profile document, as ``seqplan profile`` writes it."""
     text = body_text(await request.body())
@@ -51,4 +59,4 @@ async def new_profile(service: ServiceOf, request: Request) -> Response:
         return 201, {"id": put_profile(connection, uploaded, text), "name": uploaded.name}
 
     answer = await run_in_threadpool(once, service, request, text, effect)
-    return located(answer, "/v1/profiles")
+    return add_location(answer, "/v1/profiles")

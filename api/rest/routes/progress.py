@@ -17,7 +17,7 @@ from seqplan.api.rest.payloads.answers import (
     answers,
 )
 from seqplan.api.rest.payloads.fields import AfterStep, Limit
-from seqplan.api.rest.payloads.problems import Problem, known
+from seqplan.api.rest.payloads.problems import Problem, require_found
 from seqplan.api.rest.state.readers import read_off_loop
 from seqplan.api.rest.state.shared import ServiceOf, SummariesOf, WatchOf
 from seqplan.api.service.calibration_watch import DriftWatch
@@ -29,11 +29,11 @@ from seqplan.api.store.tables.jobs import STATES
 from seqplan.api.store.tables.measurements import measurements_page
 from seqplan.api.store.tables.plans import (
     PlannedStep,
+    count_planned_beyond,
     digests,
     last_planned,
     plan_lines,
-    planned_beyond,
-    planned_page,
+    read_planned_page,
 )
 from seqplan.planner.cluster import MOST_GPUS
 
@@ -86,7 +86,7 @@ def everything(
 def one(service: ServiceOf, watch: WatchOf, summaries: SummariesOf, job: str) -> dict[str, Any]:
     """How far one job is, as in ``/v1/progress``."""
     with service.store.reading() as connection:
-        row = known(get(connection, JobOutline, job), f"job {job}")
+        row = require_found(get(connection, JobOutline, job), f"job {job}")
         return _progress(connection, row, watch, summaries)
 
 
@@ -104,8 +104,8 @@ def steps(
     Times in ms; ``measured_ms``: of the slowest of ``ranks_measured`` ranks.
     """
     with service.store.reading() as connection:
-        row = known(get(connection, JobOutline, job), f"job {job}")
-        planned = planned_page(connection, job, after, limit + 1)
+        row = require_found(get(connection, JobOutline, job), f"job {job}")
+        planned = read_planned_page(connection, job, after, limit + 1)
         shown = planned[:limit]
         summary_of = summaries.of(
             {step.step: step.digest for step in shown},
@@ -129,7 +129,7 @@ def measurements(
         raise Problem(422, "invalid-request", f"query.after: {after!r}: wants STEP.RANK")
     begin = (0, -1) if cursor is None else (int(cursor[1]), int(cursor[2]))
     with service.store.reading() as connection:
-        known(get(connection, JobOutline, job), f"job {job}")
+        require_found(get(connection, JobOutline, job), f"job {job}")
         measured = measurements_page(connection, job, begin, limit + 1)
     shown = measured[:limit]
     items = [{"step": step, "rank": rank, "measured_ms": ms} for step, rank, ms in shown]
@@ -163,7 +163,7 @@ def _progress(
         and since_s > max(STUCK_STEPS * predicted_ms / 1000, LEAST_STUCK_S),
         "miscalibrated": watch.is_miscalibrated(job.id),
         "last_planned_step": last_planned(connection, job.id),
-        "ahead": planned_beyond(connection, job.id, ranks.slowest),
+        "ahead": count_planned_beyond(connection, job.id, ranks.slowest),
     }
 
 

@@ -18,21 +18,28 @@ from seqplan.api.rest.payloads.answers import (
     Proposal,
     ProposalsPage,
     answers,
-    uploaded,
+    describe_upload,
 )
 from seqplan.api.rest.payloads.fields import ExchangeTimes, Limit, Natural, Positive, Share, Text
-from seqplan.api.rest.payloads.idempotency import located, once
-from seqplan.api.rest.payloads.pages import paged
-from seqplan.api.rest.payloads.problems import Problem, known, not_found
+from seqplan.api.rest.payloads.idempotency import add_location, once
+from seqplan.api.rest.payloads.pages import read_page
+from seqplan.api.rest.payloads.problems import Problem, not_found, require_found
 from seqplan.api.rest.payloads.texts import body_text
 from seqplan.api.rest.state.shared import ServiceOf
-from seqplan.api.service.proposal_request import requested, usable_profile
-from seqplan.api.store.rows import ListedLengths, ListedProposal, ProfileRow, ProposalRow, get, held
+from seqplan.api.service.proposal_request import parse_request, usable_profile
+from seqplan.api.store.rows import (
+    ListedLengths,
+    ListedProposal,
+    ProfileRow,
+    ProposalRow,
+    get,
+    get_for_update,
+)
 from seqplan.api.store.tables.lengths import lengths_path, missing
 from seqplan.api.store.tables.profiles import profile_ids, put_profile
 from seqplan.api.store.tables.proposals import put_proposal, remove_proposal
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped, shipped_names
+from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.planner.batches.sampler import check_tokens
 from seqplan.planner.cluster import MOST_GPUS, TOKENS_PER_GPU
 from seqplan.planner.proposal.document import ProposalDocument
@@ -74,14 +81,14 @@ class NewProposal(BaseModel):
 @routes.get("", **answers(ProposalsPage))
 def proposals(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Proposals in order of id."""
-    return paged(service.store, ListedProposal, cursor, limit)
+    return read_page(service.store, ListedProposal, cursor, limit)
 
 
 @routes.get("/{proposal}", **answers(Proposal))
 def one_proposal(service: ServiceOf, proposal: str) -> Response:
     """A proposal: its state, how far it is, and its document when it is ready."""
     with service.store.reading() as connection:
-        row = known(get(connection, ProposalRow, proposal), f"proposal {proposal}")
+        row = require_found(get(connection, ProposalRow, proposal), f"proposal {proposal}")
     making = service.proposals.progress.get(proposal)
     progress = None
     if making is not None:
@@ -95,7 +102,7 @@ def one_proposal(service: ServiceOf, proposal: str) -> Response:
 def document(service: ServiceOf, proposal: str) -> Response:
     """The file that ``seqplan propose -o`` writes; 409 while it is not ready."""
     with service.store.reading() as connection:
-        row = known(get(connection, ProposalRow, proposal), f"proposal {proposal}")
+        row = require_found(get(connection, ProposalRow, proposal), f"proposal {proposal}")
     if row.document is None:
         raise Problem(409, "not-ready", f"proposal {proposal} is {row.state}")
     return Response(row.document, media_type="application/json")
@@ -118,7 +125,7 @@ def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Res
     key = secrets.token_hex(8)
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-        lengths = held(connection, ListedLengths, body.lengths)
+        lengths = get_for_update(connection, ListedLengths, body.lengths)
         if lengths is None:
             raise ValueError(f"body.lengths: there are no lengths {body.lengths}")
         if lengths.kind != "histogram" and not lengths_path(service.store, lengths.id).exists():
@@ -129,7 +136,7 @@ def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Res
         check_tokens(lengths.tokens, request["tokens"])
         row = get(connection, ProfileRow, request["profile"])
         assert row is not None
-        requested(usable_profile(Profile.from_json(row.document, "profile"), request), request)
+        parse_request(usable_profile(Profile.from_json(row.document, "profile"), request), request)
         put_proposal(connection, key, request, None)
         return 202, {"id": key, "state": "running"}
 
@@ -137,11 +144,14 @@ def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Res
     answered_key = json.loads(bytes(answer.body))["id"]
     if answered_key == key:  # not an earlier answer
         service.proposals.add(key)
-    return located(answer, "/v1/proposals")
+    return add_location(answer, "/v1/proposals")
 
 
 @routes.post(
-    "/documents", status_code=201, openapi_extra=uploaded(DOCUMENT), **answers(NewProposalId, 201)
+    "/documents",
+    status_code=201,
+    openapi_extra=describe_upload(DOCUMENT),
+    **answers(NewProposalId, 201),
 )
 async def proposal_document(service: ServiceOf, request: Request) -> Response:
     """Upload a proposal that ``seqplan propose`` made."""
@@ -153,12 +163,12 @@ async def proposal_document(service: ServiceOf, request: Request) -> Response:
         return 201, {"id": key, "state": "ready"}
 
     answer = await run_in_threadpool(once, service, request, text, effect)
-    return located(answer, "/v1/proposals")
+    return add_location(answer, "/v1/proposals")
 
 
 def _profile_id(connection: Connection, wanted: str) -> str:
-    if wanted in shipped_names():
-        profile = shipped(wanted)
+    if wanted in list_shipped():
+        profile = load_shipped(wanted)
         text = json.dumps(dict(profile.document), ensure_ascii=False)
         return put_profile(connection, profile, text)
     keys = profile_ids(connection, wanted)

@@ -6,11 +6,11 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from seqplan.api.rest.payloads.problems import Problem, before_first_step, known
+from seqplan.api.rest.payloads.problems import Problem, before_first_step, require_found
 from seqplan.api.service.job_batches import state_before
 from seqplan.api.service.service import Service
 from seqplan.api.store.rows import JobRow, ProposalRow, get
-from seqplan.api.store.tables.plans import known_state, last_planned
+from seqplan.api.store.tables.plans import last_planned, read_latest_state
 from seqplan.api.store.tables.proposals import ready_document
 from seqplan.planner.proposal.document import ProposalDocument
 
@@ -22,11 +22,11 @@ def sampler_state(service: Service, job: str, step: int) -> dict[str, Any]:
     first step and for the job, 410 beyond the end.
     """
     with service.store.reading() as connection:
-        row = known(get(connection, JobRow, job), f"job {job}")
+        row = require_found(get(connection, JobRow, job), f"job {job}")
         _check_step(row, step)
         check_planned(connection, row, step)
         proposal = proposal_of(connection, row)
-        nearest = known_state(connection, row, step)
+        nearest = read_latest_state(connection, row, step)
     max_len = proposal.cluster.max_len
     state = state_before(service.store, row, max_len, step, nearest)
     return {

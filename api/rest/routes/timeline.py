@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from seqplan.api.rest.payloads.answers import Timeline, answers
 from seqplan.api.rest.payloads.fields import StepOfPlan
-from seqplan.api.rest.payloads.problems import known
+from seqplan.api.rest.payloads.problems import require_found
 from seqplan.api.rest.state.readers import read_off_loop
 from seqplan.api.rest.state.shared import ServiceOf, WatchOf
 from seqplan.api.service.plan_bytes import read_stored
@@ -34,8 +34,8 @@ def timeline(
     ``stages[s]``: passes of stage s as [F or B, micro-batch, start, end].
     """
     with service.store.reading() as connection:
-        row = known(get(connection, ListedJob, job), f"job {job}")
-        stored = known(get_plan(connection, job, step), f"plan of step {step} in job {job}")
+        row = require_found(get(connection, ListedJob, job), f"job {job}")
+        stored = require_found(get_plan(connection, job, step), f"plan of step {step} in job {job}")
         tag = f'"timeline-{stored.digest}"'
         if request.headers.get("If-None-Match") == tag:
             return Response(status_code=304, headers={"ETag": tag})

@@ -104,7 +104,7 @@ class AckQueue:
         for job, done in by_job.items():
             self._service.note_request(job)
             if planning := self._service.job(job):
-                planning.news.acknowledged(done)
+                planning.news.add_acknowledged(done)
         return problems
 
 

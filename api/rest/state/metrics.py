@@ -46,7 +46,7 @@ class Metrics:
         # Looked up once: a lookup by label costs as much as the rest.
         self._seconds = {kind: seconds.labels(kind) for kind in KINDS}
 
-    def answered(self, path: str, seconds: float) -> None:
+    def record_answer(self, path: str, seconds: float) -> None:
         """Note that a request for ``path`` was answered after this time."""
         if "/plans/" in path:
             kind = "plan"

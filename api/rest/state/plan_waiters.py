@@ -13,9 +13,9 @@ from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service
 from seqplan.api.store.lru import Lru
-from seqplan.api.store.rows import JobRow, get, held
+from seqplan.api.store.rows import JobRow, get, get_for_update
 from seqplan.api.store.tables import batches, plans
-from seqplan.api.store.tables.jobs import unfinished
+from seqplan.api.store.tables.jobs import list_unfinished
 
 _KEPT_BYTES = 256 << 20
 """Plans and views kept in memory; a 1,024-GPU plan of 3.2M tokens takes about 2 MB."""
@@ -40,21 +40,21 @@ class PlanWaiters:
         self._threads = CapacityLimiter(_LOADING)
         self.stopping = False
 
-    def published(self, job: str, ready: ReadyPlan | None) -> None:
+    def on_published(self, job: str, ready: ReadyPlan | None) -> None:
         """Hand a plan out, or have the job's ranks look again (None). From any thread."""
-        self._loop.call_soon_threadsafe(self._published, job, ready)
+        self._loop.call_soon_threadsafe(self._on_published, job, ready)
 
-    def _published(self, job: str, ready: ReadyPlan | None) -> None:
+    def _on_published(self, job: str, ready: ReadyPlan | None) -> None:
         if ready is not None:
             self._ready.put((job, ready.step), ready)
             self._summaries.keep(ready.digest, ready.summary)
         self.wake(job)
 
-    def removed(self, job: str | None) -> None:
+    def on_removed(self, job: str | None) -> None:
         """Forget the plans of a removed job, or of all jobs (None). From any thread."""
-        self._loop.call_soon_threadsafe(self._removed, job)
+        self._loop.call_soon_threadsafe(self._on_removed, job)
 
-    def _removed(self, job: str | None) -> None:
+    def _on_removed(self, job: str | None) -> None:
         self._removals += 1  # what is being loaded now is not kept
         self._forget(job)
         for key in [key for key in self._loading if job in (None, key[0])]:
@@ -115,7 +115,7 @@ class PlanWaiters:
         if key not in self._loading:
             task = asyncio.create_task(self._load_in_thread(job, step))
             self._loading[key] = task
-            task.add_done_callback(lambda _: self._loaded(key, task))
+            task.add_done_callback(lambda _: self._on_loaded(key, task))
         ready = await asyncio.shield(self._loading[key])
         if ready is not None and removals == self._removals:
             self._ready.put(key, ready)
@@ -138,7 +138,7 @@ class PlanWaiters:
             self._ready.put(key, complete)
         return complete
 
-    def _loaded(self, key: tuple[str, int], task: asyncio.Task[ReadyPlan | None]) -> None:
+    def _on_loaded(self, key: tuple[str, int], task: asyncio.Task[ReadyPlan | None]) -> None:
         if self._loading.get(key) is task:
             del self._loading[key]
 
@@ -154,7 +154,9 @@ class PlanWaiters:
                 self._loop.call_soon_threadsafe(self._forget, job)
                 raise not_found(f"job {job}")
             pushed = stored is None and row.lengths is None
-            passed_over = pushed and step >= row.kept_from and _passed_over(connection, job, step)
+            passed_over = (
+                pushed and step >= row.kept_from and _is_passed_over(connection, job, step)
+            )
         if stored is not None:
             return ReadyPlan(stored)
         if problem := _never(row, step, passed_over):
@@ -166,10 +168,10 @@ class PlanWaiters:
     def _take_back(self, job: str) -> None:
         """Plan an abandoned job again, as a rank has asked for a step that has no plan."""
         with self._service.store.writing() as connection:
-            row = held(connection, JobRow, job)
+            row = get_for_update(connection, JobRow, job)
             if row is None or row.state != "abandoned":
                 return
-            active = len(unfinished(connection))
+            active = len(list_unfinished(connection))
             if active >= self._service.limits.jobs:
                 raise Problem(
                     503,
@@ -180,7 +182,7 @@ class PlanWaiters:
         self._service.plan(row)
 
 
-def _passed_over(connection: Connection, job: str, step: int) -> bool:
+def _is_passed_over(connection: Connection, job: str, step: int) -> bool:
     """Whether later batches were pushed, so that none of this step comes any more."""
     if step > batches.last_pushed(connection, job):
         return False

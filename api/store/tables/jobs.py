@@ -22,7 +22,7 @@ from sqlalchemy import (
 from seqplan.api.store import schema
 from seqplan.api.store.errors import InUse
 from seqplan.api.store.notices import notify, notify_removed
-from seqplan.api.store.rows import JobRow, columns, held
+from seqplan.api.store.rows import JobRow, columns, get_for_update
 from seqplan.api.store.tables.answers import forget_answers
 
 STATES = ("planning", "planned", "failed", "abandoned", "stopped")
@@ -73,7 +73,7 @@ def remove_job(connection: Connection, job: str) -> bool:
     Its rows in other tables are deleted later, in batches: see ``removals``.
     """
     key = job_key(connection, job)
-    # The job first: whoever writes of it holds its row, or finds it gone (see ``held``).
+    # The job first: whoever writes of it holds its row, or finds it gone (see ``get_for_update``).
     gone = connection.execute(delete(schema.jobs).where(schema.jobs.c.id == job))
     if not gone.rowcount:
         return False
@@ -83,7 +83,7 @@ def remove_job(connection: Connection, job: str) -> bool:
     return True
 
 
-def unfinished(connection: Connection) -> list[JobRow]:
+def list_unfinished(connection: Connection) -> list[JobRow]:
     """Read the jobs that have steps to plan, or may get some, in order of id."""
     return jobs_in_state(connection, "planning")
 
@@ -95,7 +95,7 @@ def jobs_in_state(connection: Connection, state: str) -> list[JobRow]:
     return [JobRow(**row) for row in connection.execute(query).mappings()]
 
 
-def ended_before(connection: Connection, moment: float) -> list[str]:
+def list_ended(connection: Connection, moment: float) -> list[str]:
     """List jobs that are planned no further, and unrequested by ranks since ``moment`` (Unix)."""
     table = schema.jobs
     ended = (table.c.state != "planning", table.c.asked_at < int(moment))
@@ -120,7 +120,7 @@ def still_wanted(connection: Connection, row: JobRow) -> bool:
 
     Of plans by the same proposal and batches it does not matter which of the two they are for.
     """
-    stored = held(connection, JobRow, row.id)
+    stored = get_for_update(connection, JobRow, row.id)
     return (
         stored is not None
         and stored.state == row.state
@@ -131,7 +131,7 @@ def still_wanted(connection: Connection, row: JobRow) -> bool:
 def lasting(connection: Connection, jobs: Iterable[str]) -> dict[str, str]:
     """Return the keys of those of the jobs that exist, and do so until this transaction ends."""
     # In one order, so that two transactions do not wait for each other.
-    rows = ((job, held(connection, JobRow, job)) for job in sorted(set(jobs)))
+    rows = ((job, get_for_update(connection, JobRow, job)) for job in sorted(set(jobs)))
     return {job: row.key for job, row in rows if row is not None}
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import select
 
 from seqplan.api.store import schema
 from seqplan.api.store.folder_mark import ARRAY
-from seqplan.api.store.rows import LengthsRow, locked
+from seqplan.api.store.rows import LengthsRow, lock_row
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.lengths import lengths_path
 from seqplan.plans.format.atomic_file import atomic_write
@@ -43,9 +43,9 @@ def remove_leftovers(store: Store, grace_days: float = GRACE_DAYS) -> None:
     """Remove uploads that never ended, half-written files and arrays of no data set, after days."""
     lengths, now = store.files / "lengths", time.time()
     found = _read_found(store)
-    uploads = (path for path in _named(store.files, _UPLOAD) if _is_upload(path))
-    leftovers = [*uploads, *_named(lengths, _WRITING)]
-    for path in _named(lengths, ARRAY):
+    uploads = (path for path in _parse_name(store.files, _UPLOAD) if _is_upload(path))
+    leftovers = [*uploads, *_parse_name(lengths, _WRITING)]
+    for path in _parse_name(lengths, ARRAY):
         if not _is_needed(store, path):
             leftovers.append(path)
     since = {}
@@ -67,12 +67,12 @@ def remove_leftovers(store: Store, grace_days: float = GRACE_DAYS) -> None:
 
 def put_back_arrays(store: Store) -> None:
     """Put arrays back whose data sets are there: their removal did not come to its end."""
-    for aside in _named(store.files / "lengths", ARRAY):
+    for aside in _parse_name(store.files / "lengths", ARRAY):
         key, array = aside.name.split(".")[0], aside.with_suffix(".npy")
         if aside.suffix == ".removed":
             # Whoever is removing it just now holds the row until that is done.
             with store.writing() as connection:
-                known = locked(connection, LengthsRow, key)
+                known = lock_row(connection, LengthsRow, key)
                 if known and not array.exists() and aside.exists():
                     aside.rename(array)
 
@@ -95,7 +95,7 @@ def _is_needed(store: Store, path: Path) -> bool:
     return kind == "sequences"
 
 
-def _named(folder: Path, name: re.Pattern[str]) -> Iterator[Path]:
+def _parse_name(folder: Path, name: re.Pattern[str]) -> Iterator[Path]:
     return (path for path in sorted(folder.iterdir()) if name.fullmatch(path.name))
 
 

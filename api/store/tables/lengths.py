@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, insert, select
 from seqplan.api.store import schema
 from seqplan.api.store.errors import ArrayDamaged, ArrayMissing
 from seqplan.api.store.lru import Lru
-from seqplan.api.store.rows import LengthsRow, ListedLengths, columns, get, locked
+from seqplan.api.store.rows import LengthsRow, ListedLengths, columns, get, lock_row
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.answers import forget_answers
 from seqplan.api.store.tables.jobs import check_unused
@@ -39,15 +39,15 @@ def open_lengths(store: Store, key: str) -> npt.NDArray[np.int64]:
     try:
         lengths = _read_array(path)
         if not _is_sound(path, key, lengths):
-            raise ArrayDamaged(_damaged(key, "the content has another sha256"))
+            raise ArrayDamaged(_is_damaged(key, "the content has another sha256"))
     except FileNotFoundError:
         raise missing(key) from None
     except ValueError as error:
-        raise ArrayDamaged(_damaged(key, " ".join(str(error).split()))) from None
+        raise ArrayDamaged(_is_damaged(key, " ".join(str(error).split()))) from None
     return lengths
 
 
-def damaged_lengths(store: Store, stopped: Callable[[], bool]) -> Iterator[str]:
+def find_damaged(store: Store, stopped: Callable[[], bool]) -> Iterator[str]:
     """Yield a line for each data set whose file is gone or damaged, until ``stopped``."""
     table = schema.lengths
     query = select(table.c.id).where(table.c.kind == "sequences").order_by(table.c.id)
@@ -90,7 +90,7 @@ def _read_array(path: Path) -> npt.NDArray[np.int64]:
     return lengths
 
 
-def _damaged(key: str, reason: str) -> str:
+def _is_damaged(key: str, reason: str) -> str:
     return (
         f"lengths {key}: their file is damaged ({reason}). Upload the same data again (the id "
         "stays the same)."
@@ -155,7 +155,7 @@ def remove_lengths(store: Store, key: str) -> bool:
     aside = path.with_suffix(".removed")
     try:
         with store.writing() as connection:
-            if not locked(connection, LengthsRow, key):
+            if not lock_row(connection, LengthsRow, key):
                 return False
             check_unused(connection, f"lengths {key}", schema.jobs.c.lengths, key)
             check_not_made_from(connection, key)

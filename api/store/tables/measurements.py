@@ -100,7 +100,9 @@ def measurements_state(connection: Connection, job: str, first: int) -> tuple[in
     return int(count), float(total)
 
 
-def measured_since(connection: Connection, job: str, first: int) -> dict[int, dict[int, float]]:
+def read_measurements_since(
+    connection: Connection, job: str, first: int
+) -> dict[int, dict[int, float]]:
     """Return milliseconds by step and rank from step ``first`` on, steps ascending."""
     table = schema.measurements
     query = select(table.c.step, table.c.rank, table.c.measured_ms)

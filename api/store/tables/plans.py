@@ -89,21 +89,23 @@ def last_planned(connection: Connection, job: str) -> int | None:
     return connection.execute(query).scalar()
 
 
-def planned_steps(connection: Connection, job: str, after: int = -1) -> list[int]:
+def list_planned_steps(connection: Connection, job: str, after: int = -1) -> list[int]:
     """Return the steps beyond ``after`` that have a plan, ascending."""
     table = schema.plans
     query = select(table.c.step).where(table.c.job == key_of(job), table.c.step > after)
     return list(connection.execute(query.order_by(table.c.step)).scalars())
 
 
-def planned_beyond(connection: Connection, job: str, step: int) -> int:
+def count_planned_beyond(connection: Connection, job: str, step: int) -> int:
     """Count the steps beyond ``step`` that have a plan."""
     table = schema.plans
     query = select(func.count()).where(table.c.job == key_of(job), table.c.step > step)
     return int(connection.execute(query).scalar_one())
 
 
-def planned_page(connection: Connection, job: str, after: int, limit: int) -> list[PlannedStep]:
+def read_planned_page(
+    connection: Connection, job: str, after: int, limit: int
+) -> list[PlannedStep]:
     """Read the first ``limit`` planned steps beyond ``after``, ascending, without their plans."""
     table = schema.plans
     query = select(table.c.step, table.c.digest, table.c.planning_ms)
@@ -123,7 +125,7 @@ def first_state(row: JobRow) -> SamplerState:
     return SamplerState(row.first_step, row.first_epoch, row.first_cursor)
 
 
-def known_state(connection: Connection, row: JobRow, step: int) -> SamplerState:
+def read_latest_state(connection: Connection, row: JobRow, step: int) -> SamplerState:
     """Return the sampler's latest state at or before ``step`` that is kept."""
     latest = first_state(row)
     for table in (schema.plans, schema.sampler_states):

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from seqplan.api.store import schema
 from seqplan.api.store.errors import InUse
-from seqplan.api.store.rows import ProposalRow, columns, get, locked
+from seqplan.api.store.rows import ProposalRow, columns, get, lock_row
 from seqplan.api.store.tables.answers import forget_answers
 from seqplan.api.store.tables.jobs import check_unused
 from seqplan.planner.proposal.document import ProposalDocument
@@ -62,7 +62,7 @@ def settle_proposal(
 
 def remove_proposal(connection: Connection, key: str) -> bool:
     """Remove a proposal; False where there is none. ``InUse`` while a job is planned by it."""
-    if not locked(connection, ProposalRow, key):
+    if not lock_row(connection, ProposalRow, key):
         return False
     check_unused(connection, f"proposal {key}", schema.jobs.c.proposal, key)
     connection.execute(delete(schema.proposals).where(schema.proposals.c.id == key))

@@ -35,7 +35,7 @@ def add_token(connection: Connection, name: str, scope: str) -> str:
     return token
 
 
-def named_tokens(connection: Connection) -> list[tuple[str, str]]:
+def list_tokens(connection: Connection) -> list[tuple[str, str]]:
     """Return name and scope of every token, in order of name."""
     query = select(schema.tokens.c.name, schema.tokens.c.scope).order_by(schema.tokens.c.name)
     return [(name, scope) for name, scope in connection.execute(query)]
@@ -45,11 +45,11 @@ def revoke_token(connection: Connection, name: str) -> None:
     """Remove a token, so that it opens nothing any more; ``StoreError`` where there is none."""
     gone = connection.execute(delete(schema.tokens).where(schema.tokens.c.name == name))
     if not gone.rowcount:
-        names = ", ".join(repr(known) for known, _ in named_tokens(connection)) or "none"
+        names = ", ".join(repr(known) for known, _ in list_tokens(connection)) or "none"
         raise StoreError(f"there is no token {name!r}; there are {names}")
 
 
-def known_tokens(connection: Connection) -> list[tuple[str, str]]:
+def read_token_hashes(connection: Connection) -> list[tuple[str, str]]:
     """Return hash and scope of every token; where there is any, every request needs one."""
     query = select(schema.tokens.c.hash, schema.tokens.c.scope)
     return [(hashed, scope) for hashed, scope in connection.execute(query)]

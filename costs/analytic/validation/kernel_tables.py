@@ -7,7 +7,7 @@ from typing import Any
 
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.kernels import BACKWARD_FLOPS, attention_kernel_ms
-from seqplan.costs.analytic.validation.published import published
+from seqplan.costs.analytic.validation.published import read_published
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
 
 _MISSING = {
@@ -25,7 +25,7 @@ Calls of 1,024 tokens alone are up to twice as slow as predicted: their start is
 
 def kernel_checks() -> list[TableCheck]:
     """Predict TFLOP/s of attention kernels, forward, backward or both."""
-    figures = published("kernels.json")
+    figures = read_published("kernels.json")
     return [_kernels(figures, device) for device in ("a100-80gb", "h100-80gb")]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from seqplan.costs.model_sizes import ModelSizes
 
 
-def published(name: str) -> Any:
+def read_published(name: str) -> Any:
     """Read a file of figures, with their source."""
     folder = resources.files("seqplan.costs.analytic.validation")
     return json.loads(folder.joinpath("figures", name).read_text("utf-8"))

@@ -71,11 +71,11 @@ def document_of(name: str) -> dict[str, Any]:
         for entry in profile.schemes
         if profile.model(entry, cluster.gpus, 1).max_len >= LEAST_TOKENS
     }
-    notes = [*shape.get("notes", ()), _expected_error()]
+    notes = [*shape.get("notes", ()), _describe_expected_error()]
     return {**shape, "schemes": profile.entries_of(roomy), "notes": notes}
 
 
-def _expected_error() -> str:
+def _describe_expected_error() -> str:
     """Say how far published training runs on an H100 are from their predictions."""
     (check,) = (check for check in training_checks() if check.name == CHECKED_BY)
     return (

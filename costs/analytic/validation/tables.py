@@ -20,13 +20,13 @@ from seqplan.costs.analytic.links import Group, all_to_all_ms
 from seqplan.costs.analytic.memory import activation_bytes_per_token, state_bytes
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.analytic.validation.kernel_tables import kernel_checks
-from seqplan.costs.analytic.validation.published import published
+from seqplan.costs.analytic.validation.published import read_published
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
 from seqplan.costs.analytic.validation.training_tables import training_checks
 from seqplan.costs.memory import Memory
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.scheme import Scheme
 
 A800_PROFILES = ("llama-7b", "llama-13b", "llama-32b")
@@ -37,7 +37,7 @@ FLEXSP_TOKENS = 65536
 
 def checks() -> list[TableCheck]:
     """Return all tables, in the order of this module."""
-    usp = published("usp.json")
+    usp = read_published("usp.json")
     return [
         _attention_table(usp, "table3", "a100-80gb"),
         _attention_table(usp, "table4", "l20-48gb"),
@@ -210,7 +210,7 @@ def _max_len_check(name: str) -> TableCheck:
 
 
 def _a800(name: str) -> tuple[Profile, Deployment]:
-    profile = shipped(f"{name}-a800-80gb").restricted(measured=True)
+    profile = load_shipped(f"{name}-a800-80gb").restrict(measured=True)
     sizes = ModelSizes.of({**MODELS[name], "vocab": profile.shape.vocab or 0})
     cluster = ClusterHardware(DEVICES["a800-80gb"], A800_GPUS // 8, 8)
     return profile, Deployment(cluster=cluster, sizes=sizes, gradient_bytes=2)
@@ -218,7 +218,7 @@ def _a800(name: str) -> tuple[Profile, Deployment]:
 
 def _all_to_all_check() -> TableCheck:
     """Predict eight all-to-alls a layer; a node's 8 GPUs share 400 Gb/s, as FlexSP states."""
-    profile = shipped("gpt-7b-a100-40gb")
+    profile = load_shipped("gpt-7b-a100-40gb")
     hardware = replace(DEVICES["a100-40gb"], inter_gb_s=400 / 8 / 8)
     cluster = ClusterHardware(hardware, 8, 8)
     rows = []

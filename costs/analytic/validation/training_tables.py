@@ -10,7 +10,7 @@ from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Estimate, Load, estimate
 from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.analytic.validation.published import published, sizes_of
+from seqplan.costs.analytic.validation.published import read_published, sizes_of
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
 from seqplan.plans.scheme import Scheme
 
@@ -37,7 +37,7 @@ activation functions are fused with casts."""
 
 def training_checks() -> list[TableCheck]:
     """Predict tokens/s per GPU of published training runs."""
-    foundry, nvidia = published("llm_foundry.json"), published("nvidia_h100.json")
+    foundry, nvidia = read_published("llm_foundry.json"), read_published("nvidia_h100.json")
     mpt = f"training throughput of MPT models on FSDP, 8 to 64 GPUs ({foundry['source']})"
     own = f"training throughput that NVIDIA publishes of its frameworks ({nvidia['source']})"
     return [

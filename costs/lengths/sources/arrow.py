@@ -16,7 +16,7 @@ from seqplan.costs.lengths.sources.chat import (
     needs_template,
     read_chats,
 )
-from seqplan.costs.lengths.sources.collector import Collector, numbered
+from seqplan.costs.lengths.sources.collector import Collector, number_places
 from seqplan.costs.lengths.sources.error import LengthsError, first_line
 from seqplan.costs.lengths.sources.options import choose_field
 from seqplan.costs.lengths.sources.token_count import TextBatch, TokenCounter
@@ -87,7 +87,7 @@ def _read(
             out.expect(table.rows)
         rows_read = 0
         for (column,) in table.columns([field], ROWS if kind == "an integer" else ROWS_OF_IDS):
-            place = numbered(f"{path}: row", rows_read)
+            place = number_places(f"{path}: row", rows_read)
             if kind == "a text":
                 _count(_whole(column, place), counter, place, out)
             else:

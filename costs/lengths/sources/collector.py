@@ -124,7 +124,7 @@ class Collector:
         self._values.resize(size, refcheck=False)
 
 
-def numbered(prefix: str, start: int) -> Callable[[int], str]:
+def number_places(prefix: str, start: int) -> Callable[[int], str]:
     """Count places on from ``start``: ``prefix start``, ``prefix start+1``, …"""
     return lambda i: f"{prefix} {start + i}"
 

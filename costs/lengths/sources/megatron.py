@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from seqplan.costs.lengths.sources.collector import Collector, numbered
+from seqplan.costs.lengths.sources.collector import Collector, number_places
 from seqplan.costs.lengths.sources.error import LengthsError
 
 MAGIC = b"MMIDIDX\0\0"
@@ -48,7 +48,7 @@ def read_idx(path: Path, collector: Collector) -> None:
                 "the index is damaged, build it again"
             )
         sums = np.add.reduceat(part, edges[:-1] - edges[0], dtype=np.int64)
-        collector.add(sums, numbered(f"{path}: document", first))
+        collector.add(sums, number_places(f"{path}: document", first))
 
 
 def _open(path: Path) -> _Index:

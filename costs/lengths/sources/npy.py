@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from seqplan.costs.lengths.sources.collector import Collector, numbered
+from seqplan.costs.lengths.sources.collector import Collector, number_places
 from seqplan.costs.lengths.sources.error import LengthsError, first_line
 
 CHUNK = 1 << 20
@@ -31,4 +31,4 @@ def read_npy(path: Path, collector: Collector) -> None:
         raise LengthsError(f"{path}: has shape {array.shape}, lengths are one-dimensional")
     collector.expect(len(array))
     for start in range(0, len(array), CHUNK):
-        collector.add(array[start : start + CHUNK], numbered(f"{path}: index", start))
+        collector.add(array[start : start + CHUNK], number_places(f"{path}: index", start))

@@ -59,16 +59,16 @@ def choose_field(present: Sequence[str], wanted: str | None, place: str) -> str:
         raise needs_template(f"{place}: field {MESSAGES!r}")
     raise LengthsError(
         f"{place}: none of the fields {', '.join(AUTOMATIC)}; "
-        f"it has {listed(present)}: name one with --field"
+        f"it has {list_names(present)}: name one with --field"
     )
 
 
 def missing_field(present: Sequence[str], wanted: str, place: str) -> LengthsError:
     """Return the error for a record without the field."""
-    return LengthsError(f"{place}: no field {wanted!r}; it has {listed(present)}")
+    return LengthsError(f"{place}: no field {wanted!r}; it has {list_names(present)}")
 
 
-def listed(names: Sequence[str], limit: int = 12) -> str:
+def list_names(names: Sequence[str], limit: int = 12) -> str:
     """List field names for an error, the first few of many."""
     shown = [repr(name) for name in names[:limit]]
     return ", ".join(shown + ["…"] * (len(names) > limit)) or "no fields"

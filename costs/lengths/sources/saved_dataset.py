@@ -19,7 +19,7 @@ def is_saved_dataset(folder: Path) -> bool:
     )
 
 
-def saved_files(folder: Path) -> list[Path]:
+def list_saved_files(folder: Path) -> list[Path]:
     """List a saved data set's arrow files in the order of its rows.
 
     ``LengthsError`` for several splits, of which one must be named, for rows chosen by an index

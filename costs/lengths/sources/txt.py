@@ -8,7 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from seqplan.costs.lengths.sources.collector import MAX_LENGTH, Collector, length_error, numbered
+from seqplan.costs.lengths.sources.collector import (
+    MAX_LENGTH,
+    Collector,
+    length_error,
+    number_places,
+)
 from seqplan.costs.lengths.sources.error import LengthsError, shown
 
 CHUNK_BYTES = 4 << 20
@@ -25,7 +30,7 @@ def read_txt(path: Path, collector: Collector) -> None:
                 lines[0] = lines[0].removeprefix(_BOM)
             plain = _plain(lines)
             lengths = _careful(lines, path, lines_read) if plain is None else plain
-            collector.add(lengths, numbered(f"{path}: line", lines_read + 1))
+            collector.add(lengths, number_places(f"{path}: line", lines_read + 1))
             lines_read += len(lines)
 
 

@@ -45,15 +45,15 @@ class CpuKernel:
         q, k, v = same_width(q, k, v)
         for (q0, q1, k0, k1), square, mask in _calls(pieces, scores, q.dtype):
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                _batched(q, q0, q1),
-                _batched(k, k0, k1),
-                _batched(v, k0, k1),
+                _view_batched(q, q0, q1),
+                _view_batched(k, k0, k1),
+                _view_batched(v, k0, k1),
                 0.0,
                 square,
                 attn_mask=mask,
                 scale=scores.scale,
             )
-            yield Partial(slice(q0, q1), _packed(out)[..., :width], _packed(lse))
+            yield Partial(slice(q0, q1), _view_packed(out)[..., :width], _view_packed(lse))
 
     def backward(
         self, dout: Tensor, attended: Attended, pieces: Pieces, scores: Scores
@@ -67,7 +67,7 @@ class CpuKernel:
         dtype = tensors[0].dtype
         for (q0, q1, k0, k1), square, mask in _calls(pieces, scores, dtype):
             operands = [
-                _batched(tensor, *rows)
+                _view_batched(tensor, *rows)
                 for tensor, rows in zip(
                     tensors, ((q0, q1), (q0, q1), (k0, k1), (k0, k1), (q0, q1)), strict=True
                 )
@@ -77,7 +77,7 @@ class CpuKernel:
                 mask = None if mask is None else mask.to(exact)
             dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 *operands,
-                _batched(attended.lse, q0, q1),
+                _view_batched(attended.lse, q0, q1),
                 0.0,
                 square,
                 attn_mask=mask,
@@ -86,9 +86,9 @@ class CpuKernel:
             yield PartialGradients(
                 slice(q0, q1),
                 slice(k0, k1),
-                _packed(dq)[..., :key_width],
-                _packed(dk)[..., :key_width],
-                _packed(dv)[..., :value_width],
+                _view_packed(dq)[..., :key_width],
+                _view_packed(dk)[..., :key_width],
+                _view_packed(dv)[..., :value_width],
             )
 
 
@@ -132,11 +132,11 @@ def _additive(rows: int, columns: int, window: int | None, dtype: torch.dtype) -
     return torch.zeros(rows, columns, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
 
-def _batched(tensor: Tensor, start: int, stop: int) -> Tensor:
+def _view_batched(tensor: Tensor, start: int, stop: int) -> Tensor:
     """View rows ``[start, stop)`` as (1, heads, tokens, head_dim)."""
     return tensor[start:stop].transpose(0, 1).unsqueeze(0)
 
 
-def _packed(tensor: Tensor) -> Tensor:
+def _view_packed(tensor: Tensor) -> Tensor:
     """View (1, heads, tokens, …) as (tokens, heads, …)."""
     return tensor.squeeze(0).transpose(0, 1)

@@ -12,7 +12,7 @@ import pytest
 from command_line import call, complaint
 from small_check import written
 
-from seqplan.api.check_training.check import Check, CheckedStep, checked_sizes, relative
+from seqplan.api.check_training.check import Check, CheckedStep, relative, size_model
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.plan import Plan
@@ -64,7 +64,7 @@ def test_large_steps_are_warned_of(plans: Path) -> None:
 def checked(plan: Plan, loss: float, norm: float, parameter: float) -> Check:
     step = CheckedStep(plan, loss, 5.0, norm, 2.0, 100.0)
     good = CheckedStep(plan, 5.0, 5.0, 2.0, 2.0, 100.0)
-    return Check("float32", checked_sizes([plan]), (good, step), "head.weight", parameter)
+    return Check("float32", size_model([plan]), (good, step), "head.weight", parameter)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_relative_differences() -> None:
 def test_a_model_has_heads_for_every_ulysses_rank(plans: Path, ulysses: int) -> None:
     plan = next(read_plans(plans))
     pipeline = replace(plan.pipelines[0], scheme=Scheme(ulysses=ulysses))
-    sizes = checked_sizes([plan, replace(plan, pipelines=(pipeline,))])
+    sizes = size_model([plan, replace(plan, pipelines=(pipeline,))])
     assert sizes.heads >= ulysses
     assert sizes.hidden % (2 * sizes.heads) == 0
 
@@ -113,7 +113,7 @@ def test_a_model_has_heads_for_every_ulysses_rank(plans: Path, ulysses: int) -> 
 def test_a_model_that_all_schemes_can_run(plans: Path, schemes: list[Scheme]) -> None:
     plan = next(read_plans(plans))
     pipelines = tuple(replace(plan.pipelines[0], scheme=scheme) for scheme in schemes)
-    sizes = checked_sizes([replace(plan, pipelines=pipelines)])
+    sizes = size_model([replace(plan, pipelines=pipelines)])
     assert sizes.hidden % (2 * sizes.heads) == 0
     assert sizes.heads % sizes.kv_heads == 0
     for scheme in schemes:

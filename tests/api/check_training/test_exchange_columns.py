@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random_plans import one_pipeline_plan
 
-from seqplan.api.check_training.check import CheckedStep, checked_sizes, pulled_of
+from seqplan.api.check_training.check import CheckedStep, count_step_gathered, size_model
 from seqplan.api.cli.train_check import step_cells, step_columns
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.sync_count import Pulled
@@ -20,17 +20,17 @@ LAYER = (4 + 2 + 2 + 4) * 16 * HIDDEN + 3 * 128 * HIDDEN
 
 
 def test_the_model_is_the_one_that_is_counted_here() -> None:
-    sizes = checked_sizes(PLANS[:2])
+    sizes = size_model(PLANS[:2])
     assert (sizes.hidden, sizes.layers, sizes.vocab) == (HIDDEN, LAYERS, WORDS)
     assert (sizes.heads, sizes.kv_heads, sizes.ffn) == (4, 2, 128)
 
 
 def test_what_the_fullest_rank_pulls() -> None:
-    sizes = checked_sizes(PLANS[:2])
+    sizes = size_model(PLANS[:2])
     everything = NORMS + 2 * WORDS * HIDDEN + LAYERS * LAYER
-    assert pulled_of(PLANS[0], sizes) == Pulled(everything * 3 // 4, None)
+    assert count_step_gathered(PLANS[0], sizes) == Pulled(everything * 3 // 4, None)
     # A half of a layer and of one end, some of which the rank may own.
-    cut = pulled_of(PLANS[1], sizes)
+    cut = count_step_gathered(PLANS[1], sizes)
     assert cut.elements <= NORMS * 3 // 4 + (LAYER + WORDS * HIDDEN) // 2 < everything // 2
     assert cut.messages is not None
 
@@ -40,6 +40,6 @@ def test_the_columns_of_a_step() -> None:
     head, *_ = step_columns(PLANS, "bfloat16").head()
     assert head.split()[10:12] == ["pulled", "messages"]
     cells = [step_cells(step, PLANS, "bfloat16") for step in steps]
-    pulled = pulled_of(PLANS[1], checked_sizes(PLANS))
+    pulled = count_step_gathered(PLANS[1], size_model(PLANS))
     assert cells[0][7] == "gathered"
     assert cells[1][6:8] == (f"{2 * pulled.elements / 2**20:.2f} MiB", str(pulled.messages))

@@ -14,7 +14,7 @@ import pytest
 from command_line import call, complaint, nothing_left
 from planned_files import PlannedFiles, propose
 
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 
 # Lengths
 
@@ -101,7 +101,7 @@ def test_a_sequence_longer_than_any_scheme_holds(tmp_path: Path, output: Path) -
     source = tmp_path / "a.txt"
     source.write_text("100\n20000\n300\n")
     few = ("--tokens", 1000)
-    limit = max(model.max_sequence for model in shipped("gpt-7b-a100-40gb").usable(4, 65536))
+    limit = max(model.max_sequence for model in load_shipped("gpt-7b-a100-40gb").usable(4, 65536))
     message = complaint(propose(source, output, "--gpus", 4, "--max-len", 65536), 3)
     assert message == (
         "sequence 1 has 20000 tokens, but on 4 GPUs the longest that any scheme of "
@@ -254,7 +254,7 @@ def test_a_malformed_profile(
     lengths: Path,
     output: Path,
 ) -> None:
-    document: Any = copy.deepcopy(dict(shipped("gpt-7b-a100-40gb").document))
+    document: Any = copy.deepcopy(dict(load_shipped("gpt-7b-a100-40gb").document))
     change(document["schemes"][2])
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(document))

@@ -12,7 +12,7 @@ import pytest
 from command_line import call, complaint, fresh_process, succeeded
 from planned_files import MAX_LEN, PlannedFiles, propose
 
-from seqplan.costs.shipped.catalogue import shipped_names
+from seqplan.costs.shipped.catalogue import list_shipped
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.format.plan_file import read_plans, write_plans
@@ -323,7 +323,7 @@ def test_profiles_lists_and_describes() -> None:
     listing = succeeded(call("profiles"))
     assert max(map(len, listing.splitlines())) <= 100
     described = as_json("profiles")
-    assert [profile["name"] for profile in described] == list(shipped_names())
+    assert [profile["name"] for profile in described] == list(list_shipped())
     for profile in described:
         assert profile["name"] in listing
         assert profile["source"].split(" ")[0] in listing

@@ -14,7 +14,7 @@ import pytest
 from seqplan.api.cli import main
 from seqplan.api.cli.trace import trace
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.groups import process_groups
@@ -33,7 +33,7 @@ def pipeline(
         MicroBatch(
             sequences,
             100 * len(sequences),
-            scheme.padded_tokens([100] * len(sequences)),
+            scheme.pad_micro_batch([100] * len(sequences)),
             cost,
         )
         for sequences, cost in zip(batches, costs, strict=True)
@@ -177,7 +177,7 @@ def test_the_verb_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_the_profile_says_what_forward_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = json.loads(json.dumps(dict(shipped("llama-7b-a800-80gb").document)))
+    document = json.loads(json.dumps(dict(load_shipped("llama-7b-a800-80gb").document)))
     document["forward_fraction"] = 0.25
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(document))
@@ -199,7 +199,7 @@ def test_the_profile_says_what_forward_takes(
     )
     first = next(event for event in passes(traced(own.digest, "--profile", str(path))))
     assert first["dur"] == pytest.approx(0.25 * 10.001 * 1000)
-    by_name = traced(shipped("llama-32b-a800-80gb").digest)["otherData"]
+    by_name = traced(load_shipped("llama-32b-a800-80gb").digest)["otherData"]
     assert by_name["forward_fraction_source"] == "profile llama-32b-a800-80gb"
     plans = write(tmp_path / "plans.jsonl", PIPELINED)
     assert main(["trace", str(plans), "--step", "7", "--profile", str(path)]) == 2

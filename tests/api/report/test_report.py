@@ -12,7 +12,7 @@ from comparisons import ODD, Page, comparison_of, in_rounds, iteration, pipeline
 from seqplan.api.cli.parts.compare_output import comparison_fields, comparison_lines
 from seqplan.api.report import render
 from seqplan.api.report.drawing.style import CSS
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem
 from seqplan.plans.scheme import Scheme
@@ -21,7 +21,7 @@ COMPARISONS = pytest.mark.parametrize(
     "compared", [pipelined(), in_rounds()], ids=["pipelined", "rounds"]
 )
 
-PROFILE = shipped("llama-7b-a800-80gb").restricted(measured=True)
+PROFILE = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
 
 
 @COMPARISONS
@@ -154,7 +154,7 @@ def test_the_headline_is_the_nearest_rival() -> None:
 
 
 def test_every_curve_is_drawn_its_own_way() -> None:
-    profile = shipped("llama-32b-a800-80gb").restricted(measured=True)
+    profile = load_shipped("llama-32b-a800-80gb").restrict(measured=True)
     schemes = [str(model.scheme) for model in profile.usable(64, 32_768)]
     assert len(schemes) >= 13
     document = render(replace(pipelined(), gpus=64), profile)

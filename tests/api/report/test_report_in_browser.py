@@ -10,7 +10,7 @@ from browser import Page
 from comparisons import pipelined
 
 from seqplan.api.report import render
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 
 NAME = "A published system of a long name, with our balancing"
 
@@ -41,7 +41,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         replace(system, name=f"{NAME} {at}") for at in range(4) for system in comparison.systems[1:]
     ]
     path = tmp_path_factory.mktemp("report") / "report.html"
-    profile = shipped("llama-32b-a800-80gb").restricted(measured=True)
+    profile = load_shipped("llama-32b-a800-80gb").restrict(measured=True)
     path.write_text(
         render(replace(comparison, gpus=64, systems=(comparison.ours, *others)), profile)
     )

@@ -14,7 +14,7 @@ from stocked_service import WORLD, Stocked, stock
 
 from seqplan.costs.fit.calibration import LEAST_MEASURED
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.scheme import Strategy
 
 PROFILE = "llama-7b-a800-80gb"
@@ -60,7 +60,7 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
     server = ("--server", served.url, "--job", job)
     written = succeeded(_refit(*server, "-o", output)).splitlines()
     assert written[-1] == f"written: {output}"
-    before, after = shipped(PROFILE).by_scheme, Profile.load(output).by_scheme
+    before, after = load_shipped(PROFILE).by_scheme, Profile.load(output).by_scheme
     for judged in warned:
         ((scheme, _),) = Strategy.parse(f"1×{judged['scheme']}").counts
         for name in "abc":

@@ -75,7 +75,7 @@ def test_figures_of_the_store_and_of_the_service(store: Store) -> None:
         connection.exec_driver_sql("DROP TABLE plans")
         connection.exec_driver_sql("DROP TABLE jobs")
     service.counts["status 401"] += 3
-    metrics.answered("/v1/jobs/j/plans/0", 0.002)
+    metrics.record_answer("/v1/jobs/j/plans/0", 0.002)
     lines = metrics.text().splitlines()
     for line in (
         'seqplan_jobs{state="planning"} 1.0',

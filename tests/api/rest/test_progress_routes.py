@@ -8,7 +8,7 @@ import pytest
 from measuring_ranks import measure, plan_of
 from stocked_service import WORLD, Stocked
 
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.scheme import Strategy
 
@@ -86,7 +86,7 @@ def test_one_step_in_time(stocked: Stocked) -> None:
     plan = plan_of(served, job, 1)
     reply = served.ask("GET", f"/v1/jobs/{job}/plans/1/timeline")
     durations = reply.json
-    fraction = shipped(PROFILE).forward_fraction
+    fraction = load_shipped(PROFILE).forward_fraction
     assert durations["simulated_ms"] == pytest.approx(simulate_plan_ms(plan, fraction))
     assert durations["simulated_ms"] <= durations["predicted_ms"] + 1e-6
     for pipeline, drawn in zip(plan.pipelines, durations["pipelines"], strict=True):

@@ -11,8 +11,8 @@ from command_line import call, succeeded
 from service_process import PATIENCE_S
 from stocked_service import DATA, MAX_LEN, Stocked
 
-from seqplan.api.service.proposal_request import requested
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.api.service.proposal_request import parse_request
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.sync.times import GivenExchange, LayoutExchange
 
 LLAMA, GPT = "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
@@ -131,4 +131,4 @@ def test_requests_of_earlier_versions_keep_their_meaning(
     stored: dict[str, Any], kind: type[object]
 ) -> None:
     request = {"gpus": 8, "max_len": MAX_LEN, "tokens": 8000, "seed": 0, **stored}
-    assert isinstance(requested(shipped(LLAMA), request)["exchange"], kind)
+    assert isinstance(parse_request(load_shipped(LLAMA), request)["exchange"], kind)

@@ -60,17 +60,17 @@ def test_a_window_behind_the_slowest_rank_is_kept(opened: Opener) -> None:
     with store.reading() as connection:
         row = get(connection, JobRow, "j")
         assert row is not None
-        assert plans.planned_steps(connection, "j") == [*range(slowest - 99, 1000)]
+        assert plans.list_planned_steps(connection, "j") == [*range(slowest - 99, 1000)]
         assert (row.kept_from, row.expired_steps) == (slowest - 99, slowest - 99)
         assert [batch.step for batch in batches.batches_after(connection, "j", -1, 2000)] == [
             *range(slowest - 99, 1000)
         ]
-        measured = measurements.measured_since(connection, "j", 0)
+        measured = measurements.read_measurements_since(connection, "j", 0)
         assert [*measured] == [*range(slowest - 19, 1000)]
         assert acks.last_acknowledged(connection, "j", WORLD) == [999, slowest]
         # The sampler's states are near any step that a checkpoint may be of.
         for step in (0, 5, 600, slowest - 100, slowest):
-            state = plans.known_state(connection, row, step)
+            state = plans.read_latest_state(connection, row, step)
             assert step - STATE_EVERY < state.step <= step
             assert state == SamplerState(state.step, 0, 10 * state.step)
 
@@ -88,7 +88,7 @@ def test_nothing_expires_before_every_rank_has_done_it(opened: Opener, behind: i
     _upkeep(store, Retention(steps=2, least_measured=1)).look()
     with store.reading() as connection:
         first = 0 if behind is None else behind - 1
-        assert plans.planned_steps(connection, "j") == [*range(first, 50)]
+        assert plans.list_planned_steps(connection, "j") == [*range(first, 50)]
 
 
 def test_the_store_of_a_hundred_thousand_steps_is_small(

@@ -65,12 +65,12 @@ def test_a_store_of_the_first_version_is_brought_to_this_one(opened: Opener) -> 
     assert (store.files / "store-id").exists()
     with store.reading() as connection:
         assert last_acknowledged(connection, "j", 3) == [2, 0, -1]
-        assert plans.planned_steps(connection, "j") == [0]
+        assert plans.list_planned_steps(connection, "j") == [0]
         assert not inspect(connection).has_table("acks")
         job = get(connection, JobRow, "j")
         assert job is not None
         assert (job.first_step, job.continues, job.max_len) == (0, None, None)
-        assert plans.known_state(connection, job, 5) == SamplerState(0, 0, 0)
+        assert plans.read_latest_state(connection, job, 5) == SamplerState(0, 0, 0)
         migrated = get(connection, LengthsRow, row.id)
         assert migrated is not None
         assert migrated.kind == "sequences"

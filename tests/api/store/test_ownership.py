@@ -13,7 +13,7 @@ import pytest
 from seqplan.api.store.errors import StoreError
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.lengths import put_lengths, write_lengths
-from seqplan.api.store.tables.tokens import add_token, known_tokens
+from seqplan.api.store.tables.tokens import add_token, read_token_hashes
 
 
 @pytest.mark.parametrize("spelling", ["symbolic", "hard", "dots", "url", "other files"])
@@ -55,7 +55,7 @@ def test_tokens_are_changed_beside_a_service(tmp_path: Path) -> None:
         add_token(connection, "t", "read")
     beside.close()
     with store.reading() as connection:
-        assert len(known_tokens(connection)) == 1
+        assert len(read_token_hashes(connection)) == 1
     # The one that was beside took no lock, and gave none up.
     with pytest.raises(StoreError, match="another service"):
         Store(str(tmp_path / "a.db"))

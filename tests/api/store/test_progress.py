@@ -55,8 +55,8 @@ def test_progress_is_what_was_kept(store: Store) -> None:
         assert acks.rank_progress(connection, "none", 20).slowest_ranks == (*range(8),)
         for beyond in (-1, STEPS[0], STEPS[7] + 1, STEPS[-1]):
             wanted = sum(step > beyond for step in STEPS)
-            assert plans.planned_beyond(connection, "job", beyond) == wanted
-        page = plans.planned_page(connection, "job", STEPS[2], 9)
+            assert plans.count_planned_beyond(connection, "job", beyond) == wanted
+        page = plans.read_planned_page(connection, "job", STEPS[2], 9)
         assert [listed.step for listed in page] == list(STEPS[3:12])
         for listed in page:
             took = [ms for (step, _), ms in measured.items() if step == listed.step]
@@ -68,7 +68,7 @@ def test_progress_is_what_was_kept(store: Store) -> None:
                 max(took, default=None),
                 len(took),
             )
-        assert plans.planned_page(connection, "job", STEPS[-1], 9) == []
+        assert plans.read_planned_page(connection, "job", STEPS[-1], 9) == []
         lines = plans.plan_lines(connection, "job", [*STEPS[:3], 1000])
         assert lines == {step: f"plan of {step}" for step in STEPS[:3]}
         assert plans.digests(connection, "job", STEPS[:1]) == {3: "sha256:job3"}
@@ -76,7 +76,7 @@ def test_progress_is_what_was_kept(store: Store) -> None:
         assert measurements.last_measured_step(connection, "none") is None
         assert measurements.latest_measured_steps(connection, "job", 4) == steps[-4:]
         assert measurements.latest_measured_steps(connection, "none", 4) == []
-        since = measurements.measured_since(connection, "job", steps[-4])
+        since = measurements.read_measurements_since(connection, "job", steps[-4])
         assert list(since) == steps[-4:]
         by_step_and_rank = {
             (step, rank): ms for step, ranks in since.items() for rank, ms in ranks.items()

@@ -118,7 +118,7 @@ def test_a_removed_job_is_gone_at_once_and_its_rows_follow_in_batches(opened: Op
         # What comes late of it is not kept; another may have its name, and none of its rows.
         _acknowledge(connection, "j_", 3)
         jobs.add_job(connection, replace(JOB, id="j_"))
-        assert plans.planned_steps(connection, "j_") == []
+        assert plans.list_planned_steps(connection, "j_") == []
     upkeep = Upkeep(store, Keeping(), abandon=lambda job: None, remove=lambda job: None, asked=dict)
     upkeep.look()
     assert max(changed) <= removals.MOST_ROWS

@@ -38,13 +38,13 @@ def test_what_was_written_is_there_after_opening_again(opened: Opener) -> None:
         answers.keep_answer(connection, "/path", "key", answers.Answer("ab", 201, "{}"))
     store = opened()
     with store.reading() as connection:
-        assert [row.id for row in jobs.unfinished(connection)] == ["j"]
+        assert [row.id for row in jobs.list_unfinished(connection)] == ["j"]
         assert batches.batches_after(connection, "j", -1, 9) == pushed
         assert batches.batches_after(connection, "j", 3, 9) == pushed[1:]
         assert batches.last_pushed(connection, "j") == 5
         assert plans.get_plan(connection, "j", 3) == plan
         assert plans.get_plan(connection, "j", 5) is None
-        assert plans.planned_steps(connection, "j") == [3]
+        assert plans.list_planned_steps(connection, "j") == [3]
         assert acks.last_acknowledged(connection, "j", 2) == [3, 2]
         measured = connection.execute(schema.measurements.select()).all()
         assert [row.measured_ms for row in measured] == [6.0]
@@ -63,7 +63,7 @@ def test_a_transaction_is_whole_or_not_at_all(opened: Opener) -> None:
     with pytest.raises(KeyError):
         fail()
     with store.reading() as connection:
-        assert jobs.unfinished(connection) == []
+        assert jobs.list_unfinished(connection) == []
 
 
 def test_lengths_are_kept_once(opened: Opener) -> None:

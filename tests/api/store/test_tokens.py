@@ -16,9 +16,9 @@ Opener = Callable[[], Store]
 def test_tokens(opened: Opener) -> None:
     store = opened()
     with store.writing() as connection:
-        assert tokens.known_tokens(connection) == []
+        assert tokens.read_token_hashes(connection) == []
         token = tokens.add_token(connection, "a", "read")
-        known = tokens.known_tokens(connection)
+        known = tokens.read_token_hashes(connection)
         assert tokens.scope_of(known, token) == "read"
         assert tokens.scope_of(known, token + "x") is None
         with pytest.raises(StoreError, match="choose one of read, write"):

@@ -23,7 +23,7 @@ from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.planner.simulation.flops import model_flops as flops_of_step
-from seqplan.planner.sync.derive import held_parameters
+from seqplan.planner.sync.derive import count_parameters
 from seqplan.plans.scheme import Scheme
 
 CONFIGS = Path(__file__).parents[1] / "model_configs"
@@ -100,7 +100,7 @@ def test_a_token_runs_through_its_experts_only_and_all_of_them_are_held() -> Non
     assert few[0] > 5 * few[1]
     deployment = Deployment(cluster=CLUSTER, sizes=QWEN)
     assert state_bytes(deployment)[0] == 12 * QWEN.parameters
-    assert held_parameters(QWEN.shape, (4, 1))[0] == pytest.approx(QWEN.parameters / 4, rel=1e-4)
+    assert count_parameters(QWEN.shape, (4, 1))[0] == pytest.approx(QWEN.parameters / 4, rel=1e-4)
     assert model_flops(QWEN, 1024) < 0.15 * 6 * QWEN.parameters * 1024
     assert flops_of_step(QWEN.shape, [1024, 512]) == model_flops(QWEN, 1024) + model_flops(
         QWEN, 512

@@ -17,7 +17,7 @@ from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.scheme import Scheme
 
 DEPLOYMENT = Deployment(
@@ -155,12 +155,12 @@ def test_a_layout_that_was_not_measured_comes_from_the_calibrated_terms() -> Non
 
 @pytest.mark.parametrize("model", ["7b", "13b", "32b"])
 def test_what_ships_is_what_completing_gives(model: str) -> None:
-    whole = shipped(f"llama-{model}-a800-80gb")
+    whole = load_shipped(f"llama-{model}-a800-80gb")
     derived = [entry.scheme for entry in whole.schemes if entry.origin == "derived"]
     assert len(derived) >= 60
     assert all(scheme.sp > 1 or scheme == Scheme() for scheme in derived)
     cluster = ClusterHardware(DEVICES["a800-80gb"], 8, 8)
-    for part in (whole.restricted(measured=True), whole):  # what is derived already is so anew
+    for part in (whole.restrict(measured=True), whole):  # what is derived already is so anew
         again = complete(part, cluster, derived, sizes=MODELS[f"llama-{model}"])
         # The order of sums decides the last digits, and where the fit of coefficients ends.
         for entry, shipping in zip(again["schemes"], whole.document["schemes"], strict=True):
@@ -172,7 +172,7 @@ def test_what_ships_is_what_completing_gives(model: str) -> None:
 @pytest.mark.parametrize("model", ["7b", "13b", "32b"])
 def test_sequence_parallelism_costs_gpu_time_and_buys_room(model: str) -> None:
     """Beside the same tp and pp: no less GPU-time per token, and tokens in proportion to GPUs."""
-    profile = shipped(f"llama-{model}-a800-80gb")
+    profile = load_shipped(f"llama-{model}-a800-80gb")
     models = {m.scheme: m for m in profile.usable(64, 32768)}
     pairs = [(s, Scheme(s.tp, s.pp)) for s in models if s.sp > 1 and Scheme(s.tp, s.pp) in models]
     assert pairs
@@ -189,14 +189,17 @@ def test_sequence_parallelism_costs_gpu_time_and_buys_room(model: str) -> None:
 def test_what_cannot_be_completed_says_why() -> None:
     with pytest.raises(ValueError, match="does not state the model's ffn; give --ffn or --model"):
         complete(
-            shipped("llama-7b-a800-80gb").restricted(measured=True), DEPLOYMENT.cluster, SCHEMES
+            load_shipped("llama-7b-a800-80gb").restrict(measured=True), DEPLOYMENT.cluster, SCHEMES
         )
     with pytest.raises(ValueError, match="its model has hidden 4096, not 5120"):
         complete(
-            shipped("llama-7b-a800-80gb"), DEPLOYMENT.cluster, SCHEMES, sizes=MODELS["llama-13b"]
+            load_shipped("llama-7b-a800-80gb"),
+            DEPLOYMENT.cluster,
+            SCHEMES,
+            sizes=MODELS["llama-13b"],
         )
     with pytest.raises(ValueError, match="does not state the model's heads, kv_heads, ffn, vocab"):
-        complete(shipped("gpt-7b-a100-40gb"), DEPLOYMENT.cluster, SCHEMES)
+        complete(load_shipped("gpt-7b-a100-40gb"), DEPLOYMENT.cluster, SCHEMES)
     estimated = profile_of(derive_profile(DEPLOYMENT, [Scheme()], name="estimated"))
     with pytest.raises(ValueError, match="has no measured scheme to derive others from"):
         complete(estimated, DEPLOYMENT.cluster, SCHEMES)
@@ -205,27 +208,27 @@ def test_what_cannot_be_completed_says_why() -> None:
 
 
 def test_a_part_of_a_profile() -> None:
-    profile = shipped("llama-7b-a800-80gb")
-    measured_part = profile.restricted(measured=True)
+    profile = load_shipped("llama-7b-a800-80gb")
+    measured_part = profile.restrict(measured=True)
     assert {entry.origin for entry in measured_part.schemes} == {"published"}
-    one_layout = profile.restricted(layout=(4, 2))
+    one_layout = profile.restrict(layout=(4, 2))
     assert {(entry.scheme.tp, entry.scheme.pp) for entry in one_layout.schemes} == {(4, 2)}
     assert len({profile.digest, measured_part.digest, one_layout.digest}) == 3
     for _ in range(2):  # and again: a part is not made of what reading the one before filled in
-        assert profile.restricted(measured=True).digest == measured_part.digest
+        assert profile.restrict(measured=True).digest == measured_part.digest
     for part in (profile, measured_part, one_layout):
         assert profile.with_digest(part.digest) == part
     assert profile.with_digest("sha256:other") is None
-    assert measured_part.restricted(measured=True) is measured_part
+    assert measured_part.restrict(measured=True) is measured_part
     with pytest.raises(ProfileError, match="has no scheme of layout tp3; its layouts are tp1, pp2"):
-        profile.restricted(layout=(3, 1))
+        profile.restrict(layout=(3, 1))
     with pytest.raises(ProfileError, match="has no measured scheme of layout tp1"):
-        profile.restricted(measured=True, layout=(1, 1))
+        profile.restrict(measured=True, layout=(1, 1))
 
 
 def test_reading_leaves_a_document_as_it_was_given() -> None:
-    profile = shipped("llama-7b-a800-80gb")
+    profile = load_shipped("llama-7b-a800-80gb")
     before = json.dumps(profile.document)
     Profile.from_document({**profile.document, "schemes": profile.document["schemes"][:3]}, "part")
-    profile.restricted(measured=True)
+    profile.restrict(measured=True)
     assert json.dumps(profile.document) == before

@@ -8,19 +8,19 @@ import pytest
 
 from seqplan.costs.analytic.validation.shipped_estimates import document_of, names, text_of
 from seqplan.costs.model_sizes import MODELS, ModelSizes
-from seqplan.costs.shipped.catalogue import shipped, shipped_names
+from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.plans.scheme import Scheme
 
 
 def test_all_of_them_ship() -> None:
     assert len(names()) == 12
-    assert set(names()) <= set(shipped_names())
+    assert set(names()) <= set(list_shipped())
 
 
 @pytest.mark.parametrize("name", ["llama3-70b-h100-80gb", "qwen3-30b-a3b-h100-80gb"])
 def test_what_ships_is_what_the_model_derives(name: str) -> None:
     """To a thousandth: the last digits, and where the fit of coefficients ends, vary."""
-    derived, document = document_of(name), dict(shipped(name).document)
+    derived, document = document_of(name), dict(load_shipped(name).document)
     assert json.loads(text_of(derived)) == derived
     for entry, shipping in zip(derived["schemes"], document["schemes"], strict=True):
         coefficients = {key: pytest.approx(shipping[key], rel=1e-3, abs=1e-12) for key in "abc"}
@@ -35,7 +35,7 @@ def test_what_ships_is_what_the_model_derives(name: str) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_each_says_that_it_is_derived_and_how_far_it_may_be_off(name: str) -> None:
-    profile = shipped(name)
+    profile = load_shipped(name)
     assert {entry.origin for entry in profile.schemes} == {"derived"}
     assert profile.shape.sizes == ModelSizes.of(MODELS[name.rpartition("-h")[0]])
     notes = profile.document["notes"]
@@ -47,7 +47,7 @@ def test_each_says_that_it_is_derived_and_how_far_it_may_be_off(name: str) -> No
 
 
 def test_larger_memory_holds_more_schemes_and_longer_sequences() -> None:
-    small, large = (shipped(f"llama3-70b-{device}") for device in ("h100-80gb", "h200-141gb"))
+    small, large = (load_shipped(f"llama3-70b-{device}") for device in ("h100-80gb", "h200-141gb"))
     assert set(small.by_scheme) < set(large.by_scheme)
     scheme = Scheme(tp=4, pp=2, ring=8)
     longest = [p.model(p.by_scheme[scheme], 64, 1).max_len for p in (small, large)]

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from seqplan.costs.analytic.validation.published import published
+from seqplan.costs.analytic.validation.published import read_published
 from seqplan.costs.analytic.validation.table_check import TableCheck
 from seqplan.costs.analytic.validation.tables import checks
 from seqplan.costs.analytic.validation.training_tables import foundry_runs, nvidia_runs
@@ -66,7 +66,7 @@ def test_what_fits_is_agreed_on_by_every_scheme(by_name: dict[str, TableCheck]) 
 
 
 def test_no_run_that_was_published_is_said_not_to_fit() -> None:
-    foundry, nvidia = published("llm_foundry.json"), published("nvidia_h100.json")
+    foundry, nvidia = read_published("llm_foundry.json"), read_published("nvidia_h100.json")
     verdicts = Counter(
         [
             estimated.verdict

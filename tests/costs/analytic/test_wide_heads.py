@@ -97,8 +97,8 @@ def test_a_profile_keeps_both_and_its_memory_model_knows_them() -> None:
     assert document["model"]["tied"] is True
     profile = Profile.from_document(document, "p")
     assert (profile.shape.head_dim, profile.shape.tied) == (160, True)
-    states = profile.memory.fixed_bytes(Scheme(pp=2), 16, 0)
-    untied = replace(profile.memory, tied=False).fixed_bytes(Scheme(pp=2), 16, 0)
+    states = profile.memory.count_fixed_bytes(Scheme(pp=2), 16, 0)
+    untied = replace(profile.memory, tied=False).count_fixed_bytes(Scheme(pp=2), 16, 0)
     assert states - untied == profile.memory.resident_embedding_bytes / 2
     alone = derive_profile(deployment, [Scheme()], name="p")
     alone["schemes"][0]["origin"] = "measured"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sampled import samples
 
 from seqplan.costs.fit.busy import busy
-from seqplan.costs.fit.pooling import pooled, steadied
+from seqplan.costs.fit.pooling import pool_samples, rescale_to_usual_speed
 from seqplan.costs.fit.samples import Sample
 from seqplan.plans.scheme import Scheme
 
@@ -44,7 +44,7 @@ def test_processor_time_is_told_beside() -> None:
         replace(measured, layers_cpu_ms=tuple(ms / 2 for ms in measured.layers_ms))
         for measured in read(5.0, 3)
     ]
-    for together in (half, pooled(half), pooled(steadied(half))):
+    for together in (half, pool_samples(half), pool_samples(rescale_to_usual_speed(half))):
         note = busy(together)
         assert note is not None
         assert note.endswith("; layers had 0.5 cores of it while they ran")

@@ -14,7 +14,7 @@ from seqplan.costs.fit.calibration import (
     RECENT,
     Stated,
     drift,
-    stated_error,
+    find_stated_error,
 )
 from seqplan.costs.latency import Latency
 from seqplan.costs.profiled_scheme import ProfiledScheme
@@ -86,14 +86,16 @@ def test_what_is_stated_is_the_limit(p90: float, limit: float) -> None:
     ],
 )
 def test_a_fit_that_states_nothing(fit: dict[str, object] | None) -> None:
-    assert stated_error(ProfiledScheme(Scheme(), Latency(1, 1, 1), None, "measured", fit)) is None
+    assert (
+        find_stated_error(ProfiledScheme(Scheme(), Latency(1, 1, 1), None, "measured", fit)) is None
+    )
 
 
 def test_a_fit_that_states_its_error() -> None:
     fit = {"held_out": {"samples": 12, "median": 0.01, "p90": 0.04, "largest": 0.09}}
     entry = ProfiledScheme(Scheme(), Latency(1, 1, 1), None, "measured", fit)
-    assert stated_error(entry) == Stated(12, 0.01, 0.04)
-    assert stated_error(None) is None
+    assert find_stated_error(entry) == Stated(12, 0.01, 0.04)
+    assert find_stated_error(None) is None
 
 
 def test_the_warning_of_times_that_scatter_names_no_side() -> None:

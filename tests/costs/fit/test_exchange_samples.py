@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seqplan.costs.fit.pooling import merged_exchanges
+from seqplan.costs.fit.pooling import merge_sync_samples
 from seqplan.costs.fit.sample_file import SampleFile, read_exchanges, read_samples
 from seqplan.costs.fit.samples import MeasuredOn, SampleError
 from seqplan.costs.fit.sync_samples import ExchangeSample, fit_exchange
@@ -28,7 +28,7 @@ def test_exchanges_are_kept_beside_the_samples(tmp_path: Path) -> None:
         again.add_exchange(TWO)
     assert read_exchanges(path) == [ONE, TWO]
     assert read_samples(path) == (MEASURED_ON, [])
-    assert merged_exchanges([path, path]) == [ONE, TWO] * 2
+    assert merge_sync_samples([path, path]) == [ONE, TWO] * 2
 
 
 @pytest.mark.parametrize(

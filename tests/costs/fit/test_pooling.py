@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from sampled import MEASURED_ON, sample, samples
 
 from seqplan.costs.fit.measured_profile import fit_schemes
-from seqplan.costs.fit.pooling import device_spread, merged, pooled, response, steadied
+from seqplan.costs.fit.pooling import (
+    device_spread,
+    merge_runs,
+    pool_samples,
+    rescale_to_usual_speed,
+    response,
+)
 from seqplan.costs.fit.sample_file import SampleFile
 from seqplan.costs.fit.samples import Sample
 from seqplan.plans.scheme import Scheme
@@ -35,7 +41,7 @@ def test_what_disturbs_the_device_for_a_while_does_not_bend_the_curve() -> None:
         replace(measured, turn=1, layers_ms=tuple(1.6 * ms for ms in measured.layers_ms))
         for measured in calm
     ]
-    together = pooled([*calm, *slow, *(replace(measured, turn=2) for measured in calm)])
+    together = pool_samples([*calm, *slow, *(replace(measured, turn=2) for measured in calm)])
     assert [(measured.role, measured.lengths, measured.turn) for measured in together] == [
         (measured.role, measured.lengths, 0) for measured in calm
     ]
@@ -44,19 +50,19 @@ def test_what_disturbs_the_device_for_a_while_does_not_bend_the_curve() -> None:
         assert measured.whole_ms(8) == pytest.approx(alone.whole_ms(8), rel=0.011)
         assert measured.spread > 0.1
         assert measured.saved_bytes == alone.saved_bytes
-    assert pooled(calm) == calm
+    assert pool_samples(calm) == calm
 
 
 def test_out_of_memory_in_one_round_is_out_of_memory() -> None:
     fits = sample(Scheme(), "fit", (64,))
     full = replace(fits, turn=1, layers_ms=(), ends_ms=(), forward_ms=(), oom=True)
     other = replace(fits, layers=4)  # measured with other layers: not the same
-    assert pooled([fits, full, other]) == [full, other]
+    assert pool_samples([fits, full, other]) == [full, other]
 
 
 def test_peaks_of_all_rounds_are_kept_where_they_are_read() -> None:
     measured = replace(sample(Scheme(), "fit", (64,)), layers_peak_bytes=5, ends_peak_bytes=9)
-    (together,) = pooled(
+    (together,) = pool_samples(
         [measured, replace(measured, turn=1, layers_peak_bytes=7, ends_peak_bytes=3)]
     )
     assert (together.layers_peak_bytes, together.ends_peak_bytes) == (7, 9)
@@ -67,7 +73,7 @@ def test_times_are_as_at_one_speed(speeds: list[float]) -> None:
     """Whatever the speeds were, ratios of times are those of an equally fast device."""
     measured = sample(Scheme(), "fit", (64,))
     measured = replace(measured, layers_ms=measured.layers_ms[:1] * 3)
-    steady = steadied([slowed(measured, by) for by in speeds])
+    steady = rescale_to_usual_speed([slowed(measured, by) for by in speeds])
     usual = [np.divide(sample.layers_ms, measured.layers_ms) for sample in steady]
     np.testing.assert_allclose(usual, usual[0][0])
     assert min(speeds) * 0.999 <= usual[0][0] <= max(speeds) * 1.001
@@ -93,7 +99,7 @@ def test_readings_count_by_what_they_tell() -> None:
     assert response(run(0.0)) == pytest.approx(0.0, abs=0.02)
     assert response(run(-1.0)) == 0.0
     noise = run(0.0)
-    for noisy, steady in zip(noise, steadied(noise), strict=True):
+    for noisy, steady in zip(noise, rescale_to_usual_speed(noise), strict=True):
         assert steady.layers_ms == pytest.approx(noisy.layers_ms, rel=0.02)
 
 
@@ -102,8 +108,8 @@ def test_a_device_slowed_at_random_gives_the_curve_of_a_steady_one() -> None:
     calm = [slowed(measured, 1.0) for measured in samples(Scheme())]
     noisy = [slowed(measured, float(rng.choice([1.0, 1.6]))) for measured in 2 * calm]
     truth, raw, fit = (
-        fit_schemes(MEASURED_ON, pooled(several))[Scheme()]
-        for several in (calm, noisy, steadied(noisy))
+        fit_schemes(MEASURED_ON, pool_samples(several))[Scheme()]
+        for several in (calm, noisy, rescale_to_usual_speed(noisy))
     )
     assert raw.verdict == "suspect"
     assert [reason.split(" by ")[0] for reason in fit.reasons] == ["the device's speed varied"]
@@ -116,11 +122,11 @@ def test_a_device_slowed_at_random_gives_the_curve_of_a_steady_one() -> None:
 
 def test_samples_without_readings_stay_as_they_are() -> None:
     bare = samples(Scheme())
-    assert steadied(bare) == bare
+    assert rescale_to_usual_speed(bare) == bare
     assert device_spread(bare) is None
-    assert steadied([]) == []
+    assert rescale_to_usual_speed([]) == []
     full = replace(bare[0], layers_ms=(), ends_ms=(), forward_ms=(), oom=True)
-    assert steadied([full]) == [full]
+    assert rescale_to_usual_speed([full]) == [full]
 
 
 def test_each_run_is_steadied_by_its_own_usual_speed(tmp_path: Path) -> None:
@@ -129,7 +135,7 @@ def test_each_run_is_steadied_by_its_own_usual_speed(tmp_path: Path) -> None:
     for name, yardstick_ms in (("a", 0.4), ("b", 4.0)):
         with SampleFile(tmp_path / name, MEASURED_ON) as file:
             file.add(slowed(measured, 1.0, yardstick_ms))
-    _, (both,) = merged([tmp_path / "a", tmp_path / "b"])
+    _, (both,) = merge_runs([tmp_path / "a", tmp_path / "b"])
     assert both.layers_ms == pytest.approx(2 * measured.layers_ms)
     assert both.layers_yardstick_ms == pytest.approx((0.4,) * 6)
     assert device_spread([both]) == pytest.approx(0.0)
@@ -146,8 +152,8 @@ def test_truth_is_within_intervals_of_an_unsteady_device(slowness: str) -> None:
     else:
         factors = np.where(rng.random(len(turns)) < 0.6, rng.uniform(1.3, 3.0, len(turns)), 1.0)
     run = [slowed(measured, float(by)) for measured, by in zip(turns, factors, strict=True)]
-    truth = fit_schemes(MEASURED_ON, pooled(calm))[Scheme()].latency
-    fit = fit_schemes(MEASURED_ON, pooled(steadied(run)))[Scheme()]
+    truth = fit_schemes(MEASURED_ON, pool_samples(calm))[Scheme()].latency
+    fit = fit_schemes(MEASURED_ON, pool_samples(rescale_to_usual_speed(run)))[Scheme()]
     assert fit.latency.b > 1.2 * truth.b
     for name in "abc":
         low, high = fit.intervals[name]
@@ -160,7 +166,7 @@ def test_truth_is_within_intervals_of_an_unsteady_device(slowness: str) -> None:
 def test_steady_device_leaves_intervals_and_verdict() -> None:
     calm = [slowed(measured, 1.0) for measured in samples(Scheme())]
     read, unread = (
-        fit_schemes(MEASURED_ON, pooled(s))[Scheme()] for s in (calm, samples(Scheme()))
+        fit_schemes(MEASURED_ON, pool_samples(s))[Scheme()] for s in (calm, samples(Scheme()))
     )
     assert read.intervals == unread.intervals
     assert read.verdict == unread.verdict == "usable"

@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqplan.costs.fit.calibration import stated_error
+from seqplan.costs.fit.calibration import find_stated_error
 from seqplan.costs.fit.latency_fit import Observed
 from seqplan.costs.fit.refit import (
     LEAST_TO_FIT,
     LEAST_TO_SCALE,
     Measurement,
     MeasurementError,
-    observed,
+    match_measurements,
     read_measurements,
     refit,
     refit_profile,
-    refitted_document,
+    write_refit,
 )
 from seqplan.costs.latency import Latency
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme
@@ -102,26 +102,26 @@ def plan(step: int) -> Plan:
 
 def test_a_pipeline_counts_where_its_ranks_were_measured_and_ran_nothing_else() -> None:
     measured = [Measurement(7, rank, 10.0 + rank) for rank in range(6)]
-    seen = observed([plan(7), plan(8)], measured)
+    seen = match_measurements([plan(7), plan(8)], measured)
     assert seen.by_scheme == {
         Scheme(1, 1, 2, 1): [Observed((100,), 11.0, micro_batches=1)],
         Scheme(): [Observed((101, 102), 12.0, micro_batches=2)],
     }
     assert (seen.rank_times, seen.unplanned, seen.unplanned_steps) == (3, 0, ())
-    assert observed([plan(7)], measured[1:]).by_scheme == {
+    assert match_measurements([plan(7)], measured[1:]).by_scheme == {
         Scheme(): [Observed((101, 102), 12.0, micro_batches=2)]
     }
     with pytest.raises(MeasurementError, match="step 7: measured on rank 6, its plan has 6"):
-        observed([plan(7)], [Measurement(7, 6, 1.0)])
+        match_measurements([plan(7)], [Measurement(7, 6, 1.0)])
 
 
 def test_times_of_steps_without_a_plan_are_counted_apart() -> None:
     measured = [Measurement(step, rank, 10.0) for step in (7, 90, 12) for rank in range(4)]
-    seen = observed([plan(7)], measured)
+    seen = match_measurements([plan(7)], measured)
     assert (seen.rank_times, seen.unplanned, seen.unplanned_steps) == (3, 8, (12, 90))
 
 
-LLAMA = shipped("llama-7b-a800-80gb")
+LLAMA = load_shipped("llama-7b-a800-80gb")
 
 
 def slower(scheme: Scheme, factor: float, count: int) -> list[Observed]:
@@ -143,7 +143,7 @@ def test_a_device_that_is_slower_is_slower_for_schemes_that_were_not_measured() 
     reasons = {result.scheme: result.reason for result in refitted.schemes}
     assert reasons[four].endswith("as the measured schemes; 3 pipelines measured, 8 are needed")
     assert reasons[Scheme()] == "scaled by 1.300, as the measured schemes; not measured"
-    document = refitted_document(LLAMA, refitted.schemes, "refitted to a test")
+    document = write_refit(LLAMA, refitted.schemes, "refitted to a test")
     again = type(LLAMA).from_document(document, "again")
     for entry in again.schemes:
         for name in "abc":
@@ -152,7 +152,7 @@ def test_a_device_that_is_slower_is_slower_for_schemes_that_were_not_measured() 
         origin = LLAMA.by_scheme[entry.scheme].origin
         assert entry.origin == ("measured" if entry.scheme == two else origin)
         assert entry.fit is not None
-        assert stated_error(entry) is None or entry.scheme == two
+        assert find_stated_error(entry) is None or entry.scheme == two
     assert again.by_scheme[Scheme()].fit == {"refitted": f"extrapolated: {reasons[Scheme()]}"}
 
 
@@ -208,11 +208,11 @@ def test_bad_measurements_are_named_by_line(tmp_path: Path, line: str, message: 
 
 
 def test_the_new_profile_says_where_it_comes_from_and_keeps_the_rest() -> None:
-    profile = shipped("llama-7b-a800-80gb")
+    profile = load_shipped("llama-7b-a800-80gb")
     entry = profile.schemes[0]
     slower = Latency(*(getattr(entry.latency, name) * 1.5 for name in "abc"))
     result = refit(entry.latency, entry.scheme, samples(slower, LEAST_TO_SCALE))
-    document = refitted_document(profile, [result], "refitted to a test")
+    document = write_refit(profile, [result], "refitted to a test")
     again = type(profile).from_document(document, "again")
     changed = again.by_scheme[entry.scheme]
     assert changed.origin == "measured"

@@ -11,12 +11,12 @@ from sampled import MEASURED_ON, SIZES, sample, samples
 
 from seqplan.costs.fit.measured_profile import (
     ProfiledDevices,
+    find_unfitted,
     fit_all,
     fit_memory,
     profile_document,
-    unfitted,
 )
-from seqplan.costs.fit.pooling import merged
+from seqplan.costs.fit.pooling import merge_runs
 from seqplan.costs.fit.sample_file import SampleFile, read_samples
 from seqplan.costs.fit.samples import Sample, SampleError
 from seqplan.costs.model_sizes import ModelSizes
@@ -137,7 +137,7 @@ def test_times_that_cannot_be_are_named(
 def test_a_run_that_measured_nothing_makes_no_profile(tmp_path: Path) -> None:
     SampleFile(tmp_path / "s.jsonl", MEASURED_ON).close()
     with pytest.raises(SampleError, match=r"s\.jsonl: nothing was measured"):
-        merged([tmp_path / "s.jsonl"])
+        merge_runs([tmp_path / "s.jsonl"])
 
 
 @pytest.mark.parametrize(
@@ -153,14 +153,14 @@ def test_settings_are_not_mixed(tmp_path: Path, change: dict[str, object], named
     SampleFile(tmp_path / "a", MEASURED_ON).close()
     SampleFile(tmp_path / "b", replace(MEASURED_ON, **change)).close()  # type: ignore[arg-type]
     with pytest.raises(SampleError, match=named):
-        merged([tmp_path / "a", tmp_path / "b"])
+        merge_runs([tmp_path / "a", tmp_path / "b"])
 
 
 def test_a_model_that_lacks_a_size_is_named(tmp_path: Path) -> None:
     some = tuple((name, size) for name, size in SIZES.items() if name != "layers")
     SampleFile(tmp_path / "s.jsonl", replace(MEASURED_ON, model=some)).close()
     with pytest.raises(SampleError, match=r"s\.jsonl, line 1: .*model lacks layers"):
-        merged([tmp_path / "s.jsonl"])
+        merge_runs([tmp_path / "s.jsonl"])
 
 
 def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
         with SampleFile(tmp_path / name, MEASURED_ON) as file:
             for measured in samples(scheme):
                 file.add(measured)
-    measured_on, together = merged([tmp_path / "a", tmp_path / "b"])
+    measured_on, together = merge_runs([tmp_path / "a", tmp_path / "b"])
     document = profile_document(
         fit_all(measured_on, together),
         ProfiledDevices("a device", 8, 10_000_000.0),
@@ -268,7 +268,7 @@ def test_a_scheme_that_does_not_fit_is_left_out() -> None:
         for length in (64, 128, 256, 512)
     ]
     several = [*samples(Scheme()), *full]
-    assert unfitted(several) == {two: "tp2: 0 of its lengths fit into memory, 4 are needed"}
+    assert find_unfitted(several) == {two: "tp2: 0 of its lengths fit into memory, 4 are needed"}
     document = profile_document(
         fit_all(MEASURED_ON, several), ProfiledDevices("d", 8, 1e9), name="p", source="a test"
     )
@@ -318,7 +318,7 @@ def test_fragmentation_leaves_a_margin(
     with SampleFile(tmp_path / "s.jsonl", MEASURED_ON) as file:
         for measured in read:
             file.add(measured)
-    measured_on, together = merged([tmp_path / "s.jsonl"])
+    measured_on, together = merge_runs([tmp_path / "s.jsonl"])
     document = profile_document(
         fit_all(measured_on, together), ProfiledDevices("d", 8, 80e9), name="p", source="a test"
     )

@@ -71,15 +71,15 @@ def test_corrected_by_what_was_measured() -> None:
             measured.append((micro_batches, time * (factor or 1.0) * random.normal(1, 0.002)))
         return measured
 
-    corrected, how = stated.corrected(steps(2, 1.7))
+    corrected, how = stated.calibrate(steps(2, 1.7))
     assert corrected == stated
     assert how.startswith("kept: 2 ")
-    scaled, how = stated.corrected(steps(8, 1.7))
+    scaled, how = stated.calibrate(steps(8, 1.7))
     assert how.startswith("scaled")
     assert scaled.b == pytest.approx(stated.b * 1.7, rel=0.02)
-    fitted, how = stated.corrected(steps(80, None))
+    fitted, how = stated.calibrate(steps(80, None))
     assert how.startswith("fitted")
     assert (fitted.a, fitted.b) == pytest.approx((true.a, true.b), rel=0.1)
     assert fitted.c == pytest.approx(true.c, rel=0.4)
     with pytest.raises(ValueError, match=r"measured -1\.0 ms"):
-        stated.corrected([([[5]], -1)])
+        stated.calibrate([([[5]], -1)])

@@ -16,7 +16,11 @@ from oracles.exhaustive import any_strategy_optimum, step_optimum
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import Mixes, Relaxation, relax
-from seqplan.planner.bounds.step_bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
+from seqplan.planner.bounds.step_bounds import (
+    area_bound_ms,
+    bound_by_relaxation_ms,
+    single_bound_ms,
+)
 from seqplan.planner.placement.fleet import Floats, PipelineClass
 
 SLACK = 1 + 1e-8
@@ -45,7 +49,7 @@ def usual_ratio(classes: tuple[PipelineClass, ...], batch: Batch) -> float:
     low = max(single_bound_ms(classes, batch), area_bound_ms(classes, batch))
     relaxed = relax(classes, batch, optimum * 0.999)
     if relaxed is not None:
-        low = max(low, relaxed_bound_ms(classes, batch, relaxed, low, optimum))
+        low = max(low, bound_by_relaxation_ms(classes, batch, relaxed, low, optimum))
     return low / optimum
 
 
@@ -70,7 +74,7 @@ def worst_ratio(
             for relaxation in perturbed(relaxed, classes, batch, rng):
                 for stretch in (1e-6, rng.uniform(0, 1)):
                     high, low = optimum * (1 + stretch), optimum * rng.choice([0.0, 0.9])
-                    bound = relaxed_bound_ms(classes, batch, relaxation, low, high, within)
+                    bound = bound_by_relaxation_ms(classes, batch, relaxation, low, high, within)
                     worst = max(worst, bound / optimum)
     return worst
 

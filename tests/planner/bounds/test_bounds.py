@@ -10,13 +10,17 @@ from instances import Case, cases, fleet, random_case
 from oracles.exhaustive import any_strategy_optimum, literal_optimum, step_optimum
 from stress_bounds import SLACK, worst_ratio
 
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, fitting_time
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.bounds.relaxation import relax
-from seqplan.planner.bounds.step_bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
+from seqplan.planner.bounds.step_bounds import (
+    area_bound_ms,
+    bound_by_relaxation_ms,
+    single_bound_ms,
+)
 from seqplan.planner.bounds.witness import find_witness
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement.fleet import PipelineClass
@@ -85,7 +89,7 @@ def test_relaxed_bound(case: Case, at: float, high: float, gpus: int | None) -> 
         return
     relaxation = relax(classes, batch, optimum * at, gpus)
     if relaxation is not None:
-        bound = relaxed_bound_ms(classes, batch, relaxation, 0.0, optimum * high, gpus)
+        bound = bound_by_relaxation_ms(classes, batch, relaxation, 0.0, optimum * high, gpus)
         assert bound <= optimum * SLACK
 
 
@@ -123,7 +127,9 @@ def test_the_bound_is_exact_where_nothing_is_lost() -> None:
     batch = Batch.of_lengths([5] * 8)
     relaxation = relax([pipeline], batch, 19.99)
     assert relaxation is not None
-    assert relaxed_bound_ms([pipeline], batch, relaxation, 0.0, 20.0) == pytest.approx(20, rel=1e-3)
+    assert bound_by_relaxation_ms([pipeline], batch, relaxation, 0.0, 20.0) == pytest.approx(
+        20, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 3])
@@ -131,7 +137,7 @@ def test_values_of_a_shorter_time_prove_what_the_program_says(seed: int) -> None
     # Similar lengths are one group of the program, which limits what a sequence is worth by the
     # group's mean: a longer one may be worth more than it takes of a pipeline that the mean is in.
     cluster = Cluster(256, 32768, 800_000)
-    profile = shipped("llama-32b-a800-80gb")
+    profile = load_shipped("llama-32b-a800-80gb")
     layouts = ((4, 4), (8, 2), (2, 6), (16, 1))
     models = {s: m for s, m in cluster.models(profile).items() if (s.tp, s.pp) in layouts}
     every_strategy = AllStrategies(models, cluster.gpus)
@@ -141,7 +147,7 @@ def test_values_of_a_shorter_time_prove_what_the_program_says(seed: int) -> None
     _, fitting_ms = fitting_time(every_strategy, batch)
     relaxation = every_strategy.relax(batch, fitting_ms * 0.96)
     assert relaxation is not None
-    bound = relaxed_bound_ms(
+    bound = bound_by_relaxation_ms(
         every_strategy.classes, batch, relaxation, 0.0, fitting_ms * 1.2, cluster.gpus
     )
     assert fitting_ms * 0.995 < bound <= fitting_ms

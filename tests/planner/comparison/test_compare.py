@@ -16,7 +16,7 @@ from settings_made import CODE
 
 from seqplan.api.cli import main
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.advice import ablation, advice, rivals
 from seqplan.planner.comparison.compare import SYSTEMS, Options, compare, histogram
@@ -31,7 +31,7 @@ QUICK = ("one-layout", "static", "megatron", "hotspa", "deepspeed", "flexsp", "m
 
 @cache
 def small() -> Comparison:
-    profile = shipped("llama-7b-a800-80gb").restricted(measured=True)
+    profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
     options = Options((*QUICK, "hydraulis"), fast=True)
     exchange = exchange_of(profile, 8)
     return compare(profile, Cluster(8, 16384, 50_000), CODE, 3, exchange, options=options)
@@ -51,7 +51,7 @@ def test_ours_is_no_slower_than_the_static_ones() -> None:
 
 
 def test_in_lockstep_what_runs_in_rounds_is_compared_and_the_rest_left_out() -> None:
-    profile = shipped("llama-7b-a800-80gb")
+    profile = load_shipped("llama-7b-a800-80gb")
     exchange = exchange_of(profile, 8)
     comparison = compare(profile, Cluster(8, 8192, 30_000), CODE, 2, exchange, lockstep=True)
     assert {system.key for system in comparison.systems} == {
@@ -72,7 +72,7 @@ def test_in_lockstep_what_runs_in_rounds_is_compared_and_the_rest_left_out() -> 
 
 
 def test_whose_rounds_are_a_multiple_is_said() -> None:
-    profile = shipped("llama-7b-a800-80gb")
+    profile = load_shipped("llama-7b-a800-80gb")
     cluster, exchange = Cluster(8, 8192, 30_000), exchange_of(profile, 8)
     options = Options(("static",))
     sentence = (
@@ -119,7 +119,7 @@ def test_what_was_left_out_is_told() -> None:
 
 
 def test_one_layout_and_groups_that_re_form_are_told_apart() -> None:
-    profile = shipped("llama-32b-a800-80gb").restricted(layout=(8, 1))
+    profile = load_shipped("llama-32b-a800-80gb").restrict(layout=(8, 1))
     cluster, lengths = Cluster(64, 131_072, 800_000), CODE
     options = Options(("one-layout", "megatron-dcp"))
     comparison = compare(profile, cluster, lengths, 2, exchange_of(profile, 64), options=options)
@@ -139,7 +139,7 @@ def test_one_layout_and_groups_that_re_form_are_told_apart() -> None:
 
 
 def test_without_an_exchange_there_is_no_one_layout_to_compare() -> None:
-    profile = shipped("llama-7b-a800-80gb").restricted(measured=True)
+    profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
     exchange = GivenExchange(0.0, 0.0, "none", 0.0, 0.0)
     options = Options(("one-layout",))
     comparison = compare(profile, Cluster(4, 16384, 20_000), CODE, 1, exchange, options=options)
@@ -190,7 +190,7 @@ def slower(system: System, key: str, factor: float) -> System:
 
 def with_error(error: float | None) -> Profile:
     """A profile whose predictions miss measured times by this share."""
-    document = dict(shipped("gpt-7b-a100-40gb").document)
+    document = dict(load_shipped("gpt-7b-a100-40gb").document)
     document["residuals"] = "unknown: nobody measured" if error is None else f"published: {error:%}"
     return Profile.from_document(document, "made")
 
@@ -256,16 +256,16 @@ def test_interval_of_many_steps_is_wide_as_they_differ() -> None:
 
 def test_errors_against_devices_are_no_fit_errors() -> None:
     """How far a derived profile's coefficients are from the analytic model is none."""
-    derived = shipped("llama3-8b-h100-80gb")
+    derived = load_shipped("llama3-8b-h100-80gb")
     assert "within 3" in derived.residuals
     assert derived.device_error == 0.04  # of published training runs, by its notes
     for name in ("llama3-8b-h200-141gb", "gpt-oss-20b-h100-80gb"):  # a device, experts: unchecked
-        assert shipped(name).device_error is None
+        assert load_shipped(name).device_error is None
     bare = {**derived.document, "notes": []}
     assert Profile.from_document(bare, "made").device_error is None
-    assert shipped("gpt-7b-a100-40gb").device_error == 0.05
-    assert shipped("llama-7b-a800-80gb").device_error is None
-    assert shipped("llama-7b-a800-80gb").restricted(measured=True).device_error is None
+    assert load_shipped("gpt-7b-a100-40gb").device_error == 0.05
+    assert load_shipped("llama-7b-a800-80gb").device_error is None
+    assert load_shipped("llama-7b-a800-80gb").restrict(measured=True).device_error is None
     measured = Profile.load(ROOT / "examples" / "data" / "llama-small-cpu.json")
     medians = [
         e.fit[k]["median"] for e in measured.schemes if e.fit for k in ("held_out", "packed")
@@ -370,7 +370,7 @@ def test_bad_input_is_one_line(lengths: Path, more: tuple[str, ...], code: int, 
 
 def test_short_contexts_leave_little_to_gain() -> None:
     ours = small().ours
-    profile = shipped("llama-7b-a800-80gb")
+    profile = load_shipped("llama-7b-a800-80gb")
 
     def advice_for(factor: float, context: int) -> str:
         return advice(profile, [ours, stretched(ours, "trl", factor)], context)

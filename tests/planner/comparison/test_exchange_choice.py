@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from settings_made import CODE, dense
 
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.all_strategies import AllStrategies
@@ -132,7 +132,7 @@ def test_the_bound_with_the_exchange_holds_for_every_known_strategy(
     batch, reached = reached_on(at)
     models = dense().models
     families = Families(models, 64, exchange)
-    whole = reached + max(exchange.exposed_ms([layout]) for layout in layouts_of(models))
+    whole = reached + max(exchange.compute_exposed_ms([layout]) for layout in layouts_of(models))
     bound = exchange_bound_ms(families, batch, whole)
     assert bound >= cheap_bound_of_all(batch)
     for strategy in [*CANDIDATES, *homogeneous_strategies(models, 64, batch.longest)]:
@@ -148,7 +148,7 @@ def cheap_bound_of_all(batch: Batch) -> float:
 
 @cache
 def proposed(exchange: Exchange | None) -> ProposalDocument:
-    profile = shipped("llama-7b-a800-80gb").restricted(measured=True)
+    profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
     return make_proposal(
         profile,
         Cluster(8, 16384, 50_000),
@@ -159,7 +159,7 @@ def proposed(exchange: Exchange | None) -> ProposalDocument:
 
 
 def test_a_proposal_carries_its_exchange_to_planning(tmp_path: Path) -> None:
-    exchange = exchange_of(shipped("llama-7b-a800-80gb"), 8, exchange_ms=(10.0, 900.0))
+    exchange = exchange_of(load_shipped("llama-7b-a800-80gb"), 8, exchange_ms=(10.0, 900.0))
     with_it = proposed(exchange)
     again = ProposalDocument.from_json(with_it.to_json(), "file")
     assert again == with_it
@@ -188,14 +188,14 @@ def test_an_exchange_of_a_proposal_must_be_sound() -> None:
 
 
 def test_eq4_does_not_weigh_the_exchange() -> None:
-    profile = shipped("llama-7b-a800-80gb").restricted(measured=True)
+    profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
     with pytest.raises(ValueError, match="eq4 does not weigh the exchange"):
         make_proposal(profile, Cluster(16, 16384, 50_000), CODE, method="eq4", exchange=of(1, 2))
 
 
 def test_ours_is_no_slower_than_the_best_static_strategy_in_whole_iterations() -> None:
     """At 16K the exchange as published makes equal replicas the better choice on most steps."""
-    profile = shipped("llama-32b-a800-80gb").restricted(measured=True)
+    profile = load_shipped("llama-32b-a800-80gb").restrict(measured=True)
     exchange = exchange_of(profile, 32)
     comparison = compare(
         profile, Cluster(32, 16384, 100_000), CODE, 3, exchange, options=Options(("static",))

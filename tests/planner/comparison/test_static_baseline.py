@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from settings_made import CODE
 
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison
@@ -27,7 +27,7 @@ RARE = np.append(CODE.clip(max=4096), LONGEST)
 
 @cache
 def both(lockstep: bool) -> tuple[ProposalDocument, Comparison]:
-    profile = shipped("llama-7b-a800-80gb")
+    profile = load_shipped("llama-7b-a800-80gb")
     exchange = exchange_of(profile, CLUSTER.gpus)
     proposal = make_proposal(profile, CLUSTER, RARE, exchange=exchange, lockstep=lockstep)
     options = Options(("static",))

@@ -13,14 +13,14 @@ from settings_made import CODE
 
 from seqplan.api.cli import main
 from seqplan.api.cli.parts.compare_output import sweep_lines
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem, point_of, sweep
 from seqplan.planner.sync.choice import exchange_of
 
-PROFILE = shipped("llama-7b-a800-80gb").restricted(measured=True)
+PROFILE = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
 
 
 def compared(gpus: int) -> Comparison:

@@ -25,7 +25,7 @@ from seqplan.planner.systems.megatron_dcp import megatron_dcp
 from seqplan.planner.systems.megatron_packing import megatron_packing
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
 from seqplan.planner.systems.static_best import static_best
-from seqplan.planner.systems.static_table import HOTSPA, MEGATRON, parse, published_strategies
+from seqplan.planner.systems.static_table import HOTSPA, MEGATRON, find_published_strategies, parse
 from seqplan.planner.systems.trainers import trainer_rules
 from seqplan.planner.systems.windows import first_fit_decreasing, round_robin
 from seqplan.plans.scheme import Scheme, Strategy
@@ -195,11 +195,11 @@ def test_the_published_table() -> None:
     assert parse("DP4TP8PP2") == Strategy.of({Scheme(tp=8, pp=2): 4})
     assert parse("DP8") == Strategy.of({Scheme(): 8})
     name = "llama-32b-a800-80gb"
-    assert [str(s) for s in published_strategies(MEGATRON, name, 64, 16384)] == ["4×tp8.pp2"]
-    assert [str(s) for s in published_strategies(MEGATRON, name, 64, 32768)] == ["4×tp16"]
-    assert published_strategies(MEGATRON, name, 64, 65536) == []
-    assert published_strategies(MEGATRON, name, 128, 32768) == []
-    assert len(published_strategies(HOTSPA, name, 32, 32768)) == 3
+    assert [str(s) for s in find_published_strategies(MEGATRON, name, 64, 16384)] == ["4×tp8.pp2"]
+    assert [str(s) for s in find_published_strategies(MEGATRON, name, 64, 32768)] == ["4×tp16"]
+    assert find_published_strategies(MEGATRON, name, 64, 65536) == []
+    assert find_published_strategies(MEGATRON, name, 128, 32768) == []
+    assert len(find_published_strategies(HOTSPA, name, 32, 32768)) == 3
 
 
 @given(st.lists(st.integers(1, 50), min_size=1), st.integers(50, 120), st.sampled_from([1, 4]))

@@ -100,7 +100,7 @@ def test_too_many_sequences_are_left_alone() -> None:
 
 
 def test_a_step_that_just_misses_fitting_is_proven_optimal() -> None:
-    profile = find_profile("llama-32b-a800-80gb").restricted(measured=True)
+    profile = find_profile("llama-32b-a800-80gb").restrict(measured=True)
     models = {model.scheme: model for model in profile.usable(64, 32_768)}
     some = Fleet.of(Strategy.of({Scheme(tp=16): 3, Scheme(tp=4): 4}), models)
     batch = drawn(20)  # long sequences fill the large pipelines, and the rest just misses
@@ -131,7 +131,7 @@ def test_an_answer_cut_short_is_the_same_again() -> None:
 
 
 def test_plans_are_faster_or_closer_or_as_they_were() -> None:
-    profile = find_profile("llama-32b-a800-80gb").restricted(measured=True)
+    profile = find_profile("llama-32b-a800-80gb").restrict(measured=True)
     plain, exact = (
         Planner(profile, 64, 32_768, static_groups=True, exact=exact) for exact in (False, True)
     )

@@ -17,23 +17,23 @@ def classes(*degrees: int) -> list[PipelineClass]:
 def test_a_group_is_split_or_widened_whichever_is_shorter() -> None:
     busy = BusyRanks(classes(2, 1), [8, 4, 4], 4)
     # The group of two splits; then the one of 8 tokens takes another rank.
-    assert busy.filled_up([(1, (0,)), (1, (1, 2))]) == [(0, (0,)), (1, (1,)), (1, (2,))]
+    assert busy.occupy_idle_ranks([(1, (0,)), (1, (1, 2))]) == [(0, (0,)), (1, (1,)), (1, (2,))]
 
 
 def test_a_sequence_of_another_round_moves_where_no_group_can() -> None:
     busy = BusyRanks(classes(1), [9, 9, 5, 2, 2], 2)
     rounds = [[(0, (0,))], [(0, (1,)), (0, (2, 3, 4))]]
-    assert busy.moved(rounds) == [[(0, (0,)), (0, (3,))], [(0, (1,)), (0, (2, 4))]]
+    assert busy.borrow_sequences(rounds) == [[(0, (0,)), (0, (3,))], [(0, (1,)), (0, (2, 4))]]
     assert rounds[0] == [(0, (0,))]
 
 
 def test_ranks_stay_idle_where_every_group_has_one_sequence() -> None:
     busy = BusyRanks(classes(1), [9, 9], 3)
-    (left,) = busy.moved([[(0, (0,)), (0, (1,))]])
+    (left,) = busy.borrow_sequences([[(0, (0,)), (0, (1,))]])
     assert busy.idle(left) == 1
 
 
 def test_equal_groups_share_evenly() -> None:
     busy = BusyRanks(classes(1), [6, 3, 2, 1], 2)
     assert busy.round_ms([(0, (0, 1)), (0, (2, 3))]) == pytest.approx(10.0)
-    assert busy.round_ms(busy.evened([(0, (0, 1)), (0, (2, 3))])) == pytest.approx(7.0)
+    assert busy.round_ms(busy.rebalance_groups([(0, (0, 1)), (0, (2, 3))])) == pytest.approx(7.0)

@@ -13,7 +13,7 @@ from oracles.rounds import least_rounds_ms
 from seqplan import Cost, balance
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.plan_rounds import plan_rounds
 from seqplan.planner.lockstep.round_bounds import stage_class
@@ -59,7 +59,7 @@ def test_between_the_bound_and_near_the_optimum(
 
 @pytest.mark.parametrize("multiple", [2, 3, 5, 8, 11, 16])
 def test_no_slower_than_one_degree_throughout(multiple: int) -> None:
-    models = shipped("gpt-7b-a100-40gb").usable(16, 32_768)
+    models = load_shipped("gpt-7b-a100-40gb").usable(16, 32_768)
     rng = np.random.default_rng(multiple)
     compared = 0
     for count in (3 * multiple, 5 * multiple + 7, 150):

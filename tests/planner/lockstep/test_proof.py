@@ -7,7 +7,7 @@ from oracles.rounds import least_rounds_ms
 from test_rounds import settings_of_rounds
 
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.plan_rounds import plan_rounds
 from seqplan.planner.lockstep.proof import prove_rounds
@@ -29,7 +29,7 @@ def test_it_is_never_above_the_best_rounds(case: tuple[list[SchemeModel], Batch,
 
 
 def test_a_round_that_a_long_sequence_stretches_cannot_be_filled() -> None:
-    models = shipped("gpt-7b-a100-40gb").usable(64, 196_608)
+    models = load_shipped("gpt-7b-a100-40gb").usable(64, 196_608)
     batch = Batch.of_lengths(STRETCHED)
     rounds = plan_rounds(batch, models, 64)
     assert rounds is not None

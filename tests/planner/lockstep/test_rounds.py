@@ -14,7 +14,7 @@ from oracles.rounds import least_rounds_ms
 
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.assemble import assemble_rounds
 from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
@@ -78,14 +78,14 @@ def test_plans_in_rounds_break_no_rule(case: tuple[list[SchemeModel], Batch, int
 
 
 def test_a_sequence_beyond_every_group_has_no_rounds() -> None:
-    models = shipped("gpt-7b-a100-40gb").usable(8, 32768)
+    models = load_shipped("gpt-7b-a100-40gb").usable(8, 32768)
     limit = max(model.max_sequence for model in models)
     assert plan_rounds(Batch.of_lengths([limit + 1]), models, 8) is None
 
 
 def test_static_groups_are_never_better() -> None:
     """One degree throughout is among the plans tried, so choosing freely cannot lose to it."""
-    models = shipped("gpt-7b-a100-40gb").usable(64, 32768)
+    models = load_shipped("gpt-7b-a100-40gb").usable(64, 32768)
     lengths = [16854, 11771, 9270, 8711, 6586, 5810, 5614, 5258] + [900] * 350
     free = plan_rounds(Batch.of_lengths(lengths), models, 64)
     assert free is not None
@@ -119,7 +119,7 @@ def test_thrifty_rounds_hold_everything(case: tuple[list[SchemeModel], Batch, in
     models, batch, gpus = case
     classes = [PipelineClass.of(model, 1) for model in reversed(models)]
     filler = RoundsFiller(classes, Sequences(batch.distinct, batch.multiplicity), gpus)
-    thrifty = filler.thrifty()
+    thrifty = filler.fill_with_least_waste()
     assert thrifty is not None
     positions = [
         place for groups in thrifty.groups(batch) for _, members in groups for place in members
@@ -130,7 +130,7 @@ def test_thrifty_rounds_hold_everything(case: tuple[list[SchemeModel], Batch, in
         Sequences(batch.distinct, batch.multiplicity),
         gpus,
     )
-    assert beyond.thrifty() is None
+    assert beyond.fill_with_least_waste() is None
 
 
 @pytest.mark.parametrize(("layout", "gap"), [((4, 1), 0.04), ((4, 2), 0.03), ((8, 2), 0.02)])
@@ -138,7 +138,7 @@ def test_many_unlike_rounds_are_near_their_bound(layout: tuple[int, int], gap: f
     """Long and short rounds of code, each with its own target; with stages the longest counts."""
     models = [
         model
-        for model in shipped("llama-32b-a800-80gb").usable(64, 32768)
+        for model in load_shipped("llama-32b-a800-80gb").usable(64, 32768)
         if (model.scheme.tp, model.scheme.pp) == layout
     ]
     lengths = np.minimum(CODE, 32768)[:300].tolist()

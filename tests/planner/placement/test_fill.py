@@ -11,7 +11,11 @@ from oracles.exhaustive import step_optimum
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import relax
-from seqplan.planner.bounds.step_bounds import area_bound_ms, relaxed_bound_ms, single_bound_ms
+from seqplan.planner.bounds.step_bounds import (
+    area_bound_ms,
+    bound_by_relaxation_ms,
+    single_bound_ms,
+)
 from seqplan.planner.placement.dispatch import dispatch, level, probe
 from seqplan.planner.placement.fill import Filler, Filling
 from seqplan.planner.placement.fleet import PipelineClass
@@ -81,7 +85,7 @@ def test_dispatch_is_between_its_bounds_and_enough(case: Case) -> None:
     assert area_bound_ms(classes, batch) <= filling.objective_ms * SLACK
     relaxation = relax(classes, batch, filling.objective_ms)
     if relaxation is not None:
-        bound = relaxed_bound_ms(classes, batch, relaxation, lower, filling.objective_ms)
+        bound = bound_by_relaxation_ms(classes, batch, relaxation, lower, filling.objective_ms)
         assert bound <= optimum * SLACK
 
 

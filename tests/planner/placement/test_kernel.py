@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from instances import Case, batch_of, batches, fleet, pipeline_classes
 
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.cluster import Cluster
@@ -177,7 +177,7 @@ def test_a_large_fill_has_the_same_bits(pp: int, unit: int) -> None:
 
 @compiled
 def test_a_proposal_and_its_steps_are_the_same_bytes() -> None:
-    whole = shipped("llama-7b-a800-80gb").document
+    whole = load_shipped("llama-7b-a800-80gb").document
     schemes = [
         raw
         for raw in whole["schemes"]

@@ -6,7 +6,7 @@ import pytest
 from settings_made import CODE
 
 from seqplan.costs.profiled_scheme import ProfileError
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
@@ -36,7 +36,7 @@ def test_names_are_those_of_the_option() -> None:
 @pytest.mark.parametrize("name", BACKENDS)
 def test_plans_have_only_what_the_trainer_runs(name: str) -> None:
     backend = BACKENDS[name]
-    proposal = make_proposal(shipped(H100), CLUSTER, CODE, trainer=name)
+    proposal = make_proposal(load_shipped(H100), CLUSTER, CODE, trainer=name)
     assert proposal.trainer == name
     assert ProposalDocument.from_json(proposal.to_json(), "again").digest == proposal.digest
     assert proposal.profile.zero_stage in backend.zero_stages
@@ -56,8 +56,8 @@ def test_plans_have_only_what_the_trainer_runs(name: str) -> None:
 @pytest.mark.parametrize("name", ["seqplan-huggingface", "megatron", "verl-megatron"])
 def test_plans_for_a_trainer_are_of_the_whole_profile(name: str) -> None:
     """Whoever has the profile's name can check the plan's costs."""
-    whole = shipped(A800)
-    for profile in (whole, whole.restricted(measured=True), whole.restricted(layout=(4, 1))):
+    whole = load_shipped(A800)
+    for profile in (whole, whole.restrict(measured=True), whole.restrict(layout=(4, 1))):
         if profile is not whole and name == "seqplan-huggingface":
             continue  # it runs none of these
         proposal = make_proposal(profile, CLUSTER, CODE, trainer=name)
@@ -68,25 +68,25 @@ def test_plans_for_a_trainer_are_of_the_whole_profile(name: str) -> None:
 
 def test_profile_of_another_zero_stage_is_derived_anew_or_rejected() -> None:
     fsdp = find_backend("transformers")
-    anew = fsdp.usable_profile(shipped(H100), 16)
+    anew = fsdp.usable_profile(load_shipped(H100), 16)
     assert (anew.zero_stage, [entry.scheme for entry in anew.schemes]) == (3, [Scheme()])
     with pytest.raises(ProfileError, match="is of ZeRO-1, but transformers runs ZeRO-3"):
-        fsdp.usable_profile(shipped(A800), 16)
+        fsdp.usable_profile(load_shipped(A800), 16)
     with pytest.raises(ProfileError, match="is of ZeRO-3, but megatron runs ZeRO-1 or ZeRO-2"):
-        find_backend("megatron").usable_profile(shipped(A100), 16)
+        find_backend("megatron").usable_profile(load_shipped(A100), 16)
     with pytest.raises(
         ProfileError, match=r"has no scheme that seqplan-huggingface runs \(only ul"
     ):
         find_backend("seqplan-huggingface").usable_profile(
-            shipped(A800).restricted(layout=(8, 1)), 16
+            load_shipped(A800).restrict(layout=(8, 1)), 16
         )
-    assert find_backend("seqplan").usable_profile(shipped(A100), 16) == shipped(A100)
+    assert find_backend("seqplan").usable_profile(load_shipped(A100), 16) == load_shipped(A100)
 
 
 def test_data_that_the_trainer_cannot_hold_is_infeasible() -> None:
     """One GPU has to hold the longest sequence if ranks are data parallel only."""
     with pytest.raises(Infeasible, match=r"holds is \d+ \(tp1\); use --max-len"):
-        make_proposal(shipped(H100), Cluster(16, 32_768, 60_000), CODE, trainer="transformers")
+        make_proposal(load_shipped(H100), Cluster(16, 32_768, 60_000), CODE, trainer="transformers")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_data_that_the_trainer_cannot_hold_is_infeasible() -> None:
     ],
 )
 def test_baseline_of_the_trainer_is_compared(name: str, profile: str, key: str) -> None:
-    whole = shipped(profile)
+    whole = load_shipped(profile)
     options = Options(("static", "verl", "trainers", "megatron-dcp", "deepspeed", "flexsp"))
     exchange = exchange_of(whole, CLUSTER.gpus)
     compared = compare(whole, CLUSTER, CODE, 2, exchange, options=options, trainer=name)
@@ -121,14 +121,14 @@ def test_baseline_of_the_trainer_is_compared(name: str, profile: str, key: str) 
 def test_planner_in_a_program_has_only_what_the_trainer_runs() -> None:
     lengths = CODE.clip(max=8192)[:30].tolist()
     for name in ("seqplan-huggingface", "megatron"):
-        plan = Planner(shipped(A800), gpus=8, max_len=8192, trainer=name).plan(lengths)
+        plan = Planner(load_shipped(A800), gpus=8, max_len=8192, trainer=name).plan(lengths)
         assert all(BACKENDS[name].runs(pipeline.scheme) for pipeline in plan.pipelines)
         rounds = {pipeline.round for pipeline in plan.pipelines}
         assert (rounds != {None}) == BACKENDS[name].lockstep
     with pytest.raises(
         ValueError, match="trainer 'verl-megatron': runs one scheme, which a propos"
     ):
-        Planner(shipped(A800), gpus=8, max_len=8192, trainer="verl-megatron")
-    proposal = make_proposal(shipped(A800), CLUSTER, CODE, trainer="megatron")
+        Planner(load_shipped(A800), gpus=8, max_len=8192, trainer="verl-megatron")
+    proposal = make_proposal(load_shipped(A800), CLUSTER, CODE, trainer="megatron")
     with pytest.raises(ValueError, match="trainer is stated by the proposal; leave it out"):
         Planner(proposal, trainer="megatron")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.cluster import Cluster
@@ -39,7 +39,7 @@ LENGTHS = np.minimum(np.random.default_rng(5).lognormal(7.2, 1.2, 4000).astype(i
 @cache
 def profile() -> Profile:
     """A few layouts of the 7B, with their derived context parallelism."""
-    whole = shipped("llama-7b-a800-80gb")
+    whole = load_shipped("llama-7b-a800-80gb")
     chosen = [
         raw
         for raw in whole.document["schemes"]
@@ -134,7 +134,7 @@ def scenarios_of(exchange: LayoutExchange) -> Scenarios:
             gpu_time_bound_ms([PipelineClass.of(m, 1) for m in own.values()], batch, CLUSTER.gpus)
             for batch in batches
         ),
-        lambda layout: exchange.exposed_ms([layout]),
+        lambda layout: exchange.compute_exposed_ms([layout]),
         tuple(models),
     )
 

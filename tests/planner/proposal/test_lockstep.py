@@ -117,7 +117,7 @@ def test_fewer_sequences_than_groups_leave_ranks_idle() -> None:
     plan = Planner(LLAMA, 16, 16_384, layout="tp8", lockstep=True).plan([4_000])
     (pipeline,) = plan.pipelines
     assert pipeline.scheme.gpus == 16
-    alone = Planner(LLAMA.restricted(measured=True), 16, 16_384, layout="tp8", lockstep=True)
+    alone = Planner(LLAMA.restrict(measured=True), 16, 16_384, layout="tp8", lockstep=True)
     assert alone.plan([4_000]).idle_ranks == tuple(range(8, 16))
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqplan.costs.model_sizes import ModelShape, parameters
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.flops import model_flops, peak_flops
 from seqplan.planner.simulation.iteration import Execution, propagation_ms, simulate_iteration
@@ -18,7 +18,7 @@ from seqplan.planner.sync.times import GivenExchange
 from seqplan.plans.plan import MicroBatch, PlannedPipeline
 from seqplan.plans.scheme import Scheme
 
-PROFILE = shipped("llama-32b-a800-80gb").restricted(measured=True)
+PROFILE = load_shipped("llama-32b-a800-80gb").restrict(measured=True)
 NOTHING = GivenExchange(0, 0, "none", 0, 0)
 BATCH = Batch.of_lengths([100, 200])
 

@@ -84,7 +84,7 @@ def test_layout_groups_and_exchange_are_as_asked() -> None:
 
 
 def test_a_proposal_brings_its_own() -> None:
-    profile = PROFILE.restricted(layout=(8, 1), measured=True)
+    profile = PROFILE.restrict(layout=(8, 1), measured=True)
     document = make_proposal(
         profile, Cluster(32, 8192, 60_000), CODE[:3000], exchange=exchange_of(profile, 32)
     )

@@ -17,7 +17,7 @@ import seqplan
 from seqplan.costs.latency import Latency
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
@@ -38,8 +38,8 @@ from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.regrouping import (
     ReformingFiller,
     ReformingLayout,
+    find_nested_sizes,
     find_reforming,
-    nested_sizes,
     reforming_layouts,
 )
 from seqplan.planner.sync.choice import exchange_of
@@ -196,7 +196,7 @@ def test_equal_sequences_left_over_share_ranks() -> None:
     assert "ranks re-form" in explain(planned)
     assert not any(pipeline.round for pipeline in planned.pipelines)
     assert planned.predicted_ms <= in_rounds.predicted_ms
-    check(planned, Cluster(16, 16_384, 16_384).models(shipped(profile)))
+    check(planned, Cluster(16, 16_384, 16_384).models(load_shipped(profile)))
 
 
 def test_rounds_of_the_same_groups_do_not_re_form() -> None:
@@ -212,7 +212,7 @@ def test_sizes_that_do_not_divide_one_another_are_not_offered() -> None:
         for sp in (2, 3)
     }
     classes = of_models(models).classes
-    assert nested_sizes(classes) is None
+    assert find_nested_sizes(classes) is None
     with pytest.raises(ValueError, match="divide one another"):
         ReformingFiller(classes, Batch.of_lengths([5]), 6)
 
@@ -220,7 +220,7 @@ def test_sizes_that_do_not_divide_one_another_are_not_offered() -> None:
 @cache
 def long_code() -> ProposalDocument:
     """LLaMA-32B at tp8 on 64 GPUs, code lengths up to 128K."""
-    whole = shipped("llama-32b-a800-80gb")
+    whole = load_shipped("llama-32b-a800-80gb")
     raw = [
         entry
         for entry in whole.document["schemes"]
@@ -266,7 +266,7 @@ def test_they_are_offered_where_the_exchange_is_weighed_and_groups_may_change() 
 
 
 def test_only_layouts_without_stages_re_form() -> None:
-    models = Cluster(64, 131_072, 800_000).models(shipped("llama-32b-a800-80gb"))
+    models = Cluster(64, 131_072, 800_000).models(load_shipped("llama-32b-a800-80gb"))
     layouts = reforming_layouts(models, NO_EXCHANGE)
     assert [entry.layout for entry in layouts] == [(4, 1), (8, 1), (16, 1)]
     assert long_code().layouts is not None
@@ -293,7 +293,7 @@ def test_a_proposal_counts_what_groups_gain_by_re_forming() -> None:
 
 def test_with_several_layouts_the_one_that_is_best_for_the_step_re_forms() -> None:
     """Code up to 128K, four times the tokens: tp8 in one step, tp4 in another."""
-    profile = shipped("llama-32b-a800-80gb")
+    profile = load_shipped("llama-32b-a800-80gb")
     cluster = Cluster(64, 131_072, 800_000)
     models = cluster.models(profile)
     exchange = exchange_of(profile, 64)
@@ -310,6 +310,6 @@ def test_with_several_layouts_the_one_that_is_best_for_the_step_re_forms() -> No
         assert total <= static.predicted_ms + static.exchange_ms
         if plan is not static:
             degrees.add(plan.pipelines[0].scheme.tp)
-            of_plan = exchange.exposed_ms([(plan.pipelines[0].scheme.tp, 1)])
+            of_plan = exchange.compute_exposed_ms([(plan.pipelines[0].scheme.tp, 1)])
             assert plan.exchange_ms == round(of_plan, 3)
     assert degrees == {4, 8}

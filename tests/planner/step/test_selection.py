@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from instances import LLAMA_32B, assert_sound, batch_of
 
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.errors import Infeasible
@@ -59,7 +59,7 @@ def test_a_strategy_is_made_where_no_candidate_holds_the_longest() -> None:
 
 
 def test_no_candidates_are_needed() -> None:
-    profile = shipped("llama-32b-a800-80gb")
+    profile = load_shipped("llama-32b-a800-80gb")
     models = {model.scheme: model for model in profile.usable(64, 32768)}
     batch = batch_of(1)
     layouts = sorted(layouts_of(models))
@@ -74,7 +74,7 @@ def test_no_candidates_are_needed() -> None:
 
 
 def test_a_step_is_planned_on_schemes_that_no_candidate_has() -> None:
-    profile = shipped("llama-32b-a800-80gb")
+    profile = load_shipped("llama-32b-a800-80gb")
     models = {model.scheme: model for model in profile.usable(64, 32768)}
     batch = batch_of(1)
     candidates = [Strategy.parse("8xtp4.u2"), Strategy.parse("4xtp4.u4")]

@@ -41,7 +41,7 @@ def test_the_first_step_imports_nothing(tmp_path: Path, profile: str, gpus: int)
 
 
 def test_a_plan_handed_out_first_is_proven_later() -> None:
-    profile = find_profile("llama-32b-a800-80gb").restricted(layout=(8, 1))
+    profile = find_profile("llama-32b-a800-80gb").restrict(layout=(8, 1))
     cluster = Cluster(64, 32_768, 200_000)
     document = make_proposal(profile, cluster, CODE, exchange=exchange_of(profile, 64))
     planner, quick = StepPlanner(document), StepPlanner(document, prove=False)
@@ -67,7 +67,7 @@ def test_a_plan_of_another_profile_is_not_proven() -> None:
     lengths = np.array([700, 2900] * 50)
 
     def planned(name: str) -> tuple[StepPlanner, Plan]:
-        profile = find_profile(name).restricted(measured=True)
+        profile = find_profile(name).restrict(measured=True)
         document = make_proposal(profile, Cluster(4, 4096, 8000), lengths)
         planner = StepPlanner(document)
         return planner, planner.plan(Batch(0, tuple(range(40)), (700, 2900) * 20))

@@ -15,7 +15,7 @@ from oracles.exhaustive import any_strategy_optimum
 
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
 from seqplan.planner.placement.fleet import Models, PipelineClass
@@ -66,7 +66,7 @@ def test_what_is_constructed_is_sound_and_not_below_the_optimum(
 @pytest.mark.parametrize("layout", [(4, 1), (8, 1)])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_it_is_close_to_the_bound_without_any_candidate(layout: tuple[int, int], seed: int) -> None:
-    usable = shipped("llama-32b-a800-80gb").usable(1024, 32768)
+    usable = load_shipped("llama-32b-a800-80gb").usable(1024, 32768)
     models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == layout}
     batch = batch_of(seed, 1500)
     (layout,) = LayoutSchemes.of(models)
@@ -84,7 +84,7 @@ def test_it_is_close_to_the_bound_without_any_candidate(layout: tuple[int, int],
 
 
 def test_a_limit_just_above_what_is_reached_does_not_hide_it() -> None:
-    usable = shipped("llama-32b-a800-80gb").usable(1024, 32768)
+    usable = load_shipped("llama-32b-a800-80gb").usable(1024, 32768)
     models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == (8, 1)}
     batch = batch_of(2, 1500)
     (layout,) = LayoutSchemes.of(models)
@@ -108,7 +108,7 @@ def test_a_layout_that_holds_no_such_sequence_makes_none() -> None:
 
 def test_with_stages_a_long_sequence_pays_for_its_bubble() -> None:
     # At prices of GPU-time alone it was 6 % above the bound over all strategies of the layout.
-    usable = shipped("llama-32b-a800-80gb").usable(512, 32768)
+    usable = load_shipped("llama-32b-a800-80gb").usable(512, 32768)
     models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == (8, 2)}
     (layout,) = LayoutSchemes.of(models)
     batch = Batch.of_lengths(np.minimum(CODE[:600], 32768).tolist())

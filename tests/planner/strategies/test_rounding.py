@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from instances import LLAMA_32B
 
-from seqplan.planner.strategies.rounding import rounded_strategies
+from seqplan.planner.strategies.rounding import round_strategies
 from seqplan.plans.scheme import Scheme
 
 
@@ -14,7 +14,7 @@ from seqplan.plans.scheme import Scheme
 def test_rounded_strategies_hold_the_longest_sequence_within_the_gpus(longest: int) -> None:
     schemes = sorted(LLAMA_32B)
     pipelines = np.array([11.3 if scheme == Scheme(tp=4) else 0.4 for scheme in schemes])
-    strategies = rounded_strategies(schemes, pipelines, LLAMA_32B, 64, longest)
+    strategies = round_strategies(schemes, pipelines, LLAMA_32B, 64, longest)
     assert strategies
     for strategy in strategies:
         assert strategy.gpus <= 64

@@ -9,14 +9,14 @@ import pytest
 
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import shipped, shipped_names
+from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.planner.sync.choice import exchange_of, exchange_to_propose_with
 from seqplan.planner.sync.derive import (
     PULLED_BYTES,
     PUSHED_BYTES,
-    derived_exchange,
+    count_parameters,
+    derive_exchange,
     hardware_of,
-    held_parameters,
 )
 from seqplan.planner.sync.times import GivenExchange, LayoutExchange
 from seqplan.plans.scheme import Scheme, Strategy
@@ -26,33 +26,33 @@ from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.pipeline.llama_units import NORMS, llama_units
 from seqplan.runtime.training.model import ModelConfig
 
-PROFILE = shipped("llama-32b-a800-80gb")
+PROFILE = load_shipped("llama-32b-a800-80gb")
 
 
 def test_both_published_totals_come_out() -> None:
     """Hydraulis, Table 1: 4×tp16, and different replicas; tp·pp = 8 at the smallest is assumed."""
-    exchange = derived_exchange(PROFILE, 64)
+    exchange = derive_exchange(PROFILE, 64)
     assert exchange.of_strategy_ms(Strategy.parse("4×tp16")) == pytest.approx(1110, rel=0.05)
     different = Strategy.parse("2×tp16 + 4×tp8")
     assert exchange.of_strategy_ms(different) == pytest.approx(1710, rel=0.05)
-    hidden = derived_exchange(PROFILE, 64, overlap=0.31)
+    hidden = derive_exchange(PROFILE, 64, overlap=0.31)
     assert hidden.of_strategy_ms(different) == pytest.approx(1180, rel=0.05)
 
 
 @pytest.mark.parametrize("gpus", [8, 64, 1024])
-@pytest.mark.parametrize("name", [n for n in shipped_names() if n.endswith("a800-80gb")])
+@pytest.mark.parametrize("name", [n for n in list_shipped() if n.endswith("a800-80gb")])
 def test_more_ways_to_split_parameters_exchange_less(name: str, gpus: int) -> None:
-    times = dict(derived_exchange(shipped(name), gpus).by_layout_ms)
+    times = dict(derive_exchange(load_shipped(name), gpus).by_layout_ms)
     for pp in {pp for _, pp in times}:
         of_tp = [times[layout] for layout in sorted(times) if layout[1] == pp]
         assert all(fewer >= more for fewer, more in pairwise(of_tp))
-    assert len(times) == len({(e.scheme.tp, e.scheme.pp) for e in shipped(name).schemes})
+    assert len(times) == len({(e.scheme.tp, e.scheme.pp) for e in load_shipped(name).schemes})
 
 
 def test_within_a_node_it_is_faster_and_alone_there_is_none() -> None:
-    across, within = (dict(derived_exchange(PROFILE, gpus).by_layout_ms) for gpus in (16, 8))
+    across, within = (dict(derive_exchange(PROFILE, gpus).by_layout_ms) for gpus in (16, 8))
     assert all(within[layout] < across[layout] / 3 for layout in across)
-    assert set(dict(derived_exchange(PROFILE, 1).by_layout_ms).values()) == {0.0}
+    assert set(dict(derive_exchange(PROFILE, 1).by_layout_ms).values()) == {0.0}
 
 
 @pytest.mark.parametrize("text", ["4×tp16", "2×tp16 + 4×tp8", "1×tp16 + 4×tp8 + 4×tp4"])
@@ -79,7 +79,7 @@ def test_bytes_and_messages_are_those_that_the_runtime_moves(text: str) -> None:
         messages.append(sum(len(move.ranks) for move in moves))
     shape = ModelShape(512, 4, vocab=1024, heads=16, kv_heads=16, ffn=1408)
     smallest = min(scheme.tp for scheme, _ in Strategy.parse(text).counts)
-    held, count = held_parameters(shape, (smallest, 1))
+    held, count = count_parameters(shape, (smallest, 1))
     assert max(elements) == pytest.approx(held, rel=0.03)
     assert max(messages) == pytest.approx(count * (64 / smallest + 7), rel=0.25)
     assert (PULLED_BYTES, PUSHED_BYTES) == (2, 4)
@@ -109,7 +109,7 @@ def test_links_are_those_of_the_profiles_gpu(gpu: str, device: str | None) -> No
     profile = Profile.from_document(document, "made")
     hardware = hardware_of(profile)
     assert (None if hardware is None else hardware.name) == device
-    assumed = "as the profile's GPU is not listed" in derived_exchange(profile, 64).source
+    assumed = "as the profile's GPU is not listed" in derive_exchange(profile, 64).source
     assert assumed == (device is None)
 
 
@@ -118,8 +118,8 @@ def test_which_exchange_is_used() -> None:
     stated = exchange_of(PROFILE, 64, exchange_ms=(1, 2))
     assert isinstance(stated, GivenExchange)
     assert stated.of_strategy_ms(Strategy.of({Scheme(tp=8): 1, Scheme(tp=4): 1})) == 2
-    lockstep = shipped("gpt-7b-a100-40gb")
-    assert exchange_of(lockstep, 64).exposed_ms([(1, 1), (2, 1)]) == 0
+    lockstep = load_shipped("gpt-7b-a100-40gb")
+    assert exchange_of(lockstep, 64).compute_exposed_ms([(1, 1), (2, 1)]) == 0
     assert exchange_to_propose_with(lockstep, 64, None, 0.0) is None
     assert exchange_to_propose_with(PROFILE, 64, None, 0.0, propagation_only=True) is None
     assert exchange_to_propose_with(PROFILE, 64, None, 0.0, method="eq4") is None

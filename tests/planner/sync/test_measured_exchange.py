@@ -6,11 +6,11 @@ import pytest
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.sync.choice import exchange_of
 from seqplan.planner.sync.derive import OPTIMIZER_MS
 
-PROFILE = shipped("llama-7b-a800-80gb")
+PROFILE = load_shipped("llama-7b-a800-80gb")
 DERIVED = {gpus: exchange_of(PROFILE, gpus) for gpus in (8, 16)}
 TP1, TP2, TP4 = (1, 1), (2, 1), (4, 1)
 

@@ -13,7 +13,7 @@ from oracles.exhaustive import partitions
 
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.costs.shipped.catalogue import shipped
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.placement.even_chunks import chunk
 from seqplan.planner.systems.flexsp_program import FlexSp, flexsp
 from seqplan.plans.scheme import Scheme
@@ -40,7 +40,7 @@ def check(solved: FlexSp, lengths: list[int], models: Models, gpus: int) -> None
         times = []
         for scheme, part in groups:
             assert part
-            assert scheme.padded_tokens(lengths[i] for i in part) <= models[scheme].max_len
+            assert scheme.pad_micro_batch(lengths[i] for i in part) <= models[scheme].max_len
             times.append(models[scheme].latency.micro_batch_ms([lengths[i] for i in part]))
         total += max(times)
     assert solved.predicted_ms == pytest.approx(total)
@@ -96,7 +96,7 @@ def test_more_rounds_are_tried_and_the_best_is_kept() -> None:
 
 
 def test_a_published_step() -> None:
-    profile = shipped("gpt-7b-a100-40gb")
+    profile = load_shipped("gpt-7b-a100-40gb")
     models = {model.scheme: model for model in profile.usable(64, 32768)}
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(6.5, 1.1, 200), 16, 32768).astype(int).tolist()

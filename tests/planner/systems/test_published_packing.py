@@ -9,7 +9,7 @@ from instances import batches, pipeline_classes
 from oracles.exhaustive import partitions
 
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.systems.ilp_packing import closed_form_ms, ilp_packing
+from seqplan.planner.systems.ilp_packing import compute_closed_form_ms, ilp_packing
 
 
 @st.composite
@@ -36,7 +36,7 @@ def least(pipeline: PipelineClass, lengths: tuple[int, ...], most: int) -> float
             for group in groups
         ):
             work = [sum(pipeline.a * n * n + pipeline.b * n for n in group) for group in groups]
-            times.append(closed_form_ms(pipeline, work))
+            times.append(compute_closed_form_ms(pipeline, work))
     return min(times)
 
 
@@ -58,7 +58,7 @@ def test_the_least_closed_form_is_found(solver: str, examples: int) -> None:
         for micro in solution.micro_batches:
             padded = sum(-(-lengths[i] // pipeline.unit) * pipeline.unit for i in micro)
             assert padded <= pipeline.capacity
-        time = closed_form_ms(pipeline, works(pipeline, lengths, solution.micro_batches))
+        time = compute_closed_form_ms(pipeline, works(pipeline, lengths, solution.micro_batches))
         assert solution.objective_ms == pytest.approx(time)
         assert solution.objective_ms == pytest.approx(
             least(pipeline, lengths, solution.most), rel=1e-5

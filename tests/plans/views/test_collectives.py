@@ -23,7 +23,7 @@ def orders(plan: Plan) -> list[tuple[Event, ...]]:
 def of_micro_batches(scheme: Scheme, count: int) -> Plan:
     """One pipeline of ``count`` micro-batches with one sequence each."""
     plan = one_pipeline(scheme, (7,) * count, scheme.gpus)
-    batches = tuple(MicroBatch((at,), 7, scheme.padded_tokens([7]), 1.0) for at in range(count))
+    batches = tuple(MicroBatch((at,), 7, scheme.pad_micro_batch([7]), 1.0) for at in range(count))
     return replace(plan, pipelines=(replace(plan.pipelines[0], micro_batches=batches),))
 
 
@@ -99,7 +99,7 @@ def test_rounds_with_stages_follow_each_other_as_micro_batches_do() -> None:
     """A rank without work in round 0 keeps its place all the same."""
     pair, alone = Scheme(pp=2, ring=2), Scheme(pp=2)
     plan = one_pipeline(pair, (7,) * 3, 4)
-    micro = [MicroBatch((at,), 7, pair.padded_tokens([7]), 1.0) for at in range(3)]
+    micro = [MicroBatch((at,), 7, pair.pad_micro_batch([7]), 1.0) for at in range(3)]
     pipelines = (
         PlannedPipeline(alone, (0, 2), (replace(micro[0], padded_tokens=7),), 2.0, 0),
         PlannedPipeline(pair, (0, 1, 2, 3), (micro[1],), 2.0, 1),

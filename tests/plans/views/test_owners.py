@@ -58,7 +58,7 @@ def test_every_parameter_has_one_owner_who_owns_all_of_it(
         for parameter, at, owner in zip(
             layout.parameters, layout.offsets, layout.owners, strict=True
         ):
-            start, stop = layout.owned(owner)
+            start, stop = layout.iterate_owned(owner)
             assert start <= at <= at + parameter.numel <= stop
 
 

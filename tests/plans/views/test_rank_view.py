@@ -24,7 +24,7 @@ def views(plan: Plan) -> list[RankView]:
 
 
 def one_pipeline(scheme: Scheme, lengths: tuple[int, ...], world_size: int) -> Plan:
-    padded = scheme.padded_tokens(lengths)
+    padded = scheme.pad_micro_batch(lengths)
     batch = MicroBatch(tuple(range(len(lengths))), sum(lengths), padded, 5.0)
     pipeline = PlannedPipeline(scheme, tuple(range(scheme.gpus)), (batch,), 5.0 * scheme.pp)
     return Plan(
@@ -63,7 +63,7 @@ def test_views_hold_every_token_once(plan: Plan) -> None:
                 assert len(batch.positions()) == batch.local_tokens
                 assert batch.cu_seqlens().dtype == np.int32
                 assert batch.cu_seqlens()[-1] == planned.tokens
-                assert batch.padded_cu_seqlens()[-1] <= planned.padded_tokens
+                assert batch.pad_cu_seqlens()[-1] <= planned.padded_tokens
                 assert len(batch.ring_cu_seqlens()) == len(planned.sequences) + 1
                 for share in batch.sequences:
                     assert share.id == plan.ids[share.position]

@@ -121,7 +121,7 @@ def test_pull_brings_every_held_element_once(case: Case) -> None:
         values = np.arange(1, unit.elements + 1)
         messages: dict[tuple[int, int], Elements] = {}
         for owner in range(case.world_size):
-            start, stop = unit.owned(owner)
+            start, stop = unit.iterate_owned(owner)
             for message in moves[owner][number].pull_to:
                 assert all(start <= p.start < p.stop <= stop for p in message.pieces)
                 packed = np.concatenate([values[p.start : p.stop] for p in message.pieces])
@@ -140,7 +140,7 @@ def test_pull_brings_every_held_element_once(case: Case) -> None:
                     at += stop - start
                 assert at == len(packed)
             assert buffer.tolist() == expected
-            held = unit.held(shard)
+            held = unit.held_ranges(shard)
             assert sum(part.numel for part in held) == len(expected)
         assert not messages
 
@@ -177,7 +177,7 @@ def test_push_sums_every_contribution_once(case: Case) -> None:
                 )
         summed = np.zeros(unit.elements, dtype=np.int64)
         for owner in range(case.world_size):
-            start, stop = unit.owned(owner)
+            start, stop = unit.iterate_owned(owner)
             for message in moves[owner][number].push_from:
                 for source in message.ranks:
                     packed, at = messages.pop((source, owner)), 0
@@ -203,19 +203,22 @@ def test_units_are_laid_out_together_as_they_are_alone(case: Case) -> None:
 def test_cuts_of_a_model() -> None:
     """Fused query, key and value of 8 heads of width 2 on 2 key heads; gate and up of 5."""
     qkv = ParameterLayout("qkv", (Block(8, 2), Block(2, 2, 4), Block(2, 2, 4)), 1, (0,))
-    assert [qkv.held(4, t)[1:] for t in range(4)] == [
+    assert [qkv.held_ranges(4, t)[1:] for t in range(4)] == [
         ((16, 18), (20, 22)),
         ((16, 18), (20, 22)),
         ((18, 20), (22, 24)),
         ((18, 20), (22, 24)),
     ]
-    assert [qkv.held(4, t)[0] for t in range(4)] == [(0, 4), (4, 8), (8, 12), (12, 16)]
+    assert [qkv.held_ranges(4, t)[0] for t in range(4)] == [(0, 4), (4, 8), (8, 12), (12, 16)]
     gate_up = ParameterLayout("gate_up", (Block(5), Block(5)), 3, (0,))
-    assert [gate_up.held(2, t) for t in range(2)] == [((0, 6), (15, 21)), ((6, 15), (21, 30))]
+    assert [gate_up.held_ranges(2, t) for t in range(2)] == [
+        ((0, 6), (15, 21)),
+        ((6, 15), (21, 30)),
+    ]
     words = ParameterLayout("words", (Block(2),), 3, (-1,))
-    assert [words.held(3, t) for t in range(3)] == [(), ((0, 3),), ((3, 6),)]
+    assert [words.held_ranges(3, t) for t in range(3)] == [(), ((0, 3),), ((3, 6),)]
     norm = ParameterLayout("norm", (Block(7),), 1, (0,), "equal")
-    assert [norm.contributed(3, t) for t in range(3)] == [((0, 2),), ((2, 4),), ((4, 7),)]
+    assert [norm.contributing_ranges(3, t) for t in range(3)] == [((0, 2),), ((2, 4),), ((4, 7),)]
     with pytest.raises(ValueError, match="parameter x: is used in no layer"):
         ParameterLayout("x", (Block(1),), 1, ())
 

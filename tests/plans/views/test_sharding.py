@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.sharding import held_ranges, ring_chunks, ring_tokens, ulysses_piece
+from seqplan.plans.views.sharding import list_held_ranges, ring_chunks, ring_tokens, ulysses_piece
 
 lengths_strategy = st.lists(st.one_of(st.integers(1, 15), st.integers(1, 500)), max_size=12)
 
@@ -23,8 +23,8 @@ lengths_strategy = st.lists(st.one_of(st.integers(1, 15), st.integers(1, 500)), 
 @example([5, 3, 16, 17], 3, 5, 1)
 def test_every_token_is_held_once(lengths: list[int], ring: int, ulysses: int, tp: int) -> None:
     scheme = Scheme(tp=tp, ulysses=ulysses, ring=ring)
-    slots = scheme.padded_tokens(lengths) // scheme.sp
-    assert slots * scheme.sp == scheme.padded_tokens(lengths)
+    slots = scheme.pad_micro_batch(lengths) // scheme.sp
+    assert slots * scheme.sp == scheme.pad_micro_batch(lengths)
     times_held = [[0] * length for length in lengths]
     for r in range(ring):
         buffer = []  # (sequence, token) in the order of the ring buffer
@@ -35,7 +35,7 @@ def test_every_token_is_held_once(lengths: list[int], ring: int, ulysses: int, t
         joined = []
         for u in range(ulysses):
             piece = ulysses_piece(len(buffer), ulysses, u)
-            held = held_ranges(lengths, ring, r, piece)
+            held = list_held_ranges(lengths, ring, r, piece)
             assert len(held) == len(lengths)
             local = [
                 (sequence, token)
@@ -57,10 +57,10 @@ def test_every_token_is_held_once(lengths: list[int], ring: int, ulysses: int, t
 
 def test_zigzag_of_one_sequence() -> None:
     assert [ring_chunks(9, 2, rank) for rank in range(2)] == [((0, 2), (6, 9)), ((2, 4), (4, 6))]
-    assert held_ranges([9], 2, 0, (0, 5)) == [((0, 2), (6, 9))]
-    assert held_ranges([9], 2, 1, (0, 4)) == [((2, 6),)]
-    assert held_ranges([9, 4], 2, 0, (4, 7)) == [((8, 9),), ((0, 1), (3, 4))]
-    assert held_ranges([9, 4], 2, 0, (0, 1)) == [((0, 1),), ()]
+    assert list_held_ranges([9], 2, 0, (0, 5)) == [((0, 2), (6, 9))]
+    assert list_held_ranges([9], 2, 1, (0, 4)) == [((2, 6),)]
+    assert list_held_ranges([9, 4], 2, 0, (4, 7)) == [((8, 9),), ((0, 1), (3, 4))]
+    assert list_held_ranges([9, 4], 2, 0, (0, 1)) == [((0, 1),), ()]
 
 
 @pytest.mark.parametrize("ring", [1, 2, 3, 4, 7])

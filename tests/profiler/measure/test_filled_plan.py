@@ -6,14 +6,14 @@ import pytest
 
 from seqplan.plans.lint import lint
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.measure.bench import filled_plan
+from seqplan.profiler.measure.bench import make_full_plan
 
 
 @pytest.mark.parametrize("world_size", [6, 7, 12])
 @pytest.mark.parametrize("text", ["tp1", "tp2", "u2", "pp3", "tp2.pp2", "r4", "tp2.u3"])
 def test_ranks_are_filled_with_pipelines(text: str, world_size: int) -> None:
     scheme = Scheme.parse(text)
-    plan = filled_plan(scheme, (100, 7, 1), world_size)
+    plan = make_full_plan(scheme, (100, 7, 1), world_size)
     faults = lint(plan, None)
     assert not faults
     assert len(plan.idle_ranks) == world_size % scheme.gpus

@@ -61,7 +61,7 @@ class Full(CudaAllocator):
         super().__init__(torch.device("cpu"))
         self._error = error
 
-    def allocated(self) -> int:
+    def current_bytes(self) -> int:
         raise self._error
 
 

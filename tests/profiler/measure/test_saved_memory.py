@@ -12,13 +12,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seqplan.costs.analytic.memory import layer_activation_bytes
-from seqplan.costs.fit.pooling import pooled
+from seqplan.costs.fit.pooling import pool_samples
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.measurer import Measurer
-from seqplan.profiler.measure.saved_memory import SavedBytes, peak_bytes, saved_bytes
+from seqplan.profiler.measure.saved_memory import SavedBytes, count_saved_bytes, peak_bytes
 from seqplan.profiler.measure.stage import Call, MeasuredStage, Neighbours
 from seqplan.runtime.sequence_parallel.context import local_context
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
@@ -39,8 +39,8 @@ def bytes_kept(
         context = local_context([TOKENS])
         ends = stage.ends_call(context, Neighbours(None, None))
         return (
-            saved_bytes(stage.layers_call(context), stage.parameters()) / TOKENS,
-            saved_bytes(ends, stage.parameters()) / TOKENS,
+            count_saved_bytes(stage.layers_call(context), stage.parameters()) / TOKENS,
+            count_saved_bytes(ends, stage.parameters()) / TOKENS,
         )
 
 
@@ -80,7 +80,9 @@ def kept_by_degree(rank: int, world_size: int) -> dict[int, int]:
         first = rank // tp * tp
         group = groups.of(tuple(range(first, first + tp)))
         stage = MeasuredStage(config, 1, group, CPU, torch.bfloat16)
-        by_degree[tp] = saved_bytes(stage.layers_call(local_context([TOKENS])), stage.parameters())
+        by_degree[tp] = count_saved_bytes(
+            stage.layers_call(local_context([TOKENS])), stage.parameters()
+        )
     return by_degree
 
 
@@ -108,7 +110,7 @@ def test_a_layer_that_is_computed_again_counts_once() -> None:
     # Bytes are counted once, times in every round.
     later = measurer.measure(Scheme(), point, turn=1, repeats=1)
     assert (later.turn, later.saved_bytes, len(later.layers_ms)) == (1, 0, 1)
-    (both,) = pooled([sample, later])
+    (both,) = pool_samples([sample, later])
     assert both.saved_bytes == sample.saved_bytes
     assert len(both.layers_ms) == len(sample.layers_ms) + 1
     assert len(both.layers_yardstick_ms) == len(both.layers_ms)
@@ -132,7 +134,7 @@ class Tensors:
     def __init__(self, resident: int) -> None:
         self.held = self.most = resident
 
-    def allocated(self) -> int:
+    def current_bytes(self) -> int:
         return self.held
 
     def reset_peak(self) -> None:
@@ -141,7 +143,7 @@ class Tensors:
     def peak(self) -> int:
         return self.most
 
-    def reserved_peak(self) -> int:
+    def peak_reserved_bytes(self) -> int:
         return self.most + 64
 
     def take(self, count: int) -> None:

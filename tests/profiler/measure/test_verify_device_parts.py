@@ -12,7 +12,7 @@ from seqplan.profiler.verify.memory_check import (
     _affordable,
     largest_that_runs,
 )
-from seqplan.profiler.verify.rates_check import listed
+from seqplan.profiler.verify.rates_check import find_data_sheet
 from seqplan.profiler.verify.results import Figure
 
 
@@ -69,7 +69,7 @@ def test_the_most_that_runs_is_found(most: int) -> None:
 def test_devices_are_recognized_by_name_and_memory(
     name: str, memory_gb: float, hardware: str | None
 ) -> None:
-    known = listed(name, memory_gb * 1e9)
+    known = find_data_sheet(name, memory_gb * 1e9)
     assert (None if known is None else known.name) == hardware
 
 

@@ -33,4 +33,4 @@ def test_a_steady_one_is_read_no_more_than_it_takes() -> None:
 
 def test_a_sustained_reading_is_of_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yardstick, "LOAD_S", 0.01)
-    assert Yardstick(torch.device("cpu"), torch.float32).sustained() > 0
+    assert Yardstick(torch.device("cpu"), torch.float32).measure_sustained_ms() > 0

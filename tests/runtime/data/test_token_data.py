@@ -24,7 +24,7 @@ from seqplan.runtime.errors import DataError
 
 def views(scheme: Scheme, ids: list[int], lengths: list[int]) -> list[MicroBatchView]:
     """One micro-batch as each rank of its only pipeline sees it."""
-    padded = scheme.padded_tokens(lengths)
+    padded = scheme.pad_micro_batch(lengths)
     batch = MicroBatch(tuple(range(len(lengths))), sum(lengths), padded, 1.0)
     pipeline = PlannedPipeline(scheme, tuple(range(scheme.gpus)), (batch,), 1.0)
     plan = Plan(

@@ -49,7 +49,7 @@ def norms_as_equal() -> Iterator[None]:
 @contextmanager
 def one_copy_of_a_key_head() -> Iterator[None]:
     """As if copies of a key head had seen the same queries."""
-    whole = ParameterLayout.contributed
+    whole = ParameterLayout.contributing_ranges
 
     def contributed(parameter: ParameterLayout, tp: int, tp_rank: int) -> tuple[Range, ...]:
         ranges = whole(parameter, tp, tp_rank)

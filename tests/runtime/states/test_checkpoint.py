@@ -38,7 +38,7 @@ def updates(states: ShardedStates, optimizer: torch.optim.Optimizer, first: int,
     """Update with gradients that depend on the step and the element's place only."""
     for step in range(first, last):
         for unit in states.units:
-            for layout, start, master, gradient in unit.owned():
+            for layout, start, master, gradient in unit.iterate_owned():
                 places = torch.arange(start, start + master.numel(), dtype=torch.float32)
                 gradient.copy_(torch.sin(places * (step + 1) + len(layout.name)))
         optimizer.step()

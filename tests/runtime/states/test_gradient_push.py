@@ -23,7 +23,7 @@ from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.states.held_bytes import HeldBytes, held_bytes
+from seqplan.runtime.states.held_bytes import HeldBytes, count_held_bytes
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.model import Llama, ModelConfig
 from seqplan.runtime.training.prepare import preparation
@@ -101,7 +101,7 @@ def held(rank: int, world_size: int) -> tuple[HeldBytes, HeldBytes, int]:
     view = rank_view(one_pipeline_plan(Scheme(ring=2), [30, 20, 9], packed=False), rank)
     run_step(view, prepare(view), model, states, optimizer)
     assert all(unit.gradient.numel() == 0 for unit in states.units)
-    return held_bytes(sharded.units), held_bytes(states.units), most
+    return count_held_bytes(sharded.units), count_held_bytes(states.units), most
 
 
 def test_no_rank_holds_all_gradients() -> None:

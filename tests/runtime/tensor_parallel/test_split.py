@@ -52,7 +52,7 @@ def of_rank(split: TensorSplit, whole: dict[str, Tensor], index: int) -> list[Te
         )
     ]
     embedding, up, down, head = weights
-    hidden = split.embedded(whole["tokens"], embedding, words.start)
+    hidden = split.embed(whole["tokens"], embedding, words.start)
     assert hidden.shape == (split.rows, HIDDEN)
     hidden = hidden + split.row(split.column(hidden, up).tanh(), down)
     loss = split.loss(split.column(hidden, head), whole["labels"], words.start)
@@ -105,7 +105,7 @@ def test_a_tp_of_one_is_the_plain_operation() -> None:
     names = ("embedding", "up", "down", "head")
     weights = [whole[name].detach().requires_grad_() for name in names]
     split = TensorSplit(6)
-    hidden = split.embedded(whole["tokens"], weights[0], 0)
+    hidden = split.embed(whole["tokens"], weights[0], 0)
     hidden = hidden + split.row(split.column(hidden, weights[1]).tanh(), weights[2])
     loss = split.loss(split.column(hidden, weights[3]), whole["labels"], 0)
     loss.backward()  # type: ignore[no-untyped-call]

@@ -97,7 +97,7 @@ def trained(rank: int, world_size: int) -> Outcome:
     for plan in plans():
         view = rank_view(plan, rank)
         work = prepare(view)
-        loss_of = runtime.chunked_loss(model.head, policy_loss, 16)
+        loss_of = runtime.compute_chunked_loss(model.head, policy_loss, 16)
         result = runtime.run_step(view, work, model, states, optimizer, loss_of=loss_of)
         losses.append(result.loss)
         norms.append(result.gradient_norm)

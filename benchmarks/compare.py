@@ -11,30 +11,30 @@ from benchmarks.settings import (
     Data,
     cluster,
     markdown,
-    published_exchange,
     published_schemes,
+    published_sync,
 )
 from seqplan.planner.comparison.advice import ablation
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
-from seqplan.planner.sync.times import GivenExchange
+from seqplan.planner.sync.times import GivenSyncTimes
 
 GPUS, STEPS, SEED = 64, 20, 0
 CONTEXTS = (32768, 16384)
 UNAWARE = ("static", "megatron", "hotspa")
-"""Systems that are run once more without an exchange; Hydraulis does not weigh it anyway."""
+"""Systems that are run once more without a sync; Hydraulis does not weigh it anyway."""
 
 
 def run(data: Sequence[Data]) -> None:
-    """Print, for each data set and context, all systems with and without the exchange."""
+    """Print, for each data set and context, all systems with and without the sync."""
     profile = published_schemes()
-    exchange = published_exchange(profile, GPUS)
-    none = GivenExchange(0.0, exchange.optimizer_ms, "no exchange", 0.0, 0.0)
+    sync = published_sync(profile, GPUS)
+    none = GivenSyncTimes(0.0, sync.optimizer_ms, "no sync", 0.0, 0.0)
     for source in data:
         for context in CONTEXTS:
             where = cluster(GPUS, context)
             start = time.perf_counter()
-            whole = compare(profile, where, source.lengths, STEPS, exchange, seed=SEED)
+            whole = compare(profile, where, source.lengths, STEPS, sync, seed=SEED)
             free = compare(
                 profile, where, source.lengths, STEPS, none, seed=SEED, options=Options(UNAWARE)
             )
@@ -44,11 +44,11 @@ def run(data: Sequence[Data]) -> None:
                 f"GPUs, {STEPS} steps of {where.tokens:,} tokens ({took:.0f} s)\n"
             )
             head = ["system", "propagation (ms)", "over ours that weigh nothing else"]
-            head += ["iteration (ms)", "over ours that weigh the exchange", "imbalance", "bubble"]
+            head += ["iteration (ms)", "over ours that weigh the sync", "imbalance", "bubble"]
             rows = [_row(system, whole, free) for system in whole.systems]
             print(markdown(head, [_ours_free(free), *rows]) + "\n")
             stages = " → ".join(f"{s.name} {gain:.2f}×" for s, gain in ablation(whole.systems))
-            print(f"{exchange.source}\n\nstep by step, whole iterations: {stages}\n")
+            print(f"{sync.source}\n\nstep by step, whole iterations: {stages}\n")
 
 
 def _ours_free(free: Comparison) -> list[str]:

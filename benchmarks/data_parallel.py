@@ -150,14 +150,14 @@ def _measured_profile(rank: int, folder: Path) -> Any:
         points=tuple(design(128, MEASURED_TO, points=4)),
         repeats=1,
     )
-    measured_on, samples, exchanges = measure(task, folder / "samples.jsonl", rank, RANKS)
+    measured_on, samples, syncs = measure(task, folder / "samples.jsonl", rank, RANKS)
     document: list[Any] = [None]
     if rank == 0:
         fit = fit_all(measured_on, samples)
         per_token = fit.memory.bytes_per_token[1]
         devices = ProfiledDevices(measured_on.device, RANKS, capacity_bytes=0.0)
         document[0] = profile_document(
-            fit, devices, name="benchmark", source="measured by this benchmark", exchanges=exchanges
+            fit, devices, name="benchmark", source="measured by this benchmark", syncs=syncs
         )
         # Room for so many tokens beside the states, which are small.
         memory = document[0]["memory"]

@@ -1,6 +1,6 @@
 """Whole iterations against the best static strategy in settings that nobody chose: drawn at random.
 
-Model, GPUs, context, tokens of a step, lengths and the share of the exchange that is hidden. Beside
+Model, GPUs, context, tokens of a step, lengths and the share of the sync that is hidden. Beside
 the data, lengths are drawn from a Pareto distribution, with the longest tail there is, and from a
 log-normal one, as chats have. Of each first step many strategies near the plan's are tried, too.
 """
@@ -23,8 +23,8 @@ from seqplan.planner.placement.dispatch import probe
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, drop_dominated
 from seqplan.planner.strategies.local_search import swap
-from seqplan.planner.sync.choice import exchange_of
-from seqplan.planner.sync.times import Exchange
+from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.sync.times import SyncTimes
 
 SETTINGS, STEPS, DRAWN = 40, 8, 200_000
 MODELS = ("7b", "13b", "32b")
@@ -38,7 +38,7 @@ NEARBY, SWAPS, SIZES = 1000, 3, (1, 2, 4)
 
 @dataclass(frozen=True)
 class Setting:
-    """What is planned for: ``overlap`` is the share of the exchange that propagation hides."""
+    """What is planned for: ``overlap`` is the share of the sync that propagation hides."""
 
     source: Data
     model: str
@@ -61,14 +61,14 @@ def run(data: Sequence[Data]) -> None:
     rows, judged, nearby, impossible = [], [], [], 0
     for setting in [_drawn(rng, sources) for _ in range(SETTINGS)]:
         profile = load_shipped(f"llama-{setting.model}-a800-80gb")
-        exchange = exchange_of(profile, setting.where.gpus, overlap=setting.overlap)
+        sync = choose_sync(profile, setting.where.gpus, overlap=setting.overlap)
         try:
-            outcome = judge(setting.source, profile, setting.where, exchange, STEPS)
+            outcome = judge(setting.source, profile, setting.where, sync, STEPS)
         except Infeasible:  # too few GPUs for the model, or for its longest sequence
             impossible += 1
             continue
         judged.append(outcome)
-        nearby.append(_gain_nearby(outcome, profile, setting.where, exchange, rng))
+        nearby.append(_gain_nearby(outcome, profile, setting.where, sync, rng))
         ratio, worst = _ratio(outcome), outcome.of_static.min()
         if worst < 1 - SLOWER_SHOWN or outcome.gap > GAP_SHOWN:
             row = [str(setting), outcome.layout, str(outcome.static[0])]
@@ -100,11 +100,11 @@ def _ratio(judged: Judged) -> float:
 
 
 def _gain_nearby(
-    judged: Judged, profile: Profile, where: Cluster, exchange: Exchange, rng: np.random.Generator
+    judged: Judged, profile: Profile, where: Cluster, sync: SyncTimes, rng: np.random.Generator
 ) -> float:
     """Try strategies some random swaps away from the first plan's; by what share one was better."""
     plan, batch = judged.plans[0], judged.batches[0]
-    if plan.re_forms:
+    if plan.regroups:
         return 0.0
     models = where.models(profile)
     schemes = sorted(drop_dominated(models))
@@ -116,12 +116,12 @@ def _gain_nearby(
             incoming = schemes[int(rng.integers(len(schemes)))]
             tried = swap(tried, outgoing, incoming, int(rng.choice(SIZES)), where.gpus) or tried
         fleet = Fleet.of(tried, models)
-        exchange_ms = exchange.of_strategy_ms(tried)
-        if fleet.max_sequence < batch.longest or exchange_ms >= best_ms:
+        sync_ms = sync.of_strategy_ms(tried)
+        if fleet.max_sequence < batch.longest or sync_ms >= best_ms:
             continue
-        filling = probe(Filler(fleet, batch), 0.0, best_ms - exchange_ms)
+        filling = probe(Filler(fleet, batch), 0.0, best_ms - sync_ms)
         if filling is not None:
-            strategy, best_ms = tried, Placement(fleet, filling).objective_ms + exchange_ms
+            strategy, best_ms = tried, Placement(fleet, filling).objective_ms + sync_ms
     return float(judged.ours[0]) / best_ms - 1
 
 

@@ -15,7 +15,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.sync.times import NO_EXCHANGE
+from seqplan.planner.sync.times import NO_SYNC
 
 GPUS, STEPS, SEED = 64, 20, 0
 CONTEXTS = (32768, 16384)
@@ -32,7 +32,7 @@ def run(data: Sequence[Data]) -> None:
         for context in CONTEXTS:
             where = cluster(GPUS, context)
             comparison = compare(
-                profile, where, source.lengths, STEPS, NO_EXCHANGE, seed=SEED, options=OPTIONS
+                profile, where, source.lengths, STEPS, NO_SYNC, seed=SEED, options=OPTIONS
             )
             classes = [PipelineClass.of(model, 1) for model in where.models(profile).values()]
             bound: list[float] = []

@@ -46,7 +46,7 @@ def _row(source: Data, gpus: int, tokens: int, steps: int) -> list[str]:
                 repeated.append((time.process_time() - began) * 1000)
             times.append(min(repeated))
             gaps.append(plan.gap)
-            total += plan.predicted_ms + (plan.exchange_ms or 0.0)
+            total += plan.predicted_ms + (plan.sync_ms or 0.0)
         row += [f"{median(times):.0f} ms", f"{median(gaps):.2%}"]
         totals.append(total)
     return [*row, f"{totals[1] / totals[0]:.4f}"]

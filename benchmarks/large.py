@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from benchmarks.settings import Data, cluster, markdown, published_exchange, published_schemes
+from benchmarks.settings import Data, cluster, markdown, published_schemes, published_sync
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import mean_propagation_ms
 
@@ -19,11 +19,11 @@ def run(data: Sequence[Data]) -> None:
     """Print every system's time and that of the whole comparison."""
     profile = published_schemes()
     where = cluster(GPUS)
-    exchange = published_exchange(profile, GPUS)
+    sync = published_sync(profile, GPUS)
     for lengths in data:
         start = time.perf_counter()
         comparison = compare(
-            profile, where, lengths.lengths, STEPS, exchange, seed=SEED, options=OPTIONS
+            profile, where, lengths.lengths, STEPS, sync, seed=SEED, options=OPTIONS
         )
         took = time.perf_counter() - start
         planning = median(step.planning_ms or 0.0 for step in comparison.ours.iterations)

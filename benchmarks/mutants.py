@@ -35,7 +35,7 @@ _PASSES = "runtime/pipeline/one_f_one_b.py"
 _STAGE = "runtime/pipeline/stage.py"
 _STATES = "runtime/states/unit_states.py"
 _UNIT = "runtime/states/unit.py"
-_EXCHANGE = "runtime/states/sync.py"
+_SYNC = "runtime/states/sync.py"
 _LOSS = "runtime/training/loss.py"
 _STEP = "runtime/training/run_step.py"
 _TARGETS = "runtime/data/targets.py"
@@ -84,9 +84,9 @@ MUTANTS = (
     Mutant(_UNIT, "self.gradient.zero_()", "pass", (_SUMS,)),
     Mutant(_STATES, "unit.reduced.mul_(factor)", "pass", (_SUMS,)),
     Mutant(_STATES, "return squares**0.5, total", "return squares, total", (_SUMS,)),
-    Mutant(_EXCHANGE, "unit.reduced.add_(into)", "unit.reduced.copy_(into)", (_PUSH,)),
+    Mutant(_SYNC, "unit.reduced.add_(into)", "unit.reduced.copy_(into)", (_PUSH,)),
     Mutant(
-        _EXCHANGE,
+        _SYNC,
         "unit.reduced[low : low + size] += packed",
         "unit.reduced[low : low + size] = packed",
         ("tests/runtime/pipeline/test_mutations.py",),

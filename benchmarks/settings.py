@@ -16,8 +16,8 @@ from seqplan.costs.model_sizes import parameters
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.sync.choice import exchange_of
-from seqplan.planner.sync.times import Exchange
+from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.sync.times import SyncTimes
 
 CODE = Path(__file__).parents[1] / "examples" / "data" / "code.npy"
 PROFILE = "llama-32b-a800-80gb"
@@ -48,7 +48,7 @@ def published_schemes(name: str = PROFILE) -> Profile:
     return load_shipped(name).restrict(measured=True)
 
 
-def published_exchange(profile: Profile, gpus: int) -> Exchange:
+def published_sync(profile: Profile, gpus: int) -> SyncTimes:
     """Hydraulis' two totals (Table 1, 32B on 64 A800), in proportion to the parameters.
 
     16 times faster within a node, as NVLink's 400 GB/s are to a GPU's share of InfiniBand.
@@ -56,7 +56,7 @@ def published_exchange(profile: Profile, gpus: int) -> Exchange:
     weights = parameters(profile.shape)
     assert weights is not None
     share = weights / 32.3e9 / (16 if gpus <= profile.gpus_per_node else 1)
-    return exchange_of(profile, gpus, exchange_ms=(1110.0 * share, 1710.0 * share))
+    return choose_sync(profile, gpus, sync_ms=(1110.0 * share, 1710.0 * share))
 
 
 def cluster(gpus: int, context: int = 32768) -> Cluster:

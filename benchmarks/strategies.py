@@ -1,7 +1,7 @@
 """CPU-seconds of a training step under each kind of parallelism, of all ranks together.
 
 The same sequences and model under every scheme, as many pipelines of it as there is room for; what
-all processes compute together, the exchange of parameters and gradients included, says what the
+all processes compute together, the sync of parameters and gradients included, says what the
 scheme costs beside tp = pp = 1. Schemes take turns and the least of several steps counts: whatever
 else runs on the machine adds to a step and takes nothing from it.
 """

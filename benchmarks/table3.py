@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from benchmarks.settings import Data, markdown, published_exchange, published_schemes
+from benchmarks.settings import Data, markdown, published_schemes, published_sync
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison, mean_propagation_ms
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.sync.times import GivenExchange
+from seqplan.planner.sync.times import GivenSyncTimes
 
 SETTINGS = (("7b", 8), ("7b", 16), ("13b", 16), ("13b", 32), ("32b", 32), ("32b", 64))
 TOKENS, STEPS, SEED = 100_000, 20, 0
@@ -28,8 +28,8 @@ def run(data: Sequence[Data]) -> None:
         rows, notes = [], []
         for model, gpus in SETTINGS:
             profile = published_schemes(f"llama-{model}-a800-80gb")
-            exchange = published_exchange(profile, gpus)
-            none = GivenExchange(0.0, exchange.optimizer_ms, "no exchange", 0.0, 0.0)
+            sync = published_sync(profile, gpus)
+            none = GivenSyncTimes(0.0, sync.optimizer_ms, "no sync", 0.0, 0.0)
             for context in CONTEXTS:
                 place = f"{model.upper()}, {gpus} GPUs, {context // 1024}K"
                 cluster = Cluster(gpus, context, TOKENS)
@@ -38,7 +38,7 @@ def run(data: Sequence[Data]) -> None:
                         compare(
                             profile, cluster, source.lengths, STEPS, e, seed=SEED, options=OPTIONS
                         )
-                        for e in (none, exchange)
+                        for e in (none, sync)
                     )
                 except Infeasible as error:
                     notes.append(f"{place}: {error}")

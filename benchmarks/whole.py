@@ -1,6 +1,6 @@
 """Whole iterations against the best static strategy, context parallelism and our balancing allowed.
 
-Propagation and the exchange as derived for each layout; derived schemes are used on both sides.
+Propagation and the sync as derived for each layout; derived schemes are used on both sides.
 The static strategy holds the longest sequence of the data, as it has to run all of it; beside it
 the one that is best if only the steps judged count.
 """
@@ -14,19 +14,19 @@ from statistics import mean
 
 import numpy as np
 
-from benchmarks.settings import Data, markdown, published_exchange
+from benchmarks.settings import Data, markdown, published_sync
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.bounds.with_sync import Families, exchange_bound_ms
+from seqplan.planner.bounds.with_sync import Families, sync_bound_ms
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement.fleet import Floats
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import best_homogeneous
-from seqplan.planner.sync.choice import exchange_of
-from seqplan.planner.sync.times import Exchange
+from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.sync.times import SyncTimes
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Strategy
 
@@ -44,10 +44,10 @@ SETTINGS = (
 STEPS = {64: 8, 1024: 2}
 
 
-OTHER_EXCHANGES = tuple(
+OTHER_SYNCS = tuple(
     setting for setting in SETTINGS if setting[2:] != (16384, 200_000) and setting[3] != 800_000
 )
-"""Those that are judged with other exchanges than the derived one, too."""
+"""Those that are judged with other syncs than the derived one, too."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,16 @@ def run(data: Sequence[Data]) -> None:
         head += ["worst step", "if only these steps count", "above the bound"]
         head += ["proposal, CPU", "step, CPU"]
         print(markdown(head, [_row(source, *setting) for setting in SETTINGS]) + "\n")
-        head = ["model, GPUs, context, tokens", "exchange", "layout", "static / ours"]
+        head = ["model, GPUs, context, tokens", "sync", "layout", "static / ours"]
         head += ["above the bound"]
-        rows = [row for setting in OTHER_EXCHANGES for row in _other_rows(source, *setting)]
+        rows = [row for setting in OTHER_SYNCS for row in _other_rows(source, *setting)]
         print(markdown(head, rows) + "\n")
 
 
 def _row(source: Data, model: str, gpus: int, context: int, tokens: int) -> list[str]:
     profile = load_shipped(f"llama-{model}-a800-80gb")
     judged = judge(
-        source, profile, Cluster(gpus, context, tokens), exchange_of(profile, gpus), STEPS[gpus]
+        source, profile, Cluster(gpus, context, tokens), choose_sync(profile, gpus), STEPS[gpus]
     )
     ours_ms = mean(judged.ours)
     strategy, static_ms = judged.static
@@ -118,12 +118,12 @@ def _other_rows(
     source: Data, model: str, gpus: int, context: int, tokens: int
 ) -> Iterator[list[str]]:
     profile = load_shipped(f"llama-{model}-a800-80gb")
-    exchanges = {
-        "derived, half hidden": exchange_of(profile, gpus, overlap=0.5),
-        "as published": published_exchange(profile, gpus),
+    syncs = {
+        "derived, half hidden": choose_sync(profile, gpus, overlap=0.5),
+        "as published": published_sync(profile, gpus),
     }
-    for name, exchange in exchanges.items():
-        judged = judge(source, profile, Cluster(gpus, context, tokens), exchange, STEPS[gpus])
+    for name, sync in syncs.items():
+        judged = judge(source, profile, Cluster(gpus, context, tokens), sync, STEPS[gpus])
         ours_ms = mean(judged.ours)
         yield [
             f"{model.upper()}, {gpus:,}, {context // 1024}K, {tokens:,}",
@@ -134,10 +134,10 @@ def _other_rows(
         ]
 
 
-def judge(source: Data, profile: Profile, where: Cluster, exchange: Exchange, steps: int) -> Judged:
+def judge(source: Data, profile: Profile, where: Cluster, sync: SyncTimes, steps: int) -> Judged:
     """Propose, plan steps and judge the static strategies on the same ones."""
     began = time.process_time()
-    proposal = make_proposal(profile, where, source.lengths, exchange=exchange)
+    proposal = make_proposal(profile, where, source.lengths, sync=sync)
     proposal_s = time.process_time() - began
     assert proposal.layouts is not None
     sampler = Sampler(source.lengths, where.tokens, where.max_len, 0)
@@ -146,19 +146,19 @@ def judge(source: Data, profile: Profile, where: Cluster, exchange: Exchange, st
     began = time.process_time()
     plans = [planner.plan(batch) for batch in batches]
     step_s = (time.process_time() - began) / len(plans)
-    ours = np.array([plan.predicted_ms + (plan.exchange_ms or 0.0) for plan in plans])
+    ours = np.array([plan.predicted_ms + (plan.sync_ms or 0.0) for plan in plans])
     models = where.models(profile)
-    families = Families(models, where.gpus, exchange)
+    families = Families(models, where.gpus, sync)
     bounds = [
-        exchange_bound_ms(families, batch, reached)
+        sync_bound_ms(families, batch, reached)
         for batch, reached in zip(batches, ours.tolist(), strict=True)
     ]
     static = [
-        best_homogeneous(batches, models, where.gpus, exchange, longest)
+        best_homogeneous(batches, models, where.gpus, sync, longest)
         for longest in (int(sampler.lengths.max()), 0)
     ]
     holding, narrower = (
-        (strategy, np.array(propagation) + exchange.of_strategy_ms(strategy))
+        (strategy, np.array(propagation) + sync.of_strategy_ms(strategy))
         for strategy, propagation in filter(None, static)
     )
     layout = proposal.layouts.chosen or "several"

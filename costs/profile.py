@@ -14,7 +14,7 @@ from typing import Any
 from seqplan.costs.memory import Memory
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile_reader import ProfileReader
-from seqplan.costs.profiled_scheme import DEGREES, MeasuredExchange, ProfiledScheme, ProfileError
+from seqplan.costs.profiled_scheme import DEGREES, MeasuredSync, ProfiledScheme, ProfileError
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.plans.format.fields import read_text
 from seqplan.plans.scheme import Scheme
@@ -48,7 +48,7 @@ class Profile:
     forward_fraction: float
     memory: Memory
     schemes: tuple[ProfiledScheme, ...]
-    exchange: tuple[MeasuredExchange, ...]
+    sync: tuple[MeasuredSync, ...]
     digest: str
     document: Mapping[str, Any] = field(repr=False, compare=False)
 
@@ -58,7 +58,7 @@ class Profile:
         return {entry.scheme: entry for entry in self.schemes}
 
     @property
-    def rounds(self) -> bool:
+    def lockstep(self) -> bool:
         """Whether all ranks run in lockstep rounds (ZeRO-3: every layer is gathered by all)."""
         return self.zero_stage == 3
 

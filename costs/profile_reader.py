@@ -14,7 +14,7 @@ from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profiled_scheme import (
     ORIGINS,
     PROFILE_SCHEMA,
-    MeasuredExchange,
+    MeasuredSync,
     ProfiledScheme,
     ProfileError,
 )
@@ -33,7 +33,7 @@ _PROFILE = frozenset(
     | {"memory", "schemes"}
 )
 _PROFILE_OPTIONAL = frozenset(
-    {"forward_fraction", "checkpointing", "published", "notes", "tensor_parallel", "exchange"}
+    {"forward_fraction", "checkpointing", "published", "notes", "tensor_parallel", "sync"}
 )
 _HARDWARE = frozenset({"gpu", "gpus_per_node"})
 _MODEL = frozenset({"hidden", "layers"})
@@ -41,8 +41,8 @@ _MODEL_OPTIONAL = frozenset({"vocab", "heads", "kv_heads", "ffn", "head_dim"})
 _COEFFICIENTS = frozenset({"a", "b", "c"})
 _DEGREES = frozenset({"tp", "pp", "ulysses", "ring"})
 _SCHEME_OPTIONAL = _DEGREES | {"flag", "origin", "fit"}
-_EXCHANGE_COUNTS = ("tp", "pp", "gpus")
-_EXCHANGE_TIMES = ("ms", "optimizer_ms")
+_SYNC_COUNTS = ("tp", "pp", "gpus")
+_SYNC_TIMES = ("ms", "optimizer_ms")
 _MEMORY_BYTES = frozenset(
     {"capacity_bytes", "context_bytes", "margin_bytes"}
     | {"resident_layer_bytes", "resident_embedding_bytes"}
@@ -92,7 +92,7 @@ class ProfileReader(FieldReader):
             "forward_fraction": fraction,
             "memory": memory,
             "schemes": tuple(sorted(schemes, key=lambda entry: entry.scheme)),
-            "exchange": self.exchange(raw),
+            "sync": self.sync(raw),
             "digest": self.digest(document),
             "document": document,
         }
@@ -175,26 +175,26 @@ class ProfileReader(FieldReader):
             self.fail(f"{place}.fit", f"wants an object, not {shown(fit)}")
         return ProfiledScheme(scheme, latency, flag, origin, fit)
 
-    def exchange(self, raw: dict[str, Any]) -> tuple[MeasuredExchange, ...]:
-        """Read the measured exchanges; most profiles have none."""
-        if raw.get("exchange") is None:
+    def sync(self, raw: dict[str, Any]) -> tuple[MeasuredSync, ...]:
+        """Read the measured syncs; most profiles have none."""
+        if raw.get("sync") is None:
             return ()
         measured = []
-        for index, entry in enumerate(self.items(raw, "exchange", "")):
-            place = f".exchange[{index}]"
-            self.fields(entry, place, frozenset((*_EXCHANGE_COUNTS, *_EXCHANGE_TIMES)))
-            counts = {name: self.integer(entry, name, place, 1) for name in _EXCHANGE_COUNTS}
+        for index, entry in enumerate(self.items(raw, "sync", "")):
+            place = f".sync[{index}]"
+            self.fields(entry, place, frozenset((*_SYNC_COUNTS, *_SYNC_TIMES)))
+            counts = {name: self.integer(entry, name, place, 1) for name in _SYNC_COUNTS}
             if counts["gpus"] < max(2, counts["tp"] * counts["pp"]):
-                self.fail(f"{place}.gpus", f"{counts['gpus']} are too few for an exchange")
-            times = {name: self.number(entry, name, place, LARGEST) for name in _EXCHANGE_TIMES}
+                self.fail(f"{place}.gpus", f"{counts['gpus']} are too few for a sync")
+            times = {name: self.number(entry, name, place, LARGEST) for name in _SYNC_TIMES}
             if not times["ms"] > 0:
                 self.fail(f"{place}.ms", f"wants a time above 0, not {times['ms']:g}")
             measured.append(
-                MeasuredExchange(**counts, ms=times["ms"], optimizer_ms=times["optimizer_ms"])
+                MeasuredSync(**counts, ms=times["ms"], optimizer_ms=times["optimizer_ms"])
             )
         keys = [(entry.tp, entry.pp, entry.gpus) for entry in measured]
         if len(set(keys)) < len(keys):
-            self.fail(".exchange", "lists a layout twice for the same number of GPUs")
+            self.fail(".sync", "lists a layout twice for the same number of GPUs")
         return tuple(measured)
 
     def memory(self, raw: Any, *, tied: bool) -> Memory:

@@ -37,7 +37,7 @@ class ProfiledScheme:
 
 
 @dataclass(frozen=True)
-class MeasuredExchange:
+class MeasuredSync:
     """Pull and push of the whole model between pipelines of ⟨tp, pp⟩ that fill ``gpus`` GPUs (ms).
 
     None of it hidden; ``optimizer_ms``: the optimizer's step on what a rank of as many owns.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from seqplan.planner.proposal.document import ProposalDocument, ProposalError
     from seqplan.planner.proposal.make_proposal import make_proposal
     from seqplan.planner.step.step_planner import StepPlanner
-    from seqplan.planner.sync.times import Exchange
+    from seqplan.planner.sync.times import SyncTimes
     from seqplan.planner.workers.produce import produce
 
 _HOMES = {
@@ -36,7 +36,7 @@ _HOMES = {
     "comparison.compare": ("compare",),
     "comparison.results": ("Comparison",),
     "errors": ("Infeasible",),
-    "sync.times": ("Exchange",),
+    "sync.times": ("SyncTimes",),
     "proposal.document": ("ProposalDocument", "ProposalError"),
     "proposal.make_proposal": ("make_proposal",),
     "step.step_planner": ("StepPlanner",),
@@ -47,13 +47,13 @@ __all__ = [
     "Batch",
     "Cluster",
     "Comparison",
-    "Exchange",
     "Infeasible",
     "ProposalDocument",
     "ProposalError",
     "Sampler",
     "SamplerState",
     "StepPlanner",
+    "SyncTimes",
     "compare",
     "make_proposal",
     "produce",

@@ -57,10 +57,10 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
             f"over all plans of its tp and pp: lower bound {plan.layout_lower_bound_ms:,.1f} ms, "
             f"gap {plan.layout_gap:.2%}"
         )
-    if plan.exchange_ms is not None:
+    if plan.sync_ms is not None:
         yield (
-            f"and {plan.exchange_ms:,.1f} ms exchange of parameters and gradients that nothing "
-            f"hides: {plan.predicted_ms + plan.exchange_ms:,.1f} ms in all"
+            f"and {plan.sync_ms:,.1f} ms sync of parameters and gradients that nothing "
+            f"hides: {plan.predicted_ms + plan.sync_ms:,.1f} ms in all"
         )
     rest = plan.predicted_ms - times.makespan_ms
     if rest > BINDING_MS:
@@ -71,7 +71,7 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
         notes += f" through {stages} stages"
     changes = _changes(plan.pipelines)
     if changes:
-        notes += ", ranks re-form within the step"
+        notes += ", ranks regroup within the step"
     room = WIDTH - len("pipelines ") - len(notes)
     yield f"pipelines {_cut(str(strategy) or 'none', room)}{notes}"
     if changes and not rounds and times.makespan_ms > 0:
@@ -101,9 +101,9 @@ def _changes_cost(pipelines: Sequence[PlannedPipeline], changes: set[int], times
 
 
 def _pipelines(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:
-    in_rounds = any(pipeline.round is not None for pipeline in plan.pipelines)
+    in_lockstep = any(pipeline.round is not None for pipeline in plan.pipelines)
     late = any(start > BINDING_MS for start in times.start_ms)
-    middle = ["round"] if in_rounds else ["start ms"] if late else []
+    middle = ["round"] if in_lockstep else ["start ms"] if late else []
     fill = ["fill"] if costs else []
     header = ["scheme", "#", "ranks", "batches", "seqs", "longest", "tokens", *fill, *middle]
     rows = [[*header, "time ms", "slack ms"]]
@@ -123,7 +123,7 @@ def _pipelines(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) 
             ]
             row += _load(plan, [pipeline], costs)
             if middle:
-                row.append(str(pipeline.round) if in_rounds else f"{times.start_ms[index]:,.1f}")
+                row.append(str(pipeline.round) if in_lockstep else f"{times.start_ms[index]:,.1f}")
             row += [f"{pipeline.predicted_ms:,.1f}", f"{max(0.0, times.slack_ms[index]):,.1f}"]
             rows.append(row)
         if rest := indexes[shown:]:
@@ -217,33 +217,33 @@ def _reason(plan: Plan, pipeline: PlannedPipeline, cost: SchemeCost | None) -> s
 def _verdict(entry: Considered, best: Considered | None) -> str:
     """Say why a candidate was not chosen.
 
-    One that is faster than the best was left for the exchange of parameters and gradients between
+    One that is faster than the best was left for the sync of parameters and gradients between
     its replicas, which its time does not hold.
     """
     best_ms = None if best is None else best.predicted_ms
     if best is None or best_ms is None:
         return "slower" if entry.predicted_ms is not None else "no better plan found"
     if entry.predicted_ms is not None:
-        return "its exchange takes longer" if entry.predicted_ms < best_ms else ""
-    extra_exchange_ms = (entry.exchange_ms or 0.0) - (best.exchange_ms or 0.0)
-    beaten = entry.lower_bound_ms + extra_exchange_ms >= best_ms
+        return "its sync takes longer" if entry.predicted_ms < best_ms else ""
+    extra_sync_ms = (entry.sync_ms or 0.0) - (best.sync_ms or 0.0)
+    beaten = entry.lower_bound_ms + extra_sync_ms >= best_ms
     return "pruned by its bound" if beaten else "no better plan found"
 
 
 def _candidates(plan: Plan) -> Iterable[str]:
-    weighed = any(entry.exchange_ms is not None for entry in plan.selection)
-    rows = [["candidate strategy", "bound ms", "time ms", *(["exchange"] if weighed else []), ""]]
+    weighed = any(entry.sync_ms is not None for entry in plan.selection)
+    rows = [["candidate strategy", "bound ms", "time ms", *(["sync"] if weighed else []), ""]]
     chosen = Strategy.of(Counter(pipeline.scheme for pipeline in plan.pipelines))
     best = next((entry for entry in plan.selection if entry.strategy == chosen), None)
     for entry in plan.selection:
         verdict = "best" if entry.strategy == chosen else _verdict(entry, best)
-        exchange = "–" if entry.exchange_ms is None else f"{entry.exchange_ms:,.1f}"
+        sync = "–" if entry.sync_ms is None else f"{entry.sync_ms:,.1f}"
         rows.append(
             [
                 _cut(str(entry.strategy) or "none", WIDTH - (52 if weighed else 42)),
                 f"{entry.lower_bound_ms:,.1f}",
                 "–" if entry.predicted_ms is None else f"{entry.predicted_ms:,.1f}",
-                *([exchange] if weighed else []),
+                *([sync] if weighed else []),
                 verdict,
             ]
         )

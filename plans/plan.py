@@ -49,13 +49,13 @@ class PlannedPipeline:
 class Considered:
     """A candidate of the step's selection; ``predicted_ms`` is None when its bound pruned it.
 
-    ``exchange_ms``: as in the plan.
+    ``sync_ms``: as in the plan.
     """
 
     strategy: Strategy
     lower_bound_ms: float
     predicted_ms: float | None
-    exchange_ms: float | None = None
+    sync_ms: float | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,10 +64,10 @@ class Plan:
 
     ``predicted_ms`` is the objective, never below the 1F1B simulation; ``lower_bound_ms`` is a
     proven lower bound on that objective over all dispatches and packings of this strategy (over all
-    plans of its layout, where ranks re-form within the step) and ``gap`` = predicted / bound − 1.
+    plans of its layout, where ranks regroup within the step) and ``gap`` = predicted / bound − 1.
     ``layout_lower_bound_ms`` is one over all plans of its layouts ⟨tp, pp⟩, whatever their groups,
     and ``layout_gap`` follows from it; None in plans that no planner made.
-    None of the five holds ``exchange_ms``: what parameters and gradients take to be exchanged
+    None of the five holds ``sync_ms``: what parameters and gradients take to be synchronized
     beside it, as far as nothing hides it; None where strategies were chosen by propagation alone.
     """
 
@@ -85,7 +85,7 @@ class Plan:
     lower_bound_ms: float
     gap: float
     selection: tuple[Considered, ...]
-    exchange_ms: float | None = None
+    sync_ms: float | None = None
     layout_lower_bound_ms: float | None = None
 
     def __repr__(self) -> str:
@@ -109,7 +109,7 @@ class Plan:
         return Strategy.of(Counter(pipeline.scheme for pipeline in self.pipelines))
 
     @property
-    def re_forms(self) -> bool:
+    def regroups(self) -> bool:
         """Whether some rank is in several pipelines one after another, in rounds or not."""
         return self.strategy.gpus > self.world_size - len(self.idle_ranks)
 

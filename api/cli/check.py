@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--prove needs the profile or the proposal. Give --profile or --proposal")
     if args.exact and not args.prove:
         raise ValueError("--exact is for proofs. Give --prove with it")
-    multiple = 1 if proposal is None else proposal.rounds_multiple
+    multiple = 1 if proposal is None else proposal.micro_step_multiple
     broken: list[dict[str, Any]] = []
     steps = 0
     for plan in read_plans(args.plans):

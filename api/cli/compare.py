@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from seqplan.api.cli.framework.command import add_verb
 from seqplan.api.cli.framework.options import (
-    add_exchange,
     add_planning_input,
     add_rounds,
+    add_sync,
     add_usable_schemes,
     natural,
     number,
@@ -40,9 +40,9 @@ from seqplan.planner.comparison.nearest import LEAST_STEPS
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import AXES, sweep
 from seqplan.planner.lockstep.options import check_rounds
-from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.derive import OPTIMIZER_MS
-from seqplan.planner.sync.times import Exchange
+from seqplan.planner.sync.times import SyncTimes
 from seqplan.planner.systems.hotspa import SWITCH_MS
 from seqplan.planner.systems.hydraulis import CBC_S
 from seqplan.plans.format.atomic_file import atomic_write
@@ -103,7 +103,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="search the Megatron-like configuration, even where a published one fits",
     )
-    add_exchange(parser)
+    add_sync(parser)
     add_rounds(
         parser,
         "our rounds of every step, and those of static strategies with our balancing, are a "
@@ -143,9 +143,9 @@ def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
     profile = usable_profile(args)
     check_output(args.output, args.lengths, args.profile)
-    _exchange(args, profile, args.gpus)  # so that bad options are told before the data is read
+    _sync(args, profile, args.gpus)  # so that bad options are told before the data is read
     _options(args)
-    check_rounds(profile, runs_in_lockstep(args), args.rounds_multiple)
+    check_rounds(profile, runs_in_lockstep(args), args.micro_step_multiple)
     lengths = read_lengths([args.lengths]).values
     with ProgressBar(sys.stderr) as progress:
         comparison = _compare(args, profile, lengths, progress)
@@ -178,11 +178,11 @@ def _options(args: argparse.Namespace) -> Options:
     return Options(args.systems, args.search_static, args.switch_ms, args.fast, args.cbc_seconds)
 
 
-def _exchange(args: argparse.Namespace, profile: Profile, gpus: int) -> Exchange:
-    return exchange_of(
+def _sync(args: argparse.Namespace, profile: Profile, gpus: int) -> SyncTimes:
+    return choose_sync(
         profile,
         gpus,
-        exchange_ms=args.exchange_ms,
+        sync_ms=args.sync_ms,
         overlap=args.overlap,
         optimizer_ms=args.optimizer_ms,
     )
@@ -211,11 +211,11 @@ def _compare(
         cluster,
         lengths,
         args.steps,
-        _exchange(args, profile, gpus),
+        _sync(args, profile, gpus),
         seed=args.seed,
         options=_options(args),
         lockstep=args.lockstep,
-        rounds_multiple=args.rounds_multiple,
+        micro_step_multiple=args.micro_step_multiple,
         trainer=args.trainer,
         progress=progress,
     )

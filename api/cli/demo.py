@@ -34,7 +34,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.strategies.homogeneous import best_homogeneous
-from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.choice import choose_sync
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.codec import to_json
 
@@ -98,10 +98,8 @@ def run(args: argparse.Namespace) -> int:
 
     _title(f"3. Proposal: {CLUSTER.tokens:,} tokens a step, context {CLUSTER.max_len:,}")
     with ProgressBar(sys.stderr) as progress:
-        exchange = exchange_of(profile, CLUSTER.gpus)
-        proposal = make_proposal(
-            profile, CLUSTER, lengths, seed=SEED, exchange=exchange, progress=progress
-        )
+        sync = choose_sync(profile, CLUSTER.gpus)
+        proposal = make_proposal(profile, CLUSTER, lengths, seed=SEED, sync=sync, progress=progress)
     print("\n".join(proposal_lines(proposal)))
 
     _title(f"4. {STEPS} steps, planned and checked")
@@ -121,15 +119,15 @@ def run(args: argparse.Namespace) -> int:
     _title("5. Against the best homogeneous strategy, planned with the same machinery")
     models = CLUSTER.models(profile)
     longest = int(sampler.lengths.max())
-    if static := best_homogeneous(batches, models, CLUSTER.gpus, exchange, longest):
+    if static := best_homogeneous(batches, models, CLUSTER.gpus, sync, longest):
         strategy, times = static
-        theirs = sum(times) / len(times) + exchange.of_strategy_ms(strategy)
-        whole = [row.plan.predicted_ms + (row.plan.exchange_ms or 0.0) for row in rows]
+        theirs = sum(times) / len(times) + sync.of_strategy_ms(strategy)
+        whole = [row.plan.predicted_ms + (row.plan.sync_ms or 0.0) for row in rows]
         ours = sum(whole) / len(whole)
         lines = (
             f"{strategy}: {seconds(theirs)} an iteration; these plans: {seconds(ours)}: "
             f"{theirs / ours:.2f} times as fast (predicted on profile {profile.name}, with the "
-            "exchange of parameters and gradients)"
+            "sync of parameters and gradients)"
         )
         print("\n".join(textwrap.wrap(lines, 98)))
     with atomic_write(args.output / "proposal.json", "w") as file:

@@ -23,7 +23,7 @@ from seqplan.planner.batches.batches_file import read_batches
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.batches.window import WindowReport, WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
-from seqplan.planner.lockstep.options import check_planning_in_rounds
+from seqplan.planner.lockstep.options import check_planning_in_lockstep
 from seqplan.planner.placement.fleet import PipelineClass, drop_dominated
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.step.assemble import PACKINGS
@@ -133,8 +133,8 @@ def run(args: argparse.Namespace) -> int:
             f"--trainer {args.trainer}: {args.proposal} was made for {made_for}. Give propose "
             f"--trainer {args.trainer}"
         )
-    if proposal.in_rounds:
-        check_planning_in_rounds(args.static_groups, args.packing != PACKINGS[0])
+    if proposal.in_lockstep:
+        check_planning_in_lockstep(args.static_groups, args.packing != PACKINGS[0])
     check_output(args.output, args.proposal, args.lengths, args.batches)
     check_output(args.export, args.proposal, args.lengths, args.batches, args.output)
     if args.export is not None:
@@ -150,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
             args.workers,
             args.packing,
             args.executor,
-            reforming=not args.static_groups,
+            regrouping=not args.static_groups,
             exact=args.exact,
         ):
             out.write(line + "\n")
@@ -183,7 +183,7 @@ def plan_rows(
     workers: int,
     packing: str = PACKINGS[0],
     executor: str = EXECUTORS[0],
-    reforming: bool = True,
+    regrouping: bool = True,
     exact: bool = False,
 ) -> Iterator[tuple[StepRow, str]]:
     """Plan and check steps in order. ``RuntimeError`` if a plan breaks a rule, which is a bug."""
@@ -193,7 +193,7 @@ def plan_rows(
         batches,
         seed=seed,
         packing=packing,
-        reforming=reforming,
+        regrouping=regrouping,
         exact=exact,
         workers=workers,
         executor=executor,
@@ -209,7 +209,7 @@ def plan_rows(
 def summary(rows: Sequence[StepRow], truncated: int) -> dict[str, Any]:
     """Figures over the planned steps: times in ms, gaps as shares."""
     predicted = [row.plan.predicted_ms for row in rows]
-    whole = [row.plan.predicted_ms + (row.plan.exchange_ms or 0.0) for row in rows]
+    whole = [row.plan.predicted_ms + (row.plan.sync_ms or 0.0) for row in rows]
     gaps = sorted(row.plan.gap for row in rows)
     planning = [row.planning_ms for row in rows]
     return {
@@ -217,7 +217,7 @@ def summary(rows: Sequence[StepRow], truncated: int) -> dict[str, Any]:
         "tokens": sum(row.plan.tokens for row in rows),
         "truncated": truncated,
         "predicted_ms_mean": round(sum(predicted) / len(predicted), 3),
-        **_exchange_mean(rows),
+        **_sync_mean(rows),
         "tokens_per_s": round(sum(row.plan.tokens for row in rows) / sum(whole) * 1000, 1),
         "gap_median": round(median(gaps), 6),
         "gap_p90": gaps[min(len(gaps) - 1, int(0.9 * len(gaps)))],
@@ -227,22 +227,22 @@ def summary(rows: Sequence[StepRow], truncated: int) -> dict[str, Any]:
     }
 
 
-def _exchange_mean(rows: Sequence[StepRow]) -> dict[str, float]:
-    """The mean exchange that nothing hides, where strategies were chosen with it."""
-    times = [row.plan.exchange_ms for row in rows if row.plan.exchange_ms is not None]
-    return {"exchange_ms_mean": round(sum(times) / len(times), 3)} if times else {}
+def _sync_mean(rows: Sequence[StepRow]) -> dict[str, float]:
+    """The mean sync that nothing hides, where strategies were chosen with it."""
+    times = [row.plan.sync_ms for row in rows if row.plan.sync_ms is not None]
+    return {"sync_ms_mean": round(sum(times) / len(times), 3)} if times else {}
 
 
 def summary_lines(rows: Sequence[StepRow], truncated: int) -> list[str]:
     """The same for people."""
     figures = summary(rows, truncated)
-    exchange = ""
-    if "exchange_ms_mean" in figures:
-        exchange = f" and {seconds(figures['exchange_ms_mean'])} of exchange"
+    sync = ""
+    if "sync_ms_mean" in figures:
+        sync = f" and {seconds(figures['sync_ms_mean'])} of sync"
     lines = [
         (
             f"{figures['steps']} steps planned and checked, {figures['tokens']:,} tokens: "
-            f"{seconds(figures['predicted_ms_mean'])} a step predicted{exchange}, "
+            f"{seconds(figures['predicted_ms_mean'])} a step predicted{sync}, "
             f"{figures['tokens_per_s']:,.0f} tokens/s"
         ),
         (

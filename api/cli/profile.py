@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
             measured_on,
             samples,
             capacity_gib=args.capacity_gib,
-            exchanges=merge_sync_samples(args.merge),
+            syncs=merge_sync_samples(args.merge),
         )
         return 0
     return measure_and_write(args)

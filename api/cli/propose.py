@@ -11,9 +11,9 @@ from typing import Any
 
 from seqplan.api.cli.framework.command import add_verb
 from seqplan.api.cli.framework.options import (
-    add_exchange,
     add_planning_input,
     add_rounds,
+    add_sync,
     add_usable_schemes,
     natural,
     runs_in_lockstep,
@@ -26,7 +26,7 @@ from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.lockstep.options import check_rounds
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
-from seqplan.planner.sync.choice import exchange_to_propose_with
+from seqplan.planner.sync.choice import choose_proposal_sync
 from seqplan.plans.format.atomic_file import atomic_write
 
 _DESCRIPTION = """\
@@ -60,7 +60,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", metavar="S", type=natural, default=0)
     add_usable_schemes(parser)
-    add_exchange(parser)
+    add_sync(parser)
     parser.add_argument(
         "--propagation-only",
         action="store_true",
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
     profile = usable_profile(args)
     lockstep = runs_in_lockstep(args)
-    check_rounds(profile, lockstep, args.rounds_multiple, static_groups=args.static_groups)
+    check_rounds(profile, lockstep, args.micro_step_multiple, static_groups=args.static_groups)
     check_output(args.output, args.lengths, args.profile)
     lengths = read_lengths([args.lengths]).values
     cluster = Cluster(
@@ -91,10 +91,10 @@ def run(args: argparse.Namespace) -> int:
         include_flagged=args.include_flagged,
         optimizer_shards=args.optimizer_shards,
     )
-    exchange = exchange_to_propose_with(
+    sync = choose_proposal_sync(
         profile,
         args.gpus,
-        args.exchange_ms,
+        args.sync_ms,
         args.overlap,
         propagation_only=args.propagation_only,
         method=args.method,
@@ -106,11 +106,11 @@ def run(args: argparse.Namespace) -> int:
             lengths,
             seed=args.seed,
             method=args.method,
-            exchange=exchange,
-            propagation_only=exchange is None,
+            sync=sync,
+            propagation_only=sync is None,
             static_groups=args.static_groups,
             lockstep=lockstep,
-            rounds_multiple=args.rounds_multiple,
+            micro_step_multiple=args.micro_step_multiple,
             trainer=args.trainer,
             progress=progress,
         )
@@ -143,9 +143,9 @@ def proposal_lines(proposal: ProposalDocument) -> list[str]:
     lines = table(("strategy", "GPUs", "longest", "expected", "can run", "best on"), rows)
     bound = proposal.lower_bound_ms
     best = "best candidate per batch"
-    if proposal.exchange is not None and not (proposal.static_groups or proposal.in_rounds):
-        best += ", or groups that re-form within the step where that is faster"
-    if proposal.in_rounds:
+    if proposal.sync is not None and not (proposal.static_groups or proposal.in_lockstep):
+        best += ", or groups that regroup within the step where that is faster"
+    if proposal.in_lockstep:
         best = "rounds of groups chosen per step (the rows above: one degree throughout)"
     lines += [
         "",
@@ -159,8 +159,8 @@ def proposal_lines(proposal: ProposalDocument) -> list[str]:
         ),
     ]
     notes = [] if proposal.layouts is None else [*proposal.layouts.why]
-    if proposal.exchange is not None:
-        notes.append(f"All with the exchange, {proposal.exchange.source}.")
+    if proposal.sync is not None:
+        notes.append(f"All with the sync, {proposal.sync.source}.")
     if derived := count_derived_schemes(proposal):
         of = "scheme of the candidates is" if derived == 1 else "schemes of the candidates are"
         notes.append(

@@ -44,7 +44,7 @@ job.toml:
   context = 32768
   steps = 1000
 optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
-  workers, executor, lockstep, rounds_multiple, keep_steps, abandon_hours,
+  workers, executor, lockstep, micro_step_multiple, keep_steps, abandon_hours,
   job_days, grace_days, token_file
 """
 
@@ -132,7 +132,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
         check_rounds(
             profile,
             job.lockstep or (backend is not None and backend.lockstep),
-            job.rounds_multiple,
+            job.micro_step_multiple,
             spelled=AS_NAMES,
         )
     except ValueError as error:
@@ -149,7 +149,9 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
     request |= {"steps": job.steps, "look_ahead": job.look_ahead}
     # Left out at their defaults, as in the stores of earlier versions.
     request |= {"lockstep": True} if job.lockstep else {}
-    request |= {"rounds_multiple": job.rounds_multiple} if job.rounds_multiple > 1 else {}
+    request |= (
+        {"micro_step_multiple": job.micro_step_multiple} if job.micro_step_multiple > 1 else {}
+    )
     request |= {"trainer": job.trainer} if job.trainer else {}
     with store.reading() as connection:
         known = get(connection, JobRow, job.job)
@@ -168,7 +170,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
             lengths,
             seed=job.seed,
             lockstep=job.lockstep,
-            rounds_multiple=job.rounds_multiple,
+            micro_step_multiple=job.micro_step_multiple,
             trainer=job.trainer or None,
             progress=progress,
         )

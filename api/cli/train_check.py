@@ -209,9 +209,9 @@ def step_columns(plans: Sequence[Plan], dtype: str) -> Columns:
         for plan in plans
     ]
     header = ("step", "tokens", "loss, ranks", "one process", "differ by", "norms by")
-    exchange = ("pulled", "messages")
+    sync = ("pulled", "messages")
     times = ("tokens/s", "predicted", "measured")
-    return Columns((*header, *exchange, *times, "  strategy"), likely, left=0)
+    return Columns((*header, *sync, *times, "  strategy"), likely, left=0)
 
 
 def step_cells(step: CheckedStep, plans: Sequence[Plan], dtype: str) -> tuple[str, ...]:
@@ -266,7 +266,7 @@ def document(check: Check, data: str | None) -> dict[str, Any]:
                 "gradient_norm": _number(step.gradient_norm),
                 "reference_gradient_norm": _number(step.reference_gradient_norm),
                 "gradient_norm_difference": _number(step.gradient_norm_difference),
-                **_exchange(step, check),
+                **_sync(step, check),
                 "tokens_per_s": step.tokens_per_s,
                 "predicted_ms": step.plan.predicted_ms,
                 "measured_ms": step.measured_ms,
@@ -276,7 +276,7 @@ def document(check: Check, data: str | None) -> dict[str, Any]:
     }
 
 
-def _exchange(step: CheckedStep, check: Check) -> dict[str, int | None]:
+def _sync(step: CheckedStep, check: Check) -> dict[str, int | None]:
     pulled = count_step_gathered(step.plan, check.sizes)
     element = ELEMENT_BYTES[check.dtype]
     return {"pulled_bytes": pulled.elements * element, "messages": pulled.messages}

@@ -1,7 +1,7 @@
 // The page: which job and step are looked at, and asking for what is new every two seconds.
 
 import { Charts } from "./charts.js";
-import { copyRefit, drawDrift } from "./drift.js";
+import { copyRefit, drawCalibration } from "./calibration.js";
 import { drawGantt } from "./gantt.js";
 import { behind, showJobs, since, stateMark } from "./jobs.js";
 import { NONE, count, duration, find, html, ms, percent, roughPercent, signedPercent, write } from "./markup.js";
@@ -23,7 +23,7 @@ const seen = {
   step: undefined, // the chosen one
   items: [], // those of the window, ascending
   chosen: -1, // index in items
-  drift: null,
+  calibration: null,
   timelines: new Map(),
   colours: new Colours(),
 };
@@ -55,7 +55,7 @@ function gapOf(items) {
 const took = (item) => item.measured_ms ?? item.predicted_ms;
 
 function showFacts() {
-  const { about, items, drift } = seen;
+  const { about, items, calibration } = seen;
   const last = about.last_step === null ? "more may come" : `of ${about.last_step}, the last`;
   const done = items.filter((item) => item.step <= about.slowest);
   const pace = done.length ? done : items;
@@ -63,7 +63,7 @@ function showFacts() {
   const rate = median(pace.map((item) => (1000 * item.tokens) / took(item)));
   const measured = done.some((item) => item.measured_ms !== null) ? "measured" : "predicted";
   const left = about.last_step === null || step === null ? null : ((about.last_step - about.slowest) * step) / 1000;
-  const errors = (drift?.schemes ?? []).filter((each) => each.error.recent !== null);
+  const errors = (calibration?.schemes ?? []).filter((each) => each.error.recent !== null);
   const worst = errors.sort((a, b) => b.error.recent / b.limit - a.error.recent / a.limit)[0];
   const late = behind(about);
   find("#facts").replaceChildren(
@@ -79,7 +79,7 @@ function showFacts() {
     fact("Calibration error", roughPercent(worst?.error.recent),
       worst ? `limit ${roughPercent(worst.limit)}; ${signedPercent(worst.bias)} on balance` : "nothing measured"),
   );
-  const told = (drift?.schemes ?? []).filter((each) => each.warning).map((each) => each.message);
+  const told = (calibration?.schemes ?? []).filter((each) => each.warning).map((each) => each.message);
   if (about.state === "failed") told.unshift(`Step ${about.failed_step} cannot be planned: ${about.error}`);
   const place = find("#warnings");
   if (place.dataset.told !== told.join("\n")) {
@@ -217,12 +217,12 @@ async function ask() {
   write(find("#job-title"), `Job ${job}`);
   try {
     const about = await json(ofJob(job, "progress"));
-    const [keep, drift] = await Promise.all([
+    const [keep, calibration] = await Promise.all([
       askSteps(job, about),
-      json(`${ofJob(job, "drift")}?points=200`),
+      json(`${ofJob(job, "calibration")}?points=200`),
     ]);
     if (seen.job !== job) return;
-    [seen.about, seen.drift] = [about, drift];
+    [seen.about, seen.calibration] = [about, calibration];
     keep();
   } catch (error) {
     if (!(error instanceof Refused && error.status === 404)) throw error;
@@ -233,7 +233,7 @@ async function ask() {
     return;
   }
   showFacts();
-  drawDrift(seen.drift);
+  drawCalibration(seen.calibration);
   find("#planned").hidden = seen.items.length === 0; // figures take the room that they are shown in
   if (seen.items.length) select(choose());
   else showSteps();
@@ -279,7 +279,7 @@ async function tick() {
 function open() {
   const chosen = new URLSearchParams(location.hash.slice(1)).get("job");
   if (chosen === null || chosen === seen.job) return;
-  Object.assign(seen, { job: chosen, about: null, from: null, items: [], chosen: -1, step: undefined, drift: null });
+  Object.assign(seen, { job: chosen, about: null, from: null, items: [], chosen: -1, step: undefined, calibration: null });
   seen.steps.clear();
   seen.timelines.clear();
   seen.colours = new Colours();

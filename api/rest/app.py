@@ -34,7 +34,7 @@ from seqplan.api.rest.routes import (
 from seqplan.api.rest.state.ack_writer import AckQueue
 from seqplan.api.rest.state.metrics import Metrics
 from seqplan.api.rest.state.plan_waiters import PlanWaiters
-from seqplan.api.service.calibration_watch import DriftWatch
+from seqplan.api.service.calibration_watch import CalibrationWatch
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service
 from seqplan.plans.version import VERSION
@@ -82,7 +82,7 @@ def make_app(
     # The framework's own list has the routers, or their routes, as its release likes.
     app.state.every_route = [route for resource in _RESOURCES for route in resource.routes.routes]
     app.state.summaries = PlanSummaries()
-    app.state.watch = DriftWatch(service.store, app.state.summaries)
+    app.state.watch = CalibrationWatch(service.store, app.state.summaries)
     app.state.metrics = Metrics(service, app.state.watch)
     problems.install(app)
     describe(app)
@@ -106,7 +106,7 @@ def make_app(
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
-    watch: DriftWatch = app.state.watch
+    watch: CalibrationWatch = app.state.watch
     # These two belong to the event loop, which runs by now.
     app.state.waiters = PlanWaiters(service, app.state.summaries)
     app.state.acks = AckQueue(service)

@@ -8,7 +8,7 @@ from collections.abc import Container
 
 from sqlalchemy import Connection
 
-from seqplan.api.service.job_calibration import JobDrift, job_drift
+from seqplan.api.service.job_calibration import JobCalibration, job_calibration
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.lru import Lru
@@ -16,7 +16,7 @@ from seqplan.api.store.rows import JobRow, ProposalRow, get
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables import jobs, measurements
 from seqplan.api.store.tables.proposals import ready_document
-from seqplan.costs.fit.calibration import Drift
+from seqplan.costs.fit.calibration import CalibrationError
 from seqplan.costs.profile import Profile
 from seqplan.plans.scheme import Scheme
 
@@ -32,19 +32,19 @@ _JUDGEMENTS = 16
 
 _State = tuple[list[int], tuple[int, float]]
 
-_log = logging.getLogger("seqplan.drift")
+_log = logging.getLogger("seqplan.calibration")
 
 
-class DriftWatch:
+class CalibrationWatch:
     """Looks at the jobs of a store for as long as it is started. May be used from threads."""
 
     def __init__(self, store: Store, summaries: PlanSummaries) -> None:
         self._store = store
         self._summaries = summaries
         self._profiles: Lru[str, Profile] = Lru(_PROFILES)
-        self._judged: Lru[tuple[str, int], tuple[_State, JobDrift]] = Lru(_JUDGEMENTS)
+        self._judged: Lru[tuple[str, int], tuple[_State, JobCalibration]] = Lru(_JUDGEMENTS)
         self._looked: dict[str, int | None] | None = None
-        self._latest: dict[str, tuple[Drift, ...]] = {}
+        self._latest: dict[str, tuple[CalibrationError, ...]] = {}
         self._warned: set[tuple[str, Scheme]] = set()
         self._lock = threading.Lock()
         self._ending = threading.Event()
@@ -60,11 +60,11 @@ class DriftWatch:
                 except StoreUnavailable:
                     pass  # the next look may find it again
                 except Exception:
-                    _log.exception("a look at the drift of the jobs ended")
+                    _log.exception("a look at the calibration error of the jobs ended")
                 self._ending.wait(every_s)
 
         self._ending.clear()
-        self._thread = threading.Thread(target=run, name="drift watch", daemon=True)
+        self._thread = threading.Thread(target=run, name="calibration watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -77,7 +77,7 @@ class DriftWatch:
         """Say that the thread has ended before its time, where it has."""
         if self._thread is None or self._thread.is_alive() or self._ending.is_set():
             return []
-        return ["the drift of jobs is watched no more; start the service again"]
+        return ["the calibration error of jobs is watched no more; start the service again"]
 
     def look(self) -> None:
         """Judge the jobs that were measured since the last look, and tell what has changed.
@@ -100,16 +100,16 @@ class DriftWatch:
             try:
                 with self._store.reading() as connection:
                     if get(connection, JobRow, job) is not None:  # removed just now
-                        self.drift_of(connection, job)
+                        self.calibration_of(connection, job)
             except StoreUnavailable:
                 raise
             except Exception:  # a job that cannot be judged must not keep the others from it
-                _log.exception("job %s: its drift cannot be judged", job)
+                _log.exception("job %s: its calibration error cannot be judged", job)
 
     def _forget_all_but(self, jobs: Container[str]) -> None:
         """Tell no more of jobs that were removed."""
         with self._lock:
-            self._latest = {job: drifts for job, drifts in self._latest.items() if job in jobs}
+            self._latest = {job: errors for job, errors in self._latest.items() if job in jobs}
             self._warned = {key for key in self._warned if key[0] in jobs}
             self._judged.drop(lambda key: key[0] not in jobs)
 
@@ -126,8 +126,11 @@ class DriftWatch:
             self._profiles.put(proposal, profile)
         return profile
 
-    def drift_of(self, connection: Connection, job: str, steps: int = WINDOW) -> JobDrift:
-        """Return the drift over the last ``steps`` measured steps of a job of the store.
+    def calibration_of(
+        self, connection: Connection, job: str, steps: int = WINDOW
+    ) -> JobCalibration:
+        """Return the calibration error over the last ``steps`` measured steps of a job of the
+        store.
 
         Over the default window it is what the log and the metrics tell.
         """
@@ -142,19 +145,19 @@ class DriftWatch:
             earlier = self._judged.get((job, steps))
         if earlier is not None and earlier[0] == (looked_at, times):
             return earlier[1]
-        drifts = job_drift(connection, job, looked_at, profile, self._summaries)
+        errors = job_calibration(connection, job, looked_at, profile, self._summaries)
         with self._lock:
-            self._judged.put((job, steps), ((looked_at, times), drifts))
+            self._judged.put((job, steps), ((looked_at, times), errors))
         if steps == WINDOW:
-            self._tell(job, drifts.schemes)
-        return drifts
+            self._tell(job, errors.schemes)
+        return errors
 
-    def _tell(self, job: str, drifts: tuple[Drift, ...]) -> None:
+    def _tell(self, job: str, errors: tuple[CalibrationError, ...]) -> None:
         """Log one line when a scheme leaves its limit, one when it is within it again."""
         with self._lock:
-            self._latest[job] = drifts
-            for scheme_drift in drifts:
-                scheme, warning = scheme_drift.scheme, scheme_drift.warning
+            self._latest[job] = errors
+            for scheme_calibration in errors:
+                scheme, warning = scheme_calibration.scheme, scheme_calibration.warning
                 warned = (job, scheme) in self._warned
                 if warning is not None and not warned:
                     self._warned.add((job, scheme))
@@ -166,14 +169,14 @@ class DriftWatch:
     def is_miscalibrated(self, job: str) -> bool:
         """Whether a scheme's error has left its limit, as the last look found."""
         with self._lock:
-            return any(drift.warning is not None for drift in self._latest.get(job, ()))
+            return any(calibration.warning is not None for calibration in self._latest.get(job, ()))
 
-    def latest(self) -> list[tuple[str, Drift]]:
-        """Return each job with the drift of each of its schemes, as the last look found them."""
+    def latest(self) -> list[tuple[str, CalibrationError]]:
+        """Return each job with the calibration error of each of its schemes, at the last look."""
         with self._lock:
             return [
-                (job, scheme_drift)
-                for job, drifts in sorted(self._latest.items())
-                for scheme_drift in drifts
-                if scheme_drift.recent is not None
+                (job, scheme_calibration)
+                for job, errors in sorted(self._latest.items())
+                for scheme_calibration in errors
+                if scheme_calibration.recent is not None
             ]

@@ -1,4 +1,4 @@
-"""The drift of one job: predicted and measured times of its pipelines, by scheme."""
+"""The calibration error of one job: predicted and measured times of its pipelines, by scheme."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from sqlalchemy import Connection
 
 from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
 from seqplan.api.store.tables import measurements, plans
-from seqplan.costs.fit.calibration import Drift, drift, find_stated_error
+from seqplan.costs.fit.calibration import (
+    CalibrationError,
+    find_stated_error,
+    measure_calibration_error,
+)
 from seqplan.costs.profile import Profile
 from seqplan.plans.scheme import Scheme
 
@@ -24,8 +28,8 @@ MOST_POINTS = 1000
 
 
 @dataclass(frozen=True)
-class JobDrift:
-    """The drift of a job by scheme, over the measured steps ``first`` to ``last``.
+class JobCalibration:
+    """The calibration error of a job by scheme, over the measured steps ``first`` to ``last``.
 
     ``points``: (predicted ms, measured ms) of the latest ``MOST_POINTS`` measured pipelines of each
     scheme, oldest first.
@@ -40,17 +44,17 @@ class JobDrift:
     pipelines: int
     measurable: int
     measured: int
-    schemes: tuple[Drift, ...]
+    schemes: tuple[CalibrationError, ...]
     points: dict[Scheme, Points]
 
 
-def job_drift(
+def job_calibration(
     connection: Connection,
     job: str,
     steps: list[int],
     profile: Profile,
     summaries: PlanSummaries,
-) -> JobDrift:
+) -> JobCalibration:
     """Compare what the plans of these steps, ascending, predict with what was measured since."""
     measured = measurements.read_measurements_since(connection, job, steps[0]) if steps else {}
     summary_of = summaries.of(
@@ -61,7 +65,7 @@ def job_drift(
     schemes = sorted(
         {pipeline.scheme for plan in summary_of.values() for pipeline in plan.measurable}
     )
-    return JobDrift(
+    return JobCalibration(
         profile=profile.name,
         first=min(measured, default=None),
         last=max(measured, default=None),
@@ -85,6 +89,8 @@ def _points(measured: Measured, summary_of: Mapping[int, PlanSummary]) -> dict[S
     return points
 
 
-def _of_scheme(scheme: Scheme, points: Points, profile: Profile) -> Drift:
+def _of_scheme(scheme: Scheme, points: Points, profile: Profile) -> CalibrationError:
     predicted, took = [point[0] for point in points], [point[1] for point in points]
-    return drift(scheme, predicted, took, find_stated_error(profile.by_scheme.get(scheme)))
+    return measure_calibration_error(
+        scheme, predicted, took, find_stated_error(profile.by_scheme.get(scheme))
+    )

@@ -94,7 +94,7 @@ class LookAhead:
             proposal.to_json(),
             self._row.seed,
             PACKINGS[0],
-            reforming=True,
+            regrouping=True,
             exact=False,  # up to a minute for one step, for which ranks would wait
             workers=self._workers,
         )

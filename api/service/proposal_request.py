@@ -17,7 +17,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.lockstep.options import AS_NAMES, check_rounds
 from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal
-from seqplan.planner.sync.choice import exchange_to_propose_with
+from seqplan.planner.sync.choice import choose_proposal_sync
 from seqplan.planner.sync.times import parse_layout
 
 
@@ -37,29 +37,29 @@ def parse_request(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
 
     ``ValueError`` as there. Requests of earlier versions, which had fewer options, may lack some.
     """
-    times, method = request.get("exchange_ms"), request.get("method", METHODS[0])
-    # Before the exchange was derived, it was left out unless asked for, or "published".
+    times, method = request.get("sync_ms"), request.get("method", METHODS[0])
+    # Before the sync was derived, it was left out unless asked for, or "published".
     propagation_only = request.get("propagation_only", times is None)
     times = None if times == "published" else times
-    exchange = exchange_to_propose_with(
+    sync = choose_proposal_sync(
         profile,
         request["gpus"],
         None if times is None else (times[0], times[-1]),
         request.get("overlap", 0.0),
         propagation_only=propagation_only,
         method=method,
-        spelled=("exchange_ms", "overlap", "propagation_only"),
+        spelled=("sync_ms", "overlap", "propagation_only"),
     )
     trainer = request.get("trainer")
     lockstep = request.get("lockstep", False)
     lockstep = lockstep or (trainer is not None and find_backend(trainer).lockstep)
-    rounds_multiple = request.get("rounds_multiple", 1)
+    micro_step_multiple = request.get("micro_step_multiple", 1)
     static_groups = request.get("static_groups", False)
-    check_method(profile, method, exchange, lockstep=lockstep)
+    check_method(profile, method, sync, lockstep=lockstep)
     check_rounds(
         profile,
         lockstep,
-        rounds_multiple,
+        micro_step_multiple,
         static_groups=static_groups,
         spelled=AS_NAMES,
     )
@@ -73,11 +73,11 @@ def parse_request(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
         ),
         "seed": request["seed"],
         "method": method,
-        "exchange": exchange,
-        "propagation_only": exchange is None,
+        "sync": sync,
+        "propagation_only": sync is None,
         "static_groups": static_groups,
         "lockstep": lockstep,
-        "rounds_multiple": rounds_multiple,
+        "micro_step_multiple": micro_step_multiple,
         "trainer": trainer,
     }
 

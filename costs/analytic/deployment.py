@@ -14,7 +14,7 @@ positions, activation functions); the feed-forward; the whole layer."""
 PRECISIONS = ("bf16", "fp8")
 """Of the products of the layers; attention, norms, head and loss are in bf16 in both."""
 
-EXCHANGES = ("exposed", "hidden")
+SYNC_OVERLAPS = ("exposed", "hidden")
 """Of gradients and parameters under ZeRO 1 and 2: after all propagation, or beside it."""
 
 CONTEXT_PARALLEL = ("ring", "all-gather")
@@ -29,7 +29,7 @@ less of it is reached. Between what two tables ask for: see docs/analytic-model.
 class Deployment:
     """A model on a cluster, and how it is trained; ``ValueError`` for values that are unknown.
 
-    - ``zero``: ZeRO stage 1, 2 or 3; ``checkpointing``, ``precision``, ``exchange``,
+    - ``zero``: ZeRO stage 1, 2 or 3; ``checkpointing``, ``precision``, ``sync``,
       ``context_parallel``: see the constants above.
     - ``gradient_bytes``: of a gradient's sum during a step, 4 in fp32, 2 in bf16.
     - ``fp8_gain``: of products in fp8.
@@ -47,7 +47,7 @@ class Deployment:
     precision: str = "bf16"
     fp8_gain: float = FP8_GAIN
     virtual_stages: int = 1
-    exchange: str = "exposed"
+    sync: str = "exposed"
     tp_overlap: float = 0.0
     context_parallel: str = "ring"
     sequence_parallel: bool = True
@@ -60,7 +60,7 @@ class Deployment:
         for name, choices in (
             ("checkpointing", CHECKPOINTING),
             ("precision", PRECISIONS),
-            ("exchange", EXCHANGES),
+            ("sync", SYNC_OVERLAPS),
             ("context_parallel", CONTEXT_PARALLEL),
         ):
             if getattr(self, name) not in choices:

@@ -35,7 +35,7 @@ def derive_profile(
     """Derive the profile document (schema 1) of a model on a cluster, every scheme ``derived``.
 
     ``longest``: tokens up to which T(l) is fitted. Parameter traffic of ZeRO 1 and 2 is left to the
-    exchange, as in measured profiles; ZeRO 3 gathers over the whole cluster. MaxLen counts logits
+    sync, as in measured profiles; ZeRO 3 gathers over the whole cluster. MaxLen counts logits
     on every stage, which is above what a first stage needs. ``ValueError`` for a scheme that the
     model or the cluster cannot run, or none.
     """

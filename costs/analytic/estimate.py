@@ -107,7 +107,7 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
     """Time an iteration of 1F1B on dp = GPUs / scheme replicas; ``ValueError`` for a ``problem``.
 
     (m + (pp − 1)/v) · stage for m micro-batches and v virtual stages, activations sent between
-    stages (beside kernels where stages are interleaved, but for the first and last), the exchange
+    stages (beside kernels where stages are interleaved, but for the first and last), the sync
     of gradients and parameters, and the optimizer. Where pp·v does not divide the layers the
     longest stage counts.
     """
@@ -138,9 +138,7 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
     held += (sizes.count_stored_parameters(scheme.pp) - sizes.layers_parameters) / scheme.pp
     held /= scheme.tp
     if deployment.zero < 3:
-        terms["parameter exchange"] = _exchange_ms(
-            deployment, groups["replica"], held, count, stage_ms
-        )
+        terms["parameter sync"] = _sync_ms(deployment, groups["replica"], held, count, stage_ms)
     shard = held / groups["replica"].size
     terms["optimizer"] = float(memory_ms(cluster.hardware, OPTIMIZER_MOVED_BYTES * shard))
     iteration_ms = sum(terms.values())
@@ -160,10 +158,10 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
     )
 
 
-def _exchange_ms(
+def _sync_ms(
     deployment: Deployment, group: Group, held: float, count: int, stage_ms: float
 ) -> float:
-    """Time the exchange of gradients and parameters of ``held`` parameters a rank, what is exposed.
+    """Time the sync of gradients and parameters of ``held`` parameters a rank, what is exposed.
 
     ``exposed``: gradients are scattered and parameters gathered after all propagation; ZeRO 2
     scatters after every micro-batch. ``hidden``: gradients are summed on the rank (also under ZeRO
@@ -173,7 +171,7 @@ def _exchange_ms(
     cluster, layers = deployment.cluster, deployment.sizes.layers
     scattered = float(ring_collective_ms(cluster, group, deployment.gradient_bytes * held))
     gathered = float(ring_collective_ms(cluster, group, PARAMETER_BYTES * held))
-    if deployment.exchange == "exposed":
+    if deployment.sync == "exposed":
         return (count if deployment.zero == 2 else 1) * scattered + gathered
     return sum(
         max(moved - share * stage_ms, moved / layers)

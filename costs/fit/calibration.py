@@ -46,7 +46,7 @@ class Stated:
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class CalibrationError:
     """The running error of one scheme; ratios, not per cent; None where nothing was measured.
 
     ``median``, ``p90``: of the error over all ``pipelines`` of the window. ``recent``: the median
@@ -77,17 +77,17 @@ def find_stated_error(entry: ProfiledScheme | None) -> Stated | None:
     return Stated(samples if isinstance(samples, int) else 0, float(median), float(p90))
 
 
-def drift(
+def measure_calibration_error(
     scheme: Scheme,
     predicted_ms: Sequence[float],
     measured_ms: Sequence[float],
     stated: Stated | None,
-) -> Drift:
+) -> CalibrationError:
     """Compute the running error of aligned predictions and measurements (ms), oldest first."""
     limit = ASSUMED_LIMIT if stated is None else max(stated.p90, LEAST_LIMIT)
     count = len(measured_ms)
     if count == 0:
-        return Drift(scheme, 0, None, None, None, None, stated, limit, None)
+        return CalibrationError(scheme, 0, None, None, None, None, stated, limit, None)
     excess = np.asarray(measured_ms) / np.asarray(predicted_ms) - 1.0
     error = np.abs(excess)
     median, p90 = float(np.median(error)), float(np.quantile(error, 0.9))
@@ -102,7 +102,7 @@ def drift(
         else:  # some slower, some faster: their median says little of either
             finding = f"{latest} missed the prediction by {recent:.1%} (median), either way"
         warning = f"{finding}; {limit:.1%} is {claim}. Refit it."
-    return Drift(scheme, count, median, p90, recent, bias, stated, limit, warning)
+    return CalibrationError(scheme, count, median, p90, recent, bias, stated, limit, warning)
 
 
 def _is_error(value: Any) -> TypeGuard[float]:

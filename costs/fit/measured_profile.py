@@ -12,7 +12,7 @@ import numpy as np
 from seqplan.costs.fit.latency_fit import LEAST_LENGTHS, Errors, Fit, Observed, fit_latency
 from seqplan.costs.fit.pooling import device_spread
 from seqplan.costs.fit.samples import PLAIN_TENSOR_PARALLEL, MeasuredOn, Sample, SampleError
-from seqplan.costs.fit.sync_samples import ExchangeSample, fit_exchange
+from seqplan.costs.fit.sync_samples import SyncSample, fit_sync
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profiled_scheme import PROFILE_SCHEMA
 from seqplan.plans.scheme import Scheme
@@ -175,11 +175,11 @@ def profile_document(
     *,
     name: str,
     source: str,
-    exchanges: Sequence[ExchangeSample] = (),
+    syncs: Sequence[SyncSample] = (),
 ) -> dict[str, Any]:
     """Return the profile (schema 1) of what was fitted, ZeRO-1, every scheme measured.
 
-    ``source``: the command and the date; ``exchanges``: measured between several ranks.
+    ``source``: the command and the date; ``syncs``: measured between several ranks.
     """
     sizes = fit.measured_on.sizes()
     model = ModelSizes.of(sizes)
@@ -209,8 +209,8 @@ def profile_document(
         },
         "schemes": [_scheme(scheme, latency) for scheme, latency in fit.latencies.items()],
     }
-    if exchanges:
-        document["exchange"] = fit_exchange(exchanges, model.layers)
+    if syncs:
+        document["sync"] = fit_sync(syncs, model.layers)
     notes = []
     if any(scheme.tp > 1 for scheme in fit.latencies):
         document["tensor_parallel"] = fit.measured_on.tensor_parallel

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.costs.fit.sample_file import read_exchanges, read_samples
+from seqplan.costs.fit.sample_file import read_samples, read_syncs
 from seqplan.costs.fit.samples import MeasuredOn, Role, Sample, SampleError, require_same
-from seqplan.costs.fit.sync_samples import ExchangeSample
+from seqplan.costs.fit.sync_samples import SyncSample
 from seqplan.plans.scheme import Scheme
 
 Floats = npt.NDArray[np.float64]
@@ -35,9 +35,9 @@ def merge_runs(files: list[Path]) -> tuple[MeasuredOn, list[Sample]]:
     return measured_on, pool_samples(samples)
 
 
-def merge_sync_samples(files: Sequence[Path]) -> list[ExchangeSample]:
-    """Read the exchanges of several runs that ``merge_runs`` takes."""
-    return [exchange for path in files for exchange in read_exchanges(path)]
+def merge_sync_samples(files: Sequence[Path]) -> list[SyncSample]:
+    """Read the syncs of several runs that ``merge_runs`` takes."""
+    return [sync for path in files for sync in read_syncs(path)]
 
 
 def rescale_to_usual_speed(samples: Sequence[Sample]) -> list[Sample]:

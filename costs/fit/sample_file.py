@@ -17,13 +17,13 @@ from seqplan.costs.fit.samples import (
     SampleError,
     require_same,
 )
-from seqplan.costs.fit.sync_samples import ExchangeSample
+from seqplan.costs.fit.sync_samples import SyncSample
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.plans.scheme import Scheme
 
 FORMAT = 1
 
-_EXCHANGE = "exchange"
+_SYNC = "sync"
 """Key of a line that is no sample of a micro-batch."""
 
 
@@ -39,7 +39,7 @@ class SampleFile:
     def __init__(self, path: Path, measured_on: MeasuredOn) -> None:
         self.path = path
         self.samples: list[Sample] = []
-        self.exchanges: list[ExchangeSample] = []
+        self.syncs: list[SyncSample] = []
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._file = path.open("ab")
@@ -57,10 +57,10 @@ class SampleFile:
         self._append(_line(_sample_fields(sample)))
         self.samples.append(sample)
 
-    def add_exchange(self, exchange: ExchangeSample) -> None:
-        """Append a measured exchange."""
-        self._append(_line({_EXCHANGE: exchange.as_dict()}))
-        self.exchanges.append(exchange)
+    def add_sync(self, sync: SyncSample) -> None:
+        """Append a measured sync."""
+        self._append(_line({_SYNC: sync.as_dict()}))
+        self.syncs.append(sync)
 
     def close(self) -> None:
         """Let other runs add to the file."""
@@ -93,7 +93,7 @@ class SampleFile:
                 )
             self._append(header[len(content) :])
             return
-        before, self.samples, self.exchanges = _parse(self.path, content)
+        before, self.samples, self.syncs = _parse(self.path, content)
         require_same(before, measured_on, str(self.path))
         self._file.truncate(content.rindex(b"\n") + 1)
 
@@ -113,8 +113,8 @@ def read_samples(path: Path) -> tuple[MeasuredOn, list[Sample]]:
     return measured_on, samples
 
 
-def read_exchanges(path: Path) -> list[ExchangeSample]:
-    """Read the exchanges that were measured beside the samples, as ``read_samples`` does."""
+def read_syncs(path: Path) -> list[SyncSample]:
+    """Read the syncs that were measured beside the samples, as ``read_samples`` does."""
     return _parse(path, _content(path))[2]
 
 
@@ -125,7 +125,7 @@ def _content(path: Path) -> bytes:
         raise SampleError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _parse(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[ExchangeSample]]:
+def _parse(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[SyncSample]]:
     whole = content[: content.rfind(b"\n") + 1]
     try:
         lines = whole.decode("utf-8").splitlines()
@@ -139,16 +139,16 @@ def _parse(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[E
     number = 1
     try:
         measured_on = _find_hardware(json.loads(lines[0]))
-        samples, exchanges = [], []
+        samples, syncs = [], []
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007 - for the message
             fields = json.loads(line)
-            if _EXCHANGE in fields:
-                exchanges.append(ExchangeSample.from_dict(fields[_EXCHANGE]))
+            if _SYNC in fields:
+                syncs.append(SyncSample.from_dict(fields[_SYNC]))
             else:
                 samples.append(_sample(fields))
     except (ValueError, KeyError, TypeError) as error:
         raise SampleError(f"{path}, line {number}: not a sample ({error})") from None
-    return measured_on, samples, exchanges
+    return measured_on, samples, syncs
 
 
 def _line(fields: Mapping[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Measured exchanges of parameters and gradients, and what a whole model's takes by them."""
+"""Measured syncs of parameters and gradients, and what a whole model's takes by them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from seqplan.costs.fit.samples import SampleError
 
-_TIMES = ("exchange_ms", "optimizer_ms")
+_TIMES = ("sync_ms", "optimizer_ms")
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeSample:
+class SyncSample:
     """Pull and push between as many pipelines of ⟨tp, pp⟩ as ``ranks`` have room for.
 
     ``layers``: decoder layers of each stage, which are run with embedding and head; every
@@ -26,7 +26,7 @@ class ExchangeSample:
     pp: int
     ranks: int
     layers: int
-    exchange_ms: tuple[float, ...]
+    sync_ms: tuple[float, ...]
     optimizer_ms: tuple[float, ...]
 
     @property
@@ -42,7 +42,7 @@ class ExchangeSample:
         }
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> ExchangeSample:
+    def from_dict(cls, fields: Mapping[str, Any]) -> SyncSample:
         """Read what ``as_dict`` wrote; ``ValueError``, ``KeyError`` or ``TypeError`` else."""
         for name in ("tp", "pp", "ranks", "layers"):
             if type(fields[name]) is not int or fields[name] < 1:
@@ -53,14 +53,14 @@ class ExchangeSample:
         return cls(**{**fields, **{name: tuple(fields[name]) for name in _TIMES}})
 
 
-def fit_exchange(samples: Iterable[ExchangeSample], layers: int) -> list[dict[str, Any]]:
-    """Extend measured exchanges to a model of ``layers`` layers: a profile's ``exchange``.
+def fit_sync(samples: Iterable[SyncSample], layers: int) -> list[dict[str, Any]]:
+    """Extend measured syncs to a model of ``layers`` layers: a profile's ``sync``.
 
     Of each layout and number of ranks a line through the medians over the stage's layers: what a
     layer more takes, never below 0, and what embedding, head and a start take. ``SampleError``
     where a layout was measured with one number of layers only, and that is not all of a stage.
     """
-    together: dict[tuple[int, int, int], dict[int, list[ExchangeSample]]] = {}
+    together: dict[tuple[int, int, int], dict[int, list[SyncSample]]] = {}
     for sample in samples:
         of_layout = together.setdefault((sample.tp, sample.pp, sample.ranks), {})
         of_layout.setdefault(sample.layers, []).append(sample)
@@ -69,7 +69,7 @@ def fit_exchange(samples: Iterable[ExchangeSample], layers: int) -> list[dict[st
         stage = -(-layers // pp)
         if len(by_layers) == 1 and stage not in by_layers:
             raise SampleError(
-                f"the exchange of tp{tp}.pp{pp} on {ranks} ranks was measured with "
+                f"the sync of tp{tp}.pp{pp} on {ranks} ranks was measured with "
                 f"{min(by_layers)} layers a stage only; the same seqplan profile command goes on"
             )
         entry: dict[str, Any] = {"tp": tp, "pp": pp, "gpus": ranks}

@@ -1,6 +1,6 @@
 """A lower bound over all plans of some schemes: GPU-time, and long sequences one after another.
 
-It holds for any strategy, for groups that re-form within the step, and for several layouts. A plan
+It holds for any strategy, for groups that regroup within the step, and for several layouts. A plan
 that ends by T runs each sequence on a class that finishes it alone by T. On those classes
 
 - all sequences together take no more than gpus·T of GPU-time;

@@ -1,4 +1,4 @@
-"""A bound over all strategies that counts what parameters and gradients take to be exchanged."""
+"""A bound over all strategies that counts what parameters and gradients take to be synchronized."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
 from seqplan.planner.bounds.gpu_time import area_only_bound_ms
 from seqplan.planner.placement.fleet import Models, drop_dominated
-from seqplan.planner.sync.times import Exchange, Family, layouts_of
+from seqplan.planner.sync.times import Family, SyncTimes, layouts_of
 
 
 @dataclass(frozen=True)
 class FamilyRelaxation:
-    """The relaxation over all strategies of some layouts, and the least their exchange takes."""
+    """The relaxation over all strategies of some layouts, and the least their sync takes."""
 
     relaxation: AllStrategies
-    exchange_ms: float
+    sync_ms: float
 
     def quick_bound_ms(self, batch: Batch) -> float:
-        """Bound step and exchange without a linear program; see ``area_only_bound_ms``."""
+        """Bound step and sync without a linear program; see ``area_only_bound_ms``."""
         relaxation = self.relaxation
-        return area_only_bound_ms(relaxation.classes, batch, relaxation.gpus) + self.exchange_ms
+        return area_only_bound_ms(relaxation.classes, batch, relaxation.gpus) + self.sync_ms
 
 
 class Families:
-    """The relaxations over all strategies, one for each time that their exchange takes.
+    """The relaxations over all strategies, one for each time that their sync takes.
 
     Schemes that others of their family replace at no loss are left out of it. ``whole``: the
-    relaxation over all strategies, whatever they exchange; ``by_layout``: one for each
+    relaxation over all strategies, whatever they sync; ``by_layout``: one for each
     layout alone, ascending.
     """
 
-    def __init__(self, models: Models, gpus: int, exchange: Exchange) -> None:
+    def __init__(self, models: Models, gpus: int, sync: SyncTimes) -> None:
         self.models = models
         self.whole = AllStrategies(drop_dominated(models), gpus)
         layouts = layouts_of(models)
@@ -43,11 +43,11 @@ class Families:
             if family.layouts not in relaxations:
                 members = {s: m for s, m in models.items() if (s.tp, s.pp) in family.layouts}
                 relaxations[family.layouts] = AllStrategies(drop_dominated(members), gpus)
-            return FamilyRelaxation(relaxations[family.layouts], family.exchange_ms)
+            return FamilyRelaxation(relaxations[family.layouts], family.sync_ms)
 
-        self.members = [of(family) for family in exchange.families(layouts)]
+        self.members = [of(family) for family in sync.families(layouts)]
         self.by_layout = [
-            of(Family(frozenset({layout}), exchange.compute_exposed_ms([layout])))
+            of(Family(frozenset({layout}), sync.compute_exposed_ms([layout])))
             for layout in sorted(layouts)
         ]
 
@@ -61,17 +61,17 @@ class Families:
         ]
 
 
-def exchange_bound_ms(
+def sync_bound_ms(
     families: Families,
     batch: Batch,
     reached_ms: float,
     proven: Callable[[AllStrategies, float], float] | None = None,
 ) -> float:
-    """Prove a lower bound on step and exchange together, over all strategies (ms).
+    """Prove a lower bound on step and sync together, over all strategies (ms).
 
-    ``reached_ms`` is a time with exchange that one reaches. Every strategy is in a family that
-    takes no longer to exchange than the strategy: the least over the families of their own bound
-    and exchange holds for all. ``proven``: bounds a relaxation's strategies without exchange,
+    ``reached_ms`` is a time with sync that one reaches. Every strategy is in a family that
+    takes no longer to synchronize than the strategy: the least over the families of their own bound
+    and sync holds for all. ``proven``: bounds a relaxation's strategies without sync,
     sought below a time; by default ``all_strategies_bound_ms``.
     """
     least = reached_ms
@@ -79,10 +79,10 @@ def exchange_bound_ms(
         low_ms = family.quick_bound_ms(batch)
         if low_ms >= least:
             break  # and so are those that follow
-        sought_ms = least - family.exchange_ms
+        sought_ms = least - family.sync_ms
         if proven is None:
             solved = all_strategies_bound_ms(family.relaxation, batch, sought_ms)
         else:
             solved = proven(family.relaxation, sought_ms)
-        least = min(least, max(low_ms, solved + family.exchange_ms))
+        least = min(least, max(low_ms, solved + family.sync_ms))
     return least

@@ -8,17 +8,17 @@ from seqplan.costs.profile import Profile
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.nearest import find_nearest, nearest_rival
 from seqplan.planner.comparison.results import System
-from seqplan.planner.sync.times import Exchange
+from seqplan.planner.sync.times import SyncTimes
 
 
 def assumptions(
     profile: Profile,
-    exchange: Exchange,
+    sync: SyncTimes,
     truncated: int,
     cluster: Cluster,
     *,
     lockstep: bool = False,
-    rounds_multiple: int = 1,
+    micro_step_multiple: int = 1,
 ) -> tuple[str, ...]:
     """List what the simulation takes for granted, a sentence each."""
     sentences = [
@@ -31,10 +31,10 @@ def assumptions(
             "between pipeline stages takes none."
         ),
         (
-            f"Exchange of parameters and gradients: {exchange.source}; optimizer "
-            f"{exchange.optimizer_ms:g} ms."
+            f"SyncTimes of parameters and gradients: {sync.source}; optimizer "
+            f"{sync.optimizer_ms:g} ms."
         ),
-        "Our selection of strategies weighs this exchange; the published methods do not.",
+        "Our selection of strategies weighs this sync; the published methods do not.",
         "Systems that are set up by search were given the very batches of the comparison.",
         (
             "Model FLOPs: 6 per parameter (12·layers·hidden² + 2·vocab·hidden) and token, and "
@@ -45,11 +45,11 @@ def assumptions(
         sentences.append(
             "All ranks run in lockstep: in every system a round lasts as long as its slowest group."
         )
-    if rounds_multiple > 1:
+    if micro_step_multiple > 1:
         sentences.append(
             "Our rounds, and those of static strategies with our balancing, are a multiple of "
-            f"{rounds_multiple:,}; other systems have as many as their own rules make, also where "
-            "that is no multiple."
+            f"{micro_step_multiple:,}; other systems have as many as their own rules make, also "
+            "where that is no multiple."
         )
     if truncated:
         sentences.append(f"{truncated:,} sequences were truncated to {cluster.max_len:,} tokens.")

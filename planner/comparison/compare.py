@@ -20,7 +20,7 @@ from seqplan.planner.proposal.candidates import Progress
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.iteration import Execution, Iteration, simulate_iteration
 from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.sync.times import Exchange, layouts_of
+from seqplan.planner.sync.times import SyncTimes, layouts_of
 from seqplan.planner.systems.deepspeed import deepspeed
 from seqplan.planner.systems.flexsp import flexsp_like
 from seqplan.planner.systems.hotspa import SWITCH_MS, hotspa
@@ -83,19 +83,19 @@ def compare(
     cluster: Cluster,
     lengths: npt.NDArray[np.integer],
     steps: int,
-    exchange: Exchange,
+    sync: SyncTimes,
     *,
     seed: int = 0,
     options: Options | None = None,
     lockstep: bool = False,
-    rounds_multiple: int = 1,
+    micro_step_multiple: int = 1,
     trainer: str | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Run our plans and the baselines on the same ``steps`` batches of a data set.
 
     Batches are those that ``seqplan plan`` draws with the same seed. ``lockstep``: all systems run
-    in rounds, those that cannot are left out; ``rounds_multiple``: of our rounds, and of static
+    in rounds, those that cannot are left out; ``micro_step_multiple``: of our rounds, and of static
     strategies with our balancing; ``trainer``: only what it runs, next to what its users run today;
     see ``make_proposal``. Raises ``Infeasible`` when nothing can run
     the data and ``ValueError`` for less data than a step.
@@ -110,28 +110,28 @@ def compare(
     report = progress or (lambda stage, done, total: None)
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed)
     layouts = layouts_of(entry.scheme for entry in profile.schemes)
-    weighs = any(family.exchange_ms > 0 for family in exchange.families(layouts))
+    weighs = any(family.sync_ms > 0 for family in sync.families(layouts))
     proposal = make_proposal(
         profile,
         cluster,
         lengths,
         seed=seed,
-        exchange=exchange if weighs else None,
+        sync=sync if weighs else None,
         propagation_only=not weighs,
         lockstep=lockstep,
-        rounds_multiple=rounds_multiple,
+        micro_step_multiple=micro_step_multiple,
         trainer=trainer,
         progress=progress,
     )
     batches = tuple(sampler.batches(steps))
     longest = int(sampler.lengths.max())
-    setting = Setting(profile, cluster, batches, longest, exchange, lockstep, rounds_multiple)
+    setting = Setting(profile, cluster, batches, longest, sync, lockstep, micro_step_multiple)
     planner = StepPlanner(proposal, seed, prove_rounds=True)
     ours = Trainer(
         "ours",
         "seqplan",
         "rounds of groups planned anew at every step"
-        if setting.in_rounds
+        if setting.in_lockstep
         else "candidate strategies for the data set, the best planned anew at every step",
         True,
         lambda batch: Execution.of_plan(planner.plan(batch)),
@@ -166,7 +166,7 @@ def compare(
                 left_out.append((offer.name, f"plans for {backend.name} are just that"))
             else:
                 trainers.append(offer)
-    systems = tuple(_run(trainer, setting, exchange, report) for trainer in trainers)
+    systems = tuple(_run(trainer, setting, sync, report) for trainer in trainers)
     return Comparison(
         profile=profile.name,
         hardware=profile.hardware,
@@ -181,11 +181,11 @@ def compare(
         advice=advice(profile, systems, cluster.max_len),
         assumptions=assumptions(
             profile,
-            exchange,
+            sync,
             sampler.truncated,
             cluster,
-            lockstep=setting.in_rounds,
-            rounds_multiple=rounds_multiple,
+            lockstep=setting.in_lockstep,
+            micro_step_multiple=micro_step_multiple,
         ),
         optimizer_shards=cluster.optimizer_shards,
         include_flagged=cluster.include_flagged,
@@ -204,23 +204,23 @@ def histogram(lengths: npt.NDArray[np.int64]) -> tuple[tuple[int, int, int], ...
     )
 
 
-def _run(trainer: Trainer, setting: Setting, exchange: Exchange, report: Progress) -> System:
+def _run(trainer: Trainer, setting: Setting, sync: SyncTimes, report: Progress) -> System:
     """Simulate every step of one system. Planning is timed for ours alone."""
     iterations: list[Iteration] = []
     for done, batch in enumerate(setting.batches):
         report(trainer.name, done, len(setting.batches))
-        iterations.append(_step(trainer, batch, setting, exchange))
+        iterations.append(_step(trainer, batch, setting, sync))
     report(trainer.name, len(setting.batches), len(setting.batches))
     return System(
         trainer.key, trainer.name, trainer.description, trainer.balanced, tuple(iterations)
     )
 
 
-def _step(trainer: Trainer, batch: Batch, setting: Setting, exchange: Exchange) -> Iteration:
+def _step(trainer: Trainer, batch: Batch, setting: Setting, sync: SyncTimes) -> Iteration:
     start = time.perf_counter()
     execution = trainer.step(batch)
     ours = trainer.key == "ours"
     took = (time.perf_counter() - start) * 1000
     gap = execution.gap if ours else None
     execution = replace(execution, gap=gap, planning_ms=took if ours else None)
-    return simulate_iteration(batch, execution, setting.profile, setting.cluster.gpus, exchange)
+    return simulate_iteration(batch, execution, setting.profile, setting.cluster.gpus, sync)

@@ -9,7 +9,7 @@ import numpy as np
 
 from seqplan.planner.comparison.results import System
 
-OWN = frozenset({"ours", "one-layout", "re-forming", "one-strategy"})
+OWN = frozenset({"ours", "one-layout", "regrouping", "one-strategy"})
 """Systems that need our planner: our plans, and parts of them."""
 
 LEAST_STEPS = 16

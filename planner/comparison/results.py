@@ -95,5 +95,5 @@ class Comparison:
 
 
 def mean_propagation_ms(system: System) -> float:
-    """Return the mean over the steps, without exchange and optimizer."""
+    """Return the mean over the steps, without sync and optimizer."""
     return sum(iteration.propagation_ms for iteration in system.iterations) / len(system.iterations)

@@ -1,4 +1,4 @@
-"""The flow for groups that re-form: blocks of ranks as pipelines, exact model, a better placement.
+"""The flow for groups that regroup: blocks of ranks as pipelines, exact model, a better placement.
 
 On aligned blocks whose sizes divide one another, large groups may run first without any loss: what
 a rank runs takes the sum of its blocks' times in any order. So a placement ends by T exactly if the
@@ -15,7 +15,7 @@ from seqplan.planner.exact.instance import Instance
 from seqplan.planner.exact.model import DETERMINISTIC_LIMIT, Answer, solve
 from seqplan.planner.placement.fleet import Bin, Fleet, PipelineClass
 from seqplan.planner.placement.pack import pack
-from seqplan.planner.strategies.regrouping import Reforming, ReformingLayout, Run
+from seqplan.planner.strategies.regrouping import Regrouping, RegroupLayout, Run
 from seqplan.plans.scheme import Strategy
 
 MOST_BLOCKS = 64
@@ -23,13 +23,13 @@ MOST_BLOCKS = 64
 
 
 def close_regrouping_gap(
-    layout: ReformingLayout,
+    layout: RegroupLayout,
     batch: Batch,
     gpus: int,
     time_ms: float,
     bound_ms: float,
     limit: float = DETERMINISTIC_LIMIT,
-) -> tuple[Reforming | None, float]:
+) -> tuple[Regrouping | None, float]:
     """Return a placement that ends before ``time_ms`` or None, and a bound that is no lower (ms).
 
     The bound is over all placements on aligned blocks. None and ``bound_ms`` if the gap is at most
@@ -57,7 +57,7 @@ class _Blocks:
     ``first``: the first rank of each; ``paths``: those that hold a place of the fewest GPUs.
     """
 
-    def __init__(self, layout: ReformingLayout, gpus: int) -> None:
+    def __init__(self, layout: RegroupLayout, gpus: int) -> None:
         counts = {scheme: gpus // scheme.gpus for scheme in layout.schemes if scheme.gpus <= gpus}
         strategy = Strategy.of(counts)
         self._layout = layout
@@ -82,7 +82,7 @@ class _Blocks:
             for place in range(gpus // smallest)
         ]
 
-    def placement(self, instance: Instance, answer: Answer) -> Reforming | None:
+    def placement(self, instance: Instance, answer: Answer) -> Regrouping | None:
         """Place sequences as the answer has them, negligible ones where their ranks end first."""
         if answer.pipeline is None:
             return None
@@ -118,7 +118,7 @@ class _Blocks:
                     best = option if best is None or option < best else best
         return None if best is None else best[1]
 
-    def _runs(self, bins: list[tuple[Bin, ...]], distinct: list[int]) -> Reforming:
+    def _runs(self, bins: list[tuple[Bin, ...]], distinct: list[int]) -> Regrouping:
         """List what each block runs: the largest first, each when its last rank is free."""
         pipelines = self.fleet.pipelines
         ready = [0.0] * (len(self.paths) * min(k.gpus for k in pipelines))
@@ -134,7 +134,7 @@ class _Blocks:
             for rank in ranks:
                 ready[rank] = start + work + k.c * len(bins[p])
         runs.sort(key=lambda run: run.start_ms)  # stable: a block stays before its parts
-        return Reforming(tuple(runs), max(ready))
+        return Regrouping(tuple(runs), max(ready))
 
 
 def _pack(k: PipelineClass, distinct: list[int], own: list[int]) -> tuple[Bin, ...]:

@@ -22,12 +22,12 @@ def assemble_rounds(
     world_size: int,
     *,
     forward_fraction: float,
-    exchange_ms: float | None = None,
+    sync_ms: float | None = None,
 ) -> Plan:
     """Make the plan of a step in rounds.
 
     Groups take consecutive ranks of each stage, the largest first; with stages, rounds rise to the
-    longest and fall. ``exchange_ms``: as in the plan.
+    longest and fall. ``sync_ms``: as in the plan.
     """
     times = [round_.time_ms for round_ in rounds.rounds]
     order = order_micro_batches(times, rounds.stages, forward_fraction)
@@ -57,6 +57,6 @@ def assemble_rounds(
         predicted_ms=predicted,
         bound_ms=min(floor_us(rounds.lower_bound_ms), predicted),
         selection=(),
-        exchange_ms=exchange_ms,
+        sync_ms=sync_ms,
         layout_bound_ms=rounds.lower_bound_ms,
     )

@@ -1,4 +1,4 @@
-"""Rounds of the layout that is fastest for a step, with its exchange."""
+"""Rounds of the layout that is fastest for a step, with its sync."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.plan_rounds import Rounds, plan_rounds
 from seqplan.planner.lockstep.round_bounds import fewest_rounds, rounds_bound_ms, stage_class
-from seqplan.planner.sync.times import Exchange, Layout
+from seqplan.planner.sync.times import Layout, SyncTimes
 from seqplan.plans.scheme import Scheme
 
 
 @dataclass(frozen=True)
 class LayoutRounds:
-    """A step's rounds, and what the exchange of their layout takes that nothing hides (ms)."""
+    """A step's rounds, and what the sync of their layout takes that nothing hides (ms)."""
 
     layout: Layout
     rounds: Rounds
-    exchange_ms: float
+    sync_ms: float
 
     @property
     def total_ms(self) -> float:
-        """Return rounds and exchange together."""
-        return self.rounds.objective_ms + self.exchange_ms
+        """Return rounds and sync together."""
+        return self.rounds.objective_ms + self.sync_ms
 
 
 def of_layouts(models: Mapping[Scheme, SchemeModel]) -> dict[Layout, list[SchemeModel]]:
@@ -36,28 +36,28 @@ def of_layouts(models: Mapping[Scheme, SchemeModel]) -> dict[Layout, list[Scheme
 
 
 def layout_bound_ms(
-    batch: Batch, models: Collection[SchemeModel], gpus: int, exchange: Exchange | None
+    batch: Batch, models: Collection[SchemeModel], gpus: int, sync: SyncTimes | None
 ) -> float | None:
-    """Bound rounds of one layout and their exchange (ms); None where the longest fits no group."""
+    """Bound rounds of one layout and their sync (ms); None where the longest fits no group."""
     if batch.longest > max(model.max_sequence for model in models):
         return None
     scheme = next(iter(models)).scheme
     classes, ranks = [stage_class(model) for model in models], gpus // scheme.pp
     fewest = fewest_rounds(classes, batch, ranks)
     bound = rounds_bound_ms(classes, batch, ranks, fewest, scheme.pp)
-    return bound + compute_exposed_ms(exchange, (scheme.tp, scheme.pp), fewest)
+    return bound + compute_exposed_ms(sync, (scheme.tp, scheme.pp), fewest)
 
 
-def compute_exposed_ms(exchange: Exchange | None, layout: Layout, rounds: int) -> float:
-    """Return what of a layout's exchange nothing hides; ranks change groups between rounds."""
-    return 0.0 if exchange is None else exchange.compute_exposed_ms([layout], re_forming=rounds > 1)
+def compute_exposed_ms(sync: SyncTimes | None, layout: Layout, rounds: int) -> float:
+    """Return what of a layout's sync nothing hides; ranks change groups between rounds."""
+    return 0.0 if sync is None else sync.compute_exposed_ms([layout], regrouping=rounds > 1)
 
 
 def best_rounds(
     batch: Batch,
     layouts: Iterable[Collection[SchemeModel]],
     gpus: int,
-    exchange: Exchange | None,
+    sync: SyncTimes | None,
     multiple: int = 1,
 ) -> LayoutRounds | None:
     """Plan the rounds of each layout, least bound first, while one may be the best; and return it.
@@ -67,7 +67,7 @@ def best_rounds(
     bounds = [
         (bound, number, models)
         for number, models in enumerate(layouts)
-        if (bound := layout_bound_ms(batch, models, gpus, exchange)) is not None
+        if (bound := layout_bound_ms(batch, models, gpus, sync)) is not None
     ]
     best: LayoutRounds | None = None
     for bound, _, models in sorted(bounds, key=lambda entry: entry[:2]):
@@ -78,9 +78,7 @@ def best_rounds(
             continue
         scheme = next(iter(models)).scheme
         layout = scheme.tp, scheme.pp
-        planned = LayoutRounds(
-            layout, rounds, compute_exposed_ms(exchange, layout, len(rounds.rounds))
-        )
+        planned = LayoutRounds(layout, rounds, compute_exposed_ms(sync, layout, len(rounds.rounds)))
         if best is None or planned.total_ms < best.total_ms:
             best = planned
     return best

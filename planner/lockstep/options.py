@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from seqplan.costs.profile import Profile
 
-AS_FLAGS = ("--lockstep", "--rounds-multiple", "--static-groups")
-AS_NAMES = ("lockstep", "rounds_multiple", "static_groups")
+AS_FLAGS = ("--lockstep", "--micro-step-multiple", "--static-groups")
+AS_NAMES = ("lockstep", "micro_step_multiple", "static_groups")
 """How the three are written on a command line, and in Python and requests."""
 
 
@@ -23,20 +23,20 @@ def check_rounds(
     """
     if multiple < 1:
         raise ValueError(f"{spelled[1]} must be 1 or more, not {multiple}")
-    if multiple > 1 and not (lockstep or profile.rounds):
+    if multiple > 1 and not (lockstep or profile.lockstep):
         raise ValueError(f"{spelled[1]} is for rounds; give {spelled[0]} with it")
     if lockstep and static_groups:
         raise ValueError(
             f"{spelled[0]} forms groups anew in each round, {spelled[2]} keeps them; leave one out"
         )
-    if profile.rounds and static_groups:
+    if profile.lockstep and static_groups:
         raise ValueError(
             f"profile {profile.name} runs in rounds (ZeRO-3), which form groups anew; leave "
             f"{spelled[2]} out"
         )
 
 
-def check_planning_in_rounds(
+def check_planning_in_lockstep(
     static_groups: bool,
     even: bool,
     *,

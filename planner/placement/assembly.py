@@ -21,7 +21,7 @@ def plan_of(
     predicted_ms: float,
     bound_ms: float,
     selection: tuple[Considered, ...],
-    exchange_ms: float | None = None,
+    sync_ms: float | None = None,
     layout_bound_ms: float | None = None,
 ) -> Plan:
     """Make the plan of these pipelines; ranks in none of them are idle.
@@ -46,7 +46,7 @@ def plan_of(
         lower_bound_ms=bound_ms,
         gap=gap(predicted_ms, bound_ms),
         selection=selection,
-        exchange_ms=exchange_ms,
+        sync_ms=sync_ms,
         layout_lower_bound_ms=layout_bound,
     )
 

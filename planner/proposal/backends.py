@@ -12,7 +12,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.proposal.static_rounds import best_static_rounds
-from seqplan.planner.sync.times import Exchange
+from seqplan.planner.sync.times import SyncTimes
 from seqplan.plans.scheme import Scheme
 
 AXES = ("tp", "pp", "ulysses", "ring")
@@ -77,7 +77,7 @@ class TrainingBackend:
         cluster: Cluster,
         batches: Sequence[Batch],
         longest: int,
-        exchange: Exchange | None,
+        sync: SyncTimes | None,
         multiple: int,
     ) -> Profile:
         """Return the profile with the one scheme that is fastest on ``batches`` throughout.
@@ -85,7 +85,7 @@ class TrainingBackend:
         Of those that hold ``longest`` tokens; ``Infeasible`` if none does.
         """
         models = cluster.models(profile)
-        found = best_static_rounds(batches, models, cluster.gpus, longest, exchange, multiple)
+        found = best_static_rounds(batches, models, cluster.gpus, longest, sync, multiple)
         if found is None:
             raise Infeasible(
                 f"no scheme that {self.name} runs holds the longest sequence, {longest} tokens, on "

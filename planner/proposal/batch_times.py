@@ -7,12 +7,12 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import FITS, AllStrategies, all_strategies_bound_ms
 from seqplan.planner.bounds.step_bounds import single_bound_ms
-from seqplan.planner.bounds.with_sync import Families, FamilyRelaxation, exchange_bound_ms
+from seqplan.planner.bounds.with_sync import Families, FamilyRelaxation, sync_bound_ms
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Filling
 from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.strategies.regrouping import ReformingLayout, find_reforming
-from seqplan.planner.sync.times import Exchange
+from seqplan.planner.strategies.regrouping import RegroupLayout, find_regrouping
+from seqplan.planner.sync.times import SyncTimes
 from seqplan.plans.scheme import Strategy
 
 RUNGS = (1.01, 1.03, 1.08, 1.2, 1.5, 2.0, 4.0)
@@ -28,16 +28,16 @@ CLOSE = 0.015
 class BatchTimes:
     """One batch: the propagation of strategies on it (ms), and its bound over all strategies.
 
-    ``best_ms``: the least time with exchange; ``reached_ms``: the least without it.
+    ``best_ms``: the least time with sync; ``reached_ms``: the least without it.
     """
 
-    def __init__(self, batch: Batch, families: Families, exchange: Exchange) -> None:
+    def __init__(self, batch: Batch, families: Families, sync: SyncTimes) -> None:
         self.batch = batch
         self.propagation_ms: dict[Strategy, float] = {}
         self.best_ms = self.reached_ms = float("inf")
         self.gpus = families.whole.gpus
         self._families = families
-        self._exchange = exchange
+        self._sync = sync
         self._lower = single_bound_ms(families.whole.classes, batch)
         self._bounds: dict[AllStrategies, tuple[float, float]] = {}
 
@@ -49,37 +49,37 @@ class BatchTimes:
         if fleet.max_sequence < self.batch.longest:
             self.propagation_ms[strategy] = float("inf")
             return
-        exchange_ms = self._exchange.of_strategy_ms(strategy)
-        limit = max(self.best_ms - exchange_ms, self._lower)
+        sync_ms = self._sync.of_strategy_ms(strategy)
+        limit = max(self.best_ms - sync_ms, self._lower)
         filling = _strategy_time(Filler(fleet, self.batch), self._lower, limit)
         reached = float("inf") if filling is None else filling.objective_ms
         self.propagation_ms[strategy] = reached
-        self.best_ms = min(self.best_ms, reached + exchange_ms)
+        self.best_ms = min(self.best_ms, reached + sync_ms)
         self.reached_ms = min(self.reached_ms, reached)
 
     def time_ms(self, strategy: Strategy) -> float:
-        """Return the time of a strategy that was tried, with its exchange."""
-        return self.propagation_ms[strategy] + self._exchange.of_strategy_ms(strategy)
+        """Return the time of a strategy that was tried, with its sync."""
+        return self.propagation_ms[strategy] + self._sync.of_strategy_ms(strategy)
 
-    def reforming_ms(self, layout: ReformingLayout, below_ms: float) -> float:
-        """Find the time, with exchange, of groups of a layout that re-form within the step.
+    def regrouping_ms(self, layout: RegroupLayout, below_ms: float) -> float:
+        """Find the time, with sync, of groups of a layout that regroup within the step.
 
         Infinite where none end before ``below_ms``.
         """
         if layout.max_sequence < self.batch.longest:
             return float("inf")
-        below = below_ms - layout.exchange_ms
-        re_formed = find_reforming(layout.classes, self.batch, self.gpus, below)
-        return float("inf") if re_formed is None else re_formed.objective_ms + layout.exchange_ms
+        below = below_ms - layout.sync_ms
+        regrouped = find_regrouping(layout.classes, self.batch, self.gpus, below)
+        return float("inf") if regrouped is None else regrouped.objective_ms + layout.sync_ms
 
     @property
     def whole_bound_ms(self) -> float:
-        """Return what is proven over all strategies, each with its exchange."""
-        return exchange_bound_ms(self._families, self.batch, self.best_ms, self._bound_of)
+        """Return what is proven over all strategies, each with its sync."""
+        return sync_bound_ms(self._families, self.batch, self.best_ms, self._bound_of)
 
     def close(self, space: FamilyRelaxation) -> bool:
         """Whether the best known time is close to what any strategy of ``space`` could take."""
-        propagation_ms = self.best_ms - space.exchange_ms
+        propagation_ms = self.best_ms - space.sync_ms
         if propagation_ms <= self._lower * (1 + CLOSE):
             return True
         if not np.isfinite(propagation_ms):
@@ -96,7 +96,7 @@ class BatchTimes:
         return max(known[0], self._lower)
 
     def _bound_of(self, relaxation: AllStrategies, reached_ms: float) -> float:
-        """Return what is proven over a relaxation's strategies, without the exchange.
+        """Return what is proven over a relaxation's strategies, without the sync.
 
         Sought below ``reached_ms``, the first time and whenever that has fallen.
         """

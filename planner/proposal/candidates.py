@@ -1,7 +1,7 @@
 """Our proposal: candidate strategies for a data set, from sampled batches.
 
 Strategies are judged by real placement of whole batches, and against a lower bound over all
-strategies. What parameters and gradients take to be exchanged counts in a strategy's time.
+strategies. What parameters and gradients take to be synchronized counts in a strategy's time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.proposal.batch_times import BatchTimes
 from seqplan.planner.proposal.layout_times import (
     layout_times,
-    reforming_times,
+    regrouping_times,
     strategy_layouts,
 )
 from seqplan.planner.proposal.layouts import (
@@ -30,8 +30,8 @@ from seqplan.planner.proposal.layouts import (
 from seqplan.planner.proposal.scenarios import Scenarios
 from seqplan.planner.proposal.search import search
 from seqplan.planner.strategies.homogeneous import promising_homogeneous
-from seqplan.planner.strategies.regrouping import ReformingLayout, reforming_layouts
-from seqplan.planner.sync.times import NO_EXCHANGE, Exchange, layouts_of
+from seqplan.planner.strategies.regrouping import RegroupLayout, make_regroup_layouts
+from seqplan.planner.sync.times import NO_SYNC, SyncTimes, layouts_of
 from seqplan.plans.scheme import Scheme, Strategy
 
 Progress = Callable[[str, int, int], None]
@@ -68,7 +68,7 @@ class Proposed:
 class Proposal:
     """Kept candidates and what they are worth: means over the judged batches, in ms.
 
-    All with the exchange that the proposal was made for.
+    All with the sync that the proposal was made for.
     ``expected_ms``: best kept strategy per batch; ``pool_ms``: best of all strategies found;
     ``lower_bound_ms``: proven, over all strategies of these schemes and GPUs; ``layouts``: what was
     found of each layout, and of several together; None where strategies are chosen by propagation.
@@ -89,7 +89,7 @@ def propose(
     gpus: int,
     max_len: int,
     effort: Effort,
-    exchange: Exchange | None = None,
+    sync: SyncTimes | None = None,
     derived: Collection[Scheme] = (),
     progress: Progress | None = None,
     *,
@@ -100,39 +100,37 @@ def propose(
     1. Batch by batch, the strategies found so far are tried. Where the best of them is not close to
        the bound over all strategies, and for at most ``effort.searched`` batches, strategies are
        searched for the batch (``search``: the relaxation's fractional pipeline counts rounded, and
-       swaps judged by placement) and join those found. With an ``exchange``, each layout is
-       searched apart, and so are the layouts together that exchange in the same time; those that
+       swaps judged by placement) and join those found. With an ``sync``, each layout is
+       searched apart, and so are the layouts together that sync in the same time; those that
        a bound proves slower than what is known are left out.
     2. When none found holds ``max_len`` tokens, one is searched for a batch that has such a
        sequence.
     3. All strategies are timed on all batches, and the ``effort.kept`` are kept that together leave
-       the least mean time of the best per batch (``conclude``): with an ``exchange`` of one layout,
+       the least mean time of the best per batch (``conclude``): with an ``sync`` of one layout,
        unless several are better by more than ``ONE_LAYOUT`` (``choose_layout``).
 
     ``derived``: the schemes whose costs nobody has measured. ``static_groups``: groups do not
-    re-form within a step; otherwise a layout is worth what they reach, too. At least one kept
+    regroup within a step; otherwise a layout is worth what they reach, too. At least one kept
     candidate holds ``max_len`` tokens. Raises ``ValueError`` when no scheme does.
     """
     report = progress or (lambda stage, done, total: None)
-    families = Families(models, gpus, exchange or NO_EXCHANGE)
-    judged = [
-        BatchTimes(batch, families, exchange or NO_EXCHANGE) for batch in batches[: effort.judged]
-    ]
-    strategies = _search_strategies(judged, families, max_len, effort, exchange, report)
+    families = Families(models, gpus, sync or NO_SYNC)
+    judged = [BatchTimes(batch, families, sync or NO_SYNC) for batch in batches[: effort.judged]]
+    strategies = _search_strategies(judged, families, max_len, effort, sync, report)
     scenarios = None
-    may_re_form: list[ReformingLayout] = []
-    if exchange is not None:
+    may_regroup: list[RegroupLayout] = []
+    if sync is not None:
         drawn = [batch_times.batch for batch_times in judged]
         scenarios = Scenarios(
             models,
             max_len,
             lambda own: _mean_bound_ms(own, drawn, gpus),
-            lambda layout: exchange.compute_exposed_ms([layout]),
+            lambda layout: sync.compute_exposed_ms([layout]),
             derived,
         )
         if not static_groups:
-            may_re_form = reforming_layouts(models, exchange)
-            strategies += _of_layouts(may_re_form, strategies, models, gpus, max_len)
+            may_regroup = make_regroup_layouts(models, sync)
+            strategies += _of_layouts(may_regroup, strategies, models, gpus, max_len)
     return conclude(
         strategies,
         judged,
@@ -140,9 +138,9 @@ def propose(
         max_len,
         effort.kept,
         report=report,
-        exchange=exchange,
+        sync=sync,
         scenarios=scenarios,
-        may_re_form=may_re_form,
+        may_regroup=may_regroup,
     )
 
 
@@ -157,8 +155,8 @@ def evaluate_strategies(
 ) -> Proposal:
     """Judge given strategies like found ones, and keep the few that serve best together."""
     report = progress or (lambda stage, done, total: None)
-    families = Families(models, gpus, NO_EXCHANGE)
-    judged = [BatchTimes(batch, families, NO_EXCHANGE) for batch in batches[: effort.judged]]
+    families = Families(models, gpus, NO_SYNC)
+    judged = [BatchTimes(batch, families, NO_SYNC) for batch in batches[: effort.judged]]
     return conclude(strategies, judged, models, max_len, effort.kept, report=report)
 
 
@@ -167,17 +165,17 @@ def _search_strategies(
     families: Families,
     max_len: int,
     effort: Effort,
-    exchange: Exchange | None,
+    sync: SyncTimes | None,
     report: Progress,
 ) -> list[Strategy]:
     """Search strategies on the batches; one of them holds ``max_len`` tokens."""
     models, gpus = families.models, families.whole.gpus
     strategies: list[Strategy] = []
     spaces = families.members
-    if exchange is not None:
+    if sync is not None:
         spaces = [s for s in families.spaces if _reach(s.relaxation.models) >= max_len]
         batches = [batch_times.batch for batch_times in judged]
-        strategies = promising_homogeneous(batches, models, gpus, max_len, exchange)
+        strategies = promising_homogeneous(batches, models, gpus, max_len, sync)
     searches = 0
     fruitless = dict.fromkeys(spaces, 0)
     for done, batch_times in enumerate(judged):
@@ -200,7 +198,7 @@ def _search_strategies(
                 batch_times.try_strategy(strategy)
                 if strategy not in strategies:
                     strategies.append(strategy)
-            if exchange is not None and batch_times.best_ms == before_ms:
+            if sync is not None and batch_times.best_ms == before_ms:
                 fruitless[space] += 1
         searches += searched
     if not any(_reach_of(strategy, models) >= max_len for strategy in strategies):
@@ -216,15 +214,15 @@ def conclude(
     max_len: int,
     most_kept: int,
     report: Progress,
-    exchange: Exchange | None = None,
+    sync: SyncTimes | None = None,
     scenarios: Scenarios | None = None,
-    may_re_form: Sequence[ReformingLayout] = (),
+    may_regroup: Sequence[RegroupLayout] = (),
 ) -> Proposal:
     """Time all strategies on all batches, and keep those that serve best together.
 
-    At most ``most_kept`` of them. With an ``exchange`` and ``scenarios``, candidates are of one
+    At most ``most_kept`` of them. With an ``sync`` and ``scenarios``, candidates are of one
     layout, unless several layouts together are better (``choose_layout``), where groups of
-    ``may_re_form`` count with what they reach by re-forming.
+    ``may_regroup`` count with what they reach by regrouping.
     """
     order = list(strategies)
     for done, batch_times in enumerate(judged):
@@ -240,14 +238,14 @@ def conclude(
     reaches = [_reach_of(strategy, models) for strategy in strategies]
     holds = [reach >= max_len for reach in reaches]
     layouts, layout = None, None
-    re_formed = reforming_times(may_re_form, judged, strategies, times)
-    for entry in may_re_form:
+    regrouped = regrouping_times(may_regroup, judged, strategies, times)
+    for entry in may_regroup:
         bounds = np.minimum(bounds, [entry.bound_ms(b.batch, b.gpus) for b in judged])
-    if exchange is not None and scenarios is not None:
-        holding = {entry.layout: entry.max_sequence >= max_len for entry in may_re_form}
-        of_layouts = layout_times(times, strategies, holds, re_formed, holding, exchange)
+    if sync is not None and scenarios is not None:
+        holding = {entry.layout: entry.max_sequence >= max_len for entry in may_regroup}
+        of_layouts = layout_times(times, strategies, holds, regrouped, holding, sync)
         layout = choose_layout(of_layouts, scenarios)
-        layouts = explain_choice(layout, of_layouts, scenarios, exchange)
+        layouts = explain_choice(layout, of_layouts, scenarios, sync)
     eligible = [
         i
         for i, strategy in enumerate(strategies)
@@ -269,7 +267,7 @@ def conclude(
         for place, (i, row) in enumerate(zip(chosen, of_chosen, strict=True))
     )
     best_kept = of_chosen.min(axis=0)
-    for entry_layout, reached in re_formed.items():
+    for entry_layout, reached in regrouped.items():
         if layout in (None, entry_layout):
             best_kept = np.minimum(best_kept, reached)
     return Proposal(
@@ -308,7 +306,7 @@ def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], most_kept: int)
 
 
 def _of_layouts(
-    layouts: Sequence[ReformingLayout],
+    layouts: Sequence[RegroupLayout],
     strategies: Sequence[Strategy],
     models: Models,
     gpus: int,

@@ -12,9 +12,9 @@ from seqplan.costs.profile import Profile
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.layouts import LayoutChoice, LayoutRow
 from seqplan.planner.sync.times import (
-    Exchange,
-    GivenExchange,
-    LayoutExchange,
+    GivenSyncTimes,
+    LayoutSyncTimes,
+    SyncTimes,
     layout_text,
     layouts_of,
 )
@@ -30,14 +30,14 @@ _FIELDS = frozenset(
     | {"candidates", "profile"}
 )
 _OPTIONAL = frozenset(
-    {"exchange", "layouts", "static_groups", "lockstep", "rounds_multiple"} | {"trainer"}
+    {"sync", "layouts", "static_groups", "lockstep", "micro_step_multiple"} | {"trainer"}
 )
 _CANDIDATE = frozenset({"strategy", "gpus", "max_sequence", "expected_ms", "runs", "wins"})
-_EXCHANGE = frozenset({"overlap", "optimizer_ms", "source"})
+_SYNC = frozenset({"overlap", "optimizer_ms", "source"})
 _GIVEN = frozenset({"homogeneous_ms", "heterogeneous_ms"})
 _BY_LAYOUT = frozenset({"by_layout"})
 _LAYOUTS = frozenset({"chosen", "why", "rows", "static", "static_ms"})
-_LAYOUT_ROW = frozenset({"tp", "pp", "exchange_ms", "expected_ms"})
+_LAYOUT_ROW = frozenset({"tp", "pp", "sync_ms", "expected_ms"})
 
 
 class ProposalError(ValueError):
@@ -48,7 +48,7 @@ class ProposalError(ValueError):
 class Candidate:
     """A proposed strategy and its worth on the judged batches (ms; None: it ran none of them).
 
-    ``expected_ms`` holds what the proposal's exchange, if any, takes with this strategy.
+    ``expected_ms`` holds what the proposal's sync, if any, takes with this strategy.
     """
 
     strategy: Strategy
@@ -62,13 +62,13 @@ class Candidate:
 class ProposalDocument:
     """A proposal with the profile it was made from, so that planning needs no other file.
 
-    ``exchange``: what strategies were, and in planning are, chosen with beside propagation;
-    expected times and the bound over all strategies hold it. None: by propagation alone.
-    ``layouts``: which layout the candidates have, and why. ``static_groups``: groups do not re-form
-    within a step; otherwise expected times hold what they gain where they may. ``lockstep``: all
-    ranks run their k-th micro-batches together, in rounds, whose number is a multiple of
-    ``rounds_multiple``; so they do under ZeRO-3 whatever it says. ``trainer``: the backend that it
-    was made for, of which the profile has the schemes.
+    ``sync``: what strategies were, and in planning are, chosen with beside propagation; expected
+    times and the bound over all strategies hold it. None: by propagation alone. ``layouts``: which
+    layout the candidates have, and why. ``static_groups``: groups do not regroup within a step;
+    otherwise expected times hold what they gain where they may. ``lockstep``: all ranks run their
+    k-th micro-batches together, in rounds, whose number is a multiple of ``micro_step_multiple``;
+    so they do under ZeRO-3 whatever it says. ``trainer``: the backend that it was made for, of
+    which the profile has the schemes.
     """
 
     method: str
@@ -80,17 +80,17 @@ class ProposalDocument:
     expected_ms: float
     lower_bound_ms: float
     judged: int
-    exchange: Exchange | None = None
+    sync: SyncTimes | None = None
     layouts: LayoutChoice | None = None
     static_groups: bool = False
     lockstep: bool = False
-    rounds_multiple: int = 1
+    micro_step_multiple: int = 1
     trainer: str | None = None
 
     @property
-    def in_rounds(self) -> bool:
+    def in_lockstep(self) -> bool:
         """Whether steps are planned in rounds: asked for, or under ZeRO-3."""
-        return self.lockstep or self.profile.rounds
+        return self.lockstep or self.profile.lockstep
 
     def to_json(self) -> str:
         """Write the document with its digest, indented for people."""
@@ -106,16 +106,16 @@ class ProposalDocument:
     def _fields(self) -> dict[str, Any]:
         # Left out where there is none, as in the documents of earlier versions.
         weighed: dict[str, Any] = {}
-        if self.exchange is not None:
-            weighed["exchange"] = _exchange_fields(self.exchange)
+        if self.sync is not None:
+            weighed["sync"] = _sync_fields(self.sync)
         if self.layouts is not None:
             weighed["layouts"] = asdict(self.layouts)
         if self.static_groups:
             weighed["static_groups"] = True
         if self.lockstep:
             weighed["lockstep"] = True
-        if self.rounds_multiple > 1:
-            weighed["rounds_multiple"] = self.rounds_multiple
+        if self.micro_step_multiple > 1:
+            weighed["micro_step_multiple"] = self.micro_step_multiple
         if self.trainer is not None:
             weighed["trainer"] = self.trainer
         return {
@@ -165,13 +165,11 @@ class ProposalDocument:
         return cls.from_json(read_text(path, ProposalError), str(path))
 
 
-def _exchange_fields(exchange: Exchange) -> dict[str, Any]:
-    fields = asdict(exchange)
-    if isinstance(exchange, LayoutExchange):
+def _sync_fields(sync: SyncTimes) -> dict[str, Any]:
+    fields = asdict(sync)
+    if isinstance(sync, LayoutSyncTimes):
         del fields["by_layout_ms"]
-        fields["by_layout"] = [
-            {"tp": tp, "pp": pp, "ms": ms} for (tp, pp), ms in exchange.by_layout_ms
-        ]
+        fields["by_layout"] = [{"tp": tp, "pp": pp, "ms": ms} for (tp, pp), ms in sync.by_layout_ms]
     return fields
 
 
@@ -201,12 +199,14 @@ class _ProposalReader(FieldReader):
             expected_ms=self.number(raw, "expected_ms", ""),
             lower_bound_ms=self.number(raw, "lower_bound_ms", ""),
             judged=self.integer(raw, "judged_batches", ""),
-            exchange=self.exchange(raw["exchange"]) if "exchange" in raw else None,
+            sync=self.sync(raw["sync"]) if "sync" in raw else None,
             layouts=self.layout_choice(raw["layouts"]) if "layouts" in raw else None,
             static_groups="static_groups" in raw and self.boolean(raw, "static_groups", ""),
             lockstep="lockstep" in raw and self.boolean(raw, "lockstep", ""),
-            rounds_multiple=(
-                self.integer(raw, "rounds_multiple", "", 1) if "rounds_multiple" in raw else 1
+            micro_step_multiple=(
+                self.integer(raw, "micro_step_multiple", "", 1)
+                if "micro_step_multiple" in raw
+                else 1
             ),
             trainer=self.text(raw, "trainer", "") if "trainer" in raw else None,
         )
@@ -256,22 +256,22 @@ class _ProposalReader(FieldReader):
             wins=self.number(raw, "wins", place, 1.0),
         )
 
-    def exchange(self, raw: Any) -> Exchange:
-        place = ".exchange"
+    def sync(self, raw: Any) -> SyncTimes:
+        place = ".sync"
         by_layout = type(raw) is dict and "by_layout" in raw
-        self.fields(raw, place, _EXCHANGE | (_BY_LAYOUT if by_layout else _GIVEN))
+        self.fields(raw, place, _SYNC | (_BY_LAYOUT if by_layout else _GIVEN))
         overlap, optimizer_ms = (self.number(raw, n, place) for n in ("overlap", "optimizer_ms"))
         source = self.text(raw, "source", place)
         try:
             if not by_layout:
                 equal = self.number(raw, "homogeneous_ms", place)
                 different = self.number(raw, "heterogeneous_ms", place)
-                return GivenExchange(overlap, optimizer_ms, source, equal, different)
+                return GivenSyncTimes(overlap, optimizer_ms, source, equal, different)
             rows = [
                 self.layout_time(entry, f"{place}.by_layout[{number}]")
                 for number, entry in enumerate(self.items(raw, "by_layout", place))
             ]
-            return LayoutExchange(overlap, optimizer_ms, source, tuple(rows))
+            return LayoutSyncTimes(overlap, optimizer_ms, source, tuple(rows))
         except ProposalError:
             raise
         except ValueError as error:
@@ -293,7 +293,7 @@ class _ProposalReader(FieldReader):
                 LayoutRow(
                     self.integer(entry, "tp", row, 1),
                     self.integer(entry, "pp", row, 1),
-                    self.number(entry, "exchange_ms", row),
+                    self.number(entry, "sync_ms", row),
                     self.number(entry, "expected_ms", row),
                 )
             )
@@ -311,10 +311,10 @@ class _ProposalReader(FieldReader):
             self.fail("", "no candidates")
         cluster = document.cluster
         models = cluster.models(document.profile)
-        if isinstance(document.exchange, LayoutExchange):
-            timed = {layout for layout, _ in document.exchange.by_layout_ms}
+        if isinstance(document.sync, LayoutSyncTimes):
+            timed = {layout for layout, _ in document.sync.by_layout_ms}
             if missing := sorted(layouts_of(models) - timed):
-                self.fail(".exchange.by_layout", f"lacks {layout_text(missing[0])}")
+                self.fail(".sync.by_layout", f"lacks {layout_text(missing[0])}")
         for candidate in document.candidates:
             strategy = candidate.strategy
             if strategy.gpus > cluster.gpus:

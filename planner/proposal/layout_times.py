@@ -1,4 +1,4 @@
-"""What layouts reach on the judged batches: by groups that stay, and by groups that re-form."""
+"""What layouts reach on the judged batches: by groups that stay, and by groups that regroup."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from seqplan.planner.placement.fleet import Floats
 from seqplan.planner.proposal.batch_times import BatchTimes
 from seqplan.planner.proposal.layouts import ONE_LAYOUT
 from seqplan.planner.proposal.scenarios import LayoutTimes
-from seqplan.planner.strategies.regrouping import ReformingLayout
-from seqplan.planner.sync.times import Exchange, Layout, layouts_of
+from seqplan.planner.strategies.regrouping import RegroupLayout
+from seqplan.planner.sync.times import Layout, SyncTimes, layouts_of
 from seqplan.plans.scheme import Strategy
 
 
@@ -29,44 +29,44 @@ def strategy_layouts(strategy: Strategy) -> frozenset[Layout]:
     return layouts_of(scheme for scheme, _ in strategy.counts)
 
 
-def reforming_times(
-    layouts: Sequence[ReformingLayout],
+def regrouping_times(
+    layouts: Sequence[RegroupLayout],
     judged: Sequence[BatchTimes],
     strategies: Sequence[Strategy],
     times: Floats,
 ) -> dict[Layout, Floats]:
-    """Find, for each layout, the time of groups that re-form on each judged batch.
+    """Find, for each layout, the time of groups that regroup on each judged batch.
 
-    ``times`` (strategies, batches): of groups that stay. All in ms, with exchange. Infinite where
-    re-forming is not faster than the layout's own strategies, or far behind the best of all.
+    ``times`` (strategies, batches): of groups that stay. All in ms, with sync. Infinite where
+    regrouping is not faster than the layout's own strategies, or far behind the best of all.
     """
     positions = strategies_by_layout(strategies)
     best = times.min(axis=0)
-    re_formed = {}
+    regrouped = {}
     for entry in layouts:
         own = times[positions.get(entry.layout, [])].min(axis=0, initial=np.inf)
         limits = np.minimum(own, best * (1 + 3 * ONE_LAYOUT)).tolist()
-        re_formed[entry.layout] = np.array(
+        regrouped[entry.layout] = np.array(
             [
-                batch_times.reforming_ms(entry, limit)
+                batch_times.regrouping_ms(entry, limit)
                 for batch_times, limit in zip(judged, limits, strict=True)
             ]
         )
-    return re_formed
+    return regrouped
 
 
 def layout_times(
     times: Floats,
     strategies: Sequence[Strategy],
     holds: Sequence[bool],
-    re_formed: Mapping[Layout, Floats],
-    reforming_holds: Mapping[Layout, bool],
-    exchange: Exchange,
+    regrouped: Mapping[Layout, Floats],
+    regrouping_holds: Mapping[Layout, bool],
+    sync: SyncTimes,
 ) -> LayoutTimes:
-    """Compare layouts by the best of their strategies, or of groups that re-form, per batch.
+    """Compare layouts by the best of their strategies, or of groups that regroup, per batch.
 
-    ``times`` (strategies, batches) and ``re_formed`` (batches) in ms with exchange; ``holds``:
-    whether a strategy, ``reforming_holds``: whether a layout holds the longest sequence there is.
+    ``times`` (strategies, batches) and ``regrouped`` (batches) in ms with sync; ``holds``:
+    whether a strategy, ``regrouping_holds``: whether a layout holds the longest sequence there is.
     """
     nowhere = np.full(times.shape[1], np.inf)
     best: dict[Layout, Floats] = {
@@ -74,15 +74,14 @@ def layout_times(
         for layout, members in strategies_by_layout(strategies).items()
         if any(holds[i] for i in members)
     }
-    exposed_ms = {layout: exchange.compute_exposed_ms([layout]) for layout in best}
-    for layout, reached in re_formed.items():
-        if reforming_holds[layout]:
+    exposed_ms = {layout: sync.compute_exposed_ms([layout]) for layout in best}
+    for layout, reached in regrouped.items():
+        if regrouping_holds[layout]:
             stays = best.get(layout, nowhere)
-            of_stays, of_re_forming = (
-                exchange.compute_exposed_ms([layout], re_forming=re_forms)
-                for re_forms in (False, True)
+            of_stays, of_regrouping = (
+                sync.compute_exposed_ms([layout], regrouping=regroups) for regroups in (False, True)
             )
-            exposed_ms[layout] = float(np.where(reached < stays, of_re_forming, of_stays).mean())
+            exposed_ms[layout] = float(np.where(reached < stays, of_regrouping, of_stays).mean())
             best[layout] = np.minimum(stays, reached)
     by_layout = {layout: float(row.mean()) for layout, row in best.items()}
     static = [
@@ -90,7 +89,7 @@ def layout_times(
         for i, strategy in enumerate(strategies)
         if strategy.homogeneous and holds[i] and np.isfinite(times[i]).all()
     ]
-    several = np.minimum(times.min(axis=0), np.min([nowhere, *re_formed.values()], axis=0))
+    several = np.minimum(times.min(axis=0), np.min([nowhere, *regrouped.values()], axis=0))
     finite = {layout: mean for layout, mean in by_layout.items() if np.isfinite(mean)}
     return LayoutTimes(
         finite,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios, flips
-from seqplan.planner.sync.times import Exchange, Layout, layout_text
+from seqplan.planner.sync.times import Layout, SyncTimes, layout_text
 
 ONE_LAYOUT = 0.01
 """One layout is chosen where several together are not better by more than this share."""
@@ -20,14 +20,14 @@ BEHIND_STATIC = 0.001
 
 @dataclass(frozen=True)
 class LayoutRow:
-    """What was found of one layout: ``expected_ms`` of its best strategy per batch, with exchange.
+    """What was found of one layout: ``expected_ms`` of its best strategy per batch, with sync.
 
-    ``exchange_ms``: its part that is not hidden.
+    ``sync_ms``: its part that is not hidden.
     """
 
     tp: int
     pp: int
-    exchange_ms: float
+    sync_ms: float
     expected_ms: float
 
 
@@ -64,7 +64,7 @@ def choose_layout(times: LayoutTimes, scenarios: Scenarios) -> Layout | None:
 
 
 def explain_choice(
-    chosen: Layout | None, times: LayoutTimes, scenarios: Scenarios, exchange: Exchange
+    chosen: Layout | None, times: LayoutTimes, scenarios: Scenarios, sync: SyncTimes
 ) -> LayoutChoice:
     """Say which layout was chosen, why, and at which costs another one would be better."""
     ranked = sorted(times.by_layout.items(), key=lambda entry: (entry[1], entry[0]))
@@ -90,7 +90,7 @@ def explain_choice(
     why.append(against_static(best_ms, times))
     why.append(flips(chosen, times, scenarios, ONE_LAYOUT))
     rows = tuple(
-        LayoutRow(*layout, round(exchange.compute_exposed_ms([layout]), 3), round(ms, 3))
+        LayoutRow(*layout, round(sync.compute_exposed_ms([layout]), 3), round(ms, 3))
         for layout, ms in ranked
     )
     return LayoutChoice(

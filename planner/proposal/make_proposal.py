@@ -26,8 +26,8 @@ from seqplan.planner.proposal.candidates import (
 from seqplan.planner.proposal.document import Candidate, ProposalDocument
 from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies
 from seqplan.planner.proposal.rounds_proposal import propose_rounds
-from seqplan.planner.sync.choice import exchange_to_propose_with
-from seqplan.planner.sync.times import NO_EXCHANGE, Exchange
+from seqplan.planner.sync.choice import choose_proposal_sync
+from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.plans.scheme import Strategy
 
 METHODS = ("search", "eq4")
@@ -45,25 +45,25 @@ def make_proposal(
     *,
     seed: int = 0,
     method: str = "search",
-    exchange: Exchange | None = None,
+    sync: SyncTimes | None = None,
     propagation_only: bool = False,
     static_groups: bool = False,
     lockstep: bool = False,
-    rounds_multiple: int = 1,
+    micro_step_multiple: int = 1,
     trainer: str | None = None,
     progress: Progress | None = None,
 ) -> ProposalDocument:
     """Propose strategies for a data set; ``lengths`` in tokens.
 
     Sequences longer than ``cluster.max_len`` count as truncated to it. Strategies are judged and
-    later chosen by their time with the ``exchange``, by default derived for each layout, and groups
-    may re-form within a step unless ``static_groups``; ``propagation_only`` leaves the exchange
+    later chosen by their time with the ``sync``, by default derived for each layout, and groups
+    may regroup within a step unless ``static_groups``; ``propagation_only`` leaves the sync
     out, as do the method eq4 and ZeRO-3, under which there is no choice that it could decide.
     ``lockstep``: all ranks run their k-th micro-batches together, as they do under ZeRO-3 in any
-    case; the number of rounds is a multiple of ``rounds_multiple``. ``trainer``: one of
+    case; the number of rounds is a multiple of ``micro_step_multiple``. ``trainer``: one of
     ``BACKENDS``, whose schemes, ZeRO stage and lockstep then hold. Raises ``Infeasible`` when no
     scheme fits the GPUs or holds the longest sequence; ``ValueError`` for an unknown method, for
-    eq4 with an exchange, which it does not know, for what does not go together with rounds, and for
+    eq4 with a sync, which it does not know, for what does not go together with rounds, and for
     lengths that are no whole numbers above 0.
     """
     lengths = whole_lengths(lengths)
@@ -73,34 +73,36 @@ def make_proposal(
             backend.usable_profile(profile, cluster.gpus),
             lockstep or backend.lockstep,
         )
-    if propagation_only and exchange is not None:
-        raise ValueError("propagation_only leaves the exchange out; give one or the other")
-    if exchange is None:
-        exchange = exchange_to_propose_with(
+    if propagation_only and sync is not None:
+        raise ValueError("propagation_only leaves the sync out; give one or the other")
+    if sync is None:
+        sync = choose_proposal_sync(
             profile, cluster.gpus, None, 0.0, propagation_only=propagation_only, method=method
         )
-    check_method(profile, method, exchange, lockstep=lockstep)
-    check_rounds(profile, lockstep, rounds_multiple, static_groups=static_groups, spelled=AS_NAMES)
+    check_method(profile, method, sync, lockstep=lockstep)
+    check_rounds(
+        profile, lockstep, micro_step_multiple, static_groups=static_groups, spelled=AS_NAMES
+    )
     models = cluster.models(profile)
     check_feasible(profile, cluster, models, lengths)
-    effort = _effort(cluster.gpus, several_spaces=exchange is not None)
+    effort = _effort(cluster.gpus, several_spaces=sync is not None)
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed + _SAMPLE_SEED)
     batches = list(sampler.batches(effort.judged))
     longest = int(sampler.lengths.max())
     if backend is not None and backend.uniform:
-        own = None if profile.rounds else exchange or NO_EXCHANGE
+        own = None if profile.lockstep else sync or NO_SYNC
         sampled = batches[: effort.searched]
-        profile = backend.one_scheme(profile, cluster, sampled, longest, own, rounds_multiple)
+        profile = backend.one_scheme(profile, cluster, sampled, longest, own, micro_step_multiple)
         models = cluster.models(profile)
     derived = [entry.scheme for entry in profile.schemes if entry.origin == "derived"]
-    if lockstep or profile.rounds:
+    if lockstep or profile.lockstep:
         proposal = propose_rounds(
             batches[: effort.searched],
             models,
             gpus=cluster.gpus,
             max_len=longest,
-            exchange=None if profile.rounds else exchange or NO_EXCHANGE,
-            multiple=rounds_multiple,
+            sync=None if profile.lockstep else sync or NO_SYNC,
+            multiple=micro_step_multiple,
             derived=derived,
             progress=progress,
         )
@@ -121,7 +123,7 @@ def make_proposal(
             gpus=cluster.gpus,
             max_len=longest,
             effort=effort,
-            exchange=exchange,
+            sync=sync,
             derived=derived,
             progress=progress,
             static_groups=static_groups,
@@ -153,19 +155,19 @@ def make_proposal(
         expected_ms=round(proposal.expected_ms, 3),
         lower_bound_ms=round(proposal.lower_bound_ms - 5e-4, 3),
         judged=proposal.judged,
-        exchange=None if profile.rounds else exchange,
+        sync=None if profile.lockstep else sync,
         layouts=proposal.layouts,
         static_groups=static_groups,
         lockstep=lockstep,
-        rounds_multiple=rounds_multiple,
+        micro_step_multiple=micro_step_multiple,
         trainer=trainer,
     )
 
 
 def check_method(
-    profile: Profile, method: str, exchange: Exchange | None, *, lockstep: bool = False
+    profile: Profile, method: str, sync: SyncTimes | None, *, lockstep: bool = False
 ) -> None:
-    """Raise ``ValueError`` for an unknown method or one that the profile or exchange rules out."""
+    """Raise ``ValueError`` for an unknown method or one that the profile or sync rules out."""
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
     if lockstep and method == "eq4":
@@ -173,13 +175,13 @@ def check_method(
             "method eq4 chooses strategies for a whole step, but in lockstep rounds choose their "
             "groups anew; leave the method out"
         )
-    if profile.rounds and method == "eq4":
+    if profile.lockstep and method == "eq4":
         raise ValueError(
             f"method eq4 chooses strategies for a whole step, but profile {profile.name} is of "
             "ZeRO-3, whose rounds choose their groups anew; leave the method out"
         )
-    if method == "eq4" and exchange is not None:
-        raise ValueError("method eq4 does not weigh the exchange; leave one of the two out")
+    if method == "eq4" and sync is not None:
+        raise ValueError("method eq4 does not weigh the sync; leave one of the two out")
 
 
 def check_feasible(

@@ -27,7 +27,7 @@ from seqplan.planner.proposal.layouts import (
 )
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios, flips
 from seqplan.planner.proposal.static_rounds import best_static_rounds
-from seqplan.planner.sync.times import Exchange, Layout, layout_text
+from seqplan.planner.sync.times import Layout, SyncTimes, layout_text
 from seqplan.plans.scheme import Scheme, Strategy
 
 
@@ -37,39 +37,37 @@ def propose_rounds(
     *,
     gpus: int,
     max_len: int,
-    exchange: Exchange | None,
+    sync: SyncTimes | None,
     multiple: int,
     derived: Collection[Scheme] = (),
     progress: Progress | None,
 ) -> Proposal:
-    """Propose the layout whose rounds take the least mean time over ``batches``, with its exchange.
+    """Propose the layout whose rounds take the least mean time over ``batches``, with its sync.
 
     Of those within ``ONE_LAYOUT`` of it, the one that loses least at other costs.
     A candidate is one context-parallel degree of it throughout, which tells how static groups would
     do: steps choose their own. The proposal's expected time is that of the rounds planned freely.
-    ``exchange``: None under ZeRO-3, where there is one layout and nothing to say of it.
+    ``sync``: None under ZeRO-3, where there is one layout and nothing to say of it.
     ``derived``: the schemes whose costs nobody has measured.
     """
     report = progress or (lambda stage, done, total: None)
     layouts = of_layouts(models)
     bounds = {
-        layout: [layout_bound_ms(batch, own, gpus, exchange) for batch in batches]
+        layout: [layout_bound_ms(batch, own, gpus, sync) for batch in batches]
         for layout, own in layouts.items()
     }
-    planned = _layout_rounds(batches, models, gpus, max_len, exchange, multiple, bounds, report)
+    planned = _layout_rounds(batches, models, gpus, max_len, sync, multiple, bounds, report)
     times = {layout: mean(rounds.total_ms for rounds in of) for layout, of in planned.items()}
-    exchanged = {
-        layout: mean(rounds.exchange_ms for rounds in of) for layout, of in planned.items()
-    }
+    synchronized = {layout: mean(rounds.sync_ms for rounds in of) for layout, of in planned.items()}
     if not times:
         raise Infeasible(f"a sequence of {max_len} tokens fits no group")
     chosen, scenarios = min(times, key=lambda layout: (times[layout], layout)), None
-    if exchange is not None:
-        scenarios = _scenarios(batches, models, gpus, max_len, exchange, derived)
-        compared = LayoutTimes(times, times[chosen], None, exchanged)
+    if sync is not None:
+        scenarios = _scenarios(batches, models, gpus, max_len, sync, derived)
+        compared = LayoutTimes(times, times[chosen], None, synchronized)
         chosen = choose_layout(compared, scenarios) or chosen
     own = {model.scheme: model for model in layouts[chosen]}
-    static = _static_times(batches, own, gpus, exchange, multiple, report)
+    static = _static_times(batches, own, gpus, sync, multiple, report)
     best = np.min(np.array(list(static.values())), axis=0)
     candidates = [
         Proposed(
@@ -92,12 +90,12 @@ def propose_rounds(
         explored=0,
         layouts=(
             None
-            if exchange is None or scenarios is None
+            if sync is None or scenarios is None
             else _choice(
                 chosen,
                 times,
-                exchanged,
-                best_static_rounds(batches, models, gpus, max_len, exchange, multiple),
+                synchronized,
+                best_static_rounds(batches, models, gpus, max_len, sync, multiple),
                 scenarios,
             )
         ),
@@ -109,7 +107,7 @@ def _layout_rounds(
     models: Models,
     gpus: int,
     max_len: int,
-    exchange: Exchange | None,
+    sync: SyncTimes | None,
     multiple: int,
     bounds: dict[Layout, list[float | None]],
     report: Progress,
@@ -128,7 +126,7 @@ def _layout_rounds(
         if holding[layout] >= least_ms:
             continue
         of_batches = [
-            best_rounds(batch, [layouts[layout]], gpus, exchange, multiple) for batch in batches
+            best_rounds(batch, [layouts[layout]], gpus, sync, multiple) for batch in batches
         ]
         planned[layout] = [rounds for rounds in of_batches if rounds is not None]
         least_ms = min(least_ms, mean(rounds.total_ms for rounds in planned[layout]))
@@ -140,17 +138,17 @@ def _static_times(
     batches: Sequence[Batch],
     models: Models,
     gpus: int,
-    exchange: Exchange | None,
+    sync: SyncTimes | None,
     multiple: int,
     report: Progress,
 ) -> dict[Scheme, list[float]]:
-    """Plan rounds of one scheme throughout: each batch's time with exchange (ms), infinite where
+    """Plan rounds of one scheme throughout: each batch's time with sync (ms), infinite where
     it cannot."""
     times: dict[Scheme, list[float]] = {scheme: [] for scheme in models}
     for done, batch in enumerate(batches):
         report("planning static groups", done, len(batches))
         for scheme, of in times.items():
-            alone = best_rounds(batch, [[models[scheme]]], gpus, exchange, multiple)
+            alone = best_rounds(batch, [[models[scheme]]], gpus, sync, multiple)
             of.append(float("inf") if alone is None else alone.total_ms)
     report("planning static groups", len(batches), len(batches))
     return times
@@ -161,7 +159,7 @@ def _scenarios(
     models: Models,
     gpus: int,
     max_len: int,
-    exchange: Exchange,
+    sync: SyncTimes,
     derived: Collection[Scheme],
 ) -> Scenarios:
     """Estimate what rounds of each layout would take at other costs."""
@@ -171,14 +169,14 @@ def _scenarios(
         return float(np.mean([bound for bound in bounds if bound is not None]))
 
     return Scenarios(
-        models, max_len, bound_ms, lambda layout: compute_exposed_ms(exchange, layout, 1), derived
+        models, max_len, bound_ms, lambda layout: compute_exposed_ms(sync, layout, 1), derived
     )
 
 
 def _choice(
     chosen: Layout,
     times: dict[Layout, float],
-    exchanged: dict[Layout, float],
+    synchronized: dict[Layout, float],
     static: tuple[Strategy, float] | None,
     scenarios: Scenarios,
 ) -> LayoutChoice:
@@ -193,14 +191,15 @@ def _choice(
         layout, other_ms = others[0]
         more = other_ms / times[chosen] - 1
         why.append(f"The next is {layout_text(layout)}, {more:+.1%} in time.")
-    compared = LayoutTimes(times, times[chosen], static, exchanged)
+    compared = LayoutTimes(times, times[chosen], static, synchronized)
     why.append(against_static(times[chosen], compared))
     why.append(flips(chosen, compared, scenarios, ONE_LAYOUT))
     return LayoutChoice(
         layout_text(chosen),
         tuple(why),
         tuple(
-            LayoutRow(*layout, round(exchanged[layout], 3), round(ms, 3)) for layout, ms in ranked
+            LayoutRow(*layout, round(synchronized[layout], 3), round(ms, 3))
+            for layout, ms in ranked
         ),
         None if static is None else str(static[0]),
         None if static is None else round(static[1], 3),

@@ -13,29 +13,29 @@ from seqplan.plans.scheme import Scheme, Strategy
 
 @dataclass(frozen=True)
 class Scenario:
-    """Costs other than stated: by how much context parallelism and the exchange take longer."""
+    """Costs other than stated: by how much context parallelism and the sync take longer."""
 
     text: str
     context_parallel: float = 1.0
-    exchange: float = 1.0
+    sync: float = 1.0
 
 
 SCENARIOS = (
     Scenario("context parallelism takes 15 % longer", context_parallel=1.15),
     Scenario("context parallelism takes 30 % longer", context_parallel=1.3),
-    Scenario("the exchange takes half as long", exchange=0.5),
-    Scenario("the exchange takes twice as long", exchange=2.0),
+    Scenario("the sync takes half as long", sync=0.5),
+    Scenario("the sync takes twice as long", sync=2.0),
 )
 
 
 @dataclass(frozen=True)
 class LayoutTimes:
-    """Mean time over the judged batches, with exchange, of the best strategy per batch (ms).
+    """Mean time over the judged batches, with sync, of the best strategy per batch (ms).
 
     ``by_layout``: of one layout alone, those that hold the longest sequence and were not proven
     slower before they were searched; ``several_ms``: of any layouts together; ``static``: the best
     homogeneous strategy for all batches and its time. ``exposed_ms``: the part of ``by_layout``
-    that is exchange; where a layout lacks it, what groups that stay expose. ``standard_error_ms``:
+    that is sync; where a layout lacks it, what groups that stay expose. ``standard_error_ms``:
     of ``by_layout`` less ``several_ms``, as other batches of the data would have it.
     """
 
@@ -52,7 +52,7 @@ class Scenarios:
     A layout's propagation exceeds its bound by as much as what was found of it at the stated costs
     did; where a search was not worth it, by as much as that of the layout which exceeds it least,
     of those with stages or of those without. ``bound_ms``: bounds the mean propagation of the
-    schemes of one layout; ``exposed_ms``: what its exchange takes that is not hidden. ``derived``:
+    schemes of one layout; ``exposed_ms``: what its sync takes that is not hidden. ``derived``:
     the schemes whose context parallelism nobody has measured; where there are none, its scenarios
     are left out.
     """
@@ -84,7 +84,7 @@ class Scenarios:
         }
 
     def estimates(self, scenario: Scenario, times: LayoutTimes) -> dict[Layout, float]:
-        """Estimate the mean time of each layout in a scenario (ms, with exchange)."""
+        """Estimate the mean time of each layout in a scenario (ms, with sync)."""
         exposed_ms = {**self._exposed_ms, **times.exposed_ms}
         excess = {
             layout: (ms - exposed_ms[layout]) / self._bounds[1.0, layout]
@@ -93,7 +93,7 @@ class Scenarios:
         return {
             layout: self._bounds[scenario.context_parallel, layout]
             * excess.get(layout, _usual(excess, layout))
-            + exposed_ms[layout] * scenario.exchange
+            + exposed_ms[layout] * scenario.sync
             for layout in self.layouts
         }
 
@@ -119,9 +119,9 @@ def flips(chosen: Layout | None, times: LayoutTimes, scenarios: Scenarios, tie: 
             share = estimates[nominal] / estimates[best] - 1
             better.append(f"{layout_text(best)} where {scenario.text} (by {share:.1%})")
     if not better:
-        costs = "context parallelism 15 or 30 % dearer, the exchange halved or doubled"
+        costs = "context parallelism 15 or 30 % dearer, the sync halved or doubled"
         if len(scenarios.scenarios) < len(SCENARIOS):
-            costs = "the exchange halved or doubled"
+            costs = "the sync halved or doubled"
         return f"The choice stays within {tie:.0%} of the best with {costs}."
     return "It would be " + ", ".join(better) + "."
 

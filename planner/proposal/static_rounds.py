@@ -9,7 +9,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.best_layout import best_rounds, layout_bound_ms
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
-from seqplan.planner.sync.times import Exchange
+from seqplan.planner.sync.times import SyncTimes
 from seqplan.plans.scheme import Strategy
 
 
@@ -18,10 +18,10 @@ def best_static_rounds(
     models: Models,
     gpus: int,
     longest: int,
-    exchange: Exchange | None,
+    sync: SyncTimes | None,
     multiple: int,
 ) -> tuple[Strategy, float] | None:
-    """Find the scheme with the least mean time in even rounds, with its exchange (ms).
+    """Find the scheme with the least mean time in even rounds, with its sync (ms).
 
     Of those that hold ``longest``, the data set's longest sequence; None if there is none. Least
     bound first, as long as one may be the best.
@@ -29,13 +29,13 @@ def best_static_rounds(
     bounds = []
     for strategy in homogeneous_strategies(models, gpus, longest):
         model = models[strategy.counts[0][0]]
-        of = [layout_bound_ms(batch, [model], gpus, exchange) for batch in batches]
+        of = [layout_bound_ms(batch, [model], gpus, sync) for batch in batches]
         bounds.append((mean(bound for bound in of if bound is not None), strategy, model))
     best: tuple[Strategy, float] | None = None
     for bound, strategy, model in sorted(bounds, key=lambda entry: entry[0]):
         if best is not None and bound >= best[1]:
             break
-        planned = [best_rounds(batch, [[model]], gpus, exchange, multiple) for batch in batches]
+        planned = [best_rounds(batch, [[model]], gpus, sync, multiple) for batch in batches]
         time = mean(rounds.total_ms for rounds in planned if rounds is not None)
         if best is None or time < best[1]:
             best = (strategy, time)

@@ -2,7 +2,7 @@
 
 Pipelines run 1F1B with their real micro-batches. A system may run phases one after another, with
 a switch between them; within a phase ranks and rounds are as in a plan. Then parameters and
-gradients are exchanged and the optimizer steps.
+gradients are synchronized and the optimizer steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.flops import model_flops, peak_flops
 from seqplan.planner.simulation.timeline import pipelines_timeline, simulate_pipelines_ms
-from seqplan.planner.sync.times import Exchange, Layout, layouts_of
+from seqplan.planner.sync.times import Layout, SyncTimes, layouts_of
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_of
 from seqplan.plans.schedule import stages_of_rounds
@@ -24,7 +24,7 @@ from seqplan.plans.scheme import Scheme
 
 @dataclass(frozen=True)
 class Span:
-    """One thing that some ranks do: ``kind`` is forward, backward, exchange, optimizer or switch.
+    """One thing that some ranks do: ``kind`` is forward, backward, sync, optimizer or switch.
 
     ``ranks``: half-open range of global ranks (one pipeline stage); times in ms from the start of
     the iteration.
@@ -41,7 +41,7 @@ class Span:
 class Iteration:
     """One simulated iteration of one system; times in ms.
 
-    ``propagation_ms``: all pipelines, forward and backward; ``exchange_ms``: parameter pull and
+    ``propagation_ms``: all pipelines, forward and backward; ``sync_ms``: parameter pull and
     gradient push that is not hidden; ``rank_busy_ms``: forward and backward per rank;
     ``bubble_ratio``: idle share of rank-time during propagation; ``imbalance``: (slowest − fastest)
     over fastest rank's end of propagation, over ranks with work; ``mfu``: model FLOPs over peak,
@@ -56,7 +56,7 @@ class Iteration:
     sequences: int
     longest: int
     propagation_ms: float
-    exchange_ms: float
+    sync_ms: float
     optimizer_ms: float
     rank_busy_ms: tuple[float, ...]
     rank_end_ms: tuple[float, ...]
@@ -70,7 +70,7 @@ class Iteration:
     @property
     def total_ms(self) -> float:
         """Return the time of the whole iteration."""
-        return self.propagation_ms + self.exchange_ms + self.optimizer_ms
+        return self.propagation_ms + self.sync_ms + self.optimizer_ms
 
     @property
     def tokens_per_s(self) -> float:
@@ -111,18 +111,18 @@ class Execution:
         return " → ".join(_phase_text(phase) for phase in self.phases)
 
 
-def _re_forms(phase: Sequence[PlannedPipeline]) -> bool:
+def _regroups(phase: Sequence[PlannedPipeline]) -> bool:
     """Whether a rank is in two pipelines of a phase."""
     ranks = [rank for pipeline in phase for rank in pipeline.ranks]
     return len(set(ranks)) < len(ranks)
 
 
 def simulate_iteration(
-    batch: Batch, execution: Execution, profile: Profile, gpus: int, exchange: Exchange
+    batch: Batch, execution: Execution, profile: Profile, gpus: int, sync: SyncTimes
 ) -> Iteration:
     """Simulate one iteration on ``gpus`` GPUs.
 
-    ``propagation_ms`` leaves out the switches between phases, which count as exchange; so do
+    ``propagation_ms`` leaves out the switches between phases, which count as sync; so do
     ``rank_end_ms``: when the last pipeline of a rank ends, its drain included. The imbalance takes,
     per rank, Σ over phases and rounds of the time until its pipeline ended there. A rank without a
     micro-batch all step has no work: it counts in the bubble ratio alone. ``ValueError`` when a
@@ -142,12 +142,12 @@ def simulate_iteration(
     propagation = clock - switched
     exposed = max(
         (
-            exchange.compute_exposed_ms(layouts, re_forming=_re_forms(phase))
+            sync.compute_exposed_ms(layouts, regrouping=_regroups(phase))
             for layouts, phase in zip(execution.layouts, execution.phases, strict=True)
         ),
         default=0.0,
     )
-    for kind, lasts in (("exchange", exposed), ("optimizer", exchange.optimizer_ms)):
+    for kind, lasts in (("sync", exposed), ("optimizer", sync.optimizer_ms)):
         if lasts:
             spans.append(Span((0, gpus), kind, None, clock, clock + lasts))
         clock += lasts
@@ -167,8 +167,8 @@ def simulate_iteration(
         sequences=len(batch.lengths),
         longest=batch.longest,
         propagation_ms=propagation,
-        exchange_ms=exposed + switched,
-        optimizer_ms=exchange.optimizer_ms,
+        sync_ms=exposed + switched,
+        optimizer_ms=sync.optimizer_ms,
         rank_busy_ms=tuple(busy),
         rank_end_ms=tuple(end),
         bubble_ratio=max(0.0, 1 - sum(busy) / (gpus * propagation)),

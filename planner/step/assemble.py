@@ -64,7 +64,7 @@ def assemble(
         predicted_ms=predicted,
         bound_ms=bound,
         selection=candidates,
-        exchange_ms=next((c.exchange_ms for c in candidates if c.strategy == strategy), None),
+        sync_ms=next((c.sync_ms for c in candidates if c.strategy == strategy), None),
         layout_bound_ms=layout_bound_ms,
     )
 
@@ -87,12 +87,12 @@ def list_candidates(
     rows = []
     for candidate in candidates:
         if candidate.strategy == chosen:
-            rows.append(Considered(chosen, bound_ms, predicted_ms, candidate.exchange_ms))
+            rows.append(Considered(chosen, bound_ms, predicted_ms, candidate.sync_ms))
             continue
         time = None if candidate.predicted_ms is None else round(candidate.predicted_ms, 3)
         low = floor_us(candidate.lower_bound_ms)
         low = low if time is None else min(low, time)
-        rows.append(Considered(candidate.strategy, low, time, candidate.exchange_ms))
+        rows.append(Considered(candidate.strategy, low, time, candidate.sync_ms))
     return tuple(rows)
 
 

@@ -15,8 +15,8 @@ from seqplan.planner.exact.regrouping import close_regrouping_gap
 from seqplan.planner.lockstep.plan_rounds import plan_rounds
 from seqplan.planner.lockstep.proof import prove_rounds
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
-from seqplan.planner.strategies.regrouping import reforming_layouts
-from seqplan.planner.sync.times import NO_EXCHANGE, layouts_of
+from seqplan.planner.strategies.regrouping import make_regroup_layouts
+from seqplan.planner.sync.times import NO_SYNC, layouts_of
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -33,25 +33,25 @@ def find_unproven(
     sequences again for bounds that prices do not prove, which takes seconds for each.
     """
     batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
-    in_rounds = any(pipeline.round is not None for pipeline in plan.pipelines)
+    in_lockstep = any(pipeline.round is not None for pipeline in plan.pipelines)
     proven = _Proven(batch, models, plan.world_size, multiple, exact=exact)
-    if in_rounds:
+    if in_lockstep:
         layout_ms = proven.of_rounds(plan.strategy, plan.predicted_ms, plan.lower_bound_ms)
     else:
         layout_ms = proven.of_layouts(plan.strategy)
     stated_ms = plan.layout_lower_bound_ms
     if stated_ms is not None and stated_ms > layout_ms + ROUNDING_MS:
         yield _line("layout_lower_bound_ms", stated_ms, layout_ms)
-    if plan.re_forms and exact and plan.lower_bound_ms > layout_ms + ROUNDING_MS:
+    if plan.regroups and exact and plan.lower_bound_ms > layout_ms + ROUNDING_MS:
         layout_ms = proven.of_groups(plan.strategy, plan.predicted_ms, layout_ms)
     if plan.lower_bound_ms > layout_ms + ROUNDING_MS:
-        whole = in_rounds or plan.re_forms
+        whole = in_lockstep or plan.regroups
         if whole or not proven.holds(plan.strategy, plan.lower_bound_ms, plan.predicted_ms):
             yield _line("lower_bound_ms", plan.lower_bound_ms, layout_ms if whole else None)
     for place, entry in enumerate(plan.selection):
         # Candidates may end before a plan of their own strategy that was found in another way.
         reached_ms = entry.predicted_ms or plan.predicted_ms
-        if not in_rounds and not proven.holds(entry.strategy, entry.lower_bound_ms, reached_ms):
+        if not in_lockstep and not proven.holds(entry.strategy, entry.lower_bound_ms, reached_ms):
             yield _line(f"selection {place} ({entry.strategy})", entry.lower_bound_ms, None)
 
 
@@ -78,7 +78,7 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
             ],
         }
     witness = None
-    if not plan.re_forms:
+    if not plan.regroups:
         witness = find_witness(Fleet.of(plan.strategy, models), batch, claim_ms)
     if witness is None:
         raise ValueError(
@@ -117,7 +117,7 @@ class _Proven:
 
     def of_groups(self, strategy: Strategy, predicted_ms: float, bound_ms: float) -> float:
         """Bound all plans of a strategy's layout on aligned groups, by an exact solver (ms)."""
-        for layout in reforming_layouts(self._models, NO_EXCHANGE):
+        for layout in make_regroup_layouts(self._models, NO_SYNC):
             if layout.layout in layouts_of(scheme for scheme, _ in strategy.counts):
                 _, bound_ms = close_regrouping_gap(
                     layout, self._batch, self._gpus, predicted_ms, bound_ms

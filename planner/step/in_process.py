@@ -14,12 +14,12 @@ from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.batches.batch import MOST_TOKENS, Batch, whole_lengths
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.lockstep.options import AS_NAMES, check_planning_in_rounds, check_rounds
+from seqplan.planner.lockstep.options import AS_NAMES, check_planning_in_lockstep, check_rounds
 from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import layout_text, parse_layout
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
@@ -27,19 +27,19 @@ from seqplan.plans.scheme import Scheme
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from seqplan.planner.sync.times import Exchange
+    from seqplan.planner.sync.times import SyncTimes
 
 
 class Planner:
     """Plans each step where it is asked for, the same on every rank that gives the same lengths.
 
-    From a proposal (its candidates, cluster and exchange), or from a profile alone, which needs
+    From a proposal (its candidates, cluster and sync), or from a profile alone, which needs
     ``gpus`` and ``max_len`` (tokens): strategies are then constructed for each step from all
-    schemes, in whichever layout is fastest with its exchange. Nothing is learned from step to step,
+    schemes, in whichever layout is fastest with its sync. Nothing is learned from step to step,
     so that any rank and any restart plans alike. ``layout``: only that one, as ``tp4``, for
-    trainers that cannot change it. ``exchange``: by default derived for each layout;
-    ``static_groups``: groups do not re-form within a step. ``lockstep``: all ranks run their k-th
-    micro-batches together, in rounds, whose number is a multiple of ``rounds_multiple``.
+    trainers that cannot change it. ``sync``: by default derived for each layout;
+    ``static_groups``: groups do not regroup within a step. ``lockstep``: all ranks run their k-th
+    micro-batches together, in rounds, whose number is a multiple of ``micro_step_multiple``.
     ``trainer``: only schemes that it runs (``seqplan.planner.proposal.backends``). ``prove``:
     whether plans have a close bound; without it they come in half the time with a bound that takes
     microseconds, and the method ``prove`` makes it close later. ``exact``: solve steps of few
@@ -57,10 +57,10 @@ class Planner:
         max_len: int | None = None,
         *,
         layout: str | None = None,
-        exchange: Exchange | None = None,
+        sync: SyncTimes | None = None,
         static_groups: bool = False,
         lockstep: bool = False,
-        rounds_multiple: int = 1,
+        micro_step_multiple: int = 1,
         trainer: str | None = None,
         packing: str = PACKINGS[0],
         seed: int = 0,
@@ -81,9 +81,11 @@ class Planner:
         if max_len is not None and type(max_len) is int and max_len > MOST_TOKENS:
             raise ValueError(f"max_len must be {MOST_TOKENS} or less, not {max_len}")
         if isinstance(source, ProposalDocument):
-            options = {"gpus": gpus, "max_len": max_len, "layout": layout, "exchange": exchange}
+            options = {"gpus": gpus, "max_len": max_len, "layout": layout, "sync": sync}
             options |= {"lockstep": lockstep or None, "trainer": trainer}
-            options |= {"rounds_multiple": rounds_multiple if rounds_multiple != 1 else None}
+            options |= {
+                "micro_step_multiple": micro_step_multiple if micro_step_multiple != 1 else None
+            }
             if beside := [name for name, value in options.items() if value is not None]:
                 raise ValueError(f"{beside[0]} is stated by the proposal; leave it out")
             document = source
@@ -103,21 +105,21 @@ class Planner:
             check_rounds(
                 profile,
                 lockstep,
-                rounds_multiple,
+                micro_step_multiple,
                 static_groups=static_groups,
                 spelled=AS_NAMES,
             )
             document = replace(
-                _without_candidates(profile, gpus, max_len, layout, exchange, static_groups),
+                _without_candidates(profile, gpus, max_len, layout, sync, static_groups),
                 lockstep=lockstep,
-                rounds_multiple=rounds_multiple,
+                micro_step_multiple=micro_step_multiple,
             )
-        if document.in_rounds:
-            check_planning_in_rounds(
+        if document.in_lockstep:
+            check_planning_in_lockstep(
                 static_groups, packing != PACKINGS[0], spelled=("static_groups", "packing")
             )
         self._planner = StepPlanner(
-            document, seed, packing, reforming=not static_groups, prove=prove, exact=exact
+            document, seed, packing, regrouping=not static_groups, prove=prove, exact=exact
         )
         self._step = 0
 
@@ -204,10 +206,10 @@ def _without_candidates(
     gpus: int,
     max_len: int,
     layout: str | None,
-    exchange: Exchange | None,
+    sync: SyncTimes | None,
     static_groups: bool,
 ) -> ProposalDocument:
-    """Make what stands for a proposal: profile, cluster and exchange."""
+    """Make what stands for a proposal: profile, cluster and sync."""
     if layout is not None:
         degrees = parse_layout(layout)
         layouts = sorted({(entry.scheme.tp, entry.scheme.pp) for entry in profile.schemes})
@@ -218,13 +220,13 @@ def _without_candidates(
     cluster = Cluster(gpus, max_len, max_len)
     if not cluster.models(profile):
         raise Infeasible(f"no scheme of {profile.name} fits {gpus} GPUs; add GPUs")
-    if exchange is not None and profile.rounds:
+    if sync is not None and profile.lockstep:
         raise ValueError(
             f"profile {profile.name} is of ZeRO-3, whose gathers are part of its latency; leave "
-            "exchange out"
+            "sync out"
         )
-    if exchange is None and not profile.rounds:
-        exchange = exchange_of(profile, gpus)
+    if sync is None and not profile.lockstep:
+        sync = choose_sync(profile, gpus)
     return ProposalDocument(
         method="none",
         seed=0,
@@ -235,6 +237,6 @@ def _without_candidates(
         expected_ms=0.0,
         lower_bound_ms=0.0,
         judged=0,
-        exchange=exchange,
+        sync=sync,
         static_groups=static_groups,
     )

@@ -1,4 +1,4 @@
-"""The plan whose groups re-form within the step, beside the one of fixed groups."""
+"""The plan whose groups regroup within the step, beside the one of fixed groups."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from seqplan.planner.placement.fleet import Models
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.step.assemble import PACKINGS, cut_evenly
 from seqplan.planner.strategies.regrouping import (
-    Reforming,
-    ReformingLayout,
-    find_reforming,
-    reforming_layouts,
+    Regrouping,
+    RegroupLayout,
+    find_regrouping,
+    make_regroup_layouts,
 )
 from seqplan.planner.sync.times import parse_layout
 from seqplan.plans.plan import Considered, Plan, PlannedPipeline
@@ -30,68 +30,68 @@ COARSE, MOST_IN_ROUNDS = 0.05, 1_000
 they take longer to plan."""
 
 REFORMING_GAIN = 0.005
-"""Share by which re-forming groups have to be faster: every change of groups costs a little."""
+"""Share by which regrouping groups have to be faster: every change of groups costs a little."""
 
 
-def layouts_to_re_form(proposal: ProposalDocument, models: Models) -> list[ReformingLayout]:
-    """List the layouts that groups may re-form in: the one that the proposal chose, or where it
+def find_regroup_layouts(proposal: ProposalDocument, models: Models) -> list[RegroupLayout]:
+    """List the layouts that groups may regroup in: the one that the proposal chose, or where it
     chose several, each; of all their schemes, whether candidates or not.
 
-    None where no exchange was weighed, or the proposal says that groups stay.
+    None where no sync was weighed, or the proposal says that groups stay.
     """
-    if proposal.exchange is None or proposal.static_groups:
+    if proposal.sync is None or proposal.static_groups:
         return []
-    layouts = reforming_layouts(models, proposal.exchange)
+    layouts = make_regroup_layouts(models, proposal.sync)
     if proposal.layouts is None or proposal.layouts.chosen is None:
         return layouts
     chosen = parse_layout(proposal.layouts.chosen)
     return [entry for entry in layouts if entry.layout == chosen]
 
 
-def with_reforming(
+def with_regrouping(
     static: Plan,
     batch: Batch,
-    layouts: Sequence[ReformingLayout],
+    layouts: Sequence[RegroupLayout],
     models: Models,
     seed: int,
     packing: str = PACKINGS[0],
 ) -> Plan:
-    """Return a plan whose groups re-form where it is faster by ``REFORMING_GAIN``, else ``static``.
+    """Return a plan whose groups regroup where it is faster by ``REFORMING_GAIN``, else ``static``.
 
-    With the exchange of each of these layouts, and of the static plan. Where steps of up to
+    With the sync of each of these layouts, and of the static plan. Where steps of up to
     ``MOST_IN_ROUNDS`` sequences stay ``COARSE`` above the bound, rounds that do not wait for each
     other are tried too. Its bound is over all plans
     of the layout, whatever their groups; ``selection`` keeps the static strategies that were
     considered.
     """
     best, gpus = static, static.world_size
-    limit_ms = static.predicted_ms / (1 + REFORMING_GAIN) + (static.exchange_ms or 0.0)
+    limit_ms = static.predicted_ms / (1 + REFORMING_GAIN) + (static.sync_ms or 0.0)
     bounds = {entry.layout: entry.bound_ms(batch, gpus) for entry in layouts}
     for layout in sorted(layouts, key=lambda entry: bounds[entry.layout]):
         if bounds[layout.layout] >= limit_ms:
             break
         if layout.max_sequence < batch.longest:
             continue
-        below_ms = limit_ms - layout.exchange_ms
-        re_formed = find_reforming(layout.classes, batch, gpus, below_ms, seed)
-        if re_formed is None:
+        below_ms = limit_ms - layout.sync_ms
+        regrouped = find_regrouping(layout.classes, batch, gpus, below_ms, seed)
+        if regrouped is None:
             continue
-        plan = assemble_reforming(re_formed, static, batch, layout, packing)
+        plan = assemble_regrouping(regrouped, static, batch, layout, packing)
         if plan.predicted_ms < below_ms:
-            best, limit_ms = plan, plan.predicted_ms + layout.exchange_ms
+            best, limit_ms = plan, plan.predicted_ms + layout.sync_ms
     if len(batch.lengths) > MOST_IN_ROUNDS:
         return best
     for layout in sorted(layouts, key=lambda entry: bounds[entry.layout]):
         if bounds[layout.layout] * (1 + COARSE) >= limit_ms:
             break
-        in_rounds = _rounds_without_waiting(static, batch, layout, models)
-        if in_rounds is not None and in_rounds.predicted_ms < limit_ms - layout.exchange_ms:
-            best, limit_ms = in_rounds, in_rounds.predicted_ms + layout.exchange_ms
+        in_lockstep = _rounds_without_waiting(static, batch, layout, models)
+        if in_lockstep is not None and in_lockstep.predicted_ms < limit_ms - layout.sync_ms:
+            best, limit_ms = in_lockstep, in_lockstep.predicted_ms + layout.sync_ms
     return best
 
 
 def _rounds_without_waiting(
-    static: Plan, batch: Batch, layout: ReformingLayout, models: Models
+    static: Plan, batch: Batch, layout: RegroupLayout, models: Models
 ) -> Plan | None:
     """Plan rounds of groups and let none wait for the end of a round; None where no group fits.
 
@@ -102,20 +102,20 @@ def _rounds_without_waiting(
     rounds = plan_rounds(batch, own, static.world_size)
     if rounds is None:
         return None
-    in_rounds = assemble_rounds(
+    in_lockstep = assemble_rounds(
         batch, rounds, static.planner, static.world_size, forward_fraction=1 / 3
     )
-    pipelines = [replace(pipeline, round=None) for pipeline in in_rounds.pipelines]
+    pipelines = [replace(pipeline, round=None) for pipeline in in_lockstep.pipelines]
     timed = schedule(pipelines)
     in_order = sorted(range(len(pipelines)), key=lambda place: timed.start_ms[place])
     return _plan_of(static, batch, layout, [pipelines[place] for place in in_order])
 
 
-def assemble_reforming(
-    re_formed: Reforming,
+def assemble_regrouping(
+    regrouped: Regrouping,
     static: Plan,
     batch: Batch,
-    layout: ReformingLayout,
+    layout: RegroupLayout,
     packing: str = PACKINGS[0],
 ) -> Plan:
     """Make the plan of a placement: a pipeline for each run, in order of their start.
@@ -125,7 +125,7 @@ def assemble_reforming(
     """
     pools = [iter(positions) for positions in batch.positions]
     pipelines = []
-    for run in re_formed.runs:
+    for run in regrouped.runs:
         scheme, pipeline_class = layout.schemes[run.class_index], layout.classes[run.class_index]
         micro_batches = [
             [next(pools[i]) for i, n in bin_ for _ in range(n)] for bin_ in run.micro_batches
@@ -142,7 +142,7 @@ def assemble_reforming(
 
 
 def _plan_of(
-    static: Plan, batch: Batch, layout: ReformingLayout, pipelines: Sequence[PlannedPipeline]
+    static: Plan, batch: Batch, layout: RegroupLayout, pipelines: Sequence[PlannedPipeline]
 ) -> Plan:
     """Make the plan of pipelines in order of their start."""
     predicted = round(schedule(pipelines).makespan_ms, 3)
@@ -156,7 +156,7 @@ def _plan_of(
         predicted_ms=predicted,
         bound_ms=min(floor_us(bound), predicted),
         selection=_list_candidates(static.selection, strategy, predicted),
-        exchange_ms=None if static.exchange_ms is None else round(layout.exchange_ms, 3),
+        sync_ms=None if static.sync_ms is None else round(layout.sync_ms, 3),
         layout_bound_ms=bound,
     )
 
@@ -164,7 +164,7 @@ def _plan_of(
 def _list_candidates(
     candidates: Sequence[Considered], strategy: Strategy, predicted_ms: float
 ) -> tuple[Considered, ...]:
-    """List the static candidates; one that these groups are, as no rank re-forms, at its time."""
+    """List the static candidates; one that these groups are, as no rank regroups, at its time."""
     return tuple(
         replace(
             candidate,

@@ -19,7 +19,7 @@ from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.strategies.local_search import Search
 from seqplan.planner.strategies.rounding import round_strategies
-from seqplan.planner.sync.times import NO_EXCHANGE, Exchange, layouts_of
+from seqplan.planner.sync.times import NO_SYNC, SyncTimes, layouts_of
 from seqplan.plans.plan import Considered
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -27,7 +27,7 @@ TAILOR_GAIN = 0.01
 """A strategy is made for the batch where the relaxation promises at least this share."""
 
 TAILOR_ROUNDS = 4
-"""Exchanges that the strategy made for the batch may accept."""
+"""Swaps that the strategy made for the batch may accept."""
 
 CONSTRUCTED_GAIN = 1e-3
 """Share by which a constructed strategy has to beat the best, so that ties keep a candidate."""
@@ -39,14 +39,14 @@ FIRST_FILL = 1.01
 """Candidates are ordered by a fill at this multiple of the least of their bounds."""
 
 BALANCE_GAP = 2e-3
-"""The gap above which sequences are exchanged between pipelines."""
+"""The gap above which sequences are swapped between pipelines."""
 
 
 @dataclass(frozen=True)
 class Selected:
     """The chosen strategy with its placement and a proven lower bound on it (form S, ms).
 
-    Neither holds the exchange: it is one constant for all placements of a strategy, and in both it
+    Neither holds the sync: it is one constant for all placements of a strategy, and in both it
     would only make the gap look smaller. ``considered``: every candidate with its bound, and its
     time unless it was pruned.
     """
@@ -63,7 +63,7 @@ def select(
     gpus: int,
     *,
     tailor: bool = True,
-    exchange: Exchange | None = None,
+    sync: SyncTimes | None = None,
     prove: bool = True,
     layouts: Sequence[LayoutSchemes] | None = None,
 ) -> Selected:
@@ -79,11 +79,11 @@ def select(
     4. The best gets a close bound (``certify``), and its placement is polished towards it
        (``_polish``). Without ``prove`` it keeps the cheap one, and no linear program is solved.
 
-    The best has the least time with its ``exchange``. Where no candidate holds the longest
+    The best has the least time with its ``sync``. Where no candidate holds the longest
     sequence (or there is none), a strategy is constructed of whichever layout does. Raises
     ``Infeasible`` when none can. ``layouts``: those of ``models``, where they are made already.
     """
-    search = Search(batch, models, gpus, exchange or NO_EXCHANGE)
+    search = Search(batch, models, gpus, sync or NO_SYNC)
     fleets = [Fleet.of(strategy, models) for strategy in candidates]
     holding = [fleet for fleet in fleets if fleet.max_sequence >= batch.longest]
     bounds = {fleet.strategy: cheap_bound_ms(fleet.classes, batch) for fleet in holding}
@@ -111,7 +111,7 @@ def select(
             strategy,
             bounds.get(strategy, proven),
             times.get(strategy),
-            None if exchange is None else round(exchange.of_strategy_ms(strategy), 3),
+            None if sync is None else round(sync.of_strategy_ms(strategy), 3),
         )
         for strategy in dict.fromkeys([*bounds, *times])
     )
@@ -169,19 +169,19 @@ def _by_first_fill(
 ) -> list[tuple[Filler, Filling | None]]:
     """Order candidates by what they promise, by one fill each at a common time.
 
-    First those that succeed, by their time with the exchange; then by how much was missing.
+    First those that succeed, by their time with the sync; then by how much was missing.
     """
-    of_strategy_ms = {f.strategy: search.exchange.of_strategy_ms(f.strategy) for f in fleets}
+    of_strategy_ms = {f.strategy: search.sync.of_strategy_ms(f.strategy) for f in fleets}
     target = min(bounds[strategy] * FIRST_FILL + of_strategy_ms[strategy] for strategy in bounds)
     attempts: list[tuple[bool, float, Filler, Filling | None]] = []
     for fleet in fleets:
-        exchange_ms = of_strategy_ms[fleet.strategy]
+        sync_ms = of_strategy_ms[fleet.strategy]
         filler = Filler(fleet, search.batch)
-        filling = filler.fill(max(target - exchange_ms, bounds[fleet.strategy]))
+        filling = filler.fill(max(target - sync_ms, bounds[fleet.strategy]))
         if isinstance(filling, Shortfall):
             attempts.append((True, filling.gpu_ms, filler, None))
         else:
-            attempts.append((False, filling.objective_ms + exchange_ms, filler, filling))
+            attempts.append((False, filling.objective_ms + sync_ms, filler, filling))
     attempts.sort(key=lambda attempt: attempt[:2])
     return [(filler, filling) for _, _, filler, filling in attempts]
 
@@ -197,7 +197,7 @@ def _try_mixed_layouts(
     """Make a strategy for this batch from the candidates' schemes; the best if none beats it.
 
     One is constructed of each layout. With ``relaxing``, one is made of each family of layouts that
-    exchange in the same time, by a linear program, and then improved; not of a single layout
+    sync in the same time, by a linear program, and then improved; not of a single layout
     without stages, where GPU-time says all.
     """
     schemes = sorted({scheme for strategy in candidates for scheme, _ in strategy.counts})
@@ -206,11 +206,11 @@ def _try_mixed_layouts(
     best = _construct_strategies(search, best, own) or best
     if not relaxing:
         return best
-    for family in search.exchange.families(layouts):
+    for family in search.sync.families(layouts):
         members = [scheme for scheme in schemes if (scheme.tp, scheme.pp) in family.layouts]
         bubbles = any(scheme.pp > 1 for scheme in members)
         if len(members) > 1 and (bubbles or len(layouts_of(members)) > 1):
-            best = _make_strategy(search, best, candidates, members, family.exchange_ms)
+            best = _make_strategy(search, best, candidates, members, family.sync_ms)
     return best
 
 
@@ -221,18 +221,18 @@ def _construct_strategies(
     of_layout = []
     for layout in layouts:
         if layout.holds(search.batch):
-            exchange_ms = search.exchange.compute_exposed_ms([layout.layout])
-            bound_ms = layout.bound_ms(search.batch, search.gpus) + exchange_ms
-            of_layout.append((bound_ms, exchange_ms, layout))
+            sync_ms = search.sync.compute_exposed_ms([layout.layout])
+            bound_ms = layout.bound_ms(search.batch, search.gpus) + sync_ms
+            of_layout.append((bound_ms, sync_ms, layout))
     beaten = None
-    for bound_ms, exchange_ms, layout in sorted(of_layout, key=lambda entry: entry[:2]):
+    for bound_ms, sync_ms, layout in sorted(of_layout, key=lambda entry: entry[:2]):
         limit = inf
         if best is not None:
-            limit = best.objective_ms + search.exchange.of_strategy_ms(best.strategy)
+            limit = best.objective_ms + search.sync.of_strategy_ms(best.strategy)
         if bound_ms >= limit:
             break
         constructive = Constructive(layout, search.batch, search.gpus)
-        placement = constructive.place((limit - exchange_ms) * (1 - CONSTRUCTED_GAIN))
+        placement = constructive.place((limit - sync_ms) * (1 - CONSTRUCTED_GAIN))
         if placement is not None:
             best = beaten = placement
     return beaten
@@ -243,15 +243,15 @@ def _make_strategy(
     best: Placement,
     candidates: Sequence[Strategy],
     schemes: Sequence[Scheme],
-    exchange_ms: float,
+    sync_ms: float,
 ) -> Placement:
-    """Make a strategy for this batch of ``schemes``, whose exchange takes ``exchange_ms``."""
+    """Make a strategy for this batch of ``schemes``, whose sync takes ``sync_ms``."""
     batch, models, gpus = search.batch, search.models, search.gpus
     classes = [PipelineClass.of(models[scheme], 1) for scheme in schemes]
     lower = single_bound_ms(classes, batch)
-    # What the exchange takes more than that of the best, propagation must gain.
-    extra_exchange_ms = exchange_ms - search.exchange.of_strategy_ms(best.strategy)
-    objective = best.objective_ms - extra_exchange_ms
+    # What the sync takes more than that of the best, propagation must gain.
+    extra_sync_ms = sync_ms - search.sync.of_strategy_ms(best.strategy)
+    objective = best.objective_ms - extra_sync_ms
     if objective <= lower * (1 + TAILOR_GAIN):
         return best
     relaxed = relax(classes, batch, objective, gpus)

@@ -1,4 +1,4 @@
-"""The flow of one step: batch → selection (dispatch, packing) → plan, or re-forming groups."""
+"""The flow of one step: batch → selection (dispatch, packing) → plan, or regrouping groups."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.step.assemble import PACKINGS, assemble, with_bound
 from seqplan.planner.step.regrouping_plan import (
-    assemble_reforming,
-    layouts_to_re_form,
-    with_reforming,
+    assemble_regrouping,
+    find_regroup_layouts,
+    with_regrouping,
 )
 from seqplan.planner.step.selection import Selected, select
 from seqplan.planner.strategies.constructive import LayoutSchemes
-from seqplan.planner.strategies.regrouping import ReformingLayout
+from seqplan.planner.strategies.regrouping import RegroupLayout
 from seqplan.planner.sync.times import layouts_of
 from seqplan.plans.plan import Plan, Planner
 from seqplan.plans.scheme import Scheme, Strategy
@@ -41,16 +41,16 @@ from seqplan.plans.version import VERSION
 class StepPlanner:
     """Plans steps from one proposal; the same batch always gives the same plan.
 
-    Where the proposal states an exchange, strategies are chosen by their time with it; a plan's
+    Where the proposal states a sync, strategies are chosen by their time with it; a plan's
     times never hold it, as they recompute from the profile.
     ``prove``: whether plans have the close bound; without it they have one that takes microseconds,
     for callers that cannot wait, and ``StepPlanner.prove`` makes it close later.
     ``prove_rounds``: spend seconds on a closer bound for rounds (``rounds.proof``).
     ``exact``: if the proven gap is above 1 %, a step in which at most 60 sequences matter is solved
     by constraint programming (``planner.exact``), for seconds; its plan is then faster, or its
-    bound higher, or both stay. If groups re-form, that bound is over groups on aligned ranks.
+    bound higher, or both stay. If groups regroup, that bound is over groups on aligned ranks.
     ``packing``: one of ``assemble.PACKINGS``; rounds have one micro-batch a group and ignore it.
-    ``reforming``: whether groups may re-form within a step, where that is faster, in a layout
+    ``regrouping``: whether groups may regroup within a step, where that is faster, in a layout
     without stages; rounds have groups of their own in any case.
     Making one takes a moment, as all that planning imports is imported then.
     """
@@ -60,7 +60,7 @@ class StepPlanner:
         proposal: ProposalDocument,
         seed: int = 0,
         packing: str = PACKINGS[0],
-        reforming: bool = True,
+        regrouping: bool = True,
         *,
         prove: bool = True,
         prove_rounds: bool = False,
@@ -70,19 +70,19 @@ class StepPlanner:
             raise ValueError(f"unknown packing {packing!r}; choose one of {', '.join(PACKINGS)}")
         if exact and not prove:
             raise ValueError("exact answers start from the close bound; leave prove=False out")
-        if exact and proposal.in_rounds:
+        if exact and proposal.in_lockstep:
             why = "the proposal is in lockstep"
-            if proposal.profile.rounds:
+            if proposal.profile.lockstep:
                 why = f"{proposal.profile.name} runs in rounds (ZeRO-3)"
             raise ValueError(f"exact answers are for pipelines; {why}")
         self.proposal = proposal
         self.seed = seed
         self.packing = packing
-        self.reforming = reforming
+        self.regrouping = regrouping
         self.with_proof = prove
         self.prove_rounds = prove_rounds
         self.exact = exact
-        if prove and not proposal.in_rounds:  # which solve nothing
+        if prove and not proposal.in_lockstep:  # which solve nothing
             load_solver()
         if exact:
             load_exact_solver()
@@ -97,8 +97,8 @@ class StepPlanner:
         return LayoutSchemes.of(self.models)
 
     @cached_property
-    def _layouts_to_re_form(self) -> list[ReformingLayout]:
-        return layouts_to_re_form(self.proposal, self.models) if self.reforming else []
+    def _find_regroup_layouts(self) -> list[RegroupLayout]:
+        return find_regroup_layouts(self.proposal, self.models) if self.regrouping else []
 
     @cached_property
     def _planner(self) -> Planner:
@@ -107,7 +107,7 @@ class StepPlanner:
     def plan(self, batch: Batch) -> Plan:
         """Make the step's plan; ``Infeasible`` when no scheme holds a sequence."""
         proposal = self.proposal
-        if proposal.in_rounds:
+        if proposal.in_lockstep:
             return self._plan_rounds(batch)
         candidates = [candidate.strategy for candidate in proposal.candidates]
         gpus = proposal.cluster.gpus
@@ -116,17 +116,17 @@ class StepPlanner:
             candidates,
             self.models,
             gpus,
-            exchange=proposal.exchange,
+            sync=proposal.sync,
             prove=self.with_proof,
             layouts=self._layouts,
         )
         static = self._assemble(batch, selected)
-        plan = with_reforming(
-            static, batch, self._layouts_to_re_form, self.models, self.seed, self.packing
+        plan = with_regrouping(
+            static, batch, self._find_regroup_layouts, self.models, self.seed, self.packing
         )
         if not self.exact or plan.gap <= EXACT_GAP:
             return plan
-        if plan.re_forms:
+        if plan.regroups:
             return self._solve_regrouping(plan, static, batch)
         # A plan may be packed better than its placement was: then only the bound can gain.
         placement, bound_ms = close_gap(selected.placement, batch, selected.lower_bound_ms)
@@ -135,17 +135,17 @@ class StepPlanner:
         return solved if solved.predicted_ms <= plan.predicted_ms else with_bound(plan, bound_ms)
 
     def _solve_regrouping(self, plan: Plan, static: Plan, batch: Batch) -> Plan:
-        """Solve a step whose groups re-form: a faster plan, or one with a closer bound."""
+        """Solve a step whose groups regroup: a faster plan, or one with a closer bound."""
         (layout,) = (
             entry
-            for entry in self._layouts_to_re_form
+            for entry in self._find_regroup_layouts
             if entry.layout in layouts_of(scheme for scheme, _ in plan.strategy.counts)
         )
         found, bound_ms = close_regrouping_gap(
             layout, batch, plan.world_size, plan.predicted_ms, plan.lower_bound_ms
         )
         if found is not None:
-            faster = assemble_reforming(found, static, batch, layout, self.packing)
+            faster = assemble_regrouping(found, static, batch, layout, self.packing)
             plan = faster if faster.predicted_ms < plan.predicted_ms else plan
         return with_bound(plan, bound_ms)
 
@@ -172,9 +172,9 @@ class StepPlanner:
         """Return a plan of this planner with a closer bound, where one can be proven.
 
         What runs stays as it is; bound, gap and digest change. With ``exact`` steps of few
-        sequences are solved for it, as in planning. Without it groups that re-form have the
+        sequences are solved for it, as in planning. Without it groups that regroup have the
         closest bound there is of them already, and rounds in any case. ``ValueError`` for a plan
-        of another proposal, profile, cluster or exchange, whose groups may hold more or less.
+        of another proposal, profile, cluster or sync, whose groups may hold more or less.
         """
         if plan.planner.profile != self.proposal.profile.digest:
             raise ValueError(
@@ -185,12 +185,12 @@ class StepPlanner:
                 f"step {plan.step}: planned from another proposal, or for other GPUs, lengths or "
                 "options than this planner's; prove it with a planner made alike"
             )
-        if self.proposal.in_rounds or (plan.re_forms and not self.exact):
+        if self.proposal.in_lockstep or (plan.regroups and not self.exact):
             return plan
         batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
-        if plan.re_forms:
+        if plan.regroups:
             own = layouts_of(scheme for scheme, _ in plan.strategy.counts)
-            for layout in self._layouts_to_re_form:
+            for layout in self._find_regroup_layouts:
                 if layout.layout in own:
                     _, bound_ms = close_regrouping_gap(
                         layout, batch, plan.world_size, plan.predicted_ms, plan.lower_bound_ms
@@ -216,7 +216,7 @@ class StepPlanner:
         gpus = proposal.cluster.gpus
         try:
             best = best_rounds(
-                batch, self._round_layouts, gpus, proposal.exchange, proposal.rounds_multiple
+                batch, self._round_layouts, gpus, proposal.sync, proposal.micro_step_multiple
             )
         except ValueError as error:
             raise Infeasible(f"step {batch.step}: {error}") from None
@@ -234,5 +234,5 @@ class StepPlanner:
             self._planner,
             gpus,
             forward_fraction=proposal.profile.forward_fraction,
-            exchange_ms=None if proposal.exchange is None else round(best.exchange_ms, 3),
+            sync_ms=None if proposal.sync is None else round(best.sync_ms, 3),
         )

@@ -9,7 +9,7 @@ from seqplan.planner.bounds.step_bounds import area_bound_ms, single_bound_ms
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet, Models
-from seqplan.planner.sync.times import Exchange
+from seqplan.planner.sync.times import SyncTimes
 from seqplan.plans.scheme import Strategy
 
 
@@ -27,23 +27,23 @@ PROMISING = 1.1
 
 
 def promising_homogeneous(
-    batches: Sequence[Batch], models: Models, gpus: int, longest: int, exchange: Exchange
+    batches: Sequence[Batch], models: Models, gpus: int, longest: int, sync: SyncTimes
 ) -> list[Strategy]:
     """Make the homogeneous strategies that may be the fastest over ``batches``, in scheme order.
 
-    Judged by quick bounds with the exchange: the one with the least mean is timed, and all are
+    Judged by quick bounds with the sync: the one with the least mean is timed, and all are
     returned whose mean bound is not above its time; never fewer than within ``PROMISING``.
     """
     bounds = {}
     for strategy in homogeneous_strategies(models, gpus, longest):
         classes = Fleet.of(strategy, models).classes
         quick = [max(single_bound_ms(classes, b), area_bound_ms(classes, b)) for b in batches]
-        bounds[strategy] = sum(quick) / len(quick) + exchange.of_strategy_ms(strategy)
+        bounds[strategy] = sum(quick) / len(quick) + sync.of_strategy_ms(strategy)
     if not bounds:
         return []
     first = min(bounds, key=lambda strategy: (bounds[strategy], strategy.counts))
     times = [strategy_ms(first, batch, models) or bounds[first] for batch in batches]
-    limit = sum(times) / len(times) + exchange.of_strategy_ms(first)
+    limit = sum(times) / len(times) + sync.of_strategy_ms(first)
     limit = max(limit, bounds[first] * PROMISING)
     return [strategy for strategy, bound in bounds.items() if bound <= limit]
 
@@ -59,7 +59,7 @@ def strategy_ms(strategy: Strategy, batch: Batch, models: Models) -> float | Non
 
 
 def best_homogeneous(
-    batches: Sequence[Batch], models: Models, gpus: int, exchange: Exchange, longest: int = 0
+    batches: Sequence[Batch], models: Models, gpus: int, sync: SyncTimes, longest: int = 0
 ) -> tuple[Strategy, list[float]] | None:
     """Find the static strategy with the least mean iteration over ``batches``, optimizer apart.
 
@@ -68,12 +68,12 @@ def best_homogeneous(
     """
     longest = max(longest, *(batch.longest for batch in batches))
     best: tuple[float, Strategy, list[float]] | None = None
-    for strategy in promising_homogeneous(batches, models, gpus, longest, exchange):
+    for strategy in promising_homogeneous(batches, models, gpus, longest, sync):
         times = [strategy_ms(strategy, batch, models) for batch in batches]
         known = [time for time in times if time is not None]
         if len(known) < len(times):
             continue
-        mean = sum(known) / len(known) + exchange.of_strategy_ms(strategy)
+        mean = sum(known) / len(known) + sync.of_strategy_ms(strategy)
         if best is None or mean < best[0]:
             best = (mean, strategy, known)
     return None if best is None else best[1:]

@@ -9,7 +9,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.dispatch import dispatch, probe
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, Models
-from seqplan.planner.sync.times import NO_EXCHANGE, Exchange
+from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.plans.scheme import Scheme, Strategy
 
 FIRST_SIZES = (1, 8)
@@ -20,18 +20,18 @@ FIRST_SIZES = (1, 8)
 class Search:
     """What strategies are searched for: a batch on ``gpus`` GPUs, with these schemes' models.
 
-    Strategies are compared by their time with what the ``exchange`` of parameters and gradients
+    Strategies are compared by their time with what the ``sync`` of parameters and gradients
     takes; placements state propagation alone.
     """
 
     batch: Batch
     models: Models
     gpus: int
-    exchange: Exchange = NO_EXCHANGE
+    sync: SyncTimes = NO_SYNC
 
     def limit_ms(self, best: Placement, strategy: Strategy) -> float:
-        """Return what a strategy must stay below (ms) to beat the best, each with its exchange."""
-        return best.objective_ms - self.exchange.extra_ms(strategy, best.strategy)
+        """Return what a strategy must stay below (ms) to beat the best, each with its sync."""
+        return best.objective_ms - self.sync.extra_ms(strategy, best.strategy)
 
     def improve(
         self, start: Placement, schemes: Sequence[Scheme], lower_ms: float, *, rounds: int

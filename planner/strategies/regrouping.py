@@ -1,4 +1,4 @@
-"""Groups that re-form within a step: blocks of ranks filled to a target time, and split.
+"""Groups that regroup within a step: blocks of ranks filled to a target time, and split.
 
 At pp = 1 pipelines of one layout hold the same shards whatever their Ulysses and ring degrees, so
 that a block of ranks which ran one long sequence together may go on as several smaller blocks.
@@ -24,7 +24,7 @@ from seqplan.planner.placement.fleet import (
     gpu_ms,
 )
 from seqplan.planner.placement.sequence_pool import SequencePool
-from seqplan.planner.sync.times import Exchange, Layout, layouts_of
+from seqplan.planner.sync.times import Layout, SyncTimes, layouts_of
 from seqplan.plans.scheme import Scheme
 
 TRIALS = 20
@@ -53,8 +53,8 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Reforming:
-    """A placement whose groups re-form; ``runs`` in order of their start, parents before children.
+class Regrouping:
+    """A placement whose groups regroup; ``runs`` in order of their start, parents before children.
 
     ``objective_ms``: the end of the last.
     """
@@ -64,14 +64,14 @@ class Reforming:
 
 
 @dataclass(frozen=True)
-class ReformingLayout:
-    """A layout whose groups can re-form: its schemes, their classes in the same order, and what
-    its exchange takes that is not hidden (ms)."""
+class RegroupLayout:
+    """A layout whose groups can regroup: its schemes, their classes in the same order, and what
+    its sync takes that is not hidden (ms)."""
 
     layout: Layout
     schemes: tuple[Scheme, ...]
     classes: tuple[PipelineClass, ...]
-    exchange_ms: float
+    sync_ms: float
 
     @property
     def max_sequence(self) -> int:
@@ -79,12 +79,12 @@ class ReformingLayout:
         return max(pipeline_class.capacity for pipeline_class in self.classes)
 
     def bound_ms(self, batch: Batch, gpus: int) -> float:
-        """Bound step and exchange of every plan of the layout; see ``area_only_bound_ms``."""
-        return area_only_bound_ms(self.classes, batch, gpus) + self.exchange_ms
+        """Bound step and sync of every plan of the layout; see ``area_only_bound_ms``."""
+        return area_only_bound_ms(self.classes, batch, gpus) + self.sync_ms
 
 
-def reforming_layouts(models: Models, exchange: Exchange) -> list[ReformingLayout]:
-    """List the layouts of ``models`` whose groups can re-form: those without stages of which each
+def make_regroup_layouts(models: Models, sync: SyncTimes) -> list[RegroupLayout]:
+    """List the layouts of ``models`` whose groups can regroup: those without stages of which each
     GPU count divides the next; schemes that others replace at no loss are left out."""
     layouts = []
     for layout in sorted(layouts_of(models)):
@@ -93,8 +93,8 @@ def reforming_layouts(models: Models, exchange: Exchange) -> list[ReformingLayou
         )
         classes = tuple(PipelineClass.of(model, 1) for model in members.values())
         if layout[1] == 1 and find_nested_sizes(classes) is not None:
-            exchange_ms = exchange.compute_exposed_ms([layout], re_forming=True)
-            layouts.append(ReformingLayout(layout, tuple(members), classes, exchange_ms))
+            sync_ms = sync.compute_exposed_ms([layout], regrouping=True)
+            layouts.append(RegroupLayout(layout, tuple(members), classes, sync_ms))
     return layouts
 
 
@@ -106,10 +106,10 @@ def find_nested_sizes(classes: Sequence[PipelineClass]) -> tuple[int, ...] | Non
     return sizes
 
 
-def find_reforming(
+def find_regrouping(
     classes: Sequence[PipelineClass], batch: Batch, gpus: int, below_ms: float, seed: int = 0
-) -> Reforming | None:
-    """Find groups that re-form and end before ``below_ms``; None where none were found.
+) -> Regrouping | None:
+    """Find groups that regroup and end before ``below_ms``; None where none were found.
 
     One pass of the filler per target time, bisected down from ``below_ms``, then again at random
     multipliers of the prices, unless the first pass fails: on the shipped profiles no multiplier
@@ -119,10 +119,10 @@ def find_reforming(
     bound = area_only_bound_ms(classes, batch, gpus)
     if bound >= below_ms:
         return None
-    filler = ReformingFiller(classes, batch, gpus)
+    filler = RegroupFiller(classes, batch, gpus)
     random = Random(seed)
     trials = min(TRIALS, TRIED_SEQUENCES // len(batch.lengths))
-    best: Reforming | None = None
+    best: Regrouping | None = None
     reached = below_ms
     for trial in range(1 + trials):
         multipliers = np.ones(len(classes))
@@ -144,8 +144,8 @@ def find_reforming(
 
 
 def _bisect_target(
-    filler: ReformingFiller, multipliers: Floats, placed: Reforming, bound_ms: float
-) -> Reforming:
+    filler: RegroupFiller, multipliers: Floats, placed: Regrouping, bound_ms: float
+) -> Regrouping:
     """Lower the target time between the bound and what was reached with these prices."""
     low = bound_ms
     while placed.objective_ms - low > TOLERANCE * placed.objective_ms:
@@ -158,13 +158,13 @@ def _bisect_target(
     return placed
 
 
-class ReformingFiller:
+class RegroupFiller:
     """Places a batch by a target time on blocks of ranks that are split when smaller ones pay."""
 
     def __init__(self, classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> None:
         sizes = find_nested_sizes(classes)
         if sizes is None:
-            raise ValueError("groups re-form only where their GPU counts divide one another")
+            raise ValueError("groups regroup only where their GPU counts divide one another")
         self.classes, self.gpus = list(classes), gpus
         self.below = dict(zip(sizes[1:], sizes, strict=False))
         self.sizes = sizes
@@ -176,7 +176,7 @@ class ReformingFiller:
         self.alone_ms: Floats = np.where(np.isfinite(self.gpu_ms), alone, np.inf)
         self.alone_rows: list[list[float]] = self.alone_ms.tolist()
 
-    def fill(self, target_ms: float, multipliers: Floats) -> Reforming | None:
+    def fill(self, target_ms: float, multipliers: Floats) -> Regrouping | None:
         """Place all sequences by ``target_ms``, each on its cheapest class where that goes.
 
         ``multipliers``: one per class, of its price in GPU-time. None where a sequence is left.
@@ -236,7 +236,7 @@ class _Block:
 class _Blocks:
     """The state of one pass: blocks of ranks in use, and the sequences that are left."""
 
-    def __init__(self, filler: ReformingFiller, target_ms: float) -> None:
+    def __init__(self, filler: RegroupFiller, target_ms: float) -> None:
         self.filler, self.target_ms = filler, target_ms
         self.pool = SequencePool(filler.lengths, filler.counts, filler.n)
         self.blocks: list[_Block] = []
@@ -284,7 +284,7 @@ class _Blocks:
             if block.micro_batches and self.pool.left:
                 self._add(block, block.micro_batches[-1].k, 0)
 
-    def placement(self) -> Reforming:
+    def placement(self) -> Regrouping:
         """List what runs where, in order of start."""
         runs = []
         for block in self.blocks:
@@ -298,7 +298,7 @@ class _Blocks:
                     runs.append(Run(block.first, micro.k, tuple(bins), since))
                     since, bins = start, []
         runs.sort(key=lambda run: run.start_ms)  # stable: a parent stays before its parts
-        return Reforming(tuple(runs), max(block.ready_ms for block in self.leaves))
+        return Regrouping(tuple(runs), max(block.ready_ms for block in self.leaves))
 
     def _add(self, block: _Block, k: int, above: int) -> bool:
         """Run micro-batches of class ``k`` on a block of its size until nothing more fits."""

@@ -1,6 +1,6 @@
 """What an iteration takes beside propagation: parameter pull, gradient push, optimizer.
 
-Read ``times`` (what the exchange of a strategy takes, and which strategies take equally long),
+Read ``times`` (what the sync of a strategy takes, and which strategies take equally long),
 then ``derive`` (from the layout's bytes and the cluster's links) and ``choice`` (derived, given or
 none).
 """

@@ -1,6 +1,6 @@
-"""The exchange derived: bytes of the fullest rank over the cluster's links, by layout.
+"""The sync derived: bytes of the fullest rank over the cluster's links, by layout.
 
-Where a profile has measured exchanges, what is derived is corrected by them.
+Where a profile has measured syncs, what is derived is corrected by them.
 
 Every rank owns an even part of each unit (a layer, an embedding, the head). A step pulls what a
 pipeline's shard of the unit lacks, in bf16, and pushes its gradients to their owners, in fp32; the
@@ -26,7 +26,7 @@ from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import LINK_EFFICIENCY, Hardware
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
-from seqplan.planner.sync.times import Layout, LayoutExchange, layout_text, layouts_of
+from seqplan.planner.sync.times import Layout, LayoutSyncTimes, layout_text, layouts_of
 
 OPTIMIZER_MS = 20.0
 """Published (Hydraulis, Table 1): the optimizer's step on shards over 64 ranks."""
@@ -45,13 +45,13 @@ ASSUMED = "a800-80gb"
 """Whose links are taken where the profile's hardware is not listed."""
 
 
-def derive_exchange(
+def derive_sync(
     profile: Profile, gpus: int, *, overlap: float = 0.0, optimizer_ms: float | None = None
-) -> LayoutExchange:
-    """Derive the exchange of every layout of the profile on ``gpus`` GPUs (ms).
+) -> LayoutSyncTimes:
+    """Derive the sync of every layout of the profile on ``gpus`` GPUs (ms).
 
     The links are those of the profile's hardware where its data sheet is known, else ``ASSUMED``.
-    Where the profile has measured exchanges, what was measured on as many GPUs is taken as it is,
+    Where the profile has measured syncs, what was measured on as many GPUs is taken as it is,
     and every other time is multiplied by what was measured over what is derived for the same: of
     the same layout on the nearest number of GPUs, of a layout that was not measured by all of them.
     """
@@ -67,13 +67,13 @@ def derive_exchange(
         f"rank, links {near} of {speed:g} GB/s a GPU{assumed}, the fixed part from Hydraulis "
         "Table 1"
     )
-    if profile.exchange and gpus > 1:
+    if profile.sync and gpus > 1:
         times, source = _scale_measured(profile, derived, gpus, links)
         source += f"; {overlap:.0%} of it hidden"
     else:
         times = derived
         source += f"; {overlap:.0%} of it hidden; nothing was measured"
-    return LayoutExchange(
+    return LayoutSyncTimes(
         overlap,
         optimizer_of(profile, gpus) if optimizer_ms is None else optimizer_ms,
         source,
@@ -86,16 +86,14 @@ def _scale_measured(
 ) -> tuple[dict[Layout, float], str]:
     """Return each layout's time by what was measured, and say how they come from it."""
     factors: dict[Layout, float] = {}
-    for layout in sorted({(entry.tp, entry.pp) for entry in profile.exchange}):
+    for layout in sorted({(entry.tp, entry.pp) for entry in profile.sync}):
         entry = min(
-            (entry for entry in profile.exchange if (entry.tp, entry.pp) == layout),
+            (entry for entry in profile.sync if (entry.tp, entry.pp) == layout),
             key=lambda entry: (abs(log(entry.gpus / gpus)), entry.gpus),
         )
         factors[layout] = entry.ms / _derive_ms(profile, layout, entry.gpus, links)
     others = exp(mean(log(factor) for factor in factors.values()))
-    as_measured = {
-        (entry.tp, entry.pp): entry.ms for entry in profile.exchange if entry.gpus == gpus
-    }
+    as_measured = {(entry.tp, entry.pp): entry.ms for entry in profile.sync if entry.gpus == gpus}
     times = {
         layout: as_measured.get(layout, ms * factors.get(layout, others))
         for layout, ms in derived.items()
@@ -105,7 +103,7 @@ def _scale_measured(
     if there:
         parts.append(f"measured on {gpus} GPUs for {', '.join(map(layout_text, there))}")
     if len(there) < len(derived):
-        counts = " or ".join(str(gpus) for gpus in sorted({e.gpus for e in profile.exchange}))
+        counts = " or ".join(str(gpus) for gpus in sorted({e.gpus for e in profile.sync}))
         low, high = min(factors.values()), max(factors.values())
         parts.append(
             f"{'others ' if there else ''}derived and multiplied by {low:.3g} to {high:.3g}, "
@@ -123,11 +121,9 @@ def optimizer_of(profile: Profile, gpus: int) -> float:
 
     What was measured on the nearest number of GPUs, shared by ``gpus``; or what is published.
     """
-    if not profile.exchange:
+    if not profile.sync:
         return OPTIMIZER_MS
-    entry = min(
-        profile.exchange, key=lambda entry: (abs(log(entry.gpus / gpus)), entry.gpus, entry.tp)
-    )
+    entry = min(profile.sync, key=lambda entry: (abs(log(entry.gpus / gpus)), entry.gpus, entry.tp))
     return round(entry.optimizer_ms * entry.gpus / gpus, 3)
 
 

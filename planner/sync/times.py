@@ -1,6 +1,6 @@
-"""How long parameters and gradients are exchanged, by the layouts of a strategy's pipelines.
+"""How long parameters and gradients are synchronized, by the layouts of a strategy's pipelines.
 
-A layout is the ⟨tp, pp⟩ of a scheme: how parameters are split. Pipelines of one layout exchange
+A layout is the ⟨tp, pp⟩ of a scheme: how parameters are split. Pipelines of one layout sync
 like equal replicas, whatever their Ulysses and ring degrees.
 """
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass, fields
 from seqplan.plans.scheme import Scheme, Strategy
 
 ALIKE = 0.01
-"""Share by which the exchange of layouts may differ and count as taking equally long in bounds."""
+"""Share by which the sync of layouts may differ and count as taking equally long in bounds."""
 
 PULLED_SHARE = 1 / 3
-"""Of the exchange: parameters in bf16, where gradients are pushed in fp32."""
+"""Of the sync: parameters in bf16, where gradients are pushed in fp32."""
 
 Layout = tuple[int, int]
 """⟨tp, pp⟩: how a pipeline splits parameters."""
@@ -24,17 +24,17 @@ Layout = tuple[int, int]
 
 @dataclass(frozen=True)
 class Family:
-    """Strategies of these layouts, and a time that their exchange takes at least (not hidden)."""
+    """Strategies of these layouts, and a time that their sync takes at least (not hidden)."""
 
     layouts: frozenset[Layout]
-    exchange_ms: float
+    sync_ms: float
 
 
 @dataclass(frozen=True)
-class Exchange(ABC):
-    """Times of one iteration in ms; ``overlap``: share of the exchange hidden by propagation.
+class SyncTimes(ABC):
+    """Times of one iteration in ms; ``overlap``: share of the sync hidden by propagation.
 
-    Of plans with stages, or whose groups re-form, only of the pull: their pushes wait for the last
+    Of plans with stages, or whose groups regroup, only of the pull: their pushes wait for the last
     pass of a rank (``pushes_overlap``).
 
     ``source``: where the times come from, a sentence for people. ``ValueError`` for a negative time
@@ -62,9 +62,9 @@ class Exchange(ABC):
         """List families of strategies of these layouts, such that each strategy is in one that
         takes no longer than the strategy itself; by what they take."""
 
-    def compute_exposed_ms(self, layouts: Collection[Layout], *, re_forming: bool = False) -> float:
-        """Return what propagation does not hide; ``re_forming``: ranks change their groups."""
-        pushes_wait = re_forming or any(pp > 1 for _, pp in layouts)
+    def compute_exposed_ms(self, layouts: Collection[Layout], *, regrouping: bool = False) -> float:
+        """Return what propagation does not hide; ``regrouping``: ranks change their groups."""
+        pushes_wait = regrouping or any(pp > 1 for _, pp in layouts)
         hidden = self.overlap * (PULLED_SHARE if pushes_wait else 1.0)
         return self.whole_ms(layouts) * (1 - hidden)
 
@@ -73,12 +73,12 @@ class Exchange(ABC):
         return self.compute_exposed_ms(layouts_of(scheme for scheme, _ in strategy.counts))
 
     def extra_ms(self, strategy: Strategy, than: Strategy) -> float:
-        """Return how much more one strategy's exchange takes than another's; may be negative."""
+        """Return how much more one strategy's sync takes than another's; may be negative."""
         return self.of_strategy_ms(strategy) - self.of_strategy_ms(than)
 
 
 @dataclass(frozen=True)
-class GivenExchange(Exchange):
+class GivenSyncTimes(SyncTimes):
     """Two times: between equal replicas, and between pipelines of different layouts."""
 
     homogeneous_ms: float
@@ -92,14 +92,14 @@ class GivenExchange(Exchange):
         """List each layout alone, and all of them; all alone where different ones cost no more."""
         whole = Family(frozenset(layouts), self.heterogeneous_ms * (1 - self.overlap))
         alone = {layout: self.compute_exposed_ms([layout]) for layout in sorted(layouts)}
-        if min(alone.values(), default=0.0) >= whole.exchange_ms:
+        if min(alone.values(), default=0.0) >= whole.sync_ms:
             return [whole]
         single = [Family(frozenset({layout}), ms) for layout, ms in alone.items()]
         return [*single, *([whole] if len(layouts) > 1 else [])]
 
 
 @dataclass(frozen=True)
-class LayoutExchange(Exchange):
+class LayoutSyncTimes(SyncTimes):
     """A time for each layout; between different ones, that of the layout that takes longest."""
 
     by_layout_ms: tuple[tuple[Layout, float], ...]
@@ -109,7 +109,7 @@ class LayoutExchange(Exchange):
         for layout, time in self.by_layout_ms:
             if not 0 <= time < float("inf"):
                 raise ValueError(
-                    f"the exchange of {layout_text(layout)} must be a number of 0 or more ms, "
+                    f"the sync of {layout_text(layout)} must be a number of 0 or more ms, "
                     f"not {time}"
                 )
 
@@ -134,7 +134,7 @@ class LayoutExchange(Exchange):
         return families
 
 
-NO_EXCHANGE = GivenExchange(0.0, 0.0, "no exchange", 0.0, 0.0)
+NO_SYNC = GivenSyncTimes(0.0, 0.0, "no sync", 0.0, 0.0)
 """Choose by propagation alone."""
 
 

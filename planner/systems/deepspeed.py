@@ -9,7 +9,7 @@ from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.simulation.iteration import Execution, propagation_ms
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
-from seqplan.planner.systems.static_best import best_in_rounds
+from seqplan.planner.systems.static_best import best_in_lockstep
 from seqplan.planner.systems.windows import first_fit_decreasing
 from seqplan.plans.plan import PlannedPipeline
 from seqplan.plans.scheme import Strategy
@@ -19,7 +19,7 @@ NAME = "DeepSpeed-like"
 
 def deepspeed(setting: Setting) -> list[Trainer | LeftOut]:
     """Set up the best degree, with windows dealt round-robin and in our even rounds."""
-    if not setting.profile.rounds:
+    if not setting.profile.lockstep:
         why = f"profile {setting.profile.name} has no sequence-parallel schemes under ZeRO-3"
         return [LeftOut("deepspeed", NAME, why)]
     gpus = setting.cluster.gpus
@@ -30,7 +30,7 @@ def deepspeed(setting: Setting) -> list[Trainer | LeftOut]:
         )
         for strategy in homogeneous_strategies(setting.models, gpus, setting.longest)
     }
-    even = best_in_rounds(setting)
+    even = best_in_lockstep(setting)
     if not times or even is None:
         return [LeftOut("deepspeed", NAME, f"no group holds {setting.longest:,} tokens")]
     best = min(times, key=lambda strategy: times[strategy])

@@ -14,7 +14,7 @@ LIMIT_S = 5.0
 
 def flexsp_like(setting: Setting, *, limit_s: float = LIMIT_S) -> list[Trainer | LeftOut]:
     """Set up the published formulation; with our dispatch on top it would be our own rounds."""
-    if not setting.profile.rounds:
+    if not setting.profile.lockstep:
         why = f"profile {setting.profile.name} has no sequence-parallel schemes under ZeRO-3"
         return [LeftOut("flexsp", NAME, why)]
     if all(scheme.sp == 1 for scheme in setting.models):

@@ -38,7 +38,7 @@ def hotspa(setting: Setting, *, switch_ms: float = SWITCH_MS) -> list[Trainer | 
     ``switch_ms``: the switches of an iteration together. Strategies are Table 3's where it lists
     ones that the profile can run, else those with the least mean propagation on the batches.
     """
-    if setting.profile.rounds:
+    if setting.profile.lockstep:
         why = "it switches between tp and pp degrees, which a ZeRO-3 profile does not have"
         return [LeftOut("hotspa", NAME, why)]
     if setting.lockstep:

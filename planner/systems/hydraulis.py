@@ -43,7 +43,7 @@ def hydraulis(
     random orders would be unfair, on the strategies of least lower bound, and our packing in place
     of CBC.
     """
-    if setting.in_rounds:
+    if setting.in_lockstep:
         why = "its pipelines run independently, but here all ranks run in lockstep"
         return [LeftOut("hydraulis", NAME, why)]
     pool = eq4_pool(setting, lengths)

@@ -26,7 +26,7 @@ def megatron(setting: Setting, *, search: bool = False) -> list[Trainer | LeftOu
     The configuration is Table 3's where it lists one that the profile can run, else (or with
     ``search``) the one with the least mean propagation on the batches.
     """
-    if setting.profile.rounds:
+    if setting.profile.lockstep:
         why = "under ZeRO-3 all ranks run in lockstep; the static system there is DeepSpeed-like"
         return [LeftOut("megatron", NAME, why)]
     if setting.lockstep:
@@ -88,7 +88,7 @@ def static_strategy(setting: Setting, *, search: bool) -> tuple[Strategy, str] |
             propagation_ms([assign_windows(setting, batch, strategy, window)], fraction)
             for batch in setting.batches
         )
-        + setting.exchange.of_strategy_ms(strategy)
+        + setting.sync.of_strategy_ms(strategy)
         for strategy in homogeneous_strategies(setting.models, cluster.gpus, setting.longest)
     }
     if not times:

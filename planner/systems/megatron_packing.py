@@ -60,7 +60,7 @@ def megatron_packing(setting: Setting) -> list[Trainer | LeftOut]:
         runs = (_micro_batches(setting, batch, ladder, limit) for batch in batches)
         fraction = setting.profile.forward_fraction
         propagation = mean(propagation_ms((run,), fraction) for run in runs)
-        return propagation + setting.exchange.compute_exposed_ms([layout])
+        return propagation + setting.sync.compute_exposed_ms([layout])
 
     first = [mean_ms(tried, setting.batches[:_FIRST]) for tried in settings]
     near = [
@@ -83,7 +83,7 @@ def _ladders(setting: Setting) -> dict[Layout, Ladder]:
     ladders: dict[Layout, Ladder] = {}
     for scheme, model in sorted(setting.models.items()):
         power = scheme.sp & (scheme.sp - 1) == 0
-        if (scheme.pp > 1 and not setting.in_rounds) or not power or model.max_sequence <= 0:
+        if (scheme.pp > 1 and not setting.in_lockstep) or not power or model.max_sequence <= 0:
             continue
         ladder = ladders.setdefault((scheme.tp, scheme.pp), {})
         known = ladder.get(scheme.sp)
@@ -138,7 +138,7 @@ def _micro_batches(
         groups, left = _next_micro_batch(batch.lengths, left, schemes, ranks, limit)
         groups.sort(key=lambda group: -group.degree)  # aligned; stable
         work = [(group.scheme, [group.positions]) for group in groups]
-        pipelines += setting.pipelines(batch, work, number if setting.in_rounds else None)
+        pipelines += setting.pipelines(batch, work, number if setting.in_lockstep else None)
         number += 1
     return tuple(pipelines)
 

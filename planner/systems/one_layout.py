@@ -1,6 +1,6 @@
-"""Our plans confined to one layout, with groups that stay within a step and groups that re-form.
+"""Our plans confined to one layout, with groups that stay within a step and groups that regroup.
 
-What is left between the first and ours is the worth of re-forming, and between the second and ours
+What is left between the first and ours is the worth of regrouping, and between the second and ours
 that of pipelines of different layouts in one step.
 """
 
@@ -14,14 +14,14 @@ from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.times import parse_layout
 from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
 
-_STAYING, _RE_FORMING = "One layout, groups that stay", "One layout, groups that re-form"
+_STAYING, _RE_FORMING = "One layout, groups that stay", "One layout, groups that regroup"
 
 
 def one_layout(
     setting: Setting, proposal: ProposalDocument, seed: int = 0
 ) -> list[Trainer | LeftOut]:
     """Set up both on the layout that ``proposal`` chose, or the best that it found of one."""
-    if setting.in_rounds:
+    if setting.in_lockstep:
         return []
     choice = proposal.layouts
     if choice is None:
@@ -31,20 +31,20 @@ def one_layout(
     else:
         layout = choice.chosen or f"tp{choice.rows[0].tp}.pp{choice.rows[0].pp}"
         return [
-            _trainer(proposal, layout, seed, reforming=False),
-            _trainer(proposal, layout, seed, reforming=True),
+            _trainer(proposal, layout, seed, regrouping=False),
+            _trainer(proposal, layout, seed, regrouping=True),
         ]
     return [LeftOut("one-layout", _STAYING, why)]
 
 
 def _trainer(
-    proposal: ProposalDocument, layout: str, seed: int, *, reforming: bool
+    proposal: ProposalDocument, layout: str, seed: int, *, regrouping: bool
 ) -> Trainer | LeftOut:
     degrees = parse_layout(layout)
-    name = _RE_FORMING if reforming else _STAYING
-    key = "re-forming" if reforming else "one-layout"
-    if reforming and degrees[1] > 1:
-        return LeftOut(key, name, f"the layout {layout} has stages, whose groups cannot re-form")
+    name = _RE_FORMING if regrouping else _STAYING
+    key = "regrouping" if regrouping else "one-layout"
+    if regrouping and degrees[1] > 1:
+        return LeftOut(key, name, f"the layout {layout} has stages, whose groups cannot regroup")
     assert proposal.layouts is not None
     within = tuple(
         candidate
@@ -57,7 +57,7 @@ def _trainer(
         candidates=within,
         layouts=replace(proposal.layouts, chosen=layout),
     )
-    planner = StepPlanner(confined, seed, reforming=reforming)
+    planner = StepPlanner(confined, seed, regrouping=regrouping)
     return Trainer(
         key,
         name,

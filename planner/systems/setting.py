@@ -17,7 +17,7 @@ from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.simulation.iteration import Execution
 from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
-from seqplan.planner.sync.times import NO_EXCHANGE, Exchange
+from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.plans.plan import PlannedPipeline, Planner
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.version import VERSION
@@ -28,22 +28,22 @@ class Setting:
     """Where systems are compared: profile, cluster, batches; ``longest``: of the data set (tokens).
 
     Systems that are set up by search see these very batches, which is in their favour. Our
-    selection weighs the ``exchange``. ``lockstep``: all ranks run their k-th micro-batches
-    together, in rounds, ours in multiples of ``rounds_multiple``; so they do under ZeRO-3.
+    selection weighs the ``sync``. ``lockstep``: all ranks run their k-th micro-batches
+    together, in rounds, ours in multiples of ``micro_step_multiple``; so they do under ZeRO-3.
     """
 
     profile: Profile
     cluster: Cluster
     batches: tuple[Batch, ...]
     longest: int
-    exchange: Exchange = NO_EXCHANGE
+    sync: SyncTimes = NO_SYNC
     lockstep: bool = False
-    rounds_multiple: int = 1
+    micro_step_multiple: int = 1
 
     @property
-    def in_rounds(self) -> bool:
+    def in_lockstep(self) -> bool:
         """Whether ranks run in lockstep: asked for, or under ZeRO-3."""
-        return self.lockstep or self.profile.rounds
+        return self.lockstep or self.profile.lockstep
 
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
@@ -58,7 +58,7 @@ class Setting:
             self.models,
             self.cluster.gpus,
             tailor=False,
-            exchange=self.exchange,
+            sync=self.sync,
         )
         planner = Planner(VERSION, 0, self.profile.digest, None)
         fraction = self.profile.forward_fraction
@@ -105,7 +105,7 @@ class Setting:
 
         In lockstep the k-th of all replicas are round k, and wait for each other.
         """
-        if not self.in_rounds:
+        if not self.in_lockstep:
             return Execution((self.pipelines(batch, [(scheme, own) for own in by_rank]),))
         rounds: list[PlannedPipeline] = []
         for number in range(max(map(len, by_rank))):
@@ -117,7 +117,7 @@ class Setting:
         """Run our rounds of one scheme throughout; ``ValueError`` when a sequence fits no group."""
         model = self.models[strategy.counts[0][0]]
         gpus = self.cluster.gpus
-        rounds = plan_rounds(batch, [model], gpus, self.rounds_multiple)
+        rounds = plan_rounds(batch, [model], gpus, self.micro_step_multiple)
         if rounds is None:
             raise ValueError(f"a sequence of {batch.longest} tokens fits no group of {strategy}")
         planner = Planner(VERSION, 0, self.profile.digest, None)

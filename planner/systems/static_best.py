@@ -25,15 +25,13 @@ JUDGED_WITHIN = 1.15
 
 def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Trainer | LeftOut]:
     """Set up the best homogeneous strategy, and the best of ``candidates``, kept throughout."""
-    if setting.profile.rounds:
+    if setting.profile.lockstep:
         return []  # one degree throughout is the DeepSpeed-like system
     if setting.lockstep:
-        return _in_rounds(setting)
+        return _in_lockstep(setting)
     trainers: list[Trainer | LeftOut] = []
     gpus, longest = setting.cluster.gpus, setting.longest
-    promising = promising_homogeneous(
-        setting.batches, setting.models, gpus, longest, setting.exchange
-    )
+    promising = promising_homogeneous(setting.batches, setting.models, gpus, longest, setting.sync)
     homogeneous = _best(setting, promising)
     name = "Best static strategy, balanced"
     if homogeneous is None:
@@ -75,32 +73,32 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Traine
 
 def static_without_stages(setting: Setting) -> Strategy | None:
     """Find the best static strategy without pipeline stages, for the rules of trainers."""
-    if setting.profile.rounds:
-        return best_in_rounds(setting)
+    if setting.profile.lockstep:
+        return best_in_lockstep(setting)
     models = {s: m for s, m in setting.models.items() if s.pp == 1}
-    gpus, exchange = setting.cluster.gpus, setting.exchange
-    found = best_homogeneous(setting.batches, models, gpus, exchange, setting.longest)
+    gpus, sync = setting.cluster.gpus, setting.sync
+    found = best_homogeneous(setting.batches, models, gpus, sync, setting.longest)
     return None if found is None else found[0]
 
 
-def best_in_rounds(setting: Setting) -> Strategy | None:
-    """Find the scheme with the least mean time in even rounds, with its exchange."""
+def best_in_lockstep(setting: Setting) -> Strategy | None:
+    """Find the scheme with the least mean time in even rounds, with its sync."""
     found = best_static_rounds(
         setting.batches,
         setting.models,
         setting.cluster.gpus,
         setting.longest,
-        setting.exchange,
-        setting.rounds_multiple,
+        setting.sync,
+        setting.micro_step_multiple,
     )
     return None if found is None else found[0]
 
 
-def _in_rounds(setting: Setting) -> list[Trainer | LeftOut]:
+def _in_lockstep(setting: Setting) -> list[Trainer | LeftOut]:
     name = "Best static strategy, balanced"
     why = "pipelines side by side that differ do not run in lockstep"
     several = LeftOut("one-strategy", "One heterogeneous strategy", why)
-    best = best_in_rounds(setting)
+    best = best_in_lockstep(setting)
     if best is None:
         return [LeftOut("static", name, f"no scheme holds {setting.longest:,} tokens"), several]
     return [
@@ -123,7 +121,7 @@ def _best(setting: Setting, strategies: Sequence[Strategy]) -> Strategy | None:
         times = [strategy_ms(strategy, batch, setting.models) for batch in setting.batches]
         known = [time for time in times if time is not None]
         if len(known) == len(times):
-            rough[strategy] = mean(known) + setting.exchange.of_strategy_ms(strategy)
+            rough[strategy] = mean(known) + setting.sync.of_strategy_ms(strategy)
     if not rough:
         return None
     limit = min(rough.values()) * JUDGED_WITHIN
@@ -133,7 +131,7 @@ def _best(setting: Setting, strategies: Sequence[Strategy]) -> Strategy | None:
             propagation_ms(setting.run_balanced(batch, [strategy]).phases, fraction)
             for batch in setting.batches
         )
-        + setting.exchange.of_strategy_ms(strategy)
+        + setting.sync.of_strategy_ms(strategy)
         for strategy, time in rough.items()
         if time <= limit
     }

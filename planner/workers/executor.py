@@ -33,7 +33,7 @@ def check_executor(name: str) -> None:
 
 
 def open_executor(
-    name: str, proposal: str, seed: int, packing: str, reforming: bool, exact: bool, workers: int
+    name: str, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool, workers: int
 ) -> Executor:
     """Open ``workers`` planners of one proposal (JSON text); ``ValueError`` as ``check_executor``.
 
@@ -42,7 +42,7 @@ def open_executor(
     check_executor(name)
     workforce: Workforce
     if name == "ray":
-        workforce = RayWorkforce(proposal, seed, packing, reforming, exact, workers)
+        workforce = RayWorkforce(proposal, seed, packing, regrouping, exact, workers)
     else:
-        workforce = ProcessWorkforce(proposal, seed, packing, reforming, exact)
+        workforce = ProcessWorkforce(proposal, seed, packing, regrouping, exact)
     return WorkerPool(workforce, workers)

@@ -27,9 +27,9 @@ class ProcessWorkforce:
     """Starts processes that each read the proposal once."""
 
     def __init__(
-        self, proposal: str, seed: int, packing: str, reforming: bool, exact: bool
+        self, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
     ) -> None:
-        self._arguments = (proposal, seed, packing, reforming, exact)
+        self._arguments = (proposal, seed, packing, regrouping, exact)
 
     def start(self) -> ProcessWorker:
         """Start a process."""
@@ -43,7 +43,7 @@ class ProcessWorker:
     """A process that plans, and this end of the pipe to it."""
 
     def __init__(
-        self, proposal: str, seed: int, packing: str, reforming: bool, exact: bool
+        self, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
     ) -> None:
         self._pipe, child_end = multiprocessing.Pipe()
         with child_end:
@@ -53,7 +53,7 @@ class ProcessWorker:
                 proposal,
                 seed,
                 packing,
-                reforming,
+                regrouping,
                 exact,
                 context=planning_context(),
             )
@@ -123,13 +123,13 @@ def _interrupts_left_to_the_parent() -> Iterator[None]:
 
 
 def _serve(
-    pipe: Connection, proposal: str, seed: int, packing: str, reforming: bool, exact: bool
+    pipe: Connection, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
 ) -> None:
     """Plan what comes through the pipe until it is closed, all the life of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a server of the program may not have blocked it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     document = ProposalDocument.from_json(proposal, "proposal")
-    planner = StepPlanner(document, seed, packing, reforming, exact=exact)
+    planner = StepPlanner(document, seed, packing, regrouping, exact=exact)
     try:
         pipe.send(None)  # ready
         while True:

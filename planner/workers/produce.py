@@ -20,7 +20,7 @@ def produce(
     *,
     seed: int = 0,
     packing: str = PACKINGS[0],
-    reforming: bool = True,
+    regrouping: bool = True,
     exact: bool = False,
     workers: int = 1,
     executor: str = EXECUTORS[0],
@@ -29,23 +29,23 @@ def produce(
     """Plan ``batches`` and yield their plans in order.
 
     At most ``look_ahead`` steps (default 2 per worker) are planned or waiting beyond the one handed
-    out. ``packing``, ``reforming`` and ``exact``: as ``StepPlanner`` has them. ``executor``: one of
-    ``EXECUTORS``; of ``processes``, one is this one. Raises what planning raises (``Infeasible``),
-    at the step it belongs to, what iterating over ``batches`` raises, after the steps before it,
-    ``WorkerDied``, and ``RayUnavailable``. Closing the generator ends the workers.
+    out. ``packing``, ``regrouping`` and ``exact``: as ``StepPlanner`` has them. ``executor``: one
+    of ``EXECUTORS``; of ``processes``, one is this one. Raises what planning raises
+    (``Infeasible``), at the step it belongs to, what iterating over ``batches`` raises, after the
+    steps before it, ``WorkerDied``, and ``RayUnavailable``. Closing the generator ends the workers.
     """
     if workers < 1:
         raise ValueError(f"workers must be 1 or more, not {workers}")
     check_executor(executor)
     if workers == 1 and executor == EXECUTORS[0]:
-        planner = StepPlanner(proposal, seed, packing, reforming, exact=exact)
+        planner = StepPlanner(proposal, seed, packing, regrouping, exact=exact)
         for batch in batches:
             yield plan_one(planner, batch)
         return
     ahead = 2 * workers if look_ahead is None else look_ahead
     if ahead < 1:
         raise ValueError(f"look-ahead must be 1 or more, not {ahead}")
-    pool = open_executor(executor, proposal.to_json(), seed, packing, reforming, exact, workers)
+    pool = open_executor(executor, proposal.to_json(), seed, packing, regrouping, exact, workers)
     try:
         yield from _in_order(pool, iter(batches), ahead)
     finally:

@@ -83,10 +83,10 @@ class PlanningActor:
     """What one actor is asked to do; made with ``ray.remote`` by a driver of the same release."""
 
     def __init__(
-        self, proposal: str, seed: int, packing: str, reforming: bool, exact: bool
+        self, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
     ) -> None:
         document = ProposalDocument.from_json(proposal, "proposal")
-        self._planner = StepPlanner(document, seed, packing, reforming, exact=exact)
+        self._planner = StepPlanner(document, seed, packing, regrouping, exact=exact)
 
     def version(self) -> str:
         return VERSION
@@ -105,7 +105,7 @@ def _connect(
     proposal: str,
     seed: int,
     packing: str,
-    reforming: bool,
+    regrouping: bool,
     exact: bool,
 ) -> _StartWorker:
     """Join the cluster, or start one; a failure is what every attempt to hire then raises."""
@@ -115,7 +115,7 @@ def _connect(
     while True:
         try:
             return _worker_starter(
-                _join(address, workers), place, proposal, seed, packing, reforming, exact
+                _join(address, workers), place, proposal, seed, packing, regrouping, exact
             )
         except Exception as error:
             if time.monotonic() >= end:
@@ -161,13 +161,13 @@ def _check_port(address: str) -> None:
 
 
 def _worker_starter(
-    ray: Any, place: str, proposal: str, seed: int, packing: str, reforming: bool, exact: bool
+    ray: Any, place: str, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
 ) -> _StartWorker:
     remote = ray.remote(PlanningActor).options(num_cpus=1, max_restarts=0, max_task_retries=0)
     text = ray.put(proposal)
 
     def start_worker() -> Any:
-        actor = remote.remote(text, seed, packing, reforming, exact)
+        actor = remote.remote(text, seed, packing, regrouping, exact)
         try:
             version = ray.get(actor.version.remote(), timeout=_ACTOR_S)
         except ray.exceptions.GetTimeoutError:

@@ -33,10 +33,10 @@ class RayWorkforce:
     """Actors of one Ray cluster, reached through one agent."""
 
     def __init__(
-        self, proposal: str, seed: int, packing: str, reforming: bool, exact: bool, workers: int
+        self, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool, workers: int
     ) -> None:
         check_ray()
-        self._arguments = (proposal, seed, packing, reforming, exact)
+        self._arguments = (proposal, seed, packing, regrouping, exact)
         self._workers = workers
         self._agent: _Agent | None = None
 

@@ -59,7 +59,7 @@ def _seal(fields: Mapping[str, Any], origin: str) -> tuple[str, str]:
 
 def _to_fields(plan: Plan) -> dict[str, Any]:
     return {
-        **_exchange_fields(plan.exchange_ms),
+        **_sync_fields(plan.sync_ms),
         **_layout_fields(plan),
         "schema": SCHEMA,
         "step": plan.step,
@@ -84,16 +84,16 @@ def _to_fields(plan: Plan) -> dict[str, Any]:
                 "strategy": entry.strategy.as_list(),
                 "lower_bound_ms": float(entry.lower_bound_ms),
                 "predicted_ms": None if entry.predicted_ms is None else float(entry.predicted_ms),
-                **_exchange_fields(entry.exchange_ms),
+                **_sync_fields(entry.sync_ms),
             }
             for entry in plan.selection
         ],
     }
 
 
-def _exchange_fields(exchange_ms: float | None) -> dict[str, float]:
-    """Return the field where there is an exchange; plans without one are as before."""
-    return {} if exchange_ms is None else {"exchange_ms": float(exchange_ms)}
+def _sync_fields(sync_ms: float | None) -> dict[str, float]:
+    """Return the field where there is a sync; plans without one are as before."""
+    return {} if sync_ms is None else {"sync_ms": float(sync_ms)}
 
 
 def _layout_fields(plan: Plan) -> dict[str, float]:

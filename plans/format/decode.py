@@ -21,7 +21,7 @@ _PLANNER = frozenset({"version", "seed", "profile", "proposal"})
 _SEQUENCES = frozenset({"ids", "lengths"})
 _PIPELINE = frozenset({"scheme", "ranks", "micro_batches", "predicted_ms"})
 _ROUND = frozenset({"round"})
-_EXCHANGE = frozenset({"exchange_ms"})
+_SYNC = frozenset({"sync_ms"})
 _LAYOUT = frozenset({"layout_lower_bound_ms", "layout_gap"})
 _MICRO_BATCH = frozenset({"sequences", "tokens", "padded_tokens", "cost_ms"})
 _CONSIDERED = frozenset({"strategy", "lower_bound_ms", "predicted_ms"})
@@ -43,7 +43,7 @@ class PlanReader(FieldReader):
         if isinstance(raw, dict) and "schema" in raw and raw["schema"] != SCHEMA:
             # Said first: under another schema every other complaint would mislead.
             self.fail("schema", f"is {shown(raw['schema'])}, this reader knows {SCHEMA}")
-        self.fields(raw, "", _PLAN, _EXCHANGE | _LAYOUT)
+        self.fields(raw, "", _PLAN, _SYNC | _LAYOUT)
         self.integer(raw, "schema", "", 1)
         self.text(raw, "digest", "")
         maker = raw["planner"]
@@ -86,7 +86,7 @@ class PlanReader(FieldReader):
                 self.read_candidate(entry, f".selection[{number}]")
                 for number, entry in enumerate(self.items(raw, "selection", ""))
             ),
-            exchange_ms=self.exchange_ms(raw, ""),
+            sync_ms=self.sync_ms(raw, ""),
             layout_lower_bound_ms=(
                 self.number(raw, "layout_lower_bound_ms", "")
                 if "layout_lower_bound_ms" in raw
@@ -119,11 +119,11 @@ class PlanReader(FieldReader):
             cost_ms=self.number(raw, "cost_ms", place),
         )
 
-    def exchange_ms(self, raw: dict[str, Any], place: str) -> float | None:
-        return self.number(raw, "exchange_ms", place) if "exchange_ms" in raw else None
+    def sync_ms(self, raw: dict[str, Any], place: str) -> float | None:
+        return self.number(raw, "sync_ms", place) if "sync_ms" in raw else None
 
     def read_candidate(self, raw: Any, place: str) -> Considered:
-        self.fields(raw, place, _CONSIDERED, _EXCHANGE)
+        self.fields(raw, place, _CONSIDERED, _SYNC)
         counts = []
         for number, entry in enumerate(self.items(raw, "strategy", place)):
             scheme_place = f"{place}.strategy[{number}]"
@@ -139,7 +139,7 @@ class PlanReader(FieldReader):
             predicted_ms=(
                 None if raw["predicted_ms"] is None else self.number(raw, "predicted_ms", place)
             ),
-            exchange_ms=self.exchange_ms(raw, place),
+            sync_ms=self.sync_ms(raw, place),
         )
 
     def scheme(self, raw: Any, place: str, names: frozenset[str]) -> Scheme:

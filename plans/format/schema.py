@@ -59,8 +59,8 @@ def plan_json_schema() -> _Node:
                     "milliseconds, over all plans of the same tp and pp"
                 ),
                 "layout_gap": _time("predicted_ms / layout_lower_bound_ms − 1"),
-                "exchange_ms": _time(
-                    "milliseconds of parameters and gradients exchanged beside predicted_ms, as "
+                "sync_ms": _time(
+                    "milliseconds of parameters and gradients synchronized beside predicted_ms, as "
                     "far as nothing hides it; where strategies were chosen with it"
                 ),
             },
@@ -137,7 +137,7 @@ def _candidate_schema() -> _Node:
             "lower_bound_ms": {"$ref": "#/$defs/time"},
             "predicted_ms": predicted,
         },
-        {"exchange_ms": {"$ref": "#/$defs/time"}},
+        {"sync_ms": {"$ref": "#/$defs/time"}},
     )
 
 

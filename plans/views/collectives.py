@@ -50,7 +50,7 @@ def collectives(view: RankView) -> tuple[Event, ...]:
         return tuple(event for pipeline in view.pipelines for event in _pipeline_events(pipeline))
     stages = max((placed.scheme.pp for placed in view.placement), default=1)
     if stages > 1:
-        return tuple(_events(_in_rounds(view.pipelines, view.rounds)))
+        return tuple(_events(_in_lockstep(view.pipelines, view.rounds)))
     world = tuple(range(view.world_size))
     events: list[Event] = []
     for number in range(view.rounds):
@@ -65,7 +65,7 @@ _Run = tuple[PipelineView, int]
 """A pipeline of the rank and the number of a micro-batch in it."""
 
 
-def _in_rounds(pipelines: Sequence[PipelineView], rounds: int) -> list[_Run | None]:
+def _in_lockstep(pipelines: Sequence[PipelineView], rounds: int) -> list[_Run | None]:
     """List what the rank runs in each round, None where it has no work."""
     runs: list[_Run | None] = [None] * rounds
     for view in pipelines:

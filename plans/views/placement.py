@@ -1,6 +1,6 @@
 """Where all pipelines of a step run: what a rank must know of the others' places.
 
-The exchange of parameters and gradients needs to know what every rank holds, and whether it may
+The sync of parameters and gradients needs to know what every rank holds, and whether it may
 run beside backward is a question of all pipelines, not of one rank's own.
 """
 

@@ -41,7 +41,7 @@ class MicroBatchView:
     - ``sequences``: all of the micro-batch in packed order, those held nowhere here included.
     - ``tokens``: of the whole micro-batch; ``padded_lengths``: ``Scheme.pad_sequence`` of each
       sequence; ``ring_lengths``: of each sequence in this ring rank's buffer, which is what
-      attention sees after the Ulysses exchange; ``local_tokens``: held here.
+      attention sees after the Ulysses sync; ``local_tokens``: held here.
     - ``padded_local_tokens`` ≥ ``local_tokens``: slots to reserve here, the same on every rank of
       the pipeline: the micro-batch's padded tokens / (ulysses · ring). The ranks of a tp group
       share them.

@@ -38,7 +38,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UnitMoves:
-    """One rank's part of a unit's exchange, itself among the ranks where it keeps what it owns.
+    """One rank's part of a unit's sync, itself among the ranks where it keeps what it owns.
 
     ``pull_to`` and ``push_from``: what this rank owns, ``local`` counting in the others' buffers;
     ``pull_from`` and ``push_to``: what it holds, by owner.

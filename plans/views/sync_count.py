@@ -1,4 +1,4 @@
-"""What a step's exchange of parameters moves, counted before it does."""
+"""What a step's sync of parameters moves, counted before it does."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from seqplan.costs.fit.pooling import pool_samples, rescale_to_usual_speed
 from seqplan.costs.fit.sample_file import SampleFile
 from seqplan.costs.fit.samples import SEQUENCE_PARALLEL, MeasuredOn, Sample
-from seqplan.costs.fit.sync_samples import ExchangeSample
+from seqplan.costs.fit.sync_samples import SyncSample
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.bench import Bench
@@ -26,7 +26,7 @@ from seqplan.profiler.measure.device import device_name
 from seqplan.profiler.measure.lost_ranks import Alarm
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import CudaAllocator
-from seqplan.profiler.measure.sync import Key, list_sync_measurements, measure_exchange
+from seqplan.profiler.measure.sync import Key, list_sync_measurements, measure_sync
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.training.model import ModelConfig
@@ -56,8 +56,8 @@ Value = TypeVar("Value")
 Report = Callable[[int, int, float, Sample], None]
 """Done, of how many, seconds left by estimate, the newest sample; called on rank 0 only."""
 
-Measured = tuple[MeasuredOn, Sequence[Sample], Sequence[ExchangeSample]]
-"""On what, the samples, and the exchanges that were measured where there are several ranks."""
+Measured = tuple[MeasuredOn, Sequence[Sample], Sequence[SyncSample]]
+"""On what, the samples, and the syncs that were measured where there are several ranks."""
 
 
 def start_ranks(device: str) -> tuple[int, int]:
@@ -89,13 +89,13 @@ def measure(
     run = _Run.open(task, path, rank, world_size, complain)
     with nullcontext() if run.file is None else run.file:
         _measure_all(run, report)
-        _measure_exchanges(run)
+        _measure_syncs(run)
     if run.file is None:
         return run.measured_on, (), ()
     return (
         run.measured_on,
         tuple(pool_samples(rescale_to_usual_speed(run.file.samples))),
-        tuple(run.file.exchanges),
+        tuple(run.file.syncs),
     )
 
 
@@ -110,14 +110,14 @@ def _measure_all(run: _Run, report: Report | None) -> None:
             report(count, len(run.todo), left_s, sample)
 
 
-def _measure_exchanges(run: _Run) -> None:
-    """Measure the exchange of every layout, where there are several ranks to exchange between."""
+def _measure_syncs(run: _Run) -> None:
+    """Measure the sync of every layout, where there are several ranks to synchronize between."""
     if run.groups is None:
         return
-    for key in run.exchanges:
-        exchange = measure_exchange(run.bench, key, run.groups.states)
+    for key in run.syncs:
+        sync = measure_sync(run.bench, key, run.groups.states)
         if run.file is not None:
-            run.file.add_exchange(exchange)
+            run.file.add_sync(sync)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class _Run:
     """A design on its way: what is still to be measured, and with what.
 
     ``todo``: indexes of ``wanted``; ``limits``: by scheme the tokens that have not fitted;
-    ``exchanges``: those still to be measured; ``file`` on rank 0 only; ``groups`` and ``alarm``
+    ``syncs``: those still to be measured; ``file`` on rank 0 only; ``groups`` and ``alarm``
     where there are several ranks.
     """
 
@@ -170,7 +170,7 @@ class _Run:
     wanted: list[_Wanted]
     todo: list[int]
     limits: dict[Scheme, float]
-    exchanges: list[Key]
+    syncs: list[Key]
     file: SampleFile | None
     bench: Bench
     groups: Communicators | None
@@ -222,15 +222,15 @@ class _Run:
             allocator=None if device.type == "cpu" else CudaAllocator(device),
             out_of_memory=(lambda: None) if alarm is None else alarm.sound,
         )
-        known_exchanges = None if file is None else {exchange.key for exchange in file.exchanges}
-        exchanges = list_sync_measurements(task.schemes, bench)
-        measured = _of_first_rank(known_exchanges, groups)
+        known_syncs = None if file is None else {sync.key for sync in file.syncs}
+        syncs = list_sync_measurements(task.schemes, bench)
+        measured = _of_first_rank(known_syncs, groups)
         return cls(
             measured_on=measured_on,
             wanted=wanted,
             todo=todo,
             limits=limits,
-            exchanges=[key for key in exchanges if key not in measured],
+            syncs=[key for key in syncs if key not in measured],
             file=file,
             bench=bench,
             groups=groups,

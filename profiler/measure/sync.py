@@ -1,4 +1,4 @@
-"""Measuring the exchange: real pulls and pushes of the runtime between pipelines of a layout.
+"""Measuring the sync: real pulls and pushes of the runtime between pipelines of a layout.
 
 Nothing else runs beside it: what propagation would hide of it is not measured. A few layers a stage
 stand for all, measured at two numbers of them.
@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from seqplan.costs.fit.sync_samples import ExchangeSample
+from seqplan.costs.fit.sync_samples import SyncSample
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.placement import Placement, placement_of
 from seqplan.profiler.measure.bench import Bench, make_full_plan
@@ -24,7 +24,7 @@ from seqplan.runtime.training.model import Llama, ModelConfig
 WARM_UP, REPEATS = 1, 5
 
 Key = tuple[int, int, int, int]
-"""tp, pp, ranks, layers a stage; as ``ExchangeSample.key``."""
+"""tp, pp, ranks, layers a stage; as ``SyncSample.key``."""
 
 
 def list_sync_measurements(schemes: Iterable[Scheme], bench: Bench) -> list[Key]:
@@ -42,7 +42,7 @@ def list_sync_measurements(schemes: Iterable[Scheme], bench: Bench) -> list[Key]
     return keys
 
 
-def measure_exchange(bench: Bench, key: Key, group: dist.ProcessGroup) -> ExchangeSample:
+def measure_sync(bench: Bench, key: Key, group: dist.ProcessGroup) -> SyncSample:
     """Measure pull and push, and the optimizer's step on what a rank owns; all ranks call it.
 
     ``group``: of all ranks, which carries nothing else.
@@ -53,9 +53,9 @@ def measure_exchange(bench: Bench, key: Key, group: dist.ProcessGroup) -> Exchan
     # Of the sequences only the placement of the pipelines counts.
     placement = placement_of(make_full_plan(Scheme(tp, pp), [1], bench.world_size).pipelines)
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()])
-    exchange_ms = _times(lambda: _exchange(states, placement), bench)
+    sync_ms = _times(lambda: _sync(states, placement), bench)
     optimizer_ms = _times(optimizer.step, bench)
-    return ExchangeSample(tp, pp, bench.world_size, layers, exchange_ms, optimizer_ms)
+    return SyncSample(tp, pp, bench.world_size, layers, sync_ms, optimizer_ms)
 
 
 def _states(config: ModelConfig, bench: Bench, group: dist.ProcessGroup) -> StagedStates:
@@ -67,7 +67,7 @@ def _states(config: ModelConfig, bench: Bench, group: dist.ProcessGroup) -> Stag
     )
 
 
-def _exchange(states: StagedStates, placement: Placement) -> None:
+def _sync(states: StagedStates, placement: Placement) -> None:
     """Pull what the placement holds, wait for it, and push its gradients, which are zero."""
     states.begin(placement)
     for at in range(len(states.units)):

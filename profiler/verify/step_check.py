@@ -1,6 +1,6 @@
 """A training step of the runtime: is the time that it states the device's, and does nothing wait.
 
-The states are those of one rank, whose exchange is with itself.
+The states are those of one rank, whose sync is with itself.
 """
 
 from __future__ import annotations

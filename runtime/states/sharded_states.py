@@ -20,7 +20,7 @@ from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.replicas import check_no_batch_norm, refuse_differing_models
-from seqplan.runtime.states.sync import collective_exchange
+from seqplan.runtime.states.sync import collective_sync
 from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.states.unit_states import UnitStates
 
@@ -75,7 +75,7 @@ class ShardedStates(UnitStates):
         ]
         super().__init__(units, group, reduce=reduce)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        self.exchanges = [collective_exchange(group, layout) for layout in layouts]
+        self.syncs = [collective_sync(group, layout) for layout in layouts]
         for name, module in modules:
             # Shared parameters belong to an earlier unit; the root waits for what only it has.
             parameters = module.parameters() if name else module.parameters(recurse=False)

@@ -16,7 +16,7 @@ from seqplan.plans.views.resharding import UnitMoves, all_whole, shards_of, unit
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.replicas import refuse_differing_tensors
-from seqplan.runtime.states.sync import Exchange, MessageExchange, collective_exchange
+from seqplan.runtime.states.sync import MessageSync, SyncTimes, collective_sync
 from seqplan.runtime.states.unit import Unit, flatten_to_storage, natural
 from seqplan.runtime.states.unit_states import UnitStates
 
@@ -80,16 +80,16 @@ class StagedStates(UnitStates):
         moves = self.moves(placement)
         shard = WHOLE if moves is None else shards_of(placement).get(self._rank)
         if self._laid_out != placement:
-            exchanges: list[Exchange] = []
+            syncs: list[SyncTimes] = []
             for at, unit in enumerate(self.units):
                 if moves is None or unit.layout.everywhere:
                     self._lay_out(unit, WHOLE, unit.padded)
-                    exchanges.append(collective_exchange(self._group, unit.layout))
+                    syncs.append(collective_sync(self._group, unit.layout))
                 else:
                     held = () if shard is None else unit.layout.held_ranges(shard)
                     self._lay_out(unit, shard, sum(part.numel for part in held))
-                    exchanges.append(MessageExchange(self._peers, self._rank, moves[at]))
-            self.exchanges = exchanges
+                    syncs.append(MessageSync(self._peers, self._rank, moves[at]))
+            self.syncs = syncs
             self._laid_out = placement
         self.pull()
 

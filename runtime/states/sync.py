@@ -30,7 +30,7 @@ Finish = Callable[[], None]
 """Waits for what was started, and puts it where it belongs."""
 
 
-class Exchange(Protocol):
+class SyncTimes(Protocol):
     """Brings one unit's parameters and gradients where they are needed."""
 
     def pull(self, unit: Unit) -> Finish:
@@ -45,14 +45,14 @@ class Exchange(Protocol):
         ...
 
 
-def collective_exchange(group: dist.ProcessGroup, layout: UnitLayout) -> Exchange:
+def collective_sync(group: dist.ProcessGroup, layout: UnitLayout) -> SyncTimes:
     """Return how a unit travels that every rank of ``group`` holds, also those without work."""
     if layout.owners is None:
-        return CollectiveExchange(group)
-    return OwnerExchange(group, layout)
+        return CollectiveSync(group)
+    return OwnerSync(group, layout)
 
 
-class CollectiveExchange:
+class CollectiveSync:
     """All of a unit on every rank of ``group``, of which each owns a slice as long as any."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -85,7 +85,7 @@ class CollectiveExchange:
         return finish
 
 
-class OwnerExchange:
+class OwnerSync:
     """All of a unit on every rank of ``group``, of which each owner has whole parameters."""
 
     def __init__(self, group: dist.ProcessGroup, layout: UnitLayout) -> None:
@@ -126,7 +126,7 @@ class OwnerExchange:
         return finish
 
 
-class MessageExchange:
+class MessageSync:
     """A unit of which ranks hold different parts; sums are in rank order, bit for bit the same."""
 
     def __init__(self, peers: Peers, rank: int, moves: UnitMoves) -> None:

@@ -1,4 +1,4 @@
-"""Optimizer states in units, and a step's exchange of parameters and gradients.
+"""Optimizer states in units, and a step's sync of parameters and gradients.
 
 Optimization is apart from propagation (Hydraulis §5.2): fp32 master parameters and optimizer states
 are split over all ranks and never move, in even slices or, where an optimizer needs whole matrices,
@@ -7,7 +7,7 @@ its pipelines compute with; after it every rank pushes its gradients to their ow
 
 Parameters are pulled and pushed in units, so that a layer computes as soon as its own parameters
 are there, and its gradients leave while earlier layers are still in backward. All ranks start these
-exchanges in one order, whatever work a rank has: also with none.
+syncs in one order, whatever work a rank has: also with none.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from seqplan.runtime.states.gradient_reduction import (
     PushOnce,
     Reduce,
 )
-from seqplan.runtime.states.sync import Exchange, Finish
+from seqplan.runtime.states.sync import Finish, SyncTimes
 from seqplan.runtime.states.unit import Unit, natural
 
 
 class UnitStates:
     """``units`` in the order of their first use; ``group`` carries nothing else.
 
-    ``exchanges``: how each unit travels in the step at hand; ``reduce``: after what gradients are
+    ``syncs``: how each unit travels in the step at hand; ``reduce``: after what gradients are
     summed at their owners.
     """
 
@@ -45,7 +45,7 @@ class UnitStates:
         if reduce not in get_args(Reduce):
             raise ValueError(f"reduce is {' or '.join(get_args(Reduce))}, not {reduce!r}")
         self.units = list(units)
-        self.exchanges: list[Exchange] = []
+        self.syncs: list[SyncTimes] = []
         self._group = group
         self._pulling: list[Finish | None] = [None] * len(self.units)
         self._push: GradientPush
@@ -95,7 +95,7 @@ class UnitStates:
         self._push.begin(view)
         for at, unit in enumerate(self.units):
             unit.clear_gradients()
-            self._pulling[at] = self.exchanges[at].pull(unit)
+            self._pulling[at] = self.syncs[at].pull(unit)
 
     def finish_pull(self, at: int) -> None:
         """Wait for a unit's parameters, where a pull is under way."""
@@ -199,4 +199,4 @@ class UnitStates:
 
     def _start_push(self, at: int, add: bool) -> Finish:
         self.finish_pull(at)  # of a unit that this rank only owns, or has not used
-        return self.exchanges[at].push(self.units[at], add=add)
+        return self.syncs[at].push(self.units[at], add=add)

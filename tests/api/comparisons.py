@@ -30,7 +30,7 @@ def iteration(step: int, pipelines: Pipelines, ours: bool = True) -> Iteration:
         busy += [sum(costs)] * scheme.gpus
         end += [simulate_ms(costs, scheme.pp)] * scheme.gpus
     propagation = max(end)
-    spans.append(Span((0, len(busy)), "exchange", None, propagation, propagation + 40.25))
+    spans.append(Span((0, len(busy)), "sync", None, propagation, propagation + 40.25))
     spans.append(Span((0, len(busy)), "optimizer", None, propagation + 40.25, propagation + 52.75))
     counts: dict[Scheme, int] = {}
     for scheme, _ in pipelines:
@@ -43,7 +43,7 @@ def iteration(step: int, pipelines: Pipelines, ours: bool = True) -> Iteration:
         sequences=321 + step,
         longest=8_000 + step,
         propagation_ms=propagation,
-        exchange_ms=40.25,
+        sync_ms=40.25,
         optimizer_ms=12.5,
         rank_busy_ms=tuple(busy),
         rank_end_ms=tuple(end),
@@ -67,8 +67,8 @@ def rounds_iteration(step: int, times_ms: list[float]) -> Iteration:
             spans.append(Span(pair, "backward", number, middle, clock + time))
         clock += time
     plain = iteration(step, [(Scheme(ulysses=4), [clock])])
-    exchange = [span for span in plain.spans if span.kind in ("exchange", "optimizer")]
-    return Iteration(**{**vars(plain), "spans": tuple(spans + exchange), "strategy": "u4 | 2×u2"})
+    sync = [span for span in plain.spans if span.kind in ("sync", "optimizer")]
+    return Iteration(**{**vars(plain), "spans": tuple(spans + sync), "strategy": "u4 | 2×u2"})
 
 
 def comparison_of(*systems: System, gpus: int) -> Comparison:
@@ -106,7 +106,7 @@ def pipelined() -> Comparison:
     )
 
 
-def in_rounds() -> Comparison:
+def in_lockstep() -> Comparison:
     """Two systems on 4 ranks that form new groups within a step."""
     ours = [rounds_iteration(k, [100.0 + k, 50.0, 25.0]) for k in range(2)]
     other = [iteration(k, [(Scheme(ulysses=4), [300.0])], False) for k in range(2)]

@@ -258,7 +258,7 @@ def test_a_sound_profile_from_a_file(tmp_path: Path) -> None:
     assert [str(entry.scheme) for entry in profile.schemes] == ["tp1", "tp2.pp3"]
     assert profile.checkpointing == "none"
     assert profile.forward_fraction == pytest.approx(1 / 3)
-    assert not profile.rounds
+    assert not profile.lockstep
 
 
 def test_the_digest_is_of_the_content_not_of_its_form() -> None:

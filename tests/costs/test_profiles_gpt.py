@@ -36,15 +36,15 @@ def test_coefficients_are_the_published_cost_model(name: str) -> None:
     (alpha1, alpha2, beta1, layers, hidden, _), _ = PUBLISHED[name]
     profile = load_shipped(name)
     assert profile.zero_stage == 3
-    assert profile.rounds
+    assert profile.lockstep
     degrees = {entry.scheme.ulysses for entry in profile.schemes}
     assert degrees == {1, *BANDWIDTH}
     for entry in profile.schemes:
         sp = entry.scheme.ulysses
         assert entry.scheme == Scheme(ulysses=sp)
-        exchange = 8 * layers * hidden * 2 / MIB / sp / BANDWIDTH[sp] if sp > 1 else 0.0
+        sync = 8 * layers * hidden * 2 / MIB / sp / BANDWIDTH[sp] if sp > 1 else 0.0
         assert entry.latency.a == pytest.approx(alpha1 / sp, rel=1e-12)
-        assert entry.latency.b == pytest.approx(alpha2 / sp + exchange, rel=1e-12)
+        assert entry.latency.b == pytest.approx(alpha2 / sp + sync, rel=1e-12)
         assert entry.latency.c == beta1
 
 

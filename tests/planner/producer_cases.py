@@ -81,11 +81,11 @@ def plan_or_die(planner: StepPlanner, batch: Batch) -> Planned:
 
 
 def serve_and_die(
-    pipe: Connection, proposal: str, seed: int, packing: str, reforming: bool, exact: bool
+    pipe: Connection, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
 ) -> None:
     """The life of a process that plans with ``plan_or_die``."""
     process_workers.plan_one = plan_or_die
-    _serve(pipe, proposal, seed, packing, reforming, exact)
+    _serve(pipe, proposal, seed, packing, regrouping, exact)
 
 
 def drive_and_die(*arguments: Any) -> None:

@@ -63,7 +63,7 @@ def heterogeneous() -> list[Plan]:
     return [first, replace(second, lower_bound_ms=10.125, gap=0.0)]
 
 
-def reforming() -> list[Plan]:
+def regrouping() -> list[Plan]:
     """Six ranks that serve one long sequence together, then in smaller groups; an empty step."""
     long_one = pipeline(RING3, (0, 1, 2), batch(COSTS, RING3, {4: 1500}))
     pipelines = (
@@ -91,7 +91,7 @@ def rounds() -> list[Plan]:
 
 FILES = {
     "heterogeneous.jsonl": heterogeneous,
-    "reforming.jsonl": reforming,
+    "regrouping.jsonl": regrouping,
     "rounds.jsonl": rounds,
 }
 

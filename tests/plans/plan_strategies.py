@@ -1,4 +1,4 @@
-"""Hypothesis strategies for sound plans: any degrees, re-formed ranks, rounds, idle ranks."""
+"""Hypothesis strategies for sound plans: any degrees, regrouped ranks, rounds, idle ranks."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class _Block:
 @st.composite
 def costed_plans(draw: st.DrawFn, *, rounds: bool | None = None) -> Costed:
     """A sound plan of a few dozen ranks at most; ``rounds`` forces or forbids rounds."""
-    in_rounds = draw(st.booleans()) if rounds is None else rounds
-    blocks, world = draw(_blocks(draw(st.integers(1, 4)) if in_rounds else None))
+    in_lockstep = draw(st.booleans()) if rounds is None else rounds
+    blocks, world = draw(_blocks(draw(st.integers(1, 4)) if in_lockstep else None))
     chosen: list[tuple[Scheme, tuple[int, ...], int | None]] = []
-    if in_rounds:
+    if in_lockstep:
         for number in range(draw(st.integers(1, 3))):
             before = len(chosen)
             for block in blocks:
@@ -177,7 +177,7 @@ def _filled(
     strategy = Strategy.of({scheme: world // scheme.gpus for scheme in schemes[:1]})
     ids = draw(st.lists(st.integers(0, 2**63 - 1), min_size=len(stored), max_size=len(stored)))
     tokens = sum(stored)
-    exchange_ms = draw(st.none() | _TIMES)
+    sync_ms = draw(st.none() | _TIMES)
     plan = Plan(
         step=draw(st.integers(0, 10**9)),
         planner=Planner(
@@ -198,10 +198,10 @@ def _filled(
         lower_bound_ms=bound,
         gap=max(0.0, predicted / bound - 1) if bound else 0.0,
         selection=(
-            Considered(strategy, bound, predicted, exchange_ms),
+            Considered(strategy, bound, predicted, sync_ms),
             Considered(Strategy(()), draw(_TIMES), None),
         ),
-        exchange_ms=exchange_ms,
+        sync_ms=sync_ms,
     )
     costs = {scheme: Cost(*rates[scheme], max_len=largest[scheme]) for scheme in schemes}
     return Costed(plan, costs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from golden_plans import COSTS, heterogeneous, reforming, rounds
+from golden_plans import COSTS, heterogeneous, regrouping, rounds
 from hypothesis import given
 from plan_builder import batch, pipeline, plan_of
 from plan_strategies import Costed, costed_plans
@@ -30,7 +30,7 @@ candidate strategy  bound ms  time ms
 2×pp3                  700.5        –  pruned by its bound"""
 
 REFORMING = """\
-pipelines 1×r3 + 3×u2 + 1×tp1, ranks re-form within the step
+pipelines 1×r3 + 3×u2 + 1×tp1, ranks regroup within the step
   groups change 3 times: were each to take 3 ms, the pipelines would end 0.38% later
 
 scheme  #  ranks  batches  seqs  longest  tokens  start ms  time ms  slack ms
@@ -48,8 +48,8 @@ def test_a_heterogeneous_step_with_its_profile() -> None:
     assert explain(heterogeneous()[0], COSTS) == HETEROGENEOUS
 
 
-def test_ranks_that_re_form() -> None:
-    assert explain(reforming()[0]).endswith(REFORMING)
+def test_ranks_that_regroup() -> None:
+    assert explain(regrouping()[0]).endswith(REFORMING)
 
 
 def test_rounds_are_a_column() -> None:
@@ -60,7 +60,7 @@ def test_rounds_are_a_column() -> None:
 
 
 def test_an_empty_step() -> None:
-    text = explain(reforming()[1])
+    text = explain(regrouping()[1])
     assert "binding: nothing runs" in text
     assert "idle: 5 ranks (1–5)" in text
 

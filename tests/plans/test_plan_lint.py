@@ -25,7 +25,7 @@ COSTS = {
 
 
 def sound() -> Plan:
-    """Two ranks that serve a tp pipeline, two that re-form, one idle in between."""
+    """Two ranks that serve a tp pipeline, two that regroup, one idle in between."""
     return plan_of(
         (
             pipeline(TP2, (0, 1), batch(COSTS, TP2, {2: 10, 0: 20})),
@@ -43,7 +43,7 @@ def sound() -> Plan:
     )
 
 
-def in_rounds() -> Plan:
+def in_lockstep() -> Plan:
     """Two ranks in two rounds: together, then each alone."""
     return plan_of(
         (
@@ -74,7 +74,7 @@ def swap_batch(plan: Plan, index: int, number: int, **fields: Any) -> Plan:
 def test_sound_plans_pass() -> None:
     assert lint(sound(), COSTS) == []
     assert lint(sound(), None) == []
-    assert lint(in_rounds(), COSTS) == []
+    assert lint(in_lockstep(), COSTS) == []
 
 
 @given(costed_plans())
@@ -83,7 +83,7 @@ def test_random_sound_plans_pass(costed: Costed) -> None:
     assert lint(costed.plan, None) == []
 
 
-S, R = sound(), in_rounds()
+S, R = sound(), in_lockstep()
 BROKEN = {
     "ids": (replace(S, ids=(1,)), "sequences: 1 ids but 6 lengths"),
     "length": (replace(R, lengths=(20, 4, 0)), "sequence 2: length 0 is not positive"),

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from seqplan.runtime.sequence_parallel.peers import Peer, Peers, Transfer
-from seqplan.runtime.states.sync import CollectiveExchange
+from seqplan.runtime.states.sync import CollectiveSync
 from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.states.unit_states import UnitStates
 from seqplan.runtime.tensor_parallel.groups import CollectiveTensorGroup
@@ -106,8 +106,8 @@ def recorded(trace: Trace) -> Iterator[None]:
         patches.enter_context(patch.object(Peers, "transfer", posting))
         patches.enter_context(patch.object(Transfer, "wait", waiting))
         for owner, name, recording in (
-            (CollectiveExchange, "pull", started),
-            (CollectiveExchange, "push", started),
+            (CollectiveSync, "pull", started),
+            (CollectiveSync, "push", started),
             (CollectiveTensorGroup, "all_gather", started),
             (CollectiveTensorGroup, "reduce_scatter", started),
             (CollectiveTensorGroup, "all_reduce", at_once),

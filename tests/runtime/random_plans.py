@@ -1,4 +1,4 @@
-"""Random sound plans of sequence-parallel pipelines: any degrees, idle and re-formed ranks."""
+"""Random sound plans of sequence-parallel pipelines: any degrees, idle and regrouped ranks."""
 
 from __future__ import annotations
 

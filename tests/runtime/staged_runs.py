@@ -110,7 +110,7 @@ def staged(rank: int, world_size: int, case: Case) -> Outcome:
 
 
 class SequenceParallelCase(Case):
-    """Random pipelines of tp = pp = 1, groups that re-form and idle ranks, on ``ShardedStates``."""
+    """Random pipelines of tp = pp = 1, groups that regroup and idle ranks, on ``ShardedStates``."""
 
     def plans(self) -> list[Plan]:
         rng = np.random.default_rng(self.seed)

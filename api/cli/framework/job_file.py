@@ -22,7 +22,7 @@ class JobFile:
     or URL; ``files``: folder of uploaded arrays (default: beside a SQLite store; several sidecars
     of a PostgreSQL store share it); ``workers``: planners; ``executor``: where they run, one of
     ``executor.EXECUTORS``; ``allow_host``: see ``serve --allow-host``; ``lockstep``,
-    ``rounds_multiple`` and ``trainer``: see ``propose``; ``keep_steps``, ``abandon_hours``,
+    ``micro_step_multiple`` and ``trainer``: see ``propose``; ``keep_steps``, ``abandon_hours``,
     ``job_days`` and ``grace_days``: see ``serve``; ``token_file``: the file of the token that every
     request then needs, made if absent.
     """
@@ -44,7 +44,7 @@ class JobFile:
     workers: int = 1
     executor: str = EXECUTORS[0]
     lockstep: bool = False
-    rounds_multiple: int = 1
+    micro_step_multiple: int = 1
     keep_steps: int = 5000
     abandon_hours: int = 24
     job_days: int = 30

@@ -160,7 +160,12 @@ def cluster_of(args: argparse.Namespace) -> ClusterHardware:
 
 def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
     """Add how the model is trained; ``schedule``: also what a profile's pipelines do not have."""
-    from seqplan.costs.analytic.deployment import CONTEXT_PARALLEL, EXCHANGES, FP8_GAIN, PRECISIONS
+    from seqplan.costs.analytic.deployment import (
+        CONTEXT_PARALLEL,
+        FP8_GAIN,
+        PRECISIONS,
+        SYNC_OVERLAPS,
+    )
 
     group = parser.add_argument_group("training", "with estimates")
     add = group.add_argument
@@ -213,8 +218,8 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         help="parts of a rank's layers (interleaved 1F1B); default 1",
     )
     add(
-        "--exchange",
-        choices=EXCHANGES,
+        "--sync",
+        choices=SYNC_OVERLAPS,
         default="exposed",
         help="of gradients and parameters under ZeRO 1 and 2: after propagation, or beside it; "
         "default exposed",
@@ -256,7 +261,7 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
     from seqplan.costs.analytic.deployment import Deployment
 
     schedule = {
-        name: getattr(args, name) for name in ("virtual_stages", "exchange") if hasattr(args, name)
+        name: getattr(args, name) for name in ("virtual_stages", "sync") if hasattr(args, name)
     }
     return Deployment(
         cluster=cluster_of(args),

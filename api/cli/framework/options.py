@@ -139,7 +139,7 @@ def above_zero(text: str) -> float:
     return value
 
 
-def exchange_times(text: str) -> tuple[float, float]:
+def sync_times(text: str) -> tuple[float, float]:
     """An argparse type: one time (ms) for all replicas, or two: equal ones, different ones."""
     parts = [number(part) for part in text.split(",")]
     if len(parts) > 2:
@@ -147,13 +147,13 @@ def exchange_times(text: str) -> tuple[float, float]:
     return parts[0], parts[-1]
 
 
-def add_exchange(parser: argparse.ArgumentParser) -> None:
-    """Add the exchange's times: ``--exchange-ms`` and ``--overlap``."""
+def add_sync(parser: argparse.ArgumentParser) -> None:
+    """Add the sync's times: ``--sync-ms`` and ``--overlap``."""
     parser.add_argument(
-        "--exchange-ms",
+        "--sync-ms",
         metavar="E[,H]",
-        type=exchange_times,
-        help="exchange of parameters and gradients: between equal replicas, and between different "
+        type=sync_times,
+        help="sync of parameters and gradients: between equal replicas, and between different "
         "layouts; default: derived for each layout from its bytes and the cluster's links",
     )
     parser.add_argument(
@@ -161,7 +161,7 @@ def add_exchange(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         type=number,
         default=0.0,
-        help="share of the exchange hidden by propagation; default 0",
+        help="share of the sync hidden by propagation; default 0",
     )
 
 
@@ -169,7 +169,7 @@ def add_rounds(
     parser: argparse.ArgumentParser,
     multiple: str = "the rounds of every step are a multiple of M; default 1",
 ) -> None:
-    """Add the options of steps in rounds: ``--lockstep`` and ``--rounds-multiple``.
+    """Add the options of steps in rounds: ``--lockstep`` and ``--micro-step-multiple``.
 
     ``multiple``: the help of the second.
     """
@@ -180,7 +180,7 @@ def add_rounds(
         "slowest group: for trainers on FSDP, and Megatron's dynamic context parallelism",
     )
     parser.add_argument(
-        "--rounds-multiple",
+        "--micro-step-multiple",
         metavar="M",
         type=positive,
         default=1,

@@ -175,7 +175,7 @@ def _iteration_fields(iteration: Iteration) -> dict[str, Any]:
         "longest": iteration.longest,
         "total_ms": round(iteration.total_ms, 3),
         "propagation_ms": round(iteration.propagation_ms, 3),
-        "exchange_ms": round(iteration.exchange_ms, 3),
+        "sync_ms": round(iteration.sync_ms, 3),
         "optimizer_ms": round(iteration.optimizer_ms, 3),
         "tokens_per_s": round(iteration.tokens_per_s, 1),
         "rank_busy_ms": [round(time, 3) for time in iteration.rank_busy_ms],

@@ -25,7 +25,7 @@ from seqplan.costs.fit.measured_profile import (
     profile_document,
 )
 from seqplan.costs.fit.samples import MeasuredOn, Sample
-from seqplan.costs.fit.sync_samples import ExchangeSample
+from seqplan.costs.fit.sync_samples import SyncSample
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import scheme_problem
@@ -83,7 +83,7 @@ def measure_and_write(args: argparse.Namespace) -> int:
         def complain(text: str) -> None:
             print(f"\n{text}", file=sys.stderr, flush=True)
 
-        measured_on, samples, exchanges = measure(task, path, rank, world_size, report, complain)
+        measured_on, samples, syncs = measure(task, path, rank, world_size, report, complain)
     reason = None if args.even_if_busy else busy(samples)
     if reason is not None:
         print(
@@ -103,7 +103,7 @@ def measure_and_write(args: argparse.Namespace) -> int:
             else args.capacity_gib,
             context_bytes=context_bytes(device),
             ranks=world_size,
-            exchanges=exchanges,
+            syncs=syncs,
         )
     if world_size > 1:
         torch.distributed.barrier()
@@ -119,7 +119,7 @@ def write_measured(
     capacity_gib: float,
     context_bytes: int = 0,
     ranks: int = 1,
-    exchanges: Sequence[ExchangeSample] = (),
+    syncs: Sequence[SyncSample] = (),
 ) -> None:
     """Fit the samples, write the profile and print what is known of it."""
     for problem in find_unfitted(samples).values():
@@ -137,7 +137,7 @@ def write_measured(
         devices,
         name=args.name or f"{args.model or 'model'}-{gpu}".lower().replace(" ", "-"),
         source=_source(measured_on, ranks),
-        exchanges=exchanges,
+        syncs=syncs,
     )
     Profile.from_document(document, str(args.output))
     with atomic_write(args.output, "w") as file:
@@ -147,7 +147,7 @@ def write_measured(
     if args.json:
         print(json.dumps(document, ensure_ascii=False))
         return
-    print("\n".join([*fit_lines(fit), *_exchange_lines(document.get("exchange", ()))]))
+    print("\n".join([*fit_lines(fit), *_sync_lines(document.get("sync", ()))]))
     print(f"\n{args.output}: profile {document['name']}")
 
 
@@ -202,10 +202,10 @@ def fit_lines(fit: MeasuredFit) -> list[str]:
     return lines
 
 
-def _exchange_lines(entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Say what the exchange of the whole model takes, by layout and number of ranks."""
+def _sync_lines(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Say what the sync of the whole model takes, by layout and number of ranks."""
     return [
-        f"exchange: {Scheme(entry['tp'], entry['pp'])} on {entry['gpus']} ranks "
+        f"sync: {Scheme(entry['tp'], entry['pp'])} on {entry['gpus']} ranks "
         f"{entry['ms']:,.1f} ms, optimizer {entry['optimizer_ms']:,.1f} ms"
         for entry in entries
     ]

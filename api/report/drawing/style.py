@@ -5,10 +5,10 @@ from __future__ import annotations
 CSS = """\
 :root{color-scheme:light dark;--page:#fff;--ink:#1a1c1e;--soft:#555c63;--rule:#d5d9dd;
 --faint:#eceff1;--idle:#e2e6e9;--shade:#6f7880a0;--ours:#0072b2;--other:#b3541e;--forward:#8cc5e8;--backward:#00588a;
---exchange:#e69f00;--switch:#cc79a7;--fifth:#00785a;--on-dark:#fff}
+--sync:#e69f00;--switch:#cc79a7;--fifth:#00785a;--on-dark:#fff}
 @media (prefers-color-scheme:dark){:root{--page:#14171a;--ink:#e8eaec;--soft:#a9b1b8;--rule:#3a4046;
 --faint:#22272b;--idle:#2d343a;--shade:#8b949ca0;--ours:#56b4e9;--other:#f0914f;--forward:#2e6f99;--backward:#8fd0f5;
---exchange:#f0b93a;--switch:#e39cc4;--fifth:#26c297;--on-dark:#14171a}}
+--sync:#f0b93a;--switch:#e39cc4;--fifth:#26c297;--on-dark:#14171a}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
 main,header,footer{max-width:912px;margin:0 auto;padding:0 16px}
@@ -79,27 +79,27 @@ svg.narrow{display:none;max-width:520px}
 .hollow{fill:var(--page);stroke:var(--ink);stroke-width:1.5}
 .forward{fill:var(--forward)}
 .backward{fill:var(--backward)}
-.exchange{fill:url(#p-exchange)}
+.sync{fill:url(#p-sync)}
 .optimizer{fill:url(#p-optimizer)}
 .switch{fill:url(#p-switch)}
 .propagation{fill:var(--forward);stroke:var(--backward)}
 .stage{fill:var(--idle)}
-.b-exchange{fill:var(--exchange)}.b-optimizer{fill:var(--faint)}.b-switch{fill:var(--switch)}
+.b-sync{fill:var(--sync)}.b-optimizer{fill:var(--faint)}.b-switch{fill:var(--switch)}
 .b-other{fill:var(--page)}
-.l-exchange,.l-optimizer,.l-switch,.l-other{stroke:var(--ink);stroke-width:1.2;fill:none}
+.l-sync,.l-optimizer,.l-switch,.l-other{stroke:var(--ink);stroke-width:1.2;fill:none}
 .l-other{stroke:var(--other);stroke-width:2}
 @media (max-width:700px){svg.wide{display:none}svg.narrow{display:block}
 .facts{grid-template-columns:repeat(2,minmax(0,1fr))}
 .facts div:last-child:nth-child(odd){grid-column:1/-1}
 h1{font-size:1.4rem}tbody th.name{min-width:9em}}
 @media print{:root{color-scheme:light;--page:#fff;--ink:#000;--soft:#444;--rule:#bbb;--faint:#eee;
---idle:#e2e6e9;--ours:#0072b2;--other:#b3541e;--forward:#8cc5e8;--backward:#00588a;--exchange:#e69f00;
+--idle:#e2e6e9;--ours:#0072b2;--other:#b3541e;--forward:#8cc5e8;--backward:#00588a;--sync:#e69f00;
 --switch:#cc79a7;--fifth:#00785a;--on-dark:#fff}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}
 @page{margin:14mm}
 body{font-size:11pt}nav{display:none}main,header,footer{max-width:none;padding:0}
 svg.wide{display:block}svg.narrow{display:none}svg text{stroke:none}
-.other{fill:#f3c9ab}.exchange{fill:var(--exchange);stroke:none}
+.other{fill:#f3c9ab}.sync{fill:var(--sync);stroke:none}
 .optimizer{fill:#fff;stroke:#000;stroke-width:.75}.switch{fill:#fff;stroke:var(--switch)}
 figure,tr,.advice{break-inside:avoid}h2,h3,.lead,summary{break-after:avoid}
 .scroll{overflow:visible;position:static;transform:none;width:auto;max-width:none;background:none}
@@ -114,9 +114,9 @@ PATTERNS = """\
 <pattern id="p-other" width="6" height="6" patternUnits="userSpaceOnUse">\
 <rect width="6" height="6" class="b-other"></rect>\
 <path d="M-1 1l2-2M0 6l6-6M5 7l2-2" class="l-other"></path></pattern>\
-<pattern id="p-exchange" width="5" height="5" patternUnits="userSpaceOnUse">\
-<rect width="5" height="5" class="b-exchange"></rect>\
-<path d="M0 2.5h5" class="l-exchange"></path></pattern>\
+<pattern id="p-sync" width="5" height="5" patternUnits="userSpaceOnUse">\
+<rect width="5" height="5" class="b-sync"></rect>\
+<path d="M0 2.5h5" class="l-sync"></path></pattern>\
 <pattern id="p-optimizer" width="5" height="5" patternUnits="userSpaceOnUse">\
 <rect width="5" height="5" class="b-optimizer"></rect>\
 <path d="M0 2.5h5M2.5 0v5" class="l-optimizer"></path></pattern>\

@@ -25,7 +25,7 @@ from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration
 from seqplan.plans.ranges import ranges_text
 
-KINDS = ("forward", "backward", "exchange", "optimizer", "switch")
+KINDS = ("forward", "backward", "sync", "optimizer", "switch")
 
 PIECES = 4.5
 """Pieces of a chart per px of its width, so that the file stays small."""

@@ -31,7 +31,7 @@ from seqplan.planner.comparison.results import Comparison, System
 
 PARTS = (
     ("propagation", "forward and backward"),
-    ("exchange", "exchange that is not hidden"),
+    ("sync", "sync that is not hidden"),
     ("optimizer", "optimizer"),
 )
 """Fills and meanings of a bar's parts."""
@@ -46,7 +46,7 @@ def headline(comparison: Comparison) -> str:
             "iteration",
             "Mean iteration",
             "One bar for each system: its mean iteration in milliseconds, split into propagation, "
-            f"exchange and optimizer. {_spoken(comparison)}",
+            f"sync and optimizer. {_spoken(comparison)}",
             f"{origin} Shorter is better.",
             lambda width: _bars(comparison, width),
         )
@@ -105,11 +105,11 @@ def _spoken(comparison: Comparison) -> str:
 
 
 def _means(system: System) -> list[float]:
-    """Mean propagation, exchange and optimizer, ms."""
+    """Mean propagation, sync and optimizer, ms."""
     count = len(system.iterations)
     return [
         sum(iteration.propagation_ms for iteration in system.iterations) / count,
-        sum(iteration.exchange_ms for iteration in system.iterations) / count,
+        sum(iteration.sync_ms for iteration in system.iterations) / count,
         sum(iteration.optimizer_ms for iteration in system.iterations) / count,
     ]
 
@@ -161,7 +161,7 @@ def _tables(comparison: Comparison) -> str:
                 percent(system.mfu),
             ]
         )
-    made_of = ["System", "Propagation (ms)", "Exchange (ms)", "Optimizer (ms)"]
+    made_of = ["System", "Propagation (ms)", "SyncTimes (ms)", "Optimizer (ms)"]
     made_of += ["Bubble", "Imbalance", "FLOPs utilisation"]
     about = [[system.name, system.description] for system in comparison.systems]
     return (

@@ -144,7 +144,7 @@ def _spread(
 
 
 def _iterations(comparison: Comparison) -> str:
-    header = ["System", "Step", "Iteration (ms)", "Propagation (ms)", "Exchange (ms)"]
+    header = ["System", "Step", "Iteration (ms)", "Propagation (ms)", "SyncTimes (ms)"]
     header += ["Optimizer (ms)", "Tokens/s", "Speed-up of ours", "Bubble", "Imbalance"]
     header += ["FLOPs utilisation"]
     rows = [
@@ -153,7 +153,7 @@ def _iterations(comparison: Comparison) -> str:
             whole(iteration.step),
             milliseconds(iteration.total_ms),
             milliseconds(iteration.propagation_ms),
-            milliseconds(iteration.exchange_ms),
+            milliseconds(iteration.sync_ms),
             milliseconds(iteration.optimizer_ms),
             whole(iteration.tokens_per_s),
             factor(gain),

@@ -284,7 +284,7 @@ class MeasurementsPage(BaseModel):
     next: str | None
 
 
-class Drift(BaseModel):
+class CalibrationError(BaseModel):
     """Whether the profile of a job still holds, by scheme."""
 
     job: str

@@ -80,19 +80,19 @@ LONGEST_WAIT_S = 3600
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="seconds to wait for the plan")]
 
 
-def _exchange_times(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+def _sync_times(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     try:
         times = check(value)
     except ValidationError:
         # Of a choice of two, pydantic names the first that it is not.
         wanted = "wants times of 0 or more ms, as 900 or [900, 1400]"
-        raise PydanticCustomError("exchange_times", wanted) from None
+        raise PydanticCustomError("sync_times", wanted) from None
     return [times] if isinstance(times, float) else times
 
 
 _Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-ExchangeTimes = Annotated[
+SyncTimesField = Annotated[
     _Time | Annotated[list[_Time], Field(min_length=1, max_length=2)],
-    WrapValidator(_exchange_times),
+    WrapValidator(_sync_times),
 ]
 """One time or two (ms) as a list."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from seqplan.api.rest.payloads.answers import Drift as DriftAnswer
+from seqplan.api.rest.payloads.answers import CalibrationError as CalibrationAnswer
 from seqplan.api.rest.payloads.answers import answers
 from seqplan.api.rest.payloads.problems import require_found
 from seqplan.api.rest.state.readers import read_off_loop
@@ -14,7 +14,7 @@ from seqplan.api.rest.state.shared import ServiceOf, WatchOf
 from seqplan.api.service.calibration_watch import WINDOW
 from seqplan.api.service.job_calibration import MOST_POINTS
 from seqplan.api.store.rows import JobOutline, get
-from seqplan.costs.fit.calibration import Drift
+from seqplan.costs.fit.calibration import CalibrationError
 
 routes = APIRouter(tags=["progress"])
 
@@ -22,9 +22,9 @@ Window = Annotated[int, Query(ge=1, le=1000, description="measured steps to look
 Points = Annotated[int, Query(ge=0, le=MOST_POINTS, description="of each scheme, the latest")]
 
 
-@routes.get("/v1/jobs/{job}/drift", **answers(DriftAnswer))
+@routes.get("/v1/jobs/{job}/calibration", **answers(CalibrationAnswer))
 @read_off_loop
-def drift(
+def measure_calibration_error(
     service: ServiceOf, watch: WatchOf, job: str, steps: Window = WINDOW, points: Points = 0
 ) -> dict[str, Any]:
     """Predicted and measured times by scheme over the last measured steps; ratios, not %.
@@ -35,7 +35,7 @@ def drift(
     """
     with service.store.reading() as connection:
         require_found(get(connection, JobOutline, job), f"job {job}")
-        of_job = watch.drift_of(connection, job, steps)
+        of_job = watch.calibration_of(connection, job, steps)
     schemes = []
     for of_scheme in of_job.schemes:
         shown = _shown(of_scheme)
@@ -56,7 +56,7 @@ def drift(
     }
 
 
-def _shown(of_scheme: Drift) -> dict[str, Any]:
+def _shown(of_scheme: CalibrationError) -> dict[str, Any]:
     stated = of_scheme.stated
     return {
         "scheme": str(of_scheme.scheme),

@@ -20,7 +20,7 @@ from seqplan.api.rest.payloads.fields import AfterStep, Limit
 from seqplan.api.rest.payloads.problems import Problem, require_found
 from seqplan.api.rest.state.readers import read_off_loop
 from seqplan.api.rest.state.shared import ServiceOf, SummariesOf, WatchOf
-from seqplan.api.service.calibration_watch import DriftWatch
+from seqplan.api.service.calibration_watch import CalibrationWatch
 from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
 from seqplan.api.store import schema
 from seqplan.api.store.rows import JobOutline, columns, get, page
@@ -138,7 +138,7 @@ def measurements(
 
 
 def _progress(
-    connection: Connection, job: JobOutline, watch: DriftWatch, summaries: PlanSummaries
+    connection: Connection, job: JobOutline, watch: CalibrationWatch, summaries: PlanSummaries
 ) -> dict[str, Any]:
     ranks = rank_progress(connection, job.id, min(job.world_size, MOST_GPUS))
     underway = ranks.slowest + 1

@@ -20,7 +20,7 @@ from seqplan.api.rest.payloads.answers import (
     answers,
     describe_upload,
 )
-from seqplan.api.rest.payloads.fields import ExchangeTimes, Limit, Natural, Positive, Share, Text
+from seqplan.api.rest.payloads.fields import Limit, Natural, Positive, Share, SyncTimesField, Text
 from seqplan.api.rest.payloads.idempotency import add_location, once
 from seqplan.api.rest.payloads.pages import read_page
 from seqplan.api.rest.payloads.problems import Problem, not_found, require_found
@@ -50,11 +50,11 @@ routes = APIRouter(prefix="/v1/proposals", tags=["proposals"])
 class NewProposal(BaseModel):
     """What ``seqplan propose`` is told, by the names of its options, with its defaults.
 
-    ``profile``: id or name; ``lengths``: id; ``exchange_ms``: one time, or [equal replicas,
-    different layouts]; without it, derived for each layout; ``propagation_only``: leave it out;
+    ``profile``: id or name; ``lengths``: id; ``sync_ms``: one time, or [equal replicas, different
+    layouts]; without it, derived for each layout; ``propagation_only``: leave it out;
     ``static_groups``: groups stay as they are within a step; ``lockstep``: ranks run their k-th
-    micro-batches together, in rounds, a multiple of ``rounds_multiple``; ``layout``: only schemes
-    of one tp and pp, as tp4.pp2; ``trainer``: only what it runs.
+    micro-batches together, in rounds, a multiple of ``micro_step_multiple``; ``layout``: only
+    schemes of one tp and pp, as tp4.pp2; ``trainer``: only what it runs.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -67,12 +67,12 @@ class NewProposal(BaseModel):
     seed: Natural = 0
     optimizer_shards: Positive | None = None
     include_flagged: bool = False
-    exchange_ms: ExchangeTimes | None = None
+    sync_ms: SyncTimesField | None = None
     overlap: Share = 0.0
     propagation_only: bool = False
     static_groups: bool = False
     lockstep: bool = False
-    rounds_multiple: Positive = 1
+    micro_step_multiple: Positive = 1
     schemes: Literal["all", "measured"] = "all"
     layout: Text | None = None
     trainer: Text | None = None

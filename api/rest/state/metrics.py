@@ -13,26 +13,34 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from seqplan.api.service.calibration_watch import DriftWatch
+from seqplan.api.service.calibration_watch import CalibrationWatch
 from seqplan.api.service.service import Service
 from seqplan.api.store.tables.jobs import STATES
-from seqplan.costs.fit.calibration import Drift
+from seqplan.costs.fit.calibration import CalibrationError
 
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 KINDS = ("plan", "acknowledgement", "other")
 
-_DRIFT: tuple[tuple[str, str, Callable[[Drift], float | None]], ...] = (
-    ("error", "Median of |measured - predicted| / predicted, latest.", lambda drift: drift.recent),
-    ("bias", "Median of measured / predicted - 1, latest.", lambda drift: drift.bias),
-    ("limit", "What the error may be by the profile.", lambda drift: drift.limit),
-    ("warning", "1 where the error has left its limit.", lambda drift: bool(drift.warning)),
+_CALIBRATION: tuple[tuple[str, str, Callable[[CalibrationError], float | None]], ...] = (
+    (
+        "error",
+        "Median of |measured - predicted| / predicted, latest.",
+        lambda calibration: calibration.recent,
+    ),
+    ("bias", "Median of measured / predicted - 1, latest.", lambda calibration: calibration.bias),
+    ("limit", "What the error may be by the profile.", lambda calibration: calibration.limit),
+    (
+        "warning",
+        "1 where the error has left its limit.",
+        lambda calibration: bool(calibration.warning),
+    ),
 )
 
 
 class Metrics:
     """Figures of one service since it began, and of its jobs; none is read from a table."""
 
-    def __init__(self, service: Service, watch: DriftWatch) -> None:
+    def __init__(self, service: Service, watch: CalibrationWatch) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Figures(service, watch))
         seconds = Histogram(
@@ -42,7 +50,7 @@ class Metrics:
             buckets=_BUCKETS_S,
             registry=self._registry,
         )
-        self._registry.register(_DriftGauges(watch))
+        self._registry.register(_CalibrationGauges(watch))
         # Looked up once: a lookup by label costs as much as the rest.
         self._seconds = {kind: seconds.labels(kind) for kind in KINDS}
 
@@ -60,7 +68,7 @@ class Metrics:
 
 
 class _Figures(Collector):
-    def __init__(self, service: Service, watch: DriftWatch) -> None:
+    def __init__(self, service: Service, watch: CalibrationWatch) -> None:
         self._service = service
         self._watch = watch
 
@@ -125,17 +133,19 @@ class _Figures(Collector):
         yield by_status
 
 
-class _DriftGauges(Collector):
+class _CalibrationGauges(Collector):
     """By job and scheme, as the last look of the watch found them."""
 
-    def __init__(self, watch: DriftWatch) -> None:
+    def __init__(self, watch: CalibrationWatch) -> None:
         self._watch = watch
 
     def collect(self) -> Iterable[Metric]:
         latest = self._watch.latest()
-        for name, about, value in _DRIFT:
-            gauge = GaugeMetricFamily(f"seqplan_drift_{name}", about, labels=["job", "scheme"])
-            for job, drift in latest:
-                if (figure := value(drift)) is not None:
-                    gauge.add_metric([job, str(drift.scheme)], figure)
+        for name, about, value in _CALIBRATION:
+            gauge = GaugeMetricFamily(
+                f"seqplan_calibration_{name}", about, labels=["job", "scheme"]
+            )
+            for job, calibration in latest:
+                if (figure := value(calibration)) is not None:
+                    gauge.add_metric([job, str(calibration.scheme)], figure)
             yield gauge

@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from seqplan.api.rest.state.ack_writer import AckQueue
 from seqplan.api.rest.state.metrics import Metrics
 from seqplan.api.rest.state.plan_waiters import PlanWaiters
-from seqplan.api.service.calibration_watch import DriftWatch
+from seqplan.api.service.calibration_watch import CalibrationWatch
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service
 
@@ -30,9 +30,9 @@ async def summaries_of(request: Request) -> PlanSummaries:
     return summaries
 
 
-async def watch_of(request: Request) -> DriftWatch:
+async def watch_of(request: Request) -> CalibrationWatch:
     """Return the watch over the profiles of the jobs."""
-    watch: DriftWatch = request.app.state.watch
+    watch: CalibrationWatch = request.app.state.watch
     return watch
 
 
@@ -56,7 +56,7 @@ async def acks_of(request: Request) -> AckQueue:
 
 ServiceOf = Annotated[Service, Depends(service_of)]
 SummariesOf = Annotated[PlanSummaries, Depends(summaries_of)]
-WatchOf = Annotated[DriftWatch, Depends(watch_of)]
+WatchOf = Annotated[CalibrationWatch, Depends(watch_of)]
 MetricsOf = Annotated[Metrics, Depends(metrics_of)]
 WaitersOf = Annotated[PlanWaiters, Depends(waiters_of)]
 AcksOf = Annotated[AckQueue, Depends(acks_of)]

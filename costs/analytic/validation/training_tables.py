@@ -29,7 +29,7 @@ _FOUNDRY_FP8 = """\
 FP8_GAIN is taken as 1.8; here 1.6 would fit best, in NVIDIA's runs 2.1."""
 
 _NVIDIA = """\
-Attention is taken as cuDNN's, half of tp's collectives and the exchange as hidden, and every group
+Attention is taken as cuDNN's, half of tp's collectives and the sync as hidden, and every group
 as having all network cards of a DGX (rails of their own), as NVIDIA's settings say.
 The largest models are predicted 8 to 15 % slow: more of tp is hidden than half, and norms and
 activation functions are fused with casts."""
@@ -87,7 +87,7 @@ def nvidia_runs(figures: Any) -> Iterator[tuple[Estimate, ValidatedRow]]:
             zero=zero,
             precision="fp8",
             virtual_stages=virtual,
-            exchange="hidden",
+            sync="hidden",
             tp_overlap=0.5,
         )
         load = Load(seq_len=tokens, batch=batch, micro_batch=micro)

@@ -91,7 +91,7 @@ def test_rounds_agree_too(lengths: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_server")
-def test_groups_that_re_form_within_the_step_agree_too(tmp_path: Path) -> None:
+def test_groups_that_regroup_within_the_step_agree_too(tmp_path: Path) -> None:
     """A long sequence on all four ranks, which then go on in smaller groups. Trainers that cannot
     do that ask for groups that stay."""
     document = json.loads(SMALL.read_text("utf-8"))

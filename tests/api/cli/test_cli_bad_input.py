@@ -157,11 +157,11 @@ def test_more_optimizer_shards_than_gpus(lengths: Path, output: Path) -> None:
     ("more", "message"),
     [
         (("--overlap", "0.5"), "profile gpt-7b-a100-40gb is of ZeRO-3"),
-        (("--exchange-ms", "900"), "profile gpt-7b-a100-40gb is of ZeRO-3"),
-        (("--exchange-ms", "-1"), "wants a number of 0 or more, not '-1'"),
+        (("--sync-ms", "900"), "profile gpt-7b-a100-40gb is of ZeRO-3"),
+        (("--sync-ms", "-1"), "wants a number of 0 or more, not '-1'"),
         (
-            ("--profile", "llama-7b-a800-80gb", "--exchange-ms", "1", "--propagation-only"),
-            "--propagation-only leaves the exchange out",
+            ("--profile", "llama-7b-a800-80gb", "--sync-ms", "1", "--propagation-only"),
+            "--propagation-only leaves the sync out",
         ),
         (
             ("--profile", "llama-7b-a800-80gb", "--layout", "tp3"),
@@ -169,38 +169,38 @@ def test_more_optimizer_shards_than_gpus(lengths: Path, output: Path) -> None:
         ),
         (("--layout", "u2"), "layout wants tp and pp, as tp4.pp2, not 'u2'"),
         (("--layout", "two"), "scheme 'two': 'two' is not understood"),
-        (("--exchange-ms", "as usual"), "wants a number of 0 or more, not 'as usual'"),
+        (("--sync-ms", "as usual"), "wants a number of 0 or more, not 'as usual'"),
         (
-            ("--profile", "llama-7b-a800-80gb", "--exchange-ms", "1", "--overlap", "1.5"),
+            ("--profile", "llama-7b-a800-80gb", "--sync-ms", "1", "--overlap", "1.5"),
             "overlap must be a share from 0 to 1, not 1.5",
         ),
     ],
 )
-def test_an_exchange_that_cannot_be(
+def test_an_sync_that_cannot_be(
     more: tuple[str, ...], message: str, lengths: Path, output: Path
 ) -> None:
     assert message in complaint(propose(lengths, output, *more))
     nothing_left(output)
 
 
-def test_an_exchange_is_told_and_kept(lengths: Path, output: Path) -> None:
+def test_an_sync_is_told_and_kept(lengths: Path, output: Path) -> None:
     more = ("--profile", "llama-7b-a800-80gb", "--tokens", 8000)
     text = propose(lengths, output, *more).out
-    assert "All with the exchange, derived for each layout: 6 bytes a parameter" in text
+    assert "All with the sync, derived for each layout: 6 bytes a parameter" in text
     assert "derived, not measured (seqplan profiles)" in text
     document = json.loads(output.read_text())
-    assert {"tp", "pp", "ms"} == set(document["exchange"]["by_layout"][0])
+    assert {"tp", "pp", "ms"} == set(document["sync"]["by_layout"][0])
     assert document["layouts"]["chosen"] in text
     output.unlink()
-    text = propose(lengths, output, *more, "--gpus", 2, "--exchange-ms", "900,1400").out
-    assert "All with the exchange, as given: 900 ms, different layouts 1400." in text
-    assert json.loads(output.read_text())["exchange"]["heterogeneous_ms"] == 1400
+    text = propose(lengths, output, *more, "--gpus", 2, "--sync-ms", "900,1400").out
+    assert "All with the sync, as given: 900 ms, different layouts 1400." in text
+    assert json.loads(output.read_text())["sync"]["heterogeneous_ms"] == 1400
     output.unlink()
     more = (*more, "--gpus", 2, "--schemes", "measured")
     text = propose(lengths, output, *more, "--propagation-only").out
-    assert "with the exchange" not in text
+    assert "with the sync" not in text
     assert "derived" not in text
-    assert "exchange" not in json.loads(output.read_text())
+    assert "sync" not in json.loads(output.read_text())
 
 
 def test_a_step_that_no_candidate_holds(dense: PlannedFiles, tmp_path: Path, output: Path) -> None:

@@ -161,7 +161,7 @@ def test_the_planned_file_is_sound(plan_files: PlannedFiles) -> None:
         assert not ids & set(plan.ids)
         ids |= set(plan.ids)
         # ZeRO-3 runs in rounds, all else does not.
-        assert {p.round is None for p in plan.pipelines} == {not proposal.profile.rounds}
+        assert {p.round is None for p in plan.pipelines} == {not proposal.profile.lockstep}
 
 
 def test_plan_reports_its_summary(plan_files: PlannedFiles, tmp_path: Path) -> None:

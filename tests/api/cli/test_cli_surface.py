@@ -37,19 +37,19 @@ SURFACE = {
     "--peak-tflops --hbm-gb-s --memory-gib --matmul-efficiency --attention-kernel --tp --pp "
     "--ulysses --ring --seq-len! --batch --micro-batch --zero --checkpointing "
     "--precision --fp8-gain --context-parallel --tp-overlap --gradient-bytes "
-    "--sequence-parallel/--no-sequence-parallel --virtual-stages --exchange --json",
+    "--sequence-parallel/--no-sequence-parallel --virtual-stages --sync --json",
     "validate-model": "--rows --json",
     "verify-device": "--device --checks --minutes --quick -o/--output --json",
     "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
-    "--optimizer-shards --include-flagged --schemes --trainer --layout --exchange-ms --overlap "
-    "--propagation-only --static-groups --lockstep --rounds-multiple -o/--output --json",
+    "--optimizer-shards --include-flagged --schemes --trainer --layout --sync-ms --overlap "
+    "--propagation-only --static-groups --lockstep --micro-step-multiple -o/--output --json",
     "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --static-groups "
     "--window --exact --workers --trainer --executor -o/--output --export --json",
     "check": "plans.jsonl --profile --proposal --prove --exact --json",
     "explain": "plans.jsonl --step! --rank --json --witness --profile --proposal",
     "compare": "--profile! --gpus! --lengths! --max-len! --tokens --steps --seed --systems "
     "--sweep --optimizer-shards --include-flagged --schemes --trainer --layout --search-static "
-    "--exchange-ms --overlap --lockstep --rounds-multiple "
+    "--sync-ms --overlap --lockstep --micro-step-multiple "
     "--optimizer-ms --switch-ms --cbc-seconds --fast "
     "-o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",

@@ -127,13 +127,13 @@ def test_how_it_is_trained_decides() -> None:
     assert fp8["matrix products"] < slow["matrix products"] < usual["matrix products"]
     assert estimated("--virtual-stages", 4)["pipeline bubble"] == usual["pipeline bubble"] / 4
     assert estimated("--tp-overlap", 0.5)["tp communication"] == usual["tp communication"] / 2
-    hidden = estimated("--exchange", "hidden")["parameter exchange"]
-    assert 0 < hidden < 0.5 * usual["parameter exchange"]
+    hidden = estimated("--sync", "hidden")["parameter sync"]
+    assert 0 < hidden < 0.5 * usual["parameter sync"]
     gathered = estimated("--context-parallel", "all-gather")
     assert "ring merge" in usual
     assert "ring merge" not in gathered
-    rails = estimated("--pp", 1, "--inter-rails", 8)["parameter exchange"]
-    assert rails < 0.5 * estimated("--pp", 1)["parameter exchange"]
+    rails = estimated("--pp", 1, "--inter-rails", 8)["parameter sync"]
+    assert rails < 0.5 * estimated("--pp", 1)["parameter sync"]
     assert estimated("--attention-kernel", "fa3")["attention"] < 0.7 * usual["attention"]
     assert estimated("--gradient-bytes", 2)["bytes"] < usual["bytes"]
     assert estimated("--no-sequence-parallel")["bytes"] > usual["bytes"]

@@ -9,9 +9,9 @@ import pytest
 from command_line import Outcome, call, succeeded
 from trainers import launched
 
-from seqplan.costs.fit.sample_file import read_exchanges
+from seqplan.costs.fit.sample_file import read_syncs
 from seqplan.costs.profile import Profile
-from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.choice import choose_sync
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import design
 
@@ -136,20 +136,20 @@ def test_ranks_measure_every_axis(four_ranks: tuple[Path, str]) -> None:
         assert printed.count(line) == 1
 
 
-def test_ranks_measure_the_exchange(four_ranks: tuple[Path, str]) -> None:
+def test_ranks_measure_the_sync(four_ranks: tuple[Path, str]) -> None:
     """Of every layout that there was, with one layer of a stage and with two."""
     output, printed = four_ranks
     profile = Profile.load(output)
     layouts = [(1, 1), (1, 2), (2, 1)]
-    assert [(entry.tp, entry.pp) for entry in profile.exchange] == layouts
-    assert {entry.gpus for entry in profile.exchange} == {4}
-    measured = read_exchanges(output.with_suffix(".samples.jsonl"))
+    assert [(entry.tp, entry.pp) for entry in profile.sync] == layouts
+    assert {entry.gpus for entry in profile.sync} == {4}
+    measured = read_syncs(output.with_suffix(".samples.jsonl"))
     wanted = [(tp, pp, 4, layers) for tp, pp in layouts for layers in (1, 2)]
-    assert [exchange.key for exchange in measured] == wanted
-    exchange = exchange_of(profile, 4)
-    assert exchange.source.startswith("measured on 4 GPUs for tp1, pp2, tp2; 0% of it hidden")
-    for entry in profile.exchange:
-        assert exchange.whole_ms([(entry.tp, entry.pp)]) == entry.ms
+    assert [sync.key for sync in measured] == wanted
+    sync = choose_sync(profile, 4)
+    assert sync.source.startswith("measured on 4 GPUs for tp1, pp2, tp2; 0% of it hidden")
+    for entry in profile.sync:
+        assert sync.whole_ms([(entry.tp, entry.pp)]) == entry.ms
         assert f"on 4 ranks {entry.ms:,.1f} ms, optimizer {entry.optimizer_ms:,.1f} ms" in printed
 
 

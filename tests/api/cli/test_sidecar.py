@@ -56,8 +56,8 @@ def test_a_sidecar_plans_in_lockstep(tmp_path: Path) -> None:
     np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
     job_file = tmp_path / "job.toml"
     text = FILE.replace("tokens = 8000", "tokens = 40000")
-    job_file.write_text(text + "lockstep = true\nrounds_multiple = 2\n")
-    rounds = ("--lockstep", "--rounds-multiple", "2")
+    job_file.write_text(text + "lockstep = true\nmicro_step_multiple = 2\n")
+    rounds = ("--lockstep", "--micro-step-multiple", "2")
     plans = planned_by_the_command_line(tmp_path, "--tokens", "40000", *rounds)
     assert planned_by_the_sidecar(job_file) == plans
 
@@ -103,9 +103,12 @@ def test_sidecar_plans_for_a_trainer(tmp_path: Path) -> None:
         (FILE.replace("gpus = 4", 'gpus = "4"'), "gpus: wants an integer, not '4'"),
         (FILE.replace("steps = 3", "steps = 0"), "steps: wants 1 or more, not 0"),
         (FILE + "lockstep = 1", "lockstep: wants true or false, not 1"),
-        (FILE + "rounds_multiple = true", "rounds_multiple: wants an integer, not True"),
-        (FILE + "rounds_multiple = 0", "rounds_multiple: wants 1 or more, not 0"),
-        (FILE + "rounds_multiple = 2", "job.toml: rounds_multiple is for rounds; give lockstep"),
+        (FILE + "micro_step_multiple = true", "micro_step_multiple: wants an integer, not True"),
+        (FILE + "micro_step_multiple = 0", "micro_step_multiple: wants 1 or more, not 0"),
+        (
+            FILE + "micro_step_multiple = 2",
+            "job.toml: micro_step_multiple is for rounds; give lockstep",
+        ),
         (FILE + 'trainer = "nemo"', "job.toml: unknown trainer 'nemo'; there are seqplan, "),
         (FILE + 'trainer = "transformers"', "job.toml: profile llama-7b-a800-80gb: is of ZeRO-1"),
         (FILE, "lengths.npy: no such file"),

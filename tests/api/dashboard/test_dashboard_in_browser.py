@@ -295,17 +295,17 @@ def test_keys_alone_choose_a_job_and_a_step(page: Page, stocked: Stocked) -> Non
     page.until_text("#step-name", f"^step {STEPS - 1}$")
 
 
-def test_drift_is_told_and_drawn(page: Page, stocked: Stocked) -> None:
+def test_calibration_is_told_and_drawn(page: Page, stocked: Stocked) -> None:
     opened(page, stocked, "slower")
-    drift = stocked.served.ok("GET", "/v1/jobs/slower/drift?points=200")
-    warned = [scheme for scheme in drift["schemes"] if scheme["warning"]]
+    calibration = stocked.served.ok("GET", "/v1/jobs/slower/calibration?points=200")
+    warned = [scheme for scheme in calibration["schemes"] if scheme["warning"]]
     warnings = [line for line in page.text("#warnings").split("\n") if line]
     assert warnings == [scheme["message"] for scheme in warned]
-    rows = page.text("#drift-table tbody").split("\n")
-    assert sum("+30%" in row for row in rows) == len(drift["schemes"])
-    assert page.text("#drift-table").count("miscalibrated") == len(warned)
+    rows = page.text("#calibration-table tbody").split("\n")
+    assert sum("+30%" in row for row in rows) == len(calibration["schemes"])
+    assert page.text("#calibration-table").count("miscalibrated") == len(warned)
     dots = page.run("return document.querySelectorAll('#scatters circle').length")
-    assert dots == sum(len(scheme["points"]) for scheme in drift["schemes"])
+    assert dots == sum(len(scheme["points"]) for scheme in calibration["schemes"])
     assert page.run("return document.querySelectorAll('#warnings .warning').length") == 1
     command = f"seqplan refit --server {stocked.served.url} --job slower -o refitted.json"
     assert page.text("#refit code") == command
@@ -373,7 +373,7 @@ def test_light_and_dark_can_be_read(page: Page, stocked: Stocked) -> None:
             "#link",
             "#warnings p",
             "a",
-            "#drift-note",
+            "#calibration-note",
             "thead th",
             ".facts dt",
         ):

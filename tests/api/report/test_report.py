@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from comparisons import ODD, Page, comparison_of, in_rounds, iteration, pipelined
+from comparisons import ODD, Page, comparison_of, in_lockstep, iteration, pipelined
 
 from seqplan.api.cli.parts.compare_output import comparison_fields, comparison_lines
 from seqplan.api.report import render
@@ -18,7 +18,7 @@ from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem
 from seqplan.plans.scheme import Scheme
 
 COMPARISONS = pytest.mark.parametrize(
-    "compared", [pipelined(), in_rounds()], ids=["pipelined", "rounds"]
+    "compared", [pipelined(), in_lockstep()], ids=["pipelined", "rounds"]
 )
 
 PROFILE = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
@@ -74,7 +74,7 @@ def test_the_same_comparison_gives_the_same_bytes(compared: Comparison) -> None:
 
 def test_utilisation_is_of_all_flops_over_all_time() -> None:
     """Not the mean of the steps' own, in which a short step would count as much as a long one."""
-    first, second = in_rounds().ours.iterations
+    first, second = in_lockstep().ours.iterations
     steps = (
         replace(first, propagation_ms=47.25, mfu=0.5),  # 100 ms in all
         replace(second, propagation_ms=247.25, mfu=0.1),  # 300 ms in all
@@ -97,7 +97,7 @@ def test_every_iteration_is_in_a_table(compared: Comparison) -> None:
             system.name,
             f"{step.step}",
             *(f"{value:,.1f}" for value in (step.total_ms, step.propagation_ms)),
-            *(f"{value:,.1f}" for value in (step.exchange_ms, step.optimizer_ms)),
+            *(f"{value:,.1f}" for value in (step.sync_ms, step.optimizer_ms)),
             f"{step.tokens_per_s:,.0f}",
             f"{gain:,.2f}×",
             f"{100 * step.bubble_ratio:.1f} %",

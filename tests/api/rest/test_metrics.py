@@ -9,16 +9,16 @@ import pytest
 from stocked_service import Stocked
 
 from seqplan.api.rest.state.metrics import Metrics
-from seqplan.api.service.calibration_watch import DriftWatch
+from seqplan.api.service.calibration_watch import CalibrationWatch
 from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service
 from seqplan.api.store.rows import JobRow
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.jobs import add_job
-from seqplan.costs.fit.calibration import Drift
+from seqplan.costs.fit.calibration import CalibrationError
 from seqplan.plans.scheme import Scheme
 
-DRIFT = Drift(
+CALIBRATION = CalibrationError(
     scheme=Scheme(tp=2, pp=1, ulysses=1, ring=1),
     pipelines=12,
     median=0.25,
@@ -42,34 +42,34 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def test_drift_by_job_and_scheme(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = DriftWatch(store, PlanSummaries())
+def test_calibration_by_job_and_scheme(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = CalibrationWatch(store, PlanSummaries())
     lines = Metrics(Service(store), watch).text().splitlines()
-    help_and_type = [line for line in lines if "seqplan_drift_" in line]
+    help_and_type = [line for line in lines if "seqplan_calibration_" in line]
     assert help_and_type == [
-        "# HELP seqplan_drift_error Median of |measured - predicted| / predicted, latest.",
-        "# TYPE seqplan_drift_error gauge",
-        "# HELP seqplan_drift_bias Median of measured / predicted - 1, latest.",
-        "# TYPE seqplan_drift_bias gauge",
-        "# HELP seqplan_drift_limit What the error may be by the profile.",
-        "# TYPE seqplan_drift_limit gauge",
-        "# HELP seqplan_drift_warning 1 where the error has left its limit.",
-        "# TYPE seqplan_drift_warning gauge",
+        "# HELP seqplan_calibration_error Median of |measured - predicted| / predicted, latest.",
+        "# TYPE seqplan_calibration_error gauge",
+        "# HELP seqplan_calibration_bias Median of measured / predicted - 1, latest.",
+        "# TYPE seqplan_calibration_bias gauge",
+        "# HELP seqplan_calibration_limit What the error may be by the profile.",
+        "# TYPE seqplan_calibration_limit gauge",
+        "# HELP seqplan_calibration_warning 1 where the error has left its limit.",
+        "# TYPE seqplan_calibration_warning gauge",
     ]
-    monkeypatch.setattr(watch, "latest", lambda: [("j", DRIFT)])
+    monkeypatch.setattr(watch, "latest", lambda: [("j", CALIBRATION)])
     lines = Metrics(Service(store), watch).text().splitlines()
-    labels = f'{{job="j",scheme="{DRIFT.scheme}"}}'
-    assert [line for line in lines if line.startswith("seqplan_drift_")] == [
-        f"seqplan_drift_error{labels} 0.125",
-        f"seqplan_drift_bias{labels} -0.125",
-        f"seqplan_drift_limit{labels} 0.05",
-        f"seqplan_drift_warning{labels} 1.0",
+    labels = f'{{job="j",scheme="{CALIBRATION.scheme}"}}'
+    assert [line for line in lines if line.startswith("seqplan_calibration_")] == [
+        f"seqplan_calibration_error{labels} 0.125",
+        f"seqplan_calibration_bias{labels} -0.125",
+        f"seqplan_calibration_limit{labels} 0.05",
+        f"seqplan_calibration_warning{labels} 1.0",
     ]
 
 
 def test_figures_of_the_store_and_of_the_service(store: Store) -> None:
     service = Service(store)
-    metrics = Metrics(service, DriftWatch(store, PlanSummaries()))
+    metrics = Metrics(service, CalibrationWatch(store, PlanSummaries()))
     service.upkeep.look()
     with store.writing() as connection:  # what a scrape does not read
         connection.exec_driver_sql("DROP TABLE plans")

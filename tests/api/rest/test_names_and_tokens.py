@@ -79,7 +79,7 @@ def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
     from seqplan.api.rest.state.metrics import Metrics
-    from seqplan.api.service.calibration_watch import DriftWatch
+    from seqplan.api.service.calibration_watch import CalibrationWatch
     from seqplan.api.service.plan_summary import PlanSummaries
     from seqplan.api.service.service import Service
     from seqplan.api.store.rows import JobRow
@@ -93,7 +93,7 @@ def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
         add_job(connection, row)
     service = Service(store)
     service.start()
-    text = Metrics(service, DriftWatch(store, PlanSummaries())).text()
+    text = Metrics(service, CalibrationWatch(store, PlanSummaries())).text()
     service.stop()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["seqplan_look_ahead_steps"].samples[0].labels == {"job": odd}

@@ -108,13 +108,13 @@ def test_one_step_in_time(stocked: Stocked) -> None:
     [
         ("none/progress", 404, "there is no job none"),
         ("none/steps", 404, "there is no job none"),
-        ("none/drift", 404, "there is no job none"),
+        ("none/calibration", 404, "there is no job none"),
         ("none/measurements", 404, "there is no job none"),
         ("none/plans/0/timeline", 404, "there is no job none"),
         ("bad/plans/99/timeline", 404, "there is no plan of step 99 in job bad"),
         ("bad/measurements?after=3", 422, "query.after: '3': wants STEP.RANK"),
         ("bad/steps?after=-2", 422, "query.after: "),
-        ("bad/drift?steps=0", 422, "query.steps: "),
+        ("bad/calibration?steps=0", 422, "query.steps: "),
     ],
 )
 def test_bad_questions_are_problems(stocked: Stocked, path: str, status: int, detail: str) -> None:

@@ -13,7 +13,7 @@ from stocked_service import DATA, MAX_LEN, Stocked
 
 from seqplan.api.service.proposal_request import parse_request
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.sync.times import GivenExchange, LayoutExchange
+from seqplan.planner.sync.times import GivenSyncTimes, LayoutSyncTimes
 
 LLAMA, GPT = "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
 
@@ -38,8 +38,8 @@ def _settled(stocked: Stocked, request: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             2,
-            ["--exchange-ms", "10,90.5", "--optimizer-shards", "2", "--include-flagged"],
-            {"exchange_ms": [10, 90.5], "optimizer_shards": 2, "include_flagged": True},
+            ["--sync-ms", "10,90.5", "--optimizer-shards", "2", "--include-flagged"],
+            {"sync_ms": [10, 90.5], "optimizer_shards": 2, "include_flagged": True},
         ),
         (2, ["--method", "eq4", "--tokens", "20000"], {"method": "eq4", "tokens": 20000}),
         (
@@ -49,8 +49,8 @@ def _settled(stocked: Stocked, request: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             4,
-            ["--lockstep", "--rounds-multiple", "2"],
-            {"lockstep": True, "rounds_multiple": 2},
+            ["--lockstep", "--micro-step-multiple", "2"],
+            {"lockstep": True, "micro_step_multiple": 2},
         ),
     ],
 )
@@ -71,24 +71,24 @@ def test_the_same_document_as_from_the_command_line(
 @pytest.mark.parametrize(
     ("fields", "detail"),
     [
-        ({"exchange_ms": 1, "propagation_only": True}, "propagation_only leaves the exchange out"),
+        ({"sync_ms": 1, "propagation_only": True}, "propagation_only leaves the sync out"),
         ({"layout": "tp3"}, "has no scheme of layout tp3"),
-        ({"rounds_multiple": 2}, "rounds_multiple is for rounds; give lockstep with it"),
+        ({"micro_step_multiple": 2}, "micro_step_multiple is for rounds; give lockstep with it"),
         ({"lockstep": True, "static_groups": True}, "lockstep forms groups anew in each round"),
         ({"layout": "u2"}, "layout wants tp and pp"),
         ({"schemes": "some"}, "body.schemes: "),
-        ({"overlap": 1.5, "exchange_ms": 1}, "body.overlap: "),
-        ({"exchange_ms": -1}, "body.exchange_ms: wants times of 0 or more ms"),
-        ({"exchange_ms": []}, "body.exchange_ms: wants times of 0 or more ms"),
-        ({"exchange_ms": [1, 2, 3]}, "body.exchange_ms: wants times of 0 or more ms"),
-        ({"exchange_ms": "usual"}, "body.exchange_ms: wants times of 0 or more ms"),
+        ({"overlap": 1.5, "sync_ms": 1}, "body.overlap: "),
+        ({"sync_ms": -1}, "body.sync_ms: wants times of 0 or more ms"),
+        ({"sync_ms": []}, "body.sync_ms: wants times of 0 or more ms"),
+        ({"sync_ms": [1, 2, 3]}, "body.sync_ms: wants times of 0 or more ms"),
+        ({"sync_ms": "usual"}, "body.sync_ms: wants times of 0 or more ms"),
         ({"optimizer_shards": 9}, "optimizer_shards must be an integer from 1 to the 8 GPUs"),
         ({"optimizer_shards": 0}, "body.optimizer_shards: "),
         ({"include_flagged": "yes"}, "body.include_flagged: "),
         ({"method": "guess"}, "body.method: "),
-        ({"profile": GPT, "exchange_ms": 1}, f"but profile {GPT} is of ZeRO-3"),
+        ({"profile": GPT, "sync_ms": 1}, f"but profile {GPT} is of ZeRO-3"),
         ({"profile": GPT, "method": "eq4"}, "method eq4 chooses strategies for a whole step"),
-        ({"exchange_ms": 1, "method": "eq4"}, "method eq4 does not weigh the exchange"),
+        ({"sync_ms": 1, "method": "eq4"}, "method eq4 does not weigh the sync"),
         ({"trainer": "nemo"}, "unknown trainer 'nemo'; there are seqplan, seqplan-huggingface"),
         ({"trainer": "transformers"}, "is of ZeRO-1, but transformers runs ZeRO-3"),
         ({"tokens": 10**15}, f"tokens, fewer than a step of {10**15}, which would repeat"),
@@ -119,11 +119,11 @@ def test_a_proposal_that_fails_says_why(stocked: Stocked) -> None:
 @pytest.mark.parametrize(
     ("stored", "kind"),
     [
-        ({}, type(None)),  # before the exchange was derived, it was left out unless asked for
-        ({"exchange_ms": None, "overlap": 0.0}, type(None)),
-        ({"exchange_ms": "published", "overlap": 0.25}, LayoutExchange),
-        ({"exchange_ms": [900.0]}, GivenExchange),
-        ({"exchange_ms": None, "propagation_only": False}, LayoutExchange),
+        ({}, type(None)),  # before the sync was derived, it was left out unless asked for
+        ({"sync_ms": None, "overlap": 0.0}, type(None)),
+        ({"sync_ms": "published", "overlap": 0.25}, LayoutSyncTimes),
+        ({"sync_ms": [900.0]}, GivenSyncTimes),
+        ({"sync_ms": None, "propagation_only": False}, LayoutSyncTimes),
         ({"propagation_only": True}, type(None)),
     ],
 )
@@ -131,4 +131,4 @@ def test_requests_of_earlier_versions_keep_their_meaning(
     stored: dict[str, Any], kind: type[object]
 ) -> None:
     request = {"gpus": 8, "max_len": MAX_LEN, "tokens": 8000, "seed": 0, **stored}
-    assert isinstance(parse_request(load_shipped(LLAMA), request)["exchange"], kind)
+    assert isinstance(parse_request(load_shipped(LLAMA), request)["sync"], kind)

@@ -86,7 +86,7 @@ def test_probes_metrics_and_docs(stocked: Stocked) -> None:
     assert "# TYPE seqplan_jobs gauge" in metrics
     assert 'seqplan_requests_total{status="200"}' in metrics
     assert 'seqplan_request_seconds_bucket{kind="other",le="+Inf"}' in metrics
-    assert "# TYPE seqplan_drift_error gauge" in metrics
+    assert "# TYPE seqplan_calibration_error gauge" in metrics
     page = served.ask("GET", "/docs").body.decode()
     assert "GET /v1/jobs/{job}/plans/{step}" in page
     assert "<script" not in page

@@ -48,5 +48,5 @@ def test_ranks_train_from_a_sidecar_and_report_what_steps_took(
         metrics = served.ask("GET", "/metrics").body.decode()
         count = 'seqplan_request_seconds_count{kind="acknowledgement"}'
         assert f"{count} {each:.1f}" in metrics.splitlines()
-        drift = served.ok("GET", "/v1/jobs/job/drift")
-        assert drift["pipelines"]["measured"] > 0, drift
+        calibration = served.ok("GET", "/v1/jobs/job/calibration")
+        assert calibration["pipelines"]["measured"] > 0, calibration

@@ -1,4 +1,4 @@
-"""Layers beyond those of a dense decoder: time, memory and exchange against sums done by hand."""
+"""Layers beyond those of a dense decoder: time, memory and sync against sums done by hand."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_max_len_is_where_the_estimate_stops_to_fit(zero: int, scheme: Scheme) -
 
 def test_zero_3_derives_sequence_parallel_schemes_only() -> None:
     deployment = replace(DEPLOYMENT, zero=3)
-    assert profile_of(derive_profile(deployment, [Scheme(ulysses=8)], name="x")).rounds
+    assert profile_of(derive_profile(deployment, [Scheme(ulysses=8)], name="x")).lockstep
     with pytest.raises(ValueError, match="tp2: under ZeRO-3"):
         derive_profile(deployment, [Scheme(tp=2)], name="x")
 

@@ -142,7 +142,7 @@ def test_zero_stages_shard_more_and_send_more() -> None:
         for zero in (1, 2, 3)
     }
     assert by_zero[1].peak_bytes > by_zero[2].peak_bytes > by_zero[3].peak_bytes
-    assert by_zero[2].terms_ms["parameter exchange"] > by_zero[1].terms_ms["parameter exchange"]
+    assert by_zero[2].terms_ms["parameter sync"] > by_zero[1].terms_ms["parameter sync"]
     # Gathering hides behind 2,048 tokens of a layer within a node, not behind 64; it takes
     # multiprocessors from what hides it, and nothing hides its beginning and end.
     moved = 2 * 3 * 2 * LLAMA.layers_parameters * 7 / 8 / 160e9 * 1e3

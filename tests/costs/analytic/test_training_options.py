@@ -122,20 +122,20 @@ def test_the_longest_stage_counts_where_pp_does_not_divide_the_layers() -> None:
     assert many.stage_layers(1) == 126
 
 
-def test_the_exchange_hides_behind_long_backwards_only() -> None:
+def test_the_sync_hides_behind_long_backwards_only() -> None:
     load = Load(seq_len=8192, batch=32)
     by_zero = {}
     for zero in (1, 2):
         exposed, hidden = (
-            estimate(replace(DEPLOYMENT, zero=zero, exchange=how), Scheme(), load)
+            estimate(replace(DEPLOYMENT, zero=zero, sync=how), Scheme(), load)
             for how in ("exposed", "hidden")
         )
-        by_zero[zero] = hidden.terms_ms["parameter exchange"]
-        assert by_zero[zero] < 0.1 * exposed.terms_ms["parameter exchange"]
+        by_zero[zero] = hidden.terms_ms["parameter sync"]
+        assert by_zero[zero] < 0.1 * exposed.terms_ms["parameter sync"]
     assert by_zero[1] == by_zero[2]  # gradients are summed on the rank
     short = Load(seq_len=256, batch=16)
     exposed, hidden = (
-        estimate(replace(DEPLOYMENT, exchange=how), Scheme(), short).terms_ms["parameter exchange"]
+        estimate(replace(DEPLOYMENT, sync=how), Scheme(), short).terms_ms["parameter sync"]
         for how in ("exposed", "hidden")
     )
     assert 0.5 * exposed < hidden < exposed

@@ -66,7 +66,7 @@ def test_flops_count_wide_attention() -> None:
     assert more == pytest.approx(attention + products)
 
 
-def test_tied_embeddings_take_less_memory_and_exchange_on_one_stage_only() -> None:
+def test_tied_embeddings_take_less_memory_and_sync_on_one_stage_only() -> None:
     tied = replace(NARROW, tied=True)
     saved_parameters = NARROW.vocab * NARROW.hidden
 
@@ -75,18 +75,18 @@ def test_tied_embeddings_take_less_memory_and_exchange_on_one_stage_only() -> No
         result = estimate(deployment, Scheme.parse(scheme), Load(seq_len=8192, batch=8))
         return (
             result.memory_bytes["parameters and gradients"],
-            result.terms_ms["parameter exchange"],
+            result.terms_ms["parameter sync"],
         )
 
-    held, exchanged = estimated(NARROW, "tp8")
-    held_tied, exchanged_tied = estimated(tied, "tp8")
+    held, synchronized = estimated(NARROW, "tp8")
+    held_tied, tied_synced = estimated(tied, "tp8")
     assert held - held_tied == pytest.approx(6 * saved_parameters / 8)
-    assert exchanged_tied < exchanged
+    assert tied_synced < synchronized
     # The first stage holds the embedding and the last one its copy: nothing is saved.
-    held, exchanged = estimated(NARROW, "tp4.pp2")
-    held_tied, exchanged_tied = estimated(tied, "tp4.pp2")
+    held, synchronized = estimated(NARROW, "tp4.pp2")
+    held_tied, tied_synced = estimated(tied, "tp4.pp2")
     assert held_tied == pytest.approx(held, rel=1e-5)
-    assert exchanged_tied == exchanged
+    assert tied_synced == synchronized
 
 
 def test_a_profile_keeps_both_and_its_memory_model_knows_them() -> None:

@@ -22,8 +22,8 @@ from seqplan.planner.comparison.advice import ablation, advice, rivals
 from seqplan.planner.comparison.compare import SYSTEMS, Options, compare, histogram
 from seqplan.planner.comparison.nearest import nearest_rival
 from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
-from seqplan.planner.sync.choice import exchange_of
-from seqplan.planner.sync.times import GivenExchange
+from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.sync.times import GivenSyncTimes
 
 ROOT = Path(__file__).parents[3]
 QUICK = ("one-layout", "static", "megatron", "hotspa", "deepspeed", "flexsp", "megatron-dcp")
@@ -33,8 +33,8 @@ QUICK = ("one-layout", "static", "megatron", "hotspa", "deepspeed", "flexsp", "m
 def small() -> Comparison:
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
     options = Options((*QUICK, "hydraulis"), fast=True)
-    exchange = exchange_of(profile, 8)
-    return compare(profile, Cluster(8, 16384, 50_000), CODE, 3, exchange, options=options)
+    sync = choose_sync(profile, 8)
+    return compare(profile, Cluster(8, 16384, 50_000), CODE, 3, sync, options=options)
 
 
 def test_ours_is_no_slower_than_the_static_ones() -> None:
@@ -50,10 +50,10 @@ def test_ours_is_no_slower_than_the_static_ones() -> None:
     assert all(step.gap is not None and step.planning_ms for step in comparison.ours.iterations)
 
 
-def test_in_lockstep_what_runs_in_rounds_is_compared_and_the_rest_left_out() -> None:
+def test_in_lockstep_what_runs_in_lockstep_is_compared_and_the_rest_left_out() -> None:
     profile = load_shipped("llama-7b-a800-80gb")
-    exchange = exchange_of(profile, 8)
-    comparison = compare(profile, Cluster(8, 8192, 30_000), CODE, 2, exchange, lockstep=True)
+    sync = choose_sync(profile, 8)
+    comparison = compare(profile, Cluster(8, 8192, 30_000), CODE, 2, sync, lockstep=True)
     assert {system.key for system in comparison.systems} == {
         *("ours", "static", "megatron-dcp", "megatron-packing"),
         *("verl", "trl", "slime", "rebalance"),
@@ -73,7 +73,7 @@ def test_in_lockstep_what_runs_in_rounds_is_compared_and_the_rest_left_out() -> 
 
 def test_whose_rounds_are_a_multiple_is_said() -> None:
     profile = load_shipped("llama-7b-a800-80gb")
-    cluster, exchange = Cluster(8, 8192, 30_000), exchange_of(profile, 8)
+    cluster, sync = Cluster(8, 8192, 30_000), choose_sync(profile, 8)
     options = Options(("static",))
     sentence = (
         "Our rounds, and those of static strategies with our balancing, are a multiple of 2; other "
@@ -85,10 +85,10 @@ def test_whose_rounds_are_a_multiple_is_said() -> None:
             cluster,
             CODE,
             1,
-            exchange,
+            sync,
             options=options,
             lockstep=True,
-            rounds_multiple=multiple,
+            micro_step_multiple=multiple,
         )
         assert (sentence in comparison.assumptions) == (multiple == 2)
 
@@ -118,31 +118,31 @@ def test_what_was_left_out_is_told() -> None:
     }
 
 
-def test_one_layout_and_groups_that_re_form_are_told_apart() -> None:
+def test_one_layout_and_groups_that_regroup_are_told_apart() -> None:
     profile = load_shipped("llama-32b-a800-80gb").restrict(layout=(8, 1))
     cluster, lengths = Cluster(64, 131_072, 800_000), CODE
     options = Options(("one-layout", "megatron-dcp"))
-    comparison = compare(profile, cluster, lengths, 2, exchange_of(profile, 64), options=options)
+    comparison = compare(profile, cluster, lengths, 2, choose_sync(profile, 64), options=options)
     by_key = {system.key: system for system in comparison.systems}
     assert set(by_key) == {
         "ours",
         "one-layout",
-        "re-forming",
+        "regrouping",
         "megatron-dcp",
         "megatron-packing",
     }
-    staying, re_forming = by_key["one-layout"], by_key["re-forming"]
-    assert re_forming.mean_ms < staying.mean_ms * 0.99
-    assert re_forming.mean_ms == pytest.approx(comparison.ours.mean_ms, rel=5e-3)
-    assert by_key["megatron-packing"].mean_ms > re_forming.mean_ms * 1.02
+    staying, regrouping = by_key["one-layout"], by_key["regrouping"]
+    assert regrouping.mean_ms < staying.mean_ms * 0.99
+    assert regrouping.mean_ms == pytest.approx(comparison.ours.mean_ms, rel=5e-3)
+    assert by_key["megatron-packing"].mean_ms > regrouping.mean_ms * 1.02
     assert by_key["megatron-packing"].mean_ms < by_key["megatron-dcp"].mean_ms
 
 
-def test_without_an_exchange_there_is_no_one_layout_to_compare() -> None:
+def test_without_an_sync_there_is_no_one_layout_to_compare() -> None:
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
-    exchange = GivenExchange(0.0, 0.0, "none", 0.0, 0.0)
+    sync = GivenSyncTimes(0.0, 0.0, "none", 0.0, 0.0)
     options = Options(("one-layout",))
-    comparison = compare(profile, Cluster(4, 16384, 20_000), CODE, 1, exchange, options=options)
+    comparison = compare(profile, Cluster(4, 16384, 20_000), CODE, 1, sync, options=options)
     assert [system.key for system in comparison.systems] == ["ours"]
     ((name, why),) = comparison.left_out
     assert name == "One layout, groups that stay"
@@ -177,7 +177,7 @@ def stretched(system: System, key: str, factor: float) -> System:
 
 
 def slower(system: System, key: str, factor: float) -> System:
-    """A system whose every iteration takes ``factor`` times as long, exchange included."""
+    """A system whose every iteration takes ``factor`` times as long, sync included."""
     return replace(
         system,
         key=key,
@@ -301,7 +301,7 @@ def call(lengths: Path, *more: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-PROPAGATION = ("--gpus", "8", "--schemes", "measured", "--exchange-ms", "0")
+PROPAGATION = ("--gpus", "8", "--schemes", "measured", "--sync-ms", "0")
 """Where different replicas pay, so that there is one heterogeneous strategy, too."""
 
 
@@ -350,8 +350,8 @@ def test_the_same_seed_gives_the_same_figures(lengths: Path) -> None:
     [
         (("--systems", "megatron,best"), 2, f"unknown system 'best'; there are {SYSTEMS[0]}"),
         (("--overlap", "2"), 2, "overlap must be a share from 0 to 1, not 2.0"),
-        (("--exchange-ms", "1,2,3"), 2, "wants one time or two, not '1,2,3'"),
-        (("--exchange-ms", "-4"), 2, "--exchange-ms: "),
+        (("--sync-ms", "1,2,3"), 2, "wants one time or two, not '1,2,3'"),
+        (("--sync-ms", "-4"), 2, "--sync-ms: "),
         (("--cbc-seconds", "0"), 2, "CBC needs at least 0.1 seconds, not 0"),
         (("--profile", "nothing"), 2, "profile 'nothing' is neither a file nor"),
         (("--tokens", "999999999"), 2, "fewer than a step of 999999999"),

@@ -15,8 +15,8 @@ from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.proposal.layout_times import layout_times
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.sync.choice import exchange_of
-from seqplan.planner.sync.times import GivenExchange
+from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.sync.times import GivenSyncTimes
 from seqplan.plans.scheme import Scheme, Strategy
 
 CLUSTER = Cluster(8, 131_072, 30_000)
@@ -28,10 +28,10 @@ RARE = np.append(CODE.clip(max=4096), LONGEST)
 @cache
 def both(lockstep: bool) -> tuple[ProposalDocument, Comparison]:
     profile = load_shipped("llama-7b-a800-80gb")
-    exchange = exchange_of(profile, CLUSTER.gpus)
-    proposal = make_proposal(profile, CLUSTER, RARE, exchange=exchange, lockstep=lockstep)
+    sync = choose_sync(profile, CLUSTER.gpus)
+    proposal = make_proposal(profile, CLUSTER, RARE, sync=sync, lockstep=lockstep)
     options = Options(("static",))
-    compared = compare(profile, CLUSTER, RARE, 2, exchange, options=options, lockstep=lockstep)
+    compared = compare(profile, CLUSTER, RARE, 2, sync, options=options, lockstep=lockstep)
     return proposal, compared
 
 
@@ -55,9 +55,9 @@ def test_static_times_count_only_strategies_that_hold_the_longest_sequence() -> 
     times = np.array([[5.0, 6.0], [8.0, 9.0], [4.0, 4.0]])
     short, long = (Strategy.of({Scheme(ulysses=u): 8 // u}) for u in (2, 4))
     mixed = Strategy.of({Scheme(ulysses=2): 2, Scheme(ulysses=4): 1})
-    exchange = GivenExchange(1.0, 1.0, "given", 0.0, 0.0)
+    sync = GivenSyncTimes(1.0, 1.0, "given", 0.0, 0.0)
     holds = [False, True, True]
-    compared = layout_times(times, [short, long, mixed], holds, {}, {}, exchange)
+    compared = layout_times(times, [short, long, mixed], holds, {}, {}, sync)
     assert compared.static == (long, 8.5)
-    compared = layout_times(times, [short, long, mixed], [False, False, True], {}, {}, exchange)
+    compared = layout_times(times, [short, long, mixed], [False, False, True], {}, {}, sync)
     assert compared.static is None

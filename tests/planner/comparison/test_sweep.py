@@ -18,7 +18,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem, point_of, sweep
-from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.choice import choose_sync
 
 PROFILE = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
 
@@ -26,7 +26,7 @@ PROFILE = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
 def compared(gpus: int) -> Comparison:
     options = Options(("static", "megatron"))
     cluster = Cluster(gpus, 16384, 20_000)
-    return compare(PROFILE, cluster, CODE, 2, exchange_of(PROFILE, gpus), options=options)
+    return compare(PROFILE, cluster, CODE, 2, choose_sync(PROFILE, gpus), options=options)
 
 
 def test_each_point_is_the_comparison_of_its_value() -> None:

@@ -49,7 +49,7 @@ SETTINGS = {
     "dense": dense,
     "lockstep": lockstep,
     "rings": rings,
-    "rings-in-rounds": lambda: replace(rings(), lockstep=True, rounds_multiple=2),
+    "rings-in-rounds": lambda: replace(rings(), lockstep=True, micro_step_multiple=2),
 }
 APPLY = {
     ("dense", "static"): ["static", "one-strategy"],
@@ -99,7 +99,7 @@ def test_each_sequence_once_within_memory_and_ranks(where: str, name: str) -> No
                         cost = model.latency.micro_batch_ms(lengths)
                         assert micro.cost_ms == pytest.approx(cost, abs=1e-3)
             assert sorted(placed) == list(range(len(batch.lengths))), offer.key
-            if setting.in_rounds:
+            if setting.in_lockstep:
                 assert all(pipeline.round is not None for pipeline in execution.pipelines)
             if offer.key == "megatron-packing":  # whose ranks go from group to group
                 _aligned(execution.phases[0], setting.cluster.gpus)

@@ -31,8 +31,8 @@ from seqplan.planner.exact.regrouping import close_regrouping_gap
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, PipelineClass
-from seqplan.planner.strategies.regrouping import reforming_layouts
-from seqplan.planner.sync.times import NO_EXCHANGE
+from seqplan.planner.strategies.regrouping import make_regroup_layouts
+from seqplan.planner.sync.times import NO_SYNC
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.lint import lint
 from seqplan.plans.scheme import Scheme, Strategy
@@ -80,7 +80,7 @@ def test_divisible_sequences_keep_the_bound_one(seed: int) -> None:
     assert time_ms >= optimum * (1 - 1e-9)
 
 
-def test_more_micro_batches_than_are_formed_are_still_counted() -> None:
+def test_more_micro_batches_than_aregrouped_are_still_counted() -> None:
     pipeline = PipelineClass(pp=3, a=0.01, b=1.0, c=0.5, capacity=10, unit=1, count=1, gpus=3)
     batch = Batch.of_lengths([9] * MOST_FORMED + [8] * 4)
     time_ms, bound_ms, optimum = solved(((pipeline,), batch), 0.0, 1.0)
@@ -154,7 +154,7 @@ def test_plans_are_faster_or_closer_or_as_they_were() -> None:
     assert to_json(plain.plan(short, step=7)) == to_json(exact.plan(short, step=7))
 
 
-def test_a_step_whose_groups_re_form_is_solved() -> None:
+def test_a_step_whose_groups_regroup_is_solved() -> None:
     """Few long sequences bind it: the plan becomes optimal, or is shown to be nearly so."""
     plain, exact = (Planner("llama-32b-a800-80gb", 64, 131_072, exact=e) for e in (False, True))
     profile = find_profile("llama-32b-a800-80gb")
@@ -164,7 +164,7 @@ def test_a_step_whose_groups_re_form_is_solved() -> None:
         if len(batch.lengths) > 20:
             continue
         before = plain.plan(batch.lengths, step=step)
-        if not before.re_forms or before.gap <= EXACT_GAP:
+        if not before.regroups or before.gap <= EXACT_GAP:
             continue
         after = exact.plan(batch.lengths, step=step)
         assert lint(after, models) == []
@@ -191,7 +191,7 @@ def test_regrouping_is_solved_as_all_plans_on_two_ranks(
         Scheme(ulysses=sp): SchemeModel(Scheme(ulysses=sp), Latency(1e-3 / sp, 1.1 / sp, c), room)
         for sp in (1, 2)
     }
-    (layout,) = reforming_layouts(models, NO_EXCHANGE)
+    (layout,) = make_regroup_layouts(models, NO_SYNC)
     batch = Batch.of_lengths(lengths)
     optimum = best_on_two_ranks(layout.classes, lengths)
     found, bound_ms = close_regrouping_gap(layout, batch, 2, optimum * 1.3, 0.0)

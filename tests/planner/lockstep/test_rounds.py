@@ -68,7 +68,7 @@ def test_rounds_lie_between_the_bound_and_twice_the_optimum(
 
 @settings(max_examples=60, deadline=None)
 @given(settings_of_rounds())
-def test_plans_in_rounds_break_no_rule(case: tuple[list[SchemeModel], Batch, int]) -> None:
+def test_plans_in_lockstep_break_no_rule(case: tuple[list[SchemeModel], Batch, int]) -> None:
     models, batch, gpus = case
     rounds = plan_rounds(batch, models, gpus)
     assert rounds is not None

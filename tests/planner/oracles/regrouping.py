@@ -1,4 +1,4 @@
-"""Groups that re-form on two ranks, by enumeration."""
+"""Groups that regroup on two ranks, by enumeration."""
 
 from __future__ import annotations
 

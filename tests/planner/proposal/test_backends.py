@@ -16,7 +16,7 @@ from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.in_process import Planner
 from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.choice import choose_sync
 from seqplan.plans.lint import lint
 from seqplan.plans.scheme import Scheme
 
@@ -40,7 +40,7 @@ def test_plans_have_only_what_the_trainer_runs(name: str) -> None:
     assert proposal.trainer == name
     assert ProposalDocument.from_json(proposal.to_json(), "again").digest == proposal.digest
     assert proposal.profile.zero_stage in backend.zero_stages
-    assert proposal.in_rounds == (backend.lockstep or proposal.profile.rounds)
+    assert proposal.in_lockstep == (backend.lockstep or proposal.profile.lockstep)
     planner, used = StepPlanner(proposal), set()
     for batch in Sampler(CODE, CLUSTER.tokens, CLUSTER.max_len, 0).batches(3):
         plan = planner.plan(batch)
@@ -103,8 +103,8 @@ def test_data_that_the_trainer_cannot_hold_is_infeasible() -> None:
 def test_baseline_of_the_trainer_is_compared(name: str, profile: str, key: str) -> None:
     whole = load_shipped(profile)
     options = Options(("static", "verl", "trainers", "megatron-dcp", "deepspeed", "flexsp"))
-    exchange = exchange_of(whole, CLUSTER.gpus)
-    compared = compare(whole, CLUSTER, CODE, 2, exchange, options=options, trainer=name)
+    sync = choose_sync(whole, CLUSTER.gpus)
+    compared = compare(whole, CLUSTER, CODE, 2, sync, options=options, trainer=name)
     assert compared.today is not None
     label, system = compared.today
     assert system.key == key

@@ -21,10 +21,10 @@ from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies, strategy_ms
-from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import (
-    Exchange,
-    LayoutExchange,
+    LayoutSyncTimes,
+    SyncTimes,
     layout_text,
     layouts_of,
     parse_layout,
@@ -49,17 +49,17 @@ def profile() -> Profile:
 
 
 @cache
-def proposed(exchange: Exchange) -> ProposalDocument:
-    return make_proposal(profile(), CLUSTER, LENGTHS, exchange=exchange)
+def proposed(sync: SyncTimes) -> ProposalDocument:
+    return make_proposal(profile(), CLUSTER, LENGTHS, sync=sync)
 
 
-def by_layout(**times: float) -> LayoutExchange:
+def by_layout(**times: float) -> LayoutSyncTimes:
     rows = tuple((parse_layout(name), ms) for name, ms in times.items())
-    return LayoutExchange(0.0, 0.0, "made", rows)
+    return LayoutSyncTimes(0.0, 0.0, "made", rows)
 
 
 @pytest.mark.parametrize("dear", ["tp2", "tp4"])
-def test_the_exchange_decides_the_layout(dear: str) -> None:
+def test_the_sync_decides_the_layout(dear: str) -> None:
     times = {"tp2": 100.0, "tp4": 100.0, "tp8": 2500.0, dear: 2000.0}
     document = proposed(by_layout(**times))
     assert document.layouts is not None
@@ -75,8 +75,8 @@ def test_the_exchange_decides_the_layout(dear: str) -> None:
 
 
 def test_plans_of_one_layout_are_never_behind_its_best_static_strategy() -> None:
-    exchange = exchange_of(profile(), CLUSTER.gpus)
-    document = proposed(exchange)
+    sync = choose_sync(profile(), CLUSTER.gpus)
+    document = proposed(sync)
     assert document.layouts is not None
     chosen = document.layouts.chosen
     assert chosen is not None
@@ -85,17 +85,17 @@ def test_plans_of_one_layout_are_never_behind_its_best_static_strategy() -> None
     for batch in Sampler(LENGTHS, CLUSTER.tokens, CLUSTER.max_len, 3).batches(4):
         plan = planner.plan(batch)
         assert lint(plan, models) == []
-        ours = plan.predicted_ms + exchange.of_strategy_ms(plan.strategy)
+        ours = plan.predicted_ms + sync.of_strategy_ms(plan.strategy)
         for strategy in homogeneous_strategies(models, CLUSTER.gpus, batch.longest):
             time = strategy_ms(strategy, batch, models)
             assert time is not None
             same = layouts_of(s for s, _ in strategy.counts) == {parse_layout(chosen)}
             if same:
-                assert ours <= (time + exchange.of_strategy_ms(strategy)) * 1.001
+                assert ours <= (time + sync.of_strategy_ms(strategy)) * 1.001
 
 
 def test_the_document_says_why_and_reads_back() -> None:
-    document = proposed(exchange_of(profile(), CLUSTER.gpus))
+    document = proposed(choose_sync(profile(), CLUSTER.gpus))
     again = ProposalDocument.from_json(document.to_json(), "file")
     assert again == document
     assert again.digest == document.digest
@@ -110,20 +110,20 @@ def test_the_document_says_why_and_reads_back() -> None:
     # A profile that was measured needs no scenario of dearer context parallelism.
     raw = [{**entry, "origin": "measured"} for entry in profile().document["schemes"]]
     measured = Profile.from_document({**profile().document, "schemes": raw}, "measured")
-    same = make_proposal(measured, CLUSTER, LENGTHS, exchange=exchange_of(measured, 16))
+    same = make_proposal(measured, CLUSTER, LENGTHS, sync=choose_sync(measured, 16))
     assert same.layouts is not None
     assert "dearer" not in " ".join(same.layouts.why)
 
 
-def test_an_exchange_must_know_every_layout() -> None:
-    document = proposed(exchange_of(profile(), CLUSTER.gpus))
-    assert isinstance(document.exchange, LayoutExchange)
-    part = replace(document.exchange, by_layout_ms=document.exchange.by_layout_ms[:1])
-    with pytest.raises(ProposalError, match=r"exchange\.by_layout: lacks tp4"):
-        ProposalDocument.from_json(replace(document, exchange=part).to_json(), "file")
+def test_an_sync_must_know_every_layout() -> None:
+    document = proposed(choose_sync(profile(), CLUSTER.gpus))
+    assert isinstance(document.sync, LayoutSyncTimes)
+    part = replace(document.sync, by_layout_ms=document.sync.by_layout_ms[:1])
+    with pytest.raises(ProposalError, match=r"sync\.by_layout: lacks tp4"):
+        ProposalDocument.from_json(replace(document, sync=part).to_json(), "file")
 
 
-def scenarios_of(exchange: LayoutExchange) -> Scenarios:
+def scenarios_of(sync: LayoutSyncTimes) -> Scenarios:
     """Return what layouts would take at other costs, all of them derived."""
     batches = list(Sampler(LENGTHS, CLUSTER.tokens, CLUSTER.max_len, 1).batches(3))
     models = CLUSTER.models(profile())
@@ -134,7 +134,7 @@ def scenarios_of(exchange: LayoutExchange) -> Scenarios:
             gpu_time_bound_ms([PipelineClass.of(m, 1) for m in own.values()], batch, CLUSTER.gpus)
             for batch in batches
         ),
-        lambda layout: exchange.compute_exposed_ms([layout]),
+        lambda layout: sync.compute_exposed_ms([layout]),
         tuple(models),
     )
 
@@ -153,11 +153,11 @@ def test_a_tie_that_other_batches_may_decide_is_said(
     tp4: float, error: float, edge: str | None
 ) -> None:
     times = LayoutTimes({(4, 1): tp4}, 3000.0, None, {}, {(4, 1): error})
-    exchange = by_layout(tp2=1000.0, tp4=100.0, tp8=50.0)
-    scenarios = scenarios_of(exchange)
+    sync = by_layout(tp2=1000.0, tp4=100.0, tp8=50.0)
+    scenarios = scenarios_of(sync)
     layout = choose_layout(times, scenarios)
     assert (layout is None) == (tp4 > 3030)
-    second = explain_choice(layout, times, scenarios, exchange).why[1]
+    second = explain_choice(layout, times, scenarios, sync).why[1]
     if edge is None:
         assert not second.startswith("That is")
     else:
@@ -178,7 +178,7 @@ def test_one_layout_wins_ties_and_the_one_that_loses_least() -> None:
 
     assert choice(3000, 4000, 2990) == "tp2"
     assert choice(3000, 4000, 2900) is None
-    # A tie: half of tp2's time or more is exchange, and doubled it would lose most.
+    # A tie: half of tp2's time or more is sync, and doubled it would lose most.
     assert choice(3000, 3010, 3000) == "tp4"
     # Not where a static strategy of the other layout is faster.
     assert choice(3000, 3010, 3000, static_ms=3009) == "tp4"

@@ -15,8 +15,8 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.kernel import VARIABLE
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.sync.choice import exchange_of
-from seqplan.planner.sync.times import LayoutExchange
+from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.sync.times import LayoutSyncTimes
 from seqplan.planner.workers.produce import produce
 from seqplan.plans.explain import explain
 from seqplan.plans.format.canonical import canonical_json, digest_of
@@ -32,9 +32,9 @@ def proposed(profile: Profile = LLAMA, multiple: int = 1) -> ProposalDocument:
         profile,
         CLUSTER,
         CODE[:400],
-        exchange=exchange_of(profile, CLUSTER.gpus),
+        sync=choose_sync(profile, CLUSTER.gpus),
         lockstep=True,
-        rounds_multiple=multiple,
+        micro_step_multiple=multiple,
     )
 
 
@@ -48,7 +48,7 @@ def batch(step: int = 0, count: int = 60) -> Batch:
     return replace(Batch.of_lengths(lengths), step=step)
 
 
-def test_every_step_is_in_rounds_of_one_layout(document: ProposalDocument) -> None:
+def test_every_step_is_in_lockstep_of_one_layout(document: ProposalDocument) -> None:
     models = CLUSTER.models(LLAMA)
     planner = StepPlanner(document)
     assert document.layouts is not None
@@ -57,7 +57,7 @@ def test_every_step_is_in_rounds_of_one_layout(document: ProposalDocument) -> No
         assert lint(plan, models) == []
         assert all(pipeline.round is not None for pipeline in plan.pipelines)
         assert {f"tp{p.scheme.tp}" for p in plan.pipelines} == {document.layouts.chosen}
-        assert plan.exchange_ms == document.layouts.rows[0].exchange_ms
+        assert plan.sync_ms == document.layouts.rows[0].sync_ms
         assert simulate_plan_ms(plan, LLAMA.forward_fraction) <= plan.predicted_ms + 1e-6
         for number in range(max(p.round or 0 for p in plan.pipelines) + 1):
             own = [r for p in plan.pipelines if p.round == number for r in p.ranks]
@@ -68,17 +68,17 @@ def test_the_document_says_so_and_those_without_it_are_read_as_before(
     document: ProposalDocument,
 ) -> None:
     again = ProposalDocument.from_json(document.to_json(), "here")
-    assert again.in_rounds
+    assert again.in_lockstep
     assert again == document
     raw = json.loads(document.to_json())
     del raw["lockstep"], raw["digest"]
     earlier = ProposalDocument.from_json(
         json.dumps({**raw, "digest": digest_of(canonical_json(raw))}), "here"
     )
-    assert not earlier.in_rounds
+    assert not earlier.in_lockstep
     assert not StepPlanner(earlier).plan(batch()).pipelines[0].round
     zero_3 = replace(earlier, profile=find_profile("gpt-7b-a100-40gb"))
-    assert zero_3.in_rounds
+    assert zero_3.in_lockstep
 
 
 def test_candidates_are_its_static_groups_and_none_is_faster(document: ProposalDocument) -> None:
@@ -101,7 +101,7 @@ def test_the_same_plans_whoever_plans(
 
 
 def test_rounds_come_in_multiples() -> None:
-    planner = Planner(LLAMA, 16, 16_384, layout="tp2.pp2", lockstep=True, rounds_multiple=3)
+    planner = Planner(LLAMA, 16, 16_384, layout="tp2.pp2", lockstep=True, micro_step_multiple=3)
     plan = planner.plan(batch().lengths)
     rounds = {pipeline.round for pipeline in plan.pipelines}
     assert len(rounds) % 3 == 0
@@ -121,11 +121,11 @@ def test_fewer_sequences_than_groups_leave_ranks_idle() -> None:
     assert alone.plan([4_000]).idle_ranks == tuple(range(8, 16))
 
 
-def test_zero_3_has_no_exchange_and_its_own_memory() -> None:
+def test_zero_3_has_no_sync_and_its_own_memory() -> None:
     gpt = find_profile("gpt-7b-a100-40gb")
     lockstep_plan = Planner(gpt, 16, 16_384, lockstep=True).plan(batch().lengths)
     implied = Planner(gpt, 16, 16_384).plan(batch().lengths)
-    assert lockstep_plan.exchange_ms is None
+    assert lockstep_plan.sync_ms is None
     assert lockstep_plan.pipelines == implied.pipelines
 
 
@@ -136,10 +136,12 @@ def test_what_does_not_go_together_is_refused() -> None:
         ValueError, match="lockstep forms groups anew in each round, static_groups keeps them"
     ):
         make_proposal(LLAMA, CLUSTER, CODE, lockstep=True, static_groups=True)
-    with pytest.raises(ValueError, match="rounds_multiple is for rounds; give lockstep with it"):
-        Planner(LLAMA, 16, 16_384, rounds_multiple=2)
-    with pytest.raises(ValueError, match="rounds_multiple must be 1 or more, not 0"):
-        Planner(LLAMA, 16, 16_384, lockstep=True, rounds_multiple=0)
+    with pytest.raises(
+        ValueError, match="micro_step_multiple is for rounds; give lockstep with it"
+    ):
+        Planner(LLAMA, 16, 16_384, micro_step_multiple=2)
+    with pytest.raises(ValueError, match="micro_step_multiple must be 1 or more, not 0"):
+        Planner(LLAMA, 16, 16_384, lockstep=True, micro_step_multiple=0)
     with pytest.raises(ValueError, match="exact answers are for pipelines; the proposal is in"):
         Planner(LLAMA, 16, 16_384, lockstep=True, exact=True)
     document = make_proposal(LLAMA, CLUSTER, CODE[:100], lockstep=True)
@@ -147,25 +149,25 @@ def test_what_does_not_go_together_is_refused() -> None:
         Planner(document, lockstep=True)
 
 
-def test_an_exchange_that_one_round_hides_counts_for_nothing() -> None:
+def test_an_sync_that_one_round_hides_counts_for_nothing() -> None:
     # Once it counted for static groups, and for every layout at other costs.
-    hidden = exchange_of(LLAMA, CLUSTER.gpus, overlap=1.0)
-    document = make_proposal(LLAMA, CLUSTER, CODE[:400], exchange=hidden, lockstep=True)
+    hidden = choose_sync(LLAMA, CLUSTER.gpus, overlap=1.0)
+    document = make_proposal(LLAMA, CLUSTER, CODE[:400], sync=hidden, lockstep=True)
     assert document.layouts is not None
     row = document.layouts.rows[0]
-    assert row.exchange_ms < 0.1 * row.expected_ms
+    assert row.sync_ms < 0.1 * row.expected_ms
     assert document.layouts.static_ms is not None
     assert document.layouts.static_ms < 1.1 * row.expected_ms
-    assert "exchange halved or doubled" in document.layouts.why[-1]
+    assert "sync halved or doubled" in document.layouts.why[-1]
 
 
 def test_it_says_at_which_costs_another_layout_would_be_chosen(document: ProposalDocument) -> None:
     assert document.layouts is not None
-    assert "tp8 where the exchange takes twice as long" in document.layouts.why[-1]
-    derived = exchange_of(LLAMA, CLUSTER.gpus)
-    assert isinstance(derived, LayoutExchange)
+    assert "tp8 where the sync takes twice as long" in document.layouts.why[-1]
+    derived = choose_sync(LLAMA, CLUSTER.gpus)
+    assert isinstance(derived, LayoutSyncTimes)
     doubled = replace(derived, by_layout_ms=tuple((k, 2 * ms) for k, ms in derived.by_layout_ms))
-    dear = make_proposal(LLAMA, CLUSTER, CODE[:400], exchange=doubled, lockstep=True)
+    dear = make_proposal(LLAMA, CLUSTER, CODE[:400], sync=doubled, lockstep=True)
     assert document.layouts.chosen == "tp4"
     assert dear.layouts is not None
     assert dear.layouts.chosen == "tp8"

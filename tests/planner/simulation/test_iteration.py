@@ -13,13 +13,13 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.flops import model_flops, peak_flops
 from seqplan.planner.simulation.iteration import Execution, propagation_ms, simulate_iteration
-from seqplan.planner.sync.choice import exchange_of
-from seqplan.planner.sync.times import GivenExchange
+from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.sync.times import GivenSyncTimes
 from seqplan.plans.plan import MicroBatch, PlannedPipeline
 from seqplan.plans.scheme import Scheme
 
 PROFILE = load_shipped("llama-32b-a800-80gb").restrict(measured=True)
-NOTHING = GivenExchange(0, 0, "none", 0, 0)
+NOTHING = GivenSyncTimes(0, 0, "none", 0, 0)
 BATCH = Batch.of_lengths([100, 200])
 
 
@@ -33,17 +33,17 @@ def pipeline(
 
 def test_one_stage_pipelines_and_an_idle_rank() -> None:
     phase = (pipeline("tp2", 0, [10, 20]), pipeline("tp1", 2, [12]))
-    exchange = GivenExchange(0.25, 1, "made", 5, 8)
-    iteration = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, exchange)
+    sync = GivenSyncTimes(0.25, 1, "made", 5, 8)
+    iteration = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, sync)
     assert iteration.propagation_ms == 30
-    assert iteration.exchange_ms == 6  # different replicas: 8, a quarter hidden
+    assert iteration.sync_ms == 6  # different replicas: 8, a quarter hidden
     assert iteration.total_ms == 37
     assert iteration.rank_busy_ms == (30, 30, 12, 0)
     assert iteration.rank_end_ms == (30, 30, 12, 0)
     assert iteration.imbalance == pytest.approx(30 / 12 - 1)
     assert iteration.bubble_ratio == pytest.approx(1 - 72 / 120)
     assert iteration.tokens_per_s == pytest.approx(300 / 37 * 1000)
-    assert [span.kind for span in iteration.spans[-2:]] == ["exchange", "optimizer"]
+    assert [span.kind for span in iteration.spans[-2:]] == ["sync", "optimizer"]
     assert iteration.spans[-1].end_ms == iteration.total_ms
     assert iteration.strategy == "1×tp2 + 1×tp1"
 
@@ -77,7 +77,7 @@ def test_phases_follow_one_another_with_switches() -> None:
     phases = ((pipeline("tp2", 0, [10]),), (pipeline("tp1", 0, [4]), pipeline("tp1", 1, [6])))
     iteration = simulate_iteration(BATCH, Execution(phases, switch_ms=100), PROFILE, 2, NOTHING)
     assert iteration.propagation_ms == 16
-    assert iteration.exchange_ms == 100
+    assert iteration.sync_ms == 100
     assert iteration.rank_end_ms == (14, 16)
     assert iteration.imbalance == pytest.approx(16 / 14 - 1)
     switch = next(span for span in iteration.spans if span.kind == "switch")
@@ -144,4 +144,4 @@ def test_flops_by_hand() -> None:
 @pytest.mark.parametrize("overlap", [-0.1, 1.5, float("nan")])
 def test_an_overlap_is_a_share(overlap: float) -> None:
     with pytest.raises(ValueError, match="overlap must be a share"):
-        exchange_of(PROFILE, 64, overlap=overlap)
+        choose_sync(PROFILE, 64, overlap=overlap)

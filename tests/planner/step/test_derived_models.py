@@ -22,7 +22,7 @@ from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.proposal.search import search
-from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.choice import choose_sync
 from seqplan.plans.lint import lint
 from seqplan.plans.scheme import Scheme
 
@@ -70,7 +70,7 @@ def test_plans_lint_and_stay_above_their_bound(name: str) -> None:
     lengths = np.minimum(rng.lognormal(8.0, 1.2, 400).astype(np.int64) + 16, 32768)
     profile = profile_of(name)
     document = make_proposal(
-        profile, Cluster(16, 32768, 200_000), lengths, exchange=exchange_of(profile, 16)
+        profile, Cluster(16, 32768, 200_000), lengths, sync=choose_sync(profile, 16)
     )
     planner = StepPlanner(document)
     plan = planner.plan(Batch.of_lengths(lengths[:60].tolist()))

@@ -24,8 +24,8 @@ from seqplan import (
 )
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.strategies.homogeneous import best_homogeneous
-from seqplan.planner.sync.choice import exchange_of
-from seqplan.planner.sync.times import GivenExchange
+from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.sync.times import GivenSyncTimes
 from seqplan.plans.lint import lint
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
@@ -47,13 +47,13 @@ def test_a_profile_is_enough() -> None:
     assert from_json(to_json(plan)) == plan
     assert rank_view(plan, 5).digest == digest(plan)
     assert explain(plan).startswith("step 0: ")
-    exchange = exchange_of(PROFILE, 64)
+    sync = choose_sync(PROFILE, 64)
     batch = Batch.of_lengths(LENGTHS.tolist())
-    static = best_homogeneous([batch], models, 64, exchange)
+    static = best_homogeneous([batch], models, 64, sync)
     assert static is not None
-    assert plan.exchange_ms is not None
-    static_ms = static[1][0] + exchange.of_strategy_ms(static[0])
-    assert plan.predicted_ms + plan.exchange_ms <= static_ms * 1.001
+    assert plan.sync_ms is not None
+    static_ms = static[1][0] + sync.of_strategy_ms(static[0])
+    assert plan.predicted_ms + plan.sync_ms <= static_ms * 1.001
 
 
 def test_few_sequences_are_tried_on_what_a_static_trainer_would_run() -> None:
@@ -62,21 +62,21 @@ def test_few_sequences_are_tried_on_what_a_static_trainer_would_run() -> None:
     for number, length in ((3, 7580), (2, 16_000), (5, 900)):
         batch = Batch.of_lengths([length] * number)
         plan = Planner(profile, 8, 16_384).plan(batch.lengths)
-        exchange = exchange_of(profile, 8)
-        static = best_homogeneous([batch], Cluster(8, 16_384, 1).models(profile), 8, exchange)
+        sync = choose_sync(profile, 8)
+        static = best_homogeneous([batch], Cluster(8, 16_384, 1).models(profile), 8, sync)
         assert static is not None
-        static_ms = static[1][0] + exchange.of_strategy_ms(static[0])
-        assert plan.exchange_ms is not None
-        assert plan.predicted_ms + plan.exchange_ms <= static_ms * 1.001
+        static_ms = static[1][0] + sync.of_strategy_ms(static[0])
+        assert plan.sync_ms is not None
+        assert plan.predicted_ms + plan.sync_ms <= static_ms * 1.001
 
 
-def test_layout_groups_and_exchange_are_as_asked() -> None:
-    free = GivenExchange(0.0, 0.0, "none", 0.0, 0.0)
-    several = Planner(PROFILE, 64, 32_768, exchange=free).plan(LENGTHS)
+def test_layout_groups_and_sync_are_as_asked() -> None:
+    free = GivenSyncTimes(0.0, 0.0, "none", 0.0, 0.0)
+    several = Planner(PROFILE, 64, 32_768, sync=free).plan(LENGTHS)
     assert {p.scheme.tp for p in several.pipelines} != {16}
     plan = Planner(PROFILE, 64, 32_768, layout="tp16", static_groups=True).plan(LENGTHS)
     assert {(p.scheme.tp, p.scheme.pp) for p in plan.pipelines} == {(16, 1)}
-    assert not plan.re_forms
+    assert not plan.regroups
     quick = Planner(PROFILE, 64, 32_768, layout="tp16", static_groups=True, prove=False)
     unproven = quick.plan(LENGTHS)
     assert unproven.lower_bound_ms <= plan.lower_bound_ms
@@ -86,7 +86,7 @@ def test_layout_groups_and_exchange_are_as_asked() -> None:
 def test_a_proposal_brings_its_own() -> None:
     profile = PROFILE.restrict(layout=(8, 1), measured=True)
     document = make_proposal(
-        profile, Cluster(32, 8192, 60_000), CODE[:3000], exchange=exchange_of(profile, 32)
+        profile, Cluster(32, 8192, 60_000), CODE[:3000], sync=choose_sync(profile, 32)
     )
     planner = Planner(document)
     assert planner.gpus == 32
@@ -166,14 +166,12 @@ def test_a_plan_is_proven_by_a_planner_made_alike() -> None:
     assert alike.prove(plan).lower_bound_ms >= plan.lower_bound_ms
 
 
-def test_rounds_have_groups_of_their_own_and_no_exchange_under_zero_3() -> None:
+def test_rounds_have_groups_of_their_own_and_no_sync_under_zero_3() -> None:
     zero_3 = "gpt-7b-a100-40gb"
     with pytest.raises(ValueError, match=r"runs in rounds \(ZeRO-3\).*leave static_groups out"):
         Planner(zero_3, gpus=8, max_len=8192, static_groups=True)
-    with pytest.raises(ValueError, match=r"is of ZeRO-3, whose gathers .* leave exchange out"):
-        Planner(
-            zero_3, gpus=8, max_len=8192, exchange=GivenExchange(0.0, 0.0, "none", 500.0, 500.0)
-        )
+    with pytest.raises(ValueError, match=r"is of ZeRO-3, whose gathers .* leave sync out"):
+        Planner(zero_3, gpus=8, max_len=8192, sync=GivenSyncTimes(0.0, 0.0, "none", 500.0, 500.0))
     lengths = [700, 2900] * 200
     document = make_proposal(PROFILE, Cluster(16, 8192, 60_000), lengths, lockstep=True)
     with pytest.raises(ValueError, match=r"run in rounds, .* leave static_groups out"):
@@ -182,14 +180,14 @@ def test_rounds_have_groups_of_their_own_and_no_exchange_under_zero_3() -> None:
         Planner(document, packing="even")
 
 
-def test_a_proposal_weighs_the_exchange_unless_told_not_to() -> None:
+def test_a_proposal_weighs_the_sync_unless_told_not_to() -> None:
     lengths = [700, 2900] * 200
     cluster = Cluster(16, 8192, 60_000)
     whole = make_proposal(PROFILE, cluster, lengths)
-    assert whole.exchange == exchange_of(PROFILE, 16)
-    assert make_proposal(PROFILE, cluster, lengths, propagation_only=True).exchange is None
-    with pytest.raises(ValueError, match="propagation_only leaves the exchange out"):
-        make_proposal(PROFILE, cluster, lengths, exchange=whole.exchange, propagation_only=True)
+    assert whole.sync == choose_sync(PROFILE, 16)
+    assert make_proposal(PROFILE, cluster, lengths, propagation_only=True).sync is None
+    with pytest.raises(ValueError, match="propagation_only leaves the sync out"):
+        make_proposal(PROFILE, cluster, lengths, sync=whole.sync, propagation_only=True)
 
 
 def test_what_is_missing_is_said() -> None:

@@ -14,7 +14,7 @@ from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.step.selection import select
 from seqplan.planner.strategies.homogeneous import best_homogeneous
-from seqplan.planner.sync.times import LayoutExchange, layouts_of
+from seqplan.planner.sync.times import LayoutSyncTimes, layouts_of
 from seqplan.plans.scheme import Strategy
 
 
@@ -64,13 +64,13 @@ def test_no_candidates_are_needed() -> None:
     batch = batch_of(1)
     layouts = sorted(layouts_of(models))
     times = tuple((layout, 1e4 / (layout[0] * layout[1])) for layout in layouts)
-    exchange = LayoutExchange(0.0, 0.0, "by hand", times)
-    selected = select(batch, [], models, 64, exchange=exchange)
+    sync = LayoutSyncTimes(0.0, 0.0, "by hand", times)
+    selected = select(batch, [], models, 64, sync=sync)
     assert_sound(selected.placement.fleet, batch, selected.placement.filling)
-    static = best_homogeneous([batch], models, 64, exchange)
+    static = best_homogeneous([batch], models, 64, sync)
     assert static is not None
-    reached = selected.placement.objective_ms + exchange.of_strategy_ms(selected.placement.strategy)
-    assert reached <= (static[1][0] + exchange.of_strategy_ms(static[0])) * 1.001
+    reached = selected.placement.objective_ms + sync.of_strategy_ms(selected.placement.strategy)
+    assert reached <= (static[1][0] + sync.of_strategy_ms(static[0])) * 1.001
 
 
 def test_a_step_is_planned_on_schemes_that_no_candidate_has() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from seqplan import Batch, Cluster, Plan, StepPlanner, find_profile, make_proposal
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.choice import choose_sync
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.lint import lint
 
@@ -43,7 +43,7 @@ def test_the_first_step_imports_nothing(tmp_path: Path, profile: str, gpus: int)
 def test_a_plan_handed_out_first_is_proven_later() -> None:
     profile = find_profile("llama-32b-a800-80gb").restrict(layout=(8, 1))
     cluster = Cluster(64, 32_768, 200_000)
-    document = make_proposal(profile, cluster, CODE, exchange=exchange_of(profile, 64))
+    document = make_proposal(profile, cluster, CODE, sync=choose_sync(profile, 64))
     planner, quick = StepPlanner(document), StepPlanner(document, prove=False)
     closer = []
     for batch in Sampler(CODE, 200_000, 32_768, 5).batches(6):
@@ -57,7 +57,7 @@ def test_a_plan_handed_out_first_is_proven_later() -> None:
         assert at_once.lower_bound_ms <= proven.lower_bound_ms <= proven.predicted_ms
         assert at_once.predicted_ms <= whole.predicted_ms * 1.01
         assert to_json(planner.prove(proven)) == to_json(proven)
-        if at_once.re_forms:
+        if at_once.regroups:
             assert proven is at_once
         closer.append(proven.gap < at_once.gap / 2)
     assert sum(closer) >= 2, closer

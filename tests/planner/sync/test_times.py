@@ -1,4 +1,4 @@
-"""What a strategy's exchange takes, and the families of strategies that take equally long."""
+"""What a strategy's sync takes, and the families of strategies that take equally long."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan.planner.sync.times import (
-    Exchange,
-    GivenExchange,
-    LayoutExchange,
+    GivenSyncTimes,
+    LayoutSyncTimes,
+    SyncTimes,
     layout_text,
     layouts_of,
     parse_layout,
@@ -19,15 +19,15 @@ from seqplan.plans.scheme import Scheme, Strategy
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (4, 2), (8, 1)]
 
 TIMES = st.floats(0, 5000)
-EXCHANGES = st.one_of(
+SYNC_OVERLAPS = st.one_of(
     st.builds(
-        lambda overlap, equal, different: GivenExchange(overlap, 0.0, "made", equal, different),
+        lambda overlap, equal, different: GivenSyncTimes(overlap, 0.0, "made", equal, different),
         st.floats(0, 1),
         TIMES,
         TIMES,
     ),
     st.builds(
-        lambda overlap, times: LayoutExchange(
+        lambda overlap, times: LayoutSyncTimes(
             overlap, 0.0, "made", tuple(zip(LAYOUTS, times, strict=True))
         ),
         st.floats(0, 1),
@@ -45,40 +45,40 @@ STRATEGIES = st.dictionaries(
 ).map(Strategy.of)
 
 
-@given(EXCHANGES, STRATEGIES)
+@given(SYNC_OVERLAPS, STRATEGIES)
 def test_each_strategy_is_in_a_family_that_takes_no_longer(
-    exchange: Exchange, strategy: Strategy
+    sync: SyncTimes, strategy: Strategy
 ) -> None:
     layouts = layouts_of(scheme for scheme, _ in strategy.counts)
-    families = exchange.families(LAYOUTS)
-    times = [family.exchange_ms for family in families]
+    families = sync.families(LAYOUTS)
+    times = [family.sync_ms for family in families]
     assert any(
-        layouts <= family.layouts and family.exchange_ms <= exchange.of_strategy_ms(strategy)
+        layouts <= family.layouts and family.sync_ms <= sync.of_strategy_ms(strategy)
         for family in families
     )
     assert all(family.layouts <= set(LAYOUTS) for family in families)
-    assert min(times) == min(exchange.compute_exposed_ms([layout]) for layout in LAYOUTS) or (
-        isinstance(exchange, GivenExchange)
+    assert min(times) == min(sync.compute_exposed_ms([layout]) for layout in LAYOUTS) or (
+        isinstance(sync, GivenSyncTimes)
     )
 
 
-@given(EXCHANGES, STRATEGIES)
-def test_pipelines_of_one_layout_exchange_like_equal_replicas(
-    exchange: Exchange, strategy: Strategy
+@given(SYNC_OVERLAPS, STRATEGIES)
+def test_pipelines_of_one_layout_sync_like_equal_replicas(
+    sync: SyncTimes, strategy: Strategy
 ) -> None:
     for scheme, _ in strategy.counts:
         alone = Strategy.of({Scheme(scheme.tp, scheme.pp): 1})
         mixed = Strategy.of({scheme: 1, Scheme(scheme.tp, scheme.pp, 1, 4): 2})
-        assert exchange.of_strategy_ms(mixed) == exchange.of_strategy_ms(alone)
+        assert sync.of_strategy_ms(mixed) == sync.of_strategy_ms(alone)
 
 
 def test_the_layout_that_takes_longest_decides() -> None:
-    exchange = LayoutExchange(0.5, 0.0, "made", (((1, 1), 100.0), ((4, 1), 40.0), ((8, 1), 20.0)))
-    assert exchange.whole_ms([(8, 1)]) == 20
-    assert exchange.compute_exposed_ms([(4, 1), (8, 1)]) == 20
-    assert exchange.of_strategy_ms(Strategy.parse("1×tp8 + 4×tp1")) == 50
-    assert exchange.extra_ms(Strategy.parse("1×tp4"), Strategy.parse("1×tp8")) == 10
-    assert [(sorted(f.layouts), f.exchange_ms) for f in exchange.families([(1, 1), (4, 1)])] == [
+    sync = LayoutSyncTimes(0.5, 0.0, "made", (((1, 1), 100.0), ((4, 1), 40.0), ((8, 1), 20.0)))
+    assert sync.whole_ms([(8, 1)]) == 20
+    assert sync.compute_exposed_ms([(4, 1), (8, 1)]) == 20
+    assert sync.of_strategy_ms(Strategy.parse("1×tp8 + 4×tp1")) == 50
+    assert sync.extra_ms(Strategy.parse("1×tp4"), Strategy.parse("1×tp8")) == 10
+    assert [(sorted(f.layouts), f.sync_ms) for f in sync.families([(1, 1), (4, 1)])] == [
         ([(4, 1)], 20),
         ([(1, 1), (4, 1)], 50),
     ]
@@ -94,9 +94,9 @@ def test_the_layout_that_takes_longest_decides() -> None:
 )
 def test_times_are_not_negative(arguments: tuple[float, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        GivenExchange(*arguments)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="the exchange of tp4 must be a number of 0 or more ms"):
-        LayoutExchange(0.0, 0.0, "x", (((4, 1), -1.0),))
+        GivenSyncTimes(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the sync of tp4 must be a number of 0 or more ms"):
+        LayoutSyncTimes(0.0, 0.0, "x", (((4, 1), -1.0),))
 
 
 def test_layouts_are_written_like_schemes() -> None:
@@ -109,10 +109,10 @@ def test_layouts_are_written_like_schemes() -> None:
 
 
 def test_pushes_that_wait_are_not_hidden() -> None:
-    """Of stages, and of groups that re-form, the pull alone: a third of the bytes."""
-    exchange = GivenExchange(0.6, 0.0, "given", 300.0, 600.0)
-    assert exchange.compute_exposed_ms([(4, 1)]) == pytest.approx(120.0)
-    assert exchange.compute_exposed_ms([(4, 2)]) == pytest.approx(240.0)
-    assert exchange.compute_exposed_ms([(4, 1)], re_forming=True) == pytest.approx(240.0)
-    assert exchange.compute_exposed_ms([(4, 1), (2, 2)]) == pytest.approx(480.0)
-    assert min(family.exchange_ms for family in exchange.families([(4, 2)])) <= 240.0
+    """Of stages, and of groups that regroup, the pull alone: a third of the bytes."""
+    sync = GivenSyncTimes(0.6, 0.0, "given", 300.0, 600.0)
+    assert sync.compute_exposed_ms([(4, 1)]) == pytest.approx(120.0)
+    assert sync.compute_exposed_ms([(4, 2)]) == pytest.approx(240.0)
+    assert sync.compute_exposed_ms([(4, 1)], regrouping=True) == pytest.approx(240.0)
+    assert sync.compute_exposed_ms([(4, 1), (2, 2)]) == pytest.approx(480.0)
+    assert min(family.sync_ms for family in sync.families([(4, 2)])) <= 240.0

@@ -251,7 +251,7 @@ class Unlucky(ProcessWorkforce):
 @pytest.mark.parametrize("killed", [4, 1000])
 def test_a_death_while_a_worker_starts_is_no_step_s_fault(killed: int) -> None:
     proposal, batches = dense_proposal(), drawn_batches(1)
-    workforce = Unlucky(proposal.to_json(), 3, PACKINGS[0], reforming=True, exact=False)
+    workforce = Unlucky(proposal.to_json(), 3, PACKINGS[0], regrouping=True, exact=False)
     workforce.left = killed
     pool = WorkerPool(workforce, 1)
     try:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from golden_plans import heterogeneous, reforming
+from golden_plans import heterogeneous, regrouping
 
 from seqplan.plans.format.codec import PlanError, to_json
 from seqplan.plans.format.plan_file import read_plans, write_plans
@@ -69,7 +69,7 @@ def test_lines_that_do_not_follow(tmp_path: Path, two: list[Plan]) -> None:
         ([two[1], two[0]], r"plans\.jsonl:2: step: 16 does not follow step 17"),
         ([two[0], two[0]], r"plans\.jsonl:2: step: 16 does not follow step 16"),
         (
-            [reforming()[0], two[0]],
+            [regrouping()[0], two[0]],
             r"plans\.jsonl:2: world_size: 8, but 6 at step 0",
         ),
     ):

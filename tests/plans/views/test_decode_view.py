@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from golden_plans import heterogeneous, reforming
+from golden_plans import heterogeneous, regrouping
 from hypothesis import given
 from plan_strategies import plans
 
@@ -157,6 +157,6 @@ def test_a_newer_minor_is_read_where_asked() -> None:
 
 
 def test_an_idle_rank() -> None:
-    view = rank_view(reforming()[1], 3)
+    view = rank_view(regrouping()[1], 3)
     assert view.pipelines == ()
     assert decode_view(view.to_dict()) == view

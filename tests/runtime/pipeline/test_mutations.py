@@ -18,7 +18,7 @@ from seqplan.plans.views.sharding import Range
 from seqplan.runtime.pipeline import staged_llama
 from seqplan.runtime.pipeline.llama_units import llama_units
 from seqplan.runtime.pipeline.one_f_one_b import PipelinePasses
-from seqplan.runtime.states.sync import Finish, MessageExchange
+from seqplan.runtime.states.sync import Finish, MessageSync
 from seqplan.runtime.states.unit import Unit
 
 CASE = Case(4, 18, config=replace(CONFIG, heads=4, kv_heads=1, layers=3), steps=1)
@@ -72,33 +72,33 @@ def loss_on_every_tp_rank() -> Iterator[None]:
 
 @contextmanager
 def a_unit_not_pushed() -> Iterator[None]:
-    push = MessageExchange.push
+    push = MessageSync.push
 
-    def forgetful(exchange: MessageExchange, unit: Unit, **options: bool) -> Finish:
+    def forgetful(sync: MessageSync, unit: Unit, **options: bool) -> Finish:
         if unit.name == "layers.1":
             unit.gradient.zero_()
-        return push(exchange, unit, **options)
+        return push(sync, unit, **options)
 
-    with patch.object(MessageExchange, "push", forgetful):
+    with patch.object(MessageSync, "push", forgetful):
         yield
 
 
 @contextmanager
 def stale_parameters() -> Iterator[None]:
     """As if a unit kept what it was pulled as in the first step."""
-    pull = MessageExchange.pull
+    pull = MessageSync.pull
     first: dict[str, torch.Tensor] = {}
 
-    def stale(exchange: MessageExchange, unit: Unit) -> Finish:
+    def stale(sync: MessageSync, unit: Unit) -> Finish:
         if unit.name != "layers.2":
-            return pull(exchange, unit)
+            return pull(sync, unit)
         master = unit.master
         unit.master = first.setdefault(unit.name, master.clone())
-        finish = pull(exchange, unit)
+        finish = pull(sync, unit)
         unit.master = master
         return finish
 
-    with patch.object(MessageExchange, "pull", stale):
+    with patch.object(MessageSync, "pull", stale):
         yield
 
 

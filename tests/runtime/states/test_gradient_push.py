@@ -53,7 +53,7 @@ def outcomes() -> list[list[Outcome]]:
     return run_ranks(every_case, 4, timeout_s=200)
 
 
-def test_the_cases_have_groups_that_re_form_and_ranks_that_are_idle() -> None:
+def test_the_cases_have_groups_that_regroup_and_ranks_that_are_idle() -> None:
     plans = [plan for case in CASES.values() for plan in case.plans()]
     assert any(not pushes_overlap(placement_of(plan.pipelines)) for plan in plans)
     counts = {

@@ -1,4 +1,4 @@
-"""Groups that re-form within the step: sound, never slower, and bounded from below."""
+"""Groups that regroup within the step: sound, never slower, and bounded from below."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.regrouping_plan import (
     REFORMING_GAIN,
-    assemble_reforming,
-    layouts_to_re_form,
-    with_reforming,
+    assemble_regrouping,
+    find_regroup_layouts,
+    with_regrouping,
 )
 from seqplan.planner.step.selection import select
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.regrouping import (
-    ReformingFiller,
-    ReformingLayout,
+    RegroupFiller,
+    RegroupLayout,
     find_nested_sizes,
-    find_reforming,
-    reforming_layouts,
+    find_regrouping,
+    make_regroup_layouts,
 )
-from seqplan.planner.sync.choice import exchange_of
-from seqplan.planner.sync.times import NO_EXCHANGE
+from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.sync.times import NO_SYNC
 from seqplan.plans.explain import explain
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.lint import lint
@@ -76,11 +76,11 @@ def one_layout(draw: st.DrawFn) -> Models:
     return models
 
 
-def of_models(models: Models) -> ReformingLayout:
+def of_models(models: Models) -> RegroupLayout:
     """All of the schemes, also those that others replace."""
     first = next(iter(models))
     classes = tuple(PipelineClass.of(model, 1) for model in models.values())
-    return ReformingLayout((first.tp, first.pp), tuple(models), classes, 0.0)
+    return RegroupLayout((first.tp, first.pp), tuple(models), classes, 0.0)
 
 
 def static_plan(models: Models, batch: Batch, gpus: int) -> Plan | None:
@@ -96,7 +96,7 @@ def static_plan(models: Models, batch: Batch, gpus: int) -> Plan | None:
 
 
 def check(plan: Plan, models: Models) -> None:
-    """Everything that a re-forming plan must be; lint has most of it."""
+    """Everything that a regrouping plan must be; lint has most of it."""
     assert lint(plan, models) == []
     assert plan.lower_bound_ms <= plan.predicted_ms
     assert plan.predicted_ms >= schedule(plan.pipelines).makespan_ms - 1e-6
@@ -124,7 +124,7 @@ def check(plan: Plan, models: Models) -> None:
     looseness=st.sampled_from([1.01, 1.3, 4.0]),
     packing=st.sampled_from(["tight", "even"]),
 )
-def test_re_forming_plans_are_sound(
+def test_regrouping_plans_are_sound(
     models: Models, gpus: int, lengths: list[int], looseness: float, packing: str
 ) -> None:
     models = {s: model for s, model in models.items() if s.gpus <= gpus}
@@ -134,16 +134,16 @@ def test_re_forming_plans_are_sound(
     assert static is not None
     schemes = of_models(models)
     below = static.predicted_ms * looseness
-    placed = find_reforming(schemes.classes, batch, gpus, below, seed=3)
-    assert placed == find_reforming(schemes.classes, batch, gpus, below, seed=3)
+    placed = find_regrouping(schemes.classes, batch, gpus, below, seed=3)
+    assert placed == find_regrouping(schemes.classes, batch, gpus, below, seed=3)
     if placed is not None:
         assert placed.objective_ms < below
         bound = gpu_time_bound_ms(schemes.classes, batch, gpus)
         assert placed.objective_ms >= bound * (1 - 1e-9)
-        plan = assemble_reforming(placed, static, batch, schemes, packing)
+        plan = assemble_regrouping(placed, static, batch, schemes, packing)
         check(plan, models)
         assert plan.predicted_ms == pytest.approx(placed.objective_ms, rel=1e-6, abs=0.01)
-    chosen = with_reforming(static, batch, [schemes], models, 3, packing)
+    chosen = with_regrouping(static, batch, [schemes], models, 3, packing)
     if chosen is not static:
         check(chosen, models)
         assert chosen.predicted_ms * (1 + REFORMING_GAIN) < static.predicted_ms + 1e-9
@@ -160,7 +160,7 @@ def test_the_bound_is_below_every_plan_there_is(models: Models, lengths: list[in
     bound = gpu_time_bound_ms(classes, batch, 2)
     assert bound <= optimum * (1 + 1e-12)
     assume(optimum < float("inf"))
-    placed = find_reforming(classes, batch, 2, below_ms=4 * optimum)
+    placed = find_regrouping(classes, batch, 2, below_ms=4 * optimum)
     assert placed is not None
     assert placed.objective_ms >= optimum * (1 - 1e-9)
 
@@ -173,37 +173,37 @@ def test_a_long_sequence_on_all_ranks_that_then_split() -> None:
     }
     batch = Batch.of_lengths([390, *[90] * 8])
     schemes = of_models(models)
-    placed = find_reforming(schemes.classes, batch, 4, below_ms=1e6)
+    placed = find_regrouping(schemes.classes, batch, 4, below_ms=1e6)
     assert placed is not None
     # 390 tokens on four ranks, 176.5 ms, then two micro-batches of 109 ms on each of them.
     assert placed.objective_ms == pytest.approx(176.5 + 2 * 109, rel=1e-9)
     assert [run.first for run in placed.runs] == [0, 0, 1, 2, 3]
     static = static_plan(models, batch, 4)
     assert static is not None
-    plan = with_reforming(static, batch, [schemes], models, 0)
+    plan = with_regrouping(static, batch, [schemes], models, 0)
     assert plan.predicted_ms == pytest.approx(394.5)
-    assert "ranks re-form within the step" in explain(plan)
+    assert "ranks regroup within the step" in explain(plan)
 
 
 def test_equal_sequences_left_over_share_ranks() -> None:
     """Forty of one length on sixteen GPUs: two on each, then eight on two GPUs each."""
     profile = "llama-7b-a800-80gb"
-    planned, in_rounds = (
+    planned, in_lockstep = (
         seqplan.Planner(profile, 16, 16_384, layout="tp1", lockstep=lockstep).plan([4388] * 40)
         for lockstep in (False, True)
     )
-    assert planned.re_forms
-    assert "ranks re-form" in explain(planned)
+    assert planned.regroups
+    assert "ranks regroup" in explain(planned)
     assert not any(pipeline.round for pipeline in planned.pipelines)
-    assert planned.predicted_ms <= in_rounds.predicted_ms
+    assert planned.predicted_ms <= in_lockstep.predicted_ms
     check(planned, Cluster(16, 16_384, 16_384).models(load_shipped(profile)))
 
 
-def test_rounds_of_the_same_groups_do_not_re_form() -> None:
+def test_rounds_of_the_same_groups_do_not_regroup() -> None:
     planner = seqplan.Planner("llama-7b-a800-80gb", 8, 16_384, layout="tp2", lockstep=True)
     text = explain(planner.plan([8_000] * 16))
     assert "rounds" in text
-    assert "re-form" not in text
+    assert "regroup" not in text
 
 
 def test_sizes_that_do_not_divide_one_another_are_not_offered() -> None:
@@ -214,7 +214,7 @@ def test_sizes_that_do_not_divide_one_another_are_not_offered() -> None:
     classes = of_models(models).classes
     assert find_nested_sizes(classes) is None
     with pytest.raises(ValueError, match="divide one another"):
-        ReformingFiller(classes, Batch.of_lengths([5]), 6)
+        RegroupFiller(classes, Batch.of_lengths([5]), 6)
 
 
 @cache
@@ -228,19 +228,19 @@ def long_code() -> ProposalDocument:
     ]
     profile = Profile.from_document({**whole.document, "schemes": raw}, "tp8")
     cluster = Cluster(64, 131_072, 800_000)
-    return make_proposal(profile, cluster, CODE, exchange=exchange_of(profile, 64))
+    return make_proposal(profile, cluster, CODE, sync=choose_sync(profile, 64))
 
 
-def test_long_code_gains_by_groups_that_re_form() -> None:
+def test_long_code_gains_by_groups_that_regroup() -> None:
     document = long_code()
     assert document.layouts is not None
     assert document.layouts.chosen == "tp8"
-    planner, static_planner = StepPlanner(document), StepPlanner(document, reforming=False)
+    planner, static_planner = StepPlanner(document), StepPlanner(document, regrouping=False)
     gains = []
     for batch in Sampler(CODE, 800_000, 131_072, 0).batches(4):
         static, plan = static_planner.plan(batch), planner.plan(batch)
         assert lint(plan, planner.models) == []
-        assert plan.exchange_ms == static.exchange_ms
+        assert plan.sync_ms == static.sync_ms
         assert to_json(plan) == to_json(StepPlanner(document).plan(batch))
         if plan.predicted_ms == static.predicted_ms:
             assert to_json(plan) == to_json(static)
@@ -251,37 +251,37 @@ def test_long_code_gains_by_groups_that_re_form() -> None:
     assert max(gains) > 0.03, gains
 
 
-def test_they_are_offered_where_the_exchange_is_weighed_and_groups_may_change() -> None:
+def test_they_are_offered_where_the_sync_is_weighed_and_groups_may_change() -> None:
     document = long_code()
     planner = StepPlanner(document)
-    (layout,) = layouts_to_re_form(document, planner.models)
+    (layout,) = find_regroup_layouts(document, planner.models)
     assert layout.layout == (8, 1)
-    assert layouts_to_re_form(replace(document, static_groups=True), planner.models) == []
+    assert find_regroup_layouts(replace(document, static_groups=True), planner.models) == []
     fixed = StepPlanner(replace(document, static_groups=True))
     batch = next(iter(Sampler(CODE, 800_000, 131_072, 0).batches(1)))
     assert fixed.plan(batch).strategy.gpus <= 64
     profile = document.profile
     without = make_proposal(profile, Cluster(16, 8192, 20_000), CODE, propagation_only=True)
-    assert layouts_to_re_form(without, StepPlanner(without).models) == []
+    assert find_regroup_layouts(without, StepPlanner(without).models) == []
 
 
-def test_only_layouts_without_stages_re_form() -> None:
+def test_only_layouts_without_stages_regroup() -> None:
     models = Cluster(64, 131_072, 800_000).models(load_shipped("llama-32b-a800-80gb"))
-    layouts = reforming_layouts(models, NO_EXCHANGE)
+    layouts = make_regroup_layouts(models, NO_SYNC)
     assert [entry.layout for entry in layouts] == [(4, 1), (8, 1), (16, 1)]
     assert long_code().layouts is not None
     document = replace(long_code(), layouts=replace(long_code().layouts, chosen=None))
-    offered = layouts_to_re_form(document, StepPlanner(document).models)
+    offered = find_regroup_layouts(document, StepPlanner(document).models)
     assert [entry.layout for entry in offered] == [(8, 1)]
 
 
-def test_a_proposal_counts_what_groups_gain_by_re_forming() -> None:
+def test_a_proposal_counts_what_groups_gain_by_regrouping() -> None:
     document = long_code()
     fixed = make_proposal(
         document.profile,
         document.cluster,
         CODE,
-        exchange=document.exchange,
+        sync=document.sync,
         static_groups=True,
     )
     assert document.expected_ms < fixed.expected_ms * 0.97
@@ -291,25 +291,25 @@ def test_a_proposal_counts_what_groups_gain_by_re_forming() -> None:
     assert not ProposalDocument.from_json(document.to_json(), "it").static_groups
 
 
-def test_with_several_layouts_the_one_that_is_best_for_the_step_re_forms() -> None:
+def test_with_several_layouts_the_one_that_is_best_for_the_step_regroups() -> None:
     """Code up to 128K, four times the tokens: tp8 in one step, tp4 in another."""
     profile = load_shipped("llama-32b-a800-80gb")
     cluster = Cluster(64, 131_072, 800_000)
     models = cluster.models(profile)
-    exchange = exchange_of(profile, 64)
-    layouts = reforming_layouts(models, exchange)
+    sync = choose_sync(profile, 64)
+    layouts = make_regroup_layouts(models, sync)
     degrees = set()
     for batch in Sampler(CODE, 800_000, 131_072, 0).batches(4):
-        selected = select(batch, [Strategy.parse("1xtp8.u8")], models, 64, exchange=exchange)
+        selected = select(batch, [Strategy.parse("1xtp8.u8")], models, 64, sync=sync)
         static = assemble(batch, selected, PLANNER, 64, 1 / 3)
-        plan = with_reforming(static, batch, layouts, models, 0)
+        plan = with_regrouping(static, batch, layouts, models, 0)
         assert lint(plan, models) == []
-        assert plan.exchange_ms is not None
-        assert static.exchange_ms is not None
-        total = plan.predicted_ms + plan.exchange_ms
-        assert total <= static.predicted_ms + static.exchange_ms
+        assert plan.sync_ms is not None
+        assert static.sync_ms is not None
+        total = plan.predicted_ms + plan.sync_ms
+        assert total <= static.predicted_ms + static.sync_ms
         if plan is not static:
             degrees.add(plan.pipelines[0].scheme.tp)
-            of_plan = exchange.compute_exposed_ms([(plan.pipelines[0].scheme.tp, 1)])
-            assert plan.exchange_ms == round(of_plan, 3)
+            of_plan = sync.compute_exposed_ms([(plan.pipelines[0].scheme.tp, 1)])
+            assert plan.sync_ms == round(of_plan, 3)
     assert degrees == {4, 8}

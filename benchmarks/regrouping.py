@@ -1,4 +1,4 @@
-"""Groups that re-form within the step, against groups that stay, on one layout of the 32B."""
+"""Groups that regroup within the step, against groups that stay, on one layout of the 32B."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.document import ProposalDocument
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import parse_layout
 from seqplan.plans.plan import Plan
 
@@ -32,21 +32,21 @@ STEPS = 6
 
 def run(data: Sequence[Data]) -> None:
     """Print, for each data set, propagation with both kinds of groups, gap and time to plan."""
-    head = ["context, tokens a step, layout", "fixed groups", "re-forming", "gain, mean", "largest"]
-    head += ["steps that re-form", "above the bound", "step, CPU: fixed", "re-forming"]
+    head = ["context, tokens a step, layout", "fixed groups", "regrouping", "gain, mean", "largest"]
+    head += ["steps that regroup", "above the bound", "step, CPU: fixed", "regrouping"]
     for source in data:
         rows = [_row(source, *setting) for setting in SETTINGS]
-        print(f"### {source.name}: groups that re-form, {GPUS} GPUs, llama-32b-a800-80gb\n")
+        print(f"### {source.name}: groups that regroup, {GPUS} GPUs, llama-32b-a800-80gb\n")
         print(markdown(head, rows) + "\n")
 
 
 def _row(source: Data, context: int, tokens: int, layout: str) -> list[str]:
     profile = load_shipped("llama-32b-a800-80gb").restrict(layout=parse_layout(layout))
     where = Cluster(GPUS, context, tokens)
-    exchange = exchange_of(profile, GPUS)
-    proposal = make_proposal(profile, where, source.lengths, exchange=exchange)
-    fixed, fixed_s = _planned(proposal, source, reforming=False)
-    free, free_s = _planned(proposal, source, reforming=True)
+    sync = choose_sync(profile, GPUS)
+    proposal = make_proposal(profile, where, source.lengths, sync=sync)
+    fixed, fixed_s = _planned(proposal, source, regrouping=False)
+    free, free_s = _planned(proposal, source, regrouping=True)
     gains = [
         before.predicted_ms / after.predicted_ms - 1
         for before, after in zip(fixed, free, strict=True)
@@ -67,12 +67,12 @@ def _row(source: Data, context: int, tokens: int, layout: str) -> list[str]:
 
 
 def _planned(
-    proposal: ProposalDocument, source: Data, *, reforming: bool
+    proposal: ProposalDocument, source: Data, *, regrouping: bool
 ) -> tuple[list[Plan], float]:
     """Plan the steps; their plans and the mean CPU time (s)."""
     where = proposal.cluster
     batches = list(Sampler(source.lengths, where.tokens, where.max_len, 0).batches(STEPS))
-    planner = StepPlanner(proposal, reforming=reforming)
+    planner = StepPlanner(proposal, regrouping=regrouping)
     began = time.process_time()
     plans = [planner.plan(batch) for batch in batches]
     return plans, (time.process_time() - began) / len(plans)

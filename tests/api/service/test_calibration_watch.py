@@ -1,4 +1,5 @@
-"""The watch over drift: a line in the log once per change of state, and gauges for scrapers."""
+"""The watch over calibration: a line in the log once per change of state, and gauges for
+scrapers."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from service_process import PATIENCE_S, serving, serving_here
 from stocked_service import stock
 
 from seqplan.api.rest.state.metrics import Metrics
-from seqplan.api.service.calibration_watch import DriftWatch
-from seqplan.api.service.job_calibration import JobDrift
+from seqplan.api.service.calibration_watch import CalibrationWatch
+from seqplan.api.service.job_calibration import JobCalibration
 from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
 from seqplan.api.service.service import Service
 from seqplan.api.store.store import Store
@@ -65,18 +66,18 @@ def measure(store: Store, plans: list[Plan], factor: float) -> None:
                     add_measurements(connection, [row])
 
 
-def gauges(store: Store, watch: DriftWatch) -> list[str]:
-    """What a scraper is told of drift."""
+def gauges(store: Store, watch: CalibrationWatch) -> list[str]:
+    """What a scraper is told of calibration."""
     lines = Metrics(Service(store), watch).text().splitlines()
-    return [line for line in lines if line.startswith("seqplan_drift_")]
+    return [line for line in lines if line.startswith("seqplan_calibration_")]
 
 
 def test_told_once_per_change(
     planned: tuple[Store, list[Plan]], caplog: pytest.LogCaptureFixture
 ) -> None:
     store, plans = planned
-    watch = DriftWatch(store, PlanSummaries())
-    caplog.set_level(logging.INFO, "seqplan.drift")
+    watch = CalibrationWatch(store, PlanSummaries())
+    caplog.set_level(logging.INFO, "seqplan.calibration")
 
     def messages() -> list[str]:
         watch.look()
@@ -92,10 +93,10 @@ def test_told_once_per_change(
     assert all("slower than predicted (median)" in line for line in slower)
     assert len({line.split(":")[1] for line in slower}) == len(slower)
     lines = gauges(store, watch)
-    assert any(line.startswith('seqplan_drift_error{job="job",scheme="') for line in lines)
-    assert sum(line.startswith("seqplan_drift_warning{") for line in lines) >= len(slower)
+    assert any(line.startswith('seqplan_calibration_error{job="job",scheme="') for line in lines)
+    assert sum(line.startswith("seqplan_calibration_warning{") for line in lines) >= len(slower)
     assert sum(
-        line.startswith("seqplan_drift_warning{") and line.endswith(" 1.0") for line in lines
+        line.startswith("seqplan_calibration_warning{") and line.endswith(" 1.0") for line in lines
     ) == len(slower)
     assert messages() == []  # nothing new was measured
     measure(store, plans[-2:-1], 1.3)
@@ -105,14 +106,14 @@ def test_told_once_per_change(
         line.split(":")[1].strip() for line in slower
     )
     assert not any(
-        line.startswith("seqplan_drift_warning{") and line.endswith(" 1.0")
+        line.startswith("seqplan_calibration_warning{") and line.endswith(" 1.0")
         for line in gauges(store, watch)
     )
 
 
 def test_a_removed_job_is_told_of_no_more(planned: tuple[Store, list[Plan]]) -> None:
     store, plans = planned
-    watch = DriftWatch(store, PlanSummaries())
+    watch = CalibrationWatch(store, PlanSummaries())
     watch.look()
     measure(store, plans, 1.3)
     watch.look()
@@ -125,11 +126,11 @@ def test_a_removed_job_is_told_of_no_more(planned: tuple[Store, list[Plan]]) -> 
 
 def test_a_judgement_is_kept_until_something_is_measured(planned: tuple[Store, list[Plan]]) -> None:
     store, plans = planned
-    watch = DriftWatch(store, PlanSummaries())
+    watch = CalibrationWatch(store, PlanSummaries())
 
-    def judged() -> JobDrift:
+    def judged() -> JobCalibration:
         with store.reading() as connection:
-            return watch.drift_of(connection, "job")
+            return watch.calibration_of(connection, "job")
 
     measure(store, plans, 1.1)
     first = judged()
@@ -158,7 +159,7 @@ def test_a_summary_is_that_of_the_plan(planned: tuple[Store, list[Plan]]) -> Non
 
 def test_looks_by_itself_until_stopped(planned: tuple[Store, list[Plan]]) -> None:
     store, plans = planned
-    watch = DriftWatch(store, PlanSummaries())
+    watch = CalibrationWatch(store, PlanSummaries())
     watch.look()
     measure(store, plans, 1.3)
     watch.start(every_s=0.01)

@@ -60,25 +60,25 @@ export async function copyRefit() {
   }
 }
 
-/** Show the answer of /drift in the section's elements. */
-export function drawDrift(drift) {
-  const { schemes, pipelines, steps } = drift;
+/** Show the answer of /calibration in the section's elements. */
+export function drawCalibration(calibration) {
+  const { schemes, pipelines, steps } = calibration;
   const without = pipelines.all - pipelines.measurable;
   let note = "No rank has measured a step yet: nothing can be said.";
   if (steps.measured > 0) {
-    note = `Profile ${drift.profile}; ${count(steps.measured)} measured steps, ${steps.first} to ${steps.last}. ` +
+    note = `Profile ${calibration.profile}; ${count(steps.measured)} measured steps, ${steps.first} to ${steps.last}. ` +
       `${count(pipelines.measured)} of ${count(pipelines.all)} pipelines were measured` +
       (without > 0 ? `; ${count(without)} cannot be, as they have several stages or share their ranks` : "") + ". " +
       (schemes.some((each) => each.limit_assumed) ? "* assumed: the profile states no error of its own." : "");
   }
-  write(find("#drift-note"), note);
-  find("#refit").hidden = !drift.warning;
+  write(find("#calibration-note"), note);
+  find("#refit").hidden = !calibration.warning;
   const server = new URL(".", document.baseURI).href.replace(/\/$/, "");
   const command = find("#refit code");
-  if (command.dataset.job !== drift.job) write(find("#copy-refit"), "Copy");
-  command.dataset.job = drift.job;
-  write(command, `seqplan refit --server ${server} --job ${drift.job} -o refitted.json`);
-  find("#drift-table").hidden = schemes.length === 0;
-  find("#drift-table tbody").replaceChildren(...schemes.map(row));
+  if (command.dataset.job !== calibration.job) write(find("#copy-refit"), "Copy");
+  command.dataset.job = calibration.job;
+  write(command, `seqplan refit --server ${server} --job ${calibration.job} -o refitted.json`);
+  find("#calibration-table").hidden = schemes.length === 0;
+  find("#calibration-table tbody").replaceChildren(...schemes.map(row));
   find("#scatters").replaceChildren(...schemes.filter((each) => each.points.length).map(scatter));
 }

@@ -1,4 +1,4 @@
-"""What the exchange of a step moves, against counts made by hand."""
+"""What the sync of a step moves, against counts made by hand."""
 
 from __future__ import annotations
 

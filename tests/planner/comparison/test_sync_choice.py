@@ -1,4 +1,4 @@
-"""The exchange of parameters and gradients decides between strategies, and nothing else."""
+"""The sync of parameters and gradients decides between strategies, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.all_strategies import AllStrategies
 from seqplan.planner.bounds.certificate import cheap_bound_ms
 from seqplan.planner.bounds.step_bounds import single_bound_ms
-from seqplan.planner.bounds.with_sync import Families, exchange_bound_ms
+from seqplan.planner.bounds.with_sync import Families, sync_bound_ms
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import mean_propagation_ms
@@ -30,11 +30,11 @@ from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
-from seqplan.planner.sync.choice import exchange_of
+from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import (
-    Exchange,
-    GivenExchange,
-    LayoutExchange,
+    GivenSyncTimes,
+    LayoutSyncTimes,
+    SyncTimes,
     layouts_of,
     replicas_differ,
 )
@@ -46,8 +46,8 @@ from seqplan.plans.scheme import Scheme, Strategy
 CANDIDATES = [Strategy.parse(text) for text in ("8×tp8", "4×tp16", "4×tp8 + 8×tp4", "16×tp4")]
 
 
-def of(same: float, different: float) -> Exchange:
-    return GivenExchange(0.0, 0.0, "made", same, different)
+def of(same: float, different: float) -> SyncTimes:
+    return GivenSyncTimes(0.0, 0.0, "made", same, different)
 
 
 def alone_ms(strategy: Strategy, batch: Batch) -> float:
@@ -57,24 +57,24 @@ def alone_ms(strategy: Strategy, batch: Batch) -> float:
     return filling.objective_ms
 
 
-def test_a_dear_exchange_changes_the_choice_and_not_the_times() -> None:
+def test_a_dear_sync_changes_the_choice_and_not_the_times() -> None:
     batch = dense().batches[0]
     free = select(batch, CANDIDATES, dense().models, 64)
     assert replicas_differ(scheme for scheme, _ in free.placement.fleet.strategy.counts)
-    dear = select(batch, CANDIDATES, dense().models, 64, exchange=of(100, 5000))
+    dear = select(batch, CANDIDATES, dense().models, 64, sync=of(100, 5000))
     chosen = dear.placement.fleet.strategy
     assert not replicas_differ(scheme for scheme, _ in chosen.counts)
     assert dear.placement.filling.objective_ms == pytest.approx(alone_ms(chosen, batch), rel=2e-3)
-    # Bound and objective both leave the exchange out, so that the gap is that of the placement.
+    # Bound and objective both leave the sync out, so that the gap is that of the placement.
     assert dear.lower_bound_ms <= dear.placement.filling.objective_ms <= dear.lower_bound_ms * 1.1
     # The same for all strategies, it decides nothing.
-    same = select(batch, CANDIDATES, dense().models, 64, exchange=of(5000, 5000))
+    same = select(batch, CANDIDATES, dense().models, 64, sync=of(5000, 5000))
     assert same.placement.fleet.strategy == free.placement.fleet.strategy
 
 
 def test_a_plan_says_why_a_faster_candidate_was_left() -> None:
     batch = dense().batches[0]
-    chosen = select(batch, CANDIDATES, dense().models, 64, exchange=of(0, 300), tailor=False)
+    chosen = select(batch, CANDIDATES, dense().models, 64, sync=of(0, 300), tailor=False)
     faster = replace(
         chosen.considered[0], strategy=CANDIDATES[2], lower_bound_ms=1.0, predicted_ms=1.0
     )
@@ -83,24 +83,24 @@ def test_a_plan_says_why_a_faster_candidate_was_left() -> None:
     plan = assemble(batch, selected, Planner("0", 0, "p", None), 64, 1 / 3)
     assert lint(plan, dense().models) == []
     text = explain(plan, dense().models)
-    assert "its exchange takes longer" in text
+    assert "its sync takes longer" in text
     assert text.count("  best") == 1
 
 
 @settings(max_examples=17, deadline=None)
 @given(st.integers(0, 1), st.floats(0, 4000), st.floats(-2000, 4000))
-def test_no_candidate_is_better_with_its_exchange(at: int, same: float, more: float) -> None:
+def test_no_candidate_is_better_with_its_sync(at: int, same: float, more: float) -> None:
     batch = dense().batches[at]
-    exchange = of(same, max(0.0, same + more))
-    chosen = select(batch, CANDIDATES, dense().models, 64, exchange=exchange)
-    whole = chosen.placement.filling.objective_ms + exchange.of_strategy_ms(
+    sync = of(same, max(0.0, same + more))
+    chosen = select(batch, CANDIDATES, dense().models, 64, sync=sync)
+    whole = chosen.placement.filling.objective_ms + sync.of_strategy_ms(
         chosen.placement.fleet.strategy
     )
     for strategy in CANDIDATES:
         if Fleet.of(strategy, dense().models).max_sequence < batch.longest:
             continue
         other = alone_ms(strategy, batch)
-        assert whole <= other + exchange.of_strategy_ms(strategy) + 2e-3 * other
+        assert whole <= other + sync.of_strategy_ms(strategy) + 2e-3 * other
 
 
 @cache
@@ -117,7 +117,7 @@ def reached_on(at: int) -> tuple[Batch, float]:
         st.dictionaries(
             st.sampled_from(sorted(layouts_of(dense().models))), st.floats(0, 4000), max_size=9
         ).map(
-            lambda times: LayoutExchange(
+            lambda times: LayoutSyncTimes(
                 0.0,
                 0.0,
                 "made",
@@ -126,18 +126,16 @@ def reached_on(at: int) -> tuple[Batch, float]:
         ),
     ),
 )
-def test_the_bound_with_the_exchange_holds_for_every_known_strategy(
-    at: int, exchange: Exchange
-) -> None:
+def test_the_bound_with_the_sync_holds_for_every_known_strategy(at: int, sync: SyncTimes) -> None:
     batch, reached = reached_on(at)
     models = dense().models
-    families = Families(models, 64, exchange)
-    whole = reached + max(exchange.compute_exposed_ms([layout]) for layout in layouts_of(models))
-    bound = exchange_bound_ms(families, batch, whole)
+    families = Families(models, 64, sync)
+    whole = reached + max(sync.compute_exposed_ms([layout]) for layout in layouts_of(models))
+    bound = sync_bound_ms(families, batch, whole)
     assert bound >= cheap_bound_of_all(batch)
     for strategy in [*CANDIDATES, *homogeneous_strategies(models, 64, batch.longest)]:
         if Fleet.of(strategy, models).max_sequence >= batch.longest:
-            time = alone_ms(strategy, batch) + exchange.of_strategy_ms(strategy)
+            time = alone_ms(strategy, batch) + sync.of_strategy_ms(strategy)
             assert bound <= max(whole, time) * (1 + 1e-9)
             assert bound <= time * (1 + 1e-9) or time > whole
 
@@ -147,24 +145,24 @@ def cheap_bound_of_all(batch: Batch) -> float:
 
 
 @cache
-def proposed(exchange: Exchange | None) -> ProposalDocument:
+def proposed(sync: SyncTimes | None) -> ProposalDocument:
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
     return make_proposal(
         profile,
         Cluster(8, 16384, 50_000),
         CODE,
-        exchange=exchange,
-        propagation_only=exchange is None,
+        sync=sync,
+        propagation_only=sync is None,
     )
 
 
-def test_a_proposal_carries_its_exchange_to_planning(tmp_path: Path) -> None:
-    exchange = exchange_of(load_shipped("llama-7b-a800-80gb"), 8, exchange_ms=(10.0, 900.0))
-    with_it = proposed(exchange)
+def test_a_proposal_carries_its_sync_to_planning(tmp_path: Path) -> None:
+    sync = choose_sync(load_shipped("llama-7b-a800-80gb"), 8, sync_ms=(10.0, 900.0))
+    with_it = proposed(sync)
     again = ProposalDocument.from_json(with_it.to_json(), "file")
     assert again == with_it
-    assert again.exchange == exchange
-    assert '"exchange"' not in proposed(None).to_json()
+    assert again.sync == sync
+    assert '"sync"' not in proposed(None).to_json()
     assert with_it.lower_bound_ms <= with_it.expected_ms
     assert with_it.layouts is not None
     assert with_it.layouts.chosen is None  # a different one at each step is better by more than 1 %
@@ -177,28 +175,28 @@ def test_a_proposal_carries_its_exchange_to_planning(tmp_path: Path) -> None:
     assert lint(choices[0], with_it.cluster.models(with_it.profile)) == []
 
 
-def test_an_exchange_of_a_proposal_must_be_sound() -> None:
+def test_an_choose_sync_a_proposal_must_be_sound() -> None:
     damaged = of(1, 2)
     object.__setattr__(damaged, "overlap", 3)
-    text = replace(proposed(None), exchange=damaged).to_json()
+    text = replace(proposed(None), sync=damaged).to_json()
     with pytest.raises(
-        ProposalError, match="file: exchange: overlap must be a share from 0 to 1, not 3"
+        ProposalError, match="file: sync: overlap must be a share from 0 to 1, not 3"
     ):
         ProposalDocument.from_json(text, "file")
 
 
-def test_eq4_does_not_weigh_the_exchange() -> None:
+def test_eq4_does_not_weigh_the_sync() -> None:
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
-    with pytest.raises(ValueError, match="eq4 does not weigh the exchange"):
-        make_proposal(profile, Cluster(16, 16384, 50_000), CODE, method="eq4", exchange=of(1, 2))
+    with pytest.raises(ValueError, match="eq4 does not weigh the sync"):
+        make_proposal(profile, Cluster(16, 16384, 50_000), CODE, method="eq4", sync=of(1, 2))
 
 
 def test_ours_is_no_slower_than_the_best_static_strategy_in_whole_iterations() -> None:
-    """At 16K the exchange as published makes equal replicas the better choice on most steps."""
+    """At 16K the sync as published makes equal replicas the better choice on most steps."""
     profile = load_shipped("llama-32b-a800-80gb").restrict(measured=True)
-    exchange = exchange_of(profile, 32)
+    sync = choose_sync(profile, 32)
     comparison = compare(
-        profile, Cluster(32, 16384, 100_000), CODE, 3, exchange, options=Options(("static",))
+        profile, Cluster(32, 16384, 100_000), CODE, 3, sync, options=Options(("static",))
     )
     static = next(system for system in comparison.systems if system.key == "static")
     assert min(comparison.speedups(static)) >= 0.995

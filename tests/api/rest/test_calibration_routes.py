@@ -1,4 +1,4 @@
-"""A job whose ranks measure: the drift of its profile, and a refit that mends it."""
+"""A job whose ranks measure: the calibration error of its profile, and a refit that mends it."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def _refit(*arguments: str | Path) -> Outcome:
 
 def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: Path) -> None:
     served, job = stocked.served, stocked.job("slower", STEPS, look_ahead=STEPS)
-    quiet = served.ok("GET", f"/v1/jobs/{job}/drift")
+    quiet = served.ok("GET", f"/v1/jobs/{job}/calibration")
     assert (quiet["warning"], quiet["steps"]["last"], quiet["schemes"]) == (False, None, [])
     measure(served, job, range(STEPS), 1.3)
-    drift = served.ok("GET", f"/v1/jobs/{job}/drift?points=5")
-    assert drift["profile"] == PROFILE
-    assert drift["steps"] == {"first": 0, "last": STEPS - 1, "measured": STEPS}
-    assert drift["pipelines"]["measured"] == drift["pipelines"]["measurable"]
-    assert drift["pipelines"]["measurable"] <= drift["pipelines"]["all"]
-    warned = [judged for judged in drift["schemes"] if judged["warning"]]
+    calibration = served.ok("GET", f"/v1/jobs/{job}/calibration?points=5")
+    assert calibration["profile"] == PROFILE
+    assert calibration["steps"] == {"first": 0, "last": STEPS - 1, "measured": STEPS}
+    assert calibration["pipelines"]["measured"] == calibration["pipelines"]["measurable"]
+    assert calibration["pipelines"]["measurable"] <= calibration["pipelines"]["all"]
+    warned = [judged for judged in calibration["schemes"] if judged["warning"]]
     assert warned
-    assert drift["warning"]
-    for judged in drift["schemes"]:
+    assert calibration["warning"]
+    for judged in calibration["schemes"]:
         assert (
             judged["error"]["median"]
             == judged["error"]["recent"]
@@ -53,7 +53,7 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
         for predicted_ms, measured_ms in judged["points"]:
             assert measured_ms == pytest.approx(1.3 * predicted_ms)
     assert "30.0% slower than predicted" in warned[0]["message"]
-    short = served.ok("GET", f"/v1/jobs/{job}/drift?steps=1")
+    short = served.ok("GET", f"/v1/jobs/{job}/calibration?steps=1")
     assert short["steps"] == {"first": STEPS - 1, "last": STEPS - 1, "measured": 1}
 
     output = tmp_path / "refitted.json"
@@ -109,10 +109,10 @@ def test_refit_skips_plans_that_expire_after_their_times_are_listed(tmp_path: Pa
 def test_a_profile_that_holds_is_not_warned_of(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("steady", STEPS, look_ahead=STEPS)
     measure(served, job, range(STEPS), 1.02)
-    drift = served.ok("GET", f"/v1/jobs/{job}/drift")
-    assert drift["schemes"]
-    assert not drift["warning"]
-    assert {entry["message"] for entry in drift["schemes"]} == {None}
+    calibration = served.ok("GET", f"/v1/jobs/{job}/calibration")
+    assert calibration["schemes"]
+    assert not calibration["warning"]
+    assert {entry["message"] for entry in calibration["schemes"]} == {None}
 
 
 def test_a_refitted_profile_states_its_error(stocked: Stocked, tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_a_refitted_profile_states_its_error(stocked: Stocked, tmp_path: Path) -
     again = {"id": "again", "proposal": proposal, "lengths": stocked.lengths}
     served.ok("POST", "/v1/jobs", {**again, "steps": STEPS, "look_ahead": STEPS})
     measure(served, "again", range(STEPS), 1.3 / 1.3)
-    drift = served.ok("GET", "/v1/jobs/again/drift")
-    assert not drift["warning"]
-    stated = [entry for entry in drift["schemes"] if not entry["limit_assumed"]]
+    calibration = served.ok("GET", "/v1/jobs/again/calibration")
+    assert not calibration["warning"]
+    stated = [entry for entry in calibration["schemes"] if not entry["limit_assumed"]]
     assert stated
     assert all(entry["stated"]["p90"] < 0.01 == entry["limit"] for entry in stated)
 

@@ -1,4 +1,4 @@
-"""The exchange of a step: messages and bytes of the fullest rank, and the time to lay it out."""
+"""The sync of a step: messages and bytes of the fullest rank, and the time to lay it out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(data: Sequence[Data]) -> None:
             placement = placed(Strategy.parse(text))
             assert sum(len(pipeline.ranks) for pipeline in placement) == ranks
             rows.append((f"{ranks:,}", text, *figures(layouts, placement)))
-    print(f"### Exchange of parameters and gradients, {MODEL}\n")
+    print(f"### SyncTimes of parameters and gradients, {MODEL}\n")
     heads = ["GPUs", "strategy", "laid out in", "pull: messages in", "out"]
     heads += ["GiB in", "out", "push: GiB out", "in"]
     print(markdown(heads, rows))

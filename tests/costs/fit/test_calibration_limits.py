@@ -13,8 +13,8 @@ from seqplan.costs.fit.calibration import (
     LEAST_MEASURED,
     RECENT,
     Stated,
-    drift,
     find_stated_error,
+    measure_calibration_error,
 )
 from seqplan.costs.latency import Latency
 from seqplan.costs.profiled_scheme import ProfiledScheme
@@ -25,7 +25,9 @@ TIMES = st.lists(st.floats(0.1, 1e6), min_size=LEAST_MEASURED, max_size=60)
 
 @given(TIMES, st.floats(0.2, 5.0))
 def test_a_common_factor_is_the_bias(predicted: list[float], factor: float) -> None:
-    running = drift(Scheme(), predicted, [factor * ms for ms in predicted], None)
+    running = measure_calibration_error(
+        Scheme(), predicted, [factor * ms for ms in predicted], None
+    )
     assert running.bias == pytest.approx(factor - 1, abs=1e-9)
     assert running.median == pytest.approx(abs(factor - 1), abs=1e-9)
     assert running.p90 == pytest.approx(abs(factor - 1), abs=1e-9)
@@ -36,21 +38,23 @@ def test_a_common_factor_is_the_bias(predicted: list[float], factor: float) -> N
 
 
 @given(TIMES, st.data())
-def test_fewer_than_half_disturbed_is_no_drift(predicted: list[float], data: st.DataObject) -> None:
+def test_fewer_than_half_disturbed_is_no_calibration(
+    predicted: list[float], data: st.DataObject
+) -> None:
     disturbed = data.draw(st.integers(0, (min(len(predicted), RECENT) - 1) // 2))
     last = len(predicted) - disturbed
     measured = [9 * p if at >= last else p for at, p in enumerate(predicted)]
-    assert drift(Scheme(), predicted, measured, None).warning is None
+    assert measure_calibration_error(Scheme(), predicted, measured, None).warning is None
 
 
 @given(st.integers(0, 300))
 def test_a_change_is_told_by_the_latest_whatever_went_before(before: int) -> None:
     predicted = np.full(before + RECENT, 100.0)
     slower = predicted * np.where(np.arange(len(predicted)) < before, 1.0, 1.2)
-    running = drift(Scheme(), predicted, slower, None)
+    running = measure_calibration_error(Scheme(), predicted, slower, None)
     assert (running.recent, running.bias) == (pytest.approx(0.2), pytest.approx(0.2))
     assert running.warning is not None
-    back = drift(
+    back = measure_calibration_error(
         Scheme(), predicted, np.roll(slower, -before) if before > RECENT else predicted, None
     )
     assert back.warning is None
@@ -58,7 +62,7 @@ def test_a_change_is_told_by_the_latest_whatever_went_before(before: int) -> Non
 
 @given(st.lists(st.floats(0.1, 1e6), max_size=LEAST_MEASURED - 1))
 def test_too_few_are_not_judged(predicted: list[float]) -> None:
-    running = drift(Scheme(), predicted, [2 * ms for ms in predicted], None)
+    running = measure_calibration_error(Scheme(), predicted, [2 * ms for ms in predicted], None)
     assert (running.pipelines, running.warning) == (len(predicted), None)
 
 
@@ -66,8 +70,8 @@ def test_too_few_are_not_judged(predicted: list[float]) -> None:
 def test_what_is_stated_is_the_limit(p90: float, limit: float) -> None:
     predicted = np.linspace(1, 9, 20)
     stated = Stated(40, p90 / 3, p90)
-    within = drift(Scheme(), predicted, predicted * (1 + 0.9 * limit), stated)
-    beyond = drift(Scheme(), predicted, predicted * (1 + 1.1 * limit), stated)
+    within = measure_calibration_error(Scheme(), predicted, predicted * (1 + 0.9 * limit), stated)
+    beyond = measure_calibration_error(Scheme(), predicted, predicted * (1 + 1.1 * limit), stated)
     assert within.limit == beyond.limit == limit
     assert within.warning is None
     assert beyond.warning is not None
@@ -101,9 +105,9 @@ def test_a_fit_that_states_its_error() -> None:
 def test_the_warning_of_times_that_scatter_names_no_side() -> None:
     predicted = [100.0] * 32
     scattered = [80.0, 121.0] * 16
-    found = drift(Scheme(), predicted, scattered, None)
+    found = measure_calibration_error(Scheme(), predicted, scattered, None)
     assert found.warning is not None
     assert "missed the prediction by 20.5% (median), either way; 5.0% is assumed" in found.warning
-    slower = drift(Scheme(), predicted, [120.0] * 32, None)
+    slower = measure_calibration_error(Scheme(), predicted, [120.0] * 32, None)
     assert slower.warning is not None
     assert "were 20.0% slower than predicted (median); 5.0% is assumed" in slower.warning

@@ -1,4 +1,4 @@
-"""The derived exchange: the published totals, and what it must depend on."""
+"""The derived sync: the published totals, and what it must depend on."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
-from seqplan.planner.sync.choice import exchange_of, exchange_to_propose_with
+from seqplan.planner.sync.choice import choose_proposal_sync, choose_sync
 from seqplan.planner.sync.derive import (
     PULLED_BYTES,
     PUSHED_BYTES,
     count_parameters,
-    derive_exchange,
+    derive_sync,
     hardware_of,
 )
-from seqplan.planner.sync.times import GivenExchange, LayoutExchange
+from seqplan.planner.sync.times import GivenSyncTimes, LayoutSyncTimes
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.views.placement import PlacedPipeline
 from seqplan.plans.views.resharding import shards_of, unit_moves
@@ -31,18 +31,18 @@ PROFILE = load_shipped("llama-32b-a800-80gb")
 
 def test_both_published_totals_come_out() -> None:
     """Hydraulis, Table 1: 4×tp16, and different replicas; tp·pp = 8 at the smallest is assumed."""
-    exchange = derive_exchange(PROFILE, 64)
-    assert exchange.of_strategy_ms(Strategy.parse("4×tp16")) == pytest.approx(1110, rel=0.05)
+    sync = derive_sync(PROFILE, 64)
+    assert sync.of_strategy_ms(Strategy.parse("4×tp16")) == pytest.approx(1110, rel=0.05)
     different = Strategy.parse("2×tp16 + 4×tp8")
-    assert exchange.of_strategy_ms(different) == pytest.approx(1710, rel=0.05)
-    hidden = derive_exchange(PROFILE, 64, overlap=0.31)
+    assert sync.of_strategy_ms(different) == pytest.approx(1710, rel=0.05)
+    hidden = derive_sync(PROFILE, 64, overlap=0.31)
     assert hidden.of_strategy_ms(different) == pytest.approx(1180, rel=0.05)
 
 
 @pytest.mark.parametrize("gpus", [8, 64, 1024])
 @pytest.mark.parametrize("name", [n for n in list_shipped() if n.endswith("a800-80gb")])
-def test_more_ways_to_split_parameters_exchange_less(name: str, gpus: int) -> None:
-    times = dict(derive_exchange(load_shipped(name), gpus).by_layout_ms)
+def test_more_ways_to_split_parameters_sync_less(name: str, gpus: int) -> None:
+    times = dict(derive_sync(load_shipped(name), gpus).by_layout_ms)
     for pp in {pp for _, pp in times}:
         of_tp = [times[layout] for layout in sorted(times) if layout[1] == pp]
         assert all(fewer >= more for fewer, more in pairwise(of_tp))
@@ -50,9 +50,9 @@ def test_more_ways_to_split_parameters_exchange_less(name: str, gpus: int) -> No
 
 
 def test_within_a_node_it_is_faster_and_alone_there_is_none() -> None:
-    across, within = (dict(derive_exchange(PROFILE, gpus).by_layout_ms) for gpus in (16, 8))
+    across, within = (dict(derive_sync(PROFILE, gpus).by_layout_ms) for gpus in (16, 8))
     assert all(within[layout] < across[layout] / 3 for layout in across)
-    assert set(dict(derive_exchange(PROFILE, 1).by_layout_ms).values()) == {0.0}
+    assert set(dict(derive_sync(PROFILE, 1).by_layout_ms).values()) == {0.0}
 
 
 @pytest.mark.parametrize("text", ["4×tp16", "2×tp16 + 4×tp8", "1×tp16 + 4×tp8 + 4×tp4"])
@@ -109,22 +109,22 @@ def test_links_are_those_of_the_profiles_gpu(gpu: str, device: str | None) -> No
     profile = Profile.from_document(document, "made")
     hardware = hardware_of(profile)
     assert (None if hardware is None else hardware.name) == device
-    assumed = "as the profile's GPU is not listed" in derive_exchange(profile, 64).source
+    assumed = "as the profile's GPU is not listed" in derive_sync(profile, 64).source
     assert assumed == (device is None)
 
 
-def test_which_exchange_is_used() -> None:
-    assert isinstance(exchange_of(PROFILE, 64), LayoutExchange)
-    stated = exchange_of(PROFILE, 64, exchange_ms=(1, 2))
-    assert isinstance(stated, GivenExchange)
+def test_which_sync_is_used() -> None:
+    assert isinstance(choose_sync(PROFILE, 64), LayoutSyncTimes)
+    stated = choose_sync(PROFILE, 64, sync_ms=(1, 2))
+    assert isinstance(stated, GivenSyncTimes)
     assert stated.of_strategy_ms(Strategy.of({Scheme(tp=8): 1, Scheme(tp=4): 1})) == 2
     lockstep = load_shipped("gpt-7b-a100-40gb")
-    assert exchange_of(lockstep, 64).compute_exposed_ms([(1, 1), (2, 1)]) == 0
-    assert exchange_to_propose_with(lockstep, 64, None, 0.0) is None
-    assert exchange_to_propose_with(PROFILE, 64, None, 0.0, propagation_only=True) is None
-    assert exchange_to_propose_with(PROFILE, 64, None, 0.0, method="eq4") is None
-    assert exchange_to_propose_with(PROFILE, 64, None, 0.2) == exchange_of(PROFILE, 64, overlap=0.2)
-    with pytest.raises(ValueError, match="--propagation-only leaves the exchange out"):
-        exchange_to_propose_with(PROFILE, 64, (1, 2), 0.0, propagation_only=True)
+    assert choose_sync(lockstep, 64).compute_exposed_ms([(1, 1), (2, 1)]) == 0
+    assert choose_proposal_sync(lockstep, 64, None, 0.0) is None
+    assert choose_proposal_sync(PROFILE, 64, None, 0.0, propagation_only=True) is None
+    assert choose_proposal_sync(PROFILE, 64, None, 0.0, method="eq4") is None
+    assert choose_proposal_sync(PROFILE, 64, None, 0.2) == choose_sync(PROFILE, 64, overlap=0.2)
+    with pytest.raises(ValueError, match="--propagation-only leaves the sync out"):
+        choose_proposal_sync(PROFILE, 64, (1, 2), 0.0, propagation_only=True)
     with pytest.raises(ValueError, match="is of ZeRO-3"):
-        exchange_to_propose_with(lockstep, 64, (1, 2), 0.0)
+        choose_proposal_sync(lockstep, 64, (1, 2), 0.0)

@@ -1,4 +1,4 @@
-"""What ``train-check`` says of the exchange of parameters in a step."""
+"""What ``train-check`` says of the sync of parameters in a step."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.sequence_parallel.context import attention_context
@@ -280,7 +280,7 @@ def _plan(scheme: Scheme, ranks: tuple[int, ...], lengths: list[int]) -> Plan:
     pipelines = (PlannedPipeline(scheme, ranks, (batch,), 1.0),)
     return Plan(
         step=0,
-        planner=Planner("benchmark", 0, "none", None),
+        planner=Provenance("benchmark", 0, "none", None),
         world_size=RANKS,
         ids=tuple(range(len(lengths))),
         lengths=tuple(lengths),

@@ -18,7 +18,7 @@ PROFILE, SCHEME = "llama-7b-a800-80gb", "tp2"
 
 def run(data: Sequence[Data]) -> None:
     """Print, for each data set, context and kind of host, the gap and the time of a call."""
-    cost = Cost.of_profile(PROFILE, SCHEME)
+    cost = Cost.from_profile(PROFILE, SCHEME)
     rows = [
         _row(source, cost, context, sequences, ranks, lockstep=lockstep)
         for source in data

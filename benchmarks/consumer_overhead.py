@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.tokens import SeededTokens, load_share
@@ -67,7 +67,7 @@ def _plan(step: int, ranks: int, random: np.random.Generator) -> Plan:
     longest = pipelines[0].predicted_ms + max(pipeline.predicted_ms for pipeline in pipelines[1:])
     return Plan(
         step=step,
-        planner=Planner("benchmark", SEED, "sha256:none", None),
+        planner=Provenance("benchmark", SEED, "sha256:none", None),
         world_size=ranks,
         ids=tuple(range(SEQUENCES * step, SEQUENCES * (step + 1))),
         lengths=lengths,

@@ -115,7 +115,7 @@ def _gain_nearby(
             outgoing = tried.counts[int(rng.integers(len(tried.counts)))][0]
             incoming = schemes[int(rng.integers(len(schemes)))]
             tried = swap(tried, outgoing, incoming, int(rng.choice(SIZES)), where.gpus) or tried
-        fleet = Fleet.of(tried, models)
+        fleet = Fleet.from_strategy(tried, models)
         sync_ms = sync.of_strategy_ms(tried)
         if fleet.max_sequence < batch.longest or sync_ms >= best_ms:
             continue

@@ -43,8 +43,8 @@ def run(data: Sequence[Data]) -> None:
     for source in data:
         for gpus in SIZES:
             per_64 = gpus // 64
-            strategy = Strategy.of({scheme: n * per_64 for scheme, n in PER_64.items()})
-            fleet = Fleet.of(strategy, models)
+            strategy = Strategy.from_counts({scheme: n * per_64 for scheme, n in PER_64.items()})
+            fleet = Fleet.from_strategy(strategy, models)
             sampler = Sampler(source.lengths, CLUSTERS[64] * per_64, CONTEXT, SEED)
             batch = next(iter(sampler.batches(1)))
             rows.append([source.name, f"{gpus:,}", f"{len(batch.lengths):,}", *_row(fleet, batch)])

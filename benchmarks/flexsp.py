@@ -31,7 +31,7 @@ def run(data: Sequence[Data]) -> None:
             ratios, times, gaps = [], [], []
             for step in range(BATCHES):
                 lengths = drawn[step * SEQUENCES : (step + 1) * SEQUENCES].tolist()
-                batch = Batch.of_lengths(lengths, step)
+                batch = Batch.from_lengths(lengths, step)
                 start = time.perf_counter()
                 rounds = plan_rounds(batch, models, GPUS)
                 times.append((time.perf_counter() - start) * 1000)

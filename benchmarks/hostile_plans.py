@@ -6,7 +6,7 @@ import numpy as np
 
 from seqplan.plans.groups import process_groups
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme
 
@@ -51,7 +51,7 @@ def _plan(
     predicted = schedule(pipelines).makespan_ms
     plan = Plan(
         step=step,
-        planner=Planner("0", 0, "sha256:none", None),
+        planner=Provenance("0", 0, "sha256:none", None),
         world_size=RANKS,
         ids=tuple(100 * step + position for position in range(len(lengths))),
         lengths=tuple(lengths),

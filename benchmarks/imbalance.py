@@ -34,11 +34,13 @@ def run(data: Sequence[Data]) -> None:
             comparison = compare(
                 profile, where, source.lengths, STEPS, NO_SYNC, seed=SEED, options=OPTIONS
             )
-            classes = [PipelineClass.of(model, 1) for model in where.models(profile).values()]
+            classes = [
+                PipelineClass.from_model(model, 1) for model in where.models(profile).values()
+            ]
             bound: list[float] = []
             others: list[float] = []
             for step in comparison.ours.iterations:
-                least = single_bound_ms(classes, Batch.of_lengths([step.longest]))
+                least = single_bound_ms(classes, Batch.from_lengths([step.longest]))
                 part = bound if least >= ALONE * step.propagation_ms else others
                 part.append(step.imbalance)
             theirs = [step.imbalance for step in comparison.systems[1].iterations]

@@ -46,7 +46,7 @@ def run(data: Sequence[Data]) -> None:
         if not one_each:
             timed = partial(schedule_ms, one_each=False)
             small_batches.run(data, theirs, timed, ring_costs(PROFILE, SCHEME))
-    static_hosts.run(data, Cost.of_profile(PROFILE, SCHEME))
+    static_hosts.run(data, Cost.from_profile(PROFILE, SCHEME))
 
 
 def _row(

@@ -21,7 +21,7 @@ import torch
 from benchmarks.ranks import on_ranks
 from benchmarks.settings import Data, markdown
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
@@ -31,7 +31,7 @@ from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.held_bytes import count_held_bytes
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.model import Llama, ModelConfig
-from seqplan.runtime.training.prepare import preparation
+from seqplan.runtime.training.prepare import make_preparer
 from seqplan.runtime.training.run_step import run_step
 
 RANKS, STEPS, TOKENS = 4, 4, 64
@@ -81,7 +81,7 @@ def _rank(rank: int, reduce: Reduce, count: int) -> tuple[int, int, int, list[fl
     counted = count_held_bytes(states.units)
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()])
     peers = Peers(groups.attention)
-    prepare = preparation(
+    prepare = make_preparer(
         SeededTokens(CONFIG.vocab, 0), peers, heads=CONFIG.heads, kv_heads=CONFIG.kv_heads
     )
     view = rank_view(_plan(count), rank)
@@ -117,7 +117,7 @@ def _plan(count: int) -> Plan:
     )
     return Plan(
         step=0,
-        planner=Planner("benchmark", 0, "none", None),
+        planner=Provenance("benchmark", 0, "none", None),
         world_size=RANKS,
         ids=tuple(range(batches)),
         lengths=(TOKENS,) * batches,

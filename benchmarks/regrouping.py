@@ -10,7 +10,7 @@ from benchmarks.settings import Data, markdown
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
@@ -66,9 +66,7 @@ def _row(source: Data, context: int, tokens: int, layout: str) -> list[str]:
     ]
 
 
-def _planned(
-    proposal: ProposalDocument, source: Data, *, regrouping: bool
-) -> tuple[list[Plan], float]:
+def _planned(proposal: Proposal, source: Data, *, regrouping: bool) -> tuple[list[Plan], float]:
     """Plan the steps; their plans and the mean CPU time (s)."""
     where = proposal.cluster
     batches = list(Sampler(source.lengths, where.tokens, where.max_len, 0).batches(STEPS))

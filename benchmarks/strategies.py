@@ -19,7 +19,7 @@ import torch.distributed as dist
 from benchmarks.ranks import on_ranks
 from benchmarks.settings import Data, markdown
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
@@ -87,7 +87,7 @@ def planned(scheme: Scheme, lengths: Sequence[int], ranks: int) -> Plan:
         pipelines.append(PlannedPipeline(scheme, placed, tuple(batches), predicted))
     return Plan(
         step=0,
-        planner=Planner("benchmark", 0, "none", None),
+        planner=Provenance("benchmark", 0, "none", None),
         world_size=ranks,
         ids=tuple(range(len(lengths))),
         lengths=tuple(lengths),
@@ -129,7 +129,7 @@ def _rank(
     tensor_degrees = sorted({Scheme.parse(scheme).tp for scheme in schemes} - {1})
     job = StagedLlama(Llama(config), groups, tensor_degrees=tensor_degrees)
     optimizer = torch.optim.AdamW([master for _, master in job.states.master_parameters()])
-    prepare = job.preparation(SeededTokens(config.vocab, 0))
+    prepare = job.make_preparer(SeededTokens(config.vocab, 0))
     seconds: dict[str, list[Seconds]] = {scheme: [] for scheme in schemes}
     for _ in range(WARM_UP + STEPS):
         for scheme, steps in seconds.items():

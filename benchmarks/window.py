@@ -40,7 +40,7 @@ def run(data: Sequence[Data]) -> None:
 def _row(source: Data, model: str, layout: str, gpus: int, context: int, tokens: int) -> list[str]:
     profile = load_shipped(f"llama-{model}-a800-80gb").restrict(layout=parse_layout(layout))
     models = Cluster(gpus, context, tokens).models(profile)
-    classes = [PipelineClass.of(model, 1) for model in drop_dominated(models).values()]
+    classes = [PipelineClass.from_model(model, 1) for model in drop_dominated(models).values()]
     sampler = Sampler(source.lengths, tokens, context, 0)
     costs = sequence_costs(classes, sampler.lengths, gpus)
     drawn_ms = _mean_ms(sampler.batches(STEPS), models, gpus)
@@ -56,7 +56,7 @@ def _row(source: Data, model: str, layout: str, gpus: int, context: int, tokens:
 def _mean_ms(batches: Iterable[Batch], models: Models, gpus: int) -> float:
     """Plan steps on the layout, groups that stay; the mean propagation (ms)."""
     times = []
-    (layout,) = LayoutSchemes.of(models)
+    (layout,) = LayoutSchemes.list_from_models(models)
     for batch in batches:
         placement = Constructive(layout, batch, gpus).place(np.inf)
         assert placement is not None

@@ -208,7 +208,7 @@ class ModelSizes:
         return {**sizes, **self.architecture.as_dict()}
 
     @classmethod
-    def of(cls, sizes: Mapping[str, Any]) -> ModelSizes:
+    def from_mapping(cls, sizes: Mapping[str, Any]) -> ModelSizes:
         """From sizes by name; ``TypeError`` when one is missing, or is none."""
         architecture, others = Architecture.split(sizes)
         by_name: dict[str, Any] = dict(others)

@@ -57,7 +57,7 @@ def main() -> None:
         plans,
         rank=rank,
         world_size=world_size,
-        prepare=job.preparation(data),
+        prepare=job.make_preparer(data),
         control_group=groups.control,
         start_step=start_step,
     )

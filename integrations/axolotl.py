@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from seqplan.integrations.balanced_steps import BalancedSteps
-from seqplan.integrations.huggingface_trainer import Planned, UnplannableError
+from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin, UnplannableError
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.cost import Cost
 
@@ -108,7 +108,7 @@ class _Options:
             raise UnplannableError("give either seqplan_profile or seqplan_cost: [a, b, c]")
         try:
             if cost_given is None:
-                cost = Cost.of_profile(str(profile), cfg.get("seqplan_scheme") or "tp1")
+                cost = Cost.from_profile(str(profile), cfg.get("seqplan_scheme") or "tp1")
             else:
                 a, b, c = map(float, cost_given)
                 cost = Cost(a, b, c)
@@ -121,7 +121,7 @@ def make_planned_trainer(cfg: Any) -> type[Any]:
     """Make the trainer's class; ``UnplannableError`` for options that are missing or wrong."""
     options = _Options.of(cfg)
 
-    class PlannedAxolotlTrainer(Planned, _WithLossCounts):
+    class PlannedAxolotlTrainer(PlannedTrainerMixin, _WithLossCounts):
         def __init__(self, *args: Any, train_dataset: Any = None, **kwargs: Any) -> None:
             planned = BalancedSteps(
                 _lengths(train_dataset),

@@ -17,15 +17,15 @@ PROFILE, SCHEME, COST = "SEQPLAN_PROFILE", "SEQPLAN_SCHEME", "SEQPLAN_COST"
 def ring_costs(profile: Profile | str, scheme: Scheme | str) -> dict[int, Cost]:
     """Take the costs of a profile by ring degree, all else as in ``scheme`` (``tp4``).
 
-    ``ValueError`` as ``Cost.of_profile``.
+    ``ValueError`` as ``Cost.from_profile``.
     """
     known = find_profile(profile) if isinstance(profile, str) else profile
     wanted = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
-    costs = {1: Cost.of_profile(known, wanted)}
+    costs = {1: Cost.from_profile(known, wanted)}
     for entry in known.schemes:
         alike = (entry.scheme.tp, entry.scheme.pp, entry.scheme.ulysses)
         if alike == (wanted.tp, 1, wanted.ulysses) and entry.scheme.ring > 1:
-            costs[entry.scheme.ring] = Cost.of_profile(known, entry.scheme)
+            costs[entry.scheme.ring] = Cost.from_profile(known, entry.scheme)
     return costs
 
 

@@ -36,7 +36,7 @@ class UnplannableError(ValueError):
     """A setting under which planned steps would be refused, hang or be silently wrong."""
 
 
-class Planned:
+class PlannedTrainerMixin:
     """Trains on the steps of ``planned``, each rank on its own micro-batches.
 
     Beside a trainer class, before it in the bases. The data set has a length and an element
@@ -219,7 +219,12 @@ class _StepsOfRank:
     """A batch sampler: each batch is one rank's step, with fillers where ranks are in lockstep."""
 
     def __init__(
-        self, planned: BalancedSteps, rank: int, ranks: int, global_step: Any, trainer: Planned
+        self,
+        planned: BalancedSteps,
+        rank: int,
+        ranks: int,
+        global_step: Any,
+        trainer: PlannedTrainerMixin,
     ) -> None:
         self._planned, self._rank, self._ranks = planned, rank, ranks
         self._global_step, self._trainer = global_step, trainer

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from seqplan.planner.comparison.compare import compare
     from seqplan.planner.comparison.results import Comparison
     from seqplan.planner.errors import Infeasible
-    from seqplan.planner.proposal.document import ProposalDocument, ProposalError
+    from seqplan.planner.proposal.document import Proposal, ProposalError
     from seqplan.planner.proposal.make_proposal import make_proposal
     from seqplan.planner.step.step_planner import StepPlanner
     from seqplan.planner.sync.times import SyncTimes
@@ -37,7 +37,7 @@ _HOMES = {
     "comparison.results": ("Comparison",),
     "errors": ("Infeasible",),
     "sync.times": ("SyncTimes",),
-    "proposal.document": ("ProposalDocument", "ProposalError"),
+    "proposal.document": ("Proposal", "ProposalError"),
     "proposal.make_proposal": ("make_proposal",),
     "step.step_planner": ("StepPlanner",),
     "workers.produce": ("produce",),
@@ -48,7 +48,7 @@ __all__ = [
     "Cluster",
     "Comparison",
     "Infeasible",
-    "ProposalDocument",
+    "Proposal",
     "ProposalError",
     "Sampler",
     "SamplerState",

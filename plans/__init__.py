@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from seqplan.plans.format.codec import PlanError, digest, from_json, to_json
     from seqplan.plans.format.plan_file import find_step, read_plans, write_plans
     from seqplan.plans.format.schema import plan_json_schema
-    from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Planner
+    from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Provenance
     from seqplan.plans.scheme import Scheme, Strategy
     from seqplan.plans.views.collectives import collectives
     from seqplan.plans.views.decode_view import decode_view
@@ -28,7 +28,7 @@ _HOMES = {
     "format.codec": ("PlanError", "digest", "from_json", "to_json"),
     "format.plan_file": ("find_step", "read_plans", "write_plans"),
     "format.schema": ("plan_json_schema",),
-    "plan": ("Considered", "MicroBatch", "Plan", "PlannedPipeline", "Planner"),
+    "plan": ("Considered", "MicroBatch", "Plan", "PlannedPipeline", "Provenance"),
     "scheme": ("Scheme", "Strategy"),
     "views.collectives": ("collectives",),
     "views.decode_view": ("decode_view",),
@@ -41,7 +41,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "PlannedPipeline",
-    "Planner",
+    "Provenance",
     "RankView",
     "Scheme",
     "Strategy",

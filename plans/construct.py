@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.version import VERSION
 
@@ -60,7 +60,7 @@ def construct_plan(
     tokens = sum(lengths)
     return Plan(
         step=step,
-        planner=Planner(VERSION, 0, NO_PROFILE, None),
+        planner=Provenance(VERSION, 0, NO_PROFILE, None),
         world_size=world,
         ids=tuple(range(len(lengths)) if ids is None else ids),
         lengths=tuple(lengths),

@@ -233,7 +233,7 @@ def _verdict(entry: Considered, best: Considered | None) -> str:
 def _candidates(plan: Plan) -> Iterable[str]:
     weighed = any(entry.sync_ms is not None for entry in plan.selection)
     rows = [["candidate strategy", "bound ms", "time ms", *(["sync"] if weighed else []), ""]]
-    chosen = Strategy.of(Counter(pipeline.scheme for pipeline in plan.pipelines))
+    chosen = Strategy.from_counts(Counter(pipeline.scheme for pipeline in plan.pipelines))
     best = next((entry for entry in plan.selection if entry.strategy == chosen), None)
     for entry in plan.selection:
         verdict = "best" if entry.strategy == chosen else _verdict(entry, best)

@@ -31,7 +31,7 @@ class Coordinates:
     ring: int
 
     @classmethod
-    def of(cls, scheme: Scheme, index: int) -> Coordinates:
+    def from_rank_index(cls, scheme: Scheme, index: int) -> Coordinates:
         """Return the coordinates of the rank at ``index`` of a pipeline's ranks."""
         rest, tp = divmod(index, scheme.tp)
         rest, ulysses = divmod(rest, scheme.ulysses)

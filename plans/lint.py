@@ -174,7 +174,7 @@ def _check_shared_ranks(plan: Plan) -> Iterator[str]:
     for index, pipeline in enumerate(plan.pipelines):
         scheme = pipeline.scheme
         for index_in_pipeline, rank in enumerate(pipeline.ranks):
-            coordinates = Coordinates.of(scheme, index_in_pipeline)
+            coordinates = Coordinates.from_rank_index(scheme, index_in_pipeline)
             shard = (scheme.tp, scheme.pp, coordinates.tp, coordinates.pp)
             other, known = first.setdefault(rank, (index, shard))
             if known == shard:

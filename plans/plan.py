@@ -11,7 +11,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Planner:
+class Provenance:
     """Who made the plan: package version, seed, digests of the profile and the proposal."""
 
     version: str
@@ -72,7 +72,7 @@ class Plan:
     """
 
     step: int
-    planner: Planner
+    planner: Provenance
     world_size: int
     ids: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -106,7 +106,7 @@ class Plan:
     @property
     def strategy(self) -> Strategy:
         """Count the pipelines of each scheme, over all rounds."""
-        return Strategy.of(Counter(pipeline.scheme for pipeline in self.pipelines))
+        return Strategy.from_counts(Counter(pipeline.scheme for pipeline in self.pipelines))
 
     @property
     def regroups(self) -> bool:

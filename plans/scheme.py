@@ -121,7 +121,7 @@ class Strategy:
             raise ValueError(f"strategy: counts must be positive integers: {self}")
 
     @classmethod
-    def of(cls, counts: Mapping[Scheme, int]) -> Strategy:
+    def from_counts(cls, counts: Mapping[Scheme, int]) -> Strategy:
         """Make a strategy from scheme → number of pipelines; zero counts are dropped."""
         positive = ((scheme, int(count)) for scheme, count in counts.items() if count)
         return cls(tuple(sorted(positive, key=_order)))
@@ -136,7 +136,7 @@ class Strategy:
                 raise ValueError(f"strategy {text!r}: wants COUNTxSCHEME + …, got {part.strip()!r}")
             key = Scheme.parse(scheme)
             counts[key] = counts.get(key, 0) + int(count)
-        return cls.of(counts)
+        return cls.from_counts(counts)
 
     @cached_property
     def gpus(self) -> int:
@@ -179,7 +179,7 @@ class Strategy:
             if type(entry["count"]) is not int or entry["count"] < 1:
                 raise ValueError(f"strategy: count must be a positive integer, got {entry!r}")
             counts[scheme] = entry["count"]
-        return cls.of(counts)
+        return cls.from_counts(counts)
 
 
 def _order(entry: tuple[Scheme, int]) -> tuple[int, int, int, int, int]:

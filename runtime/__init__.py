@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         token_loss,
     )
     from seqplan.runtime.training.model import Llama, ModelConfig
-    from seqplan.runtime.training.prepare import MicroBatchWork, preparation
+    from seqplan.runtime.training.prepare import MicroBatchWork, make_preparer
     from seqplan.runtime.training.run_step import StepResult, run_step
     from seqplan.runtime.training.token_values import SequenceValues, token_values
 
@@ -88,7 +88,7 @@ _HOMES = {
         "token_loss",
     ),
     "training.model": ("Llama", "ModelConfig"),
-    "training.prepare": ("MicroBatchWork", "preparation"),
+    "training.prepare": ("MicroBatchWork", "make_preparer"),
     "training.run_step": ("StepResult", "run_step"),
     "training.token_values": ("SequenceValues", "token_values"),
     "states.sharded_states": ("ShardedStates",),
@@ -134,8 +134,8 @@ __all__ = [
     "local_context",
     "log_probabilities",
     "loss_divisor",
+    "make_preparer",
     "open_job",
-    "preparation",
     "restore",
     "run_step",
     "save",

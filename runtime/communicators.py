@@ -50,7 +50,7 @@ class Communicators:
         return groups
 
 
-def refuse_together(
+def raise_on_all_ranks(
     refusal: str | None,
     group: dist.ProcessGroup,
     doing: str,

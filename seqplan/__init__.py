@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from seqplan.planner.batches.batch import Batch
     from seqplan.planner.cluster import Cluster
     from seqplan.planner.errors import Infeasible
-    from seqplan.planner.proposal.document import ProposalDocument
+    from seqplan.planner.proposal.document import Proposal
     from seqplan.planner.proposal.make_proposal import make_proposal
     from seqplan.planner.step.in_process import Planner
     from seqplan.planner.step.step_planner import StepPlanner
@@ -44,7 +44,7 @@ _HOMES = {
     "planner.batches.batch": ("Batch",),
     "planner.cluster": ("Cluster",),
     "planner.errors": ("Infeasible",),
-    "planner.proposal.document": ("ProposalDocument",),
+    "planner.proposal.document": ("Proposal",),
     "planner.proposal.make_proposal": ("make_proposal",),
     "planner.step.in_process": ("Planner",),
     "planner.step.step_planner": ("StepPlanner",),
@@ -69,7 +69,7 @@ __all__ = [
     "Plan",
     "Planner",
     "Profile",
-    "ProposalDocument",
+    "Proposal",
     "RankView",
     "Scheme",
     "StepPlanner",

@@ -12,7 +12,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
-from seqplan.plans.plan import Plan, Planner
+from seqplan.plans.plan import Plan, Provenance
 from seqplan.plans.scheme import Strategy
 from seqplan.plans.version import VERSION
 
@@ -25,7 +25,7 @@ def derive_small_profile() -> Profile:
     """Derive a small model's profile with the schemes of ``EVERY_KIND``; nothing is measured."""
     cluster = ClusterHardware(DEVICES[DEVICE], 1, GPUS)
     document = derive_profile(
-        Deployment(cluster=cluster, sizes=ModelSizes.of(MODELS[MODEL])),
+        Deployment(cluster=cluster, sizes=ModelSizes.from_mapping(MODELS[MODEL])),
         [scheme for scheme, _ in EVERY_KIND.counts],
         name=f"{MODEL}-{DEVICE}-derived",
     )
@@ -39,7 +39,7 @@ def plan_every_kind(batch: Batch, profile: Profile, seed: int, max_len: int) -> 
     return assemble(
         batch,
         selected,
-        Planner(VERSION, seed, profile.digest, None),
+        Provenance(VERSION, seed, profile.digest, None),
         GPUS,
         forward_fraction=profile.forward_fraction,
     )

@@ -46,7 +46,7 @@ class RankServer:
         self._reader.start()
 
     def messages(self, settings: Mapping[str, Any]) -> Iterator[tuple[int, Message]]:
-        """Run a check, ``Settings`` of the runtime by name; what its processes say, by number.
+        """Run a check, ``CheckSettings`` of the runtime by name; what its processes say, by number.
 
         Numbered are the ranks, then the one process. ``done`` is the last that each says, and
         when this ends all of them have ended. ``ValueError`` for bad input and ``RuntimeError``

@@ -139,7 +139,7 @@ def _settings(
     sizes: ModelSizes,
     folder: Path,
 ) -> dict[str, object]:
-    """``Settings`` of ``seqplan.runtime.check`` by name."""
+    """``CheckSettings`` of ``seqplan.runtime.check`` by name."""
     return {
         "ranks": plans[0].world_size,
         "folder": str(folder),

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import find_profile
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, simulate_ms
 from seqplan.planner.step.check_bounds import find_unproven
 from seqplan.plans.format.plan_file import read_plans
@@ -35,7 +35,7 @@ examples:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "check",
         run,
@@ -64,7 +64,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """The verb: 0 when every plan holds, 1 when one does not. ``ValueError`` on bad input."""
     profile = None if args.profile is None else find_profile(args.profile)
-    proposal = None if args.proposal is None else ProposalDocument.load(args.proposal)
+    proposal = None if args.proposal is None else Proposal.load(args.proposal)
     source = profile if proposal is None else proposal.profile
     fraction = FORWARD_FRACTION if source is None else source.forward_fraction
     if args.prove and source is None:
@@ -111,7 +111,7 @@ def violations(
 
 
 def models_of(
-    plan: Plan, profile: Profile | None, proposal: ProposalDocument | None, origin: str
+    plan: Plan, profile: Profile | None, proposal: Proposal | None, origin: str
 ) -> Mapping[Scheme, SchemeModel] | None:
     """The models to check costs against; ``ValueError`` when the plan is from another profile."""
     if proposal is not None:

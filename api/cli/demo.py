@@ -19,7 +19,7 @@ from seqplan.api.check_training.every_kind import (
     plan_every_kind,
 )
 from seqplan.api.check_training.processes import RankServer, rank_server
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.extras import RUNTIME, lacks_torch
 from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds, table
 from seqplan.api.cli.plan import StepRow, plan_rows, summary_lines
@@ -54,7 +54,7 @@ one step.
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "demo",
         run,

@@ -8,7 +8,7 @@ import json
 import textwrap
 from typing import Any
 
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.model_options import (
     add_cluster,
     add_model,
@@ -46,7 +46,7 @@ examples:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "estimate",
         run,

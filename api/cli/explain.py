@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.api.cli.check import models_of
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import natural
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import find_profile
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.check_bounds import witness_of
 from seqplan.plans.explain import explain
@@ -35,7 +35,7 @@ examples:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "explain",
         run,
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 def _models(plan: Plan, args: argparse.Namespace) -> Mapping[Scheme, SchemeModel] | None:
     """Load the models of the profile or proposal that was named; None without one."""
     profile = None if args.profile is None else find_profile(args.profile)
-    proposal = None if args.proposal is None else ProposalDocument.load(args.proposal)
+    proposal = None if args.proposal is None else Proposal.load(args.proposal)
     return models_of(plan, profile, proposal, str(args.plans))
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.terminal import percent
 from seqplan.costs.lengths import (
     BLOCKS,
@@ -47,7 +47,7 @@ _MOST_LISTED = 10
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "lengths",
         run,

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import add_executor, add_trainer, natural, positive
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds
@@ -25,7 +25,7 @@ from seqplan.planner.batches.window import WindowReport, WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
 from seqplan.planner.lockstep.options import check_planning_in_lockstep
 from seqplan.planner.placement.fleet import PipelineClass, drop_dominated
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.sync.times import parse_layout
 from seqplan.planner.workers.executor import EXECUTORS
@@ -55,7 +55,7 @@ STEPS = 20
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "plan",
         run,
@@ -126,7 +126,7 @@ class StepRow:
 
 def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` for a step that nothing can run."""
-    proposal = ProposalDocument.load(args.proposal)
+    proposal = Proposal.load(args.proposal)
     if args.trainer not in (None, proposal.trainer):
         made_for = "no trainer" if proposal.trainer is None else proposal.trainer
         raise ValueError(
@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan_rows(
-    proposal: ProposalDocument,
+    proposal: Proposal,
     batches: Iterable[Batch],
     seed: int,
     workers: int,
@@ -278,7 +278,7 @@ def window_lines(window: int, report: WindowReport) -> list[str]:
 
 
 def _batches(
-    args: argparse.Namespace, proposal: ProposalDocument
+    args: argparse.Namespace, proposal: Proposal
 ) -> tuple[Iterable[Batch], int, int, WindowSampler | None]:
     """Batches, their number, how many sequences were truncated, and who composes windows if any."""
     limit = proposal.cluster.max_len
@@ -301,13 +301,13 @@ def _batches(
     return windows.batches(steps), steps, sampler.truncated, windows
 
 
-def _classes(proposal: ProposalDocument) -> list[PipelineClass]:
+def _classes(proposal: Proposal) -> list[PipelineClass]:
     """The pipelines that steps may use: of the layout that the proposal chose, or all."""
     models = proposal.cluster.models(proposal.profile)
     if proposal.layouts is not None and proposal.layouts.chosen is not None:
         layout = parse_layout(proposal.layouts.chosen)
         models = {s: m for s, m in models.items() if (s.tp, s.pp) == layout}
-    return [PipelineClass.of(model, 1) for model in drop_dominated(models).values()]
+    return [PipelineClass.from_model(model, 1) for model in drop_dominated(models).values()]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import json
 import textwrap
 from typing import Any
 
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import positive
 from seqplan.api.cli.framework.terminal import percent, table
 from seqplan.costs.profile import Profile
@@ -28,7 +28,7 @@ examples:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "profiles",
         run,

@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import (
     add_planning_input,
     add_rounds,
@@ -24,7 +24,7 @@ from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds, ta
 from seqplan.costs.lengths import read_lengths
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.lockstep.options import check_rounds
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
 from seqplan.planner.sync.choice import choose_proposal_sync
 from seqplan.plans.format.atomic_file import atomic_write
@@ -43,7 +43,7 @@ example:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "propose",
         run,
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def proposal_lines(proposal: ProposalDocument) -> list[str]:
+def proposal_lines(proposal: Proposal) -> list[str]:
     """A proposal for people: its candidates and what they are worth."""
     rows = [
         (
@@ -181,7 +181,7 @@ def proposal_lines(proposal: ProposalDocument) -> list[str]:
     return lines
 
 
-def count_derived_schemes(proposal: ProposalDocument) -> int:
+def count_derived_schemes(proposal: Proposal) -> int:
     """Count the schemes of the candidates that nobody has measured."""
     origins = proposal.profile.by_scheme
     used = {scheme for candidate in proposal.candidates for scheme, _ in candidate.strategy.counts}

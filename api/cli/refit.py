@@ -11,7 +11,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.api.cli.framework.terminal import percent, table
 from seqplan.costs.profile import Profile
@@ -59,7 +59,7 @@ class _Material:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "refit",
         run,

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import (
     above_zero,
     add_executor,
@@ -32,7 +32,7 @@ examples:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "serve",
         run,

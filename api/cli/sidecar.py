@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.job_file import JobFile, read_job_file
 from seqplan.api.cli.framework.options import check_port
 from seqplan.api.cli.framework.terminal import ProgressBar
@@ -51,7 +51,7 @@ optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "sidecar",
         run,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import natural
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.costs.shipped.catalogue import find_profile, list_shipped, load_shipped
@@ -38,7 +38,7 @@ PHASES = {"F": "forward", "B": "backward"}
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "trace",
         run,

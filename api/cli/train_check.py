@@ -23,7 +23,7 @@ from seqplan.api.check_training.check import (
 )
 from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.check_training.runs import check_training
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.extras import need_torch
 from seqplan.api.cli.framework.options import natural, positive
 from seqplan.api.cli.framework.terminal import Columns, ProgressBar
@@ -51,7 +51,7 @@ examples:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "train-check",
         run,

@@ -7,7 +7,7 @@ import json
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.terminal import percent, table
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ examples:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "validate-model",
         run,

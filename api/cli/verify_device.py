@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.command import add_verb
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.extras import need_torch
 from seqplan.api.cli.framework.options import above_zero
 from seqplan.api.cli.framework.output_file import check_output
@@ -19,7 +19,7 @@ from seqplan.plans.format.atomic_file import atomic_write
 
 if TYPE_CHECKING:
     from seqplan.profiler.verify.results import CheckResult, Figure
-    from seqplan.profiler.verify.settings import Settings
+    from seqplan.profiler.verify.settings import VerifySettings
 
 MINUTES, QUICK_SECONDS = 10.0, 20.0
 
@@ -48,7 +48,7 @@ examples:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the verb and its options."""
-    parser = add_verb(
+    parser = add_command(
         subparsers,
         "verify-device",
         run,
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from seqplan.profiler.measure.device import capacity_bytes, device_name
     from seqplan.profiler.measure.run import start_ranks
     from seqplan.profiler.verify.rates_check import find_data_sheet
-    from seqplan.profiler.verify.settings import Settings
+    from seqplan.profiler.verify.settings import VerifySettings
     from seqplan.profiler.verify.verification import verification_document, verify
     from seqplan.runtime.communicators import Communicators
 
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     groups = Communicators.create() if world_size > 1 else None
     if args.device == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    settings = Settings(device, seconds, args.quick, hardware, rank, world_size, groups)
+    settings = VerifySettings(device, seconds, args.quick, hardware, rank, world_size, groups)
 
     def report(name: str) -> None:
         if rank == 0:
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(
     args: argparse.Namespace,
-    settings: Settings,
+    settings: VerifySettings,
     document: dict[str, Any],
     results: Sequence[CheckResult],
 ) -> None:
@@ -142,7 +142,7 @@ def _names(text: str) -> list[str]:
 
 
 def _lines(
-    settings: Settings, document: dict[str, Any], results: Sequence[CheckResult]
+    settings: VerifySettings, document: dict[str, Any], results: Sequence[CheckResult]
 ) -> list[str]:
     """Tables for people: of each row of figures the one nearest to its limit, and every miss."""
     from seqplan.profiler.verify.results import by_group

@@ -14,19 +14,19 @@ from seqplan.planner.batches.sampler import Sampler, SamplerState
 
 
 @dataclass(frozen=True)
-class Due:
+class PlannedBatch:
     """A batch to plan, and the sampler before it where it is one that draws."""
 
     batch: Batch
     state: SamplerState | None
 
 
-class NotYet:
+class Pending:
     """Nothing is due now; batches may still be pushed."""
 
 
 @dataclass(frozen=True)
-class End:
+class EndOfData:
     """All is planned; ``step`` is the job's last."""
 
     step: int
@@ -36,8 +36,10 @@ class JobRemoved(Exception):
     """The store has removed the job, so that nothing of it is due."""
 
 
-def due_batches(store: Store, row: JobRow, last: int, max_len: int) -> Iterator[Due | NotYet | End]:
-    """Yield what is due beyond step ``last``, without end: after the last step it is ``End``.
+def due_batches(
+    store: Store, row: JobRow, last: int, max_len: int
+) -> Iterator[PlannedBatch | Pending | EndOfData]:
+    """Yield what is due beyond step ``last``, without end: after the last step it is ``EndOfData``.
 
     ``max_len``, errors: as for ``job_sampler``. ``JobRemoved``, ``StoreUnavailable``.
     """
@@ -71,7 +73,9 @@ def state_before(
     return job_sampler(store, row, max_len).state_before(step, known)
 
 
-def _drawn(store: Store, row: JobRow, last: int, max_len: int) -> Iterator[Due | End]:
+def _drawn(
+    store: Store, row: JobRow, last: int, max_len: int
+) -> Iterator[PlannedBatch | EndOfData]:
     assert row.steps is not None
     sampler = job_sampler(store, row, max_len)
     with store.reading() as connection:
@@ -79,20 +83,22 @@ def _drawn(store: Store, row: JobRow, last: int, max_len: int) -> Iterator[Due |
     for state, batch in sampler.resume(sampler.state_before(last + 1, known)):
         if state.step == row.steps:
             break
-        yield Due(batch, state)
+        yield PlannedBatch(batch, state)
     while True:
-        yield End(row.steps - 1)
+        yield EndOfData(row.steps - 1)
 
 
-def _read_pushed(store: Store, row: JobRow, last: int) -> Iterator[Due | NotYet | End]:
+def _read_pushed(
+    store: Store, row: JobRow, last: int
+) -> Iterator[PlannedBatch | Pending | EndOfData]:
     while True:
         with store.reading() as connection:
             stored = get(connection, JobRow, row.id)
             pushed = batches.batches_after(connection, row.id, last, row.look_ahead)
         if stored is None:
             raise JobRemoved
-        yield from (Due(batch, None) for batch in pushed)
+        yield from (PlannedBatch(batch, None) for batch in pushed)
         if pushed:
             last = pushed[-1].step
         else:
-            yield NotYet() if stored.last_step is None else End(stored.last_step)
+            yield Pending() if stored.last_step is None else EndOfData(stored.last_step)

@@ -8,7 +8,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from seqplan.api.service.job_batches import Due, End, JobRemoved, NotYet, due_batches
+from seqplan.api.service.job_batches import (
+    EndOfData,
+    JobRemoved,
+    Pending,
+    PlannedBatch,
+    due_batches,
+)
 from seqplan.api.service.job_news import JobNews
 from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.store.errors import ArrayDamaged, ArrayMissing, StoreUnavailable
@@ -17,10 +23,10 @@ from seqplan.api.store.store import Claim, Store
 from seqplan.api.store.tables import acks, jobs, plans
 from seqplan.api.store.tables.plans import StoredPlan
 from seqplan.api.store.tables.proposals import ready_document
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.workers.executor import Executor, open_executor
-from seqplan.planner.workers.planned_step import Planned
+from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.lint import SchemeCost, lint
 from seqplan.plans.scheme import Scheme
@@ -103,12 +109,12 @@ class LookAhead:
         finally:
             pool.stop()
 
-    def _keep_ahead(self, pool: Executor, proposal: ProposalDocument, planned: list[int]) -> None:
+    def _keep_ahead(self, pool: Executor, proposal: Proposal, planned: list[int]) -> None:
         models = proposal.cluster.models(proposal.profile)
         last = planned[-1] if planned else self._row.first_step - 1
         batches = due_batches(self._store, self._row, last, proposal.cluster.max_len)
         ahead = deque(planned)
-        underway: deque[tuple[Due, Future[Planned]]] = deque()
+        underway: deque[tuple[PlannedBatch, Future[TimedPlan]]] = deque()
         coming = next(batches)
         while not self._news.stopped:
             if self._news.take_look():
@@ -117,7 +123,7 @@ class LookAhead:
             while ahead and ahead[0] <= slowest:
                 ahead.popleft()
             self._news.ahead = len(ahead) - len(underway)
-            while isinstance(coming, Due) and len(ahead) < self._row.look_ahead:
+            while isinstance(coming, PlannedBatch) and len(ahead) < self._row.look_ahead:
                 underway.append((coming, pool.submit(coming.batch)))
                 ahead.append(coming.batch.step)
                 coming = next(batches)
@@ -125,10 +131,10 @@ class LookAhead:
                 due, future = underway.popleft()
                 self._next = due.batch.step
                 self._keep(due, self._answer(due.batch.step, future), models)
-            elif isinstance(coming, End):
+            elif isinstance(coming, EndOfData):
                 self._settle(state="planned", last_step=coming.step, failed_step=None, error=None)
                 return
-            elif isinstance(coming, NotYet):
+            elif isinstance(coming, Pending):
                 self._news.wait_for_batches()
                 coming = next(batches)
             else:
@@ -141,7 +147,7 @@ class LookAhead:
             last_steps = acks.last_acknowledged(connection, self._row.id, self._row.world_size)
         self._news.add_done(last_steps)
 
-    def _answer(self, step: int, future: Future[Planned]) -> Planned:
+    def _answer(self, step: int, future: Future[TimedPlan]) -> TimedPlan:
         while not self._news.stopped:
             try:
                 return future.result(timeout=_ANSWER_S)
@@ -152,7 +158,9 @@ class LookAhead:
                 raise _Unplannable(step, str(error)) from error
         raise _Stopped
 
-    def _keep(self, due: Due, planned: Planned, models: Mapping[Scheme, SchemeCost]) -> None:
+    def _keep(
+        self, due: PlannedBatch, planned: TimedPlan, models: Mapping[Scheme, SchemeCost]
+    ) -> None:
         step, plan = due.batch.step, from_json(planned.line)
         if broken := lint(plan, models):
             raise _Unplannable(step, f"the plan of step {step} breaks a rule: {broken[0]}")

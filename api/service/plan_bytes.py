@@ -35,7 +35,7 @@ class ReadyPlan:
         self.views: list[bytes] | None = None
         if plan.world_size < FAN_OUT_RANKS:
             self.views = views_json(plan, digest=stored.digest)
-        self.summary = PlanSummary.of(plan, len(plan.ids))
+        self.summary = PlanSummary.from_plan(plan, len(plan.ids))
         self.size = len(self.line) + sum(map(len, self.views or ()))
         """Bytes that it keeps in memory."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from seqplan.api.store.lru import Lru
 from seqplan.costs.fit.refit import Measurable, measurable
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme, Strategy
 
 KEPT = 2048
@@ -36,18 +36,18 @@ class PlanSummary:
     measurable: tuple[Measurable, ...]
 
     @classmethod
-    def of_line(cls, line: str, schemes: dict[tuple[int, ...], Scheme]) -> PlanSummary:
+    def from_line(cls, line: str, schemes: dict[tuple[int, ...], Scheme]) -> PlanSummary:
         """Summarise a plan's JSON, which was checked when it was kept: it is not checked again.
 
         ``schemes``: those known by their degrees, one object for all summaries.
         """
         fields = json.loads(line)
-        return cls.of(_without_sequences(fields, schemes), len(fields["sequences"]["ids"]))
+        return cls.from_plan(_without_sequences(fields, schemes), len(fields["sequences"]["ids"]))
 
     @classmethod
-    def of(cls, plan: Plan, sequences: int) -> PlanSummary:
+    def from_plan(cls, plan: Plan, sequences: int) -> PlanSummary:
         """Summarise a plan of so many sequences, whether it still holds them or not."""
-        strategy = Strategy.of(Counter(pipeline.scheme for pipeline in plan.pipelines))
+        strategy = Strategy.from_counts(Counter(pipeline.scheme for pipeline in plan.pipelines))
         return cls(
             predicted_ms=plan.predicted_ms,
             lower_bound_ms=plan.lower_bound_ms,
@@ -91,7 +91,7 @@ class PlanSummaries:
         missing = [step for step in digests if step not in summaries]
         read = lines(missing) if missing else {}
         for step, line in read.items():
-            summaries[step] = PlanSummary.of_line(line, self._schemes)
+            summaries[step] = PlanSummary.from_line(line, self._schemes)
         with self._lock:
             for step in read:
                 self._known.put(digests[step], summaries[step])
@@ -106,7 +106,7 @@ def _without_sequences(fields: dict[str, Any], schemes: dict[tuple[int, ...], Sc
     maker = fields["planner"]
     return Plan(
         step=fields["step"],
-        planner=Planner(maker["version"], maker["seed"], maker["profile"], maker["proposal"]),
+        planner=Provenance(maker["version"], maker["seed"], maker["profile"], maker["proposal"]),
         world_size=fields["world_size"],
         ids=(),
         lengths=(),

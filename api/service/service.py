@@ -56,7 +56,7 @@ class Listener(Protocol):
         """Hear that a job was removed; None: any job may have been."""
 
 
-class _Nobody:
+class _NullListener:
     def on_published(self, job: str, ready: ReadyPlan | None) -> None:
         pass
 
@@ -99,7 +99,7 @@ class Service:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._watch: threading.Thread | None = None
-        self._listener: Listener = _Nobody()
+        self._listener: Listener = _NullListener()
 
     def start(self, listener: Listener | None = None) -> None:
         """Go on with all that the store says is unfinished, and watch for what others begin."""

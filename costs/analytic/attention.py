@@ -52,7 +52,7 @@ class AttentionMs:
         return total
 
 
-class Mask(NamedTuple):
+class AttentionMask(NamedTuple):
     """Which keys before it a query sees: the last ``window``, or those of its ``chunk``; 0: all."""
 
     window: int = 0
@@ -90,11 +90,11 @@ def attention_terms(
     sizes, special = deployment.sizes, deployment.sizes.architecture
     full = sizes.attending_layers - special.window_layers - special.chunk_layers
     masks = (
-        (Mask(), full),
-        (Mask(window=special.window), special.window_layers),
-        (Mask(chunk=special.chunk), special.chunk_layers),
+        (AttentionMask(), full),
+        (AttentionMask(window=special.window), special.window_layers),
+        (AttentionMask(chunk=special.chunk), special.chunk_layers),
     )
-    forwards = Passes.of(deployment.checkpointing).attention
+    forwards = Passes.from_checkpointing(deployment.checkpointing).attention
     names = {"attention": "kernel", "ulysses": "ulysses", "ring transfer": "ring"}
     names["ring merge"] = "merge"
     terms = {name: np.zeros_like(sequences.sum(axis=-1)) for name in names}
@@ -126,7 +126,7 @@ def attention_ms(
     *,
     backward: bool,
     balanced: bool = True,
-    mask: Mask = Mask(),  # noqa: B008 (immutable)
+    mask: AttentionMask = AttentionMask(),  # noqa: B008 (immutable)
     gathered: bool = False,
 ) -> AttentionMs:
     """Time causal attention of one layer, forward or backward, of micro-batches of sequences.

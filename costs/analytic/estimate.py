@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seqplan.costs.analytic.attention import Mask
+from seqplan.costs.analytic.attention import AttentionMask
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.kernels import memory_ms
 from seqplan.costs.analytic.links import Group, placement, ring_collective_ms, shift_ms
@@ -188,9 +188,9 @@ def model_flops(sizes: ModelSizes, length: int, *, causal: bool = True) -> float
     full = sizes.attending_layers - special.window_layers - special.chunk_layers
     pairs = 0.0  # of queries and keys, over all layers
     for mask, layers in (
-        (Mask(), full),
-        (Mask(window=special.window), special.window_layers),
-        (Mask(chunk=special.chunk), special.chunk_layers),
+        (AttentionMask(), full),
+        (AttentionMask(window=special.window), special.window_layers),
+        (AttentionMask(chunk=special.chunk), special.chunk_layers),
     ):
         keys = mask.seen(np.array([float(length)]))[0] if causal or mask.reach else length
         pairs += layers * length * float(keys)

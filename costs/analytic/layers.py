@@ -35,7 +35,7 @@ class Passes:
     between: tuple[int, int]
 
     @classmethod
-    def of(cls, checkpointing: str) -> Passes:
+    def from_checkpointing(cls, checkpointing: str) -> Passes:
         """Those of a way of checkpointing."""
         return {
             "none": cls(1, 1, (1, 1)),
@@ -81,7 +81,7 @@ def products_ms(deployment: Deployment, scheme: Scheme, layers: float, tokens: F
 def layer_products(deployment: Deployment, scheme: Scheme) -> Iterator[tuple[int, Product]]:
     """Yield every product of the model with how many of its layers have it."""
     sizes, special = deployment.sizes, deployment.sizes.architecture
-    passes = Passes.of(deployment.checkpointing)
+    passes = Passes.from_checkpointing(deployment.checkpointing)
     for inner, columns in _attention_weights(sizes, scheme.tp):
         yield sizes.attending_layers, Product(inner, columns, passes.attention)
     for inner, columns in _linear_weights(sizes, scheme.tp):
@@ -148,7 +148,7 @@ def memory_bound_ms(
     Experts: every token's hidden state is copied to each of its experts and summed from them.
     """
     sizes, special = deployment.sizes, deployment.sizes.architecture
-    passes = Passes.of(deployment.checkpointing).between
+    passes = Passes.from_checkpointing(deployment.checkpointing).between
     norms = 10.0 * sizes.hidden * (1 if deployment.sequence_parallel else scheme.tp)
     expanded = 2 if special.ungated else 3
     positions = 4.0 * (sizes.attention_width + sizes.kv_width)
@@ -191,7 +191,7 @@ def linear_attention_ms(
     )
     hardware = deployment.cluster.hardware
     rate = hardware.peak_tflops * 1e9 * hardware.matmul_efficiency * LINEAR_EFFICIENCY
-    passes = Passes.of(deployment.checkpointing).attention + 2
+    passes = Passes.from_checkpointing(deployment.checkpointing).attention + 2
     share = layers / sizes.layers * special.linear_layers / (scheme.tp * scheme.sp)
     moved = 4.0 * _linear_width(sizes)
     return np.asarray(

@@ -67,7 +67,7 @@ def _tp_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
     Two blocks, attention and feed-forward, each gather and scatter once forward and once backward.
     ``Deployment.tp_overlap`` of it is hidden behind products.
     """
-    passes = Passes.of(deployment.checkpointing)
+    passes = Passes.from_checkpointing(deployment.checkpointing)
     once = ring_collective_ms(
         deployment.cluster,
         placement(scheme, 1)["tp"],
@@ -90,7 +90,7 @@ def _head_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
 
 
 def _launch_ms(deployment: Deployment, scheme: Scheme, layers: float) -> float:
-    passes = Passes.of(deployment.checkpointing)
+    passes = Passes.from_checkpointing(deployment.checkpointing)
     forwards = (passes.attention + passes.feed_forward) / 2
     kernels = forwards * KERNELS_FORWARD + KERNELS_BACKWARD
     if deployment.context_parallel == "ring":

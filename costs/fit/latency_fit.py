@@ -42,7 +42,7 @@ class Errors:
     largest: float | None
 
     @classmethod
-    def of(cls, predicted: Floats, measured: Floats) -> Errors:
+    def from_times(cls, predicted: Floats, measured: Floats) -> Errors:
         """Compare aligned arrays (ms)."""
         if not len(measured):
             return cls(0, None, None, None)
@@ -156,7 +156,8 @@ def fit_latency(
     coefficients = np.where(solution.x * scale < 1e-30, 0.0, solution.x * scale)
     latency = Latency(*(float(value) for value in coefficients))
     in_sample, held, pack = (
-        Errors.of(features(part) @ coefficients, times(part)) for part in (fitted, held_out, packed)
+        Errors.from_times(features(part) @ coefficients, times(part))
+        for part in (fitted, held_out, packed)
     )
     spread = float(np.median([observed.spread for observed in (*fitted, *held_out, *packed)]))
     return Fit(

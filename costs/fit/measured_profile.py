@@ -154,7 +154,7 @@ def fit_memory(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MemoryFit:
         raise SampleError("no sample fits into memory")
     return MemoryFit(
         slopes,
-        Errors.of(np.concatenate(predicted), np.concatenate(measured)),
+        Errors.from_times(np.concatenate(predicted), np.concatenate(measured)),
         of_allocator=any(sample.layers_peak_bytes is not None for sample in samples),
         fragmentation=_fragmentation(samples),
     )
@@ -182,7 +182,7 @@ def profile_document(
     ``source``: the command and the date; ``syncs``: measured between several ranks.
     """
     sizes = fit.measured_on.sizes()
-    model = ModelSizes.of(sizes)
+    model = ModelSizes.from_mapping(sizes)
     dtype_bytes = _DTYPE_BYTES[fit.measured_on.dtype]
     document = {
         "schema": PROFILE_SCHEMA,

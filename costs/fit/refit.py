@@ -332,7 +332,7 @@ def _predict(latency: Latency, samples: Sequence[Observed]) -> Any:
 
 
 def _errors(latency: Latency, samples: Sequence[Observed]) -> Errors:
-    return Errors.of(_predict(latency, samples), times(samples))
+    return Errors.from_times(_predict(latency, samples), times(samples))
 
 
 def _mean_error(latency: Latency, samples: Sequence[Observed]) -> float:

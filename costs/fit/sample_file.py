@@ -170,7 +170,7 @@ def _find_hardware(fields: Mapping[str, Any]) -> MeasuredOn:
         raise ValueError(f"format {fields['format']}, this version reads {FORMAT}")
     if lacking := [name for name in SIZES if name not in fields["model"]]:
         raise ValueError(f"model lacks {', '.join(lacking)}")
-    ModelSizes.of(fields["model"])
+    ModelSizes.from_mapping(fields["model"])
     return MeasuredOn(
         fields["device"],
         fields["dtype"],

@@ -114,7 +114,7 @@ def balance(
     whole = check_lengths(lengths, micro_batch, pad_to)
     if keep_together is not None and len(keep_together) != len(whole):
         raise ValueError(f"keep_together has {len(keep_together)} keys for {len(whole)} sequences")
-    batch = Batch.of_lengths(whole)
+    batch = Batch.from_lengths(whole)
     ways, bound = _ways(
         micro_batch,
         batch,
@@ -168,7 +168,7 @@ def _ways(
 def host_micro_batch(cost: Latency, capacity: int, pad_to: int) -> PipelineClass:
     """Describe a micro-batch of a rank; ``ValueError`` where it holds nothing."""
     if not isinstance(cost, Latency):
-        raise TypeError(f"cost: {cost!r}. Give a Cost, such as Cost.of_model(…)")
+        raise TypeError(f"cost: {cost!r}. Give a Cost, such as Cost.from_model(…)")
     for name, value in (("capacity", capacity), ("pad_to", pad_to)):
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")

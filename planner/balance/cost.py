@@ -32,7 +32,7 @@ class Cost(Latency):
     """
 
     @classmethod
-    def of_profile(cls, profile: Profile | str, scheme: Scheme | str) -> Cost:
+    def from_profile(cls, profile: Profile | str, scheme: Scheme | str) -> Cost:
         """Take the costs of a profile (or its name or file) for a scheme such as ``tp2.u2``.
 
         ``ValueError`` for an unknown profile or scheme, and for stages: trainers that have them run
@@ -49,7 +49,7 @@ class Cost(Latency):
         raise ValueError(f"profile {known.name} has no scheme {wanted}; it has {known_schemes}, …")
 
     @classmethod
-    def of_model(
+    def from_model(
         cls,
         model: str | Path,
         device: str,
@@ -78,7 +78,7 @@ class Cost(Latency):
         )
         scheme = Scheme(tp=tp, ulysses=ulysses, ring=ring)
         document = derive_profile(deployment, [scheme], name="derived")
-        return cls.of_profile(Profile.from_document(document, "derived"), scheme)
+        return cls.from_profile(Profile.from_document(document, "derived"), scheme)
 
     def calibrate(
         self, measured: Sequence[tuple[Sequence[Sequence[int]], float]]
@@ -110,11 +110,11 @@ class Cost(Latency):
 
 def _sizes(model: str) -> ModelSizes:
     if model in MODELS:
-        return ModelSizes.of(MODELS[model])
+        return ModelSizes.from_mapping(MODELS[model])
     if not model.endswith(".json"):
         known = ", ".join(MODELS)
         raise ValueError(f"model {model!r}: neither a known one ({known}) nor a config.json")
     sizes = read_model_config(Path(model))
     if missing := [size for size in SIZES if size not in sizes]:
         raise ValueError(f"{model}: does not state {', '.join(missing)}")
-    return ModelSizes.of(sizes)
+    return ModelSizes.from_mapping(sizes)

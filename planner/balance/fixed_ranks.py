@@ -80,7 +80,7 @@ class _Packer:
     def __init__(self, micro_batch: PipelineClass, of_ranks: Sequence[Sequence[int]]) -> None:
         self._micro_batch = micro_batch
         self._lengths = of_ranks
-        self._batches = [Batch.of_lengths(own) for own in of_ranks]
+        self._batches = [Batch.from_lengths(own) for own in of_ranks]
         self._sequences = [Sequences(b.distinct, b.multiplicity) for b in self._batches]
         self._fillers = [RoundsFiller([micro_batch], own, 1) for own in self._sequences]
         self.fewest = max(fewest_rounds(micro_batch, own, 1) for own in self._sequences)

@@ -46,7 +46,7 @@ def plan_free(
 
 def _minimize(micro_batch: PipelineClass, batch: Batch, ranks: int) -> tuple[RankBins, float]:
     """Minimize the slowest rank, with as many micro-batches as is best; and bound it (ms)."""
-    strategy = Strategy.of({Scheme(): ranks})
+    strategy = Strategy.from_counts({Scheme(): ranks})
     fleet = Fleet(strategy, (replace(micro_batch, count=ranks),))
     filler = Filler(fleet, batch)
     bound = cheap_bound_ms(fleet.classes, batch)

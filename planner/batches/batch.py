@@ -52,7 +52,7 @@ class Batch:
             )
 
     @classmethod
-    def of_lengths(cls, lengths: Sequence[int], step: int = 0) -> Batch:
+    def from_lengths(cls, lengths: Sequence[int], step: int = 0) -> Batch:
         """Make a batch whose ids are the positions."""
         return cls(step, tuple(range(len(lengths))), tuple(int(length) for length in lengths))
 

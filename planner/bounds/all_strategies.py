@@ -40,7 +40,7 @@ class AllStrategies:
         self.models = models
         self.gpus = gpus
         self.schemes = sorted(models)
-        self.classes = tuple(PipelineClass.of(models[scheme], 1) for scheme in self.schemes)
+        self.classes = tuple(PipelineClass.from_model(models[scheme], 1) for scheme in self.schemes)
         one_stage = {k for k, pipeline_class in enumerate(self.classes) if pipeline_class.pp == 1}
         self._active = one_stage or set(range(len(self.classes)))
 

@@ -42,7 +42,7 @@ MOST_IN_A_ROW = 64
 
 def gpu_time_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
     """Bound every plan of these classes on ``gpus`` GPUs (ms); inf if none holds a sequence."""
-    demand = Demand.of(tuple(classes), batch, gpus)
+    demand = Demand.from_batch(tuple(classes), batch, gpus)
     by_area = demand.area_ms()
     if not np.isfinite(by_area):
         return by_area
@@ -70,7 +70,7 @@ def _raise_by_counts(demand: Demand, low_ms: float) -> float:
 
 def area_only_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
     """Bound as ``gpu_time_bound_ms`` by GPU-time alone, in a third of its time."""
-    return Demand.of(tuple(classes), batch, gpus).area_ms() * (1 - ROUNDING)
+    return Demand.from_batch(tuple(classes), batch, gpus).area_ms() * (1 - ROUNDING)
 
 
 def _least_time(demand: Demand, low_ms: float, high_ms: float) -> float:
@@ -132,7 +132,7 @@ class Demand:
     gpu_ms: Floats
 
     @classmethod
-    def of(cls, classes: tuple[PipelineClass, ...], batch: Batch, gpus: int) -> Demand:
+    def from_batch(cls, classes: tuple[PipelineClass, ...], batch: Batch, gpus: int) -> Demand:
         """Compute the times of a batch."""
         lengths = batch.distinct
         area_ms = gpu_ms(classes, lengths)

@@ -30,7 +30,7 @@ from seqplan.planner.systems.megatron import megatron
 from seqplan.planner.systems.megatron_dcp import megatron_dcp
 from seqplan.planner.systems.megatron_packing import megatron_packing
 from seqplan.planner.systems.one_layout import one_layout
-from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import static_best
 from seqplan.planner.systems.trainers import trainer_rules
 
@@ -127,17 +127,17 @@ def compare(
     longest = int(sampler.lengths.max())
     setting = Setting(profile, cluster, batches, longest, sync, lockstep, micro_step_multiple)
     planner = StepPlanner(proposal, seed, prove_rounds=True)
-    ours = Trainer(
+    ours = ComparedSystem(
         "ours",
         "seqplan",
         "rounds of groups planned anew at every step"
         if setting.in_lockstep
         else "candidate strategies for the data set, the best planned anew at every step",
         True,
-        lambda batch: Execution.of_plan(planner.plan(batch)),
+        lambda batch: Execution.from_plan(planner.plan(batch)),
     )
     candidates = [candidate.strategy for candidate in proposal.candidates]
-    offers: dict[str, Callable[[], Iterable[Trainer | LeftOut]]] = {
+    offers: dict[str, Callable[[], Iterable[ComparedSystem | Skipped]]] = {
         "one-layout": lambda: one_layout(setting, proposal, seed),
         "static": lambda: static_best(setting, candidates),
         "megatron": lambda: megatron(setting, search=chosen.search_static),
@@ -156,7 +156,7 @@ def compare(
     for done, name in enumerate(wanted):
         report("setting systems up", done, len(wanted))
         for offer in offers[name]():
-            if isinstance(offer, LeftOut):
+            if isinstance(offer, Skipped):
                 left_out.append((offer.name, offer.why))
             elif backend is not None and backend.uniform and name in SEVERAL_SCHEMES:
                 left_out.append(
@@ -204,7 +204,7 @@ def histogram(lengths: npt.NDArray[np.int64]) -> tuple[tuple[int, int, int], ...
     )
 
 
-def _run(trainer: Trainer, setting: Setting, sync: SyncTimes, report: Progress) -> System:
+def _run(trainer: ComparedSystem, setting: Setting, sync: SyncTimes, report: Progress) -> System:
     """Simulate every step of one system. Planning is timed for ours alone."""
     iterations: list[Iteration] = []
     for done, batch in enumerate(setting.batches):
@@ -216,7 +216,7 @@ def _run(trainer: Trainer, setting: Setting, sync: SyncTimes, report: Progress) 
     )
 
 
-def _step(trainer: Trainer, batch: Batch, setting: Setting, sync: SyncTimes) -> Iteration:
+def _step(trainer: ComparedSystem, batch: Batch, setting: Setting, sync: SyncTimes) -> Iteration:
     start = time.perf_counter()
     execution = trainer.step(batch)
     ours = trainer.key == "ours"

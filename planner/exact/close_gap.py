@@ -34,7 +34,7 @@ def closer_bound_ms(
     """
     if time_ms <= bound_ms * (1 + EXACT_GAP):
         return bound_ms
-    instance = Instance.of(fleet, batch, time_ms)
+    instance = Instance.from_batch(fleet, batch, time_ms)
     if instance is None:
         return bound_ms
     return min(max(bound_ms, solve(instance, bound_ms, limit).bound_ms), time_ms)
@@ -51,7 +51,7 @@ def close_gap(
     time_ms = placement.objective_ms
     if time_ms <= bound_ms * (1 + EXACT_GAP):
         return placement, bound_ms
-    instance = Instance.of(placement.fleet, batch, time_ms)
+    instance = Instance.from_batch(placement.fleet, batch, time_ms)
     if instance is None:
         return placement, bound_ms
     answer = solve(instance, bound_ms, limit)

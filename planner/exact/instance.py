@@ -57,7 +57,7 @@ class Instance:
     filler: tuple[FillerGroup, ...]
 
     @classmethod
-    def of(
+    def from_batch(
         cls, fleet: Fleet, batch: Batch, time_ms: float, negligible: float = NEGLIGIBLE
     ) -> Instance | None:
         """State the problem; None where more than ``MOST_SEQUENCES`` sequences matter.

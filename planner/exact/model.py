@@ -7,7 +7,7 @@ divisible.
 
 ``solve`` adds which sequences and how much filler each pipeline has (``_Shares``), each pipeline's
 time (``pipeline_model``), one order of what is alike (``_order_pipelines``, ``_order_sequences``),
-runs the solver and reads its ``Answer``.
+runs the solver and reads its ``ExactSolution``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DETERMINISTIC_LIMIT = 10.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class ExactSolution:
     """What the solver found: a proven bound (ms), and where anything shorter exists the pipeline of
     each sequence that matters; ``micro_batch``: which one of a pipeline of several stages, or None.
     """
@@ -42,7 +42,7 @@ def solve(
     lower_ms: float,
     limit: float = DETERMINISTIC_LIMIT,
     paths: Sequence[Sequence[int]] | None = None,
-) -> Answer:
+) -> ExactSolution:
     """Search for a placement shorter than the time to beat; the same inputs give the same answer.
 
     ``lower_ms``: a bound known already. One worker, a fixed seed and a limit of work, not of time.
@@ -73,13 +73,13 @@ def solve(
     solver = _solver(cp_model, limit)
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
-        return Answer(instance.ms(highest + 1), None)
+        return ExactSolution(instance.ms(highest + 1), None)
     bound_ms = max(lower_ms, instance.ms(solver.best_objective_bound))
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Answer(bound_ms, None)
+        return ExactSolution(bound_ms, None)
     pipelines = tuple(row.index(True) for row in _values(solver, shares.placed))
     micro_batches = [_values(solver, rows) for rows in formed]
-    return Answer(
+    return ExactSolution(
         bound_ms,
         pipelines,
         tuple(

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from seqplan.planner.exact.instance import Instance
-from seqplan.planner.exact.model import Answer
+from seqplan.planner.exact.model import ExactSolution
 from seqplan.planner.placement.fill import Filling
 from seqplan.planner.placement.fleet import Bin, PipelineBins, PipelineClass, form_s
 from seqplan.planner.placement.pack import pack
 
 
-def placement_of(instance: Instance, answer: Answer) -> Filling | None:
+def placement_of(instance: Instance, answer: ExactSolution) -> Filling | None:
     """Place the sequences as the answer says, and negligible ones where they end first.
 
     None where it has no solution, or a negligible sequence fits no pipeline.

@@ -12,7 +12,7 @@ from collections import Counter
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.exact.close_gap import EXACT_GAP
 from seqplan.planner.exact.instance import Instance
-from seqplan.planner.exact.model import DETERMINISTIC_LIMIT, Answer, solve
+from seqplan.planner.exact.model import DETERMINISTIC_LIMIT, ExactSolution, solve
 from seqplan.planner.placement.fleet import Bin, Fleet, PipelineClass
 from seqplan.planner.placement.pack import pack
 from seqplan.planner.strategies.regrouping import Regrouping, RegroupLayout, Run
@@ -40,7 +40,7 @@ def close_regrouping_gap(
     blocks = _Blocks(layout, gpus)
     if len(blocks.first) > MOST_BLOCKS:
         return None, bound_ms
-    instance = Instance.of(blocks.fleet, batch, time_ms)
+    instance = Instance.from_batch(blocks.fleet, batch, time_ms)
     if instance is None:
         return None, bound_ms
     answer = solve(instance, bound_ms, limit, blocks.paths)
@@ -59,7 +59,7 @@ class _Blocks:
 
     def __init__(self, layout: RegroupLayout, gpus: int) -> None:
         counts = {scheme: gpus // scheme.gpus for scheme in layout.schemes if scheme.gpus <= gpus}
-        strategy = Strategy.of(counts)
+        strategy = Strategy.from_counts(counts)
         self._layout = layout
         by_scheme = dict(zip(layout.schemes, layout.classes, strict=True))
         classes: list[PipelineClass] = []
@@ -82,7 +82,7 @@ class _Blocks:
             for place in range(gpus // smallest)
         ]
 
-    def placement(self, instance: Instance, answer: Answer) -> Regrouping | None:
+    def placement(self, instance: Instance, answer: ExactSolution) -> Regrouping | None:
         """Place sequences as the answer has them, negligible ones where their ranks end first."""
         if answer.pipeline is None:
             return None

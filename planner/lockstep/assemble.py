@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.plan_rounds import Rounds
+from seqplan.planner.lockstep.plan_rounds import MicroSteps
 from seqplan.planner.placement.assembly import (
     floor_us,
     plan_of,
@@ -11,14 +11,14 @@ from seqplan.planner.placement.assembly import (
     ranks_of_stages,
 )
 from seqplan.planner.placement.micro_batch_order import order_micro_batches
-from seqplan.plans.plan import Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import Plan, PlannedPipeline, Provenance
 from seqplan.plans.schedule import schedule
 
 
 def assemble_rounds(
     batch: Batch,
-    rounds: Rounds,
-    planner: Planner,
+    rounds: MicroSteps,
+    planner: Provenance,
     world_size: int,
     *,
     forward_fraction: float,

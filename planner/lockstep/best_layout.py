@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.plan_rounds import Rounds, plan_rounds
+from seqplan.planner.lockstep.plan_rounds import MicroSteps, plan_rounds
 from seqplan.planner.lockstep.round_bounds import fewest_rounds, rounds_bound_ms, stage_class
 from seqplan.planner.sync.times import Layout, SyncTimes
 from seqplan.plans.scheme import Scheme
@@ -18,7 +18,7 @@ class LayoutRounds:
     """A step's rounds, and what the sync of their layout takes that nothing hides (ms)."""
 
     layout: Layout
-    rounds: Rounds
+    rounds: MicroSteps
     sync_ms: float
 
     @property

@@ -60,7 +60,7 @@ class FilledRounds:
         return in_stages_ms(self.times_ms, self.stages)
 
     @classmethod
-    def of_bins(cls, rounds: Sequence[Sequence[Bin]], times_ms: Sequence[float]) -> FilledRounds:
+    def from_bins(cls, rounds: Sequence[Sequence[Bin]], times_ms: Sequence[float]) -> FilledRounds:
         """Make rounds of one degree from their micro-batches."""
         placements = [tuple((micro,) for micro in micro_batches) for micro_batches in rounds]
         return cls(tuple((ClassGroups(0, p),) for p in placements), tuple(times_ms))

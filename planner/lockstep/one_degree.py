@@ -190,7 +190,7 @@ class _Search:
             left[place] -= taken
         longest = int(sequences.lengths[place])
         work = longest * (self._micro_batch.a * longest + self._micro_batch.b)
-        light = FilledRounds.of_bins([of_round], [work + self._micro_batch.c])
+        light = FilledRounds.from_bins([of_round], [work + self._micro_batch.c])
         return Sequences(sequences.lengths, left), light
 
     def _try(
@@ -262,7 +262,7 @@ class _Search:
                     self._micro_batch.a * lengths[shortest] + self._micro_batch.b
                 )
                 times[r] = max(times[r], work + self._micro_batch.c)
-        return FilledRounds.of_bins(
+        return FilledRounds.from_bins(
             [
                 [[(i, n) for i, n in micro.items() if n] for micro in of_round]
                 for of_round in rounds
@@ -305,7 +305,7 @@ def _assign_longest_first(
                 heappush(loads, skipped)
     ordered = [(load, dealt[place]) for load, place in sorted(loads, reverse=True) if dealt[place]]
     together = [ordered[first : first + ranks] for first in range(0, len(ordered), ranks)]
-    return FilledRounds.of_bins(
+    return FilledRounds.from_bins(
         [[list(micro.items()) for _, micro in of_round] for of_round in together],
         [of_round[0][0] + micro_batch.c for of_round in together],
     )

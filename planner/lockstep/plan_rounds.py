@@ -63,7 +63,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class MicroSteps:
     """A step's rounds of one layout and a proven lower bound over all round plans of it (ms).
 
     Groups are of ``classes``, one of each size as one stage sees it, whose ``schemes`` they run;
@@ -87,14 +87,14 @@ class Rounds:
         """Return Σ rounds, and (stages − 1) times the longest."""
         return in_stages_ms([round_.time_ms for round_ in self.rounds], self.stages)
 
-    def with_bound(self, bound_ms: float) -> Rounds:
+    def with_bound(self, bound_ms: float) -> MicroSteps:
         """Return these with another lower bound (ms); it differs from them by rounding at least."""
         return replace(self, lower_bound_ms=min(bound_ms, self.objective_ms))
 
 
 def plan_rounds(
     batch: Batch, models: Sequence[SchemeModel], gpus: int, multiple: int = 1
-) -> Rounds | None:
+) -> MicroSteps | None:
     """Find good rounds for a batch on schemes of one layout; None where its longest fits no group.
 
     For each number of rounds from the fewest that memory allows, in multiples of ``multiple``, and
@@ -124,7 +124,7 @@ def plan_rounds(
         laid_out, key=lambda rounds: in_stages_ms([round_.time_ms for round_ in rounds], stages)
     )
     schemes = tuple(model.scheme for model in ordered)
-    unbounded = Rounds(classes, schemes, bounded, ranks, best, 0.0)
+    unbounded = MicroSteps(classes, schemes, bounded, ranks, best, 0.0)
     return unbounded.with_bound(bound_ms)
 
 

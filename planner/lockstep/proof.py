@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.plan_rounds import Rounds
+from seqplan.planner.lockstep.plan_rounds import MicroSteps
 from seqplan.planner.lockstep.round_bounds import fewest_rounds, rounds_bound_ms
 from seqplan.planner.lockstep.round_prices import refutes
 from seqplan.planner.lockstep.round_program import (
@@ -51,7 +51,7 @@ _Cell = tuple[tuple[float, float], ...]
 """The least and the largest length (ms) of each of the longest rounds."""
 
 
-def prove_rounds(rounds: Rounds, batch: Batch) -> Rounds:
+def prove_rounds(rounds: MicroSteps, batch: Batch) -> MicroSteps:
     """Return the rounds with the larger of their bound and the one proven here (seconds).
 
     Unchanged where they are within ``NEAR`` of their bound already.
@@ -71,7 +71,7 @@ class _Proof:
 
     @cached_property
     def _lengths(self) -> LengthGroups:
-        return LengthGroups.of(self.batch)
+        return LengthGroups.from_batch(self.batch)
 
     @cached_property
     def _fewest(self) -> int:

@@ -121,7 +121,7 @@ def plan_groups(
     """
     if one_each and stages > 1:
         raise ValueError("groups that run their sequences one by one do not go through stages")
-    batch = Batch.of_lengths(lengths)
+    batch = Batch.from_lengths(lengths)
     if batch.longest > capacity * ranks:
         raise ValueError(
             f"a sequence has {batch.longest} tokens; {ranks} ranks hold {capacity * ranks}"

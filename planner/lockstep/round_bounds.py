@@ -20,7 +20,7 @@ from seqplan.planner.placement.fleet import Floats, PipelineClass
 
 def stage_class(model: SchemeModel) -> PipelineClass:
     """Return a group of a scheme as one stage of it: its costs, and the ranks of a stage."""
-    return replace(PipelineClass.of(model, 1), pp=1, gpus=model.scheme.stage_gpus)
+    return replace(PipelineClass.from_model(model, 1), pp=1, gpus=model.scheme.stage_gpus)
 
 
 def in_stages_ms(rounds_ms: Sequence[float], stages: int) -> float:

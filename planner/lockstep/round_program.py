@@ -36,7 +36,7 @@ class LengthGroups:
     numbers: Floats
 
     @classmethod
-    def of(cls, batch: Batch) -> LengthGroups:
+    def from_batch(cls, batch: Batch) -> LengthGroups:
         """Group a batch's lengths, ascending; the ``ALONE`` longest are not grouped."""
         lengths, counts = batch.distinct[::-1], batch.multiplicity[::-1].astype(float)
         grouped = max(0, len(lengths) - ALONE)

@@ -9,13 +9,13 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.placement.micro_batch_order import order_micro_batches
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
 
 
 def plan_of(
     batch: Batch,
-    planner: Planner,
+    planner: Provenance,
     world_size: int,
     pipelines: Sequence[PlannedPipeline],
     predicted_ms: float,

@@ -53,7 +53,7 @@ class PipelineClass:
     gpus: int
 
     @classmethod
-    def of(cls, model: SchemeModel, count: int) -> PipelineClass:
+    def from_model(cls, model: SchemeModel, count: int) -> PipelineClass:
         """Make the class of ``count`` pipelines of a scheme."""
         scheme = model.scheme
         latency = model.latency
@@ -155,11 +155,13 @@ class Fleet:
     classes: tuple[PipelineClass, ...]
 
     @classmethod
-    def of(cls, strategy: Strategy, models: Mapping[Scheme, SchemeModel]) -> Fleet:
+    def from_strategy(cls, strategy: Strategy, models: Mapping[Scheme, SchemeModel]) -> Fleet:
         """Look up each scheme's model; ``KeyError`` when the cluster cannot run a scheme."""
         return cls(
             strategy,
-            tuple(PipelineClass.of(models[scheme], count) for scheme, count in strategy.counts),
+            tuple(
+                PipelineClass.from_model(models[scheme], count) for scheme, count in strategy.counts
+            ),
         )
 
     @property

@@ -45,7 +45,7 @@ class BatchTimes:
         """Find the strategy's time: exact where it comes close to the best, rough beyond."""
         if strategy in self.propagation_ms:
             return
-        fleet = Fleet.of(strategy, self._families.models)
+        fleet = Fleet.from_strategy(strategy, self._families.models)
         if fleet.max_sequence < self.batch.longest:
             self.propagation_ms[strategy] = float("inf")
             return

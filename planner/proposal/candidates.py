@@ -65,7 +65,7 @@ class Proposed:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class CandidatePool:
     """Kept candidates and what they are worth: means over the judged batches, in ms.
 
     All with the sync that the proposal was made for.
@@ -94,7 +94,7 @@ def propose(
     progress: Progress | None = None,
     *,
     static_groups: bool = False,
-) -> Proposal:
+) -> CandidatePool:
     """Propose strategies for data like ``batches``, of which ``effort.judged`` are looked at.
 
     1. Batch by batch, the strategies found so far are tried. Where the best of them is not close to
@@ -152,7 +152,7 @@ def evaluate_strategies(
     max_len: int,
     effort: Effort,
     progress: Progress | None = None,
-) -> Proposal:
+) -> CandidatePool:
     """Judge given strategies like found ones, and keep the few that serve best together."""
     report = progress or (lambda stage, done, total: None)
     families = Families(models, gpus, NO_SYNC)
@@ -202,7 +202,7 @@ def _search_strategies(
                 fruitless[space] += 1
         searches += searched
     if not any(_reach_of(strategy, models) >= max_len for strategy in strategies):
-        longest = Batch.of_lengths([max_len, *judged[0].batch.lengths])
+        longest = Batch.from_lengths([max_len, *judged[0].batch.lengths])
         strategies += [s for s in search(families.whole, longest)[:1] if s not in strategies]
     return strategies
 
@@ -217,7 +217,7 @@ def conclude(
     sync: SyncTimes | None = None,
     scenarios: Scenarios | None = None,
     may_regroup: Sequence[RegroupLayout] = (),
-) -> Proposal:
+) -> CandidatePool:
     """Time all strategies on all batches, and keep those that serve best together.
 
     At most ``most_kept`` of them. With an ``sync`` and ``scenarios``, candidates are of one
@@ -270,7 +270,7 @@ def conclude(
     for entry_layout, reached in regrouped.items():
         if layout in (None, entry_layout):
             best_kept = np.minimum(best_kept, reached)
-    return Proposal(
+    return CandidatePool(
         candidates=candidates,
         expected_ms=float(best_kept.mean()),
         pool_ms=float(times.min(axis=0).mean()),
@@ -319,13 +319,13 @@ def _of_layouts(
         holding = [s for s in entry.schemes if models[s].max_sequence >= max_len]
         if holding and not any(_reach_of(s, models) >= max_len for s in of_layout):
             least = min(holding, key=lambda scheme: (scheme.gpus, scheme))
-            more.append(Strategy.of({least: gpus // least.gpus}))
+            more.append(Strategy.from_counts({least: gpus // least.gpus}))
     return more
 
 
 def _mean_bound_ms(models: Models, batches: Sequence[Batch], gpus: int) -> float:
     """Bound the mean propagation of the strategies of these schemes (ms)."""
-    classes = [PipelineClass.of(model, 1) for model in models.values()]
+    classes = [PipelineClass.from_model(model, 1) for model in models.values()]
     return float(np.mean([gpu_time_bound_ms(classes, batch, gpus) for batch in batches]))
 
 
@@ -334,4 +334,4 @@ def _reach(models: Models) -> int:
 
 
 def _reach_of(strategy: Strategy, models: Models) -> int:
-    return Fleet.of(strategy, models).max_sequence
+    return Fleet.from_strategy(strategy, models).max_sequence

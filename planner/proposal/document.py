@@ -59,7 +59,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class ProposalDocument:
+class Proposal:
     """A proposal with the profile it was made from, so that planning needs no other file.
 
     ``sync``: what strategies were, and in planning are, chosen with beside propagation; expected
@@ -147,7 +147,7 @@ class ProposalDocument:
         }
 
     @classmethod
-    def from_json(cls, text: str, origin: str) -> ProposalDocument:
+    def from_json(cls, text: str, origin: str) -> Proposal:
         """Read a document; ``ProposalError`` names what is missing, foreign or changed."""
         try:
             raw = json.loads(text)
@@ -160,7 +160,7 @@ class ProposalDocument:
         return _ProposalReader(origin).document(raw)
 
     @classmethod
-    def load(cls, path: Path) -> ProposalDocument:
+    def load(cls, path: Path) -> Proposal:
         """Read a proposal file; ``ProposalError`` when it is missing or malformed."""
         return cls.from_json(read_text(path, ProposalError), str(path))
 
@@ -179,14 +179,14 @@ class _ProposalReader(FieldReader):
     error = ProposalError
     format = "a proposal"
 
-    def document(self, raw: Any) -> ProposalDocument:
+    def document(self, raw: Any) -> Proposal:
         if type(raw) is not dict or raw.get("schema") != PROPOSAL_SCHEMA:
             self.fail("", f"not a proposal of schema {PROPOSAL_SCHEMA}")
         stated = raw.pop("digest", None)
         if stated != self.digest(raw):
             self.fail("", "the digest does not match; the file was changed")
         self.fields(raw, "", _FIELDS, _OPTIONAL)
-        document = ProposalDocument(
+        document = Proposal(
             method=self.text(raw, "method", ""),
             seed=self.integer(raw, "seed", ""),
             cluster=self.cluster(raw),
@@ -305,7 +305,7 @@ class _ProposalReader(FieldReader):
             None if raw["static_ms"] is None else self.number(raw, "static_ms", place),
         )
 
-    def check_candidates(self, document: ProposalDocument) -> None:
+    def check_candidates(self, document: Proposal) -> None:
         """Check that there are candidates and that the cluster can run each of them."""
         if not document.candidates:
             self.fail("", "no candidates")

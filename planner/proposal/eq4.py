@@ -90,7 +90,7 @@ def integer_strategies(
         )
         for more in range(MORE + 1):
             counts = _round_strategy(proposal, share, order, gpus, more)
-            strategy = Strategy.of(counts)
+            strategy = Strategy.from_counts(counts)
             holds = max((reach[s] for s, _ in strategy.counts), default=0)
             if holds >= proposal.lengths[i]:
                 longest_of[strategy] = int(proposal.lengths[i])

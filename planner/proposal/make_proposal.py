@@ -17,13 +17,13 @@ from seqplan.planner.lockstep.options import AS_NAMES, check_rounds
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.proposal.candidates import (
+    CandidatePool,
     Effort,
     Progress,
-    Proposal,
     evaluate_strategies,
     propose,
 )
-from seqplan.planner.proposal.document import Candidate, ProposalDocument
+from seqplan.planner.proposal.document import Candidate, Proposal
 from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies
 from seqplan.planner.proposal.rounds_proposal import propose_rounds
 from seqplan.planner.sync.choice import choose_proposal_sync
@@ -52,7 +52,7 @@ def make_proposal(
     micro_step_multiple: int = 1,
     trainer: str | None = None,
     progress: Progress | None = None,
-) -> ProposalDocument:
+) -> Proposal:
     """Propose strategies for a data set; ``lengths`` in tokens.
 
     Sequences longer than ``cluster.max_len`` count as truncated to it. Strategies are judged and
@@ -128,7 +128,7 @@ def make_proposal(
             progress=progress,
             static_groups=static_groups,
         )
-    return ProposalDocument(
+    return Proposal(
         method=method,
         seed=seed,
         cluster=cluster,
@@ -218,7 +218,7 @@ def _propose_eq4(
     longest: int,
     effort: Effort,
     progress: Progress | None,
-) -> Proposal:
+) -> CandidatePool:
     """Propose Eq. 4's strategies, judged like ours."""
     values, counts = np.unique(sampler.lengths, return_counts=True)
     ordered = list(models.values())

@@ -17,7 +17,7 @@ from seqplan.planner.lockstep.best_layout import (
     of_layouts,
 )
 from seqplan.planner.placement.fleet import Models
-from seqplan.planner.proposal.candidates import Progress, Proposal, Proposed
+from seqplan.planner.proposal.candidates import CandidatePool, Progress, Proposed
 from seqplan.planner.proposal.layouts import (
     ONE_LAYOUT,
     LayoutChoice,
@@ -41,7 +41,7 @@ def propose_rounds(
     multiple: int,
     derived: Collection[Scheme] = (),
     progress: Progress | None,
-) -> Proposal:
+) -> CandidatePool:
     """Propose the layout whose rounds take the least mean time over ``batches``, with its sync.
 
     Of those within ``ONE_LAYOUT`` of it, the one that loses least at other costs.
@@ -71,7 +71,7 @@ def propose_rounds(
     best = np.min(np.array(list(static.values())), axis=0)
     candidates = [
         Proposed(
-            Strategy.of({scheme: gpus // scheme.gpus}),
+            Strategy.from_counts({scheme: gpus // scheme.gpus}),
             max_sequence=own[scheme].max_sequence,
             expected_ms=float(np.mean([t for t in of if np.isfinite(t)] or [np.nan])),
             runs=float(np.isfinite(of).mean()),
@@ -81,7 +81,7 @@ def propose_rounds(
     ]
     of_batches = zip(*bounds.values(), strict=True)
     lower = np.mean([min(b for b in of if b is not None) for of in of_batches])
-    return Proposal(
+    return CandidatePool(
         candidates=tuple(candidates),
         expected_ms=times[chosen],
         pool_ms=times[chosen],

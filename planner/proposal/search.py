@@ -38,7 +38,7 @@ def search(
     starts = round_strategies(schemes, pipelines, models, gpus, batch.longest)
     best: Placement | None = None
     for strategy in dict.fromkeys([*starts, *known]):
-        fleet = Fleet.of(strategy, models)
+        fleet = Fleet.from_strategy(strategy, models)
         if fleet.max_sequence < batch.longest:
             continue
         filler = Filler(fleet, batch)

@@ -91,7 +91,7 @@ class Execution:
     planning_ms: float | None = None
 
     @classmethod
-    def of_plan(cls, plan: Plan, planning_ms: float | None = None) -> Execution:
+    def from_plan(cls, plan: Plan, planning_ms: float | None = None) -> Execution:
         """Make the execution of a plan, which is one phase."""
         return cls((plan.pipelines,), gap=plan.gap, planning_ms=planning_ms)
 

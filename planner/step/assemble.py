@@ -11,7 +11,7 @@ from seqplan.planner.placement.even_chunks import chunk
 from seqplan.planner.placement.fleet import Bin, PipelineClass
 from seqplan.planner.placement.pack import pack
 from seqplan.planner.step.selection import Selected
-from seqplan.plans.plan import Considered, Plan, Planner
+from seqplan.plans.plan import Considered, Plan, Provenance
 from seqplan.plans.scheme import Strategy
 
 PACKINGS = ("tight", "even")
@@ -21,7 +21,7 @@ PACKINGS = ("tight", "even")
 def assemble(
     batch: Batch,
     selected: Selected,
-    planner: Planner,
+    planner: Provenance,
     world_size: int,
     forward_fraction: float,
     packing: str = PACKINGS[0],

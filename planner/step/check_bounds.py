@@ -64,7 +64,7 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
     batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
     own = _of_layouts(models, plan.strategy)
     claim_ms = plan.lower_bound_ms - ROUNDING_MS
-    classes = [PipelineClass.of(model, 1) for model in own.values()]
+    classes = [PipelineClass.from_model(model, 1) for model in own.values()]
     if claim_ms <= gpu_time_bound_ms(classes, batch, plan.world_size):
         return {
             "proof": "gpu_time",
@@ -79,7 +79,7 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
         }
     witness = None
     if not plan.regroups:
-        witness = find_witness(Fleet.of(plan.strategy, models), batch, claim_ms)
+        witness = find_witness(Fleet.from_strategy(plan.strategy, models), batch, claim_ms)
     if witness is None:
         raise ValueError(
             f"step {plan.step}: no prices prove its bound of {plan.lower_bound_ms} ms, as for one "
@@ -112,7 +112,7 @@ class _Proven:
     def of_layouts(self, strategy: Strategy) -> float:
         """Bound all plans of a strategy's layouts (ms)."""
         own = _of_layouts(self._models, strategy).values()
-        classes = [PipelineClass.of(model, 1) for model in own]
+        classes = [PipelineClass.from_model(model, 1) for model in own]
         return gpu_time_bound_ms(classes, self._batch, self._gpus)
 
     def of_groups(self, strategy: Strategy, predicted_ms: float, bound_ms: float) -> float:
@@ -144,7 +144,7 @@ class _Proven:
     def _proves(self, strategy: Strategy, stated_ms: float, reached_ms: float) -> bool:
         if any(scheme not in self._models for scheme, _ in strategy.counts):
             return False
-        fleet = Fleet.of(strategy, self._models)
+        fleet = Fleet.from_strategy(strategy, self._models)
         claim_ms = stated_ms - ROUNDING_MS
         if claim_ms <= max(cheap_bound_ms(fleet.classes, self._batch), self.of_layouts(strategy)):
             return True

@@ -16,7 +16,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.lockstep.options import AS_NAMES, check_planning_in_lockstep, check_rounds
 from seqplan.planner.proposal.backends import find_backend
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
@@ -52,7 +52,7 @@ class Planner:
 
     def __init__(
         self,
-        source: Profile | ProposalDocument | str,
+        source: Profile | Proposal | str,
         gpus: int | None = None,
         max_len: int | None = None,
         *,
@@ -80,7 +80,7 @@ class Planner:
             raise TypeError(f"layout: {layout!r}. Give text, such as 'tp4' or 'tp2.pp2'")
         if max_len is not None and type(max_len) is int and max_len > MOST_TOKENS:
             raise ValueError(f"max_len must be {MOST_TOKENS} or less, not {max_len}")
-        if isinstance(source, ProposalDocument):
+        if isinstance(source, Proposal):
             options = {"gpus": gpus, "max_len": max_len, "layout": layout, "sync": sync}
             options |= {"lockstep": lockstep or None, "trainer": trainer}
             options |= {
@@ -208,7 +208,7 @@ def _without_candidates(
     layout: str | None,
     sync: SyncTimes | None,
     static_groups: bool,
-) -> ProposalDocument:
+) -> Proposal:
     """Make what stands for a proposal: profile, cluster and sync."""
     if layout is not None:
         degrees = parse_layout(layout)
@@ -227,7 +227,7 @@ def _without_candidates(
         )
     if sync is None and not profile.lockstep:
         sync = choose_sync(profile, gpus)
-    return ProposalDocument(
+    return Proposal(
         method="none",
         seed=0,
         cluster=cluster,

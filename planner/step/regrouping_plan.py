@@ -12,7 +12,7 @@ from seqplan.planner.lockstep.assemble import assemble_rounds
 from seqplan.planner.lockstep.plan_rounds import plan_rounds
 from seqplan.planner.placement.assembly import floor_us, plan_of, plan_pipeline
 from seqplan.planner.placement.fleet import Models
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.assemble import PACKINGS, cut_evenly
 from seqplan.planner.strategies.regrouping import (
     Regrouping,
@@ -33,7 +33,7 @@ REFORMING_GAIN = 0.005
 """Share by which regrouping groups have to be faster: every change of groups costs a little."""
 
 
-def find_regroup_layouts(proposal: ProposalDocument, models: Models) -> list[RegroupLayout]:
+def find_regroup_layouts(proposal: Proposal, models: Models) -> list[RegroupLayout]:
     """List the layouts that groups may regroup in: the one that the proposal chose, or where it
     chose several, each; of all their schemes, whether candidates or not.
 
@@ -147,7 +147,7 @@ def _plan_of(
     """Make the plan of pipelines in order of their start."""
     predicted = round(schedule(pipelines).makespan_ms, 3)
     bound = gpu_time_bound_ms(layout.classes, batch, static.world_size)
-    strategy = Strategy.of(Counter(pipeline.scheme for pipeline in pipelines))
+    strategy = Strategy.from_counts(Counter(pipeline.scheme for pipeline in pipelines))
     return plan_of(
         batch,
         static.planner,

@@ -84,16 +84,18 @@ def select(
     ``Infeasible`` when none can. ``layouts``: those of ``models``, where they are made already.
     """
     search = Search(batch, models, gpus, sync or NO_SYNC)
-    fleets = [Fleet.of(strategy, models) for strategy in candidates]
+    fleets = [Fleet.from_strategy(strategy, models) for strategy in candidates]
     holding = [fleet for fleet in fleets if fleet.max_sequence >= batch.longest]
     bounds = {fleet.strategy: cheap_bound_ms(fleet.classes, batch) for fleet in holding}
     times: dict[Strategy, float] = {}
     best = _best_candidate(search, holding, bounds, times) if holding else None
     if best is not None and tailor:
-        schemes = layouts or LayoutSchemes.of(models)
+        schemes = layouts or LayoutSchemes.list_from_models(models)
         best = _try_mixed_layouts(search, best, candidates, schemes, relaxing=prove)
     elif tailor:
-        best = _construct_strategies(search, None, layouts or LayoutSchemes.of(models))
+        best = _construct_strategies(
+            search, None, layouts or LayoutSchemes.list_from_models(models)
+        )
     if best is not None and tailor and len(batch.lengths) <= FEW:
         best = _homogeneous(search, best, candidates)
     if best is None:
@@ -130,7 +132,7 @@ def _homogeneous(search: Search, best: Placement, candidates: Sequence[Strategy]
         if not allowed or (scheme.tp, scheme.pp) in allowed
     }
     strategies = homogeneous_strategies(models, search.gpus, search.batch.longest)
-    fleets = [Fleet.of(strategy, models) for strategy in strategies]
+    fleets = [Fleet.from_strategy(strategy, models) for strategy in strategies]
     bounds = {fleet.strategy: cheap_bound_ms(fleet.classes, search.batch) for fleet in fleets}
     static = _best_candidate(search, fleets, bounds, {}) if fleets else None
     if static is None:
@@ -247,7 +249,7 @@ def _make_strategy(
 ) -> Placement:
     """Make a strategy for this batch of ``schemes``, whose sync takes ``sync_ms``."""
     batch, models, gpus = search.batch, search.models, search.gpus
-    classes = [PipelineClass.of(models[scheme], 1) for scheme in schemes]
+    classes = [PipelineClass.from_model(models[scheme], 1) for scheme in schemes]
     lower = single_bound_ms(classes, batch)
     # What the sync takes more than that of the best, propagation must gain.
     extra_sync_ms = sync_ms - search.sync.of_strategy_ms(best.strategy)
@@ -261,7 +263,7 @@ def _make_strategy(
     for strategy in round_strategies(schemes, pipelines, models, gpus, batch.longest):
         if strategy in candidates:
             continue
-        filler = Filler(Fleet.of(strategy, models), batch)
+        filler = Filler(Fleet.from_strategy(strategy, models), batch)
         limit = search.limit_ms(best, strategy)
         better = probe(filler, lower, limit)
         filling = None if better is None else dispatch(filler, lower, known=better)

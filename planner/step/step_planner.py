@@ -22,7 +22,7 @@ from seqplan.planner.lockstep.assemble import assemble_rounds
 from seqplan.planner.lockstep.best_layout import best_rounds, of_layouts
 from seqplan.planner.lockstep.proof import prove_rounds
 from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.assemble import PACKINGS, assemble, with_bound
 from seqplan.planner.step.regrouping_plan import (
     assemble_regrouping,
@@ -33,7 +33,7 @@ from seqplan.planner.step.selection import Selected, select
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.strategies.regrouping import RegroupLayout
 from seqplan.planner.sync.times import layouts_of
-from seqplan.plans.plan import Plan, Planner
+from seqplan.plans.plan import Plan, Provenance
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.version import VERSION
 
@@ -57,7 +57,7 @@ class StepPlanner:
 
     def __init__(
         self,
-        proposal: ProposalDocument,
+        proposal: Proposal,
         seed: int = 0,
         packing: str = PACKINGS[0],
         regrouping: bool = True,
@@ -94,15 +94,15 @@ class StepPlanner:
 
     @cached_property
     def _layouts(self) -> list[LayoutSchemes]:
-        return LayoutSchemes.of(self.models)
+        return LayoutSchemes.list_from_models(self.models)
 
     @cached_property
     def _find_regroup_layouts(self) -> list[RegroupLayout]:
         return find_regroup_layouts(self.proposal, self.models) if self.regrouping else []
 
     @cached_property
-    def _planner(self) -> Planner:
-        return Planner(VERSION, self.seed, self.proposal.profile.digest, self.proposal.digest)
+    def _planner(self) -> Provenance:
+        return Provenance(VERSION, self.seed, self.proposal.profile.digest, self.proposal.digest)
 
     def plan(self, batch: Batch) -> Plan:
         """Make the step's plan; ``Infeasible`` when no scheme holds a sequence."""
@@ -197,7 +197,7 @@ class StepPlanner:
                     )
                     plan = with_bound(plan, bound_ms)
             return plan
-        fleet = Fleet.of(plan.strategy, self.models)
+        fleet = Fleet.from_strategy(plan.strategy, self.models)
         bound_ms = certify(fleet, batch, plan.predicted_ms)
         if self.exact:
             bound_ms = closer_bound_ms(fleet, batch, plan.predicted_ms, bound_ms)

@@ -48,7 +48,7 @@ class LayoutSchemes:
     classes: tuple[PipelineClass, ...]
 
     @classmethod
-    def of(cls, models: Models) -> list[LayoutSchemes]:
+    def list_from_models(cls, models: Models) -> list[LayoutSchemes]:
         """List the layouts of ``models``, ascending; those without room for a token are left out.
 
         None of it depends on a batch: made once, it serves all.
@@ -57,7 +57,7 @@ class LayoutSchemes:
         usable = {scheme: model for scheme, model in models.items() if model.max_sequence > 0}
         for layout in sorted(layouts_of(usable)):
             own = drop_dominated({s: m for s, m in usable.items() if (s.tp, s.pp) == layout})
-            classes = tuple(PipelineClass.of(model, 1) for model in own.values())
+            classes = tuple(PipelineClass.from_model(model, 1) for model in own.values())
             layouts.append(cls(layout, own, classes))
         return layouts
 
@@ -111,7 +111,7 @@ class Constructive:
         if counts is None:
             return None
         filler = Filler(
-            Fleet.of(self._use_remaining_gpus(counts), self._layout.models), self._batch
+            Fleet.from_strategy(self._use_remaining_gpus(counts), self._layout.models), self._batch
         )
         better = None if below_ms == inf else probe(filler, low, below_ms)
         if better is None and below_ms < inf:
@@ -209,7 +209,7 @@ class Constructive:
             more = left // scheme.gpus
             counts[scheme] = counts.get(scheme, 0) + more
             left -= more * scheme.gpus
-        return Strategy.of({scheme: n for scheme, n in counts.items() if n})
+        return Strategy.from_counts({scheme: n for scheme, n in counts.items() if n})
 
 
 def _cheapest_runs(prices: Floats) -> list[tuple[int, int]] | None:

@@ -16,7 +16,7 @@ from seqplan.plans.scheme import Strategy
 def homogeneous_strategies(models: Models, gpus: int, longest: int) -> list[Strategy]:
     """Make, for each scheme that holds ``longest`` tokens, as many pipelines as fit ``gpus``."""
     return [
-        Strategy.of({scheme: gpus // scheme.gpus})
+        Strategy.from_counts({scheme: gpus // scheme.gpus})
         for scheme, model in sorted(models.items())
         if model.max_sequence >= longest
     ]
@@ -36,7 +36,7 @@ def promising_homogeneous(
     """
     bounds = {}
     for strategy in homogeneous_strategies(models, gpus, longest):
-        classes = Fleet.of(strategy, models).classes
+        classes = Fleet.from_strategy(strategy, models).classes
         quick = [max(single_bound_ms(classes, b), area_bound_ms(classes, b)) for b in batches]
         bounds[strategy] = sum(quick) / len(quick) + sync.of_strategy_ms(strategy)
     if not bounds:
@@ -50,7 +50,7 @@ def promising_homogeneous(
 
 def strategy_ms(strategy: Strategy, batch: Batch, models: Models) -> float | None:
     """Return the time (form S, ms) of our dispatch and packing; None if a sequence is too long."""
-    fleet = Fleet.of(strategy, models)
+    fleet = Fleet.from_strategy(strategy, models)
     if fleet.max_sequence < batch.longest:
         return None
     lower = max(single_bound_ms(fleet.classes, batch), area_bound_ms(fleet.classes, batch))

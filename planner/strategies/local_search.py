@@ -82,7 +82,7 @@ class Search:
         if strategy is None or strategy in visited:
             return None
         visited.add(strategy)
-        fleet = Fleet.of(strategy, self.models)
+        fleet = Fleet.from_strategy(strategy, self.models)
         if fleet.max_sequence < self.batch.longest:
             return None
         filling = probe(Filler(fleet, self.batch), lower_ms, self.limit_ms(best, strategy))
@@ -106,4 +106,4 @@ def swap(
         return None
     counts[outgoing] -= give
     counts[incoming] = counts.get(incoming, 0) + take
-    return Strategy.of(counts)
+    return Strategy.from_counts(counts)

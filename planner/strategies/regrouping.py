@@ -91,7 +91,7 @@ def make_regroup_layouts(models: Models, sync: SyncTimes) -> list[RegroupLayout]
         members = drop_dominated(
             {s: m for s, m in models.items() if (s.tp, s.pp) == layout and m.max_sequence > 0}
         )
-        classes = tuple(PipelineClass.of(model, 1) for model in members.values())
+        classes = tuple(PipelineClass.from_model(model, 1) for model in members.values())
         if layout[1] == 1 and find_nested_sizes(classes) is not None:
             sync_ms = sync.compute_exposed_ms([layout], regrouping=True)
             layouts.append(RegroupLayout(layout, tuple(members), classes, sync_ms))

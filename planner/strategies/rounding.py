@@ -36,7 +36,7 @@ def round_strategies(
             if part[scheme] > 0.3 and scheme.gpus <= left:
                 counts[scheme] = counts.get(scheme, 0) + 1
                 left -= scheme.gpus
-        strategies.setdefault(Strategy.of(_fill_up(counts, left, priority, models)))
+        strategies.setdefault(Strategy.from_counts(_fill_up(counts, left, priority, models)))
     return list(strategies)
 
 

@@ -8,7 +8,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.simulation.iteration import Execution, propagation_ms
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
-from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import best_in_lockstep
 from seqplan.planner.systems.windows import first_fit_decreasing
 from seqplan.plans.plan import PlannedPipeline
@@ -17,11 +17,11 @@ from seqplan.plans.scheme import Strategy
 NAME = "DeepSpeed-like"
 
 
-def deepspeed(setting: Setting) -> list[Trainer | LeftOut]:
+def deepspeed(setting: Setting) -> list[ComparedSystem | Skipped]:
     """Set up the best degree, with windows dealt round-robin and in our even rounds."""
     if not setting.profile.lockstep:
         why = f"profile {setting.profile.name} has no sequence-parallel schemes under ZeRO-3"
-        return [LeftOut("deepspeed", NAME, why)]
+        return [Skipped("deepspeed", NAME, why)]
     gpus = setting.cluster.gpus
     times = {
         strategy: mean(
@@ -32,10 +32,10 @@ def deepspeed(setting: Setting) -> list[Trainer | LeftOut]:
     }
     even = best_in_lockstep(setting)
     if not times or even is None:
-        return [LeftOut("deepspeed", NAME, f"no group holds {setting.longest:,} tokens")]
+        return [Skipped("deepspeed", NAME, f"no group holds {setting.longest:,} tokens")]
     best = min(times, key=lambda strategy: times[strategy])
     return [
-        Trainer(
+        ComparedSystem(
             "deepspeed",
             NAME,
             f"{best}, the best degree on these batches; first-fit-decreasing windows of what a "
@@ -43,7 +43,7 @@ def deepspeed(setting: Setting) -> list[Trainer | LeftOut]:
             False,
             lambda batch: Execution((_rounds(setting, batch, best),)),
         ),
-        Trainer(
+        ComparedSystem(
             "deepspeed-balanced",
             f"{NAME}, balanced",
             f"{even}, the best degree on these batches; our dispatch to rounds and groups",
@@ -56,7 +56,7 @@ def deepspeed(setting: Setting) -> list[Trainer | LeftOut]:
 def _rounds(setting: Setting, batch: Batch, strategy: Strategy) -> tuple[PlannedPipeline, ...]:
     """Deal a window to each group and round, in the order of the windows."""
     scheme, count = strategy.counts[0]
-    pipeline_class = PipelineClass.of(setting.models[scheme], 1)
+    pipeline_class = PipelineClass.from_model(setting.models[scheme], 1)
     windows = first_fit_decreasing(batch.lengths, pipeline_class.capacity, pipeline_class.unit)
     rounds: list[PlannedPipeline] = []
     for number, first in enumerate(range(0, len(windows), count)):

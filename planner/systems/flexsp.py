@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import Execution
-from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.plans.plan import PlannedPipeline
 
 NAME = "FlexSP-like"
@@ -12,19 +12,19 @@ LIMIT_S = 5.0
 """Time limit of the solver for a step."""
 
 
-def flexsp_like(setting: Setting, *, limit_s: float = LIMIT_S) -> list[Trainer | LeftOut]:
+def flexsp_like(setting: Setting, *, limit_s: float = LIMIT_S) -> list[ComparedSystem | Skipped]:
     """Set up the published formulation; with our dispatch on top it would be our own rounds."""
     if not setting.profile.lockstep:
         why = f"profile {setting.profile.name} has no sequence-parallel schemes under ZeRO-3"
-        return [LeftOut("flexsp", NAME, why)]
+        return [Skipped("flexsp", NAME, why)]
     if all(scheme.sp == 1 for scheme in setting.models):
         why = f"{setting.cluster.gpus} GPUs leave no sequence-parallel degree above 1"
-        return [LeftOut("flexsp", NAME, why)]
+        return [Skipped("flexsp", NAME, why)]
     reach = max(m.max_sequence for scheme, m in setting.models.items() if scheme.sp > 1)
     if reach < setting.longest:
-        return [LeftOut("flexsp", NAME, f"no group holds {setting.longest:,} tokens")]
+        return [Skipped("flexsp", NAME, f"no group holds {setting.longest:,} tokens")]
     return [
-        Trainer(
+        ComparedSystem(
             "flexsp",
             NAME,
             f"groups of 2 and more GPUs by mixed-integer programming, {limit_s:g} s a step",

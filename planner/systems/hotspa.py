@@ -10,7 +10,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import Execution, propagation_ms
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.systems.megatron import assign_windows
-from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_table import HOTSPA, find_published_strategies, problem_of
 from seqplan.plans.plan import PlannedPipeline
 from seqplan.plans.scheme import Strategy
@@ -32,7 +32,7 @@ class Interval:
     strategy: Strategy
 
 
-def hotspa(setting: Setting, *, switch_ms: float = SWITCH_MS) -> list[Trainer | LeftOut]:
+def hotspa(setting: Setting, *, switch_ms: float = SWITCH_MS) -> list[ComparedSystem | Skipped]:
     """Set up the system with windows and round-robin, and with our dispatch and packing.
 
     ``switch_ms``: the switches of an iteration together. Strategies are Table 3's where it lists
@@ -40,29 +40,29 @@ def hotspa(setting: Setting, *, switch_ms: float = SWITCH_MS) -> list[Trainer | 
     """
     if setting.profile.lockstep:
         why = "it switches between tp and pp degrees, which a ZeRO-3 profile does not have"
-        return [LeftOut("hotspa", NAME, why)]
+        return [Skipped("hotspa", NAME, why)]
     if setting.lockstep:
         why = "its pipelines run independently, but here all ranks run in lockstep"
-        return [LeftOut("hotspa", NAME, why)]
+        return [Skipped("hotspa", NAME, why)]
     intervals, origin = _intervals(setting)
     if len(intervals) < 2:
         why = (
             f"fewer than two intervals of lengths: the longest sequence has {setting.longest:,} "
             f"tokens, the first interval ends at {BOUNDS[0]:,}"
         )
-        return [LeftOut("hotspa", NAME, why)]
+        return [Skipped("hotspa", NAME, why)]
     text = ", then ".join(f"{i.strategy} to {i.to:,}" for i in intervals)
     one_switch_ms = switch_ms / (len(intervals) - 1)
     described = f"{text} tokens, {origin}; {switch_ms:g} ms of switching"
     return [
-        Trainer(
+        ComparedSystem(
             "hotspa",
             NAME,
             f"{described}; first-fit-decreasing windows of the interval's length, round-robin",
             False,
             lambda batch: _run(setting, batch, intervals, one_switch_ms, balanced=False),
         ),
-        Trainer(
+        ComparedSystem(
             "hotspa-balanced",
             f"{NAME}, balanced",
             f"{described}; our dispatch and packing in each phase",

@@ -21,7 +21,7 @@ from seqplan.planner.placement.pack import pack
 from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies
 from seqplan.planner.simulation.iteration import Execution
 from seqplan.planner.systems.greedy_dispatch import dispatch_bound_ms, greedy_dispatch
-from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.plans.scheme import Strategy
 
 NAME = "Hydraulis"
@@ -36,7 +36,7 @@ def hydraulis(
     *,
     fast: bool = False,
     cbc_s: float = CBC_S,
-) -> list[Trainer | LeftOut]:
+) -> list[ComparedSystem | Skipped]:
     """Set up the published method on a data set's ``lengths`` (truncated), and ours on its pool.
 
     ``fast``: for large clusters and only so labelled: few trials, longest sequences first as few
@@ -45,17 +45,17 @@ def hydraulis(
     """
     if setting.in_lockstep:
         why = "its pipelines run independently, but here all ranks run in lockstep"
-        return [LeftOut("hydraulis", NAME, why)]
+        return [Skipped("hydraulis", NAME, why)]
     pool = eq4_pool(setting, lengths)
     if not pool:
-        return [LeftOut("hydraulis", NAME, "Eq. 4 finds no strategy for these lengths and GPUs")]
+        return [Skipped("hydraulis", NAME, "Eq. 4 finds no strategy for these lengths and GPUs")]
     how = f"{TRIALS} trials of Alg. 1, Eq. 1 by CBC ({cbc_s:g} s for each V)"
     if fast:
         how = (
             f"fast: {FAST_TRIALS} trials of Alg. 1, longest first, on the {FAST_STRATEGIES} "
             "strategies of least bound; our packing in place of CBC"
         )
-    published: Trainer | LeftOut = Trainer(
+    published: ComparedSystem | Skipped = ComparedSystem(
         "hydraulis",
         f"{NAME}, fast" if fast else f"{NAME}, as published",
         f"Eq. 4's {len(pool)} strategies; {how}",
@@ -64,10 +64,10 @@ def hydraulis(
     )
     if not fast and importlib.util.find_spec("pulp") is None:
         why = "its packing by CBC needs the pulp package: pip install 'seqplan[reference]'"
-        published = LeftOut("hydraulis", f"{NAME}, as published", why)
+        published = Skipped("hydraulis", f"{NAME}, as published", why)
     return [
         published,
-        Trainer(
+        ComparedSystem(
             "hydraulis-balanced",
             f"{NAME}'s strategies, balanced",
             f"Eq. 4's {len(pool)} strategies; our selection, dispatch and packing",
@@ -90,7 +90,7 @@ def run_published_step(
     setting: Setting, pool: Sequence[Strategy], batch: Batch, *, fast: bool, cbc_s: float
 ) -> Execution:
     """Run one step as published. ``ValueError`` when no strategy of the pool holds the batch."""
-    fleets = [Fleet.of(strategy, setting.models) for strategy in pool]
+    fleets = [Fleet.from_strategy(strategy, setting.models) for strategy in pool]
     holding = [fleet for fleet in fleets if fleet.max_sequence >= batch.longest]
     if not holding:
         raise ValueError(f"no strategy of Eq. 4 holds {batch.longest} tokens")

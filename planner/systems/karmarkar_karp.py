@@ -16,7 +16,7 @@ from math import ceil
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import Execution
-from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import static_without_stages
 from seqplan.plans.scheme import Scheme
 
@@ -26,15 +26,15 @@ TOKEN_WORKLOAD = 24_576
 """What a token costs beside l², in its units: made for a hidden size of 4,096."""
 
 
-def karmarkar_karp(setting: Setting) -> list[Trainer | LeftOut]:
+def karmarkar_karp(setting: Setting) -> list[ComparedSystem | Skipped]:
     """Set up the method on the static scheme without stages that our dispatch is fastest on."""
     best = static_without_stages(setting)
     if best is None:
         why = f"no static strategy without stages holds {setting.longest:,} tokens"
-        return [LeftOut(KEY, NAME, why)]
+        return [Skipped(KEY, NAME, why)]
     ((scheme, ranks),) = best.counts
     return [
-        Trainer(
+        ComparedSystem(
             KEY,
             NAME,
             f"{best}; workload {TOKEN_WORKLOAD:,}·l + l²",

@@ -11,7 +11,7 @@ from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.placement.micro_batch_order import order_micro_batches
 from seqplan.planner.simulation.iteration import Execution, propagation_ms
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
-from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_table import MEGATRON, find_published_strategies, problem_of
 from seqplan.planner.systems.windows import first_fit_decreasing, round_robin
 from seqplan.plans.plan import MicroBatch, PlannedPipeline
@@ -20,7 +20,7 @@ from seqplan.plans.scheme import Strategy
 NAME = "Megatron-like"
 
 
-def megatron(setting: Setting, *, search: bool = False) -> list[Trainer | LeftOut]:
+def megatron(setting: Setting, *, search: bool = False) -> list[ComparedSystem | Skipped]:
     """Set up varlen attention, dense attention, and our dispatch and packing, on one strategy.
 
     The configuration is Table 3's where it lists one that the profile can run, else (or with
@@ -28,25 +28,25 @@ def megatron(setting: Setting, *, search: bool = False) -> list[Trainer | LeftOu
     """
     if setting.profile.lockstep:
         why = "under ZeRO-3 all ranks run in lockstep; the static system there is DeepSpeed-like"
-        return [LeftOut("megatron", NAME, why)]
+        return [Skipped("megatron", NAME, why)]
     if setting.lockstep:
         why = "its replicas run independently; in lockstep see the best static strategy, balanced"
-        return [LeftOut("megatron", NAME, why)]
+        return [Skipped("megatron", NAME, why)]
     chosen = static_strategy(setting, search=search)
     if chosen is None:
-        return [LeftOut("megatron", NAME, f"no scheme holds {setting.longest:,} tokens")]
+        return [Skipped("megatron", NAME, f"no scheme holds {setting.longest:,} tokens")]
     strategy, origin = chosen
     window = min(setting.cluster.max_len, setting.longest)
     described = f"{strategy}, {origin}; first-fit-decreasing windows of {window:,} tokens"
     return [
-        Trainer(
+        ComparedSystem(
             "megatron",
             f"{NAME}, varlen",
             f"{described}, dealt round-robin; sequences of a window do not attend to each other",
             False,
             lambda batch: Execution((assign_windows(setting, batch, strategy, window),)),
         ),
-        Trainer(
+        ComparedSystem(
             "megatron-dense",
             f"{NAME}, dense",
             f"{described}, dealt round-robin; attention over the whole window",
@@ -55,7 +55,7 @@ def megatron(setting: Setting, *, search: bool = False) -> list[Trainer | LeftOu
                 (dense(setting, batch, assign_windows(setting, batch, strategy, window)),)
             ),
         ),
-        Trainer(
+        ComparedSystem(
             "megatron-balanced",
             f"{NAME}, balanced",
             f"{strategy}, {origin}; our dispatch and packing",
@@ -108,7 +108,7 @@ def assign_windows(
     ``positions``: the sequences of the batch to run, by default all.
     """
     scheme, count = strategy.counts[0]
-    unit = PipelineClass.of(setting.models[scheme], 1).unit
+    unit = PipelineClass.from_model(setting.models[scheme], 1).unit
     chosen = range(len(batch.lengths)) if positions is None else positions
     lengths = [batch.lengths[i] for i in chosen]
     window = max(window, -(-max(lengths) // unit) * unit)

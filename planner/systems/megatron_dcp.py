@@ -13,7 +13,7 @@ from math import ceil, log2
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import Execution
-from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.plans.plan import PlannedPipeline
 from seqplan.plans.scheme import Scheme
 
@@ -22,7 +22,7 @@ SLACK = 0.05
 """A group may take this much longer than the first of its round."""
 
 
-def megatron_dcp(setting: Setting) -> list[Trainer | LeftOut]:
+def megatron_dcp(setting: Setting) -> list[ComparedSystem | Skipped]:
     """Set up the system on the smallest tp degree whose rings hold the longest sequence."""
     ladders: dict[int, dict[int, SchemeModel]] = {}
     for scheme, model in sorted(setting.models.items()):
@@ -31,7 +31,7 @@ def megatron_dcp(setting: Setting) -> list[Trainer | LeftOut]:
             ladders.setdefault(scheme.tp, {})[scheme.ring] = model
     if not any(ring > 1 for ladder in ladders.values() for ring in ladder):
         why = f"profile {setting.profile.name} has no ring (context-parallel) schemes"
-        return [LeftOut("megatron-dcp", NAME, why)]
+        return [Skipped("megatron-dcp", NAME, why)]
     holding = {
         tp: ladder
         for tp, ladder in ladders.items()
@@ -39,12 +39,12 @@ def megatron_dcp(setting: Setting) -> list[Trainer | LeftOut]:
         and max(model.max_sequence for model in ladder.values()) >= setting.longest
     }
     if not holding:
-        return [LeftOut("megatron-dcp", NAME, f"no ring holds {setting.longest:,} tokens")]
+        return [Skipped("megatron-dcp", NAME, f"no ring holds {setting.longest:,} tokens")]
     tp = min(holding)
     ladder = holding[tp]
     limit = min(model.capacity // ring for ring, model in ladder.items())
     return [
-        Trainer(
+        ComparedSystem(
             "megatron-dcp",
             NAME,
             f"tp{tp}, rings of the next power of two of length over {limit:,} tokens",

@@ -19,7 +19,7 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import Execution, propagation_ms
 from seqplan.planner.sync.times import Layout, layout_text
-from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.plans.plan import PlannedPipeline
 from seqplan.plans.scheme import Scheme
 
@@ -40,12 +40,12 @@ Ladder = dict[int, SchemeModel]
 """The fastest scheme of each context-parallel degree of one layout."""
 
 
-def megatron_packing(setting: Setting) -> list[Trainer | LeftOut]:
+def megatron_packing(setting: Setting) -> list[ComparedSystem | Skipped]:
     """Set up the rule on the layout and limit of tokens that serve these very batches best."""
     ladders = _ladders(setting)
     if not ladders:
         why = f"profile {setting.profile.name} has no context-parallel schemes without stages"
-        return [LeftOut(KEY, NAME, why)]
+        return [Skipped(KEY, NAME, why)]
     settings = [
         (layout, ladder, limit)
         for layout, ladder in ladders.items()
@@ -53,7 +53,7 @@ def megatron_packing(setting: Setting) -> list[Trainer | LeftOut]:
         if limit * max(ladder) >= setting.longest
     ]
     if not settings:
-        return [LeftOut(KEY, NAME, f"no context parallelism holds {setting.longest:,} tokens")]
+        return [Skipped(KEY, NAME, f"no context parallelism holds {setting.longest:,} tokens")]
 
     def mean_ms(tried: tuple[Layout, Ladder, int], batches: Sequence[Batch]) -> float:
         layout, ladder, limit = tried
@@ -68,7 +68,7 @@ def megatron_packing(setting: Setting) -> list[Trainer | LeftOut]:
     ]
     layout, ladder, limit = min(near, key=lambda tried: mean_ms(tried, setting.batches))
     return [
-        Trainer(
+        ComparedSystem(
             KEY,
             NAME,
             f"{layout_text(layout)}, at most {limit:,} tokens a rank; best of several on these "

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.simulation.iteration import Execution
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.times import parse_layout
-from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 
 _STAYING, _RE_FORMING = "One layout, groups that stay", "One layout, groups that regroup"
 
 
 def one_layout(
-    setting: Setting, proposal: ProposalDocument, seed: int = 0
-) -> list[Trainer | LeftOut]:
+    setting: Setting, proposal: Proposal, seed: int = 0
+) -> list[ComparedSystem | Skipped]:
     """Set up both on the layout that ``proposal`` chose, or the best that it found of one."""
     if setting.in_lockstep:
         return []
@@ -34,17 +34,17 @@ def one_layout(
             _trainer(proposal, layout, seed, regrouping=False),
             _trainer(proposal, layout, seed, regrouping=True),
         ]
-    return [LeftOut("one-layout", _STAYING, why)]
+    return [Skipped("one-layout", _STAYING, why)]
 
 
 def _trainer(
-    proposal: ProposalDocument, layout: str, seed: int, *, regrouping: bool
-) -> Trainer | LeftOut:
+    proposal: Proposal, layout: str, seed: int, *, regrouping: bool
+) -> ComparedSystem | Skipped:
     degrees = parse_layout(layout)
     name = _RE_FORMING if regrouping else _STAYING
     key = "regrouping" if regrouping else "one-layout"
     if regrouping and degrees[1] > 1:
-        return LeftOut(key, name, f"the layout {layout} has stages, whose groups cannot regroup")
+        return Skipped(key, name, f"the layout {layout} has stages, whose groups cannot regroup")
     assert proposal.layouts is not None
     within = tuple(
         candidate
@@ -58,10 +58,10 @@ def _trainer(
         layouts=replace(proposal.layouts, chosen=layout),
     )
     planner = StepPlanner(confined, seed, regrouping=regrouping)
-    return Trainer(
+    return ComparedSystem(
         key,
         name,
         f"{layout} only: pipelines differ in Ulysses and ring; planned anew at every step",
         True,
-        lambda batch: Execution.of_plan(planner.plan(batch)),
+        lambda batch: Execution.from_plan(planner.plan(batch)),
     )

@@ -18,7 +18,7 @@ from seqplan.planner.simulation.iteration import Execution
 from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
-from seqplan.plans.plan import PlannedPipeline, Planner
+from seqplan.plans.plan import PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.version import VERSION
 
@@ -60,9 +60,9 @@ class Setting:
             tailor=False,
             sync=self.sync,
         )
-        planner = Planner(VERSION, 0, self.profile.digest, None)
+        planner = Provenance(VERSION, 0, self.profile.digest, None)
         fraction = self.profile.forward_fraction
-        return Execution.of_plan(assemble(batch, selected, planner, self.cluster.gpus, fraction))
+        return Execution.from_plan(assemble(batch, selected, planner, self.cluster.gpus, fraction))
 
     def pipelines(
         self,
@@ -83,7 +83,7 @@ class Setting:
             else:
                 ranks = ranks_of_stages(scheme, first, self.cluster.gpus // scheme.pp)
                 first += scheme.stage_gpus
-            pipeline_class = PipelineClass.of(self.models[scheme], 1)
+            pipeline_class = PipelineClass.from_model(self.models[scheme], 1)
             fraction = self.profile.forward_fraction
             pipelines.append(
                 plan_pipeline(
@@ -120,15 +120,15 @@ class Setting:
         rounds = plan_rounds(batch, [model], gpus, self.micro_step_multiple)
         if rounds is None:
             raise ValueError(f"a sequence of {batch.longest} tokens fits no group of {strategy}")
-        planner = Planner(VERSION, 0, self.profile.digest, None)
+        planner = Provenance(VERSION, 0, self.profile.digest, None)
         fraction = self.profile.forward_fraction
-        return Execution.of_plan(
+        return Execution.from_plan(
             assemble_rounds(batch, rounds, planner, gpus, forward_fraction=fraction)
         )
 
 
 @dataclass(frozen=True)
-class Trainer:
+class ComparedSystem:
     """A named way to train: ``step`` says what it runs for a batch.
 
     ``balanced``: whether dispatch and packing are ours on the system's strategy.
@@ -142,7 +142,7 @@ class Trainer:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class Skipped:
     """A system that cannot be compared here, and why."""
 
     key: str

@@ -16,29 +16,29 @@ from seqplan.planner.strategies.homogeneous import (
     promising_homogeneous,
     strategy_ms,
 )
-from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.plans.scheme import Strategy
 
 JUDGED_WITHIN = 1.15
 """Strategies whose form S is within this of the least are judged by simulation."""
 
 
-def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Trainer | LeftOut]:
+def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[ComparedSystem | Skipped]:
     """Set up the best homogeneous strategy, and the best of ``candidates``, kept throughout."""
     if setting.profile.lockstep:
         return []  # one degree throughout is the DeepSpeed-like system
     if setting.lockstep:
         return _in_lockstep(setting)
-    trainers: list[Trainer | LeftOut] = []
+    trainers: list[ComparedSystem | Skipped] = []
     gpus, longest = setting.cluster.gpus, setting.longest
     promising = promising_homogeneous(setting.batches, setting.models, gpus, longest, setting.sync)
     homogeneous = _best(setting, promising)
     name = "Best static strategy, balanced"
     if homogeneous is None:
-        trainers.append(LeftOut("static", name, f"no scheme holds {longest:,} tokens"))
+        trainers.append(Skipped("static", name, f"no scheme holds {longest:,} tokens"))
     else:
         trainers.append(
-            Trainer(
+            ComparedSystem(
                 "static",
                 name,
                 f"{homogeneous}, the best homogeneous strategy on these batches; our dispatch and "
@@ -57,10 +57,10 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Traine
     name = "One heterogeneous strategy"
     if heterogeneous is None:
         why = "no candidate of the proposal is heterogeneous and holds the longest sequence"
-        trainers.append(LeftOut("one-strategy", name, why))
+        trainers.append(Skipped("one-strategy", name, why))
     else:
         trainers.append(
-            Trainer(
+            ComparedSystem(
                 "one-strategy",
                 name,
                 f"{heterogeneous} for every step, the proposal's best; our dispatch and packing",
@@ -94,15 +94,15 @@ def best_in_lockstep(setting: Setting) -> Strategy | None:
     return None if found is None else found[0]
 
 
-def _in_lockstep(setting: Setting) -> list[Trainer | LeftOut]:
+def _in_lockstep(setting: Setting) -> list[ComparedSystem | Skipped]:
     name = "Best static strategy, balanced"
     why = "pipelines side by side that differ do not run in lockstep"
-    several = LeftOut("one-strategy", "One heterogeneous strategy", why)
+    several = Skipped("one-strategy", "One heterogeneous strategy", why)
     best = best_in_lockstep(setting)
     if best is None:
-        return [LeftOut("static", name, f"no scheme holds {setting.longest:,} tokens"), several]
+        return [Skipped("static", name, f"no scheme holds {setting.longest:,} tokens"), several]
     return [
-        Trainer(
+        ComparedSystem(
             "static",
             name,
             f"{best}, the best homogeneous strategy on these batches in lockstep; our dispatch to "

@@ -52,7 +52,7 @@ def parse(text: str) -> Strategy:
     """Read the strategy of ``DP4TP8PP2``; degrees of one are left out."""
     degrees = {name: int(number) for name, number in _DEGREE.findall(text)}
     scheme = Scheme(tp=degrees.get("TP", 1), pp=degrees.get("PP", 1))
-    return Strategy.of({scheme: degrees.get("DP", 1)})
+    return Strategy.from_counts({scheme: degrees.get("DP", 1)})
 
 
 def problem_of(strategy: Strategy, gpus: int, longest: int, reach: Mapping[Scheme, int]) -> str:

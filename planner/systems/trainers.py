@@ -22,7 +22,7 @@ import numpy as np
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import Execution
-from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import static_without_stages
 from seqplan.planner.systems.windows import round_robin
 from seqplan.plans.scheme import Scheme
@@ -40,15 +40,15 @@ Rule = Callable[[Batch, int, SchemeModel], tuple[Batch, ByRank]]
 """Deals a batch to ranks: the batch, its lengths padded perhaps, and its micro-batches."""
 
 
-def trainer_rules(setting: Setting) -> list[Trainer | LeftOut]:
+def trainer_rules(setting: Setting) -> list[ComparedSystem | Skipped]:
     """Set up the rules on the static scheme without stages that our dispatch is fastest on."""
     best = static_without_stages(setting)
     if best is None:
         why = f"no static strategy without stages holds {setting.longest:,} tokens"
-        return [LeftOut(key, name, why) for key, name, _, _ in _RULES]
+        return [Skipped(key, name, why) for key, name, _, _ in _RULES]
     ((scheme, ranks),) = best.counts
     return [
-        Trainer(
+        ComparedSystem(
             key, name, f"{best}; {how}", False, partial(_execution, setting, scheme, ranks, rule)
         )
         for key, name, how, rule in _RULES

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.workers.planned_step import Planned
+from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.planner.workers.pool import WorkerPool, Workforce
 from seqplan.planner.workers.processes import ProcessWorkforce
 from seqplan.planner.workers.ray_workers import RayWorkforce, check_ray
@@ -17,7 +17,7 @@ EXECUTORS = ("processes", "ray")
 class Executor(Protocol):
     """Plans steps apart from this process, with the same bytes wherever and however often."""
 
-    def submit(self, batch: Batch) -> Future[Planned]:
+    def submit(self, batch: Batch) -> Future[TimedPlan]:
         """Plan a batch when a worker is free; the future raises what planning raises."""
 
     def stop(self) -> None:

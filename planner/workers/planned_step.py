@@ -11,7 +11,7 @@ from seqplan.plans.format.codec import to_json
 
 
 @dataclass(frozen=True)
-class Planned:
+class TimedPlan:
     """One planned step: the plan's JSON line (without line end) and how long planning took."""
 
     step: int
@@ -24,8 +24,8 @@ class Planned:
         return self.line.split('"', 4)[3]
 
 
-def plan_one(planner: StepPlanner, batch: Batch) -> Planned:
+def plan_one(planner: StepPlanner, batch: Batch) -> TimedPlan:
     """Plan one batch in this process."""
     start = time.perf_counter()
     line = to_json(planner.plan(batch))
-    return Planned(batch.step, line, (time.perf_counter() - start) * 1000)
+    return TimedPlan(batch.step, line, (time.perf_counter() - start) * 1000)

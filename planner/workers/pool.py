@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.workers.planned_step import Planned
+from seqplan.planner.workers.planned_step import TimedPlan
 
 DEATHS = 3
 """How often planning one step may kill its worker before the step is given up."""
@@ -40,7 +40,7 @@ class Worker(Protocol):
     def alive(self) -> bool:
         """Whether it may still live: False once it is known to have died."""
 
-    def ask(self, batch: Batch) -> Planned | Exception:
+    def ask(self, batch: Batch) -> TimedPlan | Exception:
         """Return the planned step or what planning raised; ``EOFError``, ``OSError``: it died."""
 
     def end(self) -> None:
@@ -65,11 +65,11 @@ class _Task:
     """A step to plan, and how often its worker died of it."""
 
     batch: Batch
-    future: Future[Planned] = field(default_factory=Future)
+    future: Future[TimedPlan] = field(default_factory=Future)
     deaths: int = 0
 
 
-class Stopped(RuntimeError):
+class PoolStopped(RuntimeError):
     """The pool was stopped before the step was planned."""
 
 
@@ -88,12 +88,12 @@ class WorkerPool:
         self._running: set[Worker] = set()
         self._stopped = False
 
-    def submit(self, batch: Batch) -> Future[Planned]:
+    def submit(self, batch: Batch) -> Future[TimedPlan]:
         """Plan a batch when a worker is free; the future raises what planning raises."""
         task = _Task(batch)
         with self._lock:
             if self._stopped:
-                raise Stopped(f"step {batch.step}: the planning workers have been stopped")
+                raise PoolStopped(f"step {batch.step}: the planning workers have been stopped")
             self._waiting.append(task)
             if len(self._threads) < self._workers:
                 thread = threading.Thread(target=self._worker_loop, name="planning", daemon=True)
@@ -201,13 +201,13 @@ class WorkerPool:
         step = task.batch.step
         self._settle(
             task,
-            Stopped(f"step {step}: the planning workers have been stopped")
+            PoolStopped(f"step {step}: the planning workers have been stopped")
             if stopped
             else WorkerDied(f"step {step}: planning it ended its worker process {DEATHS} times"),
         )
 
     @staticmethod
-    def _settle(task: _Task, answer: Planned | Exception) -> None:
+    def _settle(task: _Task, answer: TimedPlan | Exception) -> None:
         if task.future.cancelled():
             return
         if isinstance(answer, Exception):

@@ -18,9 +18,9 @@ from typing import Any
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import SOLVER
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.workers.planned_step import Planned, plan_one
+from seqplan.planner.workers.planned_step import TimedPlan, plan_one
 
 
 class ProcessWorkforce:
@@ -66,10 +66,10 @@ class ProcessWorker:
         """Whether the process runs."""
         return self.process.is_alive()
 
-    def ask(self, batch: Batch) -> Planned | Exception:
+    def ask(self, batch: Batch) -> TimedPlan | Exception:
         """Return the worker's answer; ``EOFError`` or ``OSError`` when it died."""
         self._pipe.send(batch)
-        answer: Planned | Exception = self._pipe.recv()
+        answer: TimedPlan | Exception = self._pipe.recv()
         return answer
 
     def end(self) -> None:
@@ -128,7 +128,7 @@ def _serve(
     """Plan what comes through the pipe until it is closed, all the life of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a server of the program may not have blocked it
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    document = ProposalDocument.from_json(proposal, "proposal")
+    document = Proposal.from_json(proposal, "proposal")
     planner = StepPlanner(document, seed, packing, regrouping, exact=exact)
     try:
         pipe.send(None)  # ready
@@ -138,7 +138,7 @@ def _serve(
         return
 
 
-def answer_of(planner: StepPlanner, batch: Batch) -> Planned | Exception:
+def answer_of(planner: StepPlanner, batch: Batch) -> TimedPlan | Exception:
     """Plan a step; return it, or what its planning raised, fit to travel between processes."""
     try:
         return plan_one(planner, batch)

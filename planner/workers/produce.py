@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.workers.executor import EXECUTORS, Executor, check_executor, open_executor
-from seqplan.planner.workers.planned_step import Planned, plan_one
+from seqplan.planner.workers.planned_step import TimedPlan, plan_one
 
 
 def produce(
-    proposal: ProposalDocument,
+    proposal: Proposal,
     batches: Iterable[Batch],
     *,
     seed: int = 0,
@@ -25,7 +25,7 @@ def produce(
     workers: int = 1,
     executor: str = EXECUTORS[0],
     look_ahead: int | None = None,
-) -> Iterator[Planned]:
+) -> Iterator[TimedPlan]:
     """Plan ``batches`` and yield their plans in order.
 
     At most ``look_ahead`` steps (default 2 per worker) are planned or waiting beyond the one handed
@@ -52,8 +52,8 @@ def produce(
         pool.stop()
 
 
-def _in_order(pool: Executor, batches: Iterator[Batch], ahead: int) -> Iterator[Planned]:
-    underway: deque[Future[Planned]] = deque()
+def _in_order(pool: Executor, batches: Iterator[Batch], ahead: int) -> Iterator[TimedPlan]:
+    underway: deque[Future[TimedPlan]] = deque()
     ended = False
     failure: Exception | None = None
     while True:

@@ -21,9 +21,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.workers.planned_step import Planned
+from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.planner.workers.processes import answer_of
 from seqplan.plans.version import VERSION
 
@@ -85,13 +85,13 @@ class PlanningActor:
     def __init__(
         self, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
     ) -> None:
-        document = ProposalDocument.from_json(proposal, "proposal")
+        document = Proposal.from_json(proposal, "proposal")
         self._planner = StepPlanner(document, seed, packing, regrouping, exact=exact)
 
     def version(self) -> str:
         return VERSION
 
-    def plan(self, batch: Batch) -> Planned | Exception:
+    def plan(self, batch: Batch) -> TimedPlan | Exception:
         return answer_of(self._planner, batch)
 
 
@@ -198,7 +198,7 @@ def _relay(pipe: Connection, start_worker: _StartWorker) -> None:
             batch = pipe.recv()
         except (EOFError, OSError):
             return
-        answer: Planned | Exception | None
+        answer: TimedPlan | Exception | None
         try:
             if actor is None:
                 actor = start_worker()
@@ -217,11 +217,11 @@ def _relay(pipe: Connection, start_worker: _StartWorker) -> None:
             return
 
 
-def _plan(actor: Any, batch: Batch) -> Planned | Exception:
+def _plan(actor: Any, batch: Batch) -> TimedPlan | Exception:
     import ray
 
     try:
-        answer: Planned | Exception = ray.get(actor.plan.remote(batch))
+        answer: TimedPlan | Exception = ray.get(actor.plan.remote(batch))
     except ray.exceptions.RayError as error:
         raise ActorDied from error
     return answer

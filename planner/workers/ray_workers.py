@@ -13,7 +13,7 @@ import importlib.util
 import multiprocessing
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.workers.planned_step import Planned
+from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.planner.workers.processes import start_process
 from seqplan.planner.workers.ray_driver import ActorDied, drive
 
@@ -95,16 +95,16 @@ class RayWorker:
         """Whether the agent runs; that an actor died shows when it is asked."""
         return self._agent.alive()
 
-    def ask(self, batch: Batch) -> Planned | Exception:
+    def ask(self, batch: Batch) -> TimedPlan | Exception:
         """Return the actor's answer; ``EOFError`` or ``OSError`` when it died."""
         answer = self._ask(batch)
         assert answer is not None
         return answer
 
-    def _ask(self, batch: Batch | None) -> Planned | Exception | None:
+    def _ask(self, batch: Batch | None) -> TimedPlan | Exception | None:
         try:
             self._pipe.send(batch)
-            answer: Planned | Exception | None = self._pipe.recv()
+            answer: TimedPlan | Exception | None = self._pipe.recv()
         except (EOFError, OSError):
             self._agent.lost = True  # perhaps before its process is seen to have ended
             raise

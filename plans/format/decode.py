@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from seqplan.plans.format.fields import FieldReader, shown
-from seqplan.plans.plan import SCHEMA, Considered, MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import SCHEMA, Considered, MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme, Strategy
 
 
@@ -60,7 +60,7 @@ class PlanReader(FieldReader):
         )
         plan = Plan(
             step=self.integer(raw, "step", ""),
-            planner=Planner(
+            planner=Provenance(
                 version=self.text(maker, "version", ".planner"),
                 seed=self.integer(maker, "seed", ".planner"),
                 profile=self.text(maker, "profile", ".planner"),

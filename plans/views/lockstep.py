@@ -14,14 +14,14 @@ from typing import NamedTuple
 from seqplan.plans.views.placement import Placement
 
 
-class Rounds(NamedTuple):
+class LockstepSchedule(NamedTuple):
     """The round of each of a rank's micro-batches, ascending, and how many rounds there are."""
 
     own: tuple[int, ...]
     total: int
 
 
-def lockstep_rounds(placement: Placement, counts: Sequence[int], rank: int) -> Rounds:
+def lockstep_rounds(placement: Placement, counts: Sequence[int], rank: int) -> LockstepSchedule:
     """Put the micro-batches of a step into rounds; ``counts``: how many each pipeline has."""
     free: dict[int, int] = {}
     own: list[int] = []
@@ -31,4 +31,4 @@ def lockstep_rounds(placement: Placement, counts: Sequence[int], rank: int) -> R
             free.update(dict.fromkeys(pipeline.ranks, first + count))
             if rank in pipeline.ranks:
                 own.extend(range(first, first + count))
-    return Rounds(tuple(own), max(free.values(), default=0))
+    return LockstepSchedule(tuple(own), max(free.values(), default=0))

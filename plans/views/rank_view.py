@@ -248,7 +248,7 @@ def _pipeline_view(
     plan: Plan, index: int, pipeline: PlannedPipeline, place: int, shared: _Shared
 ) -> PipelineView:
     scheme, ranks = pipeline.scheme, pipeline.ranks
-    at = Coordinates.of(scheme, place)
+    at = Coordinates.from_rank_index(scheme, place)
 
     def along(axis_index: int, degree: int, stride: int) -> Group:
         first = place - axis_index * stride

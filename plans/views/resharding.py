@@ -59,7 +59,7 @@ def shards_of(placement: Iterable[PlacedPipeline]) -> dict[int, Shard]:
     for index, pipeline in enumerate(placement):
         scheme = pipeline.scheme
         for place, rank in enumerate(pipeline.ranks):
-            coordinates = Coordinates.of(scheme, place)
+            coordinates = Coordinates.from_rank_index(scheme, place)
             shard = Shard(scheme.tp, scheme.pp, coordinates.tp, coordinates.pp)
             if shards.setdefault(rank, shard) != shard:
                 raise ValueError(

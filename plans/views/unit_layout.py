@@ -17,7 +17,7 @@ from seqplan.plans.views.parameter_layout import ParameterLayout, Shard
 from seqplan.plans.views.sharding import Range
 
 
-class Piece(NamedTuple):
+class ParameterPiece(NamedTuple):
     """Elements ``[start, stop)`` of a unit; a holder keeps them from ``local`` of its buffer on."""
 
     start: int
@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     local: int
 
 
-Pieces = tuple[Piece, ...]
+Pieces = tuple[ParameterPiece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class UnitLayout:
 
     def pieces(self, shard: Shard, *, gradients: bool) -> Pieces:
         """List what a holder pulls or, of ``gradients``, pushes; neighbours are one piece."""
-        pieces: list[Piece] = []
+        pieces: list[ParameterPiece] = []
         local = 0
         for parameter, offset in zip(self.parameters, self.offsets, strict=True):
             if shard.stage not in parameter.stages(self.layers, shard.pp):
@@ -125,13 +125,13 @@ class UnitLayout:
 
     def by_owner(self, pieces: Pieces) -> dict[int, Pieces]:
         """Cut pieces at the owners' borders: what goes to or comes from each owner."""
-        owners: dict[int, list[Piece]] = defaultdict(list)
+        owners: dict[int, list[ParameterPiece]] = defaultdict(list)
         for start, stop, local in pieces:
             at = start
             while at < stop:
                 owner = bisect_right(self.borders, at) - 1
                 end = min(stop, self.borders[owner + 1])
-                owners[owner].append(Piece(at, end, local + at - start))
+                owners[owner].append(ParameterPiece(at, end, local + at - start))
                 at = end
         return {owner: tuple(parts) for owner, parts in owners.items()}
 
@@ -159,10 +159,10 @@ class UnitLayout:
         )
 
 
-def _append(pieces: list[Piece], start: int, stop: int, local: int) -> None:
+def _append(pieces: list[ParameterPiece], start: int, stop: int, local: int) -> None:
     if pieces:
         last = pieces[-1]
         if last.stop == start and last.local + last.stop - last.start == local:
-            pieces[-1] = Piece(last.start, stop, last.local)
+            pieces[-1] = ParameterPiece(last.start, stop, last.local)
             return
-    pieces.append(Piece(start, stop, local))
+    pieces.append(ParameterPiece(start, stop, local))

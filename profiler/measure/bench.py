@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from seqplan.plans.groups import Group, process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.profiler.measure.saved_memory import Allocator
@@ -106,7 +106,7 @@ def make_full_plan(scheme: Scheme, lengths: Sequence[int], world_size: int) -> P
     tokens = replicas * sum(lengths)
     return Plan(
         step=0,
-        planner=Planner("profile", 0, "none", None),
+        planner=Provenance("profile", 0, "none", None),
         world_size=world_size,
         ids=tuple(range(replicas * len(lengths))),
         lengths=tuple(lengths) * replicas,

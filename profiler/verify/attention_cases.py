@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from seqplan.profiler.verify.dense_attention import AttentionTensors
-from seqplan.profiler.verify.settings import Settings
+from seqplan.profiler.verify.settings import VerifySettings
 from seqplan.runtime.sequence_parallel.masks import WHOLE, Mask
 from seqplan.runtime.sequence_parallel.ring_layout import GATHER_BELOW
 
@@ -58,7 +58,7 @@ class AttentionCase:
         return AttentionTensors(q, k, v, dout, drawn(query_heads) if self.sinks else None)
 
 
-def attention_cases(settings: Settings) -> Iterator[AttentionCase]:
+def attention_cases(settings: VerifySettings) -> Iterator[AttentionCase]:
     """Give the cases, those that differ most first.
 
     ``passed`` and ``gathered``: all documents go round the ring, or are fetched; else by length.
@@ -98,7 +98,7 @@ def attention_cases(settings: Settings) -> Iterator[AttentionCase]:
                     yield case(documents, width, dtype)
 
 
-def _batches(settings: Settings) -> dict[str, tuple[int, ...]]:
+def _batches(settings: VerifySettings) -> dict[str, tuple[int, ...]]:
     if settings.quick:
         return {"packed": (24, 130, 1, 9), "single": (97,), "one token": (1, 1, 1)}
     if settings.cuda:

@@ -14,7 +14,7 @@ from seqplan.profiler.verify.attention_cases import AttentionCase, attention_cas
 from seqplan.profiler.verify.dense_attention import AttentionResults, dense_attention
 from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.ring_emulation import emulate_ring
-from seqplan.profiler.verify.settings import Settings
+from seqplan.profiler.verify.settings import VerifySettings
 from seqplan.runtime.sequence_parallel.kernels import Scores, kernel_for
 
 FUSED_ERROR = {"bf16": 2e-2, "fp32": 2e-5}
@@ -35,7 +35,7 @@ LEAST_SCALE = 0.05
 TENSORS = ("out", "dq", "dk", "dv")
 
 
-def check_attention(settings: Settings) -> tuple[list[Figure], list[str]]:
+def check_attention(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
     """Hold every case against fp64, until the time is up; figures, and notes."""
     until = time.monotonic() + settings.seconds_of("attention")
     figures: list[Figure] = []

@@ -22,7 +22,7 @@ from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.out_of_memory import is_out_of_memory
 from seqplan.profiler.measure.saved_memory import CudaAllocator
 from seqplan.profiler.verify.results import Figure
-from seqplan.profiler.verify.settings import Settings
+from seqplan.profiler.verify.settings import VerifySettings
 
 PREDICTION_ERROR = 0.03
 """Most that predicted bytes may be off."""
@@ -38,7 +38,7 @@ TOO_MUCH = 2**50
 """Bytes that no device has."""
 
 
-def check_memory(settings: Settings) -> tuple[list[Figure], list[str]]:
+def check_memory(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
     """Predict bytes from micro-batches of one and two sequences; then hold larger ones against."""
     length = 32 if settings.quick else 4096 if settings.cuda else 256
     allocator = CudaAllocator(settings.device) if settings.cuda else None

@@ -19,7 +19,7 @@ from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.run import ROUNDS, Task, measure
 from seqplan.profiler.measure.saved_memory import CudaAllocator
 from seqplan.profiler.verify.results import Figure
-from seqplan.profiler.verify.settings import Settings
+from seqplan.profiler.verify.settings import VerifySettings
 
 MEASURED_LAYERS = 2
 """Layers that a profile runs of a model by default."""
@@ -35,7 +35,7 @@ OTHER_RUNS = 50
 """As many runs of the longest micro-batch as choosing it and the stacks of more layers take."""
 
 
-def check_profile(settings: Settings) -> tuple[list[Figure], list[str]]:
+def check_profile(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
     """Profile a model on the device, judge the fit, and run stacks of more layers beside it."""
     shortest, longest = _range(settings)
     points = design(shortest, longest, points=4 if settings.quick else 8)
@@ -60,7 +60,7 @@ def check_profile(settings: Settings) -> tuple[list[Figure], list[str]]:
     return figures, notes
 
 
-def _bench(settings: Settings, layers: int) -> Bench:
+def _bench(settings: VerifySettings, layers: int) -> Bench:
     return Bench(
         settings.model,
         layers,
@@ -72,7 +72,7 @@ def _bench(settings: Settings, layers: int) -> Bench:
     )
 
 
-def _range(settings: Settings) -> tuple[int, int]:
+def _range(settings: VerifySettings) -> tuple[int, int]:
     """Choose lengths whose whole design takes about the time that there is."""
     if settings.quick:
         return 8, 64
@@ -93,7 +93,9 @@ def _range(settings: Settings) -> tuple[int, int]:
     return shortest, longest
 
 
-def _measure(settings: Settings, points: list[DesignPoint]) -> tuple[MeasuredOn, list[Sample]]:
+def _measure(
+    settings: VerifySettings, points: list[DesignPoint]
+) -> tuple[MeasuredOn, list[Sample]]:
     task = Task(
         config=settings.model,
         layers=MEASURED_LAYERS,
@@ -122,7 +124,7 @@ class _TimeUp(Exception):
     """The time is up, and the first round is done: all of the design is measured once."""
 
 
-def _stack_figures(settings: Settings, longest: int) -> list[Figure]:
+def _stack_figures(settings: VerifySettings, longest: int) -> list[Figure]:
     """Time stacks of 2, 4 and 8 layers, and what the first says of the others."""
     stacks = (2, 4) if settings.quick else (2, 4, 8)
     packings = [

@@ -25,7 +25,7 @@ from seqplan.profiler.verify.attention_check import (
 from seqplan.profiler.verify.dense_attention import AttentionTensors, dense_attention
 from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.ring_emulation import emulate_ring
-from seqplan.profiler.verify.settings import Settings
+from seqplan.profiler.verify.settings import VerifySettings
 from seqplan.runtime.sequence_parallel.context import attention_context
 from seqplan.runtime.sequence_parallel.kernels import Scores, kernel_for
 from seqplan.runtime.sequence_parallel.peers import Peers
@@ -35,7 +35,7 @@ CASES, QUICK_CASES = 14, 6
 """Of those of one process: every kind of scores, in both dtypes; and where it is to be quick."""
 
 
-def check_ranks(settings: Settings) -> tuple[list[Figure], list[str]]:
+def check_ranks(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
     """Attend on all ranks as Ulysses, as a ring and as both; every rank calls it."""
     groups, world_size = settings.groups, settings.world_size
     assert groups is not None
@@ -48,7 +48,7 @@ def check_ranks(settings: Settings) -> tuple[list[Figure], list[str]]:
     return figures, [f"{world_size} ranks over {dist.get_backend(groups.attention)}"]
 
 
-def _figures(settings: Settings, case: AttentionCase, schemes: list[Scheme]) -> list[Figure]:
+def _figures(settings: VerifySettings, case: AttentionCase, schemes: list[Scheme]) -> list[Figure]:
     assert settings.groups is not None
     tensors = case.tensors(settings.device)
     scale = case.width**-0.5
@@ -78,7 +78,7 @@ def _figures(settings: Settings, case: AttentionCase, schemes: list[Scheme]) -> 
 
 
 def _attend(
-    settings: Settings, case: AttentionCase, scheme: Scheme, tensors: AttentionTensors
+    settings: VerifySettings, case: AttentionCase, scheme: Scheme, tensors: AttentionTensors
 ) -> dict[str, Tensor]:
     """Attend on this rank's rows; output and gradients of ``rows``, by name."""
     assert settings.groups is not None

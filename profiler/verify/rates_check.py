@@ -16,7 +16,7 @@ from seqplan.costs.analytic.hardware import Hardware
 from seqplan.costs.analytic.kernels import BACKWARD_FLOPS, attention_kernel_ms, matmul_ms, memory_ms
 from seqplan.profiler.measure.device import Clock
 from seqplan.profiler.verify.results import Figure
-from seqplan.profiler.verify.settings import Settings
+from seqplan.profiler.verify.settings import VerifySettings
 from seqplan.runtime.sequence_parallel.kernels import Attended, Piece, Scores, kernel_for
 
 HEADS, WIDTH = 32, 128
@@ -40,7 +40,7 @@ def find_data_sheet(name: str, memory_bytes: float) -> Hardware | None:
     return None
 
 
-def check_rates(settings: Settings) -> tuple[list[Figure], list[str]]:
+def check_rates(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
     """Time every rate for its part of the time."""
     rates = list(_rates(settings))
     seconds = 0.01 if settings.quick else settings.seconds_of("rates") / len(rates)
@@ -59,7 +59,7 @@ Rate = tuple[str, str, float, str, Callable[[], object], float | None]
 the milliseconds that the analytic model says."""
 
 
-def _rates(settings: Settings) -> Iterator[Rate]:
+def _rates(settings: VerifySettings) -> Iterator[Rate]:
     hardware = settings.hardware
     sizes: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -86,7 +86,7 @@ def _rates(settings: Settings) -> Iterator[Rate]:
     )
 
 
-def _product(settings: Settings, size: int, hardware: Hardware | None) -> Rate:
+def _product(settings: VerifySettings, size: int, hardware: Hardware | None) -> Rate:
     one, other, result = (
         torch.randn(size, size, device=settings.device, dtype=settings.dtype) for _ in range(3)
     )
@@ -100,7 +100,7 @@ def _product(settings: Settings, size: int, hardware: Hardware | None) -> Rate:
     )
 
 
-def _attention(settings: Settings, length: int, hardware: Hardware | None) -> Iterator[Rate]:
+def _attention(settings: VerifySettings, length: int, hardware: Hardware | None) -> Iterator[Rate]:
     heads = 2 if settings.quick else HEADS
     shape = (length, heads, WIDTH)
     q, k, v, dout = (

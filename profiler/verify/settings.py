@@ -24,7 +24,7 @@ _TINY = ModelSizes(hidden=64, layers=8, heads=4, kv_heads=2, ffn=96, vocab=128)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class VerifySettings:
     """What is verified, and how long it may take.
 
     ``seconds``: of all checks together; ``quick``: small sizes, times shown and not judged;
@@ -58,6 +58,8 @@ class Settings:
     def model(self) -> ModelConfig:
         """The model whose layers are run: llama3-8b on CUDA, small ones elsewhere."""
         sizes = (
-            _TINY if self.quick else ModelSizes.of(MODELS["llama3-8b" if self.cuda else "small"])
+            _TINY
+            if self.quick
+            else ModelSizes.from_mapping(MODELS["llama3-8b" if self.cuda else "small"])
         )
         return ModelConfig(**{name: getattr(sizes, name) for name in SIZES})

@@ -19,13 +19,13 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import RankView, rank_view
 from seqplan.profiler.measure.bench import Bench, RankWork, make_full_plan
 from seqplan.profiler.verify.results import Figure
-from seqplan.profiler.verify.settings import Settings
+from seqplan.profiler.verify.settings import VerifySettings
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.loss import label_loss, loss_divisor
 from seqplan.runtime.training.model import Llama, ModelConfig
-from seqplan.runtime.training.prepare import MicroBatchWork, preparation
+from seqplan.runtime.training.prepare import MicroBatchWork, make_preparer
 from seqplan.runtime.training.run_step import apply_gradients, run_step
 
 LAYERS, VOCABULARY = 2, 32_000
@@ -40,7 +40,7 @@ SHORTEST = 128
 """The longest sequence of a step is not halved below it."""
 
 
-def check_step(settings: Settings) -> tuple[list[Figure], list[str]]:
+def check_step(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
     """Train a few steps, each followed by one whose micro-batches are waited for."""
     config = replace(settings.model, layers=LAYERS, vocab=min(settings.model.vocab, VOCABULARY))
     lengths: tuple[int, ...] = (24, 9, 1) if settings.quick else (2048, 1024, 900, 124)
@@ -61,7 +61,7 @@ class _Trained:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: VerifySettings,
         config: ModelConfig,
         lengths: Sequence[int],
         group: dist.ProcessGroup,
@@ -74,7 +74,7 @@ class _Trained:
             [master for _, master in self._states.master_parameters()], lr=1e-3
         )
         self._view: RankView = rank_view(make_full_plan(Scheme(), lengths, 1), 0)
-        prepare = preparation(
+        prepare = make_preparer(
             SeededTokens(config.vocab, 0),
             Peers(None),
             heads=config.heads,
@@ -111,7 +111,7 @@ class _Trained:
             torch.cuda.synchronize(self._device)
 
 
-def _too_slow(settings: Settings, trained: _Trained) -> bool:
+def _too_slow(settings: VerifySettings, trained: _Trained) -> bool:
     """Whether the fewest steps would take more than the time that there is, by one of them."""
     trained.wait()
     started = time.monotonic()
@@ -121,7 +121,7 @@ def _too_slow(settings: Settings, trained: _Trained) -> bool:
     return steps * (time.monotonic() - started) > settings.seconds_of("step")
 
 
-def _time_steps(settings: Settings, trained: _Trained) -> tuple[list[Figure], int]:
+def _time_steps(settings: VerifySettings, trained: _Trained) -> tuple[list[Figure], int]:
     until = time.monotonic() + settings.seconds_of("step")
     for _ in range(WARM_UP):
         trained.step()
@@ -148,13 +148,15 @@ def _time_steps(settings: Settings, trained: _Trained) -> tuple[list[Figure], in
     return figures, len(ratios)
 
 
-def _near_one(settings: Settings, group: str, ratios: Sequence[float], error: float) -> Figure:
+def _near_one(
+    settings: VerifySettings, group: str, ratios: Sequence[float], error: float
+) -> Figure:
     limits = (None, None) if settings.quick else (1 - error, 1 + error)
     return Figure(group, "median", median(ratios), "", *limits)
 
 
 def _synchronizations(
-    settings: Settings, config: ModelConfig, lengths: Sequence[int], notes: list[str]
+    settings: VerifySettings, config: ModelConfig, lengths: Sequence[int], notes: list[str]
 ) -> Figure:
     """Run layers forward and backward where waiting for the device is an error."""
     bench = Bench(config, LAYERS, settings.device, settings.dtype, 0, 1)

@@ -20,10 +20,10 @@ from seqplan.profiler.verify.profile_check import check_profile
 from seqplan.profiler.verify.ranks_check import check_ranks
 from seqplan.profiler.verify.rates_check import check_rates
 from seqplan.profiler.verify.results import CheckResult, Figure
-from seqplan.profiler.verify.settings import Settings
+from seqplan.profiler.verify.settings import VerifySettings
 from seqplan.profiler.verify.step_check import check_step
 
-Check = Callable[[Settings], tuple[list[Figure], list[str]]]
+Check = Callable[[VerifySettings], tuple[list[Figure], list[str]]]
 
 RANKS = "ranks"
 
@@ -39,7 +39,7 @@ CHECKS: dict[str, Check] = {
 
 
 def verify(
-    settings: Settings, names: Sequence[str], report: Callable[[str], None] | None = None
+    settings: VerifySettings, names: Sequence[str], report: Callable[[str], None] | None = None
 ) -> list[CheckResult]:
     """Run the checks of these names in their order.
 
@@ -58,7 +58,7 @@ def verify(
         torch.set_num_threads(workers)
 
 
-def _skip_reason(name: str, settings: Settings) -> str | None:
+def _skip_reason(name: str, settings: VerifySettings) -> str | None:
     """Say why a check cannot be run with so many ranks; None where it can."""
     if (name == RANKS) == (settings.world_size > 1):
         return None
@@ -67,7 +67,9 @@ def _skip_reason(name: str, settings: Settings) -> str | None:
     return "of one process: start without torchrun"
 
 
-def _result(name: str, settings: Settings, report: Callable[[str], None] | None) -> CheckResult:
+def _result(
+    name: str, settings: VerifySettings, report: Callable[[str], None] | None
+) -> CheckResult:
     if (reason := _skip_reason(name, settings)) is not None:
         return CheckResult(name, (), 0.0, skipped=reason)
     if report is not None:
@@ -86,7 +88,7 @@ def _result(name: str, settings: Settings, report: Callable[[str], None] | None)
 
 
 def verification_document(
-    settings: Settings, results: Sequence[CheckResult], command: str
+    settings: VerifySettings, results: Sequence[CheckResult], command: str
 ) -> dict[str, Any]:
     """Return everything as JSON: date, device, versions, command, and every figure."""
     return {

@@ -1,8 +1,8 @@
 """The process that a training check starts, which forks the ranks and the reference beside them.
 
-Started by the command line as ``python -m seqplan.runtime.check``. It imports what they need,
-which takes longer than a short check, and then serves checks one after another: each is a line of
-stdin, the ``Settings`` as a JSON object. What a process of a check has to say comes on stdout, one
+Started by the command line as ``python -m seqplan.runtime.check``. It imports what they need, which
+takes longer than a short check, and then serves checks one after another: each is a line of stdin,
+the ``CheckSettings`` as a JSON object. What a process of a check has to say comes on stdout, one
 JSON object a line with its number as ``process``; when it ends that is said, too: ``ended``, its
 exit code, and ``log``, the last line that it printed. At the end of stdin, which is the command's,
 this process ends and those that it has forked end with it, so that none is left behind.
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401 - an optimizer imports it, which takes seconds
 
-from seqplan.runtime.check.processes import Settings, log_path, run_process
+from seqplan.runtime.check.processes import CheckSettings, log_path, run_process
 
 # Elsewhere than on Linux libraries are not safe to fork: there each process imports for itself.
 CONTEXT: ForkContext | SpawnContext = (
@@ -45,7 +45,7 @@ def main() -> int:
     """Serve checks until stdin ends."""
     messages = _MessageWriter()
     while line := sys.stdin.readline():
-        settings = Settings(**json.loads(line))
+        settings = CheckSettings(**json.loads(line))
         children = [_start(settings, number) for number in range(settings.ranks + 1)]
         try:
             _serve(settings, children, messages)
@@ -59,7 +59,7 @@ def main() -> int:
     return 0
 
 
-def _start(settings: Settings, number: int) -> _Child:
+def _start(settings: CheckSettings, number: int) -> _Child:
     here, there = CONTEXT.Pipe()
     with there:
         process = CONTEXT.Process(target=run_process, args=(settings, number, there), daemon=True)
@@ -67,7 +67,7 @@ def _start(settings: Settings, number: int) -> _Child:
     return _Child(number, process, here)
 
 
-def _serve(settings: Settings, children: list[_Child], messages: _MessageWriter) -> None:
+def _serve(settings: CheckSettings, children: list[_Child], messages: _MessageWriter) -> None:
     """Pass on what the processes say until all have ended, or stdin has."""
     speaking: dict[Any, _Child] = {child.pipe: child for child in children}
     while speaking:
@@ -94,7 +94,7 @@ def _serve(settings: Settings, children: list[_Child], messages: _MessageWriter)
                 messages.write(process=child.number, **message)
 
 
-def _last_line(settings: Settings, child: _Child) -> str:
+def _last_line(settings: CheckSettings, child: _Child) -> str:
     try:
         text = log_path(settings, child.number).read_text("utf-8", "replace")
     except OSError:  # it died before it made one

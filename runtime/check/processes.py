@@ -45,7 +45,7 @@ gradients cancel to rounding errors would differ by whole updates between two co
 
 
 @dataclass(frozen=True)
-class Settings:
+class CheckSettings:
     """A check: ``steps`` plans from ``first_step`` on, in a file for the ``ranks`` and another.
 
     ``folder``: for the processes' logs. ``parameters``: .npz file for the ranks' final values.
@@ -65,13 +65,13 @@ class Settings:
     model: dict[str, Any]
 
 
-def log_path(settings: Settings, number: int) -> Path:
+def log_path(settings: CheckSettings, number: int) -> Path:
     """Return where the process of this number writes what it does not say in messages."""
     name = f"rank-{number}" if number < settings.ranks else "reference"
     return Path(settings.folder, f"{name}.log")
 
 
-def run_process(settings: Settings, number: int, pipe: Connection) -> None:
+def run_process(settings: CheckSettings, number: int, pipe: Connection) -> None:
     """Be rank ``number`` or, above the ranks, the reference; its messages go through ``pipe``.
 
     They are those of a ``step`` or what else there is to say, at the end ``done`` or ``error``.
@@ -96,7 +96,7 @@ def run_process(settings: Settings, number: int, pipe: Connection) -> None:
         pipe.send({"done": True})
 
 
-def _run_rank(settings: Settings, rank: int, pipe: Connection) -> None:
+def _run_rank(settings: CheckSettings, rank: int, pipe: Connection) -> None:
     limit = timedelta(seconds=WAIT_S)
     if rank == 0:
         # The system chooses the port, and the store keeps it: no other process can take it.
@@ -116,7 +116,7 @@ def _run_rank(settings: Settings, rank: int, pipe: Connection) -> None:
         plans,
         rank=rank,
         world_size=settings.ranks,
-        prepare=job.preparation(_data(settings)),
+        prepare=job.make_preparer(_data(settings)),
         control_group=groups.control,
         start_step=settings.first_step,
         timeout_s=PLAN_S,
@@ -140,7 +140,7 @@ def _run_rank(settings: Settings, rank: int, pipe: Connection) -> None:
     dist.destroy_process_group()
 
 
-def _run_reference(settings: Settings, pipe: Connection) -> None:
+def _run_reference(settings: CheckSettings, pipe: Connection) -> None:
     # The initial values of the ranks; bfloat16 is judged against fp32 from there on.
     model = _model(settings, settings.seed, attend=dense_attention)
     if settings.dtype == "bfloat16":
@@ -160,7 +160,7 @@ def _run_reference(settings: Settings, pipe: Connection) -> None:
     pipe.send({"parameter_difference": float(differences[worst]), "parameter": worst})
 
 
-def _model(settings: Settings, seed: int, **options: Any) -> Llama:
+def _model(settings: CheckSettings, seed: int, **options: Any) -> Llama:
     torch.manual_seed(seed)
     return Llama(ModelConfig(**settings.model), **options).to(getattr(torch, settings.dtype))
 
@@ -169,7 +169,7 @@ def _optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=LEARNING_RATE, eps=EPSILON)
 
 
-def _data(settings: Settings) -> TokenData:
+def _data(settings: CheckSettings) -> TokenData:
     if settings.data is None:
         return SeededTokens(settings.model["vocab"], settings.seed)
     return FoldedTokens(token_file(settings.data), settings.model["vocab"])

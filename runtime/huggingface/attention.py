@@ -84,7 +84,7 @@ def layer_options(
     ]
     return LayerOptions(
         causal=causal,
-        mask=Mask.of(window, chunk),
+        mask=Mask.from_sizes(window, chunk),
         scale=options.get("scaling"),
         softcap=options.get("softcap"),
         sinks=sinks,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from seqplan.plans.views.optimizer_sharding import Owners
-from seqplan.runtime.communicators import Communicators, refuse_together
+from seqplan.runtime.communicators import Communicators, raise_on_all_ranks
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.huggingface.inspection import inspect_on_all_ranks, make_hosted_preparer
 from seqplan.runtime.huggingface.job import Job, JobParts, count_rank_bytes
@@ -104,6 +104,6 @@ def _optimizer_of(
         refuse_unfit(stepping, states)
     except ValueError as error:
         refusal = str(error)
-    refuse_together(refusal, groups.control, "making the optimizers")
+    raise_on_all_ranks(refusal, groups.control, "making the optimizers")
     assert stepping is not None
     return stepping

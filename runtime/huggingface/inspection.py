@@ -19,7 +19,7 @@ from seqplan.runtime.huggingface.probe import Attends, probe
 from seqplan.runtime.huggingface.rotary import rotate_by_document
 from seqplan.runtime.huggingface.support import refuse_unsupported
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.training.prepare import MicroBatchWork, preparation, runnable
+from seqplan.runtime.training.prepare import MicroBatchWork, make_preparer, runnable
 
 
 def inspect_on_all_ranks(
@@ -60,9 +60,9 @@ def make_hosted_preparer(
     groups: Communicators,
     device: torch.device,
 ) -> Callable[[RankView], tuple[MicroBatchWork, ...]]:
-    """Return what is done ahead of a step of a hosted model, see ``preparation``."""
+    """Return what is done ahead of a step of a hosted model, see ``make_preparer``."""
     (heads, kv_heads), *others = sorted(attends.heads)
-    prepare = preparation(
+    prepare = make_preparer(
         data,
         Peers(groups.attention),
         heads=heads,

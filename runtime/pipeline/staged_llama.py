@@ -68,7 +68,7 @@ class StagedLlama:
             timeout_s=groups.timeout_s,
         )
 
-    def preparation(self, data: TokenData) -> Callable[[RankView], tuple[PreparedPipeline, ...]]:
+    def make_preparer(self, data: TokenData) -> Callable[[RankView], tuple[PreparedPipeline, ...]]:
         """Return what a consumer does ahead of a step, see ``make_stage_preparer``."""
         return make_stage_preparer(
             data, self._peers, self.config, self.states, device=self.states.device

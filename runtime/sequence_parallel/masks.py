@@ -16,7 +16,7 @@ class Mask(NamedTuple):
     chunk: int | None = None
 
     @classmethod
-    def of(cls, window: int | None, chunk: int | None) -> Mask:
+    def from_sizes(cls, window: int | None, chunk: int | None) -> Mask:
         """Return the mask of a layer's options; ``ValueError`` where they make none."""
         if window is not None and chunk is not None:
             raise ValueError(

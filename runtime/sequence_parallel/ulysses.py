@@ -40,7 +40,7 @@ class HeadSplit:
     group: int
 
     @classmethod
-    def of(cls, heads: int, kv_heads: int, degree: int) -> HeadSplit:
+    def from_heads(cls, heads: int, kv_heads: int, degree: int) -> HeadSplit:
         """Split ``heads`` query heads, each ``heads / kv_heads`` of which share a key."""
         if heads % kv_heads:
             raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads evenly")
@@ -76,7 +76,7 @@ class UlyssesLayout:
     offsets: tuple[int, ...]
 
     @classmethod
-    def of(cls, tokens: int, ranks: tuple[int, ...], rank: int) -> UlyssesLayout:
+    def from_rank(cls, tokens: int, ranks: tuple[int, ...], rank: int) -> UlyssesLayout:
         """Lay out a ring buffer of ``tokens`` rows; ``rank`` is an index of ``ranks``."""
         pieces = [ulysses_piece(tokens, len(ranks), member) for member in range(len(ranks))]
         return cls(rank=rank, ranks=ranks, offsets=(0, *(stop for _, stop in pieces)))

@@ -73,7 +73,7 @@ def attention(
     """
     if dropout != 0.0:
         raise NotImplementedError("attention with dropout is not supported: turn it off")
-    mask = Mask.of(window, chunk)
+    mask = Mask.from_sizes(window, chunk)
     if softcap is not None and not 0 < softcap < math.inf:
         raise ValueError(f"softcap is {softcap}: scores are capped at a positive number")
     _refuse_shapes(q, k, v, context)
@@ -83,7 +83,7 @@ def attention(
             f"{q.shape[1]} query heads"
         )
     q, k = q.to(v.dtype), k.to(v.dtype)
-    split = HeadSplit.of(q.shape[1], k.shape[1], len(context.ulysses.ranks))
+    split = HeadSplit.from_heads(q.shape[1], k.shape[1], len(context.ulysses.ranks))
     context.count_call()
     scores = Scores(q.shape[2] ** -0.5 if scale is None else scale, softcap)
     result: Tensor = _Attention.apply(q, k, v, sinks, context, split, scores, mask)  # type: ignore[no-untyped-call]

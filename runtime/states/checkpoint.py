@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from seqplan.runtime.communicators import refuse_together
+from seqplan.runtime.communicators import raise_on_all_ranks
 from seqplan.runtime.errors import CheckpointError, communicating
 from seqplan.runtime.states.checkpoint_files import (
     attempt_together,
@@ -81,7 +81,7 @@ def save(
         entries = dict(iterate_owned_entries(states, optimizer))
     except ValueError as error:
         refusal = str(error)
-    refuse_together(refusal, group, _SAVING)
+    raise_on_all_ranks(refusal, group, _SAVING)
     root = Path(folder)
     final = root / f"step-{cursor.next_step:08d}"
     partial = root / f"{final.name}.partial"
@@ -204,7 +204,7 @@ def _restore_one(
 
     damaged = f"{path}: is damaged"
     cursor, stored = attempt_together(read, damaged, group, _RESTORING)
-    refuse_together(refusal, group, _RESTORING)
+    raise_on_all_ranks(refusal, group, _RESTORING)
     attempt_together(load, damaged, group, _RESTORING)
     assert stored is not None
     for part in wanted:

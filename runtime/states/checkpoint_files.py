@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import torch.distributed as dist
 
-from seqplan.runtime.communicators import refuse_together
+from seqplan.runtime.communicators import raise_on_all_ranks
 from seqplan.runtime.errors import CheckpointError, RankLost
 
 _LOCK = "lock"
@@ -85,7 +85,7 @@ def attempt_together(
         if not _is_of_files(error):
             raise
         failure = f"{problem}: {_cause(error)}"
-    refuse_together(failure, group, doing, CheckpointError)
+    raise_on_all_ranks(failure, group, doing, CheckpointError)
     return result  # type: ignore[no-any-return]
 
 

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 import torch
 import torch.distributed as dist
 
-from seqplan.plans.views.lockstep import Rounds, lockstep_rounds
+from seqplan.plans.views.lockstep import LockstepSchedule, lockstep_rounds
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.sync import Finish
@@ -118,7 +118,7 @@ class PushEachMicroBatch:
 
     def __init__(self, units: Sequence[Unit], start: StartPush, group: dist.ProcessGroup) -> None:
         self._units, self._start, self._group = units, start, group
-        self._rounds: Rounds | None = None
+        self._rounds: LockstepSchedule | None = None
         self._micro_batch = 0
         self._round = 0
         self._pushed = 0
@@ -178,7 +178,7 @@ class PushEachMicroBatch:
         while self._under_way:
             self._under_way.popleft()()
 
-    def _of_step(self) -> Rounds:
+    def _of_step(self) -> LockstepSchedule:
         if self._rounds is None:
             raise RuntimeError(
                 "gradients are reduced after each micro-batch: give states.pull the step's view"
@@ -207,7 +207,7 @@ class PushEachMicroBatch:
         self._under_way.append(self._start(at, True))
         unit.forget_gradient()
 
-    def _agree_on_counts(self, view: RankView) -> Rounds:
+    def _agree_on_counts(self, view: RankView) -> LockstepSchedule:
         """Learn how many micro-batches every pipeline of the step has; collective."""
         device = self._units[0].device if self._units else torch.device("cpu")
         counts = torch.zeros(len(view.placement), dtype=torch.int64, device=device)

@@ -16,7 +16,7 @@ from seqplan.plans.views.resharding import UnitMoves, all_whole, shards_of, unit
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.replicas import refuse_differing_tensors
-from seqplan.runtime.states.sync import MessageSync, SyncTimes, collective_sync
+from seqplan.runtime.states.sync import MessageSync, ParameterSync, collective_sync
 from seqplan.runtime.states.unit import Unit, flatten_to_storage, natural
 from seqplan.runtime.states.unit_states import UnitStates
 
@@ -80,7 +80,7 @@ class StagedStates(UnitStates):
         moves = self.moves(placement)
         shard = WHOLE if moves is None else shards_of(placement).get(self._rank)
         if self._laid_out != placement:
-            syncs: list[SyncTimes] = []
+            syncs: list[ParameterSync] = []
             for at, unit in enumerate(self.units):
                 if moves is None or unit.layout.everywhere:
                     self._lay_out(unit, WHOLE, unit.padded)

@@ -30,7 +30,7 @@ Finish = Callable[[], None]
 """Waits for what was started, and puts it where it belongs."""
 
 
-class SyncTimes(Protocol):
+class ParameterSync(Protocol):
     """Brings one unit's parameters and gradients where they are needed."""
 
     def pull(self, unit: Unit) -> Finish:
@@ -45,7 +45,7 @@ class SyncTimes(Protocol):
         ...
 
 
-def collective_sync(group: dist.ProcessGroup, layout: UnitLayout) -> SyncTimes:
+def collective_sync(group: dist.ProcessGroup, layout: UnitLayout) -> ParameterSync:
     """Return how a unit travels that every rank of ``group`` holds, also those without work."""
     if layout.owners is None:
         return CollectiveSync(group)

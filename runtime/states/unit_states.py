@@ -28,7 +28,7 @@ from seqplan.runtime.states.gradient_reduction import (
     PushOnce,
     Reduce,
 )
-from seqplan.runtime.states.sync import Finish, SyncTimes
+from seqplan.runtime.states.sync import Finish, ParameterSync
 from seqplan.runtime.states.unit import Unit, natural
 
 
@@ -45,7 +45,7 @@ class UnitStates:
         if reduce not in get_args(Reduce):
             raise ValueError(f"reduce is {' or '.join(get_args(Reduce))}, not {reduce!r}")
         self.units = list(units)
-        self.syncs: list[SyncTimes] = []
+        self.syncs: list[ParameterSync] = []
         self._group = group
         self._pulling: list[Finish | None] = [None] * len(self.units)
         self._push: GradientPush

@@ -19,7 +19,7 @@ MOST_BYTES = 256 << 20
 """Of an answer: more than a hundred times a plan of 1,024 ranks and 3.2 million tokens."""
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """A response; ``kind``: its content type, ``retry_after_s``: the pause that it requests."""
 
     status: int
@@ -41,7 +41,7 @@ class Connection:
 
     def request(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout_s: float
-    ) -> Answer:
+    ) -> HttpResponse:
         """Ask, on a new connection where the one that was open is gone.
 
         ``OSError``, ``HTTPException`` for what went wrong, ``TimeoutError`` where the whole answer
@@ -72,7 +72,7 @@ class Connection:
 
     def _request_once(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], deadline: float
-    ) -> Answer:
+    ) -> HttpResponse:
         try:
             if self._http.sock is None:
                 self._http.timeout = min(CONNECT_S, _left(deadline))
@@ -87,7 +87,7 @@ class Connection:
                 announced = response.length or 0
                 if announced > MOST_BYTES:
                     raise TooLarge(announced)
-                answer = Answer(
+                answer = HttpResponse(
                     response.status,
                     response.reason,
                     response.getheader("ETag"),

@@ -37,7 +37,7 @@ from seqplan.runtime.steps.acknowledgements import (
     AcknowledgementSender,
     default_folder,
 )
-from seqplan.runtime.steps.http_connection import Answer, Connection, TooLarge
+from seqplan.runtime.steps.http_connection import Connection, HttpResponse, TooLarge
 
 LONGEST_WAIT_S = 20.0
 """What one request asks the service to wait: below what proxies cut off."""
@@ -107,7 +107,7 @@ class HttpSource:
         subject = f"{self._where}: step {step}"
         return _plan(self._get_plan(f"{step}", subject, timeout_s), subject)
 
-    def _get_plan(self, what: str, subject: str, timeout_s: float) -> Answer:
+    def _get_plan(self, what: str, subject: str, timeout_s: float) -> HttpResponse:
         """Return the answer with a plan or view, waiting for it to be planned."""
         deadline = time.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
@@ -154,7 +154,7 @@ class HttpSource:
         path, subject = f"{self._job}/{where}", f"{self._where}: {subject}"
         self._sender.add(Acknowledgement(path, key, json.dumps(fields), subject))
 
-    def _post(self, entry: Acknowledgement) -> Answer:
+    def _post(self, entry: Acknowledgement) -> HttpResponse:
         more = {"Content-Type": "application/json", "Idempotency-Key": entry.key}
         return self._acks.request(
             "POST", entry.path, entry.body.encode(), self._headers | more, GRACE_S
@@ -178,7 +178,7 @@ class HttpSource:
         subject: str,
         deadline: float,
         timeout_s: float,
-    ) -> Answer:
+    ) -> HttpResponse:
         """Return the first answer that is no passing trouble; ``PlanTimeout`` when time is up."""
         next_pause = _FIRST_PAUSE_S
         begun = time.monotonic()
@@ -207,7 +207,7 @@ class HttpSource:
             raise PlanError(f"{subject}: the source is closed")
 
 
-def _view(answer: Answer, subject: str) -> RankView:
+def _view(answer: HttpResponse, subject: str) -> RankView:
     try:
         document = json.loads(answer.body)
     except (ValueError, RecursionError) as error:
@@ -219,7 +219,7 @@ def _view(answer: Answer, subject: str) -> RankView:
     return view
 
 
-def _plan(answer: Answer, subject: str) -> tuple[Plan, str]:
+def _plan(answer: HttpResponse, subject: str) -> tuple[Plan, str]:
     try:
         text = answer.body.decode()
     except UnicodeDecodeError as error:
@@ -233,7 +233,7 @@ def _plan(answer: Answer, subject: str) -> tuple[Plan, str]:
     return plan, digest
 
 
-def _refusal(answer: Answer, subject: str) -> Exception:
+def _refusal(answer: HttpResponse, subject: str) -> Exception:
     problem: dict[str, Any] = {}
     if answer.kind.partition(";")[0].strip() == "application/problem+json":
         with suppress(ValueError, RecursionError):

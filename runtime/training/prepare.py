@@ -74,12 +74,12 @@ def runnable(view: RankView, heads: int, kv_heads: int) -> None:
                 "parameters runs tp = pp = 1 only: plan with sequence-parallel schemes"
             )
         try:
-            HeadSplit.of(heads, kv_heads, scheme.ulysses)
+            HeadSplit.from_heads(heads, kv_heads, scheme.ulysses)
         except ValueError as error:
             raise PlanError(f"{where}: {error}") from None
 
 
-def preparation(
+def make_preparer(
     data: TokenData,
     peers: Peers,
     *,

@@ -37,7 +37,7 @@ def iteration(step: int, pipelines: Pipelines, ours: bool = True) -> Iteration:
         counts[scheme] = counts.get(scheme, 0) + 1
     return Iteration(
         step=step,
-        strategy=str(Strategy.of(counts)),
+        strategy=str(Strategy.from_counts(counts)),
         schemes=tuple(sorted(counts.items())),
         tokens=123_456 + step,
         sequences=321 + step,

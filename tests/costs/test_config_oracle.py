@@ -64,7 +64,7 @@ def read_error(path: Path, file: dict[str, Any], parameters: int) -> float | str
     """Return the relative error of what is read from ``file``, or the message that rejects it."""
     path.write_text(json.dumps(file, default=str))
     try:
-        return abs(ModelSizes.of(read_model_config(path)).parameters / parameters - 1)
+        return abs(ModelSizes.from_mapping(read_model_config(path)).parameters / parameters - 1)
     except ValueError as error:
         return str(error)
 

@@ -44,7 +44,7 @@ def changed(tmp_path: Path, name: str, **keys: Any) -> Path:
     ],
 )
 def test_parameters_are_those_of_the_release(name: str, billions: float, active: float) -> None:
-    sizes = ModelSizes.of(read_model_config(CONFIGS / f"{name}.json"))
+    sizes = ModelSizes.from_mapping(read_model_config(CONFIGS / f"{name}.json"))
     assert sizes.parameters == pytest.approx(billions * 1e9, rel=1e-3)
     of_token = sizes.active_parameters + sizes.embedding_parameters
     assert of_token == pytest.approx(active * 1e9, rel=2e-3)
@@ -53,7 +53,7 @@ def test_parameters_are_those_of_the_release(name: str, billions: float, active:
 def test_deepseek_without_its_further_layer(tmp_path: Path) -> None:
     """DeepSeek-V3: "671B total parameters with 37B activated for each token"."""
     path = changed(tmp_path, "deepseek-v3", num_nextn_predict_layers=0)
-    sizes = ModelSizes.of(read_model_config(path))
+    sizes = ModelSizes.from_mapping(read_model_config(path))
     assert sizes.parameters == pytest.approx(671e9, rel=1e-3)
     of_token = sizes.active_parameters + sizes.vocab * sizes.hidden
     assert of_token == pytest.approx(37e9, rel=0.02)
@@ -101,9 +101,9 @@ def test_deepseek_without_its_further_layer(tmp_path: Path) -> None:
     ],
 )
 def test_layers_of_every_kind(name: str, layers: dict[str, int]) -> None:
-    sizes = ModelSizes.of(read_model_config(CONFIGS / f"{name}.json"))
+    sizes = ModelSizes.from_mapping(read_model_config(CONFIGS / f"{name}.json"))
     assert sizes.architecture.as_dict() == layers
-    assert ModelSizes.of(sizes.as_dict()) == sizes
+    assert ModelSizes.from_mapping(sizes.as_dict()) == sizes
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_where_layers_are_special(
     tmp_path: Path, keys: dict[str, Any], layers: dict[str, int]
 ) -> None:
     sizes = read_model_config(changed(tmp_path, "llama3-8b", **keys))
-    assert ModelSizes.of(sizes).architecture.as_dict() == layers
+    assert ModelSizes.from_mapping(sizes).architecture.as_dict() == layers
 
 
 @pytest.mark.parametrize(
@@ -273,8 +273,8 @@ def test_keys_that_are_wrong_say_so(tmp_path: Path, keys: dict[str, Any], messag
     ],
 )
 def test_keys_that_change_nothing_are_taken(tmp_path: Path, keys: dict[str, Any]) -> None:
-    usual = ModelSizes.of(read_model_config(CONFIGS / "llama3-8b.json"))
-    sizes = ModelSizes.of(read_model_config(changed(tmp_path, "llama3-8b", **keys)))
+    usual = ModelSizes.from_mapping(read_model_config(CONFIGS / "llama3-8b.json"))
+    sizes = ModelSizes.from_mapping(read_model_config(changed(tmp_path, "llama3-8b", **keys)))
     assert sizes.as_dict() == usual.as_dict()
 
 
@@ -286,7 +286,7 @@ def test_a_window_is_judged_by_the_longest_sequence_that_is_meant() -> None:
 
 def test_embeddings_are_tied_where_the_release_has_them_so(tmp_path: Path) -> None:
     """Gemma's config does not say it."""
-    gemma = ModelSizes.of(read_model_config(CONFIGS / "gemma-3-1b.json", longest=512))
+    gemma = ModelSizes.from_mapping(read_model_config(CONFIGS / "gemma-3-1b.json", longest=512))
     assert gemma.tied
     assert gemma.parameters == pytest.approx(1.0e9, rel=1e-3)
     assert "tied" not in read_model_config(changed(tmp_path, "llama3-8b", tie_word_embeddings=None))

@@ -41,7 +41,7 @@ def test_rings_of_a_profile() -> None:
     rings = {e.scheme.ring for e in profile.schemes if (e.scheme.tp, e.scheme.sp) == (2, 1)}
     assert rings == {1}
     costs = ring_costs(profile, "tp2")
-    assert costs[1] == Cost.of_profile(profile, "tp2")
+    assert costs[1] == Cost.from_profile(profile, "tp2")
     with pytest.raises(ValueError, match="no scheme tp3"):
         ring_costs("llama-7b-a800-80gb", "tp3")
 
@@ -53,7 +53,7 @@ def test_costs_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         costs_of_environment()
     monkeypatch.setenv("SEQPLAN_PROFILE", "llama-7b-a800-80gb")
     monkeypatch.setenv("SEQPLAN_SCHEME", "tp2")
-    assert costs_of_environment()[1] == Cost.of_profile("llama-7b-a800-80gb", "tp2")
+    assert costs_of_environment()[1] == Cost.from_profile("llama-7b-a800-80gb", "tp2")
     monkeypatch.setenv("SEQPLAN_COST", "2e-6,0.1,60")
     assert costs_of_environment() == {1: Cost(2e-6, 0.1, 60.0)}
     monkeypatch.setenv("SEQPLAN_COST", "2e-6,fast")

@@ -60,9 +60,9 @@ def planned_trainer() -> Any:
     """What a user writes."""
     from transformers import Trainer
 
-    from seqplan.integrations.huggingface_trainer import Planned
+    from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin
 
-    class PlannedTrainer(Planned, Trainer):  # type: ignore[misc]
+    class PlannedTrainer(PlannedTrainerMixin, Trainer):  # type: ignore[misc]
         pass
 
     return PlannedTrainer

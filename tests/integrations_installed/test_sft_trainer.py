@@ -22,10 +22,10 @@ from trainer_ranks import SAMPLES, arguments, model, on_ranks, planned
 from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
-from seqplan.integrations.huggingface_trainer import IGNORED, Planned
+from seqplan.integrations.huggingface_trainer import IGNORED, PlannedTrainerMixin
 
 
-class PlannedSFTTrainer(Planned, SFTTrainer):
+class PlannedSFTTrainer(PlannedTrainerMixin, SFTTrainer):
     """What a user writes."""
 
 

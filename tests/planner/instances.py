@@ -40,7 +40,7 @@ def batches(draw: st.DrawFn, most: int = 7, longest: int = 24) -> Batch:
     else:
         pool = draw(st.lists(length, min_size=1, max_size=3, unique=True))
         lengths = draw(st.lists(st.sampled_from(pool), min_size=1, max_size=most + 3))
-    return Batch.of_lengths(lengths)
+    return Batch.from_lengths(lengths)
 
 
 @st.composite
@@ -85,7 +85,9 @@ def cases(draw: st.DrawFn, most: int = 7, pipelines: int = 3) -> Case:
 
 def fleet(classes: tuple[PipelineClass, ...]) -> Fleet:
     """A fleet of these classes; its strategy only names them."""
-    names = Strategy.of({Scheme(tp=k + 1): pipeline.count for k, pipeline in enumerate(classes)})
+    names = Strategy.from_counts(
+        {Scheme(tp=k + 1): pipeline.count for k, pipeline in enumerate(classes)}
+    )
     return Fleet(names, classes)
 
 
@@ -97,7 +99,7 @@ def random_case(rng: np.random.Generator) -> Case:
     else:
         pool = rng.integers(1, longest + 1, int(rng.integers(1, 4)))
         lengths = rng.choice(pool, int(rng.integers(1, 14)))
-    batch = Batch.of_lengths(lengths.tolist())
+    batch = Batch.from_lengths(lengths.tolist())
     classes: list[PipelineClass] = []
     left = int(rng.integers(1, 4))
     while left:
@@ -148,13 +150,13 @@ def clusters(draw: st.DrawFn) -> ClusterCase:
         scheme = Scheme(tp=tp, pp=pp)
         models[scheme] = SchemeModel(scheme, latency, max(lengths) * draw(st.integers(1, 4)) + tp)
     least = min(scheme.gpus for scheme in models)
-    return models, Batch.of_lengths(lengths), draw(st.integers(least, least + 3))
+    return models, Batch.from_lengths(lengths), draw(st.integers(least, least + 3))
 
 
 def batch_of(seed: int, sequences: int = 120) -> Batch:
     """Long-tailed lengths up to 32,768."""
     drawn = np.exp(np.random.default_rng(seed).normal(6.5, 1.4, sequences))
-    return Batch.of_lengths(np.clip(drawn, 1, 32768).astype(int).tolist())
+    return Batch.from_lengths(np.clip(drawn, 1, 32768).astype(int).tolist())
 
 
 def placed(batch: Batch, filling: Filling) -> list[int]:

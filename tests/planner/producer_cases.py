@@ -14,11 +14,11 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.proposal.document import Candidate, ProposalDocument
+from seqplan.planner.proposal.document import Candidate, Proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.workers import processes as process_workers
 from seqplan.planner.workers import ray_driver as ray_agent
-from seqplan.planner.workers.planned_step import Planned, plan_one
+from seqplan.planner.workers.planned_step import TimedPlan, plan_one
 from seqplan.planner.workers.processes import _serve
 from seqplan.plans.scheme import Strategy
 
@@ -26,7 +26,7 @@ DEADLY = 666_666
 """The id of a sequence that kills a worker which serves with ``serve_and_die``."""
 
 
-def proposal(profile: Profile, cluster: Cluster, strategies: Sequence[str]) -> ProposalDocument:
+def proposal(profile: Profile, cluster: Cluster, strategies: Sequence[str]) -> Proposal:
     """A proposal of these strategies; what they are worth is not known."""
     candidates = []
     models = cluster.models(profile)
@@ -34,7 +34,7 @@ def proposal(profile: Profile, cluster: Cluster, strategies: Sequence[str]) -> P
         strategy = Strategy.parse(text)
         longest = max(models[scheme].max_sequence for scheme, _ in strategy.counts)
         candidates.append(Candidate(strategy, longest, 1.0, 1.0, 1.0))
-    return ProposalDocument(
+    return Proposal(
         method="given",
         seed=0,
         cluster=cluster,
@@ -47,7 +47,7 @@ def proposal(profile: Profile, cluster: Cluster, strategies: Sequence[str]) -> P
     )
 
 
-def dense_proposal() -> ProposalDocument:
+def dense_proposal() -> Proposal:
     """Mixed pipelines of one of the shipped profiles."""
     return proposal(
         load_shipped("llama-7b-a800-80gb").restrict(measured=True),
@@ -56,7 +56,7 @@ def dense_proposal() -> ProposalDocument:
     )
 
 
-def lockstep_proposal() -> ProposalDocument:
+def lockstep_proposal() -> Proposal:
     """Rounds of groups under ZeRO-3."""
     return proposal(
         load_shipped("gpt-7b-a100-40gb"), Cluster(16, 32768, 60_000), ["4×u4", "16×tp1"]
@@ -73,7 +73,7 @@ def drawn_batches(steps: int, seed: int = 0, sequences: int = 60) -> list[Batch]
     ]
 
 
-def plan_or_die(planner: StepPlanner, batch: Batch) -> Planned:
+def plan_or_die(planner: StepPlanner, batch: Batch) -> TimedPlan:
     """Plan, but that one sequence ends the process, as a step does that takes all memory."""
     if DEADLY in batch.ids:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -97,6 +97,6 @@ def drive_and_die(*arguments: Any) -> None:
 class DeadlyActor(ray_agent.PlanningActor):
     """Dies of one sequence; the cluster's nodes have this module on their path."""
 
-    def plan(self, batch: Batch) -> Planned | Exception:
+    def plan(self, batch: Batch) -> TimedPlan | Exception:
         process_workers.plan_one = plan_or_die
         return super().plan(batch)

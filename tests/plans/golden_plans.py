@@ -30,7 +30,7 @@ COSTS = {
 
 def heterogeneous() -> list[Plan]:
     """A long-sequence and a short-sequence scheme side by side, an idle rank; two steps."""
-    strategy = Strategy.of({TP4: 1, PP3: 1})
+    strategy = Strategy.from_counts({TP4: 1, PP3: 1})
     first = plan_of(
         (
             pipeline(TP4, (0, 1, 2, 3), batch(COSTS, TP4, {1: 2001, 3: 130})),
@@ -44,7 +44,7 @@ def heterogeneous() -> list[Plan]:
         ids=(90210, 3, 77, 4, 8),
         selection=(
             Considered(strategy, 300.0, 600.0),
-            Considered(Strategy.of({PP3: 2}), 700.5, None),
+            Considered(Strategy.from_counts({PP3: 2}), 700.5, None),
         ),
     )
     second = plan_of(

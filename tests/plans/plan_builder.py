@@ -8,7 +8,7 @@ from typing import Any
 from plan_strategies import Cost
 
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
 
 
@@ -41,7 +41,7 @@ def plan_of(
     used = {rank for replica in pipelines for rank in replica.ranks}
     fields: dict[str, Any] = {
         "step": 0,
-        "planner": Planner("1", 0, "sha256:p", None),
+        "planner": Provenance("1", 0, "sha256:p", None),
         "world_size": max(used) + 1,
         "ids": tuple(range(len(lengths))),
         "lengths": lengths,

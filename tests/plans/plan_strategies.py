@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -174,13 +174,13 @@ def _filled(
     bound = round(predicted * draw(st.floats(0.5, 1)), 3)
     if bound == 0:
         bound = predicted
-    strategy = Strategy.of({scheme: world // scheme.gpus for scheme in schemes[:1]})
+    strategy = Strategy.from_counts({scheme: world // scheme.gpus for scheme in schemes[:1]})
     ids = draw(st.lists(st.integers(0, 2**63 - 1), min_size=len(stored), max_size=len(stored)))
     tokens = sum(stored)
     sync_ms = draw(st.none() | _TIMES)
     plan = Plan(
         step=draw(st.integers(0, 10**9)),
-        planner=Planner(
+        planner=Provenance(
             draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=8)),
             draw(st.integers(0, 2**63 - 1)),
             "sha256:profile",

@@ -43,7 +43,7 @@ def test_groups_follow_the_listed_ranks_and_are_kept_once() -> None:
 @given(degrees, degrees, degrees, degrees)
 def test_members_differ_on_one_axis_only(tp: int, pp: int, ulysses: int, ring: int) -> None:
     scheme = Scheme(tp=tp, pp=pp, ulysses=ulysses, ring=ring)
-    at = [Coordinates.of(scheme, index) for index in range(scheme.gpus)]
+    at = [Coordinates.from_rank_index(scheme, index) for index in range(scheme.gpus)]
     assert [place.index(scheme) for place in at] == list(range(scheme.gpus))
     assert len(set(at)) == scheme.gpus
     for place in at:

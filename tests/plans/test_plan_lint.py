@@ -37,8 +37,8 @@ def sound() -> Plan:
         (20, 30, 10, 7, 5, 6),
         100.0,
         selection=(
-            Considered(Strategy.of({TP2: 1}), 10.0, 20.0),
-            Considered(Strategy.of({PP2: 1}), 10.0, None),
+            Considered(Strategy.from_counts({TP2: 1}), 10.0, 20.0),
+            Considered(Strategy.from_counts({PP2: 1}), 10.0, None),
         ),
     )
 
@@ -212,7 +212,7 @@ BROKEN = {
         "selection 0 (1×pp2): lower_bound_ms -1.0 is negative",
     ),
     "selection size": (
-        replace(S, selection=(Considered(Strategy.of({TP2: 4}), 1.0, None),)),
+        replace(S, selection=(Considered(Strategy.from_counts({TP2: 4}), 1.0, None),)),
         "selection 0 (4×tp2): needs 8 GPUs, the world has 7",
     ),
 }

@@ -81,7 +81,7 @@ def trained(rank: int, world_size: int) -> list[tuple[float, float]]:
     model = Model(page["Attention"]).double()
     states = runtime.ShardedStates(model, groups.states)
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=0.1)
-    prepare = runtime.preparation(
+    prepare = runtime.make_preparer(
         runtime.SeededTokens(VOCAB, 0),
         runtime.Peers(groups.attention),
         heads=HEADS,

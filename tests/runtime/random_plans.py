@@ -9,7 +9,7 @@ import numpy as np
 
 from seqplan.plans.groups import process_groups
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.scheme_limits import refusal
@@ -139,7 +139,7 @@ def plan_of(
     predicted = schedule(pipelines).makespan_ms
     plan = Plan(
         step=step,
-        planner=Planner("0", 0, "sha256:none", None),
+        planner=Provenance("0", 0, "sha256:none", None),
         world_size=world_size,
         ids=tuple(10 * position + step for position in range(len(lengths))),
         lengths=tuple(lengths),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from seqplan.plans.format.codec import digest
 from seqplan.plans.groups import process_groups
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import RankView, rank_view
 
@@ -24,7 +24,7 @@ def small_plan(step: int, world_size: int, *, seed: int = 0) -> Plan:
     pipelines = (wide, *narrow)
     plan = Plan(
         step=step,
-        planner=Planner("1", seed, "sha256:p", None),
+        planner=Provenance("1", seed, "sha256:p", None),
         world_size=world_size,
         ids=ids,
         lengths=lengths,

@@ -22,7 +22,7 @@ from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.model import Llama, ModelConfig
-from seqplan.runtime.training.prepare import preparation
+from seqplan.runtime.training.prepare import make_preparer
 from seqplan.runtime.training.run_step import run_step
 
 CONFIG = ModelConfig(hidden=64, layers=4, heads=8, kv_heads=2, ffn=104, vocab=251)
@@ -99,7 +99,7 @@ def staged(rank: int, world_size: int, case: Case) -> Outcome:
         owners=case.owners,
     )
     optimizer = case.optimizer(job.states.master_parameters())
-    prepare = job.preparation(SeededTokens(case.config.vocab, 5))
+    prepare = job.make_preparer(SeededTokens(case.config.vocab, 5))
     losses, norms = [], []
     for plan in case.plans():
         view = rank_view(plan, rank)
@@ -126,7 +126,7 @@ def sequence_parallel(rank: int, world_size: int, case: Case) -> Outcome:
     states = ShardedStates(model, groups.states, owners=case.owners, reduce=case.reduce)
     optimizer = case.optimizer(states.master_parameters())
     config = case.config
-    prepare = preparation(
+    prepare = make_preparer(
         SeededTokens(config.vocab, 5),
         Peers(groups.attention),
         heads=config.heads,

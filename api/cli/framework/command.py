@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def add_verb(
+def add_command(
     subparsers: Any,
     name: str,
     run: Callable[[argparse.Namespace], int],

@@ -59,7 +59,7 @@ def sizes_of(args: argparse.Namespace, longest: int | None = None) -> ModelSizes
         raise ValueError(
             f"model: {', '.join(missing)} not given; name a --model or give every size"
         )
-    return ModelSizes.of(sizes)
+    return ModelSizes.from_mapping(sizes)
 
 
 def parse_sizes(args: argparse.Namespace, longest: int | None = None) -> dict[str, int]:

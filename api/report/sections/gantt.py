@@ -19,7 +19,7 @@ from seqplan.api.report.drawing.svg import (
     rect,
     text_width,
 )
-from seqplan.api.report.sections.gantt_rows import Block, GanttRow, blocks, rows_of
+from seqplan.api.report.sections.gantt_rows import GanttBlock, GanttRow, blocks, rows_of
 from seqplan.api.report.sections.pick import describe_simulation, fastest, shown_rival, slowest
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration
@@ -147,7 +147,7 @@ def _draw(rows: Sequence[GanttRow], total_ms: float, extent: Extent, width: floa
     return Drawing(bottom + 36, tuple(shapes))
 
 
-def _pieces(rows: Sequence[GanttRow], end_ms: float, width: float) -> list[list[Block]]:
+def _pieces(rows: Sequence[GanttRow], end_ms: float, width: float) -> list[list[GanttBlock]]:
     """What to draw of each row, the pieces as small as the whole chart's number allows."""
     shortest = end_ms / width
     while True:
@@ -157,7 +157,7 @@ def _pieces(rows: Sequence[GanttRow], end_ms: float, width: float) -> list[list[
         shortest *= 1.5
 
 
-def _draw_number(block: Block, begin: float, size: float, middle: float) -> list[str]:
+def _draw_number(block: GanttBlock, begin: float, size: float, middle: float) -> list[str]:
     """The micro-batch's number where there is room for it."""
     if block.micro_batch is None or block.kind not in ("forward", "backward"):
         return []

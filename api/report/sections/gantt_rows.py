@@ -41,7 +41,7 @@ class GanttRow:
 
 
 @dataclass(frozen=True)
-class Block:
+class GanttBlock:
     """A drawn piece: one span, or several that are too short to draw apart."""
 
     kind: str
@@ -85,13 +85,13 @@ def _row(
     return GanttRow(low, high, len(gathered), shown, tuple(spans))
 
 
-def blocks(spans: Iterable[Span], shortest_ms: float) -> list[Block]:
+def blocks(spans: Iterable[Span], shortest_ms: float) -> list[GanttBlock]:
     """Spans in order, those shorter than ``shortest_ms`` joined with what they touch.
 
     A joined piece has the kind that takes most of it, so that no piece is too small to see and a
     chart has a bounded number of them.
     """
-    joined: list[Block] = []
+    joined: list[GanttBlock] = []
     open_spans: list[Span] = []
 
     def close() -> None:
@@ -109,12 +109,12 @@ def blocks(spans: Iterable[Span], shortest_ms: float) -> list[Block]:
     return joined
 
 
-def _join_blocks(spans: Sequence[Span]) -> Block:
+def _join_blocks(spans: Sequence[Span]) -> GanttBlock:
     first = spans[0]
     if len(spans) == 1:
-        return Block(first.kind, first.micro_batch, first.start_ms, first.end_ms)
+        return GanttBlock(first.kind, first.micro_batch, first.start_ms, first.end_ms)
     times: dict[str, float] = {}
     for span in spans:
         times[span.kind] = times.get(span.kind, 0.0) + span.end_ms - span.start_ms
     kind = max(times, key=lambda name: times[name])
-    return Block(kind, None, first.start_ms, max(span.end_ms for span in spans))
+    return GanttBlock(kind, None, first.start_ms, max(span.end_ms for span in spans))

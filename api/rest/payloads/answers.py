@@ -45,7 +45,7 @@ class JobOfList(JobState):
     first_step: int
 
 
-class Job(JobOfList):
+class JobResponse(JobOfList):
     """A job with how far its planning and its ranks are."""
 
     max_len: int | None
@@ -76,7 +76,7 @@ class JobBegun(BaseModel):
     first_step: int
 
 
-class Stopped(BaseModel):
+class StoppedResponse(BaseModel):
     """A job that is planned no further."""
 
     id: str
@@ -106,7 +106,7 @@ class Progress(JobState):
     ahead: int
 
 
-class PlannedStep(BaseModel):
+class PlannedStepResponse(BaseModel):
     """A planned step; times in ms."""
 
     step: int
@@ -130,7 +130,7 @@ class MeasuredRank(BaseModel):
     measured_ms: float
 
 
-class SamplerState(BaseModel):
+class SamplerStateResponse(BaseModel):
     """Where a job's sampler is before a step."""
 
     job: str
@@ -161,7 +161,7 @@ class LengthsOfList(NewLengths):
     kind: Literal["sequences", "histogram"]
 
 
-class Lengths(LengthsOfList):
+class LengthsResponse(LengthsOfList):
     """A data set with its histogram: [over, up to, sequences, tokens] a bucket."""
 
     histogram: list[list[int]]
@@ -195,7 +195,7 @@ class Making(BaseModel):
     total: int
 
 
-class Proposal(ProposalOfList):
+class ProposalResponse(ProposalOfList):
     """A proposal; ``document``: what ``seqplan propose`` writes, once it is ready."""
 
     progress: Making | None
@@ -210,7 +210,7 @@ class Pushed(BaseModel):
     last_step: int
 
 
-class Acknowledged(BaseModel):
+class AcknowledgedResponse(BaseModel):
     """What was acknowledged."""
 
     step: int
@@ -273,7 +273,7 @@ class ProfilesPage(BaseModel):
 class StepsPage(BaseModel):
     """Planned steps; ``next``: the step to go on after."""
 
-    items: list[PlannedStep]
+    items: list[PlannedStepResponse]
     next: int | None
 
 
@@ -284,7 +284,7 @@ class MeasurementsPage(BaseModel):
     next: str | None
 
 
-class CalibrationError(BaseModel):
+class CalibrationResponse(BaseModel):
     """Whether the profile of a job still holds, by scheme."""
 
     job: str

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.service.service import Service
-from seqplan.api.store.tables.answers import Answer, earlier_answer, keep_answer
+from seqplan.api.store.tables.answers import StoredAnswer, earlier_answer, keep_answer
 from seqplan.api.store.tables.jobs import job_key
 
 Effect = Callable[[Connection], tuple[int, dict[str, Any]]]
@@ -41,7 +41,7 @@ def once(service: Service, request: Request, content: str, effect: Effect) -> Re
             answer = earlier
         else:
             status, body = effect(connection)
-            answer = Answer(digest, status, json.dumps(body, separators=(",", ":")))
+            answer = StoredAnswer(digest, status, json.dumps(body, separators=(",", ":")))
             if key is not None:
                 keep_answer(connection, path, key, answer)
     return Response(answer.body, answer.status, media_type="application/json")

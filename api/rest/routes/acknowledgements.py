@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from sqlalchemy import Connection
 
-from seqplan.api.rest.payloads.answers import Acknowledged as AnsweredAck
 from seqplan.api.rest.payloads.answers import AcknowledgedAll, MeasuredRank, answers
+from seqplan.api.rest.payloads.answers import AcknowledgedResponse as AnsweredAck
 from seqplan.api.rest.payloads.fields import Milliseconds, Natural, Naturals, Text
 from seqplan.api.rest.payloads.idempotency import once
 from seqplan.api.rest.payloads.large_bodies import describe_body, large_body
@@ -53,7 +53,7 @@ class Acks(BaseModel):
     measured_ms: list[Milliseconds | None] | None = Field(default=None, max_length=MOST_GPUS)
 
 
-class Measurement(BaseModel):
+class MeasurementRequest(BaseModel):
     """What a step took on a rank."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -90,7 +90,9 @@ async def ack_many(acks: AcksOf, job: str, body: ManyAcks) -> Response:
 
 
 @routes.post("/measurements", status_code=200, **answers(MeasuredRank))
-def measurement(service: ServiceOf, request: Request, job: str, body: Measurement) -> Response:
+def measurement(
+    service: ServiceOf, request: Request, job: str, body: MeasurementRequest
+) -> Response:
     """What a step took on a rank (ms); a later figure replaces an earlier one."""
     acknowledged = Acknowledged(job, body.step, body.rank, None, body.measured_ms)
 

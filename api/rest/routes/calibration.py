@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from seqplan.api.rest.payloads.answers import CalibrationError as CalibrationAnswer
+from seqplan.api.rest.payloads.answers import CalibrationResponse as CalibrationAnswer
 from seqplan.api.rest.payloads.answers import answers
 from seqplan.api.rest.payloads.problems import require_found
 from seqplan.api.rest.state.readers import read_off_loop

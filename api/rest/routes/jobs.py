@@ -11,13 +11,13 @@ from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads.answers import (
-    Job,
     JobBegun,
+    JobResponse,
     JobsPage,
     Pushed,
     Restarted,
-    SamplerState,
-    Stopped,
+    SamplerStateResponse,
+    StoppedResponse,
     answers,
 )
 from seqplan.api.rest.payloads.fields import AtStep, Limit
@@ -70,7 +70,7 @@ def list_jobs(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[
     return read_page(service.store, ListedJob, cursor, limit)
 
 
-@routes.get("/{job}", **answers(Job))
+@routes.get("/{job}", **answers(JobResponse))
 @read_off_loop
 def one(service: ServiceOf, job: str) -> Response:
     """A job's state, the last planned step and what each rank has acknowledged."""
@@ -94,7 +94,7 @@ def remove(service: ServiceOf, job: str) -> Response:
     return Response(status_code=204)
 
 
-@routes.post("/{job}/stop", status_code=200, **answers(Stopped))
+@routes.post("/{job}/stop", status_code=200, **answers(StoppedResponse))
 def stop(service: ServiceOf, job: str) -> Response:
     """Plan a job no further and keep all that it has; ranks get 424 beyond its last plan.
 
@@ -137,7 +137,7 @@ def restart(service: ServiceOf, request: Request, job: str) -> Response:
     return answer
 
 
-@routes.get("/{job}/state", **answers(SamplerState))
+@routes.get("/{job}/state", **answers(SamplerStateResponse))
 def state(service: ServiceOf, job: str, step: AtStep) -> dict[str, Any]:
     """Where a job that draws its batches is before ``step``, planned or the next to be.
 

@@ -15,8 +15,8 @@ from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.payloads.answers import (
     UPLOADED,
-    Lengths,
     LengthsPage,
+    LengthsResponse,
     NewLengths,
     answers,
     describe_upload,
@@ -52,7 +52,7 @@ def all_lengths(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dic
     return read_page(service.store, ListedLengths, cursor, limit)
 
 
-@routes.get("/{lengths}", **answers(Lengths))
+@routes.get("/{lengths}", **answers(LengthsResponse))
 def one_lengths(service: ServiceOf, lengths: str) -> Response:
     """A data set's figures and histogram: [over, up to, sequences, tokens] a bucket.
 

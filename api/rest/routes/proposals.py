@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from seqplan.api.rest.payloads.answers import (
     DOCUMENT,
     NewProposalId,
-    Proposal,
+    ProposalResponse,
     ProposalsPage,
     answers,
     describe_upload,
@@ -42,7 +42,7 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.planner.batches.sampler import check_tokens
 from seqplan.planner.cluster import MOST_GPUS, TOKENS_PER_GPU
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 
 routes = APIRouter(prefix="/v1/proposals", tags=["proposals"])
 
@@ -84,7 +84,7 @@ def proposals(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[
     return read_page(service.store, ListedProposal, cursor, limit)
 
 
-@routes.get("/{proposal}", **answers(Proposal))
+@routes.get("/{proposal}", **answers(ProposalResponse))
 def one_proposal(service: ServiceOf, proposal: str) -> Response:
     """A proposal: its state, how far it is, and its document when it is ready."""
     with service.store.reading() as connection:
@@ -158,7 +158,7 @@ async def proposal_document(service: ServiceOf, request: Request) -> Response:
     text = body_text(await request.body())
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-        key = ProposalDocument.from_json(text, "body").digest.removeprefix("sha256:")
+        key = Proposal.from_json(text, "body").digest.removeprefix("sha256:")
         put_proposal(connection, key, {}, text)
         return 201, {"id": key, "state": "ready"}
 

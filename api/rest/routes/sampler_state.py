@@ -12,7 +12,7 @@ from seqplan.api.service.service import Service
 from seqplan.api.store.rows import JobRow, ProposalRow, get
 from seqplan.api.store.tables.plans import last_planned, read_latest_state
 from seqplan.api.store.tables.proposals import ready_document
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 
 
 def sampler_state(service: Service, job: str, step: int) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def check_planned(connection: Connection, row: JobRow, step: int) -> None:
         )
 
 
-def proposal_of(connection: Connection, row: JobRow) -> ProposalDocument:
+def proposal_of(connection: Connection, row: JobRow) -> Proposal:
     """Read the proposal that a job is planned by."""
     proposal = get(connection, ProposalRow, row.proposal)
     assert proposal is not None  # it stays while a job uses it

@@ -13,7 +13,7 @@ from seqplan.api.store import schema
 
 
 @dataclass(frozen=True)
-class Answer:
+class StoredAnswer:
     """What a request with an Idempotency-Key was answered; ``request``: hex sha256 of its body."""
 
     request: str
@@ -21,15 +21,15 @@ class Answer:
     body: str
 
 
-def earlier_answer(connection: Connection, path: str, key: str) -> Answer | None:
+def earlier_answer(connection: Connection, path: str, key: str) -> StoredAnswer | None:
     """Read the answer that this key was given on this path."""
     table = schema.answers
     query = select(table.c.request, table.c.status, table.c.body)
     row = connection.execute(query.where(table.c.path == path, table.c.key == key)).first()
-    return None if row is None else Answer(*row)
+    return None if row is None else StoredAnswer(*row)
 
 
-def keep_answer(connection: Connection, path: str, key: str, answer: Answer) -> None:
+def keep_answer(connection: Connection, path: str, key: str, answer: StoredAnswer) -> None:
     """Keep the answer, in the transaction of what it answers for."""
     connection.execute(
         insert(schema.answers).values(

@@ -12,7 +12,7 @@ from seqplan.api.store.errors import InUse
 from seqplan.api.store.rows import ProposalRow, columns, get, lock_row
 from seqplan.api.store.tables.answers import forget_answers
 from seqplan.api.store.tables.jobs import check_unused
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 
 
 def put_proposal(
@@ -42,10 +42,10 @@ def running_proposals(connection: Connection) -> list[str]:
     return list(connection.execute(query).scalars())
 
 
-def ready_document(proposal: ProposalRow) -> ProposalDocument:
+def ready_document(proposal: ProposalRow) -> Proposal:
     """Read the document of a proposal that is ready, as those of all jobs are."""
     assert proposal.document is not None
-    return ProposalDocument.from_json(proposal.document, "proposal")
+    return Proposal.from_json(proposal.document, "proposal")
 
 
 def settle_proposal(

@@ -17,4 +17,6 @@ def read_published(name: str) -> Any:
 
 def sizes_of(figures: Any, model: str) -> ModelSizes:
     """Return the sizes of one of the models of a file of figures."""
-    return ModelSizes.of(dict(zip(figures["sizes"], figures["models"][model], strict=True)))
+    return ModelSizes.from_mapping(
+        dict(zip(figures["sizes"], figures["models"][model], strict=True))
+    )

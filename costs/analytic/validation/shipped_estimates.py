@@ -52,7 +52,10 @@ def names() -> list[str]:
 def document_of(name: str) -> dict[str, Any]:
     """Derive the profile of this name, on eight nodes of eight; ``KeyError`` for another one."""
     model, device = {f"{m}-{d}": (m, d) for m in CHECKPOINTING for d in DEVICE_NAMES}[name]
-    sizes, cluster = ModelSizes.of(MODELS[model]), ClusterHardware(DEVICES[device], NODES, 8)
+    sizes, cluster = (
+        ModelSizes.from_mapping(MODELS[model]),
+        ClusterHardware(DEVICES[device], NODES, 8),
+    )
     deployment = Deployment(cluster=cluster, sizes=sizes, checkpointing=CHECKPOINTING[model])
     powers = [2**power for power in range(MOST_SHARES.bit_length())]
     schemes = [

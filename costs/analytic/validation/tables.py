@@ -126,7 +126,7 @@ def _attention_table(usp: Any, table: str, hardware: str) -> TableCheck:
 def _training_table(usp: Any) -> TableCheck:
     """Predict table 5: LLaMA2-7B on 8 A800; FLOPs count attention whole, as its MFU implies."""
     cluster = ClusterHardware(DEVICES["a800-80gb"], 1, 8)
-    sizes = ModelSizes.of(MODELS["llama-7b"])
+    sizes = ModelSizes.from_mapping(MODELS["llama-7b"])
     deployment = Deployment(cluster=cluster, sizes=sizes)
     rows = []
     for row in usp["table5"]["rows"]:
@@ -211,7 +211,7 @@ def _max_len_check(name: str) -> TableCheck:
 
 def _a800(name: str) -> tuple[Profile, Deployment]:
     profile = load_shipped(f"{name}-a800-80gb").restrict(measured=True)
-    sizes = ModelSizes.of({**MODELS[name], "vocab": profile.shape.vocab or 0})
+    sizes = ModelSizes.from_mapping({**MODELS[name], "vocab": profile.shape.vocab or 0})
     cluster = ClusterHardware(DEVICES["a800-80gb"], A800_GPUS // 8, 8)
     return profile, Deployment(cluster=cluster, sizes=sizes, gradient_bytes=2)
 

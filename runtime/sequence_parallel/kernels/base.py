@@ -1,10 +1,10 @@
 """What attention kernels have in common: pieces, partial results, and the interface.
 
-A kernel computes softmax attention of pieces (``Piece``) of packed tensors, and gives for each
-group of rows the output and the log-sum-exp of its scores, so that the results of several calls
-over the same rows can be merged exactly. Backward takes the *merged* output and log-sum-exp, which
-makes the gradients of every piece exact whatever the order of the pieces (the same identity that
-flash attention's backward rests on).
+A kernel computes softmax attention of pieces (``Piece``) of packed tensors, and gives for
+each group of rows the output and the log-sum-exp of its scores, so that the results of several
+calls over the same rows can be merged exactly. Backward takes the *merged* output and log-sum-exp,
+which makes the gradients of every piece exact whatever the order of the pieces (the same identity
+that flash attention's backward rests on).
 
 Tensors are (tokens, heads, head_dim) with a contiguous last axis; the heads of q are a multiple of
 those of k and v, consecutive ones sharing one, and values may be of another width than keys.

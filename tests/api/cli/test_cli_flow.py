@@ -13,7 +13,7 @@ from command_line import call, complaint, fresh_process, succeeded
 from planned_files import MAX_LEN, PlannedFiles, propose
 
 from seqplan.costs.shipped.catalogue import list_shipped
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.format.plan_file import read_plans, write_plans
 from seqplan.plans.lint import lint
@@ -144,7 +144,7 @@ def test_the_published_method_proposes_too(dense: PlannedFiles, tmp_path: Path) 
 
 
 def test_the_planned_file_is_sound(plan_files: PlannedFiles) -> None:
-    proposal = ProposalDocument.load(plan_files.proposal)
+    proposal = Proposal.load(plan_files.proposal)
     models = proposal.cluster.models(proposal.profile)
     data = np.load(plan_files.lengths)
     plans = list(read_plans(plan_files.plans))

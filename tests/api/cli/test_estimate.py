@@ -247,7 +247,7 @@ def test_the_model_beside_what_was_published() -> None:
 def test_planning_accepts_a_derived_profile(tmp_path: Path, lengths: Path) -> None:
     deployment = Deployment(
         cluster=ClusterHardware(DEVICES["h100-80gb"], 2, 8),
-        sizes=ModelSizes.of(MODELS["llama3-8b"]),
+        sizes=ModelSizes.from_mapping(MODELS["llama3-8b"]),
     )
     schemes = [Scheme.parse(text) for text in ("tp2", "tp4", "tp8", "u4.r2", "tp2.u4", "tp2.pp2")]
     profile = tmp_path / "derived.json"

@@ -18,7 +18,7 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme
 
@@ -49,7 +49,7 @@ def plan_of(*pipelines: PlannedPipeline) -> Plan:
     predicted = round(schedule(pipelines).makespan_ms, 3)
     return Plan(
         step=7,
-        planner=Planner("1", 0, "sha256:p", None),
+        planner=Provenance("1", 0, "sha256:p", None),
         world_size=max(used) + 1,
         ids=tuple(range(count)),
         lengths=(100,) * count,

@@ -16,7 +16,7 @@ from trainers import launched
 from seqplan.api.cli.verify_device import CHECKS
 from seqplan.profiler.verify import attention_check, verification
 from seqplan.profiler.verify.attention_cases import AttentionCase, attention_cases
-from seqplan.profiler.verify.settings import Settings
+from seqplan.profiler.verify.settings import VerifySettings
 from seqplan.runtime.sequence_parallel.kernels import CpuKernel, PartialGradients
 
 PATIENCE_S = 60.0
@@ -86,7 +86,7 @@ class WrongKernel(CpuKernel):
 
 
 def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def one_case(settings: Settings) -> list[AttentionCase]:
+    def one_case(settings: VerifySettings) -> list[AttentionCase]:
         cases = attention_cases(settings)
         return [replace(next(case for case in cases if case.dtype == "fp32"), rings=(2,))]
 

@@ -31,7 +31,7 @@ def test_steps_page_by_page(stocked: Stocked) -> None:
             assert row[name] == getattr(plan, name)
         assert row["sequences"] == len(plan.ids)
         schemes = Counter(pipeline.scheme for pipeline in plan.pipelines)
-        assert Strategy.parse(row["strategy"]) == Strategy.of(schemes)
+        assert Strategy.parse(row["strategy"]) == Strategy.from_counts(schemes)
         assert row["planning_ms"] > 0
         assert row["measured_ms"] == slowest.get(plan.step)
     assert [row["ranks_acknowledged"] for row in rows] == [WORLD] * 3 + [1, 0, 0, 0]

@@ -144,8 +144,8 @@ def test_a_judgement_is_kept_until_something_is_measured(planned: tuple[Store, l
 def test_a_summary_is_that_of_the_plan(planned: tuple[Store, list[Plan]]) -> None:
     """Read without its sequences, a plan tells the same of its pipelines."""
     for plan in (*planned[1], *(from_json(line) for line in GOLDEN)):
-        summary = PlanSummary.of_line(to_json(plan), {})
-        assert summary == PlanSummary.of(plan, len(plan.ids))
+        summary = PlanSummary.from_line(to_json(plan), {})
+        assert summary == PlanSummary.from_plan(plan, len(plan.ids))
         assert (summary.sequences, summary.tokens) == (len(plan.ids), plan.tokens)
         wanted = [
             (e.scheme, list(e.ranks), e.micro_batches, e.predicted_ms) for e in measurable(plan)
@@ -200,7 +200,7 @@ def test_summaries_are_read_once_and_forgotten_in_order(
     assert ask(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
     assert read == [[0, 1], [2], [1]]
     # Of a plan that was at hand nothing is read.
-    summaries.keep(lines[2][0], PlanSummary.of(plans[2], len(plans[2].ids)))
+    summaries.keep(lines[2][0], PlanSummary.from_plan(plans[2], len(plans[2].ids)))
     assert ask(2, 1) == [plans[2].predicted_ms, plans[1].predicted_ms]
     assert read == [[0, 1], [2], [1]]
 

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from seqplan.api.service.job_batches import Due, End, JobRemoved, NotYet, due_batches
+from seqplan.api.service.job_batches import (
+    EndOfData,
+    JobRemoved,
+    Pending,
+    PlannedBatch,
+    due_batches,
+)
 from seqplan.api.store.rows import JobRow
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.batches import add_batches
@@ -30,20 +36,20 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def test_pushed_batches_come_in_order_and_then_the_end(store: Store) -> None:
     coming = due_batches(store, JOB, -1, 100)
-    assert isinstance(next(coming), NotYet)
+    assert isinstance(next(coming), Pending)
     with store.writing() as connection:
         add_batches(connection, "j", BATCHES)
-    assert [next(coming) for _ in BATCHES] == [Due(batch, None) for batch in BATCHES]
-    assert isinstance(next(coming), NotYet)
+    assert [next(coming) for _ in BATCHES] == [PlannedBatch(batch, None) for batch in BATCHES]
+    assert isinstance(next(coming), Pending)
     with store.writing() as connection:
         settle_job(connection, "j", last_step=5)
-    assert [next(coming) for _ in range(2)] == [End(5)] * 2
+    assert [next(coming) for _ in range(2)] == [EndOfData(5)] * 2
 
 
 def test_what_is_planned_is_not_due(store: Store) -> None:
     with store.writing() as connection:
         add_batches(connection, "j", BATCHES)
-    assert next(due_batches(store, JOB, 2, 100)) == Due(BATCHES[2], None)
+    assert next(due_batches(store, JOB, 2, 100)) == PlannedBatch(BATCHES[2], None)
 
 
 def test_nothing_of_a_removed_job_is_due(store: Store) -> None:

@@ -59,7 +59,7 @@ def _keep(connection: Connection, job: str, steps: int) -> None:
     connection.execute(schema.sampler_states.insert().values(state))
     _acknowledge(connection, job, steps)
     for path in (f"/v1/jobs/{key}/batches", "/v1/jobs"):
-        answer = answers.Answer("ab", 201, f'{{"id": "{job}", "proposal": "p"}}')
+        answer = answers.StoredAnswer("ab", 201, f'{{"id": "{job}", "proposal": "p"}}')
         answers.keep_answer(connection, path, job, answer)
 
 
@@ -196,7 +196,7 @@ def test_what_is_used_is_not_removed(opened: Opener) -> None:
 def test_old_answers_are_removed(store: Store) -> None:
     with store.writing() as connection:
         for number in range(5):
-            answer = answers.Answer("ab", 201, "{}")
+            answer = answers.StoredAnswer("ab", 201, "{}")
             answers.keep_answer(connection, "/v1/jobs", f"{number}", answer)
         connection.exec_driver_sql("UPDATE answers SET at = at - 90000 WHERE key < '3'")
     Upkeep(store, Keeping(), abandon=lambda job: None, remove=lambda job: None, asked=dict).look()

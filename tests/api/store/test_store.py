@@ -35,7 +35,7 @@ def test_what_was_written_is_there_after_opening_again(opened: Opener) -> None:
             acks.acknowledge(connection, [AckRow("j", step, rank)])
         measurements.add_measurements(connection, [MeasurementRow("j", 3, 0, 5.0)])
         measurements.add_measurements(connection, [MeasurementRow("j", 3, 0, 6.0)])
-        answers.keep_answer(connection, "/path", "key", answers.Answer("ab", 201, "{}"))
+        answers.keep_answer(connection, "/path", "key", answers.StoredAnswer("ab", 201, "{}"))
     store = opened()
     with store.reading() as connection:
         assert [row.id for row in jobs.list_unfinished(connection)] == ["j"]
@@ -48,7 +48,9 @@ def test_what_was_written_is_there_after_opening_again(opened: Opener) -> None:
         assert acks.last_acknowledged(connection, "j", 2) == [3, 2]
         measured = connection.execute(schema.measurements.select()).all()
         assert [row.measured_ms for row in measured] == [6.0]
-        assert answers.earlier_answer(connection, "/path", "key") == answers.Answer("ab", 201, "{}")
+        assert answers.earlier_answer(connection, "/path", "key") == answers.StoredAnswer(
+            "ab", 201, "{}"
+        )
         assert answers.earlier_answer(connection, "/path", "other") is None
 
 

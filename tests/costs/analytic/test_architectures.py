@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqplan.costs.analytic.attention import Mask, attention_ms
+from seqplan.costs.analytic.attention import AttentionMask, attention_ms
 from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
@@ -28,12 +28,12 @@ from seqplan.plans.scheme import Scheme
 
 CONFIGS = Path(__file__).parents[1] / "model_configs"
 CLUSTER = ClusterHardware(DEVICES["h100-80gb"], 2, 8)
-LLAMA = ModelSizes.of(MODELS["llama3-8b"])
-QWEN = ModelSizes.of(MODELS["qwen3-30b-a3b"])
+LLAMA = ModelSizes.from_mapping(MODELS["llama3-8b"])
+QWEN = ModelSizes.from_mapping(MODELS["qwen3-30b-a3b"])
 
 
 def of_config(name: str) -> ModelSizes:
-    return ModelSizes.of(read_model_config(CONFIGS / f"{name}.json"))
+    return ModelSizes.from_mapping(read_model_config(CONFIGS / f"{name}.json"))
 
 
 def special(**sizes: int) -> ModelSizes:
@@ -50,9 +50,9 @@ def terms(sizes: ModelSizes, scheme: str, lengths: list[int]) -> dict[str, float
 def test_what_a_query_sees_by_counting(length: int) -> None:
     """Pairs with itself counted half, as the causal half of l² is."""
     for mask, first_seen in (
-        (Mask(), lambda query: 0),
-        (Mask(window=8), lambda query: max(0, query - 8)),
-        (Mask(chunk=8), lambda query: query - query % 8),
+        (AttentionMask(), lambda query: 0),
+        (AttentionMask(window=8), lambda query: max(0, query - 8)),
+        (AttentionMask(chunk=8), lambda query: query - query % 8),
     ):
         pairs = sum(query + 0.5 - first_seen(query) for query in range(length))
         if mask.window and length > 8:
@@ -75,14 +75,19 @@ def test_windows_are_linear_beyond_themselves_and_nothing_before() -> None:
 def test_a_ring_fetches_what_windows_see_and_passes_nothing_on() -> None:
     arguments = (CLUSTER, LLAMA, Scheme(ring=8), [131072])
     full = attention_ms(*arguments, backward=False)
-    cut = attention_ms(*arguments, backward=False, mask=Mask(window=1024))
+    cut = attention_ms(*arguments, backward=False, mask=AttentionMask(window=1024))
     assert float(cut.merge) == 0 < float(full.merge)
     assert float(cut.kernel) < 0.05 * float(full.kernel)
-    alone_ms = attention_ms(*arguments, backward=False, mask=Mask(window=2048))
+    alone_ms = attention_ms(*arguments, backward=False, mask=AttentionMask(window=2048))
     assert float(alone_ms.ring) > 1.8 * float(cut.ring) - 0.02
     # Sequences that the window does not cut go round as ever.
     mixed = attention_ms(
-        CLUSTER, LLAMA, Scheme(ring=8), [1024, 131072], backward=False, mask=Mask(window=1024)
+        CLUSTER,
+        LLAMA,
+        Scheme(ring=8),
+        [1024, 131072],
+        backward=False,
+        mask=AttentionMask(window=1024),
     )
     assert float(mixed.merge) > 0
 
@@ -141,7 +146,7 @@ def test_two_matrices_are_less_than_three() -> None:
 
 
 def test_a_profile_says_what_its_model_is_and_completing_keeps_it() -> None:
-    deployment = Deployment(cluster=CLUSTER, sizes=ModelSizes.of(MODELS["gpt-oss-20b"]))
+    deployment = Deployment(cluster=CLUSTER, sizes=ModelSizes.from_mapping(MODELS["gpt-oss-20b"]))
     schemes = [Scheme(tp=8), Scheme(ulysses=8), Scheme(ulysses=4, ring=2)]
     document = derive_profile(deployment, schemes, name="p")
     assert document["model"]["experts"] == 32
@@ -193,7 +198,7 @@ def test_a_profile_with_a_wrong_architecture_is_refused(
 @pytest.mark.parametrize("name", ["gemma-3-1b", "gpt-oss-20b", "qwen3-30b-a3b"])
 @pytest.mark.parametrize("scheme", [Scheme(tp=4), Scheme(ulysses=4), Scheme(ulysses=2, ring=2)])
 def test_coefficients_and_max_len_are_near_the_estimate(name: str, scheme: Scheme) -> None:
-    sizes = ModelSizes.of(MODELS[name]) if name in MODELS else of_config(name)
+    sizes = ModelSizes.from_mapping(MODELS[name]) if name in MODELS else of_config(name)
     deployment = Deployment(cluster=ClusterHardware(DEVICES["h200-141gb"], 2, 8), sizes=sizes)
     profile = Profile.from_document(derive_profile(deployment, [scheme], name="x"), "x")
     entry = profile.by_scheme[scheme]

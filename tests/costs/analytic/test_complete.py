@@ -21,7 +21,8 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.scheme import Scheme
 
 DEPLOYMENT = Deployment(
-    cluster=ClusterHardware(DEVICES["a800-80gb"], 2, 8), sizes=ModelSizes.of(MODELS["llama-7b"])
+    cluster=ClusterHardware(DEVICES["a800-80gb"], 2, 8),
+    sizes=ModelSizes.from_mapping(MODELS["llama-7b"]),
 )
 SCHEMES = [Scheme.parse(text) for text in ("tp1", "tp4", "tp2.pp2", "u8", "u4.r2", "u8.r2")]
 
@@ -76,7 +77,7 @@ def test_a_slower_device_computes_slower_but_sends_as_fast() -> None:
 def test_what_is_shared_shrinks_also_where_the_model_sees_launches_only() -> None:
     """A tiny model on a CPU: on the cluster's devices launching would be most of its time."""
     sizes = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 256}
-    deployment = Deployment(cluster=DEPLOYMENT.cluster, sizes=ModelSizes.of(sizes))
+    deployment = Deployment(cluster=DEPLOYMENT.cluster, sizes=ModelSizes.from_mapping(sizes))
     document = derive_profile(deployment, [Scheme()], name="measured", longest=4096)
     document["schemes"][0].update(a=4e-5, b=0.05, c=10.0, origin="measured")
     four = Scheme(ulysses=4)

@@ -19,7 +19,8 @@ from seqplan.costs.profile import Profile
 from seqplan.plans.scheme import Scheme
 
 DEPLOYMENT = Deployment(
-    cluster=ClusterHardware(DEVICES["a800-80gb"], 2, 8), sizes=ModelSizes.of(MODELS["llama-7b"])
+    cluster=ClusterHardware(DEVICES["a800-80gb"], 2, 8),
+    sizes=ModelSizes.from_mapping(MODELS["llama-7b"]),
 )
 SCHEMES = [Scheme.parse(text) for text in ("tp1", "tp4", "tp2.pp2", "u8", "u4.r2", "u8.r2")]
 

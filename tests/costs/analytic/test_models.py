@@ -26,7 +26,9 @@ from seqplan.costs.model_sizes import MODELS, SOURCES, ModelSizes
 )
 def test_parameters_of_presets(name: str, billions: float) -> None:
     """The LLaMA counts are those of the released weights (32b: LLaMA-33B's)."""
-    assert ModelSizes.of(MODELS[name]).parameters == pytest.approx(billions * 1e9, rel=2e-3)
+    assert ModelSizes.from_mapping(MODELS[name]).parameters == pytest.approx(
+        billions * 1e9, rel=2e-3
+    )
 
 
 def test_every_preset_has_a_source() -> None:

@@ -37,7 +37,7 @@ def test_what_ships_is_what_the_model_derives(name: str) -> None:
 def test_each_says_that_it_is_derived_and_how_far_it_may_be_off(name: str) -> None:
     profile = load_shipped(name)
     assert {entry.origin for entry in profile.schemes} == {"derived"}
-    assert profile.shape.sizes == ModelSizes.of(MODELS[name.rpartition("-h")[0]])
+    assert profile.shape.sizes == ModelSizes.from_mapping(MODELS[name.rpartition("-h")[0]])
     notes = profile.document["notes"]
     assert any(note.startswith("expected error: 4% (median) and 9% (p90)") for note in notes)
     assert any("unchecked: that h200-141gb" in note for note in notes) == ("h200" in name)

@@ -24,7 +24,7 @@ from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.plans.scheme import Scheme
 
 A800 = DEVICES["a800-80gb"]
-LLAMA = ModelSizes.of(MODELS["llama-7b"])
+LLAMA = ModelSizes.from_mapping(MODELS["llama-7b"])
 ONE_NODE = Deployment(cluster=ClusterHardware(A800, 1, 8), sizes=LLAMA)
 QUIET = replace(A800, intra_latency_us=0.0, inter_latency_us=0.0)
 
@@ -224,7 +224,9 @@ def test_longer_sequences_take_longer(device: str, scheme: str, model: str) -> N
     cluster = ClusterHardware(DEVICES[device], 8, 8)
     parsed = Scheme.parse(scheme)
     for zero in (1, 3) if parsed.tp == parsed.pp == 1 else (1,):
-        deployment = Deployment(cluster=cluster, sizes=ModelSizes.of(MODELS[model]), zero=zero)
+        deployment = Deployment(
+            cluster=cluster, sizes=ModelSizes.from_mapping(MODELS[model]), zero=zero
+        )
         terms = stage_terms(deployment, parsed, LENGTHS[:, None], dp=8)
         times = sum(terms.values(), start=np.zeros(len(LENGTHS)))
         assert (times[1:] / times[:-1] - 1).min() > -1e-12
@@ -234,7 +236,9 @@ def test_longer_sequences_take_longer(device: str, scheme: str, model: str) -> N
 def test_micro_batch_without_tokens_takes_no_time(zero: int) -> None:
     cluster = ClusterHardware(DEVICES["h100-80gb"], 1, 8)
     for model in ("llama-7b", "qwen3-30b-a3b", "gpt-oss-20b"):
-        deployment = Deployment(cluster=cluster, sizes=ModelSizes.of(MODELS[model]), zero=zero)
+        deployment = Deployment(
+            cluster=cluster, sizes=ModelSizes.from_mapping(MODELS[model]), zero=zero
+        )
         terms = stage_terms(deployment, Scheme(ulysses=2, ring=2), [[0, 0], [4096, 0]], 2)
         alone = stage_terms(deployment, Scheme(ulysses=2, ring=2), [4096], 2)
         for name, term in terms.items():

@@ -22,7 +22,7 @@ from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.plans.scheme import Scheme
 
 H100 = DEVICES["h100-80gb"]
-LLAMA = ModelSizes.of(MODELS["llama3-8b"])
+LLAMA = ModelSizes.from_mapping(MODELS["llama3-8b"])
 DEPLOYMENT = Deployment(cluster=ClusterHardware(H100, 2, 8), sizes=LLAMA)
 QUIET = replace(H100, intra_latency_us=0.0, inter_latency_us=0.0)
 

@@ -14,7 +14,7 @@ from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.plans.scheme import Scheme
 
-LLAMA = ModelSizes.of(MODELS["llama-7b"])
+LLAMA = ModelSizes.from_mapping(MODELS["llama-7b"])
 NODE = Deployment(cluster=ClusterHardware(DEVICES["a800-80gb"], 1, 8), sizes=LLAMA)
 
 

@@ -23,7 +23,7 @@ from seqplan.costs.fit.refit import (
 from seqplan.costs.latency import Latency
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
 
 BELIEVED = Latency(1e-6, 0.05, 3.0)
@@ -84,7 +84,7 @@ def plan(step: int) -> Plan:
     )
     return Plan(
         step=step,
-        planner=Planner("0", 0, "p", None),
+        planner=Provenance("0", 0, "p", None),
         world_size=6,
         ids=tuple(range(5)),
         lengths=(100, 101, 102, 103, 104),

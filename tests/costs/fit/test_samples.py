@@ -188,7 +188,7 @@ def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
     assert profile.forward_fraction == pytest.approx(1 / 3, abs=1e-3)
     assert profile.memory.bytes_per_token(two) == pytest.approx(500, rel=1e-3)
     # 12 bytes a parameter over 2 GPUs, 8 resident, then 1,000 bytes a token.
-    model = ModelSizes.of(SIZES)
+    model = ModelSizes.from_mapping(SIZES)
     room = 10_000_000 - (6 + 8) * model.parameters
     assert profile.model(measured, 2, 100).max_len == pytest.approx(room / 1000, abs=2)
 

@@ -25,34 +25,34 @@ def test_of_a_profile() -> None:
     profile = find_profile("llama-7b-a800-80gb")
     entry = next(entry for entry in profile.schemes if entry.scheme == Scheme(tp=2))
     for source, scheme in (("llama-7b-a800-80gb", "tp2"), (profile, Scheme(tp=2))):
-        cost = Cost.of_profile(source, scheme)
+        cost = Cost.from_profile(source, scheme)
         assert (cost.a, cost.b, cost.c) == (entry.latency.a, entry.latency.b, entry.latency.c)
     with pytest.raises(ValueError, match="has no scheme tp64; it has tp"):
-        Cost.of_profile(profile, "tp64")
+        Cost.from_profile(profile, "tp64")
     with pytest.raises(ValueError, match=r"tp2\.pp4 has stages"):
-        Cost.of_profile(profile, "tp2.pp4")
+        Cost.from_profile(profile, "tp2.pp4")
 
 
 def test_of_a_model_and_a_device(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAMA_8B))
-    one, two = (Cost.of_model(config, "a100-80gb", tp=tp) for tp in (1, 2))
+    one, two = (Cost.from_model(config, "a100-80gb", tp=tp) for tp in (1, 2))
     assert 0.4 < two.b / one.b < 0.8
     assert 0.4 < two.a / one.a < 0.6
     # About 6 FLOPs a parameter and token at 40 to 70 % of the peak.
     flops = 6 * 8e9
     assert 0.3 < flops / (one.b * 1e-3) / 312e12 < 0.8
     with pytest.raises(ValueError, match=r"device 'abacus': unknown\. There are a100"):
-        Cost.of_model(config, "abacus")
+        Cost.from_model(config, "abacus")
     with pytest.raises(ValueError, match=r"device 'h100': unknown\. Did you mean h100-80gb\?"):
-        Cost.of_model(config, "h100")
+        Cost.from_model(config, "h100")
     with pytest.raises(ValueError, match="model 'some': neither a known one"):
-        Cost.of_model("some", "a100-80gb")
+        Cost.from_model("some", "a100-80gb")
     with pytest.raises(ValueError, match="gpus 12: wants whole nodes of 8"):
-        Cost.of_model(config, "a100-80gb", gpus=12)
+        Cost.from_model(config, "a100-80gb", gpus=12)
     config.write_text(json.dumps({"model_type": "llama", "hidden_size": 4096}))
     with pytest.raises(ValueError, match="does not state layers"):
-        Cost.of_model(config, "a100-80gb")
+        Cost.from_model(config, "a100-80gb")
 
 
 def test_corrected_by_what_was_measured() -> None:

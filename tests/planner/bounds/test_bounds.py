@@ -60,7 +60,7 @@ def test_gpu_time_and_places(case: Case, gpus: int | None) -> None:
 def test_micro_batches_that_cost_nothing_are_not_limited() -> None:
     """Without overhead, stages are filled the better the more micro-batches there are."""
     pipeline = PipelineClass(pp=4, a=0.0, b=1.0, c=0.0, capacity=6, unit=1, count=1, gpus=1)
-    batch = Batch.of_lengths([1] * 200)
+    batch = Batch.from_lengths([1] * 200)
     some = fleet((pipeline,))
     one_by_one = 200 + 3 * 1.0
     assert certify(some, batch, 1.1 * one_by_one) <= one_by_one * SLACK
@@ -71,7 +71,7 @@ def test_sequences_that_only_large_groups_hold_are_counted() -> None:
     """Five of them on four such groups: two run one after another, whatever the others do."""
     small = PipelineClass(pp=1, a=0.0, b=1.0, c=5.0, capacity=100, unit=1, count=1, gpus=1)
     large = PipelineClass(pp=1, a=0.0, b=0.3, c=5.0, capacity=400, unit=1, count=1, gpus=4)
-    batch = Batch.of_lengths([400, 400, 400, 400, 380, *[10] * 5])
+    batch = Batch.from_lengths([400, 400, 400, 400, 380, *[10] * 5])
     bound = gpu_time_bound_ms((small, large), batch, 16)
     assert bound == pytest.approx((400 + 380) * 0.3 + 2 * 5.0)
     assert gpu_time_bound_ms((small, large), batch, 19) == bound  # three GPUs hold none of them
@@ -117,14 +117,14 @@ ONCE_WRONG = [
 def test_instances_that_broke_a_bound(
     classes: tuple[PipelineClass, ...], lengths: tuple[int, ...]
 ) -> None:
-    batch = Batch.of_lengths(lengths)
+    batch = Batch.from_lengths(lengths)
     for seed in range(5):
         assert worst_ratio(classes, batch, np.random.default_rng(seed)) <= SLACK
 
 
 def test_the_bound_is_exact_where_nothing_is_lost() -> None:
     pipeline = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=10, unit=1, count=2, gpus=1)
-    batch = Batch.of_lengths([5] * 8)
+    batch = Batch.from_lengths([5] * 8)
     relaxation = relax([pipeline], batch, 19.99)
     assert relaxation is not None
     assert bound_by_relaxation_ms([pipeline], batch, relaxation, 0.0, 20.0) == pytest.approx(
@@ -143,7 +143,7 @@ def test_values_of_a_shorter_time_prove_what_the_program_says(seed: int) -> None
     every_strategy = AllStrategies(models, cluster.gpus)
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.lognormal(6.2, 1.4, 620), 16, 32768).astype(int)
-    batch = Batch.of_lengths(lengths.tolist())
+    batch = Batch.from_lengths(lengths.tolist())
     _, fitting_ms = fitting_time(every_strategy, batch)
     relaxation = every_strategy.relax(batch, fitting_ms * 0.96)
     assert relaxation is not None

@@ -12,7 +12,7 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.layout_times import layout_times
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.sync.choice import choose_sync
@@ -26,7 +26,7 @@ RARE = np.append(CODE.clip(max=4096), LONGEST)
 
 
 @cache
-def both(lockstep: bool) -> tuple[ProposalDocument, Comparison]:
+def both(lockstep: bool) -> tuple[Proposal, Comparison]:
     profile = load_shipped("llama-7b-a800-80gb")
     sync = choose_sync(profile, CLUSTER.gpus)
     proposal = make_proposal(profile, CLUSTER, RARE, sync=sync, lockstep=lockstep)
@@ -53,8 +53,8 @@ def test_static_baseline_holds_the_longest_sequence_everywhere(lockstep: bool) -
 def test_static_times_count_only_strategies_that_hold_the_longest_sequence() -> None:
     """Also if another homogeneous strategy runs every batch that was drawn, and faster."""
     times = np.array([[5.0, 6.0], [8.0, 9.0], [4.0, 4.0]])
-    short, long = (Strategy.of({Scheme(ulysses=u): 8 // u}) for u in (2, 4))
-    mixed = Strategy.of({Scheme(ulysses=2): 2, Scheme(ulysses=4): 1})
+    short, long = (Strategy.from_counts({Scheme(ulysses=u): 8 // u}) for u in (2, 4))
+    mixed = Strategy.from_counts({Scheme(ulysses=2): 2, Scheme(ulysses=4): 1})
     sync = GivenSyncTimes(1.0, 1.0, "given", 0.0, 0.0)
     holds = [False, True, True]
     compared = layout_times(times, [short, long, mixed], holds, {}, {}, sync)

@@ -24,7 +24,7 @@ from seqplan.planner.comparison.results import mean_propagation_ms
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.proposal.document import ProposalDocument, ProposalError
+from seqplan.planner.proposal.document import Proposal, ProposalError
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
@@ -40,7 +40,7 @@ from seqplan.planner.sync.times import (
 )
 from seqplan.plans.explain import explain
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import Planner
+from seqplan.plans.plan import Provenance
 from seqplan.plans.scheme import Scheme, Strategy
 
 CANDIDATES = [Strategy.parse(text) for text in ("8×tp8", "4×tp16", "4×tp8 + 8×tp4", "16×tp4")]
@@ -51,7 +51,7 @@ def of(same: float, different: float) -> SyncTimes:
 
 
 def alone_ms(strategy: Strategy, batch: Batch) -> float:
-    fleet = Fleet.of(strategy, dense().models)
+    fleet = Fleet.from_strategy(strategy, dense().models)
     filling = dispatch(Filler(fleet, batch), cheap_bound_ms(fleet.classes, batch))
     assert filling is not None
     return filling.objective_ms
@@ -80,7 +80,7 @@ def test_a_plan_says_why_a_faster_candidate_was_left() -> None:
     )
     rest = [j for j in chosen.considered if j.strategy != CANDIDATES[2]]
     selected = replace(chosen, considered=(*rest, faster))
-    plan = assemble(batch, selected, Planner("0", 0, "p", None), 64, 1 / 3)
+    plan = assemble(batch, selected, Provenance("0", 0, "p", None), 64, 1 / 3)
     assert lint(plan, dense().models) == []
     text = explain(plan, dense().models)
     assert "its sync takes longer" in text
@@ -97,7 +97,7 @@ def test_no_candidate_is_better_with_its_sync(at: int, same: float, more: float)
         chosen.placement.fleet.strategy
     )
     for strategy in CANDIDATES:
-        if Fleet.of(strategy, dense().models).max_sequence < batch.longest:
+        if Fleet.from_strategy(strategy, dense().models).max_sequence < batch.longest:
             continue
         other = alone_ms(strategy, batch)
         assert whole <= other + sync.of_strategy_ms(strategy) + 2e-3 * other
@@ -134,7 +134,7 @@ def test_the_bound_with_the_sync_holds_for_every_known_strategy(at: int, sync: S
     bound = sync_bound_ms(families, batch, whole)
     assert bound >= cheap_bound_of_all(batch)
     for strategy in [*CANDIDATES, *homogeneous_strategies(models, 64, batch.longest)]:
-        if Fleet.of(strategy, models).max_sequence >= batch.longest:
+        if Fleet.from_strategy(strategy, models).max_sequence >= batch.longest:
             time = alone_ms(strategy, batch) + sync.of_strategy_ms(strategy)
             assert bound <= max(whole, time) * (1 + 1e-9)
             assert bound <= time * (1 + 1e-9) or time > whole
@@ -145,7 +145,7 @@ def cheap_bound_of_all(batch: Batch) -> float:
 
 
 @cache
-def proposed(sync: SyncTimes | None) -> ProposalDocument:
+def proposed(sync: SyncTimes | None) -> Proposal:
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
     return make_proposal(
         profile,
@@ -159,7 +159,7 @@ def proposed(sync: SyncTimes | None) -> ProposalDocument:
 def test_a_proposal_carries_its_sync_to_planning(tmp_path: Path) -> None:
     sync = choose_sync(load_shipped("llama-7b-a800-80gb"), 8, sync_ms=(10.0, 900.0))
     with_it = proposed(sync)
-    again = ProposalDocument.from_json(with_it.to_json(), "file")
+    again = Proposal.from_json(with_it.to_json(), "file")
     assert again == with_it
     assert again.sync == sync
     assert '"sync"' not in proposed(None).to_json()
@@ -182,7 +182,7 @@ def test_an_choose_sync_a_proposal_must_be_sound() -> None:
     with pytest.raises(
         ProposalError, match="file: sync: overlap must be a share from 0 to 1, not 3"
     ):
-        ProposalDocument.from_json(text, "file")
+        Proposal.from_json(text, "file")
 
 
 def test_eq4_does_not_weigh_the_sync() -> None:

@@ -23,14 +23,14 @@ from seqplan.planner.systems.karmarkar_karp import differencing, karmarkar_karp
 from seqplan.planner.systems.megatron import megatron
 from seqplan.planner.systems.megatron_dcp import megatron_dcp
 from seqplan.planner.systems.megatron_packing import megatron_packing
-from seqplan.planner.systems.setting import LeftOut, Setting, Trainer
+from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import static_best
 from seqplan.planner.systems.static_table import HOTSPA, MEGATRON, find_published_strategies, parse
 from seqplan.planner.systems.trainers import trainer_rules
 from seqplan.planner.systems.windows import first_fit_decreasing, round_robin
 from seqplan.plans.scheme import Scheme, Strategy
 
-Offers = list[Trainer | LeftOut]
+Offers = list[ComparedSystem | Skipped]
 BY_NAME: dict[str, Callable[[Setting], Offers]] = {
     "static": lambda s: static_best(s, [Strategy.parse("1×tp16 + 6×tp8")]),
     "megatron": megatron,
@@ -78,7 +78,7 @@ APPLY = {
 @pytest.mark.parametrize(("where", "name"), APPLY)
 def test_each_sequence_once_within_memory_and_ranks(where: str, name: str) -> None:
     setting = SETTINGS[where]()
-    offers = [offer for offer in BY_NAME[name](setting) if isinstance(offer, Trainer)]
+    offers = [offer for offer in BY_NAME[name](setting) if isinstance(offer, ComparedSystem)]
     assert [offer.key for offer in offers] == APPLY[where, name]
     for offer in offers:
         for batch in setting.batches:
@@ -141,20 +141,20 @@ def _no_rank_twice_at_once(phase: object) -> None:
 )
 def test_what_does_not_apply_says_why(where: str, name: str, why: str) -> None:
     (offer,) = BY_NAME[name](SETTINGS[where]())
-    assert isinstance(offer, LeftOut)
+    assert isinstance(offer, Skipped)
     assert why in offer.why
 
 
 @pytest.mark.parametrize("name", ["verl", "trainers"])
 def test_a_host_runs_on_what_holds_the_data_though_no_step_has_its_longest(name: str) -> None:
     setting = dense()
-    batches = [Batch.of_lengths([min(n, 4096) for n in b.lengths]) for b in setting.batches]
+    batches = [Batch.from_lengths([min(n, 4096) for n in b.lengths]) for b in setting.batches]
     short = replace(setting, batches=batches, longest=4096)
     (offer, *_) = BY_NAME[name](short)
-    assert isinstance(offer, Trainer)
+    assert isinstance(offer, ComparedSystem)
     assert offer.description.startswith("16×tp4")
     (offer, *_) = BY_NAME[name](replace(short, longest=32768))
-    assert isinstance(offer, Trainer)
+    assert isinstance(offer, ComparedSystem)
     assert offer.description.startswith("4×tp16")
 
 
@@ -175,7 +175,7 @@ def test_differencing_makes_parts_of_about_equal_sums() -> None:
 
 def test_dense_attention_is_never_faster() -> None:
     setting = dense()
-    varlen, whole, _ = (o for o in megatron(setting) if isinstance(o, Trainer))
+    varlen, whole, _ = (o for o in megatron(setting) if isinstance(o, ComparedSystem))
     for batch in setting.batches:
         times = [propagation_ms(o.step(batch).phases, 1 / 3) for o in (varlen, whole)]
         assert times[0] <= times[1]
@@ -186,14 +186,14 @@ def test_a_searched_configuration_is_no_worse_than_the_published() -> None:
     published, searched = (
         sum(propagation_ms(o.step(batch).phases, 1 / 3) for batch in setting.batches)
         for o in (megatron(setting)[0], megatron(setting, search=True)[0])
-        if isinstance(o, Trainer)
+        if isinstance(o, ComparedSystem)
     )
     assert searched <= published
 
 
 def test_the_published_table() -> None:
-    assert parse("DP4TP8PP2") == Strategy.of({Scheme(tp=8, pp=2): 4})
-    assert parse("DP8") == Strategy.of({Scheme(): 8})
+    assert parse("DP4TP8PP2") == Strategy.from_counts({Scheme(tp=8, pp=2): 4})
+    assert parse("DP8") == Strategy.from_counts({Scheme(): 8})
     name = "llama-32b-a800-80gb"
     assert [str(s) for s in find_published_strategies(MEGATRON, name, 64, 16384)] == ["4×tp8.pp2"]
     assert [str(s) for s in find_published_strategies(MEGATRON, name, 64, 32768)] == ["4×tp16"]
@@ -222,7 +222,7 @@ def test_without_pulp_the_published_packing_is_left_out(monkeypatch: pytest.Monk
         importlib.util, "find_spec", lambda name, *_: None if name == "pulp" else find(name)
     )
     published, balanced = BY_NAME["hydraulis"](dense())
-    assert isinstance(published, LeftOut)
+    assert isinstance(published, Skipped)
     assert published.why.endswith("needs the pulp package: pip install 'seqplan[reference]'")
-    assert isinstance(balanced, Trainer)
-    assert all(isinstance(system, Trainer) for system in BY_NAME["hydraulis-fast"](dense()))
+    assert isinstance(balanced, ComparedSystem)
+    assert all(isinstance(system, ComparedSystem) for system in BY_NAME["hydraulis-fast"](dense()))

@@ -45,13 +45,13 @@ def test_between_the_bound_and_near_the_optimum(
         for degree in sorted({1, 2, gpus})
     ]
     try:
-        rounds = plan_rounds(Batch.of_lengths(lengths), models, gpus, multiple)
+        rounds = plan_rounds(Batch.from_lengths(lengths), models, gpus, multiple)
     except ValueError:
         assume(False)
         return
     assert rounds is not None
     assert len(rounds.rounds) % multiple == 0
-    classes = [PipelineClass.of(model, 1) for model in models]
+    classes = [PipelineClass.from_model(model, 1) for model in models]
     best = least_rounds_ms(classes, lengths, gpus, multiple=multiple)
     assert rounds.lower_bound_ms <= best * (1 + 1e-9)
     assert best * (1 - 1e-9) <= rounds.objective_ms <= 1.25 * best
@@ -64,7 +64,7 @@ def test_no_slower_than_one_degree_throughout(multiple: int) -> None:
     compared = 0
     for count in (3 * multiple, 5 * multiple + 7, 150):
         lengths = np.minimum(rng.choice(CODE, count), int(rng.choice([4_096, 16_384])))
-        rounds = plan_rounds(Batch.of_lengths(lengths.tolist()), models, 16, multiple)
+        rounds = plan_rounds(Batch.from_lengths(lengths.tolist()), models, 16, multiple)
         assert rounds is not None
         for model in models:
             degree = stage_class(model)

@@ -23,14 +23,16 @@ def test_it_is_never_above_the_best_rounds(case: tuple[list[SchemeModel], Batch,
     rounds = plan_rounds(batch, models, gpus)
     assert rounds is not None
     proven = prove_rounds(rounds, batch)
-    best = least_rounds_ms([PipelineClass.of(model, 1) for model in models], batch.lengths, gpus)
+    best = least_rounds_ms(
+        [PipelineClass.from_model(model, 1) for model in models], batch.lengths, gpus
+    )
     assert rounds.lower_bound_ms <= proven.lower_bound_ms <= best * (1 + 1e-9)
     assert proven.rounds == rounds.rounds
 
 
 def test_a_round_that_a_long_sequence_stretches_cannot_be_filled() -> None:
     models = load_shipped("gpt-7b-a100-40gb").usable(64, 196_608)
-    batch = Batch.of_lengths(STRETCHED)
+    batch = Batch.from_lengths(STRETCHED)
     rounds = plan_rounds(batch, models, 64)
     assert rounds is not None
     before = rounds.objective_ms / rounds.lower_bound_ms - 1

@@ -24,11 +24,11 @@ from seqplan.planner.lockstep.round_bounds import rounds_bound_ms
 from seqplan.planner.lockstep.search import _least_rest
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import Planner
+from seqplan.plans.plan import Provenance
 from seqplan.plans.scheme import Scheme
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
-PLANNER = Planner("0", 0, "sha256:0", None)
+PLANNER = Provenance("0", 0, "sha256:0", None)
 
 
 @st.composite
@@ -48,7 +48,7 @@ def settings_of_rounds(draw: st.DrawFn) -> tuple[list[SchemeModel], Batch, int]:
         )
         for degree in degrees
     ]
-    return models, Batch.of_lengths(lengths), gpus
+    return models, Batch.from_lengths(lengths), gpus
 
 
 @settings(max_examples=60, deadline=None)
@@ -59,7 +59,7 @@ def test_rounds_lie_between_the_bound_and_twice_the_optimum(
     models, batch, gpus = case
     rounds = plan_rounds(batch, models, gpus)
     assert rounds is not None
-    classes = [PipelineClass.of(model, 1) for model in models]
+    classes = [PipelineClass.from_model(model, 1) for model in models]
     best = least_rounds_ms(classes, batch.lengths, gpus)
     assert rounds_bound_ms(classes, batch, gpus, 1) <= best * (1 + 1e-9)
     assert rounds.lower_bound_ms <= best * (1 + 1e-9)
@@ -80,17 +80,17 @@ def test_plans_in_lockstep_break_no_rule(case: tuple[list[SchemeModel], Batch, i
 def test_a_sequence_beyond_every_group_has_no_rounds() -> None:
     models = load_shipped("gpt-7b-a100-40gb").usable(8, 32768)
     limit = max(model.max_sequence for model in models)
-    assert plan_rounds(Batch.of_lengths([limit + 1]), models, 8) is None
+    assert plan_rounds(Batch.from_lengths([limit + 1]), models, 8) is None
 
 
 def test_static_groups_are_never_better() -> None:
     """One degree throughout is among the plans tried, so choosing freely cannot lose to it."""
     models = load_shipped("gpt-7b-a100-40gb").usable(64, 32768)
     lengths = [16854, 11771, 9270, 8711, 6586, 5810, 5614, 5258] + [900] * 350
-    free = plan_rounds(Batch.of_lengths(lengths), models, 64)
+    free = plan_rounds(Batch.from_lengths(lengths), models, 64)
     assert free is not None
     for model in models:
-        static = plan_rounds(Batch.of_lengths(lengths), [model], 64)
+        static = plan_rounds(Batch.from_lengths(lengths), [model], 64)
         assert static is None or free.objective_ms <= static.objective_ms * (1 + 1e-9)
 
 
@@ -117,7 +117,7 @@ def test_rounds_that_hold_nothing_end_the_search() -> None:
 @given(settings_of_rounds())
 def test_thrifty_rounds_hold_everything(case: tuple[list[SchemeModel], Batch, int]) -> None:
     models, batch, gpus = case
-    classes = [PipelineClass.of(model, 1) for model in reversed(models)]
+    classes = [PipelineClass.from_model(model, 1) for model in reversed(models)]
     filler = RoundsFiller(classes, Sequences(batch.distinct, batch.multiplicity), gpus)
     thrifty = filler.fill_with_least_waste()
     assert thrifty is not None
@@ -142,7 +142,7 @@ def test_many_unlike_rounds_are_near_their_bound(layout: tuple[int, int], gap: f
         if (model.scheme.tp, model.scheme.pp) == layout
     ]
     lengths = np.minimum(CODE, 32768)[:300].tolist()
-    rounds = plan_rounds(Batch.of_lengths(lengths), models, 64)
+    rounds = plan_rounds(Batch.from_lengths(lengths), models, 64)
     assert rounds is not None
     assert rounds.objective_ms <= rounds.lower_bound_ms * (1 + gap)
 
@@ -153,7 +153,7 @@ def test_equal_groups_are_chosen_with_their_overhead() -> None:
         SchemeModel(Scheme(ulysses=2), Latency(0.0, 1.0, 400.0), 4_096),
         SchemeModel(Scheme(ring=2), Latency(0.0, 1.1, 10.0), 4_096),
     ]
-    batch = Batch.of_lengths([500, 400, 300, 200] * 2)
+    batch = Batch.from_lengths([500, 400, 300, 200] * 2)
     rounds = plan_rounds(batch, models, 4)
     assert rounds is not None
     alone = [plan_rounds(batch, [model], 4) for model in models]

@@ -17,10 +17,10 @@ from seqplan.planner.lockstep.round_bounds import in_stages_ms, rounds_bound_ms,
 from seqplan.planner.simulation.one_f_one_b import simulate_ms
 from seqplan.planner.simulation.timeline import pipelines_timeline, simulate_plan_ms
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import Planner
+from seqplan.plans.plan import Provenance
 from seqplan.plans.scheme import Scheme
 
-PLANNER = Planner("0", 0, "sha256:0", None)
+PLANNER = Provenance("0", 0, "sha256:0", None)
 
 Case = tuple[list[SchemeModel], Batch, int]
 
@@ -44,7 +44,7 @@ def staged_rounds(draw: st.DrawFn) -> Case:
         )
         for degree in degrees
     ]
-    return models, Batch.of_lengths(lengths), groups * tp * stages
+    return models, Batch.from_lengths(lengths), groups * tp * stages
 
 
 @settings(max_examples=40, deadline=None)

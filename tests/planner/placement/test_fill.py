@@ -137,13 +137,13 @@ def test_dispatch_is_near_the_optimum_on_small_instances() -> None:
 
 def test_a_sequence_that_fits_nowhere() -> None:
     classes = (PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=10, unit=1, count=1, gpus=1),)
-    assert dispatch(Filler(fleet(classes), Batch.of_lengths([11])), 11.0) is None
+    assert dispatch(Filler(fleet(classes), Batch.from_lengths([11])), 11.0) is None
 
 
 def test_the_long_pipeline_is_kept_for_what_only_it_can_hold() -> None:
     long = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=20, unit=1, count=1, gpus=2)
     short = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=5, unit=1, count=2, gpus=1)
-    batch = Batch.of_lengths([12, 12, 12, *[5] * 14])
+    batch = Batch.from_lengths([12, 12, 12, *[5] * 14])
     filling = dispatch(Filler(fleet((long, short)), batch), 36.0)
     assert filling is not None
     assert filling.objective_ms == pytest.approx(36)

@@ -134,14 +134,14 @@ def test_a_fill_that_just_fits_has_the_same_bits(case: Case, factor: float) -> N
 def test_without_overhead_micro_batches_are_counted_to_a_limit(pp: int) -> None:
     """Many more fit, and are made: their number is no limit on what a pipeline takes."""
     some = PipelineClass(pp=pp, a=0.0, b=1e-7, c=0.0, capacity=1, unit=1, count=1, gpus=1)
-    case = (some,), Batch.of_lengths([1] * (3 * MOST_COUNTED))
+    case = (some,), Batch.from_lengths([1] * (3 * MOST_COUNTED))
     target = 1e-7 * (3 * MOST_COUNTED + pp - 1)
     ours, reference = both(partial(outcome, case, target * (1 + 1e-9), None, False))
     assert bits(ours) == bits(reference)
     assert isinstance(ours, Filling)
     assert len(ours.bins[0][0]) == 3 * MOST_COUNTED
     # One long sequence beside them, and a target that would allow for more than floats count.
-    case = (replace(some, capacity=50),), Batch.of_lengths([50] + [1] * 2000)
+    case = (replace(some, capacity=50),), Batch.from_lengths([50] + [1] * 2000)
     ours, reference = both(partial(outcome, case, 1e12, None, False))
     assert bits(ours) == bits(reference)
     assert isinstance(ours, Filling)
@@ -151,7 +151,7 @@ def test_without_overhead_micro_batches_are_counted_to_a_limit(pp: int) -> None:
 def test_equal_lengths_are_subtracted_at_once() -> None:
     """As n·cost: a thousand subtractions leave other bits, and other room for the last one."""
     some = PipelineClass(pp=1, a=1e-5, b=0.1, c=0.3, capacity=9999, unit=1, count=1, gpus=1)
-    case = (some,), Batch.of_lengths([7] * 1000 + [3])
+    case = (some,), Batch.from_lengths([7] * 1000 + [3])
     tight = case[1].tokens * 0.1 + (1000 * 49 + 9) * 1e-5 + 0.3
     for ulps in range(-60, 61):
         target = tight / (1 + 1e-12) + ulps * math.ulp(tight)
@@ -191,7 +191,7 @@ def test_a_proposal_and_its_steps_are_the_same_bytes() -> None:
         proposal = make_proposal(profile, Cluster(8, 16384, 30_000), lengths, propagation_only=True)
         planner = StepPlanner(proposal)
         drawn = [np.random.default_rng(seed).choice(lengths, 60) for seed in range(3)]
-        plans = [planner.plan(Batch.of_lengths(batch.tolist())) for batch in drawn]
+        plans = [planner.plan(Batch.from_lengths(batch.tolist())) for batch in drawn]
         return [repr(proposal), *(to_json(plan) for plan in plans)]
 
     ours, reference = both(planned)
@@ -264,7 +264,7 @@ def test_it_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lengths_beyond_exact_floats_are_left_to_python() -> None:
     some = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=2**54, unit=1, count=1, gpus=1)
-    batch = Batch.of_lengths([2**53 + 1])
+    batch = Batch.from_lengths([2**53 + 1])
     assert not kernel.kernel_fills([some], batch.longest)
     assert isinstance(Filler(fleet((some,)), batch).fill(2.0**54), Filling)
 

@@ -52,7 +52,7 @@ def test_most_small_instances_are_packed_optimally() -> None:
     ratios = []
     for seed in range(300):
         rng = np.random.default_rng(seed)
-        batch = Batch.of_lengths(rng.integers(1, 40, int(rng.integers(2, 8))).tolist())
+        batch = Batch.from_lengths(rng.integers(1, 40, int(rng.integers(2, 8))).tolist())
         pipeline = random_class(rng, batch, 1, holds_longest=True)
         ratios.append(pack(pipeline, batch.lengths).objective_ms / optimum(pipeline, batch))
     assert np.mean(np.array(ratios) < 1 + 1e-9) > 0.97

@@ -12,7 +12,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.proposal.backends import BACKENDS, find_backend
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.in_process import Planner
 from seqplan.planner.step.step_planner import StepPlanner
@@ -38,7 +38,7 @@ def test_plans_have_only_what_the_trainer_runs(name: str) -> None:
     backend = BACKENDS[name]
     proposal = make_proposal(load_shipped(H100), CLUSTER, CODE, trainer=name)
     assert proposal.trainer == name
-    assert ProposalDocument.from_json(proposal.to_json(), "again").digest == proposal.digest
+    assert Proposal.from_json(proposal.to_json(), "again").digest == proposal.digest
     assert proposal.profile.zero_stage in backend.zero_stages
     assert proposal.in_lockstep == (backend.lockstep or proposal.profile.lockstep)
     planner, used = StepPlanner(proposal), set()

@@ -15,7 +15,7 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.proposal.document import ProposalDocument, ProposalError
+from seqplan.planner.proposal.document import Proposal, ProposalError
 from seqplan.planner.proposal.layouts import choose_layout, explain_choice
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios
@@ -49,7 +49,7 @@ def profile() -> Profile:
 
 
 @cache
-def proposed(sync: SyncTimes) -> ProposalDocument:
+def proposed(sync: SyncTimes) -> Proposal:
     return make_proposal(profile(), CLUSTER, LENGTHS, sync=sync)
 
 
@@ -96,7 +96,7 @@ def test_plans_of_one_layout_are_never_behind_its_best_static_strategy() -> None
 
 def test_the_document_says_why_and_reads_back() -> None:
     document = proposed(choose_sync(profile(), CLUSTER.gpus))
-    again = ProposalDocument.from_json(document.to_json(), "file")
+    again = Proposal.from_json(document.to_json(), "file")
     assert again == document
     assert again.digest == document.digest
     assert document.layouts is not None
@@ -120,7 +120,7 @@ def test_an_sync_must_know_every_layout() -> None:
     assert isinstance(document.sync, LayoutSyncTimes)
     part = replace(document.sync, by_layout_ms=document.sync.by_layout_ms[:1])
     with pytest.raises(ProposalError, match=r"sync\.by_layout: lacks tp4"):
-        ProposalDocument.from_json(replace(document, sync=part).to_json(), "file")
+        Proposal.from_json(replace(document, sync=part).to_json(), "file")
 
 
 def scenarios_of(sync: LayoutSyncTimes) -> Scenarios:
@@ -131,7 +131,9 @@ def scenarios_of(sync: LayoutSyncTimes) -> Scenarios:
         models,
         int(LENGTHS.max()),
         lambda own: mean(
-            gpu_time_bound_ms([PipelineClass.of(m, 1) for m in own.values()], batch, CLUSTER.gpus)
+            gpu_time_bound_ms(
+                [PipelineClass.from_model(m, 1) for m in own.values()], batch, CLUSTER.gpus
+            )
             for batch in batches
         ),
         lambda layout: sync.compute_exposed_ms([layout]),

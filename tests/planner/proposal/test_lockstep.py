@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqplan import Cluster, Infeasible, Planner, ProposalDocument, find_profile, make_proposal
+from seqplan import Cluster, Infeasible, Proposal, Provenance, find_profile, make_proposal
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.kernel import VARIABLE
@@ -27,7 +27,7 @@ LLAMA = find_profile("llama-7b-a800-80gb")
 CLUSTER = Cluster(16, 16_384, 60_000)
 
 
-def proposed(profile: Profile = LLAMA, multiple: int = 1) -> ProposalDocument:
+def proposed(profile: Profile = LLAMA, multiple: int = 1) -> Proposal:
     return make_proposal(
         profile,
         CLUSTER,
@@ -39,16 +39,16 @@ def proposed(profile: Profile = LLAMA, multiple: int = 1) -> ProposalDocument:
 
 
 @pytest.fixture(scope="module")
-def document() -> ProposalDocument:
+def document() -> Proposal:
     return proposed()
 
 
 def batch(step: int = 0, count: int = 60) -> Batch:
     lengths = np.minimum(CODE[step * 60 : step * 60 + count], CLUSTER.max_len).tolist()
-    return replace(Batch.of_lengths(lengths), step=step)
+    return replace(Batch.from_lengths(lengths), step=step)
 
 
-def test_every_step_is_in_lockstep_of_one_layout(document: ProposalDocument) -> None:
+def test_every_step_is_in_lockstep_of_one_layout(document: Proposal) -> None:
     models = CLUSTER.models(LLAMA)
     planner = StepPlanner(document)
     assert document.layouts is not None
@@ -65,14 +65,14 @@ def test_every_step_is_in_lockstep_of_one_layout(document: ProposalDocument) -> 
 
 
 def test_the_document_says_so_and_those_without_it_are_read_as_before(
-    document: ProposalDocument,
+    document: Proposal,
 ) -> None:
-    again = ProposalDocument.from_json(document.to_json(), "here")
+    again = Proposal.from_json(document.to_json(), "here")
     assert again.in_lockstep
     assert again == document
     raw = json.loads(document.to_json())
     del raw["lockstep"], raw["digest"]
-    earlier = ProposalDocument.from_json(
+    earlier = Proposal.from_json(
         json.dumps({**raw, "digest": digest_of(canonical_json(raw))}), "here"
     )
     assert not earlier.in_lockstep
@@ -81,7 +81,7 @@ def test_the_document_says_so_and_those_without_it_are_read_as_before(
     assert zero_3.in_lockstep
 
 
-def test_candidates_are_its_static_groups_and_none_is_faster(document: ProposalDocument) -> None:
+def test_candidates_are_its_static_groups_and_none_is_faster(document: Proposal) -> None:
     assert all(candidate.strategy.homogeneous for candidate in document.candidates)
     layouts = {(s.tp, s.pp) for c in document.candidates for s, _ in c.strategy.counts}
     assert len(layouts) == 1
@@ -90,9 +90,7 @@ def test_candidates_are_its_static_groups_and_none_is_faster(document: ProposalD
     assert document.lower_bound_ms <= document.expected_ms
 
 
-def test_the_same_plans_whoever_plans(
-    document: ProposalDocument, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_plans_whoever_plans(document: Proposal, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [batch(step) for step in range(3)]
     here = [planned.line for planned in produce(document, batches)]
     assert [planned.line for planned in produce(document, batches, workers=2)] == here
@@ -101,7 +99,7 @@ def test_the_same_plans_whoever_plans(
 
 
 def test_rounds_come_in_multiples() -> None:
-    planner = Planner(LLAMA, 16, 16_384, layout="tp2.pp2", lockstep=True, micro_step_multiple=3)
+    planner = Provenance(LLAMA, 16, 16_384, layout="tp2.pp2", lockstep=True, micro_step_multiple=3)
     plan = planner.plan(batch().lengths)
     rounds = {pipeline.round for pipeline in plan.pipelines}
     assert len(rounds) % 3 == 0
@@ -114,17 +112,17 @@ def test_rounds_come_in_multiples() -> None:
 
 
 def test_fewer_sequences_than_groups_leave_ranks_idle() -> None:
-    plan = Planner(LLAMA, 16, 16_384, layout="tp8", lockstep=True).plan([4_000])
+    plan = Provenance(LLAMA, 16, 16_384, layout="tp8", lockstep=True).plan([4_000])
     (pipeline,) = plan.pipelines
     assert pipeline.scheme.gpus == 16
-    alone = Planner(LLAMA.restrict(measured=True), 16, 16_384, layout="tp8", lockstep=True)
+    alone = Provenance(LLAMA.restrict(measured=True), 16, 16_384, layout="tp8", lockstep=True)
     assert alone.plan([4_000]).idle_ranks == tuple(range(8, 16))
 
 
 def test_zero_3_has_no_sync_and_its_own_memory() -> None:
     gpt = find_profile("gpt-7b-a100-40gb")
-    lockstep_plan = Planner(gpt, 16, 16_384, lockstep=True).plan(batch().lengths)
-    implied = Planner(gpt, 16, 16_384).plan(batch().lengths)
+    lockstep_plan = Provenance(gpt, 16, 16_384, lockstep=True).plan(batch().lengths)
+    implied = Provenance(gpt, 16, 16_384).plan(batch().lengths)
     assert lockstep_plan.sync_ms is None
     assert lockstep_plan.pipelines == implied.pipelines
 
@@ -139,14 +137,14 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(
         ValueError, match="micro_step_multiple is for rounds; give lockstep with it"
     ):
-        Planner(LLAMA, 16, 16_384, micro_step_multiple=2)
+        Provenance(LLAMA, 16, 16_384, micro_step_multiple=2)
     with pytest.raises(ValueError, match="micro_step_multiple must be 1 or more, not 0"):
-        Planner(LLAMA, 16, 16_384, lockstep=True, micro_step_multiple=0)
+        Provenance(LLAMA, 16, 16_384, lockstep=True, micro_step_multiple=0)
     with pytest.raises(ValueError, match="exact answers are for pipelines; the proposal is in"):
-        Planner(LLAMA, 16, 16_384, lockstep=True, exact=True)
+        Provenance(LLAMA, 16, 16_384, lockstep=True, exact=True)
     document = make_proposal(LLAMA, CLUSTER, CODE[:100], lockstep=True)
     with pytest.raises(ValueError, match="lockstep is stated by the proposal; leave it out"):
-        Planner(document, lockstep=True)
+        Provenance(document, lockstep=True)
 
 
 def test_an_sync_that_one_round_hides_counts_for_nothing() -> None:
@@ -161,7 +159,7 @@ def test_an_sync_that_one_round_hides_counts_for_nothing() -> None:
     assert "sync halved or doubled" in document.layouts.why[-1]
 
 
-def test_it_says_at_which_costs_another_layout_would_be_chosen(document: ProposalDocument) -> None:
+def test_it_says_at_which_costs_another_layout_would_be_chosen(document: Proposal) -> None:
     assert document.layouts is not None
     assert "tp8 where the sync takes twice as long" in document.layouts.why[-1]
     derived = choose_sync(LLAMA, CLUSTER.gpus)

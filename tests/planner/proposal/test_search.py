@@ -21,7 +21,7 @@ SLOW_TO_FIT = (
         Scheme(2, 2): SchemeModel(Scheme(2, 2), Latency(0.0, 0.1, 0.0), 22),
         Scheme(3, 1): SchemeModel(Scheme(3, 1), Latency(0.0, 0.2 / 3, 9.0), 23),
     },
-    Batch.of_lengths([3, 20, 20]),
+    Batch.from_lengths([3, 20, 20]),
     3,
 )
 """Most of the time is launch overhead: the GPUs needed fall slower than the time rises."""
@@ -42,7 +42,7 @@ def test_the_bound_over_all_strategies_holds_and_search_stays_above_it(
     best = any_strategy_optimum(all_strategies.classes, batch, gpus)
     for strategy in search(all_strategies, batch):
         assert strategy.gpus <= gpus
-        filling = dispatch(Filler(Fleet.of(strategy, models), batch), best)
+        filling = dispatch(Filler(Fleet.from_strategy(strategy, models), batch), best)
         assert filling is not None
         assert filling.objective_ms >= best * (1 - 1e-9)
         bound = all_strategies_bound_ms(all_strategies, batch, filling.objective_ms)

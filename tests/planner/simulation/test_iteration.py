@@ -20,7 +20,7 @@ from seqplan.plans.scheme import Scheme
 
 PROFILE = load_shipped("llama-32b-a800-80gb").restrict(measured=True)
 NOTHING = GivenSyncTimes(0, 0, "none", 0, 0)
-BATCH = Batch.of_lengths([100, 200])
+BATCH = Batch.from_lengths([100, 200])
 
 
 def pipeline(

@@ -33,7 +33,7 @@ NAMES = ["gemma-3-1b", "gpt-oss-20b", "qwen3-30b-a3b"]
 
 @cache
 def profile_of(name: str) -> Profile:
-    sizes = ModelSizes.of(MODELS[name] if name in MODELS else read_model_config(GEMMA))
+    sizes = ModelSizes.from_mapping(MODELS[name] if name in MODELS else read_model_config(GEMMA))
     cluster = ClusterHardware(DEVICES["h200-141gb"], 2, 8)
     possible = [scheme for scheme in SCHEMES if sizes.heads % (scheme.tp * scheme.ulysses) == 0]
     document = derive_profile(Deployment(cluster=cluster, sizes=sizes), possible, name=name)
@@ -50,13 +50,13 @@ def test_bounds_hold_against_exhaustive_search(name: str, seed: int) -> None:
         for model in profile_of(name).usable(8, 32768)
         if model.max_sequence >= max(lengths)
     }
-    batch = Batch.of_lengths(lengths.tolist())
+    batch = Batch.from_lengths(lengths.tolist())
     all_strategies = AllStrategies(models, 8)
     best = any_strategy_optimum(all_strategies.classes, batch, 8)
     strategies = list(search(all_strategies, batch))
     assert strategies
     for strategy in strategies:
-        filling = dispatch(Filler(Fleet.of(strategy, models), batch), best)
+        filling = dispatch(Filler(Fleet.from_strategy(strategy, models), batch), best)
         assert filling is not None
         assert filling.objective_ms >= best * (1 - 1e-9)
         assert all_strategies_bound_ms(all_strategies, batch, filling.objective_ms) <= best * (
@@ -73,7 +73,7 @@ def test_plans_lint_and_stay_above_their_bound(name: str) -> None:
         profile, Cluster(16, 32768, 200_000), lengths, sync=choose_sync(profile, 16)
     )
     planner = StepPlanner(document)
-    plan = planner.plan(Batch.of_lengths(lengths[:60].tolist()))
+    plan = planner.plan(Batch.from_lengths(lengths[:60].tolist()))
     assert lint(plan, planner.models) == []
     assert 0 < plan.lower_bound_ms <= plan.predicted_ms
     assert plan.predicted_ms <= 1.25 * plan.lower_bound_ms

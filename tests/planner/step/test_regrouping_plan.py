@@ -23,7 +23,7 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.assemble import assemble
@@ -47,13 +47,13 @@ from seqplan.planner.sync.times import NO_SYNC
 from seqplan.plans.explain import explain
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import Plan, Planner
+from seqplan.plans.plan import Plan, Provenance
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.views.rank_view import rank_view
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
-PLANNER = Planner("1", 0, "sha256:p", None)
+PLANNER = Provenance("1", 0, "sha256:p", None)
 
 Models = dict[Scheme, SchemeModel]
 
@@ -79,14 +79,14 @@ def one_layout(draw: st.DrawFn) -> Models:
 def of_models(models: Models) -> RegroupLayout:
     """All of the schemes, also those that others replace."""
     first = next(iter(models))
-    classes = tuple(PipelineClass.of(model, 1) for model in models.values())
+    classes = tuple(PipelineClass.from_model(model, 1) for model in models.values())
     return RegroupLayout((first.tp, first.pp), tuple(models), classes, 0.0)
 
 
 def static_plan(models: Models, batch: Batch, gpus: int) -> Plan | None:
     """The best plan of the homogeneous strategies that hold the batch."""
     strategies = [
-        Strategy.of({scheme: gpus // scheme.gpus})
+        Strategy.from_counts({scheme: gpus // scheme.gpus})
         for scheme, model in models.items()
         if scheme.gpus <= gpus and model.max_sequence >= batch.longest
     ]
@@ -128,7 +128,7 @@ def test_regrouping_plans_are_sound(
     models: Models, gpus: int, lengths: list[int], looseness: float, packing: str
 ) -> None:
     models = {s: model for s, model in models.items() if s.gpus <= gpus}
-    batch = Batch.of_lengths(lengths)
+    batch = Batch.from_lengths(lengths)
     static = static_plan(models, batch, gpus) if models else None
     assume(static is not None)
     assert static is not None
@@ -155,7 +155,7 @@ def test_the_bound_is_below_every_plan_there_is(models: Models, lengths: list[in
     models = {s: model for s, model in models.items() if s.gpus in (1, 2) and s.tp == 1}
     assume(models)
     classes = of_models(models).classes
-    batch = Batch.of_lengths(lengths)
+    batch = Batch.from_lengths(lengths)
     optimum = best_on_two_ranks(classes, lengths)
     bound = gpu_time_bound_ms(classes, batch, 2)
     assert bound <= optimum * (1 + 1e-12)
@@ -171,7 +171,7 @@ def test_a_long_sequence_on_all_ranks_that_then_split() -> None:
         Scheme(1, 1, sp): SchemeModel(Scheme(1, 1, sp), Latency(0.0, b, 1.0), 100 * sp)
         for sp, b in ((1, 1.2), (2, 0.72), (4, 0.45))
     }
-    batch = Batch.of_lengths([390, *[90] * 8])
+    batch = Batch.from_lengths([390, *[90] * 8])
     schemes = of_models(models)
     placed = find_regrouping(schemes.classes, batch, 4, below_ms=1e6)
     assert placed is not None
@@ -189,7 +189,7 @@ def test_equal_sequences_left_over_share_ranks() -> None:
     """Forty of one length on sixteen GPUs: two on each, then eight on two GPUs each."""
     profile = "llama-7b-a800-80gb"
     planned, in_lockstep = (
-        seqplan.Planner(profile, 16, 16_384, layout="tp1", lockstep=lockstep).plan([4388] * 40)
+        seqplan.Provenance(profile, 16, 16_384, layout="tp1", lockstep=lockstep).plan([4388] * 40)
         for lockstep in (False, True)
     )
     assert planned.regroups
@@ -200,7 +200,7 @@ def test_equal_sequences_left_over_share_ranks() -> None:
 
 
 def test_rounds_of_the_same_groups_do_not_regroup() -> None:
-    planner = seqplan.Planner("llama-7b-a800-80gb", 8, 16_384, layout="tp2", lockstep=True)
+    planner = seqplan.Provenance("llama-7b-a800-80gb", 8, 16_384, layout="tp2", lockstep=True)
     text = explain(planner.plan([8_000] * 16))
     assert "rounds" in text
     assert "regroup" not in text
@@ -214,11 +214,11 @@ def test_sizes_that_do_not_divide_one_another_are_not_offered() -> None:
     classes = of_models(models).classes
     assert find_nested_sizes(classes) is None
     with pytest.raises(ValueError, match="divide one another"):
-        RegroupFiller(classes, Batch.of_lengths([5]), 6)
+        RegroupFiller(classes, Batch.from_lengths([5]), 6)
 
 
 @cache
-def long_code() -> ProposalDocument:
+def long_code() -> Proposal:
     """LLaMA-32B at tp8 on 64 GPUs, code lengths up to 128K."""
     whole = load_shipped("llama-32b-a800-80gb")
     raw = [
@@ -287,8 +287,8 @@ def test_a_proposal_counts_what_groups_gain_by_regrouping() -> None:
     assert document.expected_ms < fixed.expected_ms * 0.97
     assert document.lower_bound_ms <= document.expected_ms
     assert fixed.lower_bound_ms <= fixed.expected_ms
-    assert ProposalDocument.from_json(fixed.to_json(), "it").static_groups
-    assert not ProposalDocument.from_json(document.to_json(), "it").static_groups
+    assert Proposal.from_json(fixed.to_json(), "it").static_groups
+    assert not Proposal.from_json(document.to_json(), "it").static_groups
 
 
 def test_with_several_layouts_the_one_that_is_best_for_the_step_regroups() -> None:

@@ -25,7 +25,7 @@ def test_selection_plans_on_the_best_candidate_and_accounts_for_all() -> None:
     assert_sound(chosen.placement.fleet, batch, chosen.placement.filling)
     times = {}
     for strategy in candidates:
-        some = Fleet.of(strategy, LLAMA_32B)
+        some = Fleet.from_strategy(strategy, LLAMA_32B)
         if some.max_sequence >= batch.longest:
             filling = dispatch(Filler(some, batch), single_bound_ms(some.classes, batch))
             assert filling is not None
@@ -55,7 +55,7 @@ def test_a_strategy_is_made_where_no_candidate_holds_the_longest() -> None:
     assert selected.lower_bound_ms <= selected.placement.objective_ms
     assert selected.placement.strategy in {entry.strategy for entry in selected.considered}
     with pytest.raises(Infeasible, match=r"sequence 0 has 90000 .* scheme of the profile .* 4"):
-        select(Batch.of_lengths([90000]), [Strategy.parse("8xtp8")], LLAMA_32B, 64)
+        select(Batch.from_lengths([90000]), [Strategy.parse("8xtp8")], LLAMA_32B, 64)
 
 
 def test_no_candidates_are_needed() -> None:

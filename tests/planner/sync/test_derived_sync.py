@@ -117,7 +117,7 @@ def test_which_sync_is_used() -> None:
     assert isinstance(choose_sync(PROFILE, 64), LayoutSyncTimes)
     stated = choose_sync(PROFILE, 64, sync_ms=(1, 2))
     assert isinstance(stated, GivenSyncTimes)
-    assert stated.of_strategy_ms(Strategy.of({Scheme(tp=8): 1, Scheme(tp=4): 1})) == 2
+    assert stated.of_strategy_ms(Strategy.from_counts({Scheme(tp=8): 1, Scheme(tp=4): 1})) == 2
     lockstep = load_shipped("gpt-7b-a100-40gb")
     assert choose_sync(lockstep, 64).compute_exposed_ms([(1, 1), (2, 1)]) == 0
     assert choose_proposal_sync(lockstep, 64, None, 0.0) is None

@@ -42,7 +42,7 @@ STRATEGIES = st.dictionaries(
     ),
     st.integers(1, 3),
     min_size=1,
-).map(Strategy.of)
+).map(Strategy.from_counts)
 
 
 @given(SYNC_OVERLAPS, STRATEGIES)
@@ -67,8 +67,8 @@ def test_pipelines_of_one_layout_sync_like_equal_replicas(
     sync: SyncTimes, strategy: Strategy
 ) -> None:
     for scheme, _ in strategy.counts:
-        alone = Strategy.of({Scheme(scheme.tp, scheme.pp): 1})
-        mixed = Strategy.of({scheme: 1, Scheme(scheme.tp, scheme.pp, 1, 4): 2})
+        alone = Strategy.from_counts({Scheme(scheme.tp, scheme.pp): 1})
+        mixed = Strategy.from_counts({scheme: 1, Scheme(scheme.tp, scheme.pp, 1, 4): 2})
         assert sync.of_strategy_ms(mixed) == sync.of_strategy_ms(alone)
 
 

@@ -95,7 +95,7 @@ def test_greedy_assignments_are_complete_and_repeat(case: Case, order: str, over
 def test_a_trial_gives_each_sequence_to_the_first_to_end(case: Case, overhead: bool) -> None:
     """Longest first with one trial and no equal lengths is a plain greedy: written out here."""
     classes, batch = case
-    batch = Batch.of_lengths(sorted(set(batch.lengths), reverse=True))
+    batch = Batch.from_lengths(sorted(set(batch.lengths), reverse=True))
     pipelines = each_of(classes)
     parts: list[list[int]] = [[] for _ in pipelines]
     for i, length in enumerate(batch.lengths):
@@ -116,16 +116,16 @@ def test_a_trial_gives_each_sequence_to_the_first_to_end(case: Case, overhead: b
 
 
 def test_trials_that_leave_a_pipeline_empty_are_rejected_unless_all_do() -> None:
-    batch = Batch.of_lengths([8, 1, 1])
+    batch = Batch.from_lengths([8, 1, 1])
     assert all(greedy_dispatch(PAIR, batch, trials=50))
-    assert sum(map(len, greedy_dispatch(PAIR, Batch.of_lengths([8]), trials=5))) == 1
+    assert sum(map(len, greedy_dispatch(PAIR, Batch.from_lengths([8]), trials=5))) == 1
 
 
 def test_too_long_a_sequence_and_no_trials_are_refused() -> None:
     with pytest.raises(ValueError, match="11 tokens exceeds every pipeline's 10"):
-        greedy_dispatch(PAIR, Batch.of_lengths([11]))
+        greedy_dispatch(PAIR, Batch.from_lengths([11]))
     with pytest.raises(ValueError, match="trials must be 1 or more, not 0"):
-        greedy_dispatch(PAIR, Batch.of_lengths([1]), trials=0)
+        greedy_dispatch(PAIR, Batch.from_lengths([1]), trials=0)
 
 
 def test_the_bound_of_a_pipeline_by_hand() -> None:
@@ -140,7 +140,7 @@ def test_the_bound_of_a_pipeline_by_hand() -> None:
 def test_running_out_of_time_is_not_called_optimal() -> None:
     rng = np.random.default_rng(0)
     classes = (PipelineClass(2, 1e-4, 1.0, 3.0, 4000, 1, 7, 2), PAIR[0])
-    batch = Batch.of_lengths(rng.integers(1, 3000, 150).tolist())
+    batch = Batch.from_lengths(rng.integers(1, 3000, 150).tolist())
     solution = ilp_dispatch(classes, batch, time_limit_s=1.0)
     check_assignment(classes, batch, solution.pipelines)
     assert solution.lower_bound_ms <= solution.objective_ms

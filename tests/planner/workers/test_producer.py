@@ -18,10 +18,10 @@ from producer_cases import DEADLY, dense_proposal, drawn_batches, lockstep_propo
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.workers import processes as process_workers
-from seqplan.planner.workers.planned_step import Planned
+from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.planner.workers.pool import DEATHS, WorkerDied, WorkerPool
 from seqplan.planner.workers.processes import ProcessWorker, ProcessWorkforce
 from seqplan.planner.workers.produce import produce
@@ -36,7 +36,7 @@ def no_worker_is_left() -> Iterator[None]:
     assert multiprocessing.active_children() == []
 
 
-def lines(proposal: ProposalDocument, batches: list[Batch], workers: int = 1) -> list[str]:
+def lines(proposal: Proposal, batches: list[Batch], workers: int = 1) -> list[str]:
     return [planned.line for planned in produce(proposal, batches, seed=3, workers=workers)]
 
 
@@ -49,7 +49,7 @@ def test_any_number_of_workers_gives_the_same_bytes(kind: str) -> None:
     assert lines(proposal, batches, workers=3) == alone
 
 
-def until_failure(produced: Iterator[Planned]) -> tuple[list[Planned], Exception]:
+def until_failure(produced: Iterator[TimedPlan]) -> tuple[list[TimedPlan], Exception]:
     """What came out, and then the error."""
     plans = []
     try:
@@ -171,7 +171,7 @@ def test_the_look_ahead_bounds_what_is_drawn(look_ahead: int | None, bound: int)
 
 
 def test_closing_ends_the_workers() -> None:
-    endless = (Batch.of_lengths([100, 200], step) for step in range(10**9))
+    endless = (Batch.from_lengths([100, 200], step) for step in range(10**9))
     produced = produce(dense_proposal(), endless, workers=2)
     assert next(produced).step == 0
     assert multiprocessing.active_children()
@@ -181,10 +181,10 @@ def test_closing_ends_the_workers() -> None:
 
 
 def test_a_consumer_that_fails_ends_the_workers() -> None:
-    endless = (Batch.of_lengths([100, 200], step) for step in range(10**9))
+    endless = (Batch.from_lengths([100, 200], step) for step in range(10**9))
     produced = produce(dense_proposal(), endless, workers=2)
 
-    def consume(planned: Iterator[Planned]) -> None:
+    def consume(planned: Iterator[TimedPlan]) -> None:
         for _ in planned:
             raise LookupError
 
@@ -197,7 +197,7 @@ def test_a_consumer_that_fails_ends_the_workers() -> None:
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_an_interrupt_while_workers_start_reaches_the_consumer() -> None:
     """Starting workers shields them from Ctrl-C, but not their parent."""
-    endless = (Batch.of_lengths([100, 200], step) for step in range(10**9))
+    endless = (Batch.from_lengths([100, 200], step) for step in range(10**9))
     others = {process.pid for process in multiprocessing.active_children()}
 
     def interrupt() -> None:

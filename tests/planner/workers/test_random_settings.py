@@ -15,7 +15,7 @@ from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.proposal.document import ProposalDocument
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.step_planner import StepPlanner
@@ -67,7 +67,7 @@ def profiles(draw: st.DrawFn, lockstep: bool) -> Profile:
 
 
 @st.composite
-def cases(draw: st.DrawFn, lockstep: bool) -> tuple[ProposalDocument, Batch]:
+def cases(draw: st.DrawFn, lockstep: bool) -> tuple[Proposal, Batch]:
     """A proposal of random strategies and a batch that at least one of them holds."""
     profile = draw(profiles(lockstep))
     smallest = min(entry.scheme.gpus for entry in profile.schemes)
@@ -84,7 +84,7 @@ def cases(draw: st.DrawFn, lockstep: bool) -> tuple[ProposalDocument, Batch]:
             counts[scheme] += count
             left -= count * scheme.gpus
         if counts.total():
-            strategies.add(str(Strategy.of(counts)))
+            strategies.add(str(Strategy.from_counts(counts)))
     document = proposal(profile, cluster, sorted(strategies))
     if lockstep:
         longest = max(model.max_sequence for model in models.values())
@@ -96,7 +96,7 @@ def cases(draw: st.DrawFn, lockstep: bool) -> tuple[ProposalDocument, Batch]:
     return document, Batch(draw(st.integers(0, 10**6)), tuple(ids), tuple(lengths))
 
 
-def check(plan: Plan, document: ProposalDocument, batch: Batch) -> None:
+def check(plan: Plan, document: Proposal, batch: Batch) -> None:
     """Every promise of a plan that can be checked without the planner."""
     models = document.cluster.models(document.profile)
     assert lint(plan, models) == []
@@ -129,12 +129,12 @@ def test_plans_are_sound(lockstep: bool) -> None:
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
     @given(cases(lockstep))
-    def sound(case: tuple[ProposalDocument, Batch]) -> None:
+    def sound(case: tuple[Proposal, Batch]) -> None:
         document, batch = case
         plan = StepPlanner(document).plan(batch)
         check(plan, document, batch)
         # What a worker gets is the document as text.
-        again = ProposalDocument.from_json(document.to_json(), "proposal")
+        again = Proposal.from_json(document.to_json(), "proposal")
         assert to_json(StepPlanner(again).plan(batch)) == to_json(plan)
 
     sound()
@@ -163,7 +163,7 @@ def test_proposals_and_their_plans_are_sound(lockstep: bool, method: str) -> Non
             profile, cluster, lengths, seed=seed, method=method, propagation_only=True
         )
         assert 0 < document.lower_bound_ms <= document.expected_ms + 1e-3
-        assert ProposalDocument.from_json(document.to_json(), "proposal") == document
+        assert Proposal.from_json(document.to_json(), "proposal") == document
         for batch in Sampler(lengths, cluster.tokens, longest, seed).batches(3):
             check(StepPlanner(document).plan(batch), document, batch)
 

@@ -23,7 +23,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.workers import ray_driver as ray_agent
 from seqplan.planner.workers import ray_workers
-from seqplan.planner.workers.planned_step import Planned
+from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.planner.workers.pool import DEATHS, WorkerDied
 from seqplan.planner.workers.produce import produce
 
@@ -149,7 +149,7 @@ def test_a_killed_agent_changes_nothing() -> None:
     assert plans == expected
 
 
-def until_failure(produced: Iterator[Planned]) -> tuple[list[int], Exception]:
+def until_failure(produced: Iterator[TimedPlan]) -> tuple[list[int], Exception]:
     """The steps that came out, and then the error."""
     plans = []
     try:
@@ -186,7 +186,7 @@ def test_what_planning_raises_is_raised_in_its_place(monkeypatch: pytest.MonkeyP
 @needs_ray
 @pytest.mark.usefixtures("joined")
 def test_closing_ends_the_actors() -> None:
-    endless = (Batch.of_lengths([100, 200], step) for step in range(10**9))
+    endless = (Batch.from_lengths([100, 200], step) for step in range(10**9))
     produced = produce(dense_proposal(), endless, workers=2, executor="ray")
     assert next(produced).step == 0
     assert actors()

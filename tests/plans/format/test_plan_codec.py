@@ -15,7 +15,7 @@ from plan_strategies import plans
 
 from seqplan.plans.format.codec import PlanError, digest, from_json, to_json
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme, Strategy
 
 
@@ -25,7 +25,7 @@ def small_plan() -> Plan:
     )
     return Plan(
         step=17,
-        planner=Planner("1.0", 0, "sha256:p", None),
+        planner=Provenance("1.0", 0, "sha256:p", None),
         world_size=3,
         ids=(70, 71),
         lengths=(5, 7),
@@ -37,7 +37,7 @@ def small_plan() -> Plan:
         predicted_ms=3.25,
         lower_bound_ms=3.25,
         gap=0.0,
-        selection=(Considered(Strategy.of({Scheme(tp=2): 1}), 3.25, None),),
+        selection=(Considered(Strategy.from_counts({Scheme(tp=2): 1}), 3.25, None),),
     )
 
 

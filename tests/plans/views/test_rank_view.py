@@ -14,7 +14,7 @@ from hypothesis import given
 from plan_strategies import plans
 
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import PipelineView, RankView, rank_view, rank_views, views_json
 
@@ -29,7 +29,7 @@ def one_pipeline(scheme: Scheme, lengths: tuple[int, ...], world_size: int) -> P
     pipeline = PlannedPipeline(scheme, tuple(range(scheme.gpus)), (batch,), 5.0 * scheme.pp)
     return Plan(
         step=3,
-        planner=Planner("1", 0, "sha256:p", None),
+        planner=Provenance("1", 0, "sha256:p", None),
         world_size=world_size,
         ids=tuple(range(100, 100 + len(lengths))),
         lengths=lengths,

@@ -7,7 +7,7 @@ from seqplan.plans.views.parameter_layout import Block, ParameterLayout
 from seqplan.plans.views.placement import PlacedPipeline
 from seqplan.plans.views.resharding import Message
 from seqplan.plans.views.sync_count import Moved, Pulled, count_gathered, count_moved
-from seqplan.plans.views.unit_layout import Piece, UnitLayout
+from seqplan.plans.views.unit_layout import ParameterPiece, UnitLayout
 
 RANKS = 4
 MATRICES = [
@@ -24,8 +24,8 @@ UNITS = [NORM, *MATRICES]
 
 def test_what_stays_on_a_rank_is_not_counted() -> None:
     messages = [
-        Message((0, 2), (Piece(0, 5, 0), Piece(7, 9, 5))),
-        Message((1,), (Piece(9, 10, 7),)),
+        Message((0, 2), (ParameterPiece(0, 5, 0), ParameterPiece(7, 9, 5))),
+        Message((1,), (ParameterPiece(9, 10, 7),)),
     ]
     assert count_moved(messages, 2) == Moved(2, 8)
     assert count_moved(messages, 3) == Moved(3, 15)

@@ -58,7 +58,7 @@ def test_the_analytic_model_counts_what_layers_keep(checkpointing: str) -> None:
     On a CPU each norm keeps what it multiplies by its weight; q and k are kept rotated and not;
     the activation is kept beside its product. The analytic model has none of these.
     """
-    sizes = ModelSizes.of(SIZES)
+    sizes = ModelSizes.from_mapping(SIZES)
     many, few = (
         bytes_kept(checkpointing, layers, fake=True, dtype=torch.float32)[0] for layers in (6, 2)
     )

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Planner
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import MicroBatchView, rank_view
 from seqplan.runtime.data.megatron import MegatronTokens
@@ -29,7 +29,7 @@ def views(scheme: Scheme, ids: list[int], lengths: list[int]) -> list[MicroBatch
     pipeline = PlannedPipeline(scheme, tuple(range(scheme.gpus)), (batch,), 1.0)
     plan = Plan(
         step=0,
-        planner=Planner("1", 0, "sha256:p", None),
+        planner=Provenance("1", 0, "sha256:p", None),
         world_size=scheme.gpus,
         ids=tuple(ids),
         lengths=tuple(lengths),

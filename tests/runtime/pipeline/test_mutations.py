@@ -55,7 +55,7 @@ def one_copy_of_a_key_head() -> Iterator[None]:
         ranges = whole(parameter, tp, tp_rank)
         return ranges[:1] if "qkv" in parameter.name and tp_rank else ranges
 
-    with patch.object(ParameterLayout, "contributed", contributed):
+    with patch.object(ParameterLayout, "contributing_ranges", contributed):
         yield
 
 

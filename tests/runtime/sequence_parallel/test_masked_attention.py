@@ -82,7 +82,7 @@ def errors_of_plan(plan: Plan, rank: int, number: int, kind: str, dtype: torch.d
                 Peers(dist.group.WORLD),
                 kernel=kernel,
                 gather_below=gather_below,
-                masks=[Mask.of(masking.get("window"), masking.get("chunk"))],
+                masks=[Mask.from_sizes(masking.get("window"), masking.get("chunk"))],
             )
             q, k, v = leaves
             out = attention(q, k, v, context, sinks=sinks, **masking)

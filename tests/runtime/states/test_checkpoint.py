@@ -152,7 +152,7 @@ def job_of(
     optimizer = torch.optim.AdamW([master for _, master in job.states.master_parameters()], lr=0.1)
     cursor = restore(folder, job.states, optimizer, groups.control)
     first = 0 if cursor is None else cursor.next_step
-    prepare = job.preparation(SeededTokens(CONFIG_OF_JOB.vocab, 0))
+    prepare = job.make_preparer(SeededTokens(CONFIG_OF_JOB.vocab, 0))
     losses = []
     for step, scheme in enumerate(schemes, start=first):
         view = rank_view(one_pipeline_plan(scheme, [30, 7, 12], step=step, packed=False), rank)

@@ -26,7 +26,7 @@ from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.held_bytes import HeldBytes, count_held_bytes
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.model import Llama, ModelConfig
-from seqplan.runtime.training.prepare import preparation
+from seqplan.runtime.training.prepare import make_preparer
 from seqplan.runtime.training.run_step import run_step
 
 SMALL = replace(CONFIG, layers=2)
@@ -97,7 +97,7 @@ def held(rank: int, world_size: int) -> tuple[HeldBytes, HeldBytes, int]:
         parameter.register_post_accumulate_grad_hook(count)  # type: ignore[no-untyped-call]
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()])
     peers = Peers(groups.attention)
-    prepare = preparation(SeededTokens(WIDE.vocab, 0), peers, heads=4, kv_heads=2)
+    prepare = make_preparer(SeededTokens(WIDE.vocab, 0), peers, heads=4, kv_heads=2)
     view = rank_view(one_pipeline_plan(Scheme(ring=2), [30, 20, 9], packed=False), rank)
     run_step(view, prepare(view), model, states, optimizer)
     assert all(unit.gradient.numel() == 0 for unit in states.units)

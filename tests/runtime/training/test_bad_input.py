@@ -32,7 +32,7 @@ from seqplan.runtime import (
     StagedLlama,
     Step,
     StepResult,
-    preparation,
+    make_preparer,
     run_step,
 )
 
@@ -122,13 +122,13 @@ def _trained(
     if scenario.get("staged"):
         job = StagedLlama(model, groups, tensor_degrees=plans.tensor_degrees())
         optimizer = torch.optim.AdamW([master for _, master in job.states.master_parameters()])
-        prepare = job.preparation(data)
+        prepare = job.make_preparer(data)
         run = lambda step: job.run_step(step.view, step.prepared, optimizer)  # noqa: E731
     else:
         states = ShardedStates(model, groups.states)
         optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()])
         peers = Peers(groups.attention)
-        prepare = preparation(data, peers, heads=config.heads, kv_heads=config.kv_heads)
+        prepare = make_preparer(data, peers, heads=config.heads, kv_heads=config.kv_heads)
         run = lambda step: run_step(step.view, step.prepared, model, states, optimizer)  # noqa: E731
     ran = []
     with PlanConsumer(

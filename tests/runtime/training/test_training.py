@@ -20,7 +20,7 @@ from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.model import Llama, ModelConfig
-from seqplan.runtime.training.prepare import preparation
+from seqplan.runtime.training.prepare import make_preparer
 from seqplan.runtime.training.run_step import run_step
 
 CONFIG = ModelConfig(hidden=32, layers=2, heads=4, kv_heads=2, ffn=48, vocab=64)
@@ -50,7 +50,7 @@ def train(rank: int, world_size: int, dtype: torch.dtype, steps: int) -> Outcome
     trained = model(dtype, seed=rank)  # rank 0's values must win
     states = ShardedStates(trained, groups.states)
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=RATE)
-    prepare = preparation(
+    prepare = make_preparer(
         SeededTokens(CONFIG.vocab, 5),
         Peers(groups.attention),
         heads=CONFIG.heads,
@@ -115,7 +115,7 @@ def many_steps(rank: int, world_size: int, steps: int) -> list[tuple[int, int, i
     trained = Llama(ONE_LAYER)
     states = ShardedStates(trained, groups.states)
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=RATE)
-    prepare = preparation(
+    prepare = make_preparer(
         SeededTokens(CONFIG.vocab, 5),
         Peers(groups.attention),
         heads=CONFIG.heads,

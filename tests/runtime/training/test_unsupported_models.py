@@ -27,7 +27,7 @@ from seqplan.runtime import (
     ShardedStates,
     StepResult,
     attention,
-    preparation,
+    make_preparer,
     run_step,
 )
 from seqplan.runtime.check.reference import dense_attention, reference_step
@@ -44,7 +44,7 @@ class Job:
         self.states = ShardedStates(model, groups.states)
         masters = [master for _, master in self.states.master_parameters()]
         self.optimizer = torch.optim.AdamW(masters, lr=1e-3)
-        self.prepare = preparation(
+        self.prepare = make_preparer(
             SeededTokens(CONFIG.vocab, 5),
             Peers(groups.attention),
             heads=CONFIG.heads,

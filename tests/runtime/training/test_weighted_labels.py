@@ -90,7 +90,7 @@ def trained(rank: int, world_size: int) -> Outcome:
     model = Headless(llama())
     states = runtime.ShardedStates(model, groups.states)
     optimizer = torch.optim.SGD([master for _, master in states.master_parameters()], lr=0.1)
-    prepare = runtime.preparation(
+    prepare = runtime.make_preparer(
         data(), runtime.Peers(groups.attention), heads=4, kv_heads=2, vocab=CONFIG.vocab
     )
     losses, norms, values = [], [], []
@@ -188,7 +188,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
         model = llama()
         states = runtime.ShardedStates(model, groups.states)
         optimizer = torch.optim.SGD([master for _, master in states.master_parameters()], lr=0.1)
-        prepare = runtime.preparation(
+        prepare = runtime.make_preparer(
             runtime.IndexedTargets(rows, "tokens", mask="mask", weights="weights"),
             runtime.Peers(groups.attention),
             heads=4,
@@ -208,7 +208,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
         except runtime.PlanError as error:
             messages.append(str(error))
     try:
-        runtime.StagedLlama(llama(), groups).preparation(data())
+        runtime.StagedLlama(llama(), groups).make_preparer(data())
     except runtime.DataError as error:
         messages.append(str(error))
     return messages

@@ -58,7 +58,7 @@ def pipeline_parallel_plan() -> str:
 
 def another_schema() -> str:
     raw = json.loads(to_json(small_plan(0, RANKS)))
-    raw["schema"] = 2
+    raw["schema"] = 1
     return json.dumps(raw)
 
 
@@ -170,7 +170,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, l
             r"rank 0: .*:1: world_size: 3, but the job has 2 ranks; plan for as many GPUs",
             [],
         ),
-        ("schema", r"rank 0: .*:1: schema: is 2, this reader knows 1", []),
+        ("schema", r"rank 0: .*:1: schema: is 1, this version reads 2", []),
         ("outside", "rank 1: sample 105 of step 1: the data has no such id, it has 23 samp", [0]),
         (
             "short",

@@ -40,7 +40,7 @@ def run(data: Sequence[Data]) -> None:
             took.append(time.perf_counter() - start)
             simulated = max(map(_simulated_ms, theirs))
             ratios.append(simulated / simulate_plan_ms(plan))
-            balanced = select(batch, pool, ours.models, GPUS, tailor=False)
+            balanced = select(batch, pool, ours.problem.models, GPUS, tailor=False)
             form_s = max(pipeline.predicted_ms for pipeline in theirs)
             same.append(form_s / balanced.placement.objective_ms)
         rows.append(

@@ -25,8 +25,8 @@ from seqplan.planner.batches.window import WindowReport, WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
 from seqplan.planner.lockstep.options import check_planning_in_lockstep
 from seqplan.planner.placement.fleet import PipelineClass, drop_dominated
+from seqplan.planner.problem import PACKINGS
 from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.sync.times import parse_layout
 from seqplan.planner.workers.executor import EXECUTORS
 from seqplan.planner.workers.produce import produce

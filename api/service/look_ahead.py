@@ -23,8 +23,8 @@ from seqplan.api.store.store import Claim, Store
 from seqplan.api.store.tables import acks, jobs, plans
 from seqplan.api.store.tables.plans import StoredPlan
 from seqplan.api.store.tables.proposals import ready_document
+from seqplan.planner.problem import PACKINGS
 from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.workers.executor import Executor, open_executor
 from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.plans.format.codec import from_json

@@ -55,7 +55,7 @@ class SeqplanOptions(BaseModel):
 class SeqplanPlugin(_PLUGIN):  # type: ignore[misc, valid-type]
     """Gives Axolotl a trainer whose ranks take the micro-batches that were planned for them.
 
-    ``UnsupportedVersion`` where Axolotl has no plugins or no such trainer.
+    ``UnsupportedVersion`` if Axolotl has no plugins or no such trainer.
     """
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ def by_degree(known: Cost | Mapping[int, Cost], ranks: int, smallest: int = 1) -
     """Give every degree of ``ranks`` a cost: powers of two that divide them, and all of them.
 
     A degree that is not known costs what the next smaller one does, its work divided evenly:
-    nothing is lost by communication. ``ValueError`` where degree 1 is not known.
+    nothing is lost by communication. ``ValueError`` if degree 1 is not known.
     """
     costs = dict(known) if isinstance(known, Mapping) else {1: known}
     if 1 not in costs:
@@ -63,7 +63,7 @@ def costs_of_environment() -> dict[int, Cost]:
     """Read costs from the environment: ``SEQPLAN_PROFILE`` and ``SEQPLAN_SCHEME``, or
     ``SEQPLAN_COST``.
 
-    ``ValueError`` where neither is set, or what is set is no cost.
+    ``ValueError`` if neither is set, or what is set is no cost.
     """
     if text := os.environ.get(COST):
         try:

@@ -46,7 +46,7 @@ def install(costs: Cost | Mapping[int, Cost] | None = None) -> list[str]:
 
     ``costs``: of a micro-batch on one rank of data and context parallelism, or by degree
     (``ring_costs``); by default from the environment (``degree_costs.costs_of_environment``).
-    ``UnsupportedVersion`` where the host has no place for a scheduler.
+    ``UnsupportedVersion`` if the host has no place for a scheduler.
     """
     known = costs_of_environment() if costs is None else costs
     by_degree(known, 1)  # refuses costs that lack degree 1, before anything is replaced
@@ -263,7 +263,7 @@ def _degrees(groups: _Groups, ids: Sequence[int]) -> list[list[tuple[int, list[i
 
 
 def _split(samples: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Take ids and lengths of samples apart; ``ValueError`` where there are none."""
+    """Take ids and lengths of samples apart; ``ValueError`` if there are none."""
     if not samples:
         raise ValueError("there are no samples to plan")
     return [int(i) for i, _ in samples], [int(length) for _, length in samples]

@@ -34,7 +34,7 @@ figures: dict[str, float] = {}
 def install(costs: Cost | Mapping[int, Cost] | None = None) -> None:
     """Put the planned schedule in the host's place; ``costs`` of one rank or by context degree.
 
-    ``UnsupportedVersion`` where slime has no such function.
+    ``UnsupportedVersion`` if slime has no such function.
     """
     known = costs_of_environment() if costs is None else costs
     module: Any = import_module(SCHEDULE)

@@ -42,7 +42,7 @@ figures: dict[str, float] = {}
 def install(costs: dict[int, Cost] | None = None) -> None:
     """Put planned functions in the place of verl's; ``costs`` by degree, or of the environment.
 
-    ``UnsupportedVersion`` where verl lacks one of them.
+    ``UnsupportedVersion`` if verl lacks one of them.
     """
     known = costs_of_environment() if costs is None else costs
     balancing: Any = import_module(BALANCING)

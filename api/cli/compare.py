@@ -1,4 +1,4 @@
-"""``seqplan compare``: our plans beside what else would run, on the same batches, simulated."""
+"""``seqplan compare``: our plans and other systems on the same batches, simulated."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
     """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
     profile = usable_profile(args)
     check_output(args.output, args.lengths, args.profile)
-    _sync(args, profile, args.gpus)  # so that bad options are told before the data is read
+    _sync(args, profile, args.gpus)  # so that bad options fail before the data is read
     _options(args)
     check_rounds(profile, runs_in_lockstep(args), args.micro_step_multiple)
     lengths = read_lengths([args.lengths]).values
@@ -195,7 +195,7 @@ def _compare(
     progress: ProgressBar,
     changed: Mapping[str, int] | None = None,
 ) -> Comparison:
-    """The comparison as asked for, with the ``changed`` value of an axis."""
+    """Return the requested comparison, with the ``changed`` value of an axis."""
     values = changed or {}
     gpus = values.get("gpus", args.gpus)
     tokens = values.get("tokens", args.tokens or TOKENS_PER_GPU * gpus)
@@ -229,7 +229,7 @@ def _runner(
     known: Comparison,
     progress: ProgressBar,
 ) -> Callable[[int], Comparison]:
-    """What a sweep runs for a value; what was compared already is not run again."""
+    """Return a sweep's comparison of a value; known ones are not run again."""
     here = {"gpus": known.gpus, "max-len": known.max_len, "tokens": known.tokens}[axis]
 
     def run_one(value: int) -> Comparison:

@@ -147,7 +147,7 @@ def _as_text(lengths: Lengths, summary: Summary, output: Path | None) -> list[st
 
 
 def _source_lines(lengths: Lengths) -> list[str]:
-    """What each source gave or, of many shards, only what was noted on the way."""
+    """Return a line for each source or, for many shards, only their notes."""
     if len(lengths.sources) > _MOST_LISTED:
         return list(dict.fromkeys(note for source in lengths.sources for note in source.notes))
     lines = []
@@ -168,7 +168,7 @@ def _blocks(out: TextIO) -> str:
 
 
 class _ProgressLine:
-    """The sequences read so far, on one line of a terminal or now and then in a log."""
+    """Progress of reading: one line of a terminal, or log lines at intervals."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"seqplan: {reason}: the samples are fitted as they are", file=sys.stderr)
         if args.capacity_gib is None:
             raise ValueError(
-                "--merge wants --capacity-gib: samples do not say how much memory there is"
+                "--merge requires --capacity-gib: samples do not contain the memory size"
             )
         write_measured(
             args,

@@ -144,7 +144,7 @@ def proposal_lines(proposal: Proposal) -> list[str]:
     bound = proposal.lower_bound_ms
     best = "best candidate per batch"
     if proposal.sync is not None and not (proposal.static_groups or proposal.in_lockstep):
-        best += ", or groups that regroup within the step where that is faster"
+        best += ", or groups that regroup within the step if that is faster"
     if proposal.in_lockstep:
         best = "rounds of groups chosen per step (the rows above: one degree throughout)"
     lines += [

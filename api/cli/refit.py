@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     check_output(args.output, args.profile, args.plans, args.measurements)
     if args.server is not None:
         if args.job is None:
-            raise ValueError("--server: say which job of it with --job")
+            raise ValueError("--server requires --job")
         with ServiceClient(args.server, args.token) as client:
             material = _of_job(client, args)
             observations = match_measurements(material.plans, material.measurements)
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(path: Path, profile: Profile, refitted: RefittedProfile, rank_times: int) -> None:
-    """Write the corrected profile; ``ValueError`` where no scheme is corrected by its own times."""
+    """Write the corrected profile; ``ValueError`` if no scheme was corrected by its times."""
     from seqplan.costs.fit.refit import LEAST_TO_SCALE, write_refit
 
     common = refitted.common
@@ -142,9 +142,9 @@ def _write(path: Path, profile: Profile, refitted: RefittedProfile, rank_times: 
             f"{path}: not written: profile {profile.name} predicts the measured times best as it "
             "is; go on with it"
         )
-    own = sum(result.how in ("scaled", "fitted") for result in refitted.schemes)
+    direct = sum(result.how in ("scaled", "fitted") for result in refitted.schemes)
     others = sum(result.how == "extrapolated" for result in refitted.schemes)
-    corrected = "1 scheme by its own" if own == 1 else f"{own} schemes by their own"
+    corrected = "1 scheme by its times" if direct == 1 else f"{direct} schemes by their times"
     source = f"refitted to {rank_times:,} measured rank times of training: {corrected}"
     if others:
         source += (

@@ -76,7 +76,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def add_keeping(parser: argparse.ArgumentParser) -> None:
-    """Add the options of what is kept for how long."""
+    """Add the retention options."""
     parser.add_argument(
         "--keep-steps",
         metavar="STEPS",
@@ -141,7 +141,7 @@ def _tokens(args: argparse.Namespace) -> int:
     from seqplan.api.store.store import Store
     from seqplan.api.store.tables.tokens import add_token, list_tokens, revoke_token
 
-    store = Store(args.store, args.files, beside=True)
+    store = Store(args.store, args.files, in_use=True)
     try:
         with store.writing() as connection:
             if args.add_token is not None:

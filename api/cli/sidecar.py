@@ -1,4 +1,4 @@
-"""``seqplan sidecar``: one job's plans over HTTP, beside the job."""
+"""``seqplan sidecar``: one job's plans over HTTP, next to the job."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_token(store: Store, path: Path, job: str) -> None:
-    """Make a token for the job's trainer, unless the file has one that the store knows."""
+    """Make a token for the job's trainer, unless the file has a valid one."""
     from seqplan.api.store.tables.tokens import add_token, read_token_hashes, scope_of
 
     with store.writing() as connection:

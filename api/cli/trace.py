@@ -31,7 +31,7 @@ examples:
 """
 
 ASSUMED = "assumed: the plan's profile does not ship and was not given"
-"""Where forward's share of a micro-batch is from when no profile says it."""
+"""Source of forward's share of a micro-batch without a profile."""
 
 PHASES = {"F": "forward", "B": "backward"}
 
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _forward_fraction(plan: Plan, args: argparse.Namespace) -> tuple[float, str]:
-    """Forward's share of a micro-batch's time, and who says so.
+    """Return forward's share of a micro-batch's time, and its source.
 
     ``ValueError`` when the profile that was given is not the plan's.
     """
@@ -104,7 +104,7 @@ def trace(
 ) -> dict[str, Any]:
     """The step as a Chrome trace document (JSON object format), times in microseconds.
 
-    ``source``: who says what forward takes of a micro-batch's time; the document states both.
+    ``source``: the source of forward's share of a micro-batch's time; the document states both.
     Every pipeline takes its 1F1B simulation; pipelines that share ranks follow one another and
     rounds wait for each other, as in the plan. A stage is one thread, since its ranks do the same
     at the same time. The plan must be sound.
@@ -132,7 +132,7 @@ def trace(
 
 
 def _names(index: int, pipeline: PlannedPipeline) -> Iterator[dict[str, Any]]:
-    """What Perfetto shows beside the tracks, and their order."""
+    """Yield names and order of the tracks in Perfetto."""
     about = "" if pipeline.round is None else f", round {pipeline.round}"
     label = f"pipeline {index}: {pipeline.scheme} on ranks {ranges_text(pipeline.ranks)}{about}"
     yield _metadata("process_name", index, 0, name=label)

@@ -1,4 +1,4 @@
-"""``seqplan validate-model``: the analytic model's predictions beside published figures."""
+"""``seqplan validate-model``: the analytic model's predictions and published results."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ CHECKS = {
     "step": "a training step's own times against the wall's",
     "ranks": "attention over all ranks of torchrun against fp64; that alone runs there",
 }
-"""By name, what is checked."""
+"""Checks by name."""
 
 _DESCRIPTION = """\
 Check on this device, in at most ten minutes, what profiles and training rest on. Every figure has
@@ -76,7 +76,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb: 0 where no limit is missed, 1 otherwise. ``ValueError`` on bad input."""
+    """Run the command: 0 if no limit is missed, else 1. ``ValueError`` on bad input."""
     names = _names(args.checks)
     check_output(args.output)
     need_torch("verify-device")

@@ -6,7 +6,7 @@ import { find, html, ms, percent, write } from "./markup.js";
 const HEIGHT = 190;
 const FIRST_HEIGHT = 240;
 
-/** What is drawn: the charts, and of each its series by field of a step. */
+/** The charts, and their series by field of a step. */
 const CHARTS = [
   {
     title: "Time of each step, ms",
@@ -103,7 +103,7 @@ export class Charts {
         series: [{}, ...chart.series.map(plotted)],
         hooks: {
           draw: [(self) => this.#mark(self)],
-          setCursor: [(self) => this.#tell(chart, values, self.cursor.idx)],
+          setCursor: [(self) => this.#describe(chart, values, self.cursor.idx)],
         },
       },
       [[], ...chart.series.map(() => [])],
@@ -126,14 +126,14 @@ export class Charts {
       } else {
         plot.redraw(false);
       }
-      this.#tell(chart, values, plot.cursor.idx);
-      const told = `${chart.title}, steps ${steps[0]} to ${steps.at(-1)}; the table below has them`;
+      this.#describe(chart, values, plot.cursor.idx);
+      const label = `${chart.title}, steps ${steps[0]} to ${steps.at(-1)}; the table below has them`;
       find("canvas", figure)?.setAttribute("role", "img");
-      find("canvas", figure)?.setAttribute("aria-label", told);
+      find("canvas", figure)?.setAttribute("aria-label", label);
     }
   }
 
-  #tell(chart, values, hovered) {
+  #describe(chart, values, hovered) {
     const item = this.#items[hovered ?? this.#chosen];
     chart.series.forEach(({ field }, at) => write(values[at], chart.show(item?.[field])));
   }
@@ -146,7 +146,7 @@ export class Charts {
     ctx.save();
     ctx.strokeStyle = colour("--ink");
     ctx.lineWidth = devicePixelRatio;
-    ctx.setLineDash([]); // the series drawn last may have left its own
+    ctx.setLineDash([]); // the series drawn last may have set another
     ctx.beginPath();
     ctx.moveTo(x, bbox.top);
     ctx.lineTo(x, bbox.top + bbox.height);

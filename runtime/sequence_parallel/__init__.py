@@ -1,6 +1,6 @@
 """Attention of packed documents over the ranks of a pipeline: Ulysses within, ring around it.
 
-Read ``context`` first (what is known of a micro-batch), then ``unified``, which puts the others
+Read ``context`` first (of a micro-batch), then ``unified``, which puts the others
 together; ``ulysses`` (heads are exchanged for tokens), ``masks`` (windows and chunks),
 ``ring_layout`` and ``cut_layout`` (what each rank of a ring computes when: whole documents, and
 those that a mask cuts), ``fetch_layout`` (which rows are exchanged for it), ``ring`` (doing it),

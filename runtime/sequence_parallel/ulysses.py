@@ -55,9 +55,9 @@ class HeadSplit:
         return cls(queries=queries, keys=keys, group=group)
 
     def key_of_query(self, rank: int) -> list[int] | None:
-        """Return for each query head of a rank the index of its key head among the rank's own.
+        """Return the index of each query head's key head among the rank's.
 
-        None where consecutive heads share keys evenly, which kernels do by themselves.
+        None if consecutive heads share keys evenly, which kernels do by themselves.
         """
         (first, stop), (key, last) = self.queries[rank], self.keys[rank]
         index = [head // self.group - key for head in range(first, stop)]
@@ -157,7 +157,7 @@ def gather_input_gradients(
 def _split_heads(
     split: HeadSplit, member: int, width: int, value_width: int
 ) -> tuple[Heads, Heads, Heads]:
-    """Return the heads of queries, keys and values of a rank, and how wide they are."""
+    """Return a rank's heads of queries, keys and values, and their widths."""
     (first, stop), (key, last) = split.queries[member], split.keys[member]
     return (stop - first, width), (last - key, width), (last - key, value_width)
 
@@ -168,9 +168,9 @@ def _piece(layout: UlyssesLayout, member: int) -> Range:
 
 def _gather_tokens(parts: Sequence[Tensor], layout: UlyssesLayout, peers: Peers) -> Tensor:
     """Give rank m the rows ``parts[m]``: return the whole buffer's, in this rank's width."""
-    own = parts[layout.rank]
-    buffer = own.new_empty(layout.tokens, own.shape[1])
-    buffer[slice(*_piece(layout, layout.rank))] = own
+    local = parts[layout.rank]
+    buffer = local.new_empty(layout.tokens, local.shape[1])
+    buffer[slice(*_piece(layout, layout.rank))] = local
     others = [member for member in range(len(parts)) if member != layout.rank]
     peers.transfer(
         [(parts[member].contiguous(), layout.ranks[member]) for member in others],

@@ -30,11 +30,11 @@ IN_FLIGHT = 2
 """Units whose pushes are under way when a rank waits for them: their buffers bound the memory."""
 
 StartPush = Callable[[int, bool], Finish]
-"""Starts a unit's push, which adds to what its owners have where so told."""
+"""Starts a unit's reduce-scatter, which adds to its owners' sums if the flag is set."""
 
 
 class GradientPush(Protocol):
-    """What the states tell of a step, in this order."""
+    """Events of a step that the states report, in this order."""
 
     def begin(self, view: RankView | None) -> None:
         """A step's parameters are about to be pulled, without ``view`` to be looked at only."""
@@ -43,7 +43,7 @@ class GradientPush(Protocol):
         """The forward of a micro-batch follows."""
 
     def begin_backward(self, *, last: bool) -> None:
-        """A backward follows, the ``last`` one where pushes may run beside it."""
+        """A backward follows, the ``last`` one if reduce-scatters may overlap with it."""
 
     def on_accumulated(self, unit: Unit) -> None:
         """Backward has come to a parameter of ``unit``."""
@@ -52,7 +52,7 @@ class GradientPush(Protocol):
         """A backward has come to its end."""
 
     def finish(self) -> None:
-        """This rank has no more work: sum up everywhere what is left."""
+        """This rank has no more work: sum up the remaining gradients everywhere."""
 
 
 class PushOnce:
@@ -126,7 +126,7 @@ class PushEachMicroBatch:
         self._announced = False
 
     def begin(self, view: RankView | None) -> None:
-        """As ``GradientPush``; collective where there is a step."""
+        """As ``GradientPush``; collective if there is a step."""
         self._rounds = None if view is None else self._agree_on_counts(view)
         self._micro_batch = self._round = self._pushed = 0
         self._under_way.clear()
@@ -138,9 +138,9 @@ class PushEachMicroBatch:
 
     def next_micro_batch(self) -> None:
         """As ``GradientPush``: take part in the rounds in which this rank has none."""
-        own = self._of_step().own
-        if self._micro_batch < len(own):
-            self._join(own[self._micro_batch])
+        counts = self._of_step().own
+        if self._micro_batch < len(counts):
+            self._join(counts[self._micro_batch])
         self._announced = True
 
     def begin_backward(self, *, last: bool) -> None:
@@ -219,7 +219,7 @@ class PushEachMicroBatch:
 
 
 def _count_down(unit: Unit) -> None:
-    """Note that a gradient has come; ``RuntimeError`` where one comes after the unit has left."""
+    """Note that a gradient has come; ``RuntimeError`` if one comes after the unit has left."""
     unit.awaited -= 1
     if unit.pushed:
         raise RuntimeError(

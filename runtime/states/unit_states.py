@@ -5,7 +5,7 @@ are split over all ranks and never move, in even slices or, where an optimizer n
 parameter by parameter. Before a step every rank pulls the parameters that
 its pipelines compute with; after it every rank pushes its gradients to their owners, who sum them.
 
-Parameters are pulled and pushed in units, so that a layer computes as soon as its own parameters
+Parameters and gradients travel in units, so that a layer computes as soon as its parameters
 are there, and its gradients leave while earlier layers are still in backward. All ranks start these
 syncs in one order, whatever work a rank has: also with none.
 """
@@ -117,8 +117,8 @@ class UnitStates:
     ) -> None:
         """Run a micro-batch's backward; in the ``last`` one, finished units are pushed meanwhile.
 
-        ``last`` only where the plan allows it (``MicroBatchWork.last``); never setting it is safe.
-        ``gradient``: of ``tensor``, where that is no scalar. Where gradients are reduced after each
+        ``last`` only if the plan allows it (``MicroBatchWork.last``); never setting it is safe.
+        ``gradient``: of ``tensor``, if that is no scalar. Where gradients are reduced after each
         micro-batch, finished units are pushed in all of them.
         """
         self._push.begin_backward(last=last)
@@ -173,7 +173,7 @@ class UnitStates:
                     yield layout.name, value.clone(memory_format=torch.contiguous_format)
 
     def _gather(self, unit: Unit, whole: Tensor) -> None:
-        """Bring what is owned of a unit to the group's first rank, into ``whole`` there."""
+        """Gather the owned parts of a unit on the group's first rank, into ``whole`` there."""
         mine, rank = unit.master[: unit.stop - unit.start], dist.get_rank(self._group)
         for owner in range(1, unit.layout.ranks):
             start, stop = unit.layout.iterate_owned(owner)

@@ -88,7 +88,7 @@ def build_parser(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; every error is one line on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # A verb needs only its own modules; help and what is misspelt need all.
+    # A command needs only its modules; help and a misspelled command need all.
     verbs = arguments[:1] if arguments and arguments[0] in VERBS else VERBS
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -21,7 +21,7 @@ DASHES = (None, "7 3", "2 2", "9 3 2 3", "14 4", "5 2 2 2 2 2")
 
 COLOURS = 5
 """Classes k0, k1, … of curves. Their number and that of the dashes share no factor, so that lines
-are alike only thirty apart."""
+are equal only thirty apart."""
 
 MARKS = (
     "M-4 -4h8v8h-8z",
@@ -108,7 +108,7 @@ def text_width(content: str, size: float = 12) -> float:
 
 
 def fit(content: str, room: float, size: float = 12) -> str:
-    """The text, cut with an ellipsis where it is wider than ``room`` px."""
+    """Return the text, cut with an ellipsis if it is wider than ``room`` px."""
     if text_width(content, size) <= room:
         return content
     while content and text_width(content + "…", size) > room:
@@ -168,7 +168,7 @@ def _log_ticks(low: float, high: float, count: float) -> list[float]:
 def figure(
     ident: str, title: str, about: str, caption: str, draw: Callable[[float], Drawing]
 ) -> str:
-    """A figure for wide and for narrow screens, its title and description for those who hear it."""
+    """A figure for wide and for narrow screens, with title and description for screen readers."""
     drawings = []
     for kind, width in (("wide", WIDE), ("narrow", NARROW)):
         drawing = draw(width)

@@ -38,7 +38,7 @@ PARTS = (
 
 
 def headline(comparison: Comparison) -> str:
-    """Mean iteration of every system, advice, what was left out, assumptions."""
+    """Return mean iterations of all systems, advice, skipped systems and assumptions."""
     origin = describe_simulation(comparison)
     parts = [_facts(comparison), element("p", text(comparison.advice), class_="advice")]
     parts.append(
@@ -60,7 +60,7 @@ def headline(comparison: Comparison) -> str:
         parts.append(listing(comparison.assumptions))
     return section(
         "summary",
-        "Ours beside the others",
+        "Ours and the others",
         f"Mean iteration, tokens per second and speed-up over the same "
         f"{len(comparison.ours.iterations):,} batches, simulated on profile {comparison.profile}.",
         *parts,
@@ -145,7 +145,7 @@ def _tables(comparison: Comparison) -> str:
         rows.append(
             [
                 system.name,
-                "ours" if system.balanced or system is comparison.ours else "its own",
+                "ours" if system.balanced or system is comparison.ours else "its rules",
                 milliseconds(system.mean_ms),
                 whole(system.tokens_per_s),
                 factor(system.mean_ms / comparison.ours.mean_ms),

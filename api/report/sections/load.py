@@ -25,7 +25,7 @@ from seqplan.plans.ranges import ranges_text
 
 
 def load(comparison: Comparison) -> str:
-    """Bars by rank at our slowest step, figures for it, and every rank in a table."""
+    """Return bars by rank at our slowest step, its figures and a table of ranks."""
     at = slowest(comparison.ours)
     rival = shown_rival(comparison)
     systems = [comparison.ours] if rival is None else [comparison.ours, rival[1]]
@@ -39,8 +39,8 @@ def load(comparison: Comparison) -> str:
     return section(
         "load",
         "Load of the ranks",
-        f"How long each rank computes at our slowest step ({step:,}){against}; what is missing to "
-        "the end of propagation is waiting.",
+        f"How long each rank computes at our slowest step ({step:,}){against}; the rest up to "
+        "the end of forward and backward is waiting.",
         *figures,
         _summary(iterations),
         _ranks(iterations),
@@ -131,7 +131,7 @@ def _summary(iterations: Sequence[tuple[System, Iteration]]) -> str:
 
 
 def _ranks(iterations: Sequence[tuple[System, Iteration]]) -> str:
-    """Every rank's load and end, ranks in a row together where all of these agree."""
+    """Every rank's load and end, one row for adjacent ranks that agree."""
     header = ["Ranks"]
     for system, _ in iterations:
         header += [f"{system.name}: busy (ms)", f"{system.name}: done at (ms)"]

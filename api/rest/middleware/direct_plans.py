@@ -1,7 +1,7 @@
-"""Handing out plans and rank views: what every rank asks in every step.
+"""Fast path for the plans and rank views that every rank requests in every step.
 
 These two requests are answered before the framework sees them, as its routing and validation take
-several times as long as sending a few kilobytes does. What is not plainly such a request, and every
+several times as long as sending a few kilobytes does. Any other request, and every
 error, goes on to the routes of the same paths in ``routes/plans``.
 """
 

@@ -409,14 +409,14 @@ def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Pat
 
     with serving_here(store) as served:
         page.open(served.url)
-        page.until("return !document.querySelector('#ask-token').hidden")
+        page.until("return !document.querySelector('#token-form').hidden")
         assert page.run("return document.activeElement.id") == "token"
         assert page.text("#main") == ""
         page.type("#token", "wrong" + ENTER)
         page.until_text("#token-why", "does not know this token")
         assert len(refused()) == 2
         page.type("#token", text)
-        page.click("#ask-token button")
+        page.click("#token-form button")
         page.until_text("#no-jobs", "No jobs yet")
         assert page.run("return [sessionStorage.length, localStorage.length, document.cookie]") == [
             *(1, 0, "")
@@ -425,7 +425,7 @@ def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Pat
         page.command("POST", "/refresh")
         page.until_text("#no-jobs", "No jobs yet")
         page.click("#forget")
-        page.until("return !document.querySelector('#ask-token')?.hidden")
+        page.until("return !document.querySelector('#token-form')?.hidden")
         assert page.run("return sessionStorage.length") == 0
         assert len(refused()) == 1
         page.type("#token", "not one ✓" + ENTER)

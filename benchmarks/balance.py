@@ -1,4 +1,4 @@
-"""Balancing over ranks that are alike: planning time and proven gap."""
+"""Balancing over equal ranks: planning time and proven gap."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROFILE, SCHEME = "llama-7b-a800-80gb", "tp2"
 
 
 def run(data: Sequence[Data]) -> None:
-    """Print, for each data set, context and kind of host, the gap and the time of a call."""
+    """Print gap and time of a call by data set, context and trainer."""
     cost = Cost.from_profile(PROFILE, SCHEME)
     rows = [
         _row(source, cost, context, sequences, ranks, lockstep=lockstep)

@@ -1,7 +1,7 @@
 """Whole iterations against the best static strategy, context parallelism and our balancing allowed.
 
 Propagation and the sync as derived for each layout; derived schemes are used on both sides.
-The static strategy holds the longest sequence of the data, as it has to run all of it; beside it
+The static strategy holds the longest sequence of the data, as it has to run all of it; next to it
 the one that is best if only the steps judged count.
 """
 
@@ -52,7 +52,7 @@ OTHER_SYNCS = tuple(
 
 @dataclass(frozen=True)
 class Judged:
-    """Iterations in ms of the same steps: ours, of static strategies, and what is proven.
+    """Iterations in ms of the same steps: ours, of static strategies, and the proven bound.
 
     ``static`` holds the longest sequence of the data, ``hindsight`` that of these steps only.
     """

@@ -124,7 +124,7 @@ def test_options_are_those_of_the_yaml() -> None:
         ({"seqplan_cost": [1.0, 2.0]}, "what a micro-batch costs: not enough values"),
         ({"seqplan_cost": None, "seqplan_profile": "gpt-9"}, "what a micro-batch costs: .*gpt-9"),
         ({"sample_packing": True}, "sample_packing: the plan packs"),
-        ({"rl": "dpo"}, "rl has a trainer of its own"),
+        ({"rl": "dpo"}, "rl uses another trainer"),
     ],
 )
 def test_refusals(options: dict[str, Any], sentence: str) -> None:

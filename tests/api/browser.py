@@ -101,7 +101,7 @@ class Page:
         self.command("POST", "/actions", {"actions": [typed]})
 
     def log(self) -> list[str]:
-        """What the console said since the last time: errors, refused loads, violations."""
+        """What the console said since the last time: errors, rejected loads, violations."""
         entries = self.command("POST", "/se/log", {"type": "browser"})
         return [f"{entry['level']}: {entry['message']}" for entry in entries]
 

@@ -60,7 +60,7 @@ def postgresql() -> Iterator[str]:
 
 
 def _user() -> str | None:
-    """Whom to run as: the server refuses to run as root."""
+    """Whom to run as: the server rejects to run as root."""
     if os.getuid() != 0:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}

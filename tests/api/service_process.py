@@ -51,7 +51,7 @@ class Served:
     url: str
     headers: dict[str, str] = field(default_factory=dict)
 
-    def ask(
+    def send(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Reply:
         """One request; bytes are sent as they are, anything else as JSON."""
@@ -69,13 +69,13 @@ class Served:
 
     def ok(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON of an answer that must be a success."""
-        reply = self.ask(method, path, body)
+        reply = self.send(method, path, body)
         assert 200 <= reply.status < 300, reply
         return reply.json
 
     def problem(self, method: str, path: str, body: Any = None, status: int = 422) -> Any:
         """The problem of an answer that must be one."""
-        reply = self.ask(method, path, body)
+        reply = self.send(method, path, body)
         assert reply.status == status, reply
         assert reply.headers["content-type"] == "application/problem+json"
         assert reply.json["status"] == status

@@ -45,7 +45,7 @@ def _document() -> bytes:
 
 def stock(served: Served) -> Stocked:
     """Upload lengths and a proposal."""
-    reply = served.ask("POST", "/v1/lengths", DATA.read_bytes())
+    reply = served.send("POST", "/v1/lengths", DATA.read_bytes())
     assert reply.status == 201, reply
     proposal = served.ok("POST", "/v1/proposals/documents", _document())["id"]
     return Stocked(served, reply.json["id"], proposal)

@@ -1,4 +1,4 @@
-"""What a training check refuses before it starts anything, its model, and its verdict."""
+"""What a training check rejects before it starts anything, its model, and its verdict."""
 
 from __future__ import annotations
 

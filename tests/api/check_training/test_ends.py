@@ -150,7 +150,7 @@ def test_messages_until_all_are_done(server_module: Path) -> None:
         ),
     ],
 )
-def test_what_explains_a_failure(
+def test_failures_are_explained(
     server_module: Path, messages: list[dict[str, object]], error: type[Exception], text: str
 ) -> None:
     server_module.write_text(speaking(*messages))

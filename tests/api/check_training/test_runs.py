@@ -177,7 +177,7 @@ def test_rows_come_as_steps_are_done(plans: Path, temporary: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_server")
-def test_fewer_plans_than_asked_for(plans: Path, tmp_path: Path) -> None:
+def test_fewer_plans_than_requested(plans: Path, tmp_path: Path) -> None:
     """Said before anything starts; what is beyond the steps asked for does not matter."""
     two = written(tmp_path / "two.jsonl", list(read_plans(plans))[:2])
     outcome = call("train-check", "--plans", two, "--ranks", RANKS, "--steps", 99)

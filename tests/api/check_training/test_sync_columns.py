@@ -25,7 +25,7 @@ def test_the_model_is_the_one_that_is_counted_here() -> None:
     assert (sizes.heads, sizes.kv_heads, sizes.ffn) == (4, 2, 128)
 
 
-def test_what_the_fullest_rank_pulls() -> None:
+def test_all_gather_size_of_the_fullest_rank() -> None:
     sizes = size_model(PLANS[:2])
     everything = NORMS + 2 * WORDS * HIDDEN + LAYERS * LAYER
     assert count_step_gathered(PLANS[0], sizes) == Pulled(everything * 3 // 4, None)

@@ -183,7 +183,7 @@ def test_an_sync_that_cannot_be(
     nothing_left(output)
 
 
-def test_an_sync_is_told_and_kept(lengths: Path, output: Path) -> None:
+def test_a_sync_is_printed_and_kept(lengths: Path, output: Path) -> None:
     more = ("--profile", "llama-7b-a800-80gb", "--tokens", 8000)
     text = propose(lengths, output, *more).out
     assert "All with the sync, derived for each layout: 6 bytes a parameter" in text

@@ -181,7 +181,7 @@ def test_plan_reports_its_summary(plan_files: PlannedFiles, tmp_path: Path) -> N
     assert sum(document["strategies"].values()) == plan_files.steps
 
 
-def test_windows_of_steps_say_what_they_moved(plan_files: PlannedFiles, tmp_path: Path) -> None:
+def test_windows_of_steps_print_their_moves(plan_files: PlannedFiles, tmp_path: Path) -> None:
     path = tmp_path / "plans.jsonl"
     windows = (
         "plan",
@@ -233,9 +233,9 @@ def test_plans_are_exported_for_loaders(plan_files: PlannedFiles, tmp_path: Path
         assert [line["rank"] for line in of_step] == list(range(plan.world_size))
         ids = {i for line in of_step for micro in line["micro_batches"] for i in micro}
         assert ids == set(plan.ids)
-    refused = call(*planned, "-o", path, "--export", tmp_path / "export.csv")
-    assert "an export ends in .jsonl or .parquet" in refused.err
-    assert refused.code != 0
+    rejected = call(*planned, "-o", path, "--export", tmp_path / "export.csv")
+    assert "an export ends in .jsonl or .parquet" in rejected.err
+    assert rejected.code != 0
     same = call(*planned, "-o", path, "--export", path)
     assert "is an input of this command" in same.err
 
@@ -359,7 +359,9 @@ def test_batches_of_the_caller(plan_files: PlannedFiles, tmp_path: Path) -> None
     assert succeeded(call("check", tmp_path / "plans.jsonl", "--proposal", plan_files.proposal))
 
 
-def test_sampled_and_given_batches_plan_alike(plan_files: PlannedFiles, tmp_path: Path) -> None:
+def test_sampled_and_given_batches_have_equal_plans(
+    plan_files: PlannedFiles, tmp_path: Path
+) -> None:
     batches = tmp_path / "batches.jsonl"
     batches.write_text(
         "".join(

@@ -62,7 +62,7 @@ def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
     assert document["refused"]["tp4.r16"] == "its 64 GPUs do not divide the cluster's 8"
 
 
-def test_what_does_not_fit_is_a_row_and_code_3() -> None:
+def test_a_scheme_that_does_not_fit_is_a_row_and_code_3() -> None:
     outcome = call(*NODE, "--batch", 8)
     assert (outcome.code, outcome.err) == (3, "")
     assert "\ndoes not fit: 179.7 of 76.0 GiB usable\n" in outcome.out
@@ -231,7 +231,7 @@ def test_bad_input_is_one_line(arguments: tuple[str | int | Path, ...], message:
     assert message in complaint(call(*NODE, *arguments))
 
 
-def test_the_model_beside_what_was_published() -> None:
+def test_the_model_is_compared_with_published_results() -> None:
     text = succeeded(process("validate-model"))
     for name in ("USP table 3", "USP table 4", "USP table 5", "llama-32b-a800-80gb: MaxLen"):
         assert name in text

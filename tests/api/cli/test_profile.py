@@ -68,7 +68,7 @@ def test_wide_heads_and_tied_embeddings_are_measured_and_kept(tmp_path: Path) ->
     assert "head_dim 16, tied True, not hidden 32" in other.err
 
 
-def test_a_busy_machine_is_told_and_makes_no_profile(tmp_path: Path) -> None:
+def test_a_busy_machine_fails_and_makes_no_profile(tmp_path: Path) -> None:
     """Its samples stay, and can be fitted as they are."""
     output, samples = tmp_path / "p.json", tmp_path / "s.jsonl"
     options = ("--lengths", "8..64", "--points", "4", "--repeats", "1", "--measured-layers", "1")
@@ -162,7 +162,7 @@ def test_every_measured_scheme_is_on_the_page(four_ranks: tuple[Path, str]) -> N
     assert "http" not in html.replace("http://www.w3.org", "")
 
 
-def test_what_was_measured_on_ranks_completes_itself(
+def test_measurements_on_ranks_complete_a_profile(
     four_ranks: tuple[Path, str], tmp_path: Path
 ) -> None:
     """From its tp1 alone, the schemes that were measured too; what was measured stays."""

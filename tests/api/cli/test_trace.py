@@ -134,7 +134,7 @@ def test_rounds_wait_and_are_marked() -> None:
     assert min(event["ts"] for event in passes(document) if event["pid"] == 2) == 30300.0
 
 
-def test_events_say_what_runs() -> None:
+def test_events_name_their_passes() -> None:
     events = {
         (event["pid"], event["tid"], event["name"]): event["args"]
         for event in passes(trace(PIPELINED))
@@ -174,7 +174,7 @@ def test_the_verb_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out) == trace(ROUNDS)
 
 
-def test_the_profile_says_what_forward_takes(
+def test_the_profile_gives_the_share_of_forward(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = json.loads(json.dumps(dict(load_shipped("llama-7b-a800-80gb").document)))
@@ -226,7 +226,7 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert not output.exists()
 
 
-def test_an_unsound_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsound_plan_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, *others = ROUNDS.pipelines
     micro = MicroBatch((99,), 100, 100, 30.3)
     wrong = PlannedPipeline(first.scheme, first.ranks, (micro,), 30.3, 0)

@@ -115,7 +115,7 @@ def test_jobs_and_one_of_them(page: Page, stocked: Stocked) -> None:
     assert drawn == [sum(timed_pass[0] == kind for timed_pass in passes) for kind in "FB"]
     assert page.text("#step-name") == "step 4"  # the slowest rank has done 3
     page.click("#why summary")
-    explained = stocked.served.ask("GET", "/v1/jobs/live/plans/4/explain").body.decode()
+    explained = stocked.served.send("GET", "/v1/jobs/live/plans/4/explain").body.decode()
     assert page.until_text("#why pre", "lower bound").split() == explained.split()
     page.click("#steps summary")
     rows = "return document.querySelectorAll('#steps tbody tr').length"
@@ -127,7 +127,7 @@ def test_the_worst_job_comes_first(page: Page, tmp_path: Path) -> None:
         stocked = stock(served)
         for name in ("a-fine", "b-stuck", "c-failed", "d-stopped"):
             stocked.job(name, 60, look_ahead=4)
-            assert served.ask("GET", f"/v1/jobs/{name}/plans/3?wait=30").status == 200
+            assert served.send("GET", f"/v1/jobs/{name}/plans/3?wait=30").status == 200
         measure(served, "a-fine", range(2), 1.0)
         measure(served, "b-stuck", range(2), 1.0)
         ack = {"step": 2, "rank": 0, "digest": None}
@@ -188,7 +188,7 @@ def test_steps_on_axes_are_whole(page: Page, tmp_path: Path) -> None:
     with serving_here(tmp_path / "s.db") as served:
         stocked = stock(served)
         stocked.job("few", 2, look_ahead=2)
-        assert served.ask("GET", "/v1/jobs/few/plans/1?wait=30").status == 200
+        assert served.send("GET", "/v1/jobs/few/plans/1?wait=30").status == 200
         opened(page, stocked, "few")
         splits = page.run(
             "const seen = []; const write = CanvasRenderingContext2D.prototype.fillText;"
@@ -202,7 +202,7 @@ def test_steps_on_axes_are_whole(page: Page, tmp_path: Path) -> None:
         assert not [words for words in splits if re.fullmatch(r"0\.\d+", words)]
 
 
-def test_charts_show_what_the_service_says(page: Page, stocked: Stocked) -> None:
+def test_charts_show_the_values_of_the_service(page: Page, stocked: Stocked) -> None:
     opened(page, stocked, "slower")
     last = stocked.served.ok("GET", "/v1/jobs/slower/steps")["items"][-1]
     text = page.text("#charts").replace(",", "")
@@ -295,7 +295,7 @@ def test_keys_alone_choose_a_job_and_a_step(page: Page, stocked: Stocked) -> Non
     page.until_text("#step-name", f"^step {STEPS - 1}$")
 
 
-def test_calibration_is_told_and_drawn(page: Page, stocked: Stocked) -> None:
+def test_calibration_is_reported_and_drawn(page: Page, stocked: Stocked) -> None:
     opened(page, stocked, "slower")
     calibration = stocked.served.ok("GET", "/v1/jobs/slower/calibration?points=200")
     warned = [scheme for scheme in calibration["schemes"] if scheme["warning"]]
@@ -319,7 +319,7 @@ def test_calibration_is_told_and_drawn(page: Page, stocked: Stocked) -> None:
     assert not page.text("#refit")
 
 
-def test_it_follows_what_happens_and_rests_while_hidden(page: Page, stocked: Stocked) -> None:
+def test_the_page_refreshes_and_rests_while_hidden(page: Page, stocked: Stocked) -> None:
     opened(page, stocked, "live")
     slowest = stocked.served.ok("GET", "/v1/jobs/live/progress")["slowest"]
     measure(stocked.served, "live", [slowest + 1], 1.0)
@@ -383,7 +383,7 @@ def test_light_and_dark_can_be_read(page: Page, stocked: Stocked) -> None:
     assert len(backgrounds) == 2
 
 
-def test_what_can_be_operated_has_a_name(page: Page, stocked: Stocked) -> None:
+def test_controls_have_names(page: Page, stocked: Stocked) -> None:
     opened(page, stocked, "slower")
     page.devtools("Accessibility.enable")
     nodes = page.devtools("Accessibility.getFullAXTree")["nodes"]
@@ -397,11 +397,11 @@ def test_what_can_be_operated_has_a_name(page: Page, stocked: Stocked) -> None:
     page.devtools("Accessibility.disable")
 
 
-def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Path) -> None:
+def test_a_token_is_requested_and_kept_for_the_session(page: Page, tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     text = succeeded(call("serve", "--store", store, "--add-token", "reader")).strip()
 
-    def refused() -> list[str]:
+    def rejected() -> list[str]:
         """Refusals are what the console tells here, and all that it tells."""
         log = page.log()
         assert all("401 (Unauthorized)" in line for line in log), log
@@ -414,7 +414,7 @@ def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Pat
         assert page.text("#main") == ""
         page.type("#token", "wrong" + ENTER)
         page.until_text("#token-why", "does not know this token")
-        assert len(refused()) == 2
+        assert len(rejected()) == 2
         page.type("#token", text)
         page.click("#token-form button")
         page.until_text("#no-jobs", "No jobs yet")
@@ -427,7 +427,7 @@ def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Pat
         page.click("#forget")
         page.until("return !document.querySelector('#token-form')?.hidden")
         assert page.run("return sessionStorage.length") == 0
-        assert len(refused()) == 1
+        assert len(rejected()) == 1
         page.type("#token", "not one ✓" + ENTER)
         page.until_text("#token-why", "does not know this token")
 

@@ -14,7 +14,7 @@ from stocked_service import Stocked
 UPLOAD = """
 const asked = {method: 'POST', mode: 'no-cors', body: '5\\n6\\n7\\n'};
 fetch(arguments[0] + '/v1/lengths?format=txt', asked)
-  .then(() => { document.title = 'asked'; }, () => { document.title = 'refused'; });
+  .then(() => { document.title = 'asked'; }, () => { document.title = 'rejected'; });
 """
 
 
@@ -48,7 +48,7 @@ def test_a_foreign_page_uploads_nothing(stocked: Stocked, elsewhere: str, page: 
         page.run(UPLOAD, stocked.served.url.replace("127.0.0.1", host))
         page.until("return document.title === 'asked'")
     assert stocked.served.ok("GET", "/v1/lengths") == before
-    metrics = stocked.served.ask("GET", "/metrics").body.decode()
+    metrics = stocked.served.send("GET", "/metrics").body.decode()
     assert 'seqplan_requests_total{status="403"} 2.0' in metrics
     page.open("about:blank")
     assert all("403 (Forbidden)" in line for line in page.log())

@@ -60,7 +60,7 @@ def test_text_is_escaped() -> None:
     assert "A window & a <script>alert(1)</script>." in page.words
 
 
-def test_what_no_document_may_contain_is_replaced() -> None:
+def test_invalid_characters_are_replaced() -> None:
     compared = replace(pipelined(), advice="a\x00b\ud800c\x1b[31m")
     document = render(compared)
     assert "a\ufffdb\ufffdc\ufffd[31m" in document
@@ -153,7 +153,7 @@ def test_the_headline_is_the_nearest_rival() -> None:
     assert f"Our slowest step (1): {ODD}" in words
 
 
-def test_every_curve_is_drawn_its_own_way() -> None:
+def test_every_curve_is_drawn_differently() -> None:
     profile = load_shipped("llama-32b-a800-80gb").restrict(measured=True)
     schemes = [str(model.scheme) for model in profile.usable(64, 32_768)]
     assert len(schemes) >= 13
@@ -176,7 +176,7 @@ def test_no_chart_of_nearly_equal_bars() -> None:
 
 
 @COMPARISONS
-def test_every_figure_tells_where_it_is_from(compared: Comparison) -> None:
+def test_every_figure_states_its_origin(compared: Comparison) -> None:
     page = Page.of(render(compared))
     figures = sum(tag == "figure" for tag, _ in page.tags)
     drawings = [attributes for tag, attributes in page.tags if tag == "svg"]
@@ -190,7 +190,7 @@ def test_ours_alone_is_a_report() -> None:
     assert Page.of(render(compared)).faults == []
 
 
-def test_what_was_not_recorded_is_said() -> None:
+def test_missing_records_are_stated() -> None:
     compared = pipelined()
     bare = [replace(i, spans=(), gap=None, planning_ms=None) for i in compared.ours.iterations]
     ours = replace(compared.ours, iterations=tuple(bare))
@@ -199,7 +199,7 @@ def test_what_was_not_recorded_is_said() -> None:
     assert {"Not recorded.", "Neither was recorded."} <= set(page.words)
 
 
-def test_unequal_steps_are_refused() -> None:
+def test_unequal_steps_are_rejected() -> None:
     compared = pipelined()
     short = replace(compared.systems[1], iterations=compared.systems[1].iterations[:2])
     with pytest.raises(ValueError, match="has 2 steps, but ours has 3"):

@@ -12,7 +12,7 @@ from stocked_service import Stocked
 
 def test_a_body_beyond_the_limit(stocked: Stocked) -> None:
     too_much = {"Content-Length": str(1 << 40)}
-    reply = stocked.served.ask("POST", "/v1/jobs", None, too_much)
+    reply = stocked.served.send("POST", "/v1/jobs", None, too_much)
     assert (reply.status, reply.json["type"]) == (413, "urn:seqplan:problem:too-large")
 
 

@@ -71,7 +71,7 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
 
     # The other form says the same of the same plans and times.
     plans, times = tmp_path / "plans.jsonl", tmp_path / "times.jsonl"
-    lines = [served.ask("GET", f"/v1/jobs/{job}/plans/{step}").body for step in range(STEPS)]
+    lines = [served.send("GET", f"/v1/jobs/{job}/plans/{step}").body for step in range(STEPS)]
     plans.write_bytes(b"\n".join(lines) + b"\n")
     cursor, rows = "", []
     while cursor is not None:
@@ -134,7 +134,7 @@ def test_a_refitted_profile_states_its_error(stocked: Stocked, tmp_path: Path) -
     assert all(entry["stated"]["p90"] < 0.01 == entry["limit"] for entry in stated)
 
 
-def test_refit_of_what_is_not_there_is_one_line(stocked: Stocked, tmp_path: Path) -> None:
+def test_refit_of_a_missing_job_is_one_line(stocked: Stocked, tmp_path: Path) -> None:
     served, job = stocked.served, stocked.job("unmeasured", 1)
     plan_of(served, job, 0)
     for arguments, message in [
@@ -152,7 +152,7 @@ def test_refit_shows_its_token(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     token = succeeded(call("serve", "--store", store, "--add-token", "reader")).strip()
     with serving_here(store) as served:
-        refused = complaint(_refit("--server", served.url, "--job", "j"))
-        assert "401: this service wants a bearer token" in refused
+        rejected = complaint(_refit("--server", served.url, "--job", "j"))
+        assert "401: this service wants a bearer token" in rejected
         known = complaint(_refit("--server", served.url, "--job", "j", "--token", token))
         assert "404: there is no job j" in known

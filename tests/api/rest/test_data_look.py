@@ -53,12 +53,12 @@ def test_the_transaction_reads_no_data(tmp_path: Path, dense: PlannedFiles) -> N
     store.close()
 
 
-def test_a_missing_file_is_a_conflict_with_its_mend(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_conflict_with_its_fix(tmp_path: Path) -> None:
     with serving_here(tmp_path / "s.db") as served:
         stocked = stock(served)
         job = {"proposal": stocked.proposal, "lengths": stocked.lengths, "steps": 3}
         served.ok("POST", "/v1/jobs", {**job, "id": "begun", "look_ahead": 1})
-        assert served.ask("GET", "/v1/jobs/begun/plans/0?wait=60").status == 200
+        assert served.send("GET", "/v1/jobs/begun/plans/0?wait=60").status == 200
         path = tmp_path / "s.db.files" / "lengths" / f"{stocked.lengths}.npy"
         path.unlink()
         request = {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "gpus": 4}

@@ -1,4 +1,4 @@
-"""Jobs of more GPUs than any cluster has: refused, and harmless where an older release took one."""
+"""Jobs with too many GPUs: rejected, and harmless if an older release took one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _with_gpus(document: dict[str, Any], gpus: int) -> dict[str, Any]:
     return {**fields, "digest": digest_of(canonical_json(fields))}
 
 
-def test_a_proposal_of_too_many_gpus_is_refused(stocked: Stocked) -> None:
+def test_a_proposal_of_too_many_gpus_is_rejected(stocked: Stocked) -> None:
     served = stocked.served
     path = "/v1/proposals/documents"
     document = served.ok("GET", f"/v1/proposals/{stocked.proposal}/document")
@@ -46,7 +46,7 @@ def test_a_proposal_of_too_many_gpus_is_refused(stocked: Stocked) -> None:
     largest = served.ok("POST", path, _with_gpus(document, MOST_GPUS))["id"]
     served.ok("POST", "/v1/jobs", {"id": "largest", "proposal": largest})
     assert len(served.ok("GET", "/v1/jobs/largest")["acknowledged"]) == MOST_GPUS
-    assert served.ask("DELETE", "/v1/jobs/largest").status == 204
+    assert served.send("DELETE", "/v1/jobs/largest").status == 204
 
 
 def test_the_command_line_says_so_in_a_line(dense: PlannedFiles, output: Path) -> None:
@@ -86,12 +86,14 @@ def test_a_store_that_holds_such_a_job_starts(tmp_path: Path) -> None:
         assert f"{ABSURD} GPUs are more than the {MOST_GPUS}" in row["error"]
         assert served.ok("GET", "/v1/progress")["items"][0]["state"] == "failed"
         ends = time.monotonic() + PATIENCE_S
-        while 'seqplan_jobs{state="failed"} 1.0' not in served.ask("GET", "/metrics").body.decode():
+        while (
+            'seqplan_jobs{state="failed"} 1.0' not in served.send("GET", "/metrics").body.decode()
+        ):
             assert time.monotonic() < ends
             time.sleep(0.02)
         assert served.ok("POST", "/v1/jobs/brick/restart")["state"] == "planning"
         assert _settled(served, "brick")["state"] == "failed"
-        assert served.ask("DELETE", "/v1/jobs/brick").status == 204
+        assert served.send("DELETE", "/v1/jobs/brick").status == 204
 
 
 def test_other_services_of_its_store_go_on(postgresql_url: str, tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_other_services_of_its_store_go_on(postgresql_url: str, tmp_path: Path) 
         engine.dispose()
         push = {"batches": [{"step": 0, "ids": [1], "lengths": [100]}], "end": True}
         served.ok("POST", "/v1/jobs/next/batches", push)
-        assert served.ask("GET", "/v1/jobs/next/plans/0?wait=60").status == 200
+        assert served.send("GET", "/v1/jobs/next/plans/0?wait=60").status == 200
 
 
 @pytest.mark.parametrize("world_size", [ABSURD, 10**9])

@@ -33,7 +33,7 @@ def test_generated_requests(stocked: Stocked, tmp_path: Path, known: bool, least
     settings, asked_for = "", []
     if known:
         job = stocked.job("fuzzed", steps=4, look_ahead=4)
-        assert served.ask("GET", f"/v1/jobs/{job}/plans/3?wait=60").status == 200
+        assert served.send("GET", f"/v1/jobs/{job}/plans/3?wait=60").status == 200
         # What has no names is asked for in the other run, and deleted names would exist no more.
         asked_for = ["--include-path-regex", r"\{", "--exclude-method", "DELETE"]
         names = {"job": job, "proposal": stocked.proposal, "lengths": stocked.lengths}
@@ -52,4 +52,4 @@ def test_generated_requests(stocked: Stocked, tmp_path: Path, known: bool, least
     counts = re.search(r"(\d+) generated, (\d+) passed", completed.stdout)
     assert counts is not None, completed.stdout
     assert int(counts[1]) >= least
-    assert served.ask("GET", "/readyz").status == 200
+    assert served.send("GET", "/readyz").status == 200

@@ -63,7 +63,7 @@ def test_the_same_document_as_from_the_command_line(
     succeeded(call(*line))
     request = {"profile": LLAMA, "gpus": gpus, "lengths": stocked.lengths, "max_len": MAX_LEN}
     key = stocked.served.proposal({**request, **fields})
-    reply = stocked.served.ask("GET", f"/v1/proposals/{key}/document")
+    reply = stocked.served.send("GET", f"/v1/proposals/{key}/document")
     assert reply.headers["content-type"] == "application/json"
     assert reply.body == output.read_bytes()
 
@@ -113,7 +113,7 @@ def test_a_proposal_that_fails_says_why(stocked: Stocked) -> None:
     problem = stocked.served.problem("GET", f"/v1/proposals/{row['id']}/document", status=409)
     assert problem["detail"] == f"proposal {row['id']} is failed"
     assert stocked.served.problem("GET", "/v1/proposals/none/document", status=404)
-    assert stocked.served.ask("DELETE", f"/v1/proposals/{row['id']}").status == 204
+    assert stocked.served.send("DELETE", f"/v1/proposals/{row['id']}").status == 204
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def gauges(store: Store, watch: CalibrationWatch) -> list[str]:
     return [line for line in lines if line.startswith("seqplan_calibration_")]
 
 
-def test_told_once_per_change(
+def test_changes_are_logged_once(
     planned: tuple[Store, list[Plan]], caplog: pytest.LogCaptureFixture
 ) -> None:
     store, plans = planned
@@ -111,7 +111,7 @@ def test_told_once_per_change(
     )
 
 
-def test_a_removed_job_is_told_of_no_more(planned: tuple[Store, list[Plan]]) -> None:
+def test_a_removed_job_is_reported_no_more(planned: tuple[Store, list[Plan]]) -> None:
     store, plans = planned
     watch = CalibrationWatch(store, PlanSummaries())
     watch.look()
@@ -205,7 +205,7 @@ def test_summaries_are_read_once_and_forgotten_in_order(
     assert read == [[0, 1], [2], [1]]
 
 
-def test_the_service_says_so_without_being_asked(tmp_path: Path) -> None:
+def test_the_service_logs_calibration_by_itself(tmp_path: Path) -> None:
     with serving("--store", tmp_path / "s.db", "--port", 0) as served:
         slower = stock(served).job("slower", 2 * STEPS, look_ahead=STEPS)
         report(served, slower, range(STEPS), 1.3)

@@ -47,7 +47,9 @@ def _run_steps(store: Store, first: int, last: int, line: str) -> None:
 
 def _upkeep(store: Store, retention: Retention) -> Upkeep:
     keeping = Keeping(retention=retention)
-    return Upkeep(store, keeping, abandon=lambda job: None, remove=lambda job: None, asked=dict)
+    return Upkeep(
+        store, keeping, abandon=lambda job: None, remove=lambda job: None, take_requests=dict
+    )
 
 
 def test_a_window_behind_the_slowest_rank_is_kept(opened: Opener) -> None:

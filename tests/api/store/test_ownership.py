@@ -98,7 +98,7 @@ def test_files_are_private(tmp_path: Path) -> None:
     store.close()
 
 
-def test_damage_is_told_with_the_path(tmp_path: Path) -> None:
+def test_damage_is_reported_with_the_path(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     Store(str(path)).close()
     with sqlite3.connect(path) as database:  # a schema whose names are no text

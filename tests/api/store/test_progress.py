@@ -18,7 +18,7 @@ WORLD = 5
 STEPS = range(3, 60, 2)
 
 
-def test_progress_is_what_was_kept(store: Store) -> None:
+def test_progress_equals_stored_acknowledgements(store: Store) -> None:
     rng = random.Random(0)
     measured: dict[tuple[int, int], float] = {}
     last_steps = [-1] * WORLD

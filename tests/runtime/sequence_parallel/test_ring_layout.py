@@ -39,9 +39,9 @@ def pairs(
     met = []
     for q0, q1, k0, k1 in pieces:
         for q in range(q0, q1):
-            own = k1 - (q1 - q) if causal else k1 - 1
-            first = k0 if window is None else max(k0, own - window + 1)
-            met += [(queries[q], keys[k]) for k in range(first, own + 1)]
+            diagonal = k1 - (q1 - q) if causal else k1 - 1
+            first = k0 if window is None else max(k0, diagonal - window + 1)
+            met += [(queries[q], keys[k]) for k in range(first, diagonal + 1)]
     return met
 
 

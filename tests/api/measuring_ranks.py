@@ -1,4 +1,4 @@
-"""Ranks that report what a step took them, as a multiple of what the plan says."""
+"""Ranks that report step times, as a multiple of the plan's prediction."""
 
 from __future__ import annotations
 

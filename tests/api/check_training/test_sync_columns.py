@@ -1,4 +1,4 @@
-"""What ``train-check`` says of the sync of parameters in a step."""
+"""The columns of ``train-check`` on the parameter sync of a step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_all_gather_size_of_the_fullest_rank() -> None:
     sizes = size_model(PLANS[:2])
     everything = NORMS + 2 * WORDS * HIDDEN + LAYERS * LAYER
     assert count_step_gathered(PLANS[0], sizes) == Pulled(everything * 3 // 4, None)
-    # A half of a layer and of one end, some of which the rank may own.
+    # A half of a layer and of one end, some of which the rank may hold already.
     cut = count_step_gathered(PLANS[1], sizes)
     assert cut.elements <= NORMS * 3 // 4 + (LAYER + WORDS * HIDDEN) // 2 < everything // 2
     assert cut.messages is not None

@@ -27,7 +27,7 @@ def changed_gpus(text: str) -> str:
 
 
 def resealed(change: Callable[[Any], object]) -> Callable[[str], str]:
-    """A change to the document whose digest is then that of what was written."""
+    """Change the document and update its digest."""
 
     def text_of(text: str) -> str:
         document = json.loads(text)

@@ -20,7 +20,7 @@ def plan_files(request: pytest.FixtureRequest) -> PlannedFiles:
 
 
 def plan(plan_files: PlannedFiles, output: Path, *more: str | int, hash_seed: str) -> bytes:
-    """The plan file that a process of its own writes."""
+    """The plan file that a separate process writes."""
     succeeded(
         fresh_process(
             *("plan", "--proposal", plan_files.proposal, "--lengths", plan_files.lengths),

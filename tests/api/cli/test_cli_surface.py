@@ -104,7 +104,7 @@ def test_help_lists_the_verbs_and_an_example() -> None:
 
 
 def test_the_examples_of_the_help_parse() -> None:
-    """What the help tells people to type is understood, as far as arguments go."""
+    """Commands in help texts have valid arguments."""
     parser = build_parser({})
     for verb in ("", *VERBS):
         text = succeeded(call(*([verb] if verb else []), "--help"))

@@ -97,16 +97,16 @@ def test_figures_on_unchecked_efficiencies_say_so(tmp_path: Path) -> None:
     shown = succeeded(call("profiles", output, "--gpus", 8))
     assert "; efficiencies of h200-141gb unchecked" in shown
     assert json.loads(succeeded(call(*profile, "--json")))["notes"] == [document["unchecked"]]
-    # Ampere's efficiencies are those of sources; a kernel or a figure of one's own is not.
+    # Ampere's efficiencies are those of sources; a given kernel or number is not.
     ampere = (*NODE, "--batch", 8, "--tp", 8)
     assert "unchecked" not in succeeded(call(*ampere))
     assert json.loads(succeeded(call(*ampere, "--json")))["unchecked"] is None
     assert "45% in attention (fa1) is assumed" in " ".join(
         succeeded(call(*ampere, "--attention-kernel", "fa1")).split()
     )
-    own = succeeded(call(*ampere, "--peak-tflops", 200, "--matmul-efficiency", 0.5))
-    assert "reaches 50% of its peak" in own
-    assert "as given: peak tflops 200, matmul efficiency 0.5" in " ".join(own.split())
+    printed = succeeded(call(*ampere, "--peak-tflops", 200, "--matmul-efficiency", 0.5))
+    assert "reaches 50% of its peak" in printed
+    assert "as given: peak tflops 200, matmul efficiency 0.5" in " ".join(printed.split())
 
 
 def estimated(*more: str | int) -> dict[str, float]:

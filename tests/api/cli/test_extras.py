@@ -1,4 +1,4 @@
-"""A verb that lacks an optional package says in one line which extra brings it."""
+"""A command without an optional package names the extra in one line."""
 
 from __future__ import annotations
 

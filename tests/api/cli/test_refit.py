@@ -83,8 +83,8 @@ def test_a_uniformly_slower_device_does_not_change_the_proposal(tmp_path: Path) 
     cluster = ("--gpus", "8", "--max-len", "8192", "--tokens", "100000", "--propagation-only")
     candidates = []
     for name in (profile, output):
-        asked = ("--profile", name, *cluster, "--lengths", tmp_path / "l.npy", "--json")
-        document = json.loads(succeeded(call("propose", *asked)))
+        arguments = ("--profile", name, *cluster, "--lengths", tmp_path / "l.npy", "--json")
+        document = json.loads(succeeded(call("propose", *arguments)))
         candidates.append([candidate["strategy"] for candidate in document["candidates"]])
     assert candidates[0] == candidates[1]
 

@@ -33,7 +33,7 @@ def planned_by_the_command_line(folder: Path, *options: str) -> list[str]:
 
 
 def planned_by_the_sidecar(job_file: Path) -> list[str]:
-    """Plans of the job's steps, asked of a sidecar."""
+    """Plans of the job's steps, requested from a sidecar."""
     with serving("--job", job_file, verb="sidecar") as served:
         paths = [f"/v1/jobs/job/plans/{step}?wait=30" for step in range(3)]
         return [served.send("GET", path).body.decode() for path in paths]

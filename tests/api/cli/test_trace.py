@@ -181,7 +181,7 @@ def test_the_profile_gives_the_share_of_forward(
     document["forward_fraction"] = 0.25
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(document))
-    own = Profile.load(path)
+    profile = Profile.load(path)
 
     def traced(digest: str, *more: str) -> dict[str, Any]:
         plan = replace(PIPELINED, planner=replace(PIPELINED.planner, profile=digest))
@@ -190,14 +190,14 @@ def test_the_profile_gives_the_share_of_forward(
         trace: dict[str, Any] = json.loads(capsys.readouterr().out)
         return trace
 
-    assumed = traced(own.digest)
+    assumed = traced(profile.digest)
     assert assumed["otherData"]["forward_fraction_source"].startswith("assumed")
-    stated = traced(own.digest, "--profile", str(path))["otherData"]
+    stated = traced(profile.digest, "--profile", str(path))["otherData"]
     assert (stated["forward_fraction"], stated["forward_fraction_source"]) == (
         0.25,
-        f"profile {own.name}",
+        f"profile {profile.name}",
     )
-    first = next(event for event in passes(traced(own.digest, "--profile", str(path))))
+    first = next(event for event in passes(traced(profile.digest, "--profile", str(path))))
     assert first["dur"] == pytest.approx(0.25 * 10.001 * 1000)
     by_name = traced(load_shipped("llama-32b-a800-80gb").digest)["otherData"]
     assert by_name["forward_fraction_source"] == "profile llama-32b-a800-80gb"

@@ -14,7 +14,7 @@ from service_process import Reply, Served, serving_here
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A service that wants a token, asked without one."""
+    """A service that requires a token, and a request without one."""
     store = tmp_path_factory.mktemp("files") / "store.db"
     succeeded(call("serve", "--store", store, "--add-token", "reader"))
     with serving_here(store) as served:

@@ -47,8 +47,9 @@ return [...document.querySelectorAll('#strategies svg text')].map(each => Number
 
 @pytest.fixture(scope="module")
 def stocked(tmp_path_factory: pytest.TempPathFactory, page: Page) -> Iterator[Stocked]:
-    """Jobs ``live``, ``waiting`` for its ranks, and ``slower``, whose ranks took 1.3 times what
-    was predicted. Planning the first step of ``slower`` took long."""
+    """Jobs ``live``, ``waiting`` for its ranks, and ``slower``, with slow ranks.
+
+    Ranks of ``slower`` took 1.3 times the prediction, and planning its first step took long."""
     store = tmp_path_factory.mktemp("dashboard") / "store.db"
     with serving_here(store) as served:
         stocked = stock(served)
@@ -218,7 +219,7 @@ def test_charts_show_the_values_of_the_service(page: Page, stocked: Stocked) -> 
 
 
 def test_a_slow_step_does_not_flatten_the_others(page: Page, stocked: Stocked) -> None:
-    """Steps that took 10 and 20 ms in turn are well apart beside one of 1,750 ms."""
+    """Steps that took 10 and 20 ms in turn are well apart next to one of 1,750 ms."""
     opened(page, stocked, "slower")
     heights = page.run(
         "const canvas = document.querySelectorAll('#charts canvas')[2], {width, height} = canvas;"
@@ -324,7 +325,7 @@ def test_the_page_refreshes_and_rests_while_hidden(page: Page, stocked: Stocked)
     slowest = stocked.served.ok("GET", "/v1/jobs/live/progress")["slowest"]
     measure(stocked.served, "live", [slowest + 1], 1.0)
     page.until_text("#step-name", f"^step {slowest + 2}$")
-    # No window manager hides the tab here: it is told that it is hidden.
+    # No window manager hides the tab here: it gets an event that it is hidden.
     hide = (
         "Object.defineProperty(document, 'hidden', {value: arguments[0], configurable: true});"
         "document.dispatchEvent(new Event('visibilitychange'))"
@@ -402,7 +403,7 @@ def test_a_token_is_requested_and_kept_for_the_session(page: Page, tmp_path: Pat
     text = succeeded(call("serve", "--store", store, "--add-token", "reader")).strip()
 
     def rejected() -> list[str]:
-        """Refusals are what the console tells here, and all that it tells."""
+        """Return the console's lines, all of which are rejected requests."""
         log = page.log()
         assert all("401 (Unauthorized)" in line for line in log), log
         return log
@@ -447,7 +448,7 @@ def test_text_of_the_service_is_text(page: Page, stocked: Stocked, tmp_path: Pat
         assert page.run("return document.querySelector('#evil')") is None
         page.open(f"{served.url}/?again#job=%3Cb%3Enone")
         page.until_text("#warnings", "there is no job <b>none")
-        page.open("about:blank")  # which asks no more: the log is whole
+        page.open("about:blank")  # which sends no more requests: the log is whole
         assert all("404 (Not Found)" in line for line in page.log())
 
 

@@ -73,7 +73,7 @@ def test_the_same_comparison_gives_the_same_bytes(compared: Comparison) -> None:
 
 
 def test_utilisation_is_of_all_flops_over_all_time() -> None:
-    """Not the mean of the steps' own, in which a short step would count as much as a long one."""
+    """Not the mean of the steps' rates, in which a short step would count as much as a long one."""
     first, second = in_lockstep().ours.iterations
     steps = (
         replace(first, propagation_ms=47.25, mfu=0.5),  # 100 ms in all
@@ -232,7 +232,7 @@ def test_a_large_comparison_stays_small() -> None:
     assert len(document.encode()) < 2_000_000
     page = Page.of(document)
     assert page.faults == []
-    # Stages share rows where there are more of them than can be seen.
+    # Stages share rows if there are more than can be seen.
     assert "stages share a row" in document
     assert len(page.table("Ranks")) <= 201
 

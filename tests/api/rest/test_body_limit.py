@@ -17,7 +17,7 @@ def test_a_body_beyond_the_limit(stocked: Stocked) -> None:
 
 
 def test_a_body_that_grows_beyond_the_limit(stocked: Stocked) -> None:
-    """Sent in chunks, so that nothing says beforehand how large it is."""
+    """Sent in chunks, so that no header has its size."""
     host = stocked.served.url.removeprefix("http://")
     connection = http.client.HTTPConnection(host, timeout=PATIENCE_S)
     connection.putrequest("POST", "/v1/jobs")

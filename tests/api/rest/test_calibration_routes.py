@@ -1,4 +1,4 @@
-"""A job whose ranks measure: the calibration error of its profile, and a refit that mends it."""
+"""A job whose ranks measure: the calibration error of its profile, and a refit that corrects it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
     changed = {str(scheme) for scheme, entry in after.items() if entry.origin == "measured"}
     assert changed == {judged["scheme"] for judged in warned}
 
-    # The other form says the same of the same plans and times.
+    # The other form returns the same for the same plans and times.
     plans, times = tmp_path / "plans.jsonl", tmp_path / "times.jsonl"
     lines = [served.send("GET", f"/v1/jobs/{job}/plans/{step}").body for step in range(STEPS)]
     plans.write_bytes(b"\n".join(lines) + b"\n")
@@ -116,7 +116,7 @@ def test_a_profile_that_holds_is_not_warned_of(stocked: Stocked) -> None:
 
 
 def test_a_refitted_profile_states_its_error(stocked: Stocked, tmp_path: Path) -> None:
-    """Its limit comes from what it was judged by, not from what is assumed of published ones."""
+    """Its limit comes from its validation, not from the assumption for published ones."""
     served, job = stocked.served, stocked.job("first", STEPS, look_ahead=STEPS)
     measure(served, job, range(STEPS), 1.3)
     output = tmp_path / "refitted.json"
@@ -140,7 +140,7 @@ def test_refit_of_a_missing_job_is_one_line(stocked: Stocked, tmp_path: Path) ->
     for arguments, message in [
         (("--server", served.url, "--job", job), "no rank has measured a step yet"),
         (("--server", served.url, "--job", "none"), "404: there is no job none"),
-        (("--server", served.url), "say which job of it with --job"),
+        (("--server", served.url), "--server requires --job"),
         (("--server", "ftp://x", "--job", job), "--server: wants http://HOST:PORT"),
         (("--server", "http://127.0.0.1:1", "--job", job), "no answer"),
         (("--plans", "p"), "--plans: wants --profile, too"),

@@ -184,7 +184,7 @@ def test_pushed_batches_go_over(small: Small) -> None:
     assert problem["last_step"] == 5
     served.ok("POST", "/v1/jobs/pushed-2/batches", pushed(7, end=True))
     assert small.plans("pushed-2", range(7, 8))[0].ids == (7, 8)
-    # None was copied: what is pushed begins with the first step.
+    # None was copied: pushed batches begin with the first step.
     small.on_two("pushed-3", "pushed", 6)
     problem = served.problem("POST", "/v1/jobs/pushed-3/batches", pushed(5), 409)
     assert problem["last_step"] == 5

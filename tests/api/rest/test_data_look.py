@@ -1,4 +1,4 @@
-"""A job is begun without reading its data in the transaction; data whose file is gone is told."""
+"""A job is begun without reading its data in the transaction; missing files are reported."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def test_the_transaction_reads_no_data(tmp_path: Path, dense: PlannedFiles) -> N
         put_lengths(connection, lengths)
         put_proposal(connection, "p", {}, dense.proposal.read_text())
     service = Service(store)
-    new = NewJob(id="own", proposal="p", lengths=lengths.id, steps=5)
+    new = NewJob(id="first", proposal="p", lengths=lengths.id, steps=5)
     again = NewJob.model_validate(
-        {"id": "on", "proposal": "p", "continues": {"job": "own", "step": 3}}
+        {"id": "on", "proposal": "p", "continues": {"job": "first", "step": 3}}
     )
     with store.writing():  # nor does the look want the turn to write
         look = look_at_data(service, new)
     with store.writing() as connection:
         add_job(connection, job_row(service, connection, new, look))
         for step in range(3):
-            add_plan(connection, "own", StoredPlan(step, "sha256:x", "{}"), 1.0)
+            add_plan(connection, "first", StoredPlan(step, "sha256:x", "{}"), 1.0)
     look_on = look_at_data(service, again)
     lengths_path(store, lengths.id).unlink()
     with store.writing() as connection:

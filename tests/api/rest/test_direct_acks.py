@@ -1,4 +1,4 @@
-"""Acknowledgements are answered alike, whether the framework sees them or not."""
+"""Acknowledgements get the same response with and without the framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service says when uploads are broken off, and when it is told to end: a line, no trace."""
+"""Aborted uploads and shutdown of a service: a line, no trace."""
 
 from __future__ import annotations
 

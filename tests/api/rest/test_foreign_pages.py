@@ -1,4 +1,4 @@
-"""A service without tokens rejects what pages of other sites ask; with tokens those decide."""
+"""A service without tokens rejects requests of other sites' pages; with tokens those decide."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def test_the_clients_that_measure_it_are_served(served: Served) -> None:
 
 
 def test_its_page_and_programs_are_served(served: Served) -> None:
-    own = served.url.removeprefix("http://")
-    port = own.rpartition(":")[2]
+    address = served.url.removeprefix("http://")
+    port = address.rpartition(":")[2]
     for host in (
-        own,
+        address,
         f"localhost:{port}",
         "LOCALHOST",
         f"[::1]:{port}",
@@ -83,12 +83,12 @@ def test_its_page_and_programs_are_served(served: Served) -> None:
         assert served.send("GET", "/v1/jobs", headers={"Host": host}).status == 200
         same = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
         assert served.send("DELETE", "/v1/jobs/none", headers=same).status == 404
-    # A proxy that ends TLS and says its own name, or that of the service.
-    for host in ("plans.example", own):
+    # A proxy that ends TLS and sends its name, or that of the service.
+    for host in ("plans.example", address):
         proxied = {"Host": host, "Origin": "https://plans.example"}
         assert served.send("DELETE", "/v1/jobs/none", headers=proxied).status == 404
     assert served.send("DELETE", "/v1/jobs/none", headers={"Sec-Fetch-Site": "none"}).status == 404
-    # Probes tell nothing of the jobs, whoever asks.
+    # Probes contain nothing of the jobs, for any client.
     assert served.send("GET", "/healthz", headers={"Host": "10.0.0.7:8400"}).status == 200
 
 

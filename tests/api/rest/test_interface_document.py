@@ -1,4 +1,4 @@
-"""What the interface's document says of bodies and answers, and what holds for every route."""
+"""Bodies and responses in the OpenAPI document, and rules of every route."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_new_job_is_answered_compactly(stocked: Stocked) -> None:
     key = {"Idempotency-Key": "compact"}
     first = stocked.served.send("POST", "/v1/jobs", body, key)
     assert first.body == json.dumps(first.json, separators=(",", ":")).encode()
-    # The removal of what was made makes the key's answer void, as ever.
+    # The removal of the result makes the key's answer void, as ever.
     assert stocked.served.send("DELETE", "/v1/jobs/compact").status == 204
     assert stocked.served.send("POST", "/v1/jobs", body, key).status == 201
     assert stocked.served.ok("GET", "/v1/jobs/compact")["id"] == "compact"

@@ -23,7 +23,7 @@ from seqplan.planner.cluster import MOST_GPUS
 from seqplan.plans.format.canonical import canonical_json, digest_of
 
 ABSURD = 2**53 - 1
-SAID = f"gpus must be {MOST_GPUS} or fewer, not {ABSURD}"
+MESSAGE = f"gpus must be {MOST_GPUS} or fewer, not {ABSURD}"
 
 
 def _with_gpus(document: dict[str, Any], gpus: int) -> dict[str, Any]:
@@ -51,19 +51,19 @@ def test_a_proposal_of_too_many_gpus_is_rejected(stocked: Stocked) -> None:
 
 def test_the_command_line_says_so_in_a_line(dense: PlannedFiles, output: Path) -> None:
     options = ("--profile", dense.profile, "--gpus", ABSURD, "--lengths", dense.lengths)
-    assert SAID in complaint(call("propose", *options, "--max-len", 4096, "-o", output))
+    assert MESSAGE in complaint(call("propose", *options, "--max-len", 4096, "-o", output))
     job = output.with_name("job.toml")
     job.write_text(
         f'profile = "{dense.profile}"\nlengths = "{dense.lengths}"\ngpus = {ABSURD}\n'
         "context = 4096\nsteps = 3\n"
     )
-    assert complaint(call("sidecar", "--job", job)) == f"{job}: {SAID}"
+    assert complaint(call("sidecar", "--job", job)) == f"{job}: {MESSAGE}"
     proposal = output.with_name("absurd.json")
     proposal.write_text(json.dumps(_with_gpus(json.loads(dense.proposal.read_text()), ABSURD)))
     batches = output.with_name("batches.jsonl")
     batches.write_text('{"step":0,"ids":[1],"lengths":[5]}\n')
     options = ("--proposal", proposal, "--batches", batches, "-o", output)
-    assert SAID in complaint(call("plan", *options))
+    assert MESSAGE in complaint(call("plan", *options))
 
 
 def _settled(served: Served, job: str) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def test_other_services_of_its_store_go_on(postgresql_url: str, tmp_path: Path) 
         )
         engine = engine.execution_options(origin="another service")
         with engine.begin() as connection:
-            add_job(connection, brick)  # which tells the service of it
+            add_job(connection, brick)  # which notifies the service
         assert _settled(served, "brick")["state"] == "failed"
-        # It still hears of others' jobs.
+        # It still gets notices of others' jobs.
         with engine.begin() as connection:
             connection.execute(text("UPDATE jobs SET id = 'removed' WHERE id = 'brick'"))
             add_job(connection, JobRow(**{**vars(brick), "id": "next", "world_size": 4}))

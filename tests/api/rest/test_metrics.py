@@ -1,4 +1,4 @@
-"""What scrapers are told: names, labels and help, as dashboards rely on them."""
+"""Metrics: names, labels and help, as dashboards rely on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of jobs by one rule everywhere; tokens listed and revoked beside a running service."""
+"""Names of jobs by one rule everywhere; tokens listed and revoked next to a running service."""
 
 from __future__ import annotations
 

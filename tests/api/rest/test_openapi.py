@@ -1,4 +1,4 @@
-"""The interface as it describes itself, asked for by a generator of requests."""
+"""The interface's OpenAPI document, tested with generated requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_generated_requests(stocked: Stocked, tmp_path: Path, known: bool, least
     if known:
         job = stocked.job("fuzzed", steps=4, look_ahead=4)
         assert served.send("GET", f"/v1/jobs/{job}/plans/3?wait=60").status == 200
-        # What has no names is asked for in the other run, and deleted names would exist no more.
+        # Routes without names are requested in the other run, deleted names would not exist.
         asked_for = ["--include-path-regex", r"\{", "--exclude-method", "DELETE"]
         names = {"job": job, "proposal": stocked.proposal, "lengths": stocked.lengths}
         names |= {"profile": "llama-7b-a800-80gb"}

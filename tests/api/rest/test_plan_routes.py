@@ -1,4 +1,4 @@
-"""Plans and rank views as ranks ask for them, of a real service process."""
+"""Plans and rank views as ranks request them from a real service process."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_planning_keeps_ahead_of_the_slowest_rank_only(stocked: Stocked) -> None
 
 
 def test_waiting_ranks_get_the_error_of_a_step(tmp_path: Path) -> None:
-    """A job whose lengths are damaged on the disk: its ranks hear of it, none waits for ever."""
+    """A job whose lengths are damaged on the disk: its ranks get the error, none waits for ever."""
     with serving_here(tmp_path / "s.db") as served:
         stocked = stock(served)
         job = stocked.job("lost", 6, look_ahead=2)

@@ -1,4 +1,4 @@
-"""What proposals are asked for with, and what becomes of them."""
+"""Requests for proposals, and their results."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_proposal_that_fails_says_why(stocked: Stocked) -> None:
 @pytest.mark.parametrize(
     ("stored", "kind"),
     [
-        ({}, type(None)),  # before the sync was derived, it was left out unless asked for
+        ({}, type(None)),  # before the sync was derived, it was left out unless requested
         ({"sync_ms": None, "overlap": 0.0}, type(None)),
         ({"sync_ms": "published", "overlap": 0.25}, LayoutSyncTimes),
         ({"sync_ms": [900.0]}, GivenSyncTimes),

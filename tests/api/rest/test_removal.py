@@ -74,7 +74,7 @@ def test_a_removed_job_is_gone(stocked: Stocked) -> None:
     reply = served.send("DELETE", f"/v1/jobs/{job}")
     assert (reply.status, reply.body) == (204, b"")
     thread.join(PATIENCE_S)
-    assert [answer.status for answer in waiting] == [404]  # told, long before its time was up
+    assert [answer.status for answer in waiting] == [404]  # long before its time was up
     source = HttpSource(served.url, job)
     with pytest.raises(PlanError, match="there is no job brief"):
         source.view(0, 0, 20)
@@ -177,7 +177,7 @@ def _ask_until_served(served: Served, path: str) -> Reply:
 
 
 def test_a_removal_without_notice_is_found(postgresql_url: str, tmp_path: Path) -> None:
-    """A service that has lost its database for a while finds out what is gone."""
+    """A service that has lost its database for a while finds removed jobs."""
     engine = create_engine(postgresql_url)
     with (
         serving_here(postgresql_url, tmp_path / "files") as served,

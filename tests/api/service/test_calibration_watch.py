@@ -67,7 +67,7 @@ def measure(store: Store, plans: list[Plan], factor: float) -> None:
 
 
 def gauges(store: Store, watch: CalibrationWatch) -> list[str]:
-    """What a scraper is told of calibration."""
+    """Return the metrics of calibration."""
     lines = Metrics(Service(store), watch).text().splitlines()
     return [line for line in lines if line.startswith("seqplan_calibration_")]
 
@@ -142,7 +142,7 @@ def test_a_judgement_is_kept_until_something_is_measured(planned: tuple[Store, l
 
 
 def test_a_summary_is_that_of_the_plan(planned: tuple[Store, list[Plan]]) -> None:
-    """Read without its sequences, a plan tells the same of its pipelines."""
+    """Read without its sequences, a plan has the same summary of its pipelines."""
     for plan in (*planned[1], *(from_json(line) for line in GOLDEN)):
         summary = PlanSummary.from_line(to_json(plan), {})
         assert summary == PlanSummary.from_plan(plan, len(plan.ids))
@@ -186,7 +186,7 @@ def test_summaries_are_read_once_and_forgotten_in_order(
             lines[step] = (stored.digest, stored.line)
     summaries, read = PlanSummaries(most=2), []
 
-    def ask(*steps: int) -> list[float]:
+    def predictions(*steps: int) -> list[float]:
         def wanted(missing: object) -> dict[int, str]:
             read.append(list(missing))  # type: ignore[call-overload]
             return {step: lines[step][1] for step in read[-1]}
@@ -194,14 +194,14 @@ def test_summaries_are_read_once_and_forgotten_in_order(
         read_now = summaries.of({step: lines[step][0] for step in steps}, wanted)
         return [read_now[step].predicted_ms for step in steps]
 
-    assert ask(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
-    assert ask(0) == [plans[0].predicted_ms]
-    assert ask(0, 2) == [plans[0].predicted_ms, plans[2].predicted_ms]
-    assert ask(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
+    assert predictions(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
+    assert predictions(0) == [plans[0].predicted_ms]
+    assert predictions(0, 2) == [plans[0].predicted_ms, plans[2].predicted_ms]
+    assert predictions(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
     assert read == [[0, 1], [2], [1]]
     # Of a plan that was at hand nothing is read.
     summaries.keep(lines[2][0], PlanSummary.from_plan(plans[2], len(plans[2].ids)))
-    assert ask(2, 1) == [plans[2].predicted_ms, plans[1].predicted_ms]
+    assert predictions(2, 1) == [plans[2].predicted_ms, plans[1].predicted_ms]
     assert read == [[0, 1], [2], [1]]
 
 

@@ -1,4 +1,4 @@
-"""What is due of a job whose batches are pushed, as they come."""
+"""Due batches of a job with pushed batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planning threads go on beside slow readers; one that ends is told of and can be begun again."""
+"""Planning threads go on with slow readers; one that ends is reported and can be restarted."""
 
 from __future__ import annotations
 

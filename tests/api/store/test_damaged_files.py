@@ -1,4 +1,4 @@
-"""Arrays and rows that changed on the disk: found before they are used, and mended by an upload."""
+"""Arrays and rows that changed on the disk: found before they are used, and fixed by an upload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is removed leaves nothing, and what is used is not removed; for every database."""
+"""Removals leave nothing, and used rows are not removed; for every database."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TABLES = (
 
 
 def _keep(connection: Connection, job: str, steps: int) -> None:
-    """Keep rows of a job in every table, some of them more than one batch deletes."""
+    """Store rows of a job in every table, some more than one batch deletes."""
     jobs.add_job(connection, replace(JOB, id=job))
     key = jobs.job_key(connection, job)
     for step in range(steps):

@@ -41,7 +41,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
             200
         ] * len(acknowledgements)
         unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        # No file may grow: what the disk says when it is full, for this process alone.
+        # No file may grow: the error of a full disk, for this process alone.
         limit = (4096, resource.RLIM_INFINITY)
         resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, limit)
         assert _acknowledge(served, 0, WORLD - 1) == 503

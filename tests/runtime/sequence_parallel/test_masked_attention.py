@@ -275,9 +275,9 @@ def test_invalid_options_are_rejected(masking: dict[str, Any], message: str) -> 
         attention(q, q, q, local_context([8]), **masking)
 
 
-def test_a_fused_kernel_says_that_it_caps_nothing() -> None:
+def test_a_fused_kernel_rejects_soft_caps() -> None:
     context = local_context([8])
     object.__setattr__(context, "kernel", CpuKernel())
     q = torch.randn(8, 2, 4)
-    with pytest.raises(NotImplementedError, match="caps no scores"):
+    with pytest.raises(NotImplementedError, match="does not support softcap"):
         attention(q, q, q, context, softcap=2.0)

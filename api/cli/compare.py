@@ -49,7 +49,7 @@ from seqplan.plans.format.atomic_file import atomic_write
 
 _DESCRIPTION = """\
 Compare plans with what would run instead: static strategies, and the published systems that the
-profile allows. All are simulated on the same batches by the same judge; nothing is measured.
+profile allows. All are simulated on the same batches by the same simulator; nothing is measured.
 """
 
 _EXAMPLES = f"""\
@@ -63,7 +63,7 @@ systems: {", ".join(SYSTEMS)}
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "compare",
@@ -107,7 +107,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add_rounds(
         parser,
         "our rounds of every step, and those of static strategies with our balancing, are a "
-        "multiple of M, other systems' are as many as their own rules make; default 1",
+        "multiple of M, other systems' are as many as their rules make; default 1",
     )
     add(
         "--optimizer-ms",
@@ -140,7 +140,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
+    """Run the command. ``ValueError`` on bad input, ``Infeasible`` if nothing can run the data."""
     profile = usable_profile(args)
     check_output(args.output, args.lengths, args.profile)
     _sync(args, profile, args.gpus)  # so that bad options fail before the data is read

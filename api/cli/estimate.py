@@ -24,15 +24,15 @@ from seqplan.costs.analytic.memory import VERDICTS
 from seqplan.plans.scheme import Scheme
 
 NONE_FITS = 3
-"""Exit code where estimates are printed, and none of them fits into memory."""
+"""Exit code if none of the printed estimates fits into memory."""
 
 _DESCRIPTION = """\
 Estimate an iteration of equal sequences: milliseconds by term, TFLOP/s, model FLOPs utilisation,
 and bytes on the fullest GPU. From data sheets and kernel efficiencies; nothing is measured (see
 seqplan validate-model for how far that is right). Lists of degrees give a table, fastest first;
-what does not fit into memory is in it, too, after what fits and what is tight: within a tenth of
-what there is, which is as far as the bytes may be off. Exit code 3: estimates are printed, and none
-of them fits or is tight; 2: no scheme can run at all.
+schemes that do not fit into memory come last, after tight ones: within a tenth of the memory,
+the error of the bytes. Exit code 3: estimates are printed, and none of them fits or is tight;
+2: no scheme can run at all.
 """
 
 _EXAMPLES = """\
@@ -45,7 +45,7 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "estimate",

@@ -46,7 +46,7 @@ _MOST_LISTED = 10
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "lengths",
@@ -92,7 +92,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``LengthsError`` on bad input, ``OSError`` when the output cannot be written."""
+    """Run the command. ``LengthsError`` on bad input, ``OSError`` if the output is not writable."""
     options = SourceOptions(
         field=args.field,
         tokenizer=args.tokenizer,

@@ -27,7 +27,7 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "profiles",
@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ProfileError`` for an unknown or malformed profile."""
+    """Run the command. ``ProfileError`` for an unknown or malformed profile."""
     if args.name is None:
         profiles = [load_shipped(name) for name in list_shipped()]
         if args.json:

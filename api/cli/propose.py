@@ -42,7 +42,7 @@ example:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "propose",
@@ -78,7 +78,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
+    """Run the command. ``ValueError`` on bad input, ``Infeasible`` if nothing can run the data."""
     profile = usable_profile(args)
     lockstep = runs_in_lockstep(args)
     check_rounds(profile, lockstep, args.micro_step_multiple, static_groups=args.static_groups)

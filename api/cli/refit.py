@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from seqplan.costs.fit.refit import Measurement, Observations, Refitted, RefittedProfile
 
 _DESCRIPTION = """\
-Compare the step times that ranks measured with what the profile predicted, and write a profile
-whose coefficients fit them. A scheme is corrected by its own times where enough of its pipelines
-were measured and the new coefficients predict those better that they were not made from; schemes
-with too few are scaled as the measured ones. Where no measured scheme is corrected, nothing is
-written. The old profile stays as it is. Plans and times come from files, or from a job of a running
-service.
+Compare the step times that ranks measured with the profile's predictions, and write a profile
+whose coefficients fit them. A scheme is corrected by its times if enough of its pipelines were
+measured and the new coefficients predict held-out ones better; schemes with too few are scaled as
+the measured ones. Nothing is written if no measured scheme is corrected. The old profile stays.
+Plans and times come from files, or from a job of a running service.
 """
 
 _EXAMPLES = """\
@@ -58,7 +57,7 @@ class _Material:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "refit",
@@ -87,7 +86,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` for files, or a job, that do not fit together."""
+    """Run the command. ``ValueError`` for files, or a job, that do not fit together."""
     from seqplan.api.cli.framework.service_client import ServiceClient
     from seqplan.costs.fit.refit import match_measurements, refit_profile
 

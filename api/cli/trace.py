@@ -37,7 +37,7 @@ PHASES = {"F": "forward", "B": "backward"}
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "trace",
@@ -51,8 +51,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--profile",
         metavar="NAME|FILE",
-        help="the plan's profile, which says what forward takes of a micro-batch; found by itself "
-        "where it ships",
+        help="the plan's profile, with forward's share of a micro-batch; found by itself "
+        "if it ships",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="trace.json; without it, stdout"
@@ -61,7 +61,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` when there is no such step or its plan breaks a rule."""
+    """Run the command. ``ValueError`` when there is no such step or its plan breaks a rule."""
     check_output(args.output, args.plans)
     plan = find_step(args.plans, args.step)
     if broken := lint(plan, None):

@@ -38,8 +38,8 @@ LARGE_STEP = 65_536
 
 _DESCRIPTION = """\
 Execute the first steps of a plan file with a small Llama on real ranks, one process each on this
-machine's CPU over gloo, and train the same model on the same sequences in one process that knows
-no plan. Losses, gradient norms and final parameters must agree; exit code 1 where they do not.
+machine's CPU over gloo, and train the same model on the same sequences in one reference
+process. Losses, gradient norms and final parameters must agree; exit code 1 if they do not.
 """
 
 _EXAMPLES = """\
@@ -50,7 +50,7 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "train-check",

@@ -25,17 +25,17 @@ MINUTES, QUICK_SECONDS = 10.0, 20.0
 
 CHECKS = {
     "attention": "kernels and rings against fp64, forward and backward",
-    "rates": "attention, products and memory, sustained, beside what the analytic model assumes",
+    "rates": "attention, products and memory, sustained, and the analytic model's values",
     "profile": "a fit against lengths and packings held out; few layers against more",
     "memory": "bytes predicted from small micro-batches against larger ones",
-    "step": "a training step's own times against the wall's",
+    "step": "a training step's times against the wall's",
     "ranks": "attention over all ranks of torchrun against fp64; that alone runs there",
 }
 """Checks by name."""
 
 _DESCRIPTION = """\
-Check on this device, in at most ten minutes, what profiles and training rest on. Every figure has
-its limit beside it; where one is missed it is named, and the exit code is 1. Checks:
+Check on this device, in at most ten minutes, the basis of profiles and training. Every result is
+printed with its limit; a missed one is named, and the exit code is 1. Checks:
 """ + "\n".join(f"  {name:<10} {description}" for name, description in CHECKS.items())
 
 _EXAMPLES = """\
@@ -47,7 +47,7 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "verify-device",

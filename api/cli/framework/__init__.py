@@ -1,4 +1,4 @@
-"""What every verb stands in: from arguments to an exit code, options, environment and terminal.
+"""The frame of all commands: from arguments to an exit code, options, environment and terminal.
 
 Read ``entry`` (runs a command, every error is one line), ``command`` and ``options`` (what
 commands share), ``environment`` (defaults from ``SEQPLAN_*``), ``terminal`` (tables and

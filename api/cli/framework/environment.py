@@ -10,7 +10,7 @@ _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 def apply_environment(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
-    """Take defaults of a verb's options from ``SEQPLAN_*`` variables.
+    """Take defaults of a command's options from ``SEQPLAN_*`` variables.
 
     The parsed arguments carry ``settle``, to be called with them before they are used.
     """

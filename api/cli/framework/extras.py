@@ -1,4 +1,4 @@
-"""Packages that only some verbs need, as extras of the installation."""
+"""Packages that only some commands need, as extras of the installation."""
 
 from __future__ import annotations
 

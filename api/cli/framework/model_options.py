@@ -92,7 +92,7 @@ def add_cluster(parser: argparse.ArgumentParser, *, required: bool) -> None:
     from seqplan.costs.analytic.devices import DEVICES
 
     group = parser.add_argument_group(
-        "cluster", "a device that is not listed: the nearest that is, and its own figures"
+        "cluster", "a device that is not listed: the nearest listed one, and its numbers"
     )
     add = group.add_argument
     add("--hardware", metavar="NAME", required=required, help=", ".join(DEVICES))
@@ -115,7 +115,7 @@ def add_cluster(parser: argparse.ArgumentParser, *, required: bool) -> None:
         metavar="N",
         type=positive,
         help="network cards that a group with a part of a node's GPUs uses; default 1, as groups "
-        "lie side by side; 8 where every GPU has rails of its own (DGX)",
+        "lie side by side; 8 where every GPU has separate rails (DGX)",
     )
     add("--peak-tflops", metavar="TFLOP/S", type=number, help="of dense bf16 products")
     add("--hbm-gb-s", metavar="GB/S", type=number, help="of the GPU's memory")
@@ -221,8 +221,8 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         "--sync",
         choices=SYNC_OVERLAPS,
         default="exposed",
-        help="of gradients and parameters under ZeRO 1 and 2: after propagation, or beside it; "
-        "default exposed",
+        help="of gradients and parameters under ZeRO 1 and 2: after forward and backward, or "
+        "during it; default exposed",
     )
 
 

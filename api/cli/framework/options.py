@@ -1,4 +1,4 @@
-"""Options that verbs share, and the types that argparse converts their values with.
+"""Options that commands share, and the types that argparse converts their values with.
 
 An option imports its part of the planner or the profiler on demand, so that a command loads what
 it uses, and no more.
@@ -189,7 +189,7 @@ def add_rounds(
 
 
 def add_executor(parser: argparse.ArgumentParser) -> None:
-    """Add the option to a verb's parser."""
+    """Add the option to a command's parser."""
     from seqplan.planner.workers.executor import EXECUTORS
 
     parser.add_argument(

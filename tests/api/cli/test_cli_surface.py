@@ -118,8 +118,8 @@ def test_the_examples_of_the_help_parse() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: VERB"),
-        (["replan"], "argument VERB: invalid choice: 'replan'"),
+        ([], "the following arguments are required: COMMAND"),
+        (["replan"], "argument COMMAND: invalid choice: 'replan'"),
         (["plan"], "the following arguments are required: --proposal"),
         (["plan", "--proposal", "p"], "one of the arguments --lengths --batches is required"),
         (

@@ -27,7 +27,7 @@ def run(data: Sequence[Data]) -> None:
         for lockstep in (True, False)
     ]
     print(f"### Balancing, {DRAWS} draws, costs of {SCHEME} in {PROFILE}\n")
-    head = ["lengths, context", "sequences × ranks", "host", "micro-batches a rank"]
+    head = ["lengths, context", "sequences × ranks", "trainer", "micro-batches a rank"]
     head += ["gap, median", "p90", "CPU, median"]
     print(markdown(head, rows) + "\n")
 

@@ -1,6 +1,6 @@
 """Steps planned inside a program, from a profile alone: CPU time and gap, with proof or not.
 
-CPU time is the least of three plannings of the same step: neighbours of a shared core double it at
+CPU time is the least of three plannings of the same step: neighbors of a shared core double it at
 times.
 """
 

@@ -39,7 +39,7 @@ def run(data: Sequence[Data]) -> None:
             for sequences, ranks in SHAPES:
                 rows.append(_row(name, theirs, source, sequences, ranks, one_each=one_each))
     print(f"### Trainers' planners, costs of {SCHEME} in {PROFILE}, {DRAWS} draws\n")
-    head = ["host's planner", "lengths", "sequences × ranks", "its time over ours, least"]
+    head = ["trainer's planner", "lengths", "sequences × ranks", "its time over ours, least"]
     head += ["median", "its CPU, median", "our CPU, median"]
     print(markdown(head, rows) + "\n")
     for _, theirs, one_each in _megatron():

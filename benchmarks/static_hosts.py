@@ -46,8 +46,8 @@ def run(data: Sequence[Data], cost: Cost) -> None:
             for context in CONTEXTS:
                 for tokens in TOKENS:
                     rows.append(_row(name, host, source, context, tokens, cost, lockstep=lockstep))
-    print(f"### Hosts of one static scheme, {RANKS} ranks\n")
-    head = ["host's planner", "lengths", "context", "tokens a step", "its time over ours"]
+    print(f"### Trainers with one static scheme, {RANKS} ranks\n")
+    head = ["trainer's planner", "lengths", "context", "tokens a step", "its time over ours"]
     print(markdown([*head, "our gap", "its CPU", "our CPU"], rows) + "\n")
 
 

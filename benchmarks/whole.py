@@ -2,7 +2,7 @@
 
 Propagation and the sync as derived for each layout; derived schemes are used on both sides.
 The static strategy holds the longest sequence of the data, as it has to run all of it; next to it
-the one that is best if only the steps judged count.
+the one that is best if only the simulated steps count.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STEPS = {64: 8, 1024: 2}
 OTHER_SYNCS = tuple(
     setting for setting in SETTINGS if setting[2:] != (16384, 200_000) and setting[3] != 800_000
 )
-"""Those that are judged with other syncs than the derived one, too."""
+"""Settings that are simulated with other syncs than the derived one, too."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _other_rows(
 
 
 def judge(source: Data, profile: Profile, where: Cluster, sync: SyncTimes, steps: int) -> Judged:
-    """Propose, plan steps and judge the static strategies on the same ones."""
+    """Propose, plan steps and simulate the static strategies on the same ones."""
     began = time.process_time()
     proposal = make_proposal(profile, where, source.lengths, sync=sync)
     proposal_s = time.process_time() - began

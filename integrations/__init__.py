@@ -1,6 +1,6 @@
 """Integrations with trainers, a file for each, imported on use only.
 
-Hosts that take steps: ``balanced_steps`` (which sequences each step takes, balanced over ranks),
+Trainers that take steps: ``balanced_steps`` (which sequences each step takes, balanced over ranks),
 then ``huggingface_trainer`` (``transformers.Trainer`` and subclasses), with ``axolotl`` on
 top. Trainers with a pluggable scheduler: ``degree_costs`` (costs of a micro-batch
 there), then ``megatron``, ``slime`` and ``verl``; ``versions`` rejects those that lack the

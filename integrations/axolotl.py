@@ -82,7 +82,7 @@ class SeqplanPlugin(_PLUGIN):  # type: ignore[misc, valid-type]
         return make_planned_trainer(cfg)
 
     def get_training_args(self, cfg: Any) -> dict[str, Any]:
-        """Let losses be means over the labelled tokens of all ranks, which Axolotl turns off."""
+        """Let losses be means over the labeled tokens of all ranks, which Axolotl turns off."""
         return {"average_tokens_across_devices": True}
 
     def get_collator_cls_and_kwargs(

@@ -143,7 +143,7 @@ class PlannedTrainerMixin:
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> tuple[list[Any], Any]:
-        """Take the next step, and the labelled tokens of all ranks in it."""
+        """Take the next step, and the labeled tokens of all ranks in it."""
         step = next(epoch_iterator, None)
         if step is None:
             return [], None

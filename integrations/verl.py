@@ -4,7 +4,7 @@
     export SEQPLAN_PROFILE=… SEQPLAN_SCHEME=tp1
 
 Importing this module installs it: verl's workload is the measured cost, micro-batches are packed
-for all ranks together, and Megatron's dynamic context parallelism takes ``hosts.megatron``.
+for all ranks together, and Megatron's dynamic context parallelism takes ``integrations.megatron``.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add(
         "--fast",
         action="store_true",
-        help="cut Hydraulis's dispatch and packing short (labelled so), for large clusters",
+        help="cut Hydraulis's dispatch and packing short (labeled so), for large clusters",
     )
     add("-o", "--output", metavar="FILE", type=Path, help="write report.html")
     add("--json", action="store_true", help="all figures as JSON on stdout")

@@ -27,7 +27,7 @@ NONE_FITS = 3
 """Exit code if none of the printed estimates fits into memory."""
 
 _DESCRIPTION = """\
-Estimate an iteration of equal sequences: milliseconds by term, TFLOP/s, model FLOPs utilisation,
+Estimate an iteration of equal sequences: milliseconds by term, TFLOP/s, model FLOPs utilization,
 and bytes on the fullest GPU. From data sheets and kernel efficiencies; nothing is measured (see
 seqplan validate-model for how far that is right). Lists of degrees give a table, fastest first;
 schemes that do not fit into memory come last, after tight ones: within a tenth of the memory,

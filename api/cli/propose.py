@@ -56,7 +56,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--method",
         choices=METHODS,
         default=METHODS[0],
-        help="search: ours (default); eq4: the published dynamic programme, relaxed and rounded",
+        help="search: ours (default); eq4: the published dynamic program, relaxed and rounded",
     )
     parser.add_argument("--seed", metavar="S", type=natural, default=0)
     add_usable_schemes(parser)

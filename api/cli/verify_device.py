@@ -68,7 +68,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="that all checks together take about, at most; default 10",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="small sizes, for seconds: times are not judged"
+        "--quick", action="store_true", help="small sizes, for seconds: times are not evaluated"
     )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="every figure, as JSON")
     parser.add_argument("--json", action="store_true", help="print that instead of tables")
@@ -164,7 +164,7 @@ def _lines(
         for name, figure in misses
     ]
     if settings.quick:
-        lines.append("quick: sizes are too small to judge times by")
+        lines.append("quick: sizes are too small to evaluate times")
     return lines
 
 

@@ -6,7 +6,7 @@ import { drawGantt } from "./gantt.js";
 import { behind, showJobs, since, stateMark } from "./jobs.js";
 import { NONE, count, duration, find, html, ms, percent, roughPercent, signedPercent, write } from "./markup.js";
 import { RequestError, json, ofJob, text, token } from "./service.js";
-import { Colours, drawStrategies } from "./strategies.js";
+import { Colors, drawStrategies } from "./strategies.js";
 
 const EVERY_MS = 2000;
 const PAGE = 50;
@@ -25,7 +25,7 @@ const seen = {
   chosen: -1, // index in items
   calibration: null,
   timelines: new Map(),
-  colours: new Colours(),
+  colors: new Colors(),
 };
 let charts = null;
 let waiting = null;
@@ -96,7 +96,7 @@ function showSteps() {
   if (!some) return;
   charts ??= new Charts(find("#charts"), pick);
   charts.show(seen.items, seen.chosen);
-  drawStrategies(find("#strategies"), seen.items, seen.chosen, seen.colours, pick);
+  drawStrategies(find("#strategies"), seen.items, seen.chosen, seen.colors, pick);
   const slider = find("#step");
   slider.max = `${seen.items.length - 1}`;
   slider.value = `${seen.chosen}`;
@@ -282,7 +282,7 @@ function open() {
   Object.assign(seen, { job: chosen, about: null, from: null, items: [], chosen: -1, step: undefined, calibration: null });
   seen.steps.clear();
   seen.timelines.clear();
-  seen.colours = new Colours();
+  seen.colors = new Colors();
   find("#follow").checked = true;
   find("#gantt").replaceChildren();
   delete find("#warnings").dataset.warnings;

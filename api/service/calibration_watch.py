@@ -103,8 +103,8 @@ class CalibrationWatch:
                         self.calibration_of(connection, job)
             except StoreUnavailable:
                 raise
-            except Exception:  # a job that cannot be judged must not keep the others from it
-                _log.exception("job %s: its calibration error cannot be judged", job)
+            except Exception:  # one job's error must not block the others
+                _log.exception("job %s: its calibration error cannot be computed", job)
 
     def _forget_all_but(self, jobs: Container[str]) -> None:
         """Drop the warnings of removed jobs."""

@@ -140,6 +140,6 @@ def _pipeline(fields: dict[str, Any], schemes: dict[tuple[int, ...], Scheme]) ->
 
 
 def _compact(ranks: Sequence[int]) -> Sequence[int]:
-    """Write neighbouring ranks, which most pipelines have, as a range: it takes less memory."""
+    """Write neighboring ranks, which most pipelines have, as a range: it takes less memory."""
     spanned = range(ranks[0], ranks[0] + len(ranks))
     return spanned if tuple(spanned) == tuple(ranks) else tuple(ranks)

@@ -50,7 +50,7 @@ def sizes_of(args: argparse.Namespace, longest: int | None = None) -> ModelSizes
 
     ``longest``: tokens of the longest sequence that is meant, by default the longest that the model
     is made for. ``ValueError`` for an unknown name, a file that is no config or whose model is not
-    modelled, a size that is missing, and sizes that do not fit together.
+    modeled, a size that is missing, and sizes that do not fit together.
     """
     from seqplan.costs.model_sizes import SIZES, ModelSizes
 

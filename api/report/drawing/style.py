@@ -1,4 +1,4 @@
-"""The look of the report: light and dark, screen and paper, wide and narrow, without colour too."""
+"""The look of the report: light and dark, screen and paper, wide and narrow, without color too."""
 
 from __future__ import annotations
 

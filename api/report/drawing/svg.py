@@ -17,9 +17,9 @@ style sheet shows one.
 """
 
 DASHES = (None, "7 3", "2 2", "9 3 2 3", "14 4", "5 2 2 2 2 2")
-"""Dash patterns, so that neighbouring lines differ without colour."""
+"""Dash patterns, so that neighboring lines differ without color."""
 
-COLOURS = 5
+COLORS = 5
 """Classes k0, k1, … of curves. Their number and that of the dashes share no factor, so that lines
 are equal only thirty apart."""
 
@@ -32,7 +32,7 @@ MARKS = (
     "M-1.7 -5h3.4v3.3h3.3v3.4h-3.3v3.3h-3.4v-3.3h-3.3v-3.4h3.3z",
     "M-5 -3l2 -2 3 3 3 -3 2 2 -3 3 3 3 -2 2 -3 -3 -3 3 -2 -2 3 -3z",
 )
-"""Shapes around the origin at the ends of lines, which differ without colour or dashes."""
+"""Shapes around the origin at the ends of lines, which differ without color or dashes."""
 
 CHARACTER = 0.56
 """Mean width of a character over the font size, on the safe side for sans-serif faces."""
@@ -76,15 +76,15 @@ def path(commands: str, class_: str, dashes: str | None = None) -> str:
 
 
 def curve(points: Iterable[tuple[float, float]], at: int) -> str:
-    """The line of number ``at`` in a chart, in its colour and dashes."""
-    return path(polyline(points), f"curve k{at % COLOURS}", DASHES[at % len(DASHES)])
+    """The line of number ``at`` in a chart, in its color and dashes."""
+    return path(polyline(points), f"curve k{at % COLORS}", DASHES[at % len(DASHES)])
 
 
 def mark(x: float, y: float, at: int) -> str:
     """The mark of line number ``at`` in a chart."""
     shape = MARKS[at % len(MARKS)]
     place = f"translate({number(x)} {number(y)})"
-    return f'<path d="{shape}" class="mark-of k{at % COLOURS}" transform="{place}"></path>'
+    return f'<path d="{shape}" class="mark-of k{at % COLORS}" transform="{place}"></path>'
 
 
 def polyline(points: Iterable[tuple[float, float]]) -> str:

@@ -45,8 +45,8 @@ def headline(comparison: Comparison) -> str:
         figure(
             "iteration",
             "Mean iteration",
-            "One bar for each system: its mean iteration in milliseconds, split into propagation, "
-            f"sync and optimizer. {_spoken(comparison)}",
+            "One bar for each system: its mean iteration in milliseconds, split into forward and "
+            f"backward, sync and optimizer. {_spoken(comparison)}",
             f"{origin} Shorter is better.",
             lambda width: _bars(comparison, width),
         )
@@ -105,7 +105,7 @@ def _spoken(comparison: Comparison) -> str:
 
 
 def _means(system: System) -> list[float]:
-    """Mean propagation, sync and optimizer, ms."""
+    """Return mean forward and backward, sync and optimizer, ms."""
     count = len(system.iterations)
     return [
         sum(iteration.propagation_ms for iteration in system.iterations) / count,
@@ -161,8 +161,8 @@ def _tables(comparison: Comparison) -> str:
                 percent(system.mfu),
             ]
         )
-    made_of = ["System", "Propagation (ms)", "SyncTimes (ms)", "Optimizer (ms)"]
-    made_of += ["Bubble", "Imbalance", "FLOPs utilisation"]
+    made_of = ["System", "Propagation (ms)", "Sync (ms)", "Optimizer (ms)"]
+    made_of += ["Bubble", "Imbalance", "FLOPs utilization"]
     about = [[system.name, system.description] for system in comparison.systems]
     return (
         table("Systems, over the steps", header, rows, left=2)

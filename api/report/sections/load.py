@@ -81,7 +81,7 @@ def _bars(iteration: Iteration, highest: float, width: float, ours: bool) -> Dra
         bars.append(f"M{number(x)} {number(bottom)}v-{rise}h{number(size)}v{rise}z")
     shapes.append(path("".join(bars), "ours" if ours else "other"))
     average = y(fmean(busy or (0.0,)))
-    # A dark dash would not show on a dark bar: a band of the page's colour lies under it.
+    # A dark dash would not show on a dark bar: a band of the page's color lies under it.
     shapes.append(line(left, average, width, average, "band"))
     shapes.append(line(left, average, width, average, "dashed"))
     end = y(iteration.propagation_ms)

@@ -76,7 +76,7 @@ def _is_short_json(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def _read(job: str, body: bytes) -> Acknowledged | None:
-    """Read an acknowledgement; None for a body that the framework is to judge."""
+    """Read an acknowledgement; None for a body that the framework must validate."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):

@@ -65,7 +65,7 @@ class PlanAnswers:
 
 
 def _wait(query: bytes) -> float | None:
-    """Return the seconds to wait; None for a query that the framework is to judge."""
+    """Return the seconds to wait; None for a query that the framework must validate."""
     if not query:
         return 0.0
     parameters = parse_qsl(query.decode("latin-1"), keep_blank_values=True)

@@ -25,8 +25,8 @@ LONG = "a-name-as-long-as-names-of-jobs-may-become.2026-11-21.second-try"
 CONTRAST = """
 const [selector, property] = arguments;
 const seen = (element) => getComputedStyle(element);
-const luminance = (colour) => {
-  const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map((each) => {
+const luminance = (color) => {
+  const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3).map((each) => {
     const share = each / 255;
     return share <= 0.03928 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
   });
@@ -215,7 +215,7 @@ def test_charts_show_the_values_of_the_service(page: Page, stocked: Stocked) -> 
         " const data = canvas.getContext('2d').getImageData(0, 0, width, height).data;"
         " return new Set(new Uint32Array(data.buffer)).size })"
     )
-    assert all(colours > 3 for colours in inked), inked
+    assert all(colors > 3 for colors in inked), inked
 
 
 def test_a_slow_step_does_not_flatten_the_others(page: Page, stocked: Stocked) -> None:

@@ -72,7 +72,7 @@ def test_the_same_comparison_gives_the_same_bytes(compared: Comparison) -> None:
     assert render(compared, PROFILE) == render(compared, PROFILE)
 
 
-def test_utilisation_is_of_all_flops_over_all_time() -> None:
+def test_utilization_is_of_all_flops_over_all_time() -> None:
     """Not the mean of the steps' rates, in which a short step would count as much as a long one."""
     first, second = in_lockstep().ours.iterations
     steps = (
@@ -166,7 +166,7 @@ def test_every_curve_is_drawn_differently() -> None:
     assert len(set(marks)) == len(schemes)
     dashes = [dash for _, dash in legend[: len(schemes)]]
     shapes = [shape for shape, _ in marks[: len(schemes)]]
-    assert len(set(zip(dashes, shapes, strict=True))) == len(schemes)  # without colour, too
+    assert len(set(zip(dashes, shapes, strict=True))) == len(schemes)  # without color, too
     assert all(f">{scheme}</text>" in drawing for scheme in schemes)
     assert "leader" not in drawing
 

@@ -216,7 +216,7 @@ class PlannedTrainerMixin:
 
 
 class _StepsOfRank:
-    """A batch sampler: each batch is one rank's step, with fillers where ranks are in lockstep."""
+    """A batch sampler: each batch is one rank's step, with fillers if ranks run in lockstep."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ __all__ = [
 
 
 class PlanTimeout(PlanError):
-    """No plan came in time; asking again may help."""
+    """No plan came in time; a retry may help."""
 
 
 class EndOfPlans(Exception):

@@ -159,7 +159,7 @@ def _source_lines(lengths: Lengths) -> list[str]:
 
 
 def _blocks(out: TextIO) -> str:
-    """Block characters, or ``#`` where the terminal's encoding has none."""
+    """Block characters, or ``#`` if the terminal's encoding has none."""
     try:
         BLOCKS.encode(out.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):

@@ -141,7 +141,7 @@ def _run_rank(settings: CheckSettings, rank: int, pipe: Connection) -> None:
 
 
 def _run_reference(settings: CheckSettings, pipe: Connection) -> None:
-    # The initial values of the ranks; bfloat16 is judged against fp32 from there on.
+    # The initial values of the ranks; bfloat16 is compared with fp32 from there on.
     model = _model(settings, settings.seed, attend=dense_attention)
     if settings.dtype == "bfloat16":
         model = model.float()

@@ -129,7 +129,7 @@ class IndexedTargets(IndexedTokens):
     """As ``IndexedTokens`` for rows with columns: a list of mappings, a Hugging Face data set.
 
     ``field``: the tokens' column; ``labels``: the labels' column, or the tokens if None;
-    ``mask``: of 0 and 1, 0 where the label does not count; ``weights``: how much it counts;
+    ``mask``: of 0 and 1, 0 if the label does not count; ``weights``: how much it counts;
     ``extras``: whatever else the loss wants. A column has an entry for each token, or is one
     number, which is then every token's. ``DataError`` names the sample's column that is wrong.
     """

@@ -1,4 +1,4 @@
-"""One training step of any strategies: pull, pipelines, push, clip, update."""
+"""One training step of any strategy: all-gather, pipelines, reduce-scatter, clip, update."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def cut_layout(
 
 
 def _list_held_chunks(length: int, ring: int, rank: int) -> list[Range]:
-    """List the positions that a rank holds, as one range where its chunks touch; none is empty."""
+    """List the positions that a rank holds, as one range if its chunks touch; none is empty."""
     low, high = ring_chunks(length, ring, rank)
     if low[1] == high[0]:
         low, high = (low[0], high[1]), (high[1], high[1])

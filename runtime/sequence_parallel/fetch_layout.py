@@ -1,4 +1,4 @@
-"""Which rows of each rank's keys and values every rank of a ring fetches in one exchange.
+"""Which rows of each rank's keys and values every rank of a ring fetches in one transfer.
 
 All of it follows from the documents' lengths, so that sender and receiver agree without a word.
 """

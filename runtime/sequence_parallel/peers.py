@@ -32,7 +32,7 @@ class Transfer:
     def wait(self) -> None:
         """Wait until the received tensors are complete and the sent ones may be reused.
 
-        ``RankLost`` where a peer is gone.
+        ``RankLost`` if a peer is gone.
         """
         single = len(self._works) == len(self._operations)
         for work, operation in zip(self._works, self._operations, strict=False):

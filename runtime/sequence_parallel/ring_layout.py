@@ -12,7 +12,7 @@ A causal piece has as many queries as keys and step 0 gives every query its key:
 conventions of aligning a causal mask agree, and the running log-sum-exp is always finite.
 
 A document too short to be worth R − 1 small pieces is *gathered* instead: its keys and values from
-all ring ranks in one exchange, then at most two pieces whatever the ring's length. One that a
+all ring ranks in one transfer, then at most two pieces for any ring. One that a
 window or a chunk cuts goes neither way: see ``cut_layout``.
 """
 

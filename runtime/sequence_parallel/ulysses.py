@@ -1,11 +1,11 @@
-"""The Ulysses exchange: from a piece of the tokens with all heads to all tokens with some heads.
+"""The Ulysses all-to-all: from a piece of the tokens with all heads to all tokens with some heads.
 
 Query heads are split as evenly as they go, ``[u·H // U, (u+1)·H // U)`` for rank u, so that the
 degree need not divide them. A rank gets the key and value heads that its query heads attend to;
 where the degree exceeds the number of key heads, several ranks get the same one, and its gradient
 is the sum of theirs.
 
-One exchange carries q, k and v: a third of the latency of three.
+One all-to-all carries q, k and v: a third of the latency of three.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from seqplan.runtime.sequence_parallel.peers import Peers
 class HeadSplit:
     """Which heads each of ``degree`` Ulysses ranks computes.
 
-    ``queries`` and ``keys``: a range of heads for each rank; ``ValueError`` from ``of`` where the
+    ``queries`` and ``keys``: a range of heads for each rank; ``ValueError`` from ``of`` if the
     heads cannot be split so.
     """
 

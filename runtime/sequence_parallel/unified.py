@@ -179,7 +179,7 @@ def _unit_stride(tensor: Tensor) -> Tensor:
 def _expand(
     k: Tensor, v: Tensor, split: HeadSplit, context: AttentionContext
 ) -> tuple[Tensor, Tensor]:
-    """Give every query head a key head where the rank's heads share them unevenly."""
+    """Give every query head a key head if the rank's heads share them unevenly."""
     index = _key_of_query(split, context, k.device)
     return (k, v) if index is None else (k[:, index], v[:, index])
 

@@ -147,7 +147,7 @@ def restore(
 
     Every rank calls it, before the first step, with the model and optimizer as they were made at
     the first start; the number of ranks, and what owners hold, may be other ones. ``ValueError``
-    where the checkpoint is of another model or optimizer, of a newer format, or has states of the
+    if the checkpoint is of another model or optimizer, of a newer format, or has states of the
     optimizer that are no value for each element and belong to other ranges than this job's. If the
     newest is damaged, the one before is restored, with a warning; ``CheckpointError`` if all are.
     """

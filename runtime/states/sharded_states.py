@@ -1,7 +1,7 @@
 """The states of a module whose pipelines compute with whole parameters: tp = pp = 1.
 
-Every rank computes with all parameters, so that the pull is an all-gather and the push a
-reduce-scatter, or a broadcast from each owner of whole parameters and a reduction to it. A rank
+Every rank computes with all parameters, so that parameters are all-gathered and gradients
+reduce-scattered, or broadcast from each owner of whole parameters and reduced to it. A rank
 holds, in bytes for each parameter of the model: its dtype's 2 or 4, 4 of gradients, and (4 master +
 4 summed gradient + the optimizer's) / ranks.
 """
@@ -93,7 +93,7 @@ class ShardedStates(UnitStates):
     def materialize(self) -> None:
         """Update the model's parameters, to evaluate, generate or save with it.
 
-        Collective, between steps. A step pulls for itself, whether this was called or not.
+        Collective, between steps. A step gathers parameters itself, with or without this call.
         """
         self.pull()
         for at in range(len(self.units)):

@@ -54,7 +54,7 @@ class StagedStates(UnitStates):
         trained = [(name, value, True) for name, value in values.items()]
         refuse_differing_tensors(trained, group, device)
         self._rank = dist.get_rank(group)
-        self._peers = Peers(group, "exchanging parameters or gradients")
+        self._peers = Peers(group, "syncing parameters or gradients")
         ranks = dist.get_world_size(group)
         layouts = unit_layouts(units, layers, ranks, owners)
         self.dtype = dtype
@@ -73,7 +73,7 @@ class StagedStates(UnitStates):
         self.moves = lru_cache(maxsize=PLACEMENTS)(self._moves)
 
     def begin(self, placement: Placement) -> None:
-        """Lay out what this rank holds in a step and start all pulls.
+        """Lay out what this rank holds in a step and start all transfers of parameters.
 
         ``ValueError`` if a rank's pipelines want different shards.
         """

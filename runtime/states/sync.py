@@ -60,7 +60,7 @@ class CollectiveSync:
 
     def pull(self, unit: Unit) -> Finish:
         """Start an all-gather of the masters."""
-        doing = f"pulling the parameters of {unit.name}"
+        doing = f"gathering the parameters of {unit.name}"
         master = unit.master.to(unit.dtype)
         with communicating(doing):
             work = _ALL_GATHER(unit.flat, master, group=self._group, async_op=True)
@@ -68,7 +68,7 @@ class CollectiveSync:
 
     def push(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start a reduce-scatter of the gradients."""
-        doing = f"pushing the gradients of {unit.name}"
+        doing = f"reducing the gradients of {unit.name}"
         gradient = unit.gradient
         into = torch.empty_like(unit.reduced) if add else unit.reduced
         with communicating(doing):
@@ -98,7 +98,7 @@ class OwnerSync:
 
     def pull(self, unit: Unit) -> Finish:
         """Start a broadcast of each owner's masters."""
-        doing = f"pulling the parameters of {unit.name}"
+        doing = f"gathering the parameters of {unit.name}"
         unit.flat[unit.start : unit.stop] = unit.master
         with communicating(doing):
             works = [
@@ -109,7 +109,7 @@ class OwnerSync:
 
     def push(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start summing the gradients at each owner."""
-        doing = f"pushing the gradients of {unit.name}"
+        doing = f"reducing the gradients of {unit.name}"
         gradient = unit.gradient
         with communicating(doing):
             works = [

@@ -75,7 +75,7 @@ class Unit:
             self.gradient = torch.zeros_like(self.flat, dtype=self.exact)
 
     def forget_gradient(self) -> None:
-        """Let the gradient go that has been pushed, unless it is kept."""
+        """Free the reduced gradient, unless it is kept."""
         if not self.keeps_gradient:
             self.gradient = torch.empty(0, dtype=self.exact, device=self.device)
 

@@ -91,7 +91,7 @@ def disagreement(records: Sequence[Record]) -> str | None:
 
 
 def one_line(error: Exception) -> str:
-    """Return an error's text in one line; its type too where the message is not for people."""
+    """Return an error's text in one line; its type too if the message is not for people."""
     text = " ".join(str(error).split()) or type(error).__name__
     known = isinstance(error, (PlanError, ValueError, OSError, EndOfPlans))
     return text if known else f"{type(error).__name__}: {text}"

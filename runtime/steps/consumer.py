@@ -103,8 +103,8 @@ class PlanConsumer(Generic[Prepared]):
     times and take ``ahead_bytes``, at least ``prefetch``. Another calls ``prepare`` on the next
     ``prefetch`` of them: to check limits, to load tokens. ``ahead_s`` is the source's by default,
     0 for plan files. Before a step is handed out all ranks of
-    ``control_group`` exchange what they have. If one has failed (its source, its ``prepare``, no
-    step within ``timeout_s`` of asking) or they differ (step, end, digest), **every** rank raises
+    ``control_group`` compare their steps. If one has failed (its source, its ``prepare``, no
+    step within ``timeout_s`` of the call) or they differ (step, end, digest), **every** rank raises
     ``PlanError`` with the first failing rank's number and message; none is left waiting. A rank
     that is gone is ``RankLost``. Before the first step ranks compare tokens of its samples, if
     ``prepare`` is a ``DataPreparer``.

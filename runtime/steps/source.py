@@ -30,7 +30,7 @@ class PlanSource(Protocol):
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
         """Return the view of ``rank`` at ``step``, with the digest; wait for it to be planned.
 
-        ``PlanTimeout`` when it is not there after ``timeout_s``, asking again is allowed;
+        ``PlanTimeout`` when it is not there after ``timeout_s``, a retry is allowed;
         ``EndOfPlans`` after the last step; ``PlanError`` for anything else, a planner's failure
         with its text included, and when the source is closed meanwhile.
         """

@@ -168,7 +168,7 @@ class TensorGroups:
     """The tp groups of a job; ``parent`` spans all ranks and carries nothing else.
 
     ``degrees``: those of the strategies that are expected. With ``by_messages`` no group is made,
-    now or later: the only way where ranks cannot meet to make one, and slower on GPUs, where
+    now or later: the only way if ranks cannot meet to make one, and slower on GPUs, where
     messages have neither trees nor switches that add up.
     """
 

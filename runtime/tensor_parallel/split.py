@@ -68,7 +68,7 @@ class TensorSplit:
         return result
 
     def loss(self, logits: Tensor, labels: Tensor, first: int) -> Tensor:
-        """Sum the cross-entropy of labelled tokens, of which −100 counts nothing.
+        """Sum the cross-entropy of labeled tokens, of which −100 counts nothing.
 
         ``logits``: (tokens, this rank's part of the vocabulary, from ``first`` on). The sum is the
         same on every rank of tp: one of them counts it. Two numbers a token cross the ranks.

@@ -19,7 +19,7 @@ LossOf = Callable[[Tensor, MicroBatchWork], Tensor]
 
 
 def token_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Sum of the cross-entropy of the labelled tokens; label −100 counts nothing.
+    """Sum of the cross-entropy of the labeled tokens; label −100 counts nothing.
 
     logits (tokens, vocabulary), labels and ``weights`` (tokens,), 1 if None. A sum, not a mean:
     the caller divides once by what the global batch counts, so that every token of it weighs the
@@ -75,13 +75,13 @@ def loss_divisor(view: RankView, work: Sequence[MicroBatchWork], states: UnitSta
     """Return what every loss of the step is divided by, once: the weights of all its labels.
 
     Where the data names no targets it is the plan's ``loss_tokens``. Collective; every rank calls
-    it, also without work. ``PlanError`` on every rank where the plan states a number of loss tokens
+    it, also without work. ``PlanError`` on every rank if the plan states a number of loss tokens
     that the data does not have.
     """
     named, labels, weight, sequences = states.sums(
         [
             float(any(batch.weights is not None for batch in work)),
-            float(sum(batch.labelled for batch in work)),
+            float(sum(batch.labeled for batch in work)),
             sum(batch.weight for batch in work),
             float(sum(batch.sequences_ended for batch in work)),
         ]

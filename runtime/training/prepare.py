@@ -40,7 +40,7 @@ class MicroBatchWork:
     weights: Tensor | None = None
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     shares: tuple[SequenceShare, ...] = ()
-    labelled: int = 0
+    labeled: int = 0
     weight: float = 0.0
 
     @property
@@ -128,7 +128,7 @@ def make_preparer(
                     weights=weights,
                     extras={name: torch.from_numpy(e).to(device) for name, e in extras.items()},
                     shares=micro_batch.sequences,
-                    labelled=int(counts.sum()),
+                    labeled=int(counts.sum()),
                     weight=float(counts.sum() if targets is None else targets.weights.sum()),
                 )
             )

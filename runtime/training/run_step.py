@@ -1,4 +1,4 @@
-"""One training step as a plan has it: pull, micro-batches, push, clip, update.
+"""One training step of a plan: all-gather, micro-batches, reduce-scatter, clip, update.
 
 A trainer's loop can do the same as ``run_step``, in this order, with the same calls.
 """

@@ -40,7 +40,7 @@ GPUS_PER_NODE = 8
 """Default of ``--gpus-per-node``."""
 
 BUSY_MACHINE = 1
-"""Exit code where the samples are on disk, and too noisy for a profile."""
+"""Exit code if the samples are on disk, and too noisy for a profile."""
 
 LONGEST = 10**9
 """Most tokens of a micro-batch."""

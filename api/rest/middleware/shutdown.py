@@ -13,7 +13,7 @@ _log = logging.getLogger("seqplan.requests")
 
 
 class Ending:
-    """ASGI middleware that answers 503 where the service ends before a request is done."""
+    """ASGI middleware that answers 503 if the service ends before a request is done."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

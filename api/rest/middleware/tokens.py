@@ -28,7 +28,7 @@ TOKENS_KEPT_S = 1.0
 
 
 class Tokens:
-    """ASGI middleware that answers 401 and 403, and 503 where the tokens cannot be read.
+    """ASGI middleware that answers 401 and 403, and 503 if the tokens cannot be read.
 
     ``hosts``: Host names, in addition to loopback, of a service without tokens. Once there
     was a token, or if ``required``, no request goes without: revoking the last opens nothing.

@@ -113,7 +113,7 @@ def restart(service: ServiceOf, request: Request, job: str) -> Response:
 
     Also one whose planning has ended without being noted as failed; 409 for any other.
     """
-    restarted: list[JobRow] = []  # stays empty where an earlier answer is given again
+    restarted: list[JobRow] = []  # stays empty if an earlier response is repeated
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
         row = require_found(get_for_update(connection, JobRow, job), f"job {job}")

@@ -71,7 +71,7 @@ def describe_job(row: JobRow) -> dict[str, Any]:
 
 
 def check_room(service: Service, connection: Connection) -> None:
-    """Raise 409 where the service plans as many jobs as it may."""
+    """Raise 409 if the service plans as many jobs as it may."""
     active = len(list_unfinished(connection))
     if active >= service.limits.jobs:
         raise Problem(409, "too-many-jobs", f"{active} jobs are being planned, the most allowed")
@@ -115,8 +115,8 @@ def _with_continued_batches(
     """Add what a job's batches are: those of another, from a step on.
 
     All that it needs of the other job is in it, so that the other may be removed. ``cluster``: of
-    the new job's proposal. Problems: 422 for a job or step that there is not, and where the
-    proposal is for shorter sequences; 409 where the step before is not planned yet.
+    the new job's proposal. Problems: 422 for a job or step that there is not, and if the
+    proposal is for shorter sequences; 409 if the step before is not planned yet.
     """
     job, step = continues.job, continues.step
     other = get_for_update(connection, JobRow, job)

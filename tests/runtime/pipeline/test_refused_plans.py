@@ -42,7 +42,7 @@ def test_rounds_that_go_through_stages() -> None:
     plan = one_pipeline_plan(Scheme(pp=3), [40, 9], step=4)
     (pipeline,) = plan.pipelines
     view = rank_view(replace(plan, pipelines=(replace(pipeline, round=0),)), 1)
-    with pytest.raises(PlanError, match=r"step 4: rounds that go through stages are for trainers"):
+    with pytest.raises(PlanError, match=r"step 4: lockstep with stages is for trainers"):
         refuse_unrunnable(view, CONFIG)
 
 

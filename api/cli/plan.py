@@ -54,7 +54,7 @@ STEPS = 20
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "plan",
@@ -125,7 +125,7 @@ class StepRow:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` on bad input, ``Infeasible`` for a step that nothing can run."""
+    """Run the command. ``ValueError`` on bad input, ``Infeasible`` for an impossible step."""
     proposal = Proposal.load(args.proposal)
     if args.trainer not in (None, proposal.trainer):
         made_for = "no trainer" if proposal.trainer is None else proposal.trainer

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class Planner:
-    """Plans each step where it is asked for, the same on every rank that gives the same lengths.
+    """Plans each step on request, the same on every rank that gives the same lengths.
 
     From a proposal (its candidates, cluster and sync), or from a profile alone, which needs
     ``gpus`` and ``max_len`` (tokens): strategies are then constructed for each step from all
     schemes, in whichever layout is fastest with its sync. Nothing is learned from step to step,
-    so that any rank and any restart plans alike. ``layout``: only that one, as ``tp4``, for
+    so that any rank and any restart plans the same way. ``layout``: only that one, as ``tp4``, for
     trainers that cannot change it. ``sync``: by default derived for each layout;
     ``static_groups``: groups do not regroup within a step. ``lockstep``: all ranks run their k-th
     micro-batches together, in rounds, whose number is a multiple of ``micro_step_multiple``.
@@ -47,7 +47,7 @@ class Planner:
     planner takes the time to import what planning needs, so that the first step takes no longer
     than others.
 
-    ``ValueError`` for what is missing or does not go together, ``Infeasible`` where no scheme fits.
+    ``ValueError`` for missing or conflicting arguments, ``Infeasible`` if no scheme fits.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Planner:
             options |= {
                 "micro_step_multiple": micro_step_multiple if micro_step_multiple != 1 else None
             }
-            if beside := [name for name, value in options.items() if value is not None]:
-                raise ValueError(f"{beside[0]} is stated by the proposal; leave it out")
+            if extra := [name for name, value in options.items() if value is not None]:
+                raise ValueError(f"{extra[0]} is stated by the proposal; leave it out")
             document = source
         elif not isinstance(source, str | Profile):
             raise TypeError(f"source: {source!r}. Give a profile, a proposal, or a profile's name")
@@ -130,8 +130,10 @@ class Planner:
 
     @property
     def resident_bytes(self) -> float:
-        """Return what the profile counts on a GPU beside activations, at tp = pp = 1: parameters,
-        gradients and its part of the states."""
+        """Return the bytes on a GPU next to activations, at tp = pp = 1.
+
+        By the profile: parameters, gradients and its part of the states.
+        """
         proposal = self._planner.proposal
         memory, cluster = proposal.profile.memory, proposal.cluster
         held = memory.count_fixed_bytes(Scheme(), cluster.gpus, cluster.max_len)
@@ -174,11 +176,11 @@ class Planner:
         try:
             number = _whole("step", step)
             whole = whole_lengths(lengths)
-            numbers = range(len(whole)) if ids is None else [_whole("an id", own) for own in ids]
+            numbers = range(len(whole)) if ids is None else [_whole("an id", i) for i in ids]
             if ids is not None and len(set(numbers)) < len(numbers):
-                twice = next(own for own in numbers if numbers.count(own) > 1)
+                twice = next(i for i in numbers if numbers.count(i) > 1)
                 raise ValueError(
-                    f"id {twice} is twice in the step; give each sequence an id of its own"
+                    f"id {twice} is twice in the step; give each sequence a separate id"
                 )
             counted = None if loss_tokens is None else _whole("loss_tokens", loss_tokens)
         except (TypeError, ValueError) as error:

@@ -50,8 +50,8 @@ class StepPlanner:
     by constraint programming (``planner.exact``), for seconds; its plan is then faster, or its
     bound higher, or both stay. If groups regroup, that bound is over groups on aligned ranks.
     ``packing``: one of ``assemble.PACKINGS``; rounds have one micro-batch a group and ignore it.
-    ``regrouping``: whether groups may regroup within a step, where that is faster, in a layout
-    without stages; rounds have groups of their own in any case.
+    ``regrouping``: whether groups may regroup within a step, if that is faster, in a layout
+    without stages; rounds have separate groups in any case.
     Making one takes a moment, as all that planning imports is imported then.
     """
 
@@ -164,12 +164,12 @@ class StepPlanner:
 
     def _layout_bound_ms(self, strategy: Strategy, batch: Batch) -> float:
         """Bound all plans of a strategy's layouts, whatever their groups (ms)."""
-        own = layouts_of(scheme for scheme, _ in strategy.counts)
-        classes = [c for layout in self._layouts if layout.layout in own for c in layout.classes]
+        wanted = layouts_of(scheme for scheme, _ in strategy.counts)
+        classes = [c for layout in self._layouts if layout.layout in wanted for c in layout.classes]
         return gpu_time_bound_ms(classes, batch, self.proposal.cluster.gpus)
 
     def prove(self, plan: Plan) -> Plan:
-        """Return a plan of this planner with a closer bound, where one can be proven.
+        """Return a plan of this planner with a closer bound, if one can be proven.
 
         What runs stays as it is; bound, gap and digest change. With ``exact`` steps of few
         sequences are solved for it, as in planning. Without it groups that regroup have the
@@ -183,15 +183,15 @@ class StepPlanner:
         if plan.planner.proposal != self.proposal.digest:
             raise ValueError(
                 f"step {plan.step}: planned from another proposal, or for other GPUs, lengths or "
-                "options than this planner's; prove it with a planner made alike"
+                "options than this planner's; prove it with an equal planner"
             )
         if self.proposal.in_lockstep or (plan.regroups and not self.exact):
             return plan
         batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
         if plan.regroups:
-            own = layouts_of(scheme for scheme, _ in plan.strategy.counts)
+            wanted = layouts_of(scheme for scheme, _ in plan.strategy.counts)
             for layout in self._find_regroup_layouts:
-                if layout.layout in own:
+                if layout.layout in wanted:
                     _, bound_ms = close_regrouping_gap(
                         layout, batch, plan.world_size, plan.predicted_ms, plan.lower_bound_ms
                     )
@@ -208,10 +208,10 @@ class StepPlanner:
         """Return the schemes of each layout that rounds may have: of the candidates, or all."""
         schemes = [s for c in self.proposal.candidates for s, _ in c.strategy.counts]
         chosen = layouts_of(schemes or self.models)
-        return [own for layout, own in of_layouts(self.models).items() if layout in chosen]
+        return [of for layout, of in of_layouts(self.models).items() if layout in chosen]
 
     def _plan_rounds(self, batch: Batch) -> Plan:
-        """Plan the step's own rounds of groups; of candidates only the layout counts."""
+        """Plan rounds of groups for the step; of candidates only the layout counts."""
         proposal = self.proposal
         gpus = proposal.cluster.gpus
         try:
@@ -221,7 +221,7 @@ class StepPlanner:
         except ValueError as error:
             raise Infeasible(f"step {batch.step}: {error}") from None
         if best is None:
-            limit = max(model.max_sequence for own in self._round_layouts for model in own)
+            limit = max(model.max_sequence for of in self._round_layouts for model in of)
             sample = batch.ids[batch.lengths.index(batch.longest)]
             raise Infeasible(
                 f"step {batch.step}: sequence {sample} has {batch.longest} tokens, but no group of "

@@ -280,7 +280,7 @@ def _plan(scheme: Scheme, ranks: tuple[int, ...], lengths: list[int]) -> Plan:
     pipelines = (PlannedPipeline(scheme, ranks, (batch,), 1.0),)
     return Plan(
         step=0,
-        planner=Provenance("benchmark", 0, "none", None),
+        provenance=Provenance("benchmark", 0, "none", None),
         world_size=RANKS,
         ids=tuple(range(len(lengths))),
         lengths=tuple(lengths),

@@ -67,7 +67,7 @@ def _plan(step: int, ranks: int, random: np.random.Generator) -> Plan:
     longest = pipelines[0].predicted_ms + max(pipeline.predicted_ms for pipeline in pipelines[1:])
     return Plan(
         step=step,
-        planner=Provenance("benchmark", SEED, "sha256:none", None),
+        provenance=Provenance("benchmark", SEED, "sha256:none", None),
         world_size=ranks,
         ids=tuple(range(SEQUENCES * step, SEQUENCES * (step + 1))),
         lengths=lengths,

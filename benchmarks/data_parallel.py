@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.settings import markdown
-from seqplan import Provenance
+from seqplan import Planner
 from seqplan.plans.construct import construct_plan
 from seqplan.plans.plan import Plan
 from seqplan.runtime.data.tokens import SeededTokens
@@ -116,7 +116,7 @@ def _rank(rank: int, pipe: Connection, folder: Path) -> None:
         construct_plan(lengths, {"u1": alone}, step=step) for step, lengths in enumerate(equal)
     ]
     ragged = [ragged_lengths(step) for step in range(RAGGED_STEPS)]
-    planner = Provenance(profile, RANKS, LONGEST)
+    planner = Planner(profile, RANKS, LONGEST)
     planned = [planner.plan(lengths, step=step) for step, lengths in enumerate(ragged)]
     outcome: dict[str, list[float]] = {}
     for name, batches, plans in (("equal", equal, by_hand), ("ragged", ragged, planned)):

@@ -51,7 +51,7 @@ def _plan(
     predicted = schedule(pipelines).makespan_ms
     plan = Plan(
         step=step,
-        planner=Provenance("0", 0, "sha256:none", None),
+        provenance=Provenance("0", 0, "sha256:none", None),
         world_size=RANKS,
         ids=tuple(100 * step + position for position in range(len(lengths))),
         lengths=tuple(lengths),

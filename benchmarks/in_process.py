@@ -1,6 +1,6 @@
 """Steps planned inside a program, from a profile alone: CPU time and gap, with proof or not.
 
-CPU time is the least of three plannings of the same step: neighbours of a shared core double it at
+CPU time is the least of three plannings of the same step: neighbors of a shared core double it at
 times.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from benchmarks.settings import PROFILE, Data, markdown
-from seqplan import Provenance
+from seqplan import Planner
 from seqplan.planner.batches.sampler import Sampler
 
 SETTINGS = ((64, 200_000, 20), (1024, 3_200_000, 6), (8192, 25_600_000, 3))
@@ -35,7 +35,7 @@ def _row(source: Data, gpus: int, tokens: int, steps: int) -> list[str]:
     row = [f"{source.name}, {gpus:,}", f"{median(len(b.lengths) for b in batches):,.0f}"]
     totals = []
     for prove in (True, False):
-        planner = Provenance(PROFILE, gpus, CONTEXT, prove=prove)
+        planner = Planner(PROFILE, gpus, CONTEXT, prove=prove)
         planner.plan(batches[0].lengths)
         times, gaps, total = [], [], 0.0
         for batch in batches:

@@ -117,7 +117,7 @@ def _plan(count: int) -> Plan:
     )
     return Plan(
         step=0,
-        planner=Provenance("benchmark", 0, "none", None),
+        provenance=Provenance("benchmark", 0, "none", None),
         world_size=RANKS,
         ids=tuple(range(batches)),
         lengths=(TOKENS,) * batches,

@@ -87,7 +87,7 @@ def planned(scheme: Scheme, lengths: Sequence[int], ranks: int) -> Plan:
         pipelines.append(PlannedPipeline(scheme, placed, tuple(batches), predicted))
     return Plan(
         step=0,
-        planner=Provenance("benchmark", 0, "none", None),
+        provenance=Provenance("benchmark", 0, "none", None),
         world_size=ranks,
         ids=tuple(range(len(lengths))),
         lengths=tuple(lengths),

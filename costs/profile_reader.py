@@ -61,7 +61,11 @@ class ProfileReader(FieldReader):
         document, raw = deepcopy(raw), deepcopy(raw)  # reading fills in what was left out
         self.fields(raw, "", _PROFILE, _PROFILE_OPTIONAL)
         if type(raw["schema"]) is not int or raw["schema"] != PROFILE_SCHEMA:
-            self.fail(".schema", f"wants {PROFILE_SCHEMA}, not {shown(raw['schema'])}")
+            self.fail(
+                ".schema",
+                f"is {shown(raw['schema'])}, this version reads {PROFILE_SCHEMA}. "
+                "Make the profile again",
+            )
         self.fields(raw["hardware"], ".hardware", _HARDWARE)
         shape = self.shape(raw["model"])
         zero_stage = self.integer(raw, "zero_stage", "", 1)

@@ -9,7 +9,7 @@ from typing import Any
 from seqplan.costs.latency import Latency
 from seqplan.plans.scheme import Scheme
 
-PROFILE_SCHEMA = 1
+PROFILE_SCHEMA = 2
 
 DEGREES = ("tp", "pp", "ulysses", "ring")
 """Fields of a scheme's entry that may be left out where they are 1."""

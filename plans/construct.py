@@ -60,7 +60,7 @@ def construct_plan(
     tokens = sum(lengths)
     return Plan(
         step=step,
-        planner=Provenance(VERSION, 0, NO_PROFILE, None),
+        provenance=Provenance(VERSION, 0, NO_PROFILE, None),
         world_size=world,
         ids=tuple(range(len(lengths)) if ids is None else ids),
         lengths=tuple(lengths),

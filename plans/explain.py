@@ -65,7 +65,7 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
     rest = plan.predicted_ms - times.makespan_ms
     if rest > BINDING_MS:
         yield f"  of that {times.makespan_ms:,.1f} ms pipelines, {rest:,.1f} ms after the last"
-    rounds = {pipeline.round for pipeline in plan.pipelines} - {None}
+    rounds = {pipeline.micro_step for pipeline in plan.pipelines} - {None}
     notes = f", in {_count(rounds, 'round')}" if rounds else ""
     if (stages := stages_of_rounds(plan.pipelines)) > 1:
         notes += f" through {stages} stages"
@@ -101,7 +101,7 @@ def _changes_cost(pipelines: Sequence[PlannedPipeline], changes: set[int], times
 
 
 def _pipelines(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:
-    in_lockstep = any(pipeline.round is not None for pipeline in plan.pipelines)
+    in_lockstep = any(pipeline.micro_step is not None for pipeline in plan.pipelines)
     late = any(start > BINDING_MS for start in times.start_ms)
     middle = ["round"] if in_lockstep else ["start ms"] if late else []
     fill = ["fill"] if costs else []
@@ -123,7 +123,9 @@ def _pipelines(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) 
             ]
             row += _load(plan, [pipeline], costs)
             if middle:
-                row.append(str(pipeline.round) if in_lockstep else f"{times.start_ms[index]:,.1f}")
+                row.append(
+                    str(pipeline.micro_step) if in_lockstep else f"{times.start_ms[index]:,.1f}"
+                )
             row += [f"{pipeline.predicted_ms:,.1f}", f"{max(0.0, times.slack_ms[index]):,.1f}"]
             rows.append(row)
         if rest := indexes[shown:]:

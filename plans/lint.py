@@ -142,7 +142,7 @@ def _placement(plan: Plan) -> Iterator[str]:
 
 
 def _rounds(plan: Plan) -> Iterator[str]:
-    rounds = [pipeline.round for pipeline in plan.pipelines]
+    rounds = [pipeline.micro_step for pipeline in plan.pipelines]
     numbers = [number for number in rounds if number is not None]
     if not numbers:
         return
@@ -156,15 +156,17 @@ def _rounds(plan: Plan) -> Iterator[str]:
         yield f"rounds: they go through {stages[0]} stages and through {stages[-1]}"
     places: set[tuple[int, int]] = set()
     for index, pipeline in enumerate(plan.pipelines):
-        if pipeline.round is None:
+        if pipeline.micro_step is None:
             continue
         if len(pipeline.micro_batches) > 1:
             number = len(pipeline.micro_batches)
-            yield f"pipeline {index}: {number} micro-batches in round {pipeline.round}, at most one"
+            step = pipeline.micro_step
+            yield f"pipeline {index}: {number} micro-batches in micro-step {step}, at most one"
         for rank in pipeline.ranks:
-            if (pipeline.round, rank) in places:
-                yield f"pipeline {index}: rank {rank} is already in use in round {pipeline.round}"
-            places.add((pipeline.round, rank))
+            if (pipeline.micro_step, rank) in places:
+                step = pipeline.micro_step
+                yield f"pipeline {index}: rank {rank} is already in use in micro-step {step}"
+            places.add((pipeline.micro_step, rank))
 
 
 def _check_shared_ranks(plan: Plan) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from seqplan.plans.scheme import Scheme, Strategy
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PlannedPipeline:
     ranks: tuple[int, ...]
     micro_batches: tuple[MicroBatch, ...]
     predicted_ms: float
-    round: int | None = None
+    micro_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Considered:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Everything the ranks need to run one step (plan format, schema 1).
+    """Everything the ranks need to run one step (plan format, schema 2).
 
     ``predicted_ms`` is the objective, never below the 1F1B simulation; ``lower_bound_ms`` is a
     proven lower bound on that objective over all dispatches and packings of this strategy (over all
@@ -72,7 +72,7 @@ class Plan:
     """
 
     step: int
-    planner: Provenance
+    provenance: Provenance
     world_size: int
     ids: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -118,7 +118,7 @@ class Plan:
         """Write what runs, for people: ``1×tp16 + 12×tp4``, rounds parted by ``|``."""
         by_round: dict[int | None, Counter[str]] = {}
         for pipeline in self.pipelines:
-            by_round.setdefault(pipeline.round, Counter())[str(pipeline.scheme)] += 1
+            by_round.setdefault(pipeline.micro_step, Counter())[str(pipeline.scheme)] += 1
         return " | ".join(
             " + ".join(f"{n}×{scheme}" for scheme, n in counts.items())
             for counts in by_round.values()

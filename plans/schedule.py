@@ -59,7 +59,7 @@ def schedule(
 
 def stages_of_rounds(pipelines: Sequence[PlannedPipeline]) -> int:
     """Return the stages that the rounds of a step go through; 1 where it has no rounds."""
-    return max((p.scheme.pp for p in pipelines if p.round is not None), default=1)
+    return max((p.scheme.pp for p in pipelines if p.micro_step is not None), default=1)
 
 
 def _through_stages(
@@ -95,5 +95,7 @@ def _rounds(pipelines: Sequence[PlannedPipeline]) -> list[list[int]]:
     """List indexes of pipelines by round, ascending; those without a round first, as one."""
     by_round: dict[int, list[int]] = {}
     for index, pipeline in enumerate(pipelines):
-        by_round.setdefault(-1 if pipeline.round is None else pipeline.round, []).append(index)
+        by_round.setdefault(-1 if pipeline.micro_step is None else pipeline.micro_step, []).append(
+            index
+        )
     return [by_round[number] for number in sorted(by_round)]

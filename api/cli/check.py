@@ -115,16 +115,16 @@ def models_of(
 ) -> Mapping[Scheme, SchemeModel] | None:
     """The models to check costs against; ``ValueError`` when the plan is from another profile."""
     if proposal is not None:
-        if plan.planner.proposal != proposal.digest:
+        if plan.provenance.proposal != proposal.digest:
             raise ValueError(f"{origin}: step {plan.step} was planned from another proposal")
         return proposal.cluster.models(proposal.profile)
     if profile is None:
         return None
-    part = profile.with_digest(plan.planner.profile)
+    part = profile.with_digest(plan.provenance.profile)
     if part is None:
         raise ValueError(
             f"{origin}: step {plan.step} was planned from another profile than {profile.name} "
-            f"({plan.planner.profile[:19]}…, not {profile.digest[:19]}…)"
+            f"({plan.provenance.profile[:19]}…, not {profile.digest[:19]}…)"
         )
     usable = part.usable(plan.world_size, max(plan.lengths), include_flagged=True)
     return {model.scheme: model for model in usable}

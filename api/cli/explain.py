@@ -91,7 +91,7 @@ def _witness(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
     models = _models(plan, args)
     if models is None:
         raise ValueError("--witness needs the costs of schemes. Give --profile or --proposal")
-    if any(pipeline.round is not None for pipeline in plan.pipelines):
+    if any(pipeline.micro_step is not None for pipeline in plan.pipelines):
         raise ValueError(
             f"step {plan.step} runs in rounds, whose bound needs no prices. "
             "Give seqplan check --prove"

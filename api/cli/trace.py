@@ -86,15 +86,15 @@ def _forward_fraction(plan: Plan, args: argparse.Namespace) -> tuple[float, str]
     """
     if args.profile is not None:
         profile = find_profile(args.profile)
-        if profile.with_digest(plan.planner.profile) is None:
+        if profile.with_digest(plan.provenance.profile) is None:
             raise ValueError(
                 f"{args.plans}: step {plan.step} was planned from another profile than "
-                f"{profile.name} ({plan.planner.profile[:19]}…, not {profile.digest[:19]}…)"
+                f"{profile.name} ({plan.provenance.profile[:19]}…, not {profile.digest[:19]}…)"
             )
         return profile.forward_fraction, f"profile {profile.name}"
     for name in list_shipped():
         profile = load_shipped(name)
-        if profile.with_digest(plan.planner.profile) is not None:
+        if profile.with_digest(plan.provenance.profile) is not None:
             return profile.forward_fraction, f"profile {name}"
     return FORWARD_FRACTION, ASSUMED
 
@@ -123,7 +123,7 @@ def trace(
             "idle_ranks": list(plan.idle_ranks),
             "simulated_ms": times.simulated_ms,
             "predicted_ms": plan.predicted_ms,
-            "profile": plan.planner.profile,
+            "profile": plan.provenance.profile,
             "forward_fraction": forward_fraction,
             "forward_fraction_source": source,
         },
@@ -133,7 +133,7 @@ def trace(
 
 def _names(index: int, pipeline: PlannedPipeline) -> Iterator[dict[str, Any]]:
     """What Perfetto shows beside the tracks, and their order."""
-    about = "" if pipeline.round is None else f", round {pipeline.round}"
+    about = "" if pipeline.micro_step is None else f", round {pipeline.micro_step}"
     label = f"pipeline {index}: {pipeline.scheme} on ranks {ranges_text(pipeline.ranks)}{about}"
     yield _metadata("process_name", index, 0, name=label)
     yield _metadata("process_sort_index", index, 0, sort_index=index)
@@ -187,8 +187,8 @@ def _rounds(plan: Plan, times: PlanTimeline) -> Iterator[dict[str, Any]]:
     starts: dict[int, float] = {}
     for pipeline, placed in zip(plan.pipelines, times.pipelines, strict=True):
         start = placed.start_ms
-        if pipeline.round is not None:
-            starts[pipeline.round] = min(start, starts.get(pipeline.round, start))
+        if pipeline.micro_step is not None:
+            starts[pipeline.micro_step] = min(start, starts.get(pipeline.micro_step, start))
     for number, start in sorted(starts.items()):
         mark = {"ph": "i", "s": "g", "name": f"round {number}", "pid": 0, "tid": 0}
         yield {**mark, "ts": round(start * 1e6) / 1000}

@@ -236,7 +236,9 @@ def step_cells(step: CheckedStep, plans: Sequence[Plan], dtype: str) -> tuple[st
 def describe_prediction(plan: Plan, profile: Profile | None) -> str:
     """For which model and hardware a plan's times are, as far as its profile is known here."""
     if profile is None:
-        of_plan = (p for p in map(load_shipped, list_shipped()) if p.digest == plan.planner.profile)
+        of_plan = (
+            p for p in map(load_shipped, list_shipped()) if p.digest == plan.provenance.profile
+        )
         profile = next(of_plan, None)
     if profile is None:
         return "by the plan's profile, for its model and hardware"

@@ -103,10 +103,10 @@ def _without_sequences(fields: dict[str, Any], schemes: dict[tuple[int, ...], Sc
 
     Checking and keeping those is most of what reading a plan takes.
     """
-    maker = fields["planner"]
+    maker = fields["provenance"]
     return Plan(
         step=fields["step"],
-        planner=Provenance(maker["version"], maker["seed"], maker["profile"], maker["proposal"]),
+        provenance=Provenance(maker["version"], maker["seed"], maker["profile"], maker["proposal"]),
         world_size=fields["world_size"],
         ids=(),
         lengths=(),
@@ -135,11 +135,11 @@ def _pipeline(fields: dict[str, Any], schemes: dict[tuple[int, ...], Scheme]) ->
         tuple(fields["ranks"]),
         micro_batches,
         fields["predicted_ms"],
-        fields.get("round"),
+        fields.get("micro_step"),
     )
 
 
 def _compact(ranks: Sequence[int]) -> Sequence[int]:
-    """Write neighbouring ranks, which most pipelines have, as a range: it takes less memory."""
+    """Write neighboring ranks, which most pipelines have, as a range: it takes less memory."""
     spanned = range(ranks[0], ranks[0] + len(ranks))
     return spanned if tuple(spanned) == tuple(ranks) else tuple(ranks)

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 
-from sqlalchemy import Connection, func, insert, inspect, select, update
+from sqlalchemy import Connection, delete, func, insert, inspect, select, update
 
 from seqplan.api.store import schema
 from seqplan.api.store.errors import StoreError
@@ -60,6 +60,30 @@ def _third(connection: Connection) -> None:
         connection.execute(insert(schema.store).values(id=secrets.token_hex(16)))
 
 
+def _fourth(connection: Connection) -> None:
+    """Expire plans of schema 1, and end the jobs that plan such ones."""
+    of_job = schema.plans.c.job == schema.jobs.c.key
+    planned = select(func.count()).where(of_job).scalar_subquery()
+    beyond = select(func.max(schema.plans.c.step) + 1).where(of_job).scalar_subquery()
+    connection.execute(
+        update(schema.jobs).values(
+            kept_from=func.coalesce(beyond, schema.jobs.c.kept_from),
+            expired_steps=schema.jobs.c.expired_steps + planned,
+        )
+    )
+    connection.execute(
+        update(schema.jobs)
+        .where(schema.jobs.c.state.in_(("planning", "abandoned", "stopped")))
+        .values(
+            state="failed",
+            failed_step=schema.jobs.c.kept_from,
+            error="planned by seqplan 0.1.0, whose proposal this version does not read. Propose "
+            "again and start a new job",
+        )
+    )
+    connection.execute(delete(schema.plans))
+
+
 def _add_columns(connection: Connection, added: Mapping[str, Mapping[str, str]]) -> None:
     """Add columns, by table and name, that a table lacks."""
     for table, columns in added.items():
@@ -70,7 +94,7 @@ def _add_columns(connection: Connection, added: Mapping[str, Mapping[str, str]])
                 connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third)
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth)
 """Migration k takes a store of version k to k + 1. Never changed once released, only added to."""
 
 

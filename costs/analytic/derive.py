@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 def derive_profile(
     deployment: Deployment, schemes: Sequence[Scheme], *, name: str, longest: int = 131072
 ) -> dict[str, Any]:
-    """Derive the profile document (schema 1) of a model on a cluster, every scheme ``derived``.
+    """Derive the profile document (schema 2) of a model on a cluster, every scheme ``derived``.
 
     ``longest``: tokens up to which T(l) is fitted. Parameter traffic of ZeRO 1 and 2 is left to the
     sync, as in measured profiles; ZeRO 3 gathers over the whole cluster. MaxLen counts logits

@@ -1,6 +1,6 @@
 """What a transfer costs, by the links that a group of ranks uses.
 
-Groups are laid out tp, ulysses, ring, dp, pp from neighbouring ranks outward (USP, tip 7), so that
+Groups are laid out tp, ulysses, ring, dp, pp from neighboring ranks outward (USP, tip 7), so that
 each axis has a stride, and strides against GPUs per node say which links it uses.
 """
 

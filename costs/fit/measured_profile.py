@@ -177,7 +177,7 @@ def profile_document(
     source: str,
     syncs: Sequence[SyncSample] = (),
 ) -> dict[str, Any]:
-    """Return the profile (schema 1) of what was fitted, ZeRO-1, every scheme measured.
+    """Return the profile (schema 2) of what was fitted, ZeRO-1, every scheme measured.
 
     ``source``: the command and the date; ``syncs``: measured between several ranks.
     """

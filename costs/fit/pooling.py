@@ -44,7 +44,7 @@ def rescale_to_usual_speed(samples: Sequence[Sample]) -> list[Sample]:
     """Rescale every repetition's time of one run to the run's usual speed.
 
     A repetition around which the yardstick took longer than it usually does was slowed, too: by a
-    neighbour on the same silicon, or by its own clock. By how much the run itself says: see
+    neighbor on the same silicon, or by its own clock. By how much the run itself says: see
     ``response``. Usual is the mean of the middle half of all readings, which moves little by little
     as a device is slowed for more of the time, where a median would jump. Repetitions without a
     reading stay as they are.

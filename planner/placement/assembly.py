@@ -33,7 +33,7 @@ def plan_of(
     used = {rank for pipeline in pipelines for rank in pipeline.ranks}
     return Plan(
         step=batch.step,
-        planner=planner,
+        provenance=planner,
         world_size=world_size,
         ids=batch.ids,
         lengths=batch.lengths,

@@ -22,7 +22,7 @@ from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.fields import FieldReader, read_text, shown
 from seqplan.plans.scheme import Strategy
 
-PROPOSAL_SCHEMA = 1
+PROPOSAL_SCHEMA = 2
 
 _FIELDS = frozenset(
     {"schema", "method", "seed", "gpus", "max_len", "tokens", "include_flagged"}
@@ -180,8 +180,13 @@ class _ProposalReader(FieldReader):
     format = "a proposal"
 
     def document(self, raw: Any) -> Proposal:
-        if type(raw) is not dict or raw.get("schema") != PROPOSAL_SCHEMA:
-            self.fail("", f"not a proposal of schema {PROPOSAL_SCHEMA}")
+        if type(raw) is not dict or "schema" not in raw:
+            self.fail("", "not a proposal")
+        if raw["schema"] != PROPOSAL_SCHEMA:
+            self.fail(
+                ".schema",
+                f"is {shown(raw['schema'])}, this version reads {PROPOSAL_SCHEMA}. Propose again",
+            )
         stated = raw.pop("digest", None)
         if stated != self.digest(raw):
             self.fail("", "the digest does not match; the file was changed")

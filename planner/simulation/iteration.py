@@ -202,7 +202,7 @@ def _run_phase(
     in_stages = stages_of_rounds(phase) > 1
     round_end: dict[int | None, float] = {}
     for pipeline, placed in zip(phase, times.pipelines, strict=True):
-        round_end[pipeline.round] = max(round_end.get(pipeline.round, 0.0), placed.end_ms)
+        round_end[pipeline.micro_step] = max(round_end.get(pipeline.micro_step, 0.0), placed.end_ms)
     starts, begin_ms = {}, 0.0
     for number in sorted(round_end, key=lambda n: -1 if n is None else n):
         starts[number] = begin_ms
@@ -224,10 +224,10 @@ def _run_phase(
                 busy[rank] += last - first
         for rank in pipeline.ranks:
             end[rank] = max(end[rank], begin + placed.end_ms - switched)
-            key = (pipeline.round, rank)
+            key = (pipeline.micro_step, rank)
             # Rounds overlap in their stages: what counts is how long they last at one.
             took = pipeline.micro_batches[0].cost_ms if in_stages else placed.end_ms
-            took -= 0.0 if in_stages else starts[pipeline.round]
+            took -= 0.0 if in_stages else starts[pipeline.micro_step]
             in_round[key] = max(in_round.get(key, 0.0), took)
     for (_, rank), time in in_round.items():
         occupied[rank] += time
@@ -237,7 +237,7 @@ def _run_phase(
 def _phase_text(phase: Sequence[PlannedPipeline]) -> str:
     rounds: dict[int | None, Counter[Scheme]] = {}
     for pipeline in phase:
-        rounds.setdefault(pipeline.round, Counter())[pipeline.scheme] += 1
+        rounds.setdefault(pipeline.micro_step, Counter())[pipeline.scheme] += 1
     texts = [
         " + ".join(f"{n}×{scheme}" for scheme, n in counts.items()) for counts in rounds.values()
     ]

@@ -88,7 +88,7 @@ def _through_stages(pipelines: Sequence[PlannedPipeline], forward_fraction: floa
         of_round[event.micro_batch].append(event)
     placed = []
     for pipeline in pipelines:
-        number = pipeline.round or 0
+        number = pipeline.micro_step or 0
         share = sum(_costs(pipeline)) / slowest[number] if slowest[number] else 0.0
         events = tuple(
             replace(
@@ -108,9 +108,9 @@ def _through_stages(pipelines: Sequence[PlannedPipeline], forward_fraction: floa
 
 def _slowest(pipelines: Sequence[PlannedPipeline]) -> list[float]:
     """Return how long each round lasts at a stage: as its slowest group (ms)."""
-    slowest = [0.0] * (max(pipeline.round or 0 for pipeline in pipelines) + 1)
+    slowest = [0.0] * (max(pipeline.micro_step or 0 for pipeline in pipelines) + 1)
     for pipeline in pipelines:
-        number = pipeline.round or 0
+        number = pipeline.micro_step or 0
         slowest[number] = max(slowest[number], *_costs(pipeline), 0.0)
     return slowest
 

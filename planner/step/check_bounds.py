@@ -33,7 +33,7 @@ def find_unproven(
     sequences again for bounds that prices do not prove, which takes seconds for each.
     """
     batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
-    in_lockstep = any(pipeline.round is not None for pipeline in plan.pipelines)
+    in_lockstep = any(pipeline.micro_step is not None for pipeline in plan.pipelines)
     proven = _Proven(batch, models, plan.world_size, multiple, exact=exact)
     if in_lockstep:
         layout_ms = proven.of_rounds(plan.strategy, plan.predicted_ms, plan.lower_bound_ms)

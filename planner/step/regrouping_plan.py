@@ -103,9 +103,9 @@ def _rounds_without_waiting(
     if rounds is None:
         return None
     in_lockstep = assemble_rounds(
-        batch, rounds, static.planner, static.world_size, forward_fraction=1 / 3
+        batch, rounds, static.provenance, static.world_size, forward_fraction=1 / 3
     )
-    pipelines = [replace(pipeline, round=None) for pipeline in in_lockstep.pipelines]
+    pipelines = [replace(pipeline, micro_step=None) for pipeline in in_lockstep.pipelines]
     timed = schedule(pipelines)
     in_order = sorted(range(len(pipelines)), key=lambda place: timed.start_ms[place])
     return _plan_of(static, batch, layout, [pipelines[place] for place in in_order])
@@ -150,7 +150,7 @@ def _plan_of(
     strategy = Strategy.from_counts(Counter(pipeline.scheme for pipeline in pipelines))
     return plan_of(
         batch,
-        static.planner,
+        static.provenance,
         static.world_size,
         pipelines,
         predicted_ms=predicted,

@@ -176,11 +176,12 @@ class StepPlanner:
         closest bound there is of them already, and rounds in any case. ``ValueError`` for a plan
         of another proposal, profile, cluster or sync, whose groups may hold more or less.
         """
-        if plan.planner.profile != self.proposal.profile.digest:
+        if plan.provenance.profile != self.proposal.profile.digest:
             raise ValueError(
-                f"step {plan.step}: planned with profile {plan.planner.profile}, not this planner's"
+                f"step {plan.step}: planned with profile {plan.provenance.profile}, not this "
+                "planner's"
             )
-        if plan.planner.proposal != self.proposal.digest:
+        if plan.provenance.proposal != self.proposal.digest:
             raise ValueError(
                 f"step {plan.step}: planned from another proposal, or for other GPUs, lengths or "
                 "options than this planner's; prove it with an equal planner"

@@ -1,4 +1,4 @@
-"""Plan ↔ JSON (plan format, schema 1): canonical text out, checked fields in."""
+"""Plan ↔ JSON (plan format, schema 2): canonical text out, checked fields in."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def _to_fields(plan: Plan) -> dict[str, Any]:
         **_layout_fields(plan),
         "schema": SCHEMA,
         "step": plan.step,
-        "planner": {
-            "version": plan.planner.version,
-            "seed": plan.planner.seed,
-            "profile": plan.planner.profile,
-            "proposal": plan.planner.proposal,
+        "provenance": {
+            "version": plan.provenance.version,
+            "seed": plan.provenance.seed,
+            "profile": plan.provenance.profile,
+            "proposal": plan.provenance.proposal,
         },
         "world_size": plan.world_size,
         "sequences": {"ids": plan.ids, "lengths": plan.lengths},
@@ -119,6 +119,6 @@ def _pipeline_fields(pipeline: PlannedPipeline) -> dict[str, Any]:
         ],
         "predicted_ms": float(pipeline.predicted_ms),
     }
-    if pipeline.round is not None:
-        fields["round"] = pipeline.round
+    if pipeline.micro_step is not None:
+        fields["micro_step"] = pipeline.micro_step
     return fields

@@ -14,13 +14,13 @@ class PlanError(ValueError):
 
 
 _PLAN = frozenset(
-    {"schema", "step", "digest", "planner", "world_size", "sequences", "tokens", "loss_tokens"}
+    {"schema", "step", "digest", "provenance", "world_size", "sequences", "tokens", "loss_tokens"}
     | {"pipelines", "idle_ranks", "groups", "predicted_ms", "lower_bound_ms", "gap", "selection"}
 )
-_PLANNER = frozenset({"version", "seed", "profile", "proposal"})
+_PROVENANCE = frozenset({"version", "seed", "profile", "proposal"})
 _SEQUENCES = frozenset({"ids", "lengths"})
 _PIPELINE = frozenset({"scheme", "ranks", "micro_batches", "predicted_ms"})
-_ROUND = frozenset({"round"})
+_MICRO_STEP = frozenset({"micro_step"})
 _SYNC = frozenset({"sync_ms"})
 _LAYOUT = frozenset({"layout_lower_bound_ms", "layout_gap"})
 _MICRO_BATCH = frozenset({"sequences", "tokens", "padded_tokens", "cost_ms"})
@@ -41,13 +41,16 @@ class PlanReader(FieldReader):
 
     def plan(self, raw: Any) -> Plan:
         if isinstance(raw, dict) and "schema" in raw and raw["schema"] != SCHEMA:
-            # Said first: under another schema every other complaint would mislead.
-            self.fail("schema", f"is {shown(raw['schema'])}, this reader knows {SCHEMA}")
+            # Checked first: under another schema every other message would mislead.
+            self.fail(
+                "schema",
+                f"is {shown(raw['schema'])}, this version reads {SCHEMA}. Plan the steps again",
+            )
         self.fields(raw, "", _PLAN, _SYNC | _LAYOUT)
         self.integer(raw, "schema", "", 1)
         self.text(raw, "digest", "")
-        maker = raw["planner"]
-        self.fields(maker, ".planner", _PLANNER)
+        maker = raw["provenance"]
+        self.fields(maker, ".provenance", _PROVENANCE)
         sequences = raw["sequences"]
         self.fields(sequences, ".sequences", _SEQUENCES)
         ids = self.integers(sequences, "ids", ".sequences")
@@ -60,12 +63,14 @@ class PlanReader(FieldReader):
         )
         plan = Plan(
             step=self.integer(raw, "step", ""),
-            planner=Provenance(
-                version=self.text(maker, "version", ".planner"),
-                seed=self.integer(maker, "seed", ".planner"),
-                profile=self.text(maker, "profile", ".planner"),
+            provenance=Provenance(
+                version=self.text(maker, "version", ".provenance"),
+                seed=self.integer(maker, "seed", ".provenance"),
+                profile=self.text(maker, "profile", ".provenance"),
                 proposal=(
-                    None if maker["proposal"] is None else self.text(maker, "proposal", ".planner")
+                    None
+                    if maker["proposal"] is None
+                    else self.text(maker, "proposal", ".provenance")
                 ),
             ),
             world_size=self.integer(raw, "world_size", "", 1),
@@ -98,7 +103,7 @@ class PlanReader(FieldReader):
         return plan
 
     def pipeline(self, raw: Any, place: str) -> PlannedPipeline:
-        self.fields(raw, place, _PIPELINE, _ROUND)
+        self.fields(raw, place, _PIPELINE, _MICRO_STEP)
         return PlannedPipeline(
             scheme=self.scheme(raw["scheme"], f"{place}.scheme", _SCHEME),
             ranks=self.integers(raw, "ranks", place),
@@ -107,7 +112,7 @@ class PlanReader(FieldReader):
                 for number, entry in enumerate(self.items(raw, "micro_batches", place))
             ),
             predicted_ms=self.number(raw, "predicted_ms", place),
-            round=self.integer(raw, "round", place) if "round" in raw else None,
+            micro_step=self.integer(raw, "micro_step", place) if "micro_step" in raw else None,
         )
 
     def micro_batch(self, raw: Any, place: str) -> MicroBatch:

@@ -11,7 +11,7 @@ _Node = dict[str, Any]
 
 
 def plan_json_schema() -> _Node:
-    """Return the JSON Schema (draft 2020-12) of one plan, plan format schema 1.
+    """Return the JSON Schema (draft 2020-12) of one plan, plan format schema 2.
 
     It says what ``from_json`` checks except the digest, the equal number of ids and lengths and
     the order of a strategy's schemes; invariants between fields are those of ``lint``. A fresh
@@ -37,7 +37,7 @@ def plan_json_schema() -> _Node:
                     "pattern": "^sha256:[0-9a-f]{64}$",
                     "description": "of the canonical JSON without this field",
                 },
-                "planner": _planner(),
+                "provenance": _provenance(),
                 "world_size": _integer(1),
                 "sequences": _sequences(),
                 "tokens": _integer(0, "sum of the lengths"),
@@ -68,7 +68,7 @@ def plan_json_schema() -> _Node:
     }
 
 
-def _planner() -> _Node:
+def _provenance() -> _Node:
     return _object(
         {
             "version": {"type": "string"},
@@ -103,7 +103,7 @@ def _pipeline() -> _Node:
             "micro_batches": {"type": "array", "items": _micro_batch()},
             "predicted_ms": {"$ref": "#/$defs/time"},
         },
-        {"round": _integer(0, "in lockstep only")},
+        {"micro_step": _integer(0, "in lockstep only")},
     )
 
 

@@ -46,17 +46,17 @@ class Event(NamedTuple):
 
 def collectives(view: RankView) -> tuple[Event, ...]:
     """List every event of the rank, in order."""
-    if view.rounds is None:
+    if view.micro_steps is None:
         return tuple(event for pipeline in view.pipelines for event in _pipeline_events(pipeline))
     stages = max((placed.scheme.pp for placed in view.placement), default=1)
     if stages > 1:
-        return tuple(_events(_in_lockstep(view.pipelines, view.rounds)))
+        return tuple(_events(_in_lockstep(view.pipelines, view.micro_steps)))
     world = tuple(range(view.world_size))
     events: list[Event] = []
-    for number in range(view.rounds):
+    for number in range(view.micro_steps):
         events.append(Event(None, number, "round", world))
         for pipeline in view.pipelines:
-            if pipeline.round == number:
+            if pipeline.micro_step == number:
                 events += _pipeline_events(pipeline)
     return tuple(events)
 
@@ -69,8 +69,8 @@ def _in_lockstep(pipelines: Sequence[PipelineView], rounds: int) -> list[_Run | 
     """List what the rank runs in each round, None where it has no work."""
     runs: list[_Run | None] = [None] * rounds
     for view in pipelines:
-        if view.round is not None and view.micro_batches:
-            runs[view.round] = (view, 0)
+        if view.micro_step is not None and view.micro_batches:
+            runs[view.micro_step] = (view, 0)
     return runs
 
 

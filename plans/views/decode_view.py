@@ -12,7 +12,7 @@ from seqplan.plans.views.rank_view import MicroBatchView, PipelineView, RankView
 from seqplan.plans.views.sharding import Range
 
 _VIEW = frozenset(
-    {"step", "rank", "world_size", "tokens", "loss_tokens", "rounds", "digest"}
+    {"step", "rank", "world_size", "tokens", "loss_tokens", "micro_steps", "digest"}
     | {"placement", "pipelines"}
 )
 _PLACED = frozenset({"scheme", "ranks"})
@@ -21,7 +21,7 @@ MAX_PLACED = 1 << 20
 """Ranks of one entry of a placement, at most: a few bytes could name any number of them."""
 
 _PIPELINE = frozenset(
-    {"index", "scheme", "round", "predicted_ms", "at", "groups", "neighbours", "micro_batches"}
+    {"index", "scheme", "micro_step", "predicted_ms", "at", "groups", "neighbors", "micro_batches"}
 )
 _AXES = frozenset({"tp", "pp", "ulysses", "ring"})
 _GROUPS = _AXES | {"sp"}
@@ -67,7 +67,7 @@ class _ViewReader(PlanReader):
             world_size=world_size,
             tokens=self.integer(raw, "tokens", ""),
             loss_tokens=self.integer(raw, "loss_tokens", ""),
-            rounds=self.integer_or_null(raw, "rounds", ""),
+            micro_steps=self.integer_or_null(raw, "micro_steps", ""),
             digest=None if raw["digest"] is None else self.text(raw, "digest", ""),
             placement=placement,
             pipelines=pipelines,
@@ -118,17 +118,17 @@ class _ViewReader(PlanReader):
                 self.fail(group_place, f"wants distinct ranks below world_size {world_size}")
             if group[index_on[name]] != rank:
                 self.fail(group_place, f"has rank {group[index_on[name]]} where rank {rank} stands")
-        neighbours = raw["neighbours"]
-        self.fields(neighbours, f"{place}.neighbours", _NEIGHBOURS)
-        expected = _neighbours(groups["ring"], at.ring, groups["pp"], at.pp)
-        for name, neighbour in expected.items():
-            stated = self.integer_or_null(neighbours, name, f"{place}.neighbours")
-            if stated != neighbour:
-                self.fail(f"{place}.neighbours.{name}", f"is {stated}, the groups give {neighbour}")
+        neighbors = raw["neighbors"]
+        self.fields(neighbors, f"{place}.neighbors", _NEIGHBOURS)
+        expected = _neighbors(groups["ring"], at.ring, groups["pp"], at.pp)
+        for name, neighbor in expected.items():
+            stated = self.integer_or_null(neighbors, name, f"{place}.neighbors")
+            if stated != neighbor:
+                self.fail(f"{place}.neighbors.{name}", f"is {stated}, the groups give {neighbor}")
         return PipelineView(
             index=self.integer(raw, "index", place),
             scheme=scheme,
-            round=self.integer_or_null(raw, "round", place),
+            micro_step=self.integer_or_null(raw, "micro_step", place),
             predicted_ms=self.number(raw, "predicted_ms", place),
             at=at,
             tp_group=groups["tp"],
@@ -212,8 +212,8 @@ class _ViewReader(PlanReader):
         return lengths
 
 
-def _neighbours(ring: Group, at_ring: int, pp: Group, at_pp: int) -> dict[str, int | None]:
-    """Derive the neighbours from the groups, as ``rank_view`` does."""
+def _neighbors(ring: Group, at_ring: int, pp: Group, at_pp: int) -> dict[str, int | None]:
+    """Derive the neighbors from the groups, as ``rank_view`` does."""
     return {
         "ring_previous": ring[at_ring - 1] if len(ring) > 1 else None,
         "ring_next": ring[(at_ring + 1) % len(ring)] if len(ring) > 1 else None,

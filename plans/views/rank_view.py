@@ -1,4 +1,4 @@
-"""One rank's part of a plan: its work, its tokens, its groups and its neighbours."""
+"""One rank's part of a plan: its work, its tokens, its groups and its neighbors."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PipelineView:
 
     index: int
     scheme: Scheme
-    round: int | None
+    micro_step: int | None
     predicted_ms: float
     at: Coordinates
     tp_group: Group
@@ -115,8 +115,8 @@ class PipelineView:
 class RankView:
     """What one rank runs in a step, its pipelines in the order in which it runs them.
 
-    ``loss_tokens``: of the whole step, what every loss is divided by; ``rounds``: how many rounds
-    all ranks go through, None without lockstep; ``digest``: the plan's, where the caller gave it,
+    ``loss_tokens``: of the whole step, the divisor of every loss; ``micro_steps``: number of them
+    on every rank, None without lockstep; ``digest``: the plan's, where the caller gave it,
     so that ranks can tell whether they follow the same plan; ``placement``: where all pipelines
     of the step run, the same for every rank.
     """
@@ -126,7 +126,7 @@ class RankView:
     world_size: int
     tokens: int
     loss_tokens: int
-    rounds: int | None
+    micro_steps: int | None
     digest: str | None
     placement: Placement
     pipelines: tuple[PipelineView, ...]
@@ -139,7 +139,7 @@ class RankView:
             "world_size": self.world_size,
             "tokens": self.tokens,
             "loss_tokens": self.loss_tokens,
-            "rounds": self.rounds,
+            "micro_steps": self.micro_steps,
             "digest": self.digest,
             "placement": _placement_list(self.placement),
             "pipelines": [
@@ -226,14 +226,14 @@ def _view(
     placement: Placement,
     pipelines: Iterable[PipelineView],
 ) -> RankView:
-    rounds = [pipeline.round for pipeline in plan.pipelines if pipeline.round is not None]
+    rounds = [pipeline.micro_step for pipeline in plan.pipelines if pipeline.micro_step is not None]
     return RankView(
         step=plan.step,
         rank=rank,
         world_size=plan.world_size,
         tokens=plan.tokens,
         loss_tokens=plan.loss_tokens,
-        rounds=max(rounds) + 1 if rounds else None,
+        micro_steps=max(rounds) + 1 if rounds else None,
         digest=digest,
         placement=placement,
         pipelines=tuple(pipelines),
@@ -264,7 +264,7 @@ def _pipeline_view(
     return PipelineView(
         index=index,
         scheme=scheme,
-        round=pipeline.round,
+        micro_step=pipeline.micro_step,
         predicted_ms=pipeline.predicted_ms,
         at=at,
         tp_group=along(at.tp, tp, 1),
@@ -322,7 +322,7 @@ def _pipeline_dict(view: PipelineView) -> dict[str, Any]:
     return {
         "index": view.index,
         "scheme": view.scheme.as_dict(),
-        "round": view.round,
+        "micro_step": view.micro_step,
         "predicted_ms": view.predicted_ms,
         "at": {
             "tp": view.at.tp,
@@ -337,7 +337,7 @@ def _pipeline_dict(view: PipelineView) -> dict[str, Any]:
             "sp": list(view.sp_group),
             "pp": list(view.pp_group),
         },
-        "neighbours": {
+        "neighbors": {
             "ring_previous": view.ring_previous,
             "ring_next": view.ring_next,
             "pp_previous": view.pp_previous,

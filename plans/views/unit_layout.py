@@ -104,7 +104,7 @@ class UnitLayout:
         return tuple(parts)
 
     def pieces(self, shard: Shard, *, gradients: bool) -> Pieces:
-        """List what a holder pulls or, of ``gradients``, pushes; neighbours are one piece."""
+        """List what a holder pulls or, of ``gradients``, pushes; neighbors are one piece."""
         pieces: list[ParameterPiece] = []
         local = 0
         for parameter, offset in zip(self.parameters, self.offsets, strict=True):

@@ -67,11 +67,11 @@ class RankWork:
         if bench.rank in plan.idle_ranks:
             return None
         (pipeline,) = rank_view(plan, bench.rank).pipelines
-        neighbours = Neighbours(pipeline.pp_previous, pipeline.pp_next)
+        neighbors = Neighbours(pipeline.pp_previous, pipeline.pp_next)
         context = attention_context(
             pipeline, pipeline.micro_batches[0], self._peers, device=bench.device
         )
-        return self._stage(pipeline.tp_group).work(context, neighbours, self._peers)
+        return self._stage(pipeline.tp_group).work(context, neighbors, self._peers)
 
     def forget_gradients(self) -> None:
         """Free the gradients of every stage."""
@@ -106,7 +106,7 @@ def make_full_plan(scheme: Scheme, lengths: Sequence[int], world_size: int) -> P
     tokens = replicas * sum(lengths)
     return Plan(
         step=0,
-        planner=Provenance("profile", 0, "none", None),
+        provenance=Provenance("profile", 0, "none", None),
         world_size=world_size,
         ids=tuple(range(replicas * len(lengths))),
         lengths=tuple(lengths) * replicas,

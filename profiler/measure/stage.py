@@ -105,11 +105,11 @@ class MeasuredStage:
         for leaf in self._source.leaves:
             leaf.grad = None
 
-    def work(self, context: AttentionContext, neighbours: Neighbours, peers: Peers) -> StageWork:
-        """Prepare the micro-batch of ``context`` on a stage between ``neighbours``."""
-        alone = self.ends_call(context, neighbours)
-        ends = with_transfers(alone, neighbours, self.hidden(context), peers)
-        single = neighbours == Neighbours(None, None)
+    def work(self, context: AttentionContext, neighbors: Neighbours, peers: Peers) -> StageWork:
+        """Prepare the micro-batch of ``context`` on a stage between ``neighbors``."""
+        alone = self.ends_call(context, neighbors)
+        ends = with_transfers(alone, neighbors, self.hidden(context), peers)
+        single = neighbors == Neighbours(None, None)
         return StageWork(
             stage=self,
             layers=self.layers_call(context),
@@ -142,22 +142,22 @@ class MeasuredStage:
 
         return Call(forward, lambda out: torch.autograd.backward(out, gradient))
 
-    def ends_call(self, context: AttentionContext, neighbours: Neighbours) -> Call:
+    def ends_call(self, context: AttentionContext, neighbors: Neighbours) -> Call:
         """Prepare what the first stage adds, the embedding, and the last: norm, head and loss.
 
         A single stage adds both, one after the other; a stage in between nothing.
         """
         work, stage = self._input(context), self._stage
-        if neighbours.following is None:
+        if neighbors.following is None:
             hidden = self.hidden(context).requires_grad_()
 
             def loss() -> Tensor:
-                last_hidden = stage.embed(work) if neighbours.previous is None else hidden
+                last_hidden = stage.embed(work) if neighbors.previous is None else hidden
                 return stage.loss(last_hidden, work)
 
             return Call(loss, torch.autograd.backward)
         gradient = self.hidden(context)
-        if neighbours.previous is None:
+        if neighbors.previous is None:
             return Call(
                 lambda: stage.embed(work), lambda out: torch.autograd.backward(out, gradient)
             )
@@ -176,7 +176,7 @@ class MeasuredStage:
         return StageInput(tokens, tokens, context, self._split(context))
 
 
-def with_transfers(call: Call, neighbours: Neighbours, like: Tensor, peers: Peers) -> Call:
+def with_transfers(call: Call, neighbors: Neighbours, like: Tensor, peers: Peers) -> Call:
     """Add to a call what 1F1B moves in a micro-batch after each half.
 
     After forward every stage sends a tensor shaped ``like`` its hidden states (rows, hidden) to the
@@ -193,11 +193,11 @@ def with_transfers(call: Call, neighbours: Neighbours, like: Tensor, peers: Peer
 
     def forward() -> Tensor:
         out = call.forward()
-        shift(neighbours.following, neighbours.previous)
+        shift(neighbors.following, neighbors.previous)
         return out
 
     def backward(out: Tensor) -> None:
         call.backward(out)
-        shift(neighbours.previous, neighbours.following)
+        shift(neighbors.previous, neighbors.following)
 
     return Call(forward, backward)

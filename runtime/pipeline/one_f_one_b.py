@@ -1,9 +1,9 @@
-"""A pipeline's passes on one rank, in 1F1B order, with what goes to and comes from its neighbours.
+"""A pipeline's passes on one rank, in 1F1B order, with what goes to and comes from its neighbors.
 
 Shapes need no handshake: both sides of a transfer know the rows from their own view, as the same
 place of two stages holds the same tokens. In the steady state activations go out and a gradient
 comes in together, or the other way round, in one batch that meets exactly one batch of the
-neighbour's; in warm-up and cool-down each goes alone. The order is that of
+neighbor's; in warm-up and cool-down each goes alone. The order is that of
 ``plans.views.collectives``.
 """
 

@@ -45,7 +45,7 @@ def refuse_unrunnable(view: RankView, config: ModelConfig) -> None:
     ``PlanError`` for rounds that go through stages, for degrees that its sizes do not allow, and
     for a rank that would hold several parts of the model at once.
     """
-    if view.rounds is not None and any(placed.scheme.pp > 1 for placed in view.placement):
+    if view.micro_steps is not None and any(placed.scheme.pp > 1 for placed in view.placement):
         raise PlanError(
             f"step {view.step}: rounds that go through stages are for trainers that change groups "
             "between micro-batches (Megatron); here plan without lockstep, or with pp 1"

@@ -81,10 +81,10 @@ def regrouping() -> list[Plan]:
 def rounds() -> list[Plan]:
     """ZeRO-3: two rounds in lockstep, a rank without work in the second."""
     pipelines = (
-        pipeline(RING3, (0, 1, 2), batch(COSTS, RING3, {0: 7}), round=0),
-        pipeline(ONE, (3,), batch(COSTS, ONE, {1: 65}), round=0),
-        pipeline(U2, (2, 3), batch(COSTS, U2, {2: 200, 3: 3}), round=1),
-        pipeline(ONE, (0,), batch(COSTS, ONE, {4: 12}), round=1),
+        pipeline(RING3, (0, 1, 2), batch(COSTS, RING3, {0: 7}), micro_step=0),
+        pipeline(ONE, (3,), batch(COSTS, ONE, {1: 65}), micro_step=0),
+        pipeline(U2, (2, 3), batch(COSTS, U2, {2: 200, 3: 3}), micro_step=1),
+        pipeline(ONE, (0,), batch(COSTS, ONE, {4: 12}), micro_step=1),
     )
     return [plan_of(pipelines, (7, 65, 200, 3, 12), 60.75)]
 

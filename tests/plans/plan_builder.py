@@ -26,12 +26,12 @@ def batch(costs: Mapping[Scheme, Cost], scheme: Scheme, lengths: dict[int, int])
 
 
 def pipeline(
-    scheme: Scheme, ranks: tuple[int, ...], *batches: MicroBatch, round: int | None = None
+    scheme: Scheme, ranks: tuple[int, ...], *batches: MicroBatch, micro_step: int | None = None
 ) -> PlannedPipeline:
     """A pipeline predicted by form S, Σ cost + (pp − 1) · max cost."""
     times = [micro.cost_ms for micro in batches]
     predicted = round_ms(sum(times) + (scheme.pp - 1) * max(times, default=0.0))
-    return PlannedPipeline(scheme, ranks, batches, predicted, round)
+    return PlannedPipeline(scheme, ranks, batches, predicted, micro_step)
 
 
 def plan_of(
@@ -41,7 +41,7 @@ def plan_of(
     used = {rank for replica in pipelines for rank in replica.ranks}
     fields: dict[str, Any] = {
         "step": 0,
-        "planner": Provenance("1", 0, "sha256:p", None),
+        "provenance": Provenance("1", 0, "sha256:p", None),
         "world_size": max(used) + 1,
         "ids": tuple(range(len(lengths))),
         "lengths": lengths,

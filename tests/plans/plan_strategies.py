@@ -180,7 +180,7 @@ def _filled(
     sync_ms = draw(st.none() | _TIMES)
     plan = Plan(
         step=draw(st.integers(0, 10**9)),
-        planner=Provenance(
+        provenance=Provenance(
             draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=8)),
             draw(st.integers(0, 2**63 - 1)),
             "sha256:profile",

@@ -47,9 +47,9 @@ def in_lockstep() -> Plan:
     """Two ranks in two rounds: together, then each alone."""
     return plan_of(
         (
-            pipeline(RING2, (0, 1), batch(COSTS, RING2, {0: 20}), round=0),
-            pipeline(Scheme(), (1,), batch(COSTS, Scheme(), {1: 4}), round=1),
-            pipeline(Scheme(), (0,), batch(COSTS, Scheme(), {2: 8}), round=1),
+            pipeline(RING2, (0, 1), batch(COSTS, RING2, {0: 20}), micro_step=0),
+            pipeline(Scheme(), (1,), batch(COSTS, Scheme(), {1: 4}), micro_step=1),
+            pipeline(Scheme(), (0,), batch(COSTS, Scheme(), {2: 8}), micro_step=1),
         ),
         (20, 4, 8),
         30.0,
@@ -147,13 +147,13 @@ BROKEN = {
         ),
         "rank 4: tp index 0, stage 1 in pipeline 1, but tp index 0, stage 0 in pipeline 5",
     ),
-    "round missing": (swap(R, 1, round=None), "rounds: pipeline 1 has none, others have"),
+    "round missing": (swap(R, 1, micro_step=None), "rounds: pipeline 1 has none, others have"),
     "rounds descend": (
         replace(R, pipelines=R.pipelines[::-1], groups=process_groups(R.pipelines[::-1])),
         "rounds: they descend in list order",
     ),
     "round gap": (
-        swap(swap(R, 1, round=2), 2, round=2),
+        swap(swap(R, 1, micro_step=2), 2, micro_step=2),
         "rounds: they are not 0 … 2 without a gap",
     ),
     "round batches": (

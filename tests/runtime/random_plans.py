@@ -139,7 +139,7 @@ def plan_of(
     predicted = schedule(pipelines).makespan_ms
     plan = Plan(
         step=step,
-        planner=Provenance("0", 0, "sha256:none", None),
+        provenance=Provenance("0", 0, "sha256:none", None),
         world_size=world_size,
         ids=tuple(10 * position + step for position in range(len(lengths))),
         lengths=tuple(lengths),

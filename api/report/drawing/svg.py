@@ -17,7 +17,7 @@ style sheet shows one.
 """
 
 DASHES = (None, "7 3", "2 2", "9 3 2 3", "14 4", "5 2 2 2 2 2")
-"""Dash patterns, so that neighbouring lines differ without colour."""
+"""Dash patterns, so that neighboring lines differ without colour."""
 
 COLOURS = 5
 """Classes k0, k1, … of curves. Their number and that of the dashes share no factor, so that lines

@@ -56,7 +56,7 @@ def _timeline(plan: Plan, forward_fraction: float) -> dict[str, Any]:
             {
                 "scheme": str(pipeline.scheme),
                 "ranks": list(pipeline.ranks),
-                "round": pipeline.round,
+                "micro_step": pipeline.micro_step,
                 "start_ms": round(placed.start_ms, _DIGITS),
                 "end_ms": round(placed.end_ms, _DIGITS),
                 "micro_batches": [_micro_batch(plan, micro) for micro in pipeline.micro_batches],

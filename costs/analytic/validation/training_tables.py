@@ -17,7 +17,7 @@ from seqplan.plans.scheme import Scheme
 _FOUNDRY = """\
 Attention is taken as FlashAttention 1, as the benchmarks are of 2023; with FlashAttention 2 the
 longest sequences are predicted up to twice as fast as published.
-Single rows that are far off (30B at 8K, 760M at 512 on A100) are slower than their neighbours as
+Single rows that are far off (30B at 8K, 760M at 512 on A100) are slower than their neighbors as
 published: the allocator retries where memory is full.
 Micro-batches of two sequences of the 13B model are predicted 11 to 15 % fast."""
 

@@ -82,7 +82,7 @@ def test_rounds_agree_too(lengths: Path, tmp_path: Path) -> None:
     profile.write_text(json.dumps(document))
     plans = planned(tmp_path, lengths, tokens=3000, max_len=1000, steps=2, profile=profile)
     assert any(
-        len({pipeline.round for pipeline in plan.pipelines}) > 1 for plan in read_plans(plans)
+        len({pipeline.micro_step for pipeline in plan.pipelines}) > 1 for plan in read_plans(plans)
     )
     completed = call("train-check", "--plans", plans, "--ranks", RANKS, "--json")
     report = json.loads(succeeded(completed))

@@ -54,10 +54,10 @@ def resealed(change: Callable[[Any], object]) -> Callable[[str], str]:
         (changed_gpus, "the digest does not match; the file was changed"),
         (lambda text: text[: len(text) // 2], "not a whole JSON document"),
         (lambda text: "", "not a whole JSON document"),
-        (lambda text: "[]", "not a proposal of schema 1"),
-        (lambda text: '{"schema": 2}', "not a proposal of schema 1"),
+        (lambda text: "[]", "not a proposal"),
+        (lambda text: '{"schema": 1}', "schema: is 1, this version reads 2. Propose again"),
         (lambda text: "[" * 100_000, "not a proposal (maximum recursion depth exceeded"),
-        (lambda text: '{"schema": 1, "name": "\\ud800"}', "half of a surrogate pair is not text"),
+        (lambda text: '{"schema": 2, "name": "\\ud800"}', "half of a surrogate pair is not text"),
     ],
 )
 def test_a_changed_proposal(
@@ -117,7 +117,7 @@ def test_a_plan_file_cut_in_a_line(dense: PlannedFiles, tmp_path: Path) -> None:
         (lambda text: text.replace('"step":0', '"step":9', 1), "digest"),
         (lambda text: text + text, "does not follow step"),
         (lambda text: text.replace('"gap"', '"gab"', 1), ":1: gap: is missing"),
-        (lambda text: text.replace('"schema":1', '"schema":2', 1), "schema: is 2, this reader"),
+        (lambda text: text.replace('"schema":2', '"schema":1', 1), "reads 2. Plan the steps again"),
     ],
 )
 def test_a_damaged_plan_file(

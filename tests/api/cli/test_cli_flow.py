@@ -153,15 +153,15 @@ def test_the_planned_file_is_sound(plan_files: PlannedFiles) -> None:
     for plan in plans:
         assert lint(plan, models) == []
         assert simulate_plan_ms(plan) <= plan.predicted_ms + 1e-3
-        assert plan.planner.proposal == proposal.digest
-        assert plan.planner.profile == proposal.profile.digest
+        assert plan.provenance.proposal == proposal.digest
+        assert plan.provenance.profile == proposal.profile.digest
         assert plan.world_size == plan_files.gpus
         assert sum(plan.lengths) == plan.tokens <= plan_files.tokens
         assert list(plan.lengths) == np.minimum(data[list(plan.ids)], MAX_LEN).tolist()
         assert not ids & set(plan.ids)
         ids |= set(plan.ids)
         # ZeRO-3 runs in rounds, all else does not.
-        assert {p.round is None for p in plan.pipelines} == {not proposal.profile.lockstep}
+        assert {p.micro_step is None for p in plan.pipelines} == {not proposal.profile.lockstep}
 
 
 def test_plan_reports_its_summary(plan_files: PlannedFiles, tmp_path: Path) -> None:

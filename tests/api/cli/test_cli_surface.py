@@ -220,7 +220,7 @@ def test_options_from_the_environment(
     monkeypatch.setenv("SEQPLAN_SEED", "5")
     line = plan_line(lockstep)
     assert line["step"] == 2
-    assert line["planner"]["seed"] == 5  # type: ignore[index]
+    assert line["provenance"]["seed"] == 5  # type: ignore[index]
 
 
 def test_addresses_that_kubernetes_sets_are_ignored(

@@ -49,7 +49,7 @@ def plan_of(*pipelines: PlannedPipeline) -> Plan:
     predicted = round(schedule(pipelines).makespan_ms, 3)
     return Plan(
         step=7,
-        planner=Provenance("1", 0, "sha256:p", None),
+        provenance=Provenance("1", 0, "sha256:p", None),
         world_size=max(used) + 1,
         ids=tuple(range(count)),
         lengths=(100,) * count,
@@ -76,9 +76,9 @@ REFORMED = plan_of(
     pipeline(Scheme(ulysses=2), 2, [(3,), (4,)], [7.7, 1.1]),
 )
 ROUNDS = plan_of(
-    pipeline(Scheme(ulysses=2), 0, [(0,)], [30.3], round=0),
-    pipeline(Scheme(ulysses=2), 2, [(1,)], [11.2], round=0),
-    pipeline(Scheme(ring=4), 0, [(2,)], [9.9], round=1),
+    pipeline(Scheme(ulysses=2), 0, [(0,)], [30.3], micro_step=0),
+    pipeline(Scheme(ulysses=2), 2, [(1,)], [11.2], micro_step=0),
+    pipeline(Scheme(ring=4), 0, [(2,)], [9.9], micro_step=1),
 )
 PLANS = pytest.mark.parametrize("plan", [PIPELINED, REFORMED, ROUNDS])
 
@@ -184,7 +184,7 @@ def test_the_profile_says_what_forward_takes(
     own = Profile.load(path)
 
     def traced(digest: str, *more: str) -> dict[str, Any]:
-        plan = replace(PIPELINED, planner=replace(PIPELINED.planner, profile=digest))
+        plan = replace(PIPELINED, provenance=replace(PIPELINED.provenance, profile=digest))
         plans = write(tmp_path / "plans.jsonl", plan)
         assert main(["trace", str(plans), "--step", "7", *more]) == 0
         trace: dict[str, Any] = json.loads(capsys.readouterr().out)

@@ -123,7 +123,7 @@ def test_the_state_before_each_step(small: Small) -> None:
         for (_, batch), plan in zip(sampler.resume(known), plans[step:], strict=False):
             assert (batch.step, batch.ids, batch.lengths) == (plan.step, plan.ids, plan.lengths)
         assert state["lengths"] == f"sha256:{small.lengths}"
-        planner = plans[0].planner
+        planner = plans[0].provenance
         assert (state["proposal"], state["profile"]) == (planner.proposal, planner.profile)
     assert epochs == {0, 1}
     # The continuing job has the same states, whatever its proposal is.

@@ -26,7 +26,7 @@ def test_a_newer_schema_is_refused(opened: Opener) -> None:
     store = opened()
     with store.writing() as connection:
         connection.execute(update(schema.version).values(version=len(MIGRATIONS) + 1))
-    with pytest.raises(StoreError, match="has schema 4, this seqplan knows 3"):
+    with pytest.raises(StoreError, match="has schema 5, this seqplan knows 4"):
         opened()
 
 
@@ -65,11 +65,14 @@ def test_a_store_of_the_first_version_is_brought_to_this_one(opened: Opener) -> 
     assert (store.files / "store-id").exists()
     with store.reading() as connection:
         assert last_acknowledged(connection, "j", 3) == [2, 0, -1]
-        assert plans.list_planned_steps(connection, "j") == [0]
+        assert plans.list_planned_steps(connection, "j") == []
         assert not inspect(connection).has_table("acks")
         job = get(connection, JobRow, "j")
         assert job is not None
         assert (job.first_step, job.continues, job.max_len) == (0, None, None)
+        assert (job.state, job.kept_from, job.failed_step) == ("failed", 1, 1)
+        assert job.error is not None
+        assert job.error.endswith("Propose again and start a new job")
         assert plans.read_latest_state(connection, job, 5) == SamplerState(0, 0, 0)
         migrated = get(connection, LengthsRow, row.id)
         assert migrated is not None

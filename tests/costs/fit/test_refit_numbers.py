@@ -84,7 +84,7 @@ def plan(step: int) -> Plan:
     )
     return Plan(
         step=step,
-        planner=Provenance("0", 0, "p", None),
+        provenance=Provenance("0", 0, "p", None),
         world_size=6,
         ids=tuple(range(5)),
         lengths=(100, 101, 102, 103, 104),

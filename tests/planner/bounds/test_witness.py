@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from instances import Case, cases, fleet
 from oracles.exhaustive import step_optimum
 
-from seqplan import Cluster, Plan, Provenance, find_profile
+from seqplan import Cluster, Plan, Planner, find_profile
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.witness import find_witness
 from seqplan.planner.step.check_bounds import find_unproven, witness_of
@@ -54,7 +54,7 @@ SETTINGS = [
 
 def planned(name: str, gpus: int, max_len: int, options: dict[str, Any]) -> list[Plan]:
     """Plans of a few steps of code lengths."""
-    planner = Provenance(name, gpus, max_len, **options)
+    planner = Planner(name, gpus, max_len, **options)
     rng = np.random.default_rng(0)
     return [planner.plan(np.minimum(rng.choice(CODE, 90), max_len)) for _ in range(3)]
 

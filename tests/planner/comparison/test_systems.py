@@ -100,7 +100,7 @@ def test_each_sequence_once_within_memory_and_ranks(where: str, name: str) -> No
                         assert micro.cost_ms == pytest.approx(cost, abs=1e-3)
             assert sorted(placed) == list(range(len(batch.lengths))), offer.key
             if setting.in_lockstep:
-                assert all(pipeline.round is not None for pipeline in execution.pipelines)
+                assert all(pipeline.micro_step is not None for pipeline in execution.pipelines)
             if offer.key == "megatron-packing":  # whose ranks go from group to group
                 _aligned(execution.phases[0], setting.cluster.gpus)
                 continue
@@ -122,8 +122,8 @@ def _no_rank_twice_at_once(phase: object) -> None:
     occupied: set[tuple[int | None, int]] = set()
     for pipeline in phase:  # type: ignore[attr-defined]
         for rank in pipeline.ranks:
-            assert (pipeline.round, rank) not in occupied
-            occupied.add((pipeline.round, rank))
+            assert (pipeline.micro_step, rank) not in occupied
+            occupied.add((pipeline.micro_step, rank))
 
 
 @pytest.mark.parametrize(

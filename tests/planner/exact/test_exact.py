@@ -15,7 +15,7 @@ from instances import Case, assert_sound, fleet, random_case
 from oracles.exhaustive import step_optimum
 from oracles.regrouping import best_on_two_ranks
 
-from seqplan import Provenance, find_profile
+from seqplan import Planner, find_profile
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
@@ -133,7 +133,7 @@ def test_an_answer_cut_short_is_the_same_again() -> None:
 def test_plans_are_faster_or_closer_or_as_they_were() -> None:
     profile = find_profile("llama-32b-a800-80gb").restrict(measured=True)
     plain, exact = (
-        Provenance(profile, 64, 32_768, static_groups=True, exact=exact) for exact in (False, True)
+        Planner(profile, 64, 32_768, static_groups=True, exact=exact) for exact in (False, True)
     )
     models = {model.scheme: model for model in profile.usable(64, 32_768)}
     lengths = drawn(27).lengths
@@ -156,7 +156,7 @@ def test_plans_are_faster_or_closer_or_as_they_were() -> None:
 
 def test_a_step_whose_groups_regroup_is_solved() -> None:
     """Few long sequences bind it: the plan becomes optimal, or is shown to be nearly so."""
-    plain, exact = (Provenance("llama-32b-a800-80gb", 64, 131_072, exact=e) for e in (False, True))
+    plain, exact = (Planner("llama-32b-a800-80gb", 64, 131_072, exact=e) for e in (False, True))
     profile = find_profile("llama-32b-a800-80gb")
     models = {model.scheme: model for model in profile.usable(64, 131_072)}
     solved = 0
@@ -224,9 +224,9 @@ def test_ctrl_c_is_handled_as_before() -> None:
 
 def test_what_exact_answers_are_not_for_is_said() -> None:
     with pytest.raises(ValueError, match="close bound; leave prove=False out"):
-        Provenance("llama-7b-a800-80gb", 8, 4096, prove=False, exact=True)
+        Planner("llama-7b-a800-80gb", 8, 4096, prove=False, exact=True)
     with pytest.raises(ValueError, match="gpt-7b-a100-40gb runs in rounds"):
-        Provenance("gpt-7b-a100-40gb", 8, 4096, exact=True)
+        Planner("gpt-7b-a100-40gb", 8, 4096, exact=True)
 
 
 def test_the_solver_is_imported_where_it_is_asked_for() -> None:

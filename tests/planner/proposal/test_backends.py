@@ -123,7 +123,7 @@ def test_planner_in_a_program_has_only_what_the_trainer_runs() -> None:
     for name in ("seqplan-huggingface", "megatron"):
         plan = Planner(load_shipped(A800), gpus=8, max_len=8192, trainer=name).plan(lengths)
         assert all(BACKENDS[name].runs(pipeline.scheme) for pipeline in plan.pipelines)
-        rounds = {pipeline.round for pipeline in plan.pipelines}
+        rounds = {pipeline.micro_step for pipeline in plan.pipelines}
         assert (rounds != {None}) == BACKENDS[name].lockstep
     with pytest.raises(
         ValueError, match="trainer 'verl-megatron': runs one scheme, which a propos"

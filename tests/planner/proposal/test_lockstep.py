@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqplan import Cluster, Infeasible, Proposal, Provenance, find_profile, make_proposal
+from seqplan import Cluster, Infeasible, Planner, Proposal, find_profile, make_proposal
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.kernel import VARIABLE
@@ -55,12 +55,12 @@ def test_every_step_is_in_lockstep_of_one_layout(document: Proposal) -> None:
     for step in range(3):
         plan = planner.plan(batch(step))
         assert lint(plan, models) == []
-        assert all(pipeline.round is not None for pipeline in plan.pipelines)
+        assert all(pipeline.micro_step is not None for pipeline in plan.pipelines)
         assert {f"tp{p.scheme.tp}" for p in plan.pipelines} == {document.layouts.chosen}
         assert plan.sync_ms == document.layouts.rows[0].sync_ms
         assert simulate_plan_ms(plan, LLAMA.forward_fraction) <= plan.predicted_ms + 1e-6
-        for number in range(max(p.round or 0 for p in plan.pipelines) + 1):
-            own = [r for p in plan.pipelines if p.round == number for r in p.ranks]
+        for number in range(max(p.micro_step or 0 for p in plan.pipelines) + 1):
+            own = [r for p in plan.pipelines if p.micro_step == number for r in p.ranks]
             assert sorted(own) == list(range(CLUSTER.gpus))
 
 
@@ -99,9 +99,9 @@ def test_the_same_plans_whoever_plans(document: Proposal, monkeypatch: pytest.Mo
 
 
 def test_rounds_come_in_multiples() -> None:
-    planner = Provenance(LLAMA, 16, 16_384, layout="tp2.pp2", lockstep=True, micro_step_multiple=3)
+    planner = Planner(LLAMA, 16, 16_384, layout="tp2.pp2", lockstep=True, micro_step_multiple=3)
     plan = planner.plan(batch().lengths)
-    rounds = {pipeline.round for pipeline in plan.pipelines}
+    rounds = {pipeline.micro_step for pipeline in plan.pipelines}
     assert len(rounds) % 3 == 0
     assert {pipeline.scheme.pp for pipeline in plan.pipelines} == {2}
     assert f"in {len(rounds)} rounds through 2 stages" in explain(plan)
@@ -112,17 +112,17 @@ def test_rounds_come_in_multiples() -> None:
 
 
 def test_fewer_sequences_than_groups_leave_ranks_idle() -> None:
-    plan = Provenance(LLAMA, 16, 16_384, layout="tp8", lockstep=True).plan([4_000])
+    plan = Planner(LLAMA, 16, 16_384, layout="tp8", lockstep=True).plan([4_000])
     (pipeline,) = plan.pipelines
     assert pipeline.scheme.gpus == 16
-    alone = Provenance(LLAMA.restrict(measured=True), 16, 16_384, layout="tp8", lockstep=True)
+    alone = Planner(LLAMA.restrict(measured=True), 16, 16_384, layout="tp8", lockstep=True)
     assert alone.plan([4_000]).idle_ranks == tuple(range(8, 16))
 
 
 def test_zero_3_has_no_sync_and_its_own_memory() -> None:
     gpt = find_profile("gpt-7b-a100-40gb")
-    lockstep_plan = Provenance(gpt, 16, 16_384, lockstep=True).plan(batch().lengths)
-    implied = Provenance(gpt, 16, 16_384).plan(batch().lengths)
+    lockstep_plan = Planner(gpt, 16, 16_384, lockstep=True).plan(batch().lengths)
+    implied = Planner(gpt, 16, 16_384).plan(batch().lengths)
     assert lockstep_plan.sync_ms is None
     assert lockstep_plan.pipelines == implied.pipelines
 
@@ -137,14 +137,14 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(
         ValueError, match="micro_step_multiple is for rounds; give lockstep with it"
     ):
-        Provenance(LLAMA, 16, 16_384, micro_step_multiple=2)
+        Planner(LLAMA, 16, 16_384, micro_step_multiple=2)
     with pytest.raises(ValueError, match="micro_step_multiple must be 1 or more, not 0"):
-        Provenance(LLAMA, 16, 16_384, lockstep=True, micro_step_multiple=0)
+        Planner(LLAMA, 16, 16_384, lockstep=True, micro_step_multiple=0)
     with pytest.raises(ValueError, match="exact answers are for pipelines; the proposal is in"):
-        Provenance(LLAMA, 16, 16_384, lockstep=True, exact=True)
+        Planner(LLAMA, 16, 16_384, lockstep=True, exact=True)
     document = make_proposal(LLAMA, CLUSTER, CODE[:100], lockstep=True)
     with pytest.raises(ValueError, match="lockstep is stated by the proposal; leave it out"):
-        Provenance(document, lockstep=True)
+        Planner(document, lockstep=True)
 
 
 def test_an_sync_that_one_round_hides_counts_for_nothing() -> None:

@@ -13,7 +13,7 @@ import pytest
 from seqplan import (
     Cluster,
     Infeasible,
-    Provenance,
+    Planner,
     digest,
     explain,
     find_profile,
@@ -34,7 +34,7 @@ PROFILE = find_profile("llama-32b-a800-80gb")
 
 
 def test_a_profile_is_enough() -> None:
-    planner = Provenance("llama-32b-a800-80gb", gpus=64, max_len=32_768)
+    planner = Planner("llama-32b-a800-80gb", gpus=64, max_len=32_768)
     plan = planner.plan(LENGTHS)
     models = Cluster(64, 32_768, 1).models(PROFILE)
     assert lint(plan, models) == []
@@ -42,7 +42,7 @@ def test_a_profile_is_enough() -> None:
     assert (plan.step, planner.plan(LENGTHS).step, planner.plan(LENGTHS, step=9).step) == (0, 1, 9)
     assert planner.plan(LENGTHS).step == 10
     # Another rank, or the same after a restart, plans alike.
-    again = Provenance(PROFILE, 64, 32_768).plan(LENGTHS.tolist())
+    again = Planner(PROFILE, 64, 32_768).plan(LENGTHS.tolist())
     assert digest(again) == digest(plan)
     assert from_json(to_json(plan)) == plan
     assert rank_view(plan, 5).digest == digest(plan)
@@ -61,7 +61,7 @@ def test_few_sequences_are_tried_on_what_a_static_trainer_would_run() -> None:
     profile = find_profile("llama-7b-a800-80gb")
     for number, length in ((3, 7580), (2, 16_000), (5, 900)):
         batch = Batch.from_lengths([length] * number)
-        plan = Provenance(profile, 8, 16_384).plan(batch.lengths)
+        plan = Planner(profile, 8, 16_384).plan(batch.lengths)
         sync = choose_sync(profile, 8)
         static = best_homogeneous([batch], Cluster(8, 16_384, 1).models(profile), 8, sync)
         assert static is not None
@@ -72,12 +72,12 @@ def test_few_sequences_are_tried_on_what_a_static_trainer_would_run() -> None:
 
 def test_layout_groups_and_sync_are_as_asked() -> None:
     free = GivenSyncTimes(0.0, 0.0, "none", 0.0, 0.0)
-    several = Provenance(PROFILE, 64, 32_768, sync=free).plan(LENGTHS)
+    several = Planner(PROFILE, 64, 32_768, sync=free).plan(LENGTHS)
     assert {p.scheme.tp for p in several.pipelines} != {16}
-    plan = Provenance(PROFILE, 64, 32_768, layout="tp16", static_groups=True).plan(LENGTHS)
+    plan = Planner(PROFILE, 64, 32_768, layout="tp16", static_groups=True).plan(LENGTHS)
     assert {(p.scheme.tp, p.scheme.pp) for p in plan.pipelines} == {(16, 1)}
     assert not plan.regroups
-    quick = Provenance(PROFILE, 64, 32_768, layout="tp16", static_groups=True, prove=False)
+    quick = Planner(PROFILE, 64, 32_768, layout="tp16", static_groups=True, prove=False)
     unproven = quick.plan(LENGTHS)
     assert unproven.lower_bound_ms <= plan.lower_bound_ms
     assert quick.prove(unproven).lower_bound_ms >= unproven.lower_bound_ms
@@ -88,18 +88,18 @@ def test_a_proposal_brings_its_own() -> None:
     document = make_proposal(
         profile, Cluster(32, 8192, 60_000), CODE[:3000], sync=choose_sync(profile, 32)
     )
-    planner = Provenance(document)
+    planner = Planner(document)
     assert planner.gpus == 32
     plan = planner.plan(LENGTHS[LENGTHS <= 8192], loss_tokens=17)
-    assert plan.planner.proposal == document.digest
+    assert plan.provenance.proposal == document.digest
     assert plan.loss_tokens == 17
     with pytest.raises(ValueError, match="max_len is stated by the proposal"):
-        Provenance(document, max_len=9)
+        Planner(document, max_len=9)
 
 
 def test_rounds_of_zero_3() -> None:
-    plan = Provenance("gpt-7b-a100-40gb", gpus=8, max_len=8192).plan([700, 2900] * 20)
-    assert {pipeline.round is None for pipeline in plan.pipelines} == {False}
+    plan = Planner("gpt-7b-a100-40gb", gpus=8, max_len=8192).plan([700, 2900] * 20)
+    assert {pipeline.micro_step is None for pipeline in plan.pipelines} == {False}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_rounds_of_zero_3() -> None:
     ],
 )
 def test_lengths_that_are_none(lengths: list[int], message: str) -> None:
-    planner = Provenance("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
+    planner = Planner("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
     with pytest.raises(ValueError, match=message):
         planner.plan(lengths)
     assert planner.plan([5]).step == 0
@@ -137,7 +137,7 @@ def test_lengths_that_are_none(lengths: list[int], message: str) -> None:
 )
 def test_what_else_a_step_cannot_have(options: dict[str, Any], message: str) -> None:
     """Losses are divided by the loss tokens, and ids are what a trainer loads."""
-    planner = Provenance("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
+    planner = Planner("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
     with pytest.raises(ValueError, match=message):
         planner.plan([100, 7], **options)
     plan = planner.plan([100, 7], ids=np.array([4, 2]), loss_tokens=0, step=3)
@@ -146,7 +146,7 @@ def test_what_else_a_step_cannot_have(options: dict[str, Any], message: str) -> 
 
 @pytest.mark.parametrize("lengths", [np.array([2**64 - 5], dtype=np.uint64), [1e30], [2.0**63]])
 def test_lengths_that_no_plan_can_state(lengths: Any) -> None:
-    planner = Provenance("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
+    planner = Planner("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
     with pytest.raises(
         ValueError, match=r"step 0: sequence 0 has .* tokens. Give 2147483647 at most"
     ):
@@ -157,31 +157,27 @@ def test_a_plan_is_proven_by_a_planner_made_alike() -> None:
     """Where groups hold less, as on fewer GPUs, a bound would be false."""
     profile = "llama-7b-a800-80gb"
     lengths = np.random.default_rng(0).integers(7500, 15000, 40)
-    plan = Provenance(profile, 64, 32768, layout="tp4", static_groups=True, prove=False).plan(
-        lengths
-    )
+    plan = Planner(profile, 64, 32768, layout="tp4", static_groups=True, prove=False).plan(lengths)
     for gpus, max_len in ((4, 32768), (64, 16384)):
-        other = Provenance(profile, gpus, max_len, layout="tp4", static_groups=True)
+        other = Planner(profile, gpus, max_len, layout="tp4", static_groups=True)
         with pytest.raises(ValueError, match="step 0: planned from another proposal, or for other"):
             other.prove(plan)
-    alike = Provenance(profile, 64, 32768, layout="tp4", static_groups=True)
+    alike = Planner(profile, 64, 32768, layout="tp4", static_groups=True)
     assert alike.prove(plan).lower_bound_ms >= plan.lower_bound_ms
 
 
 def test_rounds_have_groups_of_their_own_and_no_sync_under_zero_3() -> None:
     zero_3 = "gpt-7b-a100-40gb"
     with pytest.raises(ValueError, match=r"runs in rounds \(ZeRO-3\).*leave static_groups out"):
-        Provenance(zero_3, gpus=8, max_len=8192, static_groups=True)
+        Planner(zero_3, gpus=8, max_len=8192, static_groups=True)
     with pytest.raises(ValueError, match=r"is of ZeRO-3, whose gathers .* leave sync out"):
-        Provenance(
-            zero_3, gpus=8, max_len=8192, sync=GivenSyncTimes(0.0, 0.0, "none", 500.0, 500.0)
-        )
+        Planner(zero_3, gpus=8, max_len=8192, sync=GivenSyncTimes(0.0, 0.0, "none", 500.0, 500.0))
     lengths = [700, 2900] * 200
     document = make_proposal(PROFILE, Cluster(16, 8192, 60_000), lengths, lockstep=True)
     with pytest.raises(ValueError, match=r"run in rounds, .* leave static_groups out"):
-        Provenance(document, static_groups=True)
+        Planner(document, static_groups=True)
     with pytest.raises(ValueError, match="one micro-batch; leave packing out"):
-        Provenance(document, packing="even")
+        Planner(document, packing="even")
 
 
 def test_a_proposal_weighs_the_sync_unless_told_not_to() -> None:
@@ -196,13 +192,13 @@ def test_a_proposal_weighs_the_sync_unless_told_not_to() -> None:
 
 def test_what_is_missing_is_said() -> None:
     with pytest.raises(ValueError, match="needs gpus and max_len"):
-        Provenance(PROFILE, gpus=8)
+        Planner(PROFILE, gpus=8)
     with pytest.raises(ValueError, match="has no layout tp3; it has "):
-        Provenance(PROFILE, 64, 8192, layout="tp3")
+        Planner(PROFILE, 64, 8192, layout="tp3")
     with pytest.raises(Infeasible, match=r"no scheme of .* fits 1 GPUs"):
-        Provenance(PROFILE, 1, 8192)
+        Planner(PROFILE, 1, 8192)
     with pytest.raises(Infeasible, match="no scheme of the profile holds"):
-        Provenance("llama-7b-a800-80gb", 8, 10_000_000).plan([9_000_000])
+        Planner("llama-7b-a800-80gb", 8, 10_000_000).plan([9_000_000])
 
 
 def test_neither_torch_nor_the_solver_is_needed() -> None:
@@ -221,7 +217,7 @@ def test_neither_torch_nor_the_solver_is_needed() -> None:
 
 def test_resident_bytes_are_what_the_profile_counts() -> None:
     """Parameters and gradients whole, the states over the GPUs; as more GPUs share them, less."""
-    few, many = (Provenance("llama-7b-a800-80gb", gpus, 4096) for gpus in (8, 64))
+    few, many = (Planner("llama-7b-a800-80gb", gpus, 4096) for gpus in (8, 64))
     memory = find_profile("llama-7b-a800-80gb").memory
     whole = memory.resident_layer_bytes + memory.resident_embedding_bytes
     ((_, sharded),) = memory.sharded_state_bytes
@@ -230,7 +226,7 @@ def test_resident_bytes_are_what_the_profile_counts() -> None:
 
 
 def test_long_sequences_that_run_one_after_another_are_counted() -> None:
-    planner = Provenance("llama-7b-a800-80gb", 16, 65_536, layout="tp1")
+    planner = Planner("llama-7b-a800-80gb", 16, 65_536, layout="tp1")
     models = planner._planner.models
     held = {scheme.gpus: 0 for scheme in models}
     for scheme, model in models.items():

@@ -189,18 +189,18 @@ def test_equal_sequences_left_over_share_ranks() -> None:
     """Forty of one length on sixteen GPUs: two on each, then eight on two GPUs each."""
     profile = "llama-7b-a800-80gb"
     planned, in_lockstep = (
-        seqplan.Provenance(profile, 16, 16_384, layout="tp1", lockstep=lockstep).plan([4388] * 40)
+        seqplan.Planner(profile, 16, 16_384, layout="tp1", lockstep=lockstep).plan([4388] * 40)
         for lockstep in (False, True)
     )
     assert planned.regroups
     assert "ranks regroup" in explain(planned)
-    assert not any(pipeline.round for pipeline in planned.pipelines)
+    assert not any(pipeline.micro_step for pipeline in planned.pipelines)
     assert planned.predicted_ms <= in_lockstep.predicted_ms
     check(planned, Cluster(16, 16_384, 16_384).models(load_shipped(profile)))
 
 
 def test_rounds_of_the_same_groups_do_not_regroup() -> None:
-    planner = seqplan.Provenance("llama-7b-a800-80gb", 8, 16_384, layout="tp2", lockstep=True)
+    planner = seqplan.Planner("llama-7b-a800-80gb", 8, 16_384, layout="tp2", lockstep=True)
     text = explain(planner.plan([8_000] * 16))
     assert "rounds" in text
     assert "regroup" not in text

@@ -21,8 +21,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from seqplan import Batch, StepPlanner
-from seqplan.planner import ProposalDocument
-planner = StepPlanner(ProposalDocument.load(Path(sys.argv[1])))
+from seqplan.planner import Proposal
+planner = StepPlanner(Proposal.load(Path(sys.argv[1])))
 before = set(sys.modules)
 planner.plan(Batch(0, tuple(range(40)), (700, 2900) * 20))
 print(*sorted(set(sys.modules) - before))

@@ -44,7 +44,7 @@ def profiles(draw: st.DrawFn, lockstep: bool) -> Profile:
             "c": draw(st.sampled_from([0.0, 0.3, 20.0])),
         }
     document = {
-        "schema": 1,
+        "schema": 2,
         "name": "random",
         "source": "made for a test",
         "residuals": "none: exact",

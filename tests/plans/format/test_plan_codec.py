@@ -21,11 +21,11 @@ from seqplan.plans.scheme import Scheme, Strategy
 
 def small_plan() -> Plan:
     pipeline = PlannedPipeline(
-        Scheme(tp=2), (0, 1), (MicroBatch((1, 0), 12, 12, 3.25),), 3.25, round=0
+        Scheme(tp=2), (0, 1), (MicroBatch((1, 0), 12, 12, 3.25),), 3.25, micro_step=0
     )
     return Plan(
         step=17,
-        planner=Provenance("1.0", 0, "sha256:p", None),
+        provenance=Provenance("1.0", 0, "sha256:p", None),
         world_size=3,
         ids=(70, 71),
         lengths=(5, 7),
@@ -44,13 +44,13 @@ def small_plan() -> Plan:
 SMALL = (
     '{"digest":"%s","gap":0.0,"groups":[[0,1]],"idle_ranks":[2],"loss_tokens":10,'
     '"lower_bound_ms":3.25,"pipelines":[{"micro_batches":[{"cost_ms":3.25,"padded_tokens":12,'
-    '"sequences":[1,0],"tokens":12}],"predicted_ms":3.25,"ranks":[0,1],"round":0,"scheme":'
-    '{"pp":1,"ring":1,"tp":2,"ulysses":1}}],"planner":{"profile":"sha256:p","proposal":null,'
-    '"seed":0,"version":"1.0"},"predicted_ms":3.25,"schema":1,"selection":[{"lower_bound_ms":3.25,'
+    '"sequences":[1,0],"tokens":12}],"micro_step":0,"predicted_ms":3.25,"ranks":[0,1],"scheme":'
+    '{"pp":1,"ring":1,"tp":2,"ulysses":1}}],"predicted_ms":3.25,"provenance":{"profile":"sha256:p",'
+    '"proposal":null,"seed":0,"version":"1.0"},"schema":2,"selection":[{"lower_bound_ms":3.25,'
     '"predicted_ms":null,"strategy":[{"count":1,"pp":1,"ring":1,"tp":2,"ulysses":1}]}],'
     '"sequences":{"ids":[70,71],"lengths":[5,7]},"step":17,"tokens":12,"world_size":3}'
 )
-DIGEST = "sha256:18d3aab063ce0ecdea033d8c0989a8c449475f91967c916f643781b67072058f"
+DIGEST = "sha256:063479ee89c12e3688610fc82b9a171199f8324a4cf4db7651254ca4baf8f8ff"
 
 
 def sealed(fields: dict[str, Any]) -> str:
@@ -77,14 +77,14 @@ def test_round_trip(plan: Plan) -> None:
 
 def test_round_is_written_only_where_there_is_one() -> None:
     plan = small_plan()
-    plain = replace(plan, pipelines=(replace(plan.pipelines[0], round=None),))
+    plain = replace(plan, pipelines=(replace(plan.pipelines[0], micro_step=None),))
     assert '"round"' not in to_json(plain)
     assert from_json(to_json(plain)) == plain
 
 
 def test_times_are_canonical_floats() -> None:
     plan = replace(small_plan(), predicted_ms=4)
-    assert '"predicted_ms":4.0,"schema"' in to_json(plan)
+    assert '"predicted_ms":4.0,"provenance"' in to_json(plan)
     fields = json.loads(to_json(plan))
     fields["predicted_ms"] = 4  # as a writer without a float type has it
     assert from_json(json.dumps(fields)) == plan
@@ -93,18 +93,18 @@ def test_times_are_canonical_floats() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
-        (("schema",), 2, "schema: is 2, this reader knows 1"),
-        (("schema",), True, "schema: wants an integer ≥ 1, not true"),
-        (("schema",), 1.0, "schema: wants an integer ≥ 1, not 1.0"),
+        (("schema",), 1, "schema: is 1, this version reads 2. Plan the steps again"),
+        (("schema",), True, "schema: is true, this version reads 2"),
+        (("schema",), 2.0, "schema: wants an integer ≥ 1, not 2.0"),
         (("step",), True, "step: wants an integer ≥ 0, not true"),
         (("step",), 17.0, "step: wants an integer ≥ 0, not 17.0"),
         (("step",), -1, "step: wants an integer ≥ 0, not -1"),
         (("step",), 2**63, "step: wants an integer ≥ 0, not 9223372036854775808"),
         (("world_size",), 0, "world_size: wants an integer ≥ 1, not 0"),
-        (("planner", "seed"), "0", 'planner.seed: wants an integer ≥ 0, not "0"'),
-        (("planner", "version"), 1, "planner.version: wants a string, not 1"),
-        (("planner", "proposal"), 1, "planner.proposal: wants a string, not 1"),
-        (("planner",), [], "planner: wants an object, not a list"),
+        (("provenance", "seed"), "0", 'provenance.seed: wants an integer ≥ 0, not "0"'),
+        (("provenance", "version"), 1, "provenance.version: wants a string, not 1"),
+        (("provenance", "proposal"), 1, "provenance.proposal: wants a string, not 1"),
+        (("provenance",), [], "provenance: wants an object, not a list"),
         (("sequences", "lengths"), [5, 0], "sequences.lengths[1]: wants an integer ≥ 1, not 0"),
         (("sequences", "ids"), [1, True], "sequences.ids[1]: wants an integer ≥ 0, not true"),
         (("sequences", "ids"), [1], "sequences: 1 ids but 2 lengths"),
@@ -116,7 +116,11 @@ def test_times_are_canonical_floats() -> None:
         (("gap",), False, "gap: wants a finite number ≥ 0, not false"),
         (("gap",), -0.5, "gap: wants a finite number ≥ 0, not -0.5"),
         (("gap",), 10**400, "gap: wants a finite number ≥ 0, not 1000"),
-        (("pipelines", 0, "round"), None, "pipelines[0].round: wants an integer ≥ 0, not null"),
+        (
+            ("pipelines", 0, "micro_step"),
+            None,
+            "pipelines[0].micro_step: wants an integer",
+        ),
         (("pipelines", 0, "scheme", "tp"), 0, "pipelines[0].scheme.tp: wants an integer ≥ 1"),
         (
             ("pipelines", 0, "micro_batches", 0, "cost_ms"),
@@ -139,7 +143,7 @@ def test_wrong_values_are_named(path: tuple[str | int, ...], value: object, expe
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("place", ["", "planner", "sequences"])
+@pytest.mark.parametrize("place", ["", "provenance", "sequences"])
 def test_unknown_fields_are_refused_or_ignored(place: str) -> None:
     fields = json.loads(to_json(small_plan()))
     (fields[place] if place else fields)["color"] = "crimson"
@@ -210,8 +214,8 @@ def test_the_digest_covers_every_field() -> None:
         replace(plan, ids=(71, 70)),
         replace(plan, groups=()),
         replace(plan, selection=()),
-        replace(plan, planner=replace(plan.planner, seed=1)),
-        replace(plan, pipelines=(replace(plan.pipelines[0], round=None),)),
+        replace(plan, provenance=replace(plan.provenance, seed=1)),
+        replace(plan, pipelines=(replace(plan.pipelines[0], micro_step=None),)),
     ]
     assert len({digest(other) for other in [plan, *changed]}) == len(changed) + 1
 

@@ -88,7 +88,7 @@ def test_a_middle_stage_receives_before_it_sends_back() -> None:
 
 @given(plans(rounds=True))
 def test_every_rank_goes_through_every_round(plan: Plan) -> None:
-    rounds = {pipeline.round for pipeline in plan.pipelines}
+    rounds = {pipeline.micro_step for pipeline in plan.pipelines}
     one_stage = all(pipeline.scheme.pp == 1 for pipeline in plan.pipelines)
     for events in orders(plan):
         gathers = [event.micro_batch for event in events if event.phase == "round"]

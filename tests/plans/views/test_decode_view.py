@@ -77,9 +77,9 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
         "groups.pp: wants distinct ranks below world_size 8",
     ),
     (
-        "neighbour",
-        lambda d: d["pipelines"][0]["neighbours"].update(pp_next=4),
-        "neighbours.pp_next: is 4, the groups give 6",
+        "neighbor",
+        lambda d: d["pipelines"][0]["neighbors"].update(pp_next=4),
+        "neighbors.pp_next: is 4, the groups give 6",
     ),
     ("tokens", lambda d: batch(d).update(tokens=9), "tokens: is 9, the sequences give 513"),
     (

@@ -29,7 +29,7 @@ def one_pipeline(scheme: Scheme, lengths: tuple[int, ...], world_size: int) -> P
     pipeline = PlannedPipeline(scheme, tuple(range(scheme.gpus)), (batch,), 5.0 * scheme.pp)
     return Plan(
         step=3,
-        planner=Provenance("1", 0, "sha256:p", None),
+        provenance=Provenance("1", 0, "sha256:p", None),
         world_size=world_size,
         ids=tuple(range(100, 100 + len(lengths))),
         lengths=lengths,
@@ -76,7 +76,7 @@ def test_views_hold_every_token_once(plan: Plan) -> None:
 
 
 @given(plans())
-def test_groups_and_neighbours_agree_between_ranks(plan: Plan) -> None:
+def test_groups_and_neighbors_agree_between_ranks(plan: Plan) -> None:
     everyone = views(plan)
     parts = {(part.index, view.rank): part for view in everyone for part in view.pipelines}
 
@@ -140,14 +140,14 @@ def test_a_view_in_full() -> None:
         "world_size": 17,
         "tokens": 13,
         "loss_tokens": 11,
-        "rounds": None,
+        "micro_steps": None,
         "digest": "sha256:d",
         "placement": [{"scheme": {"tp": 2, "pp": 2, "ulysses": 2, "ring": 2}, "ranks": [[0, 16]]}],
         "pipelines": [
             {
                 "index": 0,
                 "scheme": {"tp": 2, "pp": 2, "ulysses": 2, "ring": 2},
-                "round": None,
+                "micro_step": None,
                 "predicted_ms": 10.0,
                 "at": {"tp": 1, "pp": 1, "ulysses": 0, "ring": 0},
                 "groups": {
@@ -157,7 +157,7 @@ def test_a_view_in_full() -> None:
                     "sp": [9, 11, 13, 15],
                     "pp": [1, 9],
                 },
-                "neighbours": {
+                "neighbors": {
                     "ring_previous": 13,
                     "ring_next": 13,
                     "pp_previous": 1,

@@ -18,7 +18,7 @@ def test_ranks_are_filled_with_pipelines(text: str, world_size: int) -> None:
     assert not faults
     assert len(plan.idle_ranks) == world_size % scheme.gpus
     for pipeline in plan.pipelines:
-        # tp groups are made once, of neighbouring ranks from a multiple of their degree on.
+        # tp groups are made once, of neighboring ranks from a multiple of their degree on.
         assert pipeline.ranks[0] % scheme.tp == 0
         (batch,) = pipeline.micro_batches
         assert [plan.lengths[position] for position in batch.sequences] == [100, 7, 1]

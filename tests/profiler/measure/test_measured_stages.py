@@ -37,7 +37,7 @@ class Recorder(Peers):
 def moved_by(rank: int, world_size: int) -> list[list[tuple[int, str, int]]]:
     """Transfers after forward and after backward of a pipeline of one rank a stage."""
     peers = Recorder(dist.group.WORLD)
-    neighbours = Neighbours(rank - 1 if rank else None, rank + 1 if rank + 1 < world_size else None)
+    neighbors = Neighbours(rank - 1 if rank else None, rank + 1 if rank + 1 < world_size else None)
     ran: list[str] = []
 
     def forward() -> Tensor:
@@ -45,7 +45,7 @@ def moved_by(rank: int, world_size: int) -> list[list[tuple[int, str, int]]]:
         return torch.zeros(())
 
     call = with_transfers(
-        Call(forward, lambda out: ran.append("backward")), neighbours, torch.zeros(10, 4), peers
+        Call(forward, lambda out: ran.append("backward")), neighbors, torch.zeros(10, 4), peers
     )
     out = call.forward()
     after_forward = list(peers.moved)

@@ -29,7 +29,7 @@ def views(scheme: Scheme, ids: list[int], lengths: list[int]) -> list[MicroBatch
     pipeline = PlannedPipeline(scheme, tuple(range(scheme.gpus)), (batch,), 1.0)
     plan = Plan(
         step=0,
-        planner=Provenance("1", 0, "sha256:p", None),
+        provenance=Provenance("1", 0, "sha256:p", None),
         world_size=scheme.gpus,
         ids=tuple(ids),
         lengths=tuple(lengths),

@@ -41,7 +41,7 @@ def test_degrees_that_the_sizes_do_not_allow(scheme: Scheme, reason: str) -> Non
 def test_rounds_that_go_through_stages() -> None:
     plan = one_pipeline_plan(Scheme(pp=3), [40, 9], step=4)
     (pipeline,) = plan.pipelines
-    view = rank_view(replace(plan, pipelines=(replace(pipeline, round=0),)), 1)
+    view = rank_view(replace(plan, pipelines=(replace(pipeline, micro_step=0),)), 1)
     with pytest.raises(PlanError, match=r"step 4: rounds that go through stages are for trainers"):
         refuse_unrunnable(view, CONFIG)
 

@@ -65,7 +65,7 @@ def another_schema() -> str:
 def other_plan() -> Plan:
     """The same work as step 2 of the good plans, from another seed."""
     plan = small_plan(2, RANKS)
-    return replace(plan, planner=replace(plan.planner, seed=1))
+    return replace(plan, provenance=replace(plan.provenance, seed=1))
 
 
 Scenario = dict[str, Any]

@@ -44,8 +44,8 @@ class Iteration:
     ``propagation_ms``: all pipelines, forward and backward; ``sync_ms``: parameter all-gather and
     gradient reduce-scatter not hidden; ``rank_busy_ms``: forward and backward per rank;
     ``bubble_ratio``: idle share of rank-time until the last backward; ``imbalance``: (slowest −
-    fastest) over fastest rank's end of backward, of ranks with work; ``mfu``: model FLOPs over peak,
-    attention counted by Σl² of the sequences, None if the profile does not state the model's
+    fastest) over fastest rank's end of backward, of ranks with work; ``mfu``: model FLOPs over
+    peak, attention counted by Σl² of the sequences, None if the profile does not state the model's
     sizes or the GPU's peak is unknown; ``gap`` and ``planning_ms``: of our plans only.
     """
 

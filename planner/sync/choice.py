@@ -57,7 +57,7 @@ def choose_proposal_sync(
     if profile.lockstep and stated:
         raise ValueError(
             f"{spelled[0]} and {spelled[1]} decide between strategies, but profile {profile.name} "
-            "is of ZeRO-3, if there is none to choose; leave them out"
+            "is of ZeRO-3, which has none to choose; leave them out"
         )
     if propagation_only or profile.lockstep or (method == "eq4" and not stated):
         return None

@@ -76,7 +76,7 @@ def test_the_document_says_so_and_those_without_it_are_read_as_before(
         json.dumps({**raw, "digest": digest_of(canonical_json(raw))}), "here"
     )
     assert not earlier.in_lockstep
-    assert not StepPlanner(earlier).plan(batch()).pipelines[0].round
+    assert not StepPlanner(earlier).plan(batch()).pipelines[0].micro_step
     zero_3 = replace(earlier, profile=find_profile("gpt-7b-a100-40gb"))
     assert zero_3.in_lockstep
 

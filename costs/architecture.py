@@ -1,4 +1,4 @@
-"""What the layers of a decoder have beside full attention and one gated feed-forward."""
+"""What the layers of a decoder have next to full attention and one gated feed-forward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Architecture:
 
     - ``ungated``: the feed-forward has two matrices, not three; ``positions``: learned positions.
     - ``window_layers`` attend to the last ``window`` tokens only, ``chunk_layers`` to those of
-      their own chunk of ``chunk`` tokens; ``sinks``: attention has a learned sink in each head;
+      their chunk of ``chunk`` tokens; ``sinks``: attention has a learned sink in each head;
       ``attention_gate``: a gate as wide as its result.
     - ``linear_layers`` have linear attention (gated delta rule) of ``linear_key_heads`` heads of
       ``linear_key_dim`` and ``linear_value_heads`` of ``linear_value_dim``, behind a convolution of
@@ -85,7 +85,7 @@ class Architecture:
         return self == DENSE
 
     def check_layers(self, layers: int) -> None:
-        """``ValueError`` where more layers are special than the model has."""
+        """``ValueError`` if more layers are special than the model has."""
         attending = self.window_layers + self.chunk_layers + self.linear_layers
         for name, count in (
             ("window, chunk and linear", attending),
@@ -101,8 +101,8 @@ class Architecture:
     @classmethod
     def split(cls, sizes: Mapping[str, Any]) -> tuple[Architecture, dict[str, Any]]:
         """Split sizes by name into those of the architecture and all others."""
-        own = {name: sizes[name] for name in NAMES if sizes.get(name) is not None}
-        return cls(**own), {name: value for name, value in sizes.items() if name not in NAMES}
+        mine = {name: sizes[name] for name in NAMES if sizes.get(name) is not None}
+        return cls(**mine), {name: value for name, value in sizes.items() if name not in NAMES}
 
 
 LINEAR = (

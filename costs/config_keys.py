@@ -1,4 +1,4 @@
-"""What the keys and model types of a config.json mean: modelled, without effect, or refused."""
+"""What the keys and model types of a config.json mean: modeled, without effect, or rejected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GATED = frozenset(
     | {"iquestcoder", "ministral3", "seed_oss", "smollm3", "stablelm", "vaultgemma"}
 )
 """Values of model_type that are decoders with a gated feed-forward, and nothing else in a layer but
-what other keys say."""
+the parts that other keys add."""
 
 UNGATED = frozenset(
     {"apertus", "arcee", "gpt2", "gpt_neox", "jais2", "nemotron", "persimmon", "phi"}
@@ -35,7 +35,7 @@ SPARSE = frozenset(
     | {"granitemoe", "kimi_k2", "llama4_text", "minimax_m2", "mixtral", "olmoe", "phimoe"}
     | {"qwen2_moe", "qwen3_moe", "qwen3_next"}
 )
-"""Those with experts, wherever other keys say."""
+"""Those with experts, wherever other keys place them."""
 
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Keys of the number of experts."""
@@ -44,7 +44,7 @@ EXPERTS_OF_FFN = frozenset(
     {"flex_olmo", "gpt_oss", "granitemoe", "llama4_text", "minimax_m2", "mixtral", "olmoe"}
     | {"phimoe"}
 )
-"""Those whose experts are as wide as ``intermediate_size`` says."""
+"""Those whose experts are as wide as ``intermediate_size``."""
 
 SLIDING_PERIOD = {
     "cohere2": 4,
@@ -54,8 +54,8 @@ SLIDING_PERIOD = {
     "olmo3": 4,
     "vaultgemma": 2,
 }
-"""Of so many layers the last has full attention and the others a window, where neither layer_types
-nor sliding_window_pattern says it."""
+"""Of so many layers the last has full attention and the others a window, if neither layer_types
+nor sliding_window_pattern states it."""
 
 _STATE_SPACE = "state-space layers"
 _LINEAR = "layers of linear attention of a kind that is not known here"
@@ -68,29 +68,29 @@ BEYOND = {
     ),
     **dict.fromkeys({"kimi_linear", "minimax", "rwkv", "rwkv5", "rwkv6", "rwkv7"}, _LINEAR),
     "dbrx": "experts whose sizes are nested",
-    "llama4": "a part of a larger model: give its text_config as a file of its own",
+    "llama4": "a part of a larger model: give its text_config as a separate file",
     "recurrent_gemma": "recurrent layers",
     **dict.fromkeys({"bert", "roberta"}, "no decoder"),
     **dict.fromkeys({"bart", "t5"}, "an encoder and a decoder"),
 }
-"""What the layers of a model_type have that is not modelled; of any other that is not above nothing
+"""What the layers of a model_type have that is not modeled; of any other that is not above nothing
 is known."""
 
-REFUSED = {
+UNSUPPORTED = {
     "num_nextn_predict_layers": "layers that predict further tokens: 0 leaves them out",
     "num_kv_shared_layers": "layers that share keys and values",
-    "text_config": "a part of a larger model: give it as a file of its own",
-    "vision_config": "a part of a larger model: give its text_config as a file of its own",
+    "text_config": "a part of a larger model: give it as a separate file",
+    "vision_config": "a part of a larger model: give its text_config as a separate file",
     "is_encoder_decoder": "an encoder and a decoder",
     **dict.fromkeys(
         ("mamba_d_state", "mamba_d_ssm", "ssm_cfg", "ssm_state_size", "state_size"), _STATE_SPACE
     ),
     **dict.fromkeys(("zero_expert_num", "num_zero_experts"), "experts that do nothing"),
 }
-"""Keys that mean something which is not modelled, unless null, false or 0."""
+"""Keys that mean something which is not modeled, unless null, false or 0."""
 
 LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
-"""Entries of layer_types that are modelled."""
+"""Entries of layer_types that are modeled."""
 
 MODELLED = frozenset(
     {key for keys in SIZE_KEYS.values() for key in keys}
@@ -147,7 +147,7 @@ _ENDINGS_WITHOUT_EFFECT = (
 
 
 def without_effect(key: str, value: Any) -> bool:
-    """Whether a key says nothing of what layers cost: it is absent in effect, or known so."""
+    """Whether a key does not change the cost of layers: absent in effect, or known so."""
     if value is None or value is False or value in (0, "", [], {}):
         return True
     if key == "mlp_type" and value == "default":  # StarCoder2: two matrices

@@ -19,7 +19,7 @@ MOST_LAYERS = 100_000
 
 
 class ConfigError(ValueError):
-    """A key of a config.json that is wrong or not modelled: ``key`` and why."""
+    """A key of a config.json that is wrong or not modeled: ``key`` and why."""
 
     def __init__(self, key: str, why: str) -> None:
         super().__init__(f"{key}: {why}")
@@ -27,7 +27,7 @@ class ConfigError(ValueError):
 
 
 class ConfigLayers:
-    """Reads the sizes of an ``Architecture`` from a config; ``ConfigError`` for what is wrong.
+    """Reads the sizes of an ``Architecture`` from a config; ``ConfigError`` for wrong keys.
 
     ``longest``: tokens of the longest sequence: a window or chunk that is no shorter is left out.
     """
@@ -56,7 +56,7 @@ class ConfigLayers:
         return sizes
 
     def whole(self, key: str) -> int:
-        """Return a whole number, 0 where it is absent, null or false."""
+        """Return a whole number, 0 if it is absent, null or false."""
         value = self.config.get(key)
         if value is None or value is False:
             return 0
@@ -74,7 +74,7 @@ class ConfigLayers:
         ):
             reach = self.whole(key)
             if kinds[kind] and not reach:
-                raise ConfigError("layer_types", f"has {kind}, and {key} does not say how long")
+                raise ConfigError("layer_types", f"has {kind}, and {key} does not state how long")
             if kinds[kind] and (self.longest is None or reach < self.longest):
                 sizes[f"{name}_layers"], sizes[name] = kinds[kind], reach
         if kinds["linear_attention"]:
@@ -103,7 +103,7 @@ class ConfigLayers:
             period = self.whole("full_attention_interval") or 4
             return [full if layer % period == 0 else "linear_attention" for layer in every]
         if self.whole("linear_num_key_heads"):
-            raise ConfigError("linear_num_key_heads", "layer_types does not say which layers")
+            raise ConfigError("linear_num_key_heads", "layer_types does not state which layers")
         if self.whole("attention_chunk_size"):
             return self._read_chunked()
         if not self.whole("sliding_window") or self.config.get("use_sliding_window") is False:
@@ -158,7 +158,7 @@ class ConfigLayers:
         width = self.whole(width_key)
         if not chosen or not width:
             missing = "num_experts_per_tok" if not chosen else width_key
-            raise ConfigError(count_key, f"{count} experts want {missing} beside them")
+            raise ConfigError(count_key, f"{count} experts want {missing} next to them")
         shared = self.whole("n_shared_experts") or self.whole("moe_num_shared_experts")
         shared = shared or self.whole("num_shared_experts")
         if self.kind == "llama4_text":

@@ -1,4 +1,4 @@
-"""A model's sizes from the config.json that its release carries, or what of it is not modelled."""
+"""A model's sizes from the config.json that its release carries, or what of it is not modeled."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from seqplan.costs.config_keys import (
     BEYOND,
     GATED,
     MODELLED,
-    REFUSED,
     SIZE_KEYS,
     SPARSE,
     UNGATED,
+    UNSUPPORTED,
     without_effect,
 )
 from seqplan.costs.config_layers import ConfigError, ConfigLayers
 
 _TIED = "tie_word_embeddings"
 
-_MEND = (
-    "Sizes can be given as flags (--hidden, --layers, …) without --model; a key that says nothing "
-    "of the layers can be taken out of the file"
+_FIX = (
+    "Sizes can be given as flags (--hidden, --layers, …) without --model; a key without effect on "
+    "the layers can be taken out of the file"
 )
 
 
@@ -33,9 +33,9 @@ def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
 
     ``longest``: tokens of the longest sequence that is meant, by default
     ``max_position_embeddings``: an attention window that is no shorter changes nothing. An absent
-    key has the value of its model_type's class in transformers. ``ValueError`` that
-    begins with the path for what is no such file, and for a model that has what is not modelled,
-    with every key that says so, those that are not known here among them.
+    key has the value of its model_type's class in transformers. ``ValueError``, which begins with
+    the path, for a file that cannot be read, and for a model with unsupported parts: it lists
+    every such key, and the keys that are not known here.
     """
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
         keys_by_meaning.setdefault(meaning, []).append(f"{key} {_shown(config[key])}")
     if keys_by_meaning:
         beyond = (f"{', '.join(keys)}: {meaning}" for meaning, keys in keys_by_meaning.items())
-        raise ValueError(f"{path}: not modelled: {'; '.join(beyond)}. {_MEND}")
+        raise ValueError(f"{path}: not modeled: {'; '.join(beyond)}. {_FIX}")
     config = with_class_defaults(config)
     try:
         sizes = _sizes(config)
@@ -80,7 +80,7 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "gpt2" and "hidden" in sizes:
         sizes.setdefault("ffn", 4 * sizes["hidden"])
     if config.get("kv_lora_rank"):
-        sizes.pop("head_dim", None)  # the rotary part of one, where it is stated
+        sizes.pop("head_dim", None)  # the rotary part of one, if it is stated
     tied = config.get(_TIED, False)
     if type(tied) is not bool:
         raise ConfigError(_TIED, "wants true or false")
@@ -90,8 +90,8 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _not_modelled(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield every key that means something which is not modelled, and what."""
-    for key, meaning in REFUSED.items():
+    """Yield every key whose meaning is not modeled, and the meaning."""
+    for key, meaning in UNSUPPORTED.items():
         if config.get(key):
             yield key, meaning
     model_type = config.get("model_type")
@@ -99,11 +99,11 @@ def _not_modelled(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "model_type", BEYOND.get(str(model_type), "layers that are not known here")
         return
     for key, value in config.items():
-        if key not in MODELLED and key not in REFUSED and not without_effect(key, value):
+        if key not in MODELLED and key not in UNSUPPORTED and not without_effect(key, value):
             yield key, "not known here"
 
 
 def _shown(value: Any) -> str:
-    """Write a value as JSON has it, cut where it is long."""
+    """Write a value as JSON has it, cut if it is long."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else text[:37] + "…"

@@ -9,15 +9,15 @@ from typing import Any
 from seqplan.costs.architecture import DENSE, LARGEST_SIZE, Architecture
 
 SIZES = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
-"""What a model's sizes are called everywhere; ``head_dim``, ``tied`` and those of an
-``Architecture`` may be said beside them."""
+"""Names of a model's sizes everywhere; ``head_dim``, ``tied`` and those of an ``Architecture``
+are optional."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a Transformer; None where a source does not state them.
+    """Sizes of a Transformer; None if a source does not state them.
 
-    ``head_dim``: elements of a head where they are not hidden/heads; ``tied``: the output head's
+    ``head_dim``: elements of a head if they are not hidden/heads; ``tied``: the output head's
     weight is the embedding's; ``architecture``: what a dense decoder does not have.
     """
 
@@ -33,7 +33,7 @@ class ModelShape:
 
     @property
     def sizes(self) -> ModelSizes | None:
-        """Return whole sizes; None where one is not known."""
+        """Return whole sizes; None if one is not known."""
         known = {name: getattr(self, name) for name in SIZES}
         if None in known.values():
             return None
@@ -43,7 +43,7 @@ class ModelShape:
 
     @property
     def attention_width(self) -> int:
-        """Elements of a token's queries over all heads: hidden, but where ``head_dim`` says else.
+        """Elements of a token's queries over all heads: hidden, unless ``head_dim`` differs.
 
         ``head_dim`` is known together with ``heads`` only.
         """
@@ -53,11 +53,11 @@ class ModelShape:
 
 
 def parameters(shape: ModelShape) -> int | None:
-    """About layers·12·hidden² + 2·vocab·hidden parameters; None where the vocabulary is unknown.
+    """About layers·12·hidden² + 2·vocab·hidden parameters; None if the vocabulary is unknown.
 
     Attention has four matrices of hidden² (hidden times ``attention_width``), the feed-forward
-    network as much as eight; input and output embeddings are counted apart, once where they are
-    tied, norms and biases not at all. Where a model is no dense decoder its own are counted.
+    network as much as eight; input and output embeddings are counted apart, once if they are
+    tied, norms and biases not at all. A model that is no dense decoder counts its sizes.
     """
     if shape.vocab is None:
         return None
@@ -69,7 +69,7 @@ def parameters(shape: ModelShape) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSizes:
-    """Sizes of a decoder; ``ValueError`` where they do not fit together.
+    """Sizes of a decoder; ``ValueError`` if they do not fit together.
 
     ``head_dim``: elements of a head, None for hidden/heads; ``tied``: the output head's weight is
     the embedding's; ``architecture``: what a dense decoder with a gated feed-forward does not have.
@@ -93,7 +93,7 @@ class ModelSizes:
         latent = self.architecture.kv_rank > 0
         if self.head_dim is None and not latent and self.hidden % self.heads:
             raise ValueError(
-                f"model: hidden {self.hidden} is no multiple of {self.heads} heads; say head_dim"
+                f"model: hidden {self.hidden} is no multiple of {self.heads} heads; give head_dim"
             )
         if self.heads % self.kv_heads:
             raise ValueError(
@@ -199,7 +199,7 @@ class ModelSizes:
         )
 
     def as_dict(self) -> dict[str, int]:
-        """The sizes by name; all but ``SIZES`` only where they differ from the usual."""
+        """The sizes by name; all but ``SIZES`` only if they differ from the usual."""
         sizes = {name: getattr(self, name) for name in SIZES}
         if self.attention_width != self.hidden:
             sizes["head_dim"] = self.head_width
@@ -254,7 +254,7 @@ MODELS: dict[str, dict[str, int]] = {
         "gpt-30b": ((6656, 60, 64, 64, 17792, 50304), {}),
     }.items()
 }
-"""Sizes by name; ``SOURCES`` says where they come from."""
+"""Sizes by name; ``SOURCES`` gives their origin."""
 
 
 SOURCES: dict[str, str] = {

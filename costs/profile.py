@@ -35,7 +35,7 @@ _EXPECTED, _PUBLISHED = "expected error: ", "published: "
 
 @dataclass(frozen=True)
 class Profile:
-    """What is known of one model on one kind of GPU. Built by ``Profile.from_json``."""
+    """The costs of one model on one kind of GPU. Built by ``Profile.from_json``."""
 
     name: str
     source: str
@@ -87,10 +87,11 @@ class Profile:
         return float(found[1]) / 100 if found else None
 
     def restrict(self, *, measured: bool = False, layout: tuple[int, int] | None = None) -> Profile:
-        """Return the profile with a part of its schemes, itself where that is all of them.
+        """Return the profile with a part of its schemes.
 
-        ``measured``: those that are not derived; ``layout``: those of one ⟨tp, pp⟩.
-        ``ProfileError`` where none is left.
+        Itself if that is all. ``measured``: those that are not derived; ``layout``: those of one
+        ⟨tp, pp⟩.
+        ``ProfileError`` if none is left.
         """
         chosen = {
             entry.scheme
@@ -124,7 +125,7 @@ class Profile:
         schemes = {entry.scheme for entry in self.schemes}
         measured = {entry.scheme for entry in self.schemes if entry.origin != "derived"}
         layouts = {frozenset(s for s in schemes if (s.tp, s.pp) == (t.tp, t.pp)) for t in schemes}
-        axes = {frozenset(s for s in schemes if _grows(s) <= set(own)) for own in _subsets(DEGREES)}
+        axes = {frozenset(s for s in schemes if _grows(s) <= set(of)) for of in _subsets(DEGREES)}
         parts = {frozenset(schemes), *layouts, *axes, *(a & b for a in layouts for b in axes)}
         parts |= {frozenset({scheme}) for scheme in schemes}
         parts |= {part & measured for part in parts}
@@ -179,7 +180,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> Profile:
-        """Read a profile; ``ProfileError`` says what is wrong and where (``origin``: its name)."""
+        """Read a profile; ``ProfileError`` names the error and its place (``origin``: its name)."""
         try:
             raw = json.loads(text)
         except json.JSONDecodeError as error:

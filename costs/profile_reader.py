@@ -58,7 +58,7 @@ class ProfileReader(FieldReader):
 
     def fields_of_profile(self, raw: Any) -> dict[str, Any]:
         """Read the fields of a ``Profile``; ``raw`` stays unchanged and is its ``document``."""
-        document, raw = deepcopy(raw), deepcopy(raw)  # reading fills in what was left out
+        document, raw = deepcopy(raw), deepcopy(raw)  # reading fills in absent fields
         self.fields(raw, "", _PROFILE, _PROFILE_OPTIONAL)
         if type(raw["schema"]) is not int or raw["schema"] != PROFILE_SCHEMA:
             self.fail(
@@ -109,7 +109,7 @@ class ProfileReader(FieldReader):
             self.fail("", str(error))
 
     def name(self, raw: dict[str, Any], name: str, place: str) -> str:
-        """Return a field that is a text of at least one character, and no control characters."""
+        """Return a field that is a text, not empty and without control characters."""
         text = self.text(raw, name, place)
         if not text:
             self.fail(f"{place}.{name}", "wants a text that is not empty")
@@ -126,7 +126,7 @@ class ProfileReader(FieldReader):
             if name in _MODEL or raw.get(name) is not None
         }
         if "head_dim" in sizes and "heads" not in sizes:
-            self.fail(".model.head_dim", "wants heads beside it")
+            self.fail(".model.head_dim", "wants heads next to it")
         tied = raw.get("tied", False)
         if type(tied) is not bool:
             self.fail(".model.tied", f"wants true or false, not {shown(tied)}")
@@ -154,7 +154,7 @@ class ProfileReader(FieldReader):
         return profiled
 
     def scheme(self, raw: Any, place: str, shape: ModelShape) -> ProfiledScheme:
-        """Read one scheme with its coefficients and where they come from."""
+        """Read one scheme with its coefficients and their origin."""
         self.fields(raw, place, _COEFFICIENTS, _SCHEME_OPTIONAL)
         degrees = {
             name: self.integer(raw, name, place, 1) for name in sorted(_DEGREES & raw.keys())

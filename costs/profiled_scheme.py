@@ -12,21 +12,21 @@ from seqplan.plans.scheme import Scheme
 PROFILE_SCHEMA = 2
 
 DEGREES = ("tp", "pp", "ulysses", "ring")
-"""Fields of a scheme's entry that may be left out where they are 1."""
+"""Fields of a scheme's entry that may be left out if they are 1."""
 
 ORIGINS = ("published", "measured", "derived")
 """Where a scheme's coefficients come from: a source, samples, or the analytic model."""
 
 
 class ProfileError(ValueError):
-    """A profile that cannot be used; the message says which field and why."""
+    """A profile that cannot be used; the message names the field and the reason."""
 
 
 @dataclass(frozen=True)
 class ProfiledScheme:
     """A scheme's latency with its provenance; ``flag`` explains a coefficient not to be trusted.
 
-    ``origin``: one of ``ORIGINS``; ``fit``: what a measured fit says of itself (see ``fit``).
+    ``origin``: one of ``ORIGINS``; ``fit``: facts of a measured fit (see ``fit``).
     """
 
     scheme: Scheme
@@ -38,9 +38,9 @@ class ProfiledScheme:
 
 @dataclass(frozen=True)
 class MeasuredSync:
-    """Pull and push of the whole model between pipelines of ⟨tp, pp⟩ that fill ``gpus`` GPUs (ms).
+    """Sync of the whole model between pipelines of ⟨tp, pp⟩ on ``gpus`` GPUs (ms).
 
-    None of it hidden; ``optimizer_ms``: the optimizer's step on what a rank of as many owns.
+    None of it hidden; ``optimizer_ms``: the optimizer's step on the states of a rank of as many.
     """
 
     tp: int

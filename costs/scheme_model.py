@@ -42,13 +42,13 @@ class SchemeModel:
 
     @property
     def max_sequence(self) -> int:
-        """Longest sequence (tokens) that a micro-batch of its own can hold."""
+        """Longest sequence (tokens) that a micro-batch of its can hold."""
         unit = 1 if self.scheme.ring == 1 else 2 * self.scheme.ring
         return self.capacity - self.capacity % unit
 
     @property
     def util_len(self) -> int | None:
-        """UtilLen(P) in tokens, None where MaxLen is too short to reach it."""
+        """UtilLen(P) in tokens, None if MaxLen is too short to reach it."""
         util = self.latency.util_len()
         return util if util is not None and util <= self.max_len else None
 

@@ -23,9 +23,9 @@ def scheme_problem(
     """Why ``shape`` cannot run ``scheme``, or None when it can.
 
     tp and ulysses both split the attention heads; pp splits the layers; key/value heads are split
-    with the heads or, where there are fewer of them, replicated whole. ``gpus_per_node``: also
-    refuse tensor parallelism across nodes (leave it out for schemes that were measured).
-    ``equal_stages``: refuse a pp that does not divide the layers, as a profile's memory is of equal
+    with the heads or, if there are fewer of them, replicated whole. ``gpus_per_node``: also
+    reject tensor parallelism across nodes (leave it out for schemes that were measured).
+    ``equal_stages``: reject a pp that does not divide the layers, as a profile's memory is of equal
     ones. Linear attention's heads are split likewise, and no ring passes its state on.
     """
     split = scheme.tp * scheme.ulysses
@@ -49,12 +49,12 @@ def scheme_problem(
 
 
 def doubts(schemes: Iterable[ProfiledScheme]) -> dict[Scheme, str]:
-    """Schemes whose quadratic coefficient is far from what the others say of the same model.
+    """Schemes whose quadratic coefficient is far from the others' of the same model.
 
     Attention's work does not depend on the scheme, so a·gpus is about equal over the schemes, with
     efficiency and bubbles apart (b is not compared: communication makes it differ). Flagged schemes
     are left out, as they have been explained already, and so are derived ones, of which the profile
-    says where they come from.
+    states the origin.
     """
     unflagged = [e for e in schemes if not e.flag and e.origin != "derived"]
     work = {entry.scheme: entry.latency.a * entry.scheme.gpus for entry in unflagged}

@@ -1,4 +1,4 @@
-"""Plans for steps: which strategies to train with, and where each sequence of a batch runs.
+"""Plans for steps: which strategies to train with, and which ranks run each sequence.
 
 The names that a caller needs, loaded on first use, so that importing the package imports no numpy.
 In order of use: ``proposal`` makes candidate strategies for a data set from ``strategies`` and

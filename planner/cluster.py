@@ -9,11 +9,11 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.plans.scheme import Scheme
 
 TOKENS_PER_GPU = 3125
-"""Tokens of a step per GPU where the caller does not say: 200K on 64 GPUs, as published."""
+"""Tokens of a step per GPU by default: 200K on 64 GPUs, as published."""
 
 MOST_GPUS = 65_536
-"""GPUs of a cluster at most: more than a training run has had, and few enough that what is kept of
-each rank (a step it has done, its view of a plan) stays within megabytes."""
+"""GPUs of a cluster at most: more than a training run has had, and few enough that the records of
+each rank (a step it has done, its view of a plan) stay within megabytes."""
 
 
 @dataclass(frozen=True)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class Infeasible(RuntimeError):
-    """A batch that no candidate can run; the message says which sequence and what would mend it."""
+    """A batch that no candidate can run; the message names the sequence and a fix."""

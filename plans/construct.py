@@ -81,5 +81,5 @@ def _micro_batch(scheme: Scheme, places: Sequence[int], lengths: Sequence[int]) 
         raise ValueError("a micro-batch is empty; leave it out")
     if bad := [place for place in places if not 0 <= place < len(lengths)]:
         raise ValueError(f"there is no sequence {bad[0]}; there are {len(lengths)}")
-    own = [lengths[place] for place in places]
-    return MicroBatch(tuple(places), sum(own), scheme.pad_micro_batch(own), 0.0)
+    chosen = [lengths[place] for place in places]
+    return MicroBatch(tuple(places), sum(chosen), scheme.pad_micro_batch(chosen), 0.0)

@@ -1,4 +1,4 @@
-"""A plan told to a person: one step as text for a terminal, at most 100 columns."""
+"""Describe a plan: one step as text for a terminal, at most 100 columns."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ WIDTH = 100
 """Columns of the text, at most."""
 
 ROWS = 6
-"""Pipelines of one scheme that get a row of their own, the tightest first."""
+"""Pipelines of one scheme that get a separate row, the tightest first."""
 
 CHANGE_MS = 3.0
-"""What a change of groups within the step is reckoned with, to say what all would cost."""
+"""Assumed cost of a change of groups within the step, for the cost of all."""
 
 BINDING_MS = 0.001
 """Slack below the rounding of the plan's times is none."""
 
 
 def explain(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None = None) -> str:
-    """Tell what the plan runs where, what bounds the step and which strategies were considered.
+    """Describe pipelines, what bounds the step, and the strategies considered.
 
-    ``costs`` adds how full the fullest micro-batch is and tells the binding sequence by its time
-    rather than by its tokens. Works on a plan that ``lint`` refuses, as far as its positions are
+    ``costs`` adds how full the fullest micro-batch is and names the binding sequence by its time
+    instead of its tokens. Works on a plan that ``lint`` rejects, as far as its positions are
     in range. Lines end in ``\\n``, all but the last.
     """
     times = schedule(plan.pipelines)
@@ -112,7 +112,7 @@ def _pipelines(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) 
         by_scheme.setdefault(pipeline.scheme, []).append(index)
     for scheme, indexes in by_scheme.items():
         indexes.sort(key=lambda index: (round(times.slack_ms[index], 3), index))
-        # A row of its own costs no more lines than a summary of one.
+        # A row of its costs no more lines than a summary of one.
         shown = len(indexes) if len(indexes) <= ROWS + 1 else ROWS
         for place, index in enumerate(indexes[:shown]):
             pipeline = plan.pipelines[index]
@@ -176,7 +176,7 @@ def _binding(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) ->
 
 
 def _long(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:
-    """Yield how many of the longest sequences need groups of which few fit side by side."""
+    """Yield how many of the longest sequences need groups that rarely fit side by side."""
     layouts = {(pipeline.scheme.tp, pipeline.scheme.pp) for pipeline in plan.pipelines}
     held: dict[int, int] = {}
     for scheme, cost in costs.items():
@@ -217,9 +217,9 @@ def _reason(plan: Plan, pipeline: PlannedPipeline, cost: SchemeCost | None) -> s
 
 
 def _verdict(entry: Considered, best: Considered | None) -> str:
-    """Say why a candidate was not chosen.
+    """Describe why a candidate was not chosen.
 
-    One that is faster than the best was left for the sync of parameters and gradients between
+    One that is faster than the best was left for the gradient sync between
     its replicas, which its time does not hold.
     """
     best_ms = None if best is None else best.predicted_ms

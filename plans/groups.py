@@ -23,7 +23,7 @@ Group = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """A rank's index on each axis of its pipeline, each from 0 to the axis' degree − 1."""
+    """A rank's index on each axis of its pipeline, from 0 to degree − 1."""
 
     tp: int
     pp: int
@@ -45,9 +45,10 @@ class Coordinates:
 
 
 def pipeline_groups(pipeline: PlannedPipeline) -> list[Group]:
-    """List every process group of one pipeline in creation order, groups of one rank left out.
+    """List every process group of one pipeline in creation order.
 
-    First all tp groups, then ulysses, ring, sp (only where both its axes are longer than 1) and
+    Groups of one rank are left out. First all tp groups, then ulysses, ring, sp (only if both its
+    axes are longer than 1) and
     pp groups; within a kind by the index of the first member.
     """
     scheme = pipeline.scheme
@@ -62,7 +63,7 @@ def pipeline_groups(pipeline: PlannedPipeline) -> list[Group]:
 
 
 def process_groups(pipelines: Iterable[PlannedPipeline]) -> tuple[Group, ...]:
-    """List the groups of a step: its pipelines' in list order, each where it first occurs.
+    """List the groups of a step: its pipelines' in list order, each if it first occurs.
 
     Every rank derives the same list, so that groups are created in one order everywhere. The same
     ranks in another order are another group.

@@ -1,4 +1,4 @@
-"""A package's face whose names are imported when they are first asked for (PEP 562)."""
+"""A package's public API whose names are imported on first use (PEP 562)."""
 
 from __future__ import annotations
 

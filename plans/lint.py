@@ -1,4 +1,4 @@
-"""Every invariant of a plan, checked; the list of what is violated, as readable lines."""
+"""Check every invariant of a plan, and list the violations as readable lines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MICROSECOND = 1e-3
 
 
 class SchemeCost(Protocol):
-    """What a profile says of one scheme: a·l² + b·l per sequence, c per micro-batch, and MaxLen.
+    """Coefficients of one scheme in a profile: a·l² + b·l per sequence, c per micro-batch.
 
-    ``a`` ms/token², ``b`` ms/token, ``c`` ms, ``max_len`` tokens.
+    ``a`` ms/token², ``b`` ms/token, ``c`` ms, ``max_len`` (MaxLen) tokens.
     """
 
     @property
@@ -36,7 +36,7 @@ class SchemeCost(Protocol):
 
 
 def lint(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None) -> list[str]:
-    """Return one line for each violated invariant of the plan format, none for a sound plan.
+    """Return one line for each violated invariant, none for a sound plan.
 
     Checks that need the profile, recomputed costs and MaxLen, are left out where ``costs`` is
     None; a scheme that ``costs`` lacks is a violation. Never raises on an unsound plan. Time

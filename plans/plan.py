@@ -67,8 +67,8 @@ class Plan:
     plans of its layout, where ranks regroup within the step) and ``gap`` = predicted / bound − 1.
     ``layout_lower_bound_ms`` is one over all plans of its layouts ⟨tp, pp⟩, whatever their groups,
     and ``layout_gap`` follows from it; None in plans that no planner made.
-    None of the five holds ``sync_ms``: what parameters and gradients take to be synchronized
-    beside it, as far as nothing hides it; None where strategies were chosen by propagation alone.
+    None of the five holds ``sync_ms``: the time of the gradient sync next to it, as far as nothing
+    hides it; None if strategies were chosen by computation alone.
     """
 
     step: int

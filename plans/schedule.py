@@ -10,7 +10,7 @@ from seqplan.plans.plan import Plan, PlannedPipeline
 
 @dataclass(frozen=True)
 class Schedule:
-    """Start and end of each pipeline and the end of the step, milliseconds from its start.
+    """Start and end of each pipeline and of the step, in ms from its start.
 
     ``slack_ms``: how much later each pipeline could end without the step ending later, list order
     and rounds unchanged; 0 on the pipelines that bind the step, or, with stages, their round.
@@ -58,7 +58,7 @@ def schedule(
 
 
 def stages_of_rounds(pipelines: Sequence[PlannedPipeline]) -> int:
-    """Return the stages that the rounds of a step go through; 1 where it has no rounds."""
+    """Return the stages that the rounds of a step go through; 1 if it has no rounds."""
     return max((p.scheme.pp for p in pipelines if p.micro_step is not None), default=1)
 
 

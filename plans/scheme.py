@@ -55,7 +55,7 @@ class Scheme:
 
     @classmethod
     def parse(cls, text: str) -> Scheme:
-        """Read the text form of ``str(scheme)``; ``ValueError`` names what is not understood."""
+        """Read the text form of ``str(scheme)``; ``ValueError`` names the wrong part."""
         degrees: dict[str, int] = {}
         for part in text.strip().split("."):
             match = _TEXT.fullmatch(part)

@@ -8,10 +8,10 @@ from seqplan.plans.scheme import Scheme
 def refusal(
     scheme: Scheme, *, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int
 ) -> str | None:
-    """Say in one clause why a model of these sizes cannot run ``scheme``, None where it can.
+    """Return in one clause why a model cannot run ``scheme``, None if it can.
 
     Query heads are split evenly over tp and as evenly as they go over Ulysses within it; key heads
-    with them or, where there are fewer, as copies. Layers, the feed-forward's rows and words need
+    with them or, if there are fewer, as copies. Layers, the feed-forward's rows and words need
     not be multiples of a degree.
     """
     if heads % scheme.tp:

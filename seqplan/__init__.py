@@ -1,7 +1,7 @@
 """Plans for training large Transformers on sequences of very different lengths.
 
-The names here are those that a user starts from; they load what they need when they are first asked
-for, so that ``import seqplan`` costs nothing. Behind them, in the order of the flow: ``plans`` (the
+The names here are those that a user starts from; they load their modules on first use,
+so that ``import seqplan`` costs nothing. Behind them, in the order of the flow: ``plans`` (the
 format), ``costs`` (cost models and lengths), ``planner`` (proposals and steps), ``runtime``
 (what each rank runs), ``profiler`` (measurements on devices) and ``api`` (command line, service).
 """

@@ -20,7 +20,7 @@ def use_whole_package(name: str) -> None:
 
     An installed package takes the place of this one: processes that start elsewhere, such as the
     ``seqplan`` command itself, import that one, and its native extension is compiled. Without one
-    the checkout's own folders are used. Nothing changes when an editable install finds them.
+    the checkout's folders are used. Nothing changes when an editable install finds them.
     """
     if find_spec(f"{name}.plans") is not None:
         return

@@ -131,15 +131,15 @@ def attention_ms(
 ) -> AttentionMs:
     """Time causal attention of one layer, forward or backward, of micro-batches of sequences.
 
-    ``lengths``: tokens, shape (…, sequences), 0 where a micro-batch has fewer; results (…).
+    ``lengths``: tokens, shape (…, sequences), 0 if a micro-batch has fewer; results (…).
     Ulysses: four all-to-alls each way (q, k, v and the output; USP, arXiv 2405.07719, table 2), of
-    k and v only the key/value heads, replicated where there are fewer than ranks. Ring: in each of
+    k and v only the key/value heads, replicated if there are fewer than ranks. Ring: in each of
     ``ring`` steps K and V move on while the step's kernel runs, so a step costs the longer of the
     two; backward their gradients move with them in fp32. ``balanced``: zigzag, every rank has half
     of each later block to do; else the last rank does all of each (basic ring).
 
     Sequences that ``mask`` cuts do not go round a ring: a rank fetches the keys that its queries
-    see and its own do not have, up to the mask's reach for each of its two chunks. ``gathered``:
+    see and its do not have, up to the mask's reach for each of its two chunks. ``gathered``:
     keys and values of the whole ring are gathered instead before one kernel, and their gradients
     scattered after it; nothing is merged, and nothing hidden.
     """
@@ -189,7 +189,7 @@ def attention_ms(
         return AttentionMs(cut_ms, ulysses, fetched_ms, none)
     pieces, held = sequences / scheme.ring, sequences.sum(axis=-1) / scheme.ring
     kv_bytes = 2 * held * kv_width
-    own = kernel(pieces, pieces / 2, masked=True)
+    first = kernel(pieces, pieces / 2, masked=True)
     steps = scheme.ring - 1
     later = kernel(pieces, pieces * (0.5 if balanced else 1.0), masked=False)
     moved = shift_ms(cluster, groups["ring"], 2 * kv_bytes * directions)
@@ -198,11 +198,11 @@ def attention_ms(
     def beyond(kernel_ms: Floats) -> Floats:
         return np.maximum(moved - kernel_ms, transfer_share * np.minimum(moved, kernel_ms))
 
-    transfer = beyond(own) + (steps - 1) * beyond(later)
+    transfer = beyond(first) + (steps - 1) * beyond(later)
     elements = held * width
     if backward:
         transfer = transfer + beyond(later)  # the gradients of K and V return home
         elements = held * (width + 2 * kv_width)
     merged_bytes = (ACCUMULATE_BYTES if backward else MERGE_BYTES) * steps + CAST_BYTES
     merge = memory_ms(cluster.hardware, merged_bytes * elements)
-    return AttentionMs(own + steps * later + cut_ms, ulysses, transfer + fetched_ms, merge)
+    return AttentionMs(first + steps * later + cut_ms, ulysses, transfer + fetched_ms, merge)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 class AttentionRate:
     """Shares of the peak that long calls reach, heads of 128 elements and no mask.
 
-    ``forward``, ``backward``: each counted by its own FLOPs; ``causal``: the rate with a causal
+    ``forward``, ``backward``: each counted by its FLOPs; ``causal``: the rate with a causal
     mask over the rate without; ``narrow``: that of heads of 64 elements over that of 128,
-    ``narrow_causal`` with a causal mask where that differs; ``wave``: tiles that a call loses at
+    ``narrow_causal`` with a causal mask if that differs; ``wave``: tiles that a call loses at
     its end, over those that all multiprocessors take at once; ``checked``: whether published
-    measurements have been held against them.
+    measurements have been compared with them.
     """
 
     forward: float
@@ -39,7 +39,7 @@ class AttentionRate:
 
 
 ATTENTION_KERNELS = ("fa1", "fa2", "fa3", "cudnn")
-"""FlashAttention 1, 2 and 3, and cuDNN's. Torch's own varlen attention, which this runtime calls,
+"""FlashAttention 1, 2 and 3, and cuDNN's. Torch's varlen attention, which this runtime calls,
 is FlashAttention-2."""
 
 RATES: dict[tuple[str, str], AttentionRate] = {
@@ -72,12 +72,12 @@ RATES: dict[tuple[str, str], AttentionRate] = {
 - Hopper: set, to two digits, by 84 published calls (``seqplan validate-model``: attention kernels,
   h100-80gb). FlashAttention 1 is assumed as much slower than 2 as on Ampere.
 - Blackwell: FlashAttention-2 is assumed to do as much in a multiprocessor as on Hopper. It, cuDNN
-  there and all on CDNA 3 are assumptions, held against nothing.
+  there and all on CDNA 3 are assumptions, compared with no measurement.
 """
 
 
 def rate_of(generation: str, kernel: str) -> AttentionRate:
-    """Look up a kernel's rate on a generation of devices; ``ValueError`` where it does not run."""
+    """Look up a kernel's rate on a generation of devices; ``ValueError`` if it does not run."""
     rate = RATES.get((generation, kernel))
     if rate is None:
         there = [name for of, name in RATES if of == generation]

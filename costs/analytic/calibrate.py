@@ -16,11 +16,11 @@ from seqplan.plans.scheme import Scheme
 Floats = npt.NDArray[np.float64]
 
 LENGTHS = np.geomspace(1024, 32768, 9).round()
-"""Tokens at which what was measured is held against the terms."""
+"""Tokens at which measurements are compared with the terms."""
 
 PRIOR = 0.1
 """A term that is all of the time moves by as much as its misfit weighs against this share (ridge):
-a factor of 2 is believed where it explains 10 % of the times."""
+a factor of 2 is believed if it explains 10 % of the times."""
 
 LEAST, MOST = 0.2, 5.0
 """Factors beyond which a term explains something else."""
@@ -31,7 +31,7 @@ class Calibration:
     """Factors by term (1: as derived), and how far calibrated times are from the measured ones.
 
     ``median``, ``p90``: of the relative errors over measured schemes and ``LENGTHS``; ``schemes``:
-    how many were held against it.
+    number of measured schemes.
     """
 
     factors: Mapping[str, float]
@@ -49,7 +49,7 @@ class Calibration:
         return self.factors.get(name, 1.0)
 
     def __str__(self) -> str:
-        """Say by how much each term moved."""
+        """Describe by how much each term moved."""
         moved = ", ".join(f"{name} ×{factor:.2f}" for name, factor in self.factors.items())
         return (
             f"terms calibrated on {self.schemes} measured schemes: {moved}; calibrated times are "
@@ -60,7 +60,7 @@ class Calibration:
 def calibrate(deployment: Deployment, measured: Sequence[ProfiledScheme]) -> Calibration:
     """Fit a factor to every term that measured schemes have, by ridge regression towards 1.
 
-    Relative errors over schemes and ``LENGTHS`` count alike. ``ValueError`` without schemes.
+    Relative errors over schemes and ``LENGTHS`` have equal weight. ``ValueError`` without schemes.
     """
     from scipy.optimize import lsq_linear
 

@@ -30,10 +30,10 @@ from seqplan.plans.scheme import Scheme
 Floats = npt.NDArray[np.float64]
 
 WORK = ("matrix products", "memory-bound", "attention", "linear attention", "head and loss")
-"""Terms that one device has too and that grow with tokens: measuring it says how fast they are."""
+"""Terms that one device has too and that grow with tokens: measurements give their speed."""
 
 LEAST_WORK = 0.25
-"""Share of what was measured that is work at least, however dear links are said to be."""
+"""Share of a measured time that is work at least, however expensive links are."""
 
 
 def complete(
@@ -49,12 +49,12 @@ def complete(
     T(l, P) = (T(l, M) − f − links(l, M)) · work(l, P) / work(l, M) + f · launch(P) / launch(M)
             + links(l, P)
 
-    M is the measured scheme of P's layout ⟨tp, pp⟩ without Ulysses and ring; where only ⟨1,1,1,1⟩
-    was measured, that. What was measured is scaled by the analytic model's work; links(l, P) is
+    M is the measured scheme of P's layout ⟨tp, pp⟩ without Ulysses and ring; if only ⟨1,1,1,1⟩
+    was measured, that. The measured time is scaled by the analytic model's work; links(l, P) is
     communication by the cluster's links; f is the part of the measured c that the model calls
     launch overhead, on a device as much slower or faster than the model as it is at ``longest``
     tokens, and is scaled by itself, because sharing work between devices does not make it less.
-    Where several schemes were measured, all terms are calibrated on them first (``calibrate``), and
+    If several schemes were measured, all terms are calibrated on them first (``calibrate``), and
     a layout that was not measured, or is doubtful, is the sum of the calibrated terms.
 
     Derived schemes that the profile has and ``schemes`` names are derived anew. ``sizes``: of the
@@ -110,7 +110,7 @@ _DERIVED = "Schemes marked derived:"
 
 
 def _sound(profile: Profile) -> dict[Scheme, ProfiledScheme]:
-    """Collect what was measured and is neither flagged nor doubtful."""
+    """Collect measured schemes that are neither flagged nor doubtful."""
     doubtful = doubts(profile.schemes)
     sound = {
         entry.scheme: entry
@@ -190,9 +190,9 @@ def _activation(deployment: Deployment, tp: int) -> float:
 
 
 def _sizes(profile: Profile, others: Mapping[str, int]) -> ModelSizes:
-    """Return the profile's sizes; ``others`` where it does not state one.
+    """Return the profile's sizes; ``others`` if it does not state one.
 
-    ``ValueError`` where they are of another model. A vocabulary may differ, as it is often padded;
+    ``ValueError`` if they are of another model. A vocabulary may differ, as it is often padded;
     the profile's counts.
     """
     shape = profile.shape

@@ -1,4 +1,4 @@
-"""What is trained, on what, and how: everything but the scheme and the load."""
+"""The trained model, its cluster and its training options, without scheme and load."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PRECISIONS = ("bf16", "fp8")
 """Of the products of the layers; attention, norms, head and loss are in bf16 in both."""
 
 SYNC_OVERLAPS = ("exposed", "hidden")
-"""Of gradients and parameters under ZeRO 1 and 2: after all propagation, or beside it."""
+"""Sync under ZeRO 1 and 2: after all forward and backward, or next to them."""
 
 CONTEXT_PARALLEL = ("ring", "all-gather")
 """How keys and values reach the ranks of ``ring``: passed on step by step, or gathered at once."""
 
 FP8_GAIN = 1.8
 """How much faster products run in fp8 than in bf16, casts included: the peak is twice as high, and
-less of it is reached. Between what two tables ask for: see docs/analytic-model.md."""
+less of it is reached. Between the fits of two tables: see docs/analytic-model.md."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ class Deployment:
 
     @property
     def description(self) -> str:
-        """Say how it is trained: precision, attention's kernel, and what is not the default."""
+        """Describe the training: precision, attention's kernel, and other than default options."""
         parts = [self.precision, f"attention by {self.cluster.hardware.attention_kernel}"]
         if self.precision == "fp8":
             parts[0] += f" (products {self.fp8_gain:g} times as fast)"
@@ -95,7 +95,7 @@ class Deployment:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What must be said beside figures of it: what is assumed, and held against nothing."""
+        """Caveats of its figures: assumptions, and parts compared with no measurement."""
         special, notes = self.sizes.architecture, []
         if (warning := self.cluster.hardware.warning) is not None:
             notes.append(warning)

@@ -21,7 +21,7 @@ SHORTEST, POINTS = 128, 25
 """Lengths that coefficients are fitted to: from SHORTEST tokens to the longest, geometrically."""
 
 PACKED_TOKENS, PACKED_LENGTHS = 32768, (256, 1024, 4096, 16384)
-"""Micro-batches of so many tokens, in sequences of each length, which are fitted beside them where
+"""Micro-batches of so many tokens, in sequences of each length, which are fitted next to them if
 windows or experts make the time of a micro-batch no quadratic of its lengths."""
 
 Times = Callable[[Scheme, Floats], Floats]
@@ -31,7 +31,7 @@ Times = Callable[[Scheme, Floats], Floats]
 def fit_terms(
     times: Times, scheme: Scheme, longest: int, *, packed: bool = False
 ) -> tuple[Latency, Errors]:
-    """Fit a·l² + b·l + c to ``times``, and say how well.
+    """Fit a·l² + b·l + c to ``times``, with the errors of the fit.
 
     ``longest``: tokens up to which it is fitted; ``ValueError`` for too few. ``packed``: also to
     micro-batches of several sequences.
@@ -54,7 +54,7 @@ def fit_terms(
 
 
 def fit_residuals(errors: Sequence[Errors], *, largest: bool = False) -> str:
-    """Say how far the worst scheme's quadratic is from the terms it was fitted to.
+    """Describe how far the worst scheme's quadratic is from the terms it was fitted to.
 
     ``largest``: also at the worst micro-batch. Layers that attend within a window cost in
     proportion to a sequence's length beyond it, and few tokens leave experts idle, so that no
@@ -86,7 +86,7 @@ def count_gathered_bytes(hidden: int, tp: int) -> float:
 def check_schemes(
     sizes: ModelSizes, cluster: ClusterHardware, schemes: Sequence[Scheme], zero: int
 ) -> None:
-    """Raise ``ValueError`` for a scheme that the model or the cluster cannot run, or for none."""
+    """Raise ``ValueError`` without schemes, or for one that model or cluster cannot run."""
     if not schemes:
         raise ValueError("no scheme to derive")
     for scheme in schemes:

@@ -80,7 +80,7 @@ class Estimate:
 
 
 def problem(deployment: Deployment, scheme: Scheme, load: Load) -> str | None:
-    """Say why the cluster cannot run this load on this scheme; None when it can (memory apart)."""
+    """Describe why the cluster cannot run this load, memory apart; None when it can."""
     gpus = deployment.cluster.gpus
     if gpus % scheme.gpus:
         return f"its {scheme.gpus} GPUs do not divide the cluster's {gpus}"
@@ -107,7 +107,7 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
     """Time an iteration of 1F1B on dp = GPUs / scheme replicas; ``ValueError`` for a ``problem``.
 
     (m + (pp − 1)/v) · stage for m micro-batches and v virtual stages, activations sent between
-    stages (beside kernels where stages are interleaved, but for the first and last), the sync
+    stages (next to kernels where stages are interleaved, but for the first and last), the sync
     of gradients and parameters, and the optimizer. Where pp·v does not divide the layers the
     longest stage counts.
     """
@@ -131,7 +131,7 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
         terms["pipeline bubble"] = (scheme.pp - 1) / virtual * stage_ms
         payload = 2 * tokens * sizes.hidden / (scheme.sp * scheme.tp)
         shift = float(shift_ms(cluster, groups["pp"], payload))
-        # Interleaved stages send beside the next stage's kernels, but when filling and draining.
+        # Interleaved stages send next to the next stage's kernels, but when filling and draining.
         steady = count if virtual == 1 else 0
         terms["pipeline sends"] = 2 * (steady + scheme.pp - 1) * shift
     held = deployment.stage_layers(scheme.pp) / sizes.layers * sizes.layers_parameters
@@ -161,12 +161,12 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
 def _sync_ms(
     deployment: Deployment, group: Group, held: float, count: int, stage_ms: float
 ) -> float:
-    """Time the sync of gradients and parameters of ``held`` parameters a rank, what is exposed.
+    """Time the exposed sync of gradients and parameters of ``held`` parameters a rank.
 
-    ``exposed``: gradients are scattered and parameters gathered after all propagation; ZeRO 2
+    ``exposed``: gradients are scattered and parameters gathered after all backward; ZeRO 2
     scatters after every micro-batch. ``hidden``: gradients are summed on the rank (also under ZeRO
-    2) and scattered beside the last backward, parameters gathered beside the first forward; what
-    takes longer is exposed, and what of the last layer nothing runs beside.
+    2) and scattered next to the last backward, parameters gathered next to the first forward; what
+    takes longer is exposed, and so is the part of the last layer next to which nothing runs.
     """
     cluster, layers = deployment.cluster, deployment.sizes.layers
     scattered = float(ring_collective_ms(cluster, group, deployment.gradient_bytes * held))

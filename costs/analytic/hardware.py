@@ -24,7 +24,7 @@ class Hardware:
       that is meant, by default what this runtime calls.
     - ``inter_rails``: network cards that a collective of part of a node's GPUs uses; 0 for one.
     - ``source``: of the data-sheet figures.
-    - ``unchecked``: whether no published measurement has been held against what is reached of them.
+    - ``unchecked``: whether no published measurement has been compared with the rates reached.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Hardware:
 
     @property
     def warning(self) -> str | None:
-        """What must be said beside every figure that is predicted for it, or None."""
+        """Caveat of every figure that is predicted for it, or None."""
         rate = self.attention_rate
         if not self.unchecked and rate.checked:
             return None

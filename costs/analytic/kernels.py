@@ -68,7 +68,7 @@ def attention_kernel_ms(
 ) -> Floats:
     """Time a varlen call over the sequences of the last axis: ``queries`` × ``keys`` tokens each.
 
-    Causal: the lower half of each. The rate falls where there are few query tiles to spread over
+    Causal: the lower half of each. The rate falls if there are few query tiles to spread over
     the multiprocessors and where the loop over keys is short (as if it had KEY_RAMP keys more).
     Shape of the result: that of ``queries`` without the last axis; a sequence of 0 costs nothing.
     """

@@ -19,7 +19,7 @@ LINEAR_CHUNK = 64
 """Tokens that a linear-attention kernel takes at once (flash-linear-attention's default)."""
 
 LINEAR_EFFICIENCY = 0.25
-"""Of the rate of large products that it reaches: assumed, held against nothing."""
+"""Of the rate of large products that it reaches: assumed, compared with no measurement."""
 
 
 @dataclass(frozen=True, slots=True)

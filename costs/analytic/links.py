@@ -1,7 +1,7 @@
 """What a transfer costs, by the links that a group of ranks uses.
 
 Groups are laid out tp, ulysses, ring, dp, pp from neighboring ranks outward (USP, tip 7), so that
-each axis has a stride, and strides against GPUs per node say which links it uses.
+each axis has a stride; the stride and GPUs per node decide which links it uses.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def ring_collective_ms(
 ) -> Floats:
     """Time an all-gather into, or reduce-scatter of, ``whole_bytes`` on every rank, by rings.
 
-    Between nodes NCCL builds a ring for every GPU of a node that the group has, each over its own
-    network card, where the group has all of them. Groups that hold a part of a node lie side by
+    Between nodes NCCL builds a ring for every GPU of a node that the group has, each over one
+    network card, if the group has all of them. Groups that hold a part of a node lie side by
     side there, and each is given one card (USP, arXiv 2405.07719, tables 6 and 7, whose tp2 and tp4
-    rows take longer by just that); clusters with rails of their own do better
+    rows take longer by just that); clusters with rails of their do better
     (``Hardware.inter_rails``).
     """
     whole = np.asarray(whole_bytes, dtype=np.float64)
@@ -117,7 +117,7 @@ def _window(cluster: ClusterHardware, group: Group) -> list[list[int]]:
 
 
 def _bridge_seconds_per_gb(cluster: ClusterHardware, pairs: Iterable[tuple[int, int]]) -> float:
-    """Count the seconds that the busiest PCIe host bridge takes when each pair moves 1 GB."""
+    """Count the seconds of the busiest PCIe host bridge when each pair moves 1 GB."""
     hardware = cluster.hardware
     if not hardware.socket_gpus:
         return 0.0

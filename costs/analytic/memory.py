@@ -1,6 +1,6 @@
 """Bytes on the fullest GPU: model states by ZeRO stage, activations by checkpointing, logits.
 
-Constants are stated with where they are from; gradients' bytes and whether tp splits norms and
+Constants are stated with their sources; gradients' bytes and whether tp splits norms and
 residuals by tokens are the deployment's.
 """
 
@@ -31,8 +31,8 @@ FRAGMENTATION = 0.05
 """Share of the memory that a caching allocator cannot hand out."""
 
 TIGHT = 0.1
-"""How far the bytes may be off: from this share below what is usable to this share above the whole
-memory the answer is *tight*."""
+"""How far the bytes may be off: from this share below the usable memory to this share above the
+whole the answer is *tight*."""
 
 
 def state_bytes(deployment: Deployment) -> tuple[float, float, float]:
@@ -91,7 +91,7 @@ def layer_activation_bytes(
 
 
 def activation_bytes_per_token(deployment: Deployment, tp: int) -> float:
-    """Count all layers, what is recomputed of one, and the logits; before division over ranks."""
+    """Count all layers, one's recomputed part, and the logits; before division over ranks."""
     layer_bytes, recomputed = _split_recomputed(deployment, tp)
     sizes = deployment.sizes
     return sizes.layers * layer_bytes + recomputed + LOGIT_BYTES * sizes.vocab
@@ -145,7 +145,7 @@ def peak_bytes(
 
 
 def _buffer_bytes(deployment: Deployment, scheme: Scheme, tokens: float) -> float:
-    """Count a tp block's gathered input, K, V and gradients in flight, and two gathered layers."""
+    """Count a tp block's gathered input, K, V and gradients, and two gathered layers."""
     sizes = deployment.sizes
     buffers = 0.0
     if scheme.tp > 1:
@@ -167,7 +167,7 @@ VERDICTS = ("fits", "tight", "does not fit")
 
 
 def verdict(needed_bytes: float, memory_bytes: float) -> str:
-    """Say ``fits``, ``tight`` or ``does not fit``, by ``TIGHT``."""
+    """Return ``fits``, ``tight`` or ``does not fit``, by ``TIGHT``."""
     if needed_bytes <= (1 - TIGHT) * usable_bytes(memory_bytes):
         return VERDICTS[0]
     return VERDICTS[1] if needed_bytes <= (1 + TIGHT) * memory_bytes else VERDICTS[2]

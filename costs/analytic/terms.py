@@ -17,7 +17,7 @@ from seqplan.plans.scheme import Scheme
 Floats = npt.NDArray[np.float64]
 
 LAUNCH_US = 5.0
-"""From one kernel's end to the next one's start, where nothing hides it."""
+"""From one kernel's end to the next one's start, if nothing hides it."""
 
 KERNELS_FORWARD, KERNELS_BACKWARD = 20, 40
 """Kernels of a layer: products, norms, rotary positions, activation, additions, collectives."""
@@ -107,12 +107,12 @@ def _gathering_ms(
 ) -> Floats:
     """Time what ZeRO-3's collectives add: parameters twice, gradients once, all in bf16.
 
-    They run beside the layers' kernels, from which they take multiprocessors; what takes longer
-    than those is added, and what nothing runs beside: the first layer's gathering, and the last
+    They run next to the layers' kernels, from which they take multiprocessors; what takes longer
+    than those is added, and what nothing runs next to: the first layer's gathering, and the last
     gradients' scattering.
     """
     sizes = deployment.sizes
-    beside = sum(
+    hiding = sum(
         (terms[name] for name in HIDING if name in terms), start=np.zeros_like(terms["launch"])
     )
     moved = 3 * ring_collective_ms(
@@ -122,4 +122,4 @@ def _gathering_ms(
     )
     transfer_share = TRANSFER_MULTIPROCESSORS / deployment.cluster.hardware.multiprocessors
     ends = 2 / 3 * moved / layers
-    return np.asarray(np.maximum(moved - beside, transfer_share * np.minimum(moved, beside)) + ends)
+    return np.asarray(np.maximum(moved - hiding, transfer_share * np.minimum(moved, hiding)) + ends)

@@ -10,14 +10,14 @@ from seqplan.costs.fit.samples import Sample
 
 BUSY = 3.0
 """Ninetieth percentile of the yardstick's readings over their median, from which times of a device
-say more of its other work than of a model."""
+show more of its other work than of a model."""
 
 
 def busy(samples: Sequence[Sample]) -> str | None:
-    """Say how busy a device was that was too busy to be measured; None for one that was not.
+    """Describe how busy a device was during measurement; None if it was idle enough.
 
-    Where readings scatter so far, they do not tell what a repetition met between them, and no time
-    can be rescaled by them. Processor time, where it was read, is told beside.
+    If readings scatter so far, they do not show the load of a repetition between them, and no time
+    can be rescaled by them. Processor time, if it was read, is stated, too.
     """
     readings = [
         ms for sample in samples for ms in (*sample.layers_yardstick_ms, *sample.ends_yardstick_ms)

@@ -1,13 +1,13 @@
-"""How far a profile has drifted from the steps that ranks measure, and when that is too far.
+"""Calibration error of a profile on the steps that ranks measure, and its limit.
 
 The error of a scheme is |measured − predicted| / predicted over the pipelines that were measured
-lately (what counts as measured: ``refit``). It has left the error that the profile states for the
+lately (which pipelines count: ``refit``). It has left the error that the profile states for the
 scheme when the **median** of the latest ``RECENT`` pipelines exceeds the stated 90th percentile:
-then half of what is measured is worse than nine tenths of what the profile was judged by. No single
+then half of the errors are worse than nine tenths of the profile's held-out ones. No single
 disturbed step can do that, nor the noise that the profile allows for: sixteen of 32 pipelines would
 have to be among the one in ten (once in 10⁸), or, early in a job, four of eight (once in 200).
-Of a long window only the end decides, so that a change is told after sixteen pipelines, not after
-half of the window.
+Of a long window only the end decides, so that a change is reported after sixteen pipelines, not
+after half of the window.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from seqplan.costs.profiled_scheme import ProfiledScheme
 from seqplan.plans.scheme import Scheme
 
 LEAST_MEASURED = LEAST_TO_SCALE
-"""Pipelines measured before a scheme is warned of: as many as a refit needs to mend it."""
+"""Pipelines measured before a scheme is warned of: as many as a refit needs to fix it."""
 
 RECENT = 32
 """The latest pipelines, which decide whether the profile holds now."""
@@ -38,7 +38,7 @@ LEAST_LIMIT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What a profile says of its own error on a scheme, from samples it was not fitted to."""
+    """Errors that a profile states on a scheme, from samples it was not fitted to."""
 
     samples: int
     median: float
@@ -47,7 +47,7 @@ class Stated:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationError:
-    """The running error of one scheme; ratios, not per cent; None where nothing was measured.
+    """The running error of one scheme; ratios, not per cent; None if nothing was measured.
 
     ``median``, ``p90``: of the error over all ``pipelines`` of the window. ``recent``: the median
     over the latest of them, ``bias``: there the median of measured / predicted − 1, positive where
@@ -67,7 +67,7 @@ class CalibrationError:
 
 
 def find_stated_error(entry: ProfiledScheme | None) -> Stated | None:
-    """Return the held-out error of a scheme's fit; None where the profile has none to be read."""
+    """Return the held-out error of a scheme's fit; None if the profile has none to be read."""
     held_out: Any = None if entry is None or entry.fit is None else entry.fit.get("held_out")
     if not isinstance(held_out, dict):
         return None
@@ -99,7 +99,7 @@ def measure_calibration_error(
         if abs(bias) > recent / 2:
             way = "slower" if bias > 0 else "faster"
             finding = f"{latest} were {abs(bias):.1%} {way} than predicted (median)"
-        else:  # some slower, some faster: their median says little of either
+        else:  # some slower, some faster: their median describes neither
             finding = f"{latest} missed the prediction by {recent:.1%} (median), either way"
         warning = f"{finding}; {limit:.1%} is {claim}. Refit it."
     return CalibrationError(scheme, count, median, p90, recent, bias, stated, limit, warning)

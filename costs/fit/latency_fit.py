@@ -34,7 +34,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Relative errors |predicted − measured| / measured; None where there are no samples."""
+    """Relative errors |predicted − measured| / measured; None if there are no samples."""
 
     samples: int
     median: float | None
@@ -81,7 +81,7 @@ class Fit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is worth knowing and no reason against the fit."""
+        """Notes on the fit that are no reason against it."""
         if self.device_spread is None or self.device_spread <= STEADY_SPREAD:
             return ()
         note = (
@@ -91,7 +91,7 @@ class Fit:
         return (note,)
 
     def document(self) -> dict[str, Any]:
-        """Return the fit as a profile keeps it beside the coefficients."""
+        """Return the fit as a profile keeps it next to the coefficients."""
         return {
             "intervals": {name: list(pair) for name, pair in self.intervals.items()},
             "in_sample": asdict(self.in_sample),
@@ -124,7 +124,7 @@ def fit_latency(
     packed: Sequence[Observed],
     device_spread: float | None = None,
 ) -> Fit:
-    """Fit to ``fitted`` only; the others are judged by it.
+    """Fit to ``fitted`` only; the others evaluate it.
 
     ``ValueError`` for fewer than four fitted samples, or a time that is not positive.
     """
@@ -136,12 +136,12 @@ def fit_latency(
         if not 0 < observed.ms < float("inf"):
             raise ValueError(f"lengths {observed.lengths}: {observed.ms} ms is not a positive time")
     columns, measured = features(fitted), times(fitted)
-    # Relative residuals: each row over its own time. Columns scaled to one, as a and c differ by
+    # Relative residuals: each row over its time. Columns scaled to one, as a and c differ by
     # ten orders of magnitude.
     relative = columns / measured[:, None]
     scale = 1.0 / np.maximum(np.abs(relative).max(axis=0), 1e-300)
     matrix = relative * scale
-    from scipy import optimize  # here: what only reads fits and judges them starts without it
+    from scipy import optimize  # here: reading and evaluating fits starts without it
 
     start, _ = optimize.nnls(matrix, np.ones(len(measured)))
     solution = optimize.least_squares(
@@ -219,7 +219,7 @@ def _reasons(
     reasons = []
     for name, errors in (("held-out", held_out), ("packed", packed)):
         if errors.median is None or errors.p90 is None:
-            reasons.append(f"no {name} samples to judge it by")
+            reasons.append(f"no {name} samples to evaluate it by")
         elif errors.median > USABLE_MEDIAN or errors.p90 > USABLE_P90:
             reasons.append(
                 f"{name} errors of {errors.median:.1%} (median) and {errors.p90:.1%} (p90) exceed "

@@ -43,7 +43,7 @@ class MemoryFit:
 
     ``of_allocator``: whether they are peaks of the device's allocator; else what autograd keeps.
     ``fragmentation``: share of what the allocator had taken that was not in use at the highest of
-    these peaks; None where it was not read, or of too little memory.
+    these peaks; None if it was not read, or of too little memory.
     """
 
     bytes_per_token: Mapping[int, float]
@@ -53,13 +53,13 @@ class MemoryFit:
 
     @property
     def margin(self) -> float:
-        """Share of the memory to leave free for fragmentation: none where nothing is allocated."""
+        """Share of the memory to leave free for fragmentation: none if nothing is allocated."""
         return max(LEAST_MARGIN, self.fragmentation or 0.0) if self.of_allocator else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledDevices:
-    """What a profile says of the devices; bytes of one."""
+    """A profile's facts of the devices; bytes of one."""
 
     gpu: str
     gpus_per_node: int
@@ -95,7 +95,7 @@ def fit_schemes(measured_on: MeasuredOn, samples: Sequence[Sample]) -> dict[Sche
     """Fit the latency of every scheme, for a model of all its layers.
 
     Without those that run out of memory too early to be fitted (``find_unfitted``). ``SampleError``
-    for a scheme whose samples cannot be fitted otherwise, and where no scheme is left.
+    for a scheme whose samples cannot be fitted otherwise, and if no scheme is left.
     """
     without = find_unfitted(samples)
     layers = measured_on.sizes()["layers"]
@@ -122,7 +122,7 @@ def fit_schemes(measured_on: MeasuredOn, samples: Sequence[Sample]) -> dict[Sche
 
 
 def find_unfitted(samples: Sequence[Sample]) -> dict[Scheme, str]:
-    """Return the schemes too few of whose lengths fit into memory, with one line on each."""
+    """Return the schemes with too few lengths that fit into memory, with reasons."""
     reasons = {}
     for scheme in sorted({sample.scheme for sample in samples}):
         mine = [sample for sample in samples if sample.scheme == scheme]
@@ -137,7 +137,7 @@ def find_unfitted(samples: Sequence[Sample]) -> dict[Scheme, str]:
 def fit_memory(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MemoryFit:
     """Fit memory linear in a rank's share of the tokens, for each tp; relative squares.
 
-    A tp none of whose samples fits is left out; ``SampleError`` where none is left.
+    A tp none of whose samples fits is left out; ``SampleError`` if none is left.
     """
     layers = measured_on.sizes()["layers"]
     slopes: dict[int, float] = {}
@@ -177,7 +177,7 @@ def profile_document(
     source: str,
     syncs: Sequence[SyncSample] = (),
 ) -> dict[str, Any]:
-    """Return the profile (schema 2) of what was fitted, ZeRO-1, every scheme measured.
+    """Return the profile of the fits: ZeRO-1, every scheme measured.
 
     ``source``: the command and the date; ``syncs``: measured between several ranks.
     """
@@ -234,7 +234,7 @@ def _margin_note(memory: MemoryFit) -> str:
 
 
 def residuals(latencies: dict[Scheme, Fit], memory: MemoryFit) -> str:
-    """Say in one line the errors of all schemes together, the worst of each kind."""
+    """Describe in one line the errors of all schemes together, the worst of each kind."""
     parts = []
     for kind in ("in_sample", "held_out", "packed"):
         errors = [getattr(fit, kind) for fit in latencies.values()]

@@ -44,7 +44,7 @@ def rescale_to_usual_speed(samples: Sequence[Sample]) -> list[Sample]:
     """Rescale every repetition's time of one run to the run's usual speed.
 
     A repetition around which the yardstick took longer than it usually does was slowed, too: by a
-    neighbor on the same silicon, or by its own clock. By how much the run itself says: see
+    neighbor on the same silicon, or by its clock. The run itself gives the strength: see
     ``response``. Usual is the mean of the middle half of all readings, which moves little by little
     as a device is slowed for more of the time, where a median would jump. Repetitions without a
     reading stay as they are.
@@ -104,8 +104,8 @@ def response(samples: Sequence[Sample]) -> float:
     """Estimate what share of a slower yardstick a repetition is slower by: from 0 to 1.
 
     The slope of log time over log yardstick among the repetitions of one micro-batch, the same for
-    all micro-batches. It is near 1 where readings tell what happens during a repetition, and near 0
-    where they are noise, or the work waits for something else. Then times are best left alone.
+    all micro-batches. It is near 1 if readings show the load during a repetition, and near 0
+    if they are noise, or the work waits for something else. Then times are best left alone.
     """
     across, along = 0.0, 0.0
     for times, yardstick_ms in _iterate_timed(pool_samples(samples)):
@@ -139,7 +139,7 @@ def _iterate_timed(
 
 
 def device_spread(samples: Iterable[Sample]) -> float | None:
-    """Compute the layers' yardstick's interquartile range over its median; None where not read."""
+    """Compute the layers' yardstick's interquartile range over its median; None if not read."""
     readings = [ms for sample in samples for ms in sample.layers_yardstick_ms]
     if not readings:
         return None

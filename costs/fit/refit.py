@@ -28,7 +28,7 @@ LEAST_TO_SCALE, LEAST_TO_FIT = 8, 40
 """Pipelines measured before a scheme is scaled by one factor, and before all three are fitted."""
 
 DISAGREEMENT = 0.1
-"""Measured schemes whose factors are further apart are said to disagree."""
+"""Factors of measured schemes that are further apart than this disagree."""
 
 
 class MeasurementError(ValueError):
@@ -46,9 +46,9 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Measurable:
-    """A pipeline of a plan that step times of its ranks speak of.
+    """A pipeline of a plan that step times of its ranks measure.
 
-    ``predicted_ms``: Σ of its micro-batches' costs, which is what the profile says of it.
+    ``predicted_ms``: Σ of its micro-batches' costs, the profile's prediction.
     """
 
     scheme: Scheme
@@ -58,7 +58,7 @@ class Measurable:
     predicted_ms: float
 
     def slowest_rank_ms(self, by_rank: Mapping[int, float]) -> float | None:
-        """Return the time of its slowest rank (ms); None where not all of them were measured."""
+        """Return the time of its slowest rank (ms); None if not all of them were measured."""
         if any(rank not in by_rank for rank in self.ranks):
             return None
         return max(by_rank[rank] for rank in self.ranks)
@@ -66,7 +66,7 @@ class Measurable:
 
 @dataclass(frozen=True, slots=True)
 class Refitted:
-    """What measurements say of one scheme.
+    """Measured errors of one scheme, before and after the refit.
 
     ``before``: the profile's errors on all of them; ``after``: the new coefficients' errors on the
     half that they were not made from. ``how``: ``kept``, ``scaled`` or ``fitted``, and why; or
@@ -109,7 +109,7 @@ class CommonFactor:
 
     @property
     def disagreement(self) -> str:
-        """Say in words that the schemes disagree; empty where they do not."""
+        """A clause if the schemes disagree; empty if they do not."""
         if self.most / self.least - 1 <= DISAGREEMENT:
             return ""
         return f", which disagree ({self.least:.3f} to {self.most:.3f})"
@@ -117,9 +117,9 @@ class CommonFactor:
 
 @dataclass(frozen=True, slots=True)
 class RefittedProfile:
-    """What measurements say of a profile's schemes: the measured ones first, then all others.
+    """Results for a profile's schemes: the measured ones first, then all others.
 
-    ``common``: what the others were scaled by; None where no measured scheme was corrected, and
+    ``common``: the factor of the others; None if no measured scheme was corrected, and
     then ``schemes`` are the measured ones alone.
     """
 
@@ -165,7 +165,7 @@ def measurement(fields: Mapping[str, Any]) -> Measurement:
 
 
 def measurable(plan: Plan) -> tuple[Measurable, ...]:
-    """Return the pipelines of one stage that have work and ranks to themselves, in plan order."""
+    """Return the one-stage pipelines with work that share no ranks, in plan order."""
     busy: dict[int, int] = {}
     for pipeline in plan.pipelines:
         for rank in pipeline.ranks:
@@ -224,7 +224,7 @@ def match_measurements(plans: Iterable[Plan], measurements: Iterable[Measurement
 def refit(latency: Latency, scheme: Scheme, samples: Sequence[Observed]) -> Refitted:
     """Find new coefficients of a scheme where the measurements bear them, and better ones only.
 
-    Every second sample is held out. All three coefficients are fitted where there are enough
+    Every second sample is held out. All three coefficients are fitted if there are enough
     samples and that predicts the held-out ones better than one common factor does.
     """
     before = _errors(latency, samples)
@@ -247,7 +247,7 @@ def refit(latency: Latency, scheme: Scheme, samples: Sequence[Observed]) -> Refi
 def refit_profile(
     profile: Profile, by_scheme: Mapping[Scheme, Sequence[Observed]]
 ) -> RefittedProfile:
-    """Correct the measured schemes by their own samples, and scale all others as those.
+    """Correct the measured schemes by their samples, and scale all others as those.
 
     A device that is slower is slower for every scheme: coefficients that were merely not measured
     would look faster than those that were. So schemes with too few samples are scaled by the common
@@ -296,10 +296,10 @@ def _extrapolate(
 
 
 def write_refit(profile: Profile, results: Sequence[Refitted], source: str) -> dict[str, Any]:
-    """Return the profile with the new coefficients; ``source`` is added to its own.
+    """Return the profile with the new coefficients; ``source`` is added to its source.
 
     Schemes that were kept stay as they are, digits included. Extrapolated ones keep their origin
-    and say in ``fit`` what was done; the errors that it stated before were of other coefficients.
+    and ``fit`` states the correction; the errors that it stated before were of other coefficients.
     """
     document: dict[str, Any] = copy.deepcopy(dict(profile.document))
     changed = {result.scheme: result for result in results if result.how != "kept"}

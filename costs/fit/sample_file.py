@@ -82,7 +82,7 @@ class SampleFile:
             ) from None
 
     def _go_on(self, measured_on: MeasuredOn) -> None:
-        """Read what is there, and make the file end with a whole line."""
+        """Read the file's content, and make the file end with a whole line."""
         content = _content(self.path)
         header = _line({"format": FORMAT, **_list_hardware_fields(measured_on)})
         if b"\n" not in content:
@@ -114,7 +114,7 @@ def read_samples(path: Path) -> tuple[MeasuredOn, list[Sample]]:
 
 
 def read_syncs(path: Path) -> list[SyncSample]:
-    """Read the syncs that were measured beside the samples, as ``read_samples`` does."""
+    """Read the syncs that were measured next to the samples, as ``read_samples`` does."""
     return _parse(path, _content(path))[2]
 
 

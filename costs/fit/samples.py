@@ -10,10 +10,10 @@ from seqplan.plans.scheme import Scheme
 
 SEQUENCE_PARALLEL, PLAIN_TENSOR_PARALLEL = "sequence-parallel", "plain"
 """With tp, norms and residuals are split over its ranks, as the runtime has them; or are on every
-rank, as they were in samples that do not say how."""
+rank, as they were in samples that do not state it."""
 
 Role = Literal["fit", "held-out", "packed"]
-"""What a sample is for: to fit the curve, or to judge it, by one sequence or by several."""
+"""Use of a sample: to fit the curve, or to evaluate it, by one sequence or by several."""
 
 
 class SampleError(ValueError):
@@ -49,18 +49,18 @@ class Sample:
     are empty.
 
     ``layers_peak_bytes`` and ``ends_peak_bytes``: the device allocator's peak while either ran,
-    above parameters and gradients; None where the device has none that is read.
+    above parameters and gradients; None if the device has none that is read.
     ``allocated_bytes``, ``reserved_bytes``: with parameters and gradients, all that it had in use
     then and all that it had taken from the device.
 
     ``turn``: which round of a run over all micro-batches it is of; see ``pool_samples``.
 
     ``layers_yardstick_ms`` and ``ends_yardstick_ms``: how long a small fixed piece of work took
-    around each repetition, on the slowest rank; see ``rescale_to_usual_speed``. Empty where it was
+    around each repetition, on the slowest rank; see ``rescale_to_usual_speed``. Empty if it was
     not read.
 
     ``layers_cpu_ms``: processor time that a rank's threads had in each repetition of the layers;
-    empty where the work is not the processor's, or was not read.
+    empty if the work is not the processor's, or was not read.
     """
 
     scheme: Scheme
@@ -96,21 +96,21 @@ class Sample:
         return sum(self.lengths)
 
     def whole_ms(self, layers: int) -> float:
-        """Return the time of one stage of a model of ``layers`` layers, the last and slowest.
+        """Return the time of the last and slowest stage of a model of ``layers`` layers.
 
-        Of the repetitions the median. The ends and the transfers between stages once, the layers
+        Median of the repetitions. The ends and the transfers between stages once, the layers
         to scale: layers/pp of them.
         """
         share = layers / (self.layers * self.scheme.pp)
         return median(self.layers_ms) * share + median(self.ends_ms)
 
     def whole_bytes(self, layers: int) -> float:
-        """Count bytes that a micro-batch takes on the fullest rank of a model of ``layers`` layers.
+        """Count a micro-batch's bytes on the fullest rank of a model of ``layers`` layers.
 
         Activations of all layers, also under pp: 1F1B's first stage keeps pp micro-batches of
-        layers/pp layers. To these comes what the end of the model takes, as if it were on that
-        stage. By the allocator where it was read: above what its layers keep, a rank takes what
-        one layer's forward and backward work with, or the end of the model, whichever is more.
+        layers/pp layers. The end of the model is added, as if it were on that stage. By the
+        allocator if it was read: above the kept activations, a rank takes the memory of one
+        layer's forward and backward, or of the end of the model, whichever is more.
         """
         layers_bytes = self.layers_saved_bytes * layers / self.layers
         if self.layers_peak_bytes is None or self.ends_peak_bytes is None:

@@ -15,10 +15,10 @@ _TIMES = ("sync_ms", "optimizer_ms")
 
 @dataclass(frozen=True, slots=True)
 class SyncSample:
-    """Pull and push between as many pipelines of ⟨tp, pp⟩ as ``ranks`` have room for.
+    """All-gather and reduce-scatter between as many pipelines as ``ranks`` have room for.
 
     ``layers``: decoder layers of each stage, which are run with embedding and head; every
-    repetition in ms, of the slowest rank: nothing else runs beside it. ``optimizer_ms``: AdamW on
+    repetition in ms, of the slowest rank: nothing else runs next to it. ``optimizer_ms``: AdamW on
     the states that a rank owns.
     """
 
@@ -31,7 +31,7 @@ class SyncSample:
 
     @property
     def key(self) -> tuple[int, int, int, int]:
-        """What is measured: layout, ranks and layers."""
+        """The measured setting: layout, ranks and layers."""
         return self.tp, self.pp, self.ranks, self.layers
 
     def as_dict(self) -> dict[str, Any]:

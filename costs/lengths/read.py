@@ -29,8 +29,8 @@ def read_lengths(
 
     A source is a file with one of ``SUFFIXES``, a folder of text files or one that
     ``datasets.save_to_disk`` wrote, or a pattern such as ``shards/*.idx``, which stands for the
-    files it matches in sorted order. ``LengthsError``
-    says in one line what is wrong, where, and how to mend it.
+    files it matches in sorted order. ``LengthsError`` states in one line the error, its place,
+    and a fix.
     """
     options = options or SourceOptions()
     files = [(path, _suffix(path)) for path in _expand(sources)]
@@ -80,7 +80,7 @@ def _suffix(path: Path) -> str:
             if path.is_file() and path.stat().st_size == 0:
                 raise LengthsError(f"{path}: is empty")
             return suffix
-    hint = "; give the .idx beside it" if path.suffix == ".bin" else ""
+    hint = "; give the .idx next to it" if path.suffix == ".bin" else ""
     raise LengthsError(
         f"{path}: {path.suffix or 'a name without suffix'} is not a source of lengths{hint} "
         f"(understood: {' '.join(SUFFIXES)}, a folder of text files or of a saved data set)"
@@ -88,7 +88,7 @@ def _suffix(path: Path) -> str:
 
 
 def _check_use(options: SourceOptions, suffixes: list[str]) -> None:
-    """Refuse an option that no source heeds: it was meant for something else."""
+    """Reject an option that no source heeds: it was meant for something else."""
     if options.field is not None and not set(suffixes) & set(_WITH_FIELDS):
         raise LengthsError(f"--field {options.field}: no source has fields")
     if options.chat_template is not None and not set(suffixes) <= set(_WITH_FIELDS):

@@ -15,7 +15,7 @@ CHUNK = 1 << 20
 
 
 def check_output(path: str | os.PathLike[str]) -> None:
-    """Raise ``LengthsError`` unless ``path`` can become a ``.npy`` file; asked before long work."""
+    """Raise ``LengthsError`` unless ``path`` can become a ``.npy`` file; call before long work."""
     path = Path(path)
     if path.suffix != ".npy":
         raise LengthsError(f"{path}: lengths are written as .npy; give a name that ends so")
@@ -34,6 +34,6 @@ def save_lengths(path: str | os.PathLike[str], values: NDArray[np.integer]) -> N
     with atomic_write(path, "wb") as file:
         header = {"descr": "<u4", "fortran_order": False, "shape": (len(values),)}
         np.lib.format.write_array_header_1_0(file, header)
-        # numpy's own writer goes past the file object and reports a full disk without saying so.
+        # numpy's writer goes past the file object and does not report a full disk.
         for start in range(0, len(values), CHUNK):
             file.write(values[start : start + CHUNK].astype("<u4").data)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LIMITS = (2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
-"""Lengths over which the share of sequences and tokens is told, unless the caller has others."""
+"""Lengths over which the share of sequences and tokens is stated by default."""
 
 BLOCKS = "▏▎▍▌▋▊▉█"
 """A bar's last character, by eighths."""
@@ -102,7 +102,7 @@ def _tails(lengths: NDArray[np.integer], limits: Sequence[int], tokens: int) -> 
 
 
 def histogram_lines(summary: Summary, width: int = 80, blocks: str = BLOCKS) -> list[str]:
-    """Draw the histogram as text, a heading and a line a bucket, none longer than ``width``.
+    """Draw the histogram as text: a heading and a line a bucket, at most ``width``.
 
     Bars show each bucket's share of the sequences and of the tokens, on one scale. ``blocks``
     are the characters of a bar's end by equal steps, the last one full: ``"#"`` for ASCII.
@@ -114,7 +114,7 @@ def histogram_lines(summary: Summary, width: int = 80, blocks: str = BLOCKS) -> 
     label = max(len("up to"), *(len(row[0]) for row in rows))
     count = max(len("sequences"), *(len(row[1]) for row in rows))
     shares = [(row[2], row[3] / summary.tokens) for row in rows]
-    # Beside the label and the count: two percentages of 7 characters and spaces between all.
+    # Next to the label and the count: two percentages of 7 characters and spaces between all.
     bar = max(4, (width - label - count - 2 * 7 - 8) // 2)
     scale = max(max(pair) for pair in shares)
     lines = [
@@ -135,7 +135,7 @@ def _percent(share: float) -> str:
 
 
 def _bar(fraction: float, width: int, blocks: str) -> str:
-    """Draw a bar of ``fraction`` of ``width`` characters; never empty for what is not zero."""
+    """Draw a bar of ``fraction`` of ``width`` characters; never empty unless zero."""
     steps = len(blocks)
     filled = round(fraction * width * steps)
     if fraction > 0:

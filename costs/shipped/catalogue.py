@@ -35,7 +35,7 @@ def load_shipped(name: str) -> Profile:
 
 
 def find_profile(name_or_path: str) -> Profile:
-    """Load the profile of a file (anything with a path separator or an existing file) or a name."""
+    """Load a profile by name or file (a path separator, or an existing file)."""
     path = Path(name_or_path)
     if path.suffix == ".json" or "/" in name_or_path or path.is_file():
         return Profile.load(path)

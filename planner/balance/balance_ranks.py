@@ -1,4 +1,4 @@
-"""``balance``: micro-batches for a host whose ranks are all alike."""
+"""``balance``: micro-batches for a trainer whose ranks are equal."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def balance(
     equal_samples: bool = False,
     pad_to: int = 1,
 ) -> Balanced:
-    """Balance sequences over ranks that are all alike, and pack them into micro-batches.
+    """Balance sequences over equal ranks, and pack them into micro-batches.
 
     ``capacity``: tokens of a micro-batch; ``cost``: what it costs (``Cost``). ``lockstep``: ranks
     wait for each other after every micro-batch (FSDP, ZeRO-3), so that all have equally many and
@@ -99,7 +99,7 @@ def balance(
     are padded to multiples of so many tokens.
 
     No micro-batch is empty if sequences suffice: with ``equal_samples``, if those of each rank
-    suffice for its own micro-batches. If they do not, those with sequences are as few as is fastest
+    suffice for its micro-batches. If they do not, those with sequences are as few as is fastest
     and the others are empty, which takes no time. Same inputs, same result.
     ``ValueError`` names a length that is no whole number above 0 or exceeds ``capacity``, and other
     arguments that cannot be; ``TypeError`` those of another kind.
@@ -166,7 +166,7 @@ def _ways(
 
 
 def host_micro_batch(cost: Latency, capacity: int, pad_to: int) -> PipelineClass:
-    """Describe a micro-batch of a rank; ``ValueError`` where it holds nothing."""
+    """Describe a micro-batch of a rank; ``ValueError`` if it holds nothing."""
     if not isinstance(cost, Latency):
         raise TypeError(f"cost: {cost!r}. Give a Cost, such as Cost.from_model(…)")
     for name, value in (("capacity", capacity), ("pad_to", pad_to)):
@@ -206,7 +206,7 @@ def check_lengths(lengths: object, micro_batch: PipelineClass, pad_to: int) -> l
 
 
 def _by_rank(rounds: FilledRounds, ranks: int) -> list[list[Bin]]:
-    """Return each rank's micro-batch in every round, empty where it has none."""
+    """Return each rank's micro-batch in every round, empty if it has none."""
     of_rounds = [[micro for _, micro in groups] for groups in rounds.bins()]
     return [
         [groups[rank] if rank < len(groups) else [] for groups in of_rounds]

@@ -1,4 +1,4 @@
-"""Balancing where the host binds sequences: kept together, or equally many to each rank."""
+"""Balancing of sequences that stay together, or are equally many on each rank."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def plan_bundles(
     """Give each bundle to the least loaded micro-batch with room, most work first.
 
     For several numbers of micro-batches a rank, from the fewest that tokens need. Micro-batches are
-    then dealt to ranks: with ``lockstep`` those of like time form a round, else each goes to the
-    rank with least time so far.
+    then assigned to ranks: with ``lockstep`` those of similar time form a round, else each goes to
+    the rank with least time so far.
     """
     tokens = sum(bundle.tokens for bundle in bundles)
     fewest = max(1, ceil(tokens / (micro_batch.capacity * ranks)))
@@ -71,13 +71,13 @@ def plan_bundles(
     while best is None or tried <= EXTRA:
         packed = _pack_bundles(micro_batch, bundles, ranks * number)
         if packed is not None:
-            dealt = _assign_micro_batches(packed, ranks, number, lockstep=lockstep)
-            time = _time_ms(micro_batch, dealt, lockstep=lockstep)
+            assigned = _assign_micro_batches(packed, ranks, number, lockstep=lockstep)
+            time = _time_ms(micro_batch, assigned, lockstep=lockstep)
             if time < best_ms:
                 best_ms = time
                 best = [
                     [[i for b in micro for i in b.positions] for micro in of_rank]
-                    for of_rank in dealt
+                    for of_rank in assigned
                 ]
         tried += best is not None
         number += multiple
@@ -94,14 +94,14 @@ def plan_equal_samples(
 ) -> MicroBatches:
     """Give each rank equally many bundles: each to the least loaded rank that lacks some.
 
-    Each rank then packs its own, all into the same number of micro-batches with ``lockstep``.
-    ``ValueError`` where they cannot be equally many.
+    Each rank then packs its sequences, all into the same number of micro-batches with ``lockstep``.
+    ``ValueError`` if they cannot be equally many.
     """
     if len(bundles) % ranks or len({len(bundle.positions) for bundle in bundles}) > 1:
         described = f"{sum(len(bundle.positions) for bundle in bundles)} sequences"
         if any(len(bundle.positions) > 1 for bundle in bundles):
             described += f" in {len(bundles)} groups"
-        raise ValueError(f"equal_samples: {described} cannot be dealt equally to {ranks} ranks")
+        raise ValueError(f"equal_samples: {described} cannot be assigned equally to {ranks} ranks")
     share = len(bundles) // ranks
     loads = [(0.0, rank) for rank in range(ranks)]
     heapify(loads)
@@ -111,10 +111,10 @@ def plan_equal_samples(
         of_rank[rank].append(bundle)
         if len(of_rank[rank]) < share:
             heappush(loads, (load + bundle.work_ms, rank))
-    packed = [_fewest_packed(micro_batch, own, 1, multiple) for own in of_rank]
+    packed = [_fewest_packed(micro_batch, part, 1, multiple) for part in of_rank]
     while lockstep and len({len(micro_batches) for micro_batches in packed}) > 1:
         most = max(len(micro_batches) for micro_batches in packed)
-        packed = [_fewest_packed(micro_batch, own, most, multiple) for own in of_rank]
+        packed = [_fewest_packed(micro_batch, part, most, multiple) for part in of_rank]
     for micro_batches in packed:
         micro_batches.sort(key=_work_ms, reverse=True)
     return [
@@ -160,19 +160,19 @@ def _assign_micro_batches(
 ) -> list[list[list[Bundle]]]:
     """Deal micro-batches to ranks, ``number`` to each."""
     ordered = sorted(packed, key=_work_ms, reverse=True)
-    dealt: list[list[list[Bundle]]] = [[] for _ in range(ranks)]
+    assigned: list[list[list[Bundle]]] = [[] for _ in range(ranks)]
     if lockstep:
         for place, micro in enumerate(ordered):
-            dealt[place % ranks].append(micro)
-        return dealt
+            assigned[place % ranks].append(micro)
+        return assigned
     loads = [(0.0, rank) for rank in range(ranks)]
     heapify(loads)
     for micro in ordered:
         load, rank = heappop(loads)
-        dealt[rank].append(micro)
-        if len(dealt[rank]) < number:
+        assigned[rank].append(micro)
+        if len(assigned[rank]) < number:
             heappush(loads, (load + _work_ms(micro), rank))
-    return dealt
+    return assigned
 
 
 def _work_ms(micro: Sequence[Bundle]) -> float:
@@ -180,9 +180,9 @@ def _work_ms(micro: Sequence[Bundle]) -> float:
 
 
 def _time_ms(
-    micro_batch: PipelineClass, dealt: Sequence[Sequence[Sequence[Bundle]]], *, lockstep: bool
+    micro_batch: PipelineClass, assigned: Sequence[Sequence[Sequence[Bundle]]], *, lockstep: bool
 ) -> float:
-    times = [[_work_ms(micro) + micro_batch.c for micro in of_rank] for of_rank in dealt]
+    times = [[_work_ms(micro) + micro_batch.c for micro in of_rank] for of_rank in assigned]
     if lockstep:
         return float(sum(max(of_round) for of_round in zip(*times, strict=True)))
     return float(max(sum(of_rank) for of_rank in times))

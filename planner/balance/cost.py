@@ -1,4 +1,4 @@
-"""What a micro-batch costs on a host's ranks: Σ (a·l² + b·l) + c, from wherever it is known."""
+"""Cost of a micro-batch on a trainer's ranks: Σ (a·l² + b·l) + c, from any source."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ from seqplan.plans.scheme import Scheme
 
 @dataclass(frozen=True)
 class Cost(Latency):
-    """Forward and backward of a micro-batch on one rank of a host: ``a`` ms/token², ``b`` ms/token,
-    ``c`` ms for the micro-batch itself, whatever is in it.
+    """Forward and backward of a micro-batch on one rank of a trainer.
 
-    A rank is one of the host's data-parallel ranks, so many GPUs as that has. ``ValueError`` for a
+    ``a`` ms/token², ``b`` ms/token, ``c`` ms for the micro-batch itself, whatever is in it.
+
+    A rank is one of the trainer's data-parallel ranks, with all GPUs of it. ``ValueError`` for a
     coefficient that is negative or no number.
     """
 
     @classmethod
     def from_profile(cls, profile: Profile | str, scheme: Scheme | str) -> Cost:
-        """Take the costs of a profile (or its name or file) for a scheme such as ``tp2.u2``.
+        """Take the costs of a profile for a scheme such as ``tp2.u2``.
 
-        ``ValueError`` for an unknown profile or scheme, and for stages: trainers that have them run
-        micro-batches through all of them.
+        ``profile``: itself, its name or file. ``ValueError`` for an unknown profile or scheme, and
+        for stages: trainers that have them run micro-batches through all of them.
         """
         known = find_profile(profile) if isinstance(profile, str) else profile
         wanted = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
@@ -64,7 +65,7 @@ class Cost(Latency):
         """Derive costs by the analytic model, where nobody has measured.
 
         ``model``: a known name or the path of its config.json; ``device``: of ``DEVICES``;
-        ``gpus``: of the whole job. ``ValueError`` for what is not known or not modelled.
+        ``gpus``: of the whole job. ``ValueError`` for an unknown name and an unsupported model.
         """
         hardware = find_device(device)
         per_node = min(gpus, hardware.gpus_per_node)
@@ -83,11 +84,11 @@ class Cost(Latency):
     def calibrate(
         self, measured: Sequence[tuple[Sequence[Sequence[int]], float]]
     ) -> tuple[Cost, str]:
-        """Correct the coefficients by the host's own times; and say how.
+        """Correct the coefficients by the trainer's times, and describe how.
 
-        ``measured``: of one rank's step each, the lengths (tokens) of its micro-batches and the
-        milliseconds that it computed. All three coefficients are fitted where there are enough and
-        that predicts a held-out half best, one common factor where that does, or none.
+        ``measured``: for steps of one rank, the lengths (tokens) of its micro-batches and the
+        milliseconds that it computed. All three coefficients are fitted if there are enough and
+        that predicts a held-out half best, one common factor if that does, or none.
         """
         for _, ms in measured:
             if isinstance(ms, bool) or not isinstance(ms, int | float | np.number):

@@ -1,7 +1,7 @@
-"""Micro-batches where each rank has its sequences already: packed so that rounds match.
+"""Micro-batches for ranks that have their sequences already, packed so that rounds match.
 
-For trainers that dispatch first and let every rank pack its own. In lockstep what counts is Σ over
-rounds of the slowest rank, so that a long sequence of one rank is time for the others to fill.
+For trainers that dispatch first and let every rank pack its sequences. In lockstep the time is Σ
+over rounds of the slowest rank, so a long sequence of one rank is time for the others to fill.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from seqplan.planner.lockstep.search import common_target
 from seqplan.planner.placement.fleet import PipelineClass
 
 EXTRA = 2
-"""Numbers of micro-batches that are tried beyond the fewest, in multiples of what is wanted."""
+"""Numbers of micro-batches that are tried beyond the fewest, in multiples of ``count_multiple``."""
 
 WIDTH = 2e-3
 """Relative width at which the search for a profile's factor ends."""
@@ -48,7 +48,7 @@ def balance_fixed(
     ``balance``, and where a rank has fewer sequences than micro-batches are needed.
     """
     micro_batch = host_micro_batch(cost, capacity, 1)
-    lengths = check_lengths([length for own in of_ranks for length in own], micro_batch, 1)
+    lengths = check_lengths([length for of_rank in of_ranks for length in of_rank], micro_batch, 1)
     if not all(of_ranks):
         raise ValueError("a rank has no sequences to pack")
     packer = _Packer(micro_batch, of_ranks)
@@ -80,14 +80,16 @@ class _Packer:
     def __init__(self, micro_batch: PipelineClass, of_ranks: Sequence[Sequence[int]]) -> None:
         self._micro_batch = micro_batch
         self._lengths = of_ranks
-        self._batches = [Batch.from_lengths(own) for own in of_ranks]
+        self._batches = [Batch.from_lengths(of_rank) for of_rank in of_ranks]
         self._sequences = [Sequences(b.distinct, b.multiplicity) for b in self._batches]
-        self._fillers = [RoundsFiller([micro_batch], own, 1) for own in self._sequences]
-        self.fewest = max(fewest_rounds(micro_batch, own, 1) for own in self._sequences)
+        self._fillers = [RoundsFiller([micro_batch], of_rank, 1) for of_rank in self._sequences]
+        self.fewest = max(fewest_rounds(micro_batch, of_rank, 1) for of_rank in self._sequences)
 
     def bound_ms(self, number: int) -> float:
         """Bound every way to pack into ``number`` micro-batches: no rank is faster alone (ms)."""
-        return max(rounds_bound_ms(self._micro_batch, own, 1, number) for own in self._sequences)
+        return max(
+            rounds_bound_ms(self._micro_batch, of_rank, 1, number) for of_rank in self._sequences
+        )
 
     def list_packings(self, number: int) -> list[list[list[list[int]]]]:
         """List ways to pack: each rank evenly, and all after the micro-batches of one."""
@@ -132,14 +134,14 @@ class _Packer:
         parts, before = [], 0
         for filled, batch, lengths in zip(way, self._batches, self._lengths, strict=True):
             pools = [iter(positions) for positions in batch.positions]
-            own = [
+            of_rank = [
                 [next(pools[i]) for _, micro in groups for i, n in micro for _ in range(n)]
                 for groups in filled.bins()
             ]
-            own.extend([] for _ in range(number - len(own)))
-            _spread(own, lengths)
-            own.sort(key=lambda micro: -self._work_ms([lengths[i] for i in micro]))
-            parts.append([[before + i for i in micro] for micro in own])
+            of_rank.extend([] for _ in range(number - len(of_rank)))
+            _spread(of_rank, lengths)
+            of_rank.sort(key=lambda micro: -self._work_ms([lengths[i] for i in micro]))
+            parts.append([[before + i for i in micro] for micro in of_rank])
             before += len(lengths)
         return parts
 

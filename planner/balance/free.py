@@ -15,7 +15,7 @@ from seqplan.planner.placement.fleet import Bin, Fleet, PipelineClass
 from seqplan.plans.scheme import Scheme, Strategy
 
 GOOD = 1e-2
-"""Above this gap a linear program is asked for a closer bound."""
+"""Optimality gap above which a linear program seeks a closer bound."""
 
 RankBins = tuple[tuple[Bin, ...], ...]
 """The micro-batches of each rank."""
@@ -63,7 +63,7 @@ def _minimize(micro_batch: PipelineClass, batch: Batch, ranks: int) -> tuple[Ran
 def _assign_longest_first(
     micro_batch: PipelineClass, batch: Batch, ranks: int, least: int
 ) -> RankBins:
-    """Give each sequence, longest first, to the rank with least work that may still have it.
+    """Give each sequence, longest first, to the rank with least work that may have it.
 
     As soon as the sequences that are left are only enough for ``least`` on each rank, ranks that
     have as many get no more. A rank puts each into its micro-batch with least room that holds it.
@@ -89,7 +89,7 @@ def _assign_longest_first(
 
 
 def _put(packed: list[tuple[int, dict[int, int]]], capacity: int, i: int, padded: int) -> None:
-    """Put a sequence into the micro-batch with least room that holds it, or a new one."""
+    """Put a sequence into the fullest micro-batch that holds it, or a new one."""
     holding = [(room, place) for place, (room, _) in enumerate(packed) if room >= padded]
     if not holding:
         packed.append((capacity - padded, {i: 1}))

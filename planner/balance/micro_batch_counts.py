@@ -24,7 +24,7 @@ def fill_empty(
 ) -> None:
     """Give each empty micro-batch the shortest sequence of one that has several.
 
-    With ``lockstep`` of its own micro-step, so that none becomes longer, else of its own rank, so
+    With ``lockstep`` one of its micro-step, so that none becomes longer, else of its rank, so
     that no rank has more to do; then of all, if ``across_ranks`` and if sequences suffice for all
     micro-batches. If they do not, no rank and no micro-step becomes longer: only ranks without any
     sequence take one of another rank.
@@ -52,7 +52,9 @@ def _move_shortest(
         return
     several = [sorted(micro, key=lambda i: (-lengths[i], -i)) for micro in givers if len(micro) > 1]
     owners = [micro for micro in givers if len(micro) > 1]
-    shortest = [(lengths[own[-1]], own[-1], place) for place, own in enumerate(several)]
+    shortest = [
+        (lengths[positions[-1]], positions[-1], place) for place, positions in enumerate(several)
+    ]
     heapify(shortest)
     for micro in empty:
         if not shortest:

@@ -14,7 +14,7 @@ def read_batches(path: Path, max_len: int) -> Iterator[Batch]:
     """Read batches from ``{"step":0,"ids":[…],"lengths":[…]}`` lines, optionally "loss_tokens".
 
     ``ids`` may be left out (positions then count on through the file). Raises ``ValueError`` with
-    file and line for what is malformed, steps that do not ascend and lengths above ``max_len``.
+    file and line for malformed batches, steps that do not ascend and lengths above ``max_len``.
     """
     last, counted = -1, 0
     with path.open("rb") as lines:

@@ -31,7 +31,7 @@ START = SamplerState()
 
 @dataclass(frozen=True, eq=False)
 class _Epoch:
-    """Sequences in the order of an epoch, int64, and the tokens up to and with each of them."""
+    """Sequences in the order of an epoch, int64, and the running sum of their tokens."""
 
     number: int
     order: npt.NDArray[np.int64]
@@ -78,10 +78,10 @@ class Sampler:
         return drawn if steps is None else islice(drawn, steps)
 
     def resume(self, state: SamplerState) -> Iterator[tuple[SamplerState, Batch]]:
-        """Draw all steps from a state on, each with the state before it, as a whole run would.
+        """Draw all steps from a state on, each with the state before it.
 
-        Takes one permutation to begin, whatever the step. ``ValueError`` for a state that no run
-        over these lengths has.
+        Equal to the same steps of a whole run. Takes one permutation to begin, whatever the step.
+        ``ValueError`` for a state that no run over these lengths has.
         """
         if not 0 <= state.cursor < len(self.lengths) or min(state.step, state.epoch) < 0:
             raise ValueError(f"{len(self.lengths)} sequences have no state {state}")
@@ -97,7 +97,7 @@ class Sampler:
     def state_before(self, step: int, known: SamplerState = START) -> SamplerState:
         """Find the state before ``step`` from an earlier one, through the steps between the two.
 
-        ``ValueError`` where ``known`` is later.
+        ``ValueError`` if ``known`` is later.
         """
         if step < known.step:
             raise ValueError(f"step {step} is before the known state's, {known.step}")
@@ -106,7 +106,7 @@ class Sampler:
         return known
 
     def _step(self, state: SamplerState) -> tuple[list[npt.NDArray[np.int64]], SamplerState]:
-        """Draw a step's ids, a piece for each of its epochs, and the state after it."""
+        """Draw a step's ids, a piece for each epoch, and the state after it."""
         number, cursor, room = state.epoch, state.cursor, self._tokens
         pieces: list[npt.NDArray[np.int64]] = []
         while True:

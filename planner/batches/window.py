@@ -3,8 +3,8 @@
 A sequence that alone takes longer than a step needs on average leaves GPUs idle in its step. Within
 a window of steps such outliers are swapped into the steps that one of them bounds anyway, each
 against random short sequences of as many tokens. Nothing else moves: a step keeps its tokens and
-every sequence is used once an epoch, at most a window early or late. What changes is which
-sequences meet in a step: lengths are then less alike from step to step than random ones.
+every sequence is used once an epoch, at most a window early or late. Only the company changes:
+sequences of one step are then less similar from step to step than random ones.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ OUTLIER = 1.01
 FULL = 0.985
 """A step takes outliers in until its work fills this share of what its longest sequence takes."""
 
-ALIKE = (0.97, 1.002)
-"""Tokens that an outlier is swapped against, as multiples of its own: least and most."""
+SIMILAR = (0.97, 1.002)
+"""Tokens of the short sequences in a swap, as multiples of the outlier's: least and most."""
 
 LONG_TOKENS = 0.1
 """The longest sequences that hold this share of a data set's tokens count as long in a report."""
@@ -102,7 +102,7 @@ class WindowSampler:
         return self._from(self._sampler.state_before(first), step)
 
     def report(self) -> WindowReport:
-        """Say what was moved in the steps yielded so far."""
+        """Describe the moves in the steps yielded so far."""
         delays = [abs(delay) for _, delay in self._moves]
         drawn, composed = np.array(self._long_shares or [(0.0, 0.0)]).std(axis=0).tolist()
         return WindowReport(
@@ -160,7 +160,7 @@ class WindowSampler:
 
 
 def _only_epoch(before: SamplerState, after: SamplerState) -> int | None:
-    """Return the epoch that a step lies in; None where it meets an end and goes on beyond it."""
+    """Return the epoch that a step lies in, None if it continues into the next."""
     ends = (after.epoch, after.cursor) == (before.epoch + 1, 0)
     return before.epoch if ends or after.epoch == before.epoch else None
 
@@ -214,7 +214,7 @@ def _as_many_tokens(
     """Choose random short sequences of a step with about as many tokens as an outlier; or None."""
     ids = np.array(members, dtype=np.int64)
     ids = ids[(lengths[ids] <= costs.short) & (costs.alone_ms[ids] <= limit)]
-    least, most = (share * int(lengths[outlier]) for share in ALIKE)
+    least, most = (share * int(lengths[outlier]) for share in SIMILAR)
     chosen: list[int] = []
     tokens = 0
     for i in random.permutation(ids).tolist():

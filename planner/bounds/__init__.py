@@ -3,6 +3,6 @@
 Read ``resources`` (what a pipeline offers and sequences take), ``relaxation`` (the linear program
 that prices sequences), ``step_bounds`` (from prices to a proof), then the two that seek a bound
 worth having: ``certificate`` for one fleet, ``all_strategies`` over all of them; ``with_sync``
-adds what parameters and gradients take, ``sequence_costs`` says what single sequences take.
-``resources`` serves this room alone.
+adds the gradient sync, ``sequence_costs`` costs single sequences.
+``resources`` serves this package alone.
 """

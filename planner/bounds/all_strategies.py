@@ -1,4 +1,4 @@
-"""The relaxation over all strategies of a cluster: where it just fits, and the bound it proves."""
+"""The relaxation over all strategies of a cluster: the time at which it fits, and its bound."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PRICED_OUT = 1e-3
 
 
 class AllStrategies:
-    """The relaxation in which the pipelines of every class are free within a number of GPUs.
+    """The relaxation with any number of pipelines of each class within a number of GPUs.
 
     Few schemes of a profile matter, so the program is solved on those that do and the others are
     priced (column generation): a class that could hold more value per GPU joins. What joined once

@@ -31,7 +31,7 @@ GROWTH, TOLERANCE = 1.01, 5e-4
 """Factor by which a time grows until micro-batches may fit, and relative width of the bisection."""
 
 MOST_COUNTS = 4
-"""Numbers of micro-batches of a place that are told apart from larger ones."""
+"""Numbers of micro-batches of a place that are distinguished from larger ones."""
 
 CROSSINGS = 14
 """Halvings towards the tokens at which places have neither work nor time left."""
@@ -74,7 +74,7 @@ def area_only_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int
 
 
 def _least_time(demand: Demand, low_ms: float, high_ms: float) -> float:
-    """Find the least time, from one on, that is no less than places need by then (ms)."""
+    """Find the least time, from one on, no less than places need by then (ms)."""
     # Between the times at which a class ends one more sequence, nothing changes.
     steps = demand.alone_ms[(demand.alone_ms > low_ms) & (demand.alone_ms < high_ms)]
     times = np.concatenate([[low_ms], np.unique(steps), [high_ms]])
@@ -92,7 +92,7 @@ def _least_time(demand: Demand, low_ms: float, high_ms: float) -> float:
 
 
 def least_areas(alone_ms: Floats, areas_ms: Floats, counts: Ints) -> tuple[Floats, Floats]:
-    """List times by which all sequences may have to end, and the least GPU-time of all then (ms).
+    """List times by which all sequences may have to end, with the least GPU-time (ms).
 
     From the least time by which every sequence ends alone, each at which one of them can take a
     class that needs less. ``alone_ms``, ``areas_ms`` (classes, n): of each length alone, infinite
@@ -153,7 +153,7 @@ class Demand:
         )
 
     def area_ms(self) -> float:
-        """Compute the least time by which the GPUs can hold all sequences that end by it (ms)."""
+        """Compute the least time at which the GPUs can hold all sequences (ms)."""
         longest_ms, areas = least_areas(self.alone_ms, self.gpu_ms, self.counts)
         return float(np.maximum(longest_ms, areas / self.gpus).min())
 
@@ -201,7 +201,7 @@ class Demand:
         return True
 
     def in_places_ms(self, time_ms: float) -> float:
-        """Compute what places need at least (ms), if each sequence runs where it ends by a time."""
+        """Compute what places need at least if each sequence ends by ``time_ms`` (ms)."""
         ends = self.alone_ms <= time_ms * (1 + ROUNDING)
         smallest = np.where(ends, self.sizes, np.iinfo(np.int64).max).min(axis=0)
         needed = 0.0
@@ -219,7 +219,7 @@ class Demand:
     def _in_places(self, runs: npt.NDArray[np.bool_], size: int, places: int) -> float:
         """Compute what the longest sequences need of so many places of ``size`` GPUs (ms).
 
-        ``runs`` (classes, longest): where each may run.
+        ``runs`` (classes, longest): which class may run which.
         """
         last = runs.shape[1]
         counts = self.counts[:last]

@@ -1,8 +1,8 @@
 """The relaxation of a step: a small linear program over groups of similar sequences.
 
 It chooses how many pipelines of each class run how many micro-batches, fractions allowed, and which
-share of each group they take. Its scale says by how much the pipelines (or GPUs) would have to grow
-for the batch to end by a time; its duals give what each sequence is worth, from which a proven
+share of each group they take. Its scale is the factor by which the pipelines (or GPUs) have to grow
+for the batch to end by a time; its duals give the value of each sequence, from which a proven
 bound is made (``step_bounds``).
 """
 
@@ -19,7 +19,7 @@ from seqplan.planner.bounds.resources import RESOURCES, ClassLengths, Resources,
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 _LADDER = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 48, 64)
-"""Numbers of micro-batches told apart where all schemes are in play."""
+"""Numbers of micro-batches that are distinguished when all schemes are in play."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def relax(
     3. The linear program is solved for the least scale (``_solve``). With ``gpus`` the number of
        pipelines of each class is free, within that many GPUs; otherwise it is the class's count.
     4. Each distinct length is worth the least that its shares cost at the duals in the states in
-       use; where none of them takes it, in any state; where no class takes it, nothing.
+       use; if none of them takes it, in any state; if no class takes it, nothing.
     5. The duals become mixes: interpolated to every V, each row scaled to a sum of 1.
     """
     lengths, weights = _group(batch, groups, singles)
@@ -151,7 +151,7 @@ def _ladder(most: int, *, every_v: bool) -> Ints:
 class _Program:
     """The linear program's columns: parts of groups, then pipelines of each state, then the scale.
 
-    A part is an eligible pair: ``part_state`` and ``part_group`` (parts,) say of what.
+    A part is an eligible pair: ``part_state`` and ``part_group`` (parts,) give its two sides.
     """
 
     part_state: Ints
@@ -269,7 +269,7 @@ def _solve(
 
 
 def _interpolate(ladder: Ints, duals: Floats) -> Floats:
-    """Interpolate duals to every V up to the ladder's top, and normalise them to weights."""
+    """Interpolate duals to every V up to the ladder's top, and normalize them to weights."""
     every_v = np.arange(1, int(ladder[-1]) + 1)
     smooth = np.stack([np.interp(every_v, ladder, column) for column in duals.T], axis=1)
     return _normalize(smooth)

@@ -12,8 +12,8 @@ work of each if all were equal, a pipeline is in one of two kinds of states.
   most one sequence above half of MaxLen, and at most one with more than half the work of a
   micro-batch (at pp = 1: of the pipeline).
 
-The largest V that is told apart stands for itself and every larger one: it offers the most work and
-tokens that any of them can use, and its large items are not limited.
+The largest V that is distinguished stands for itself and every larger one: it offers the most work
+and tokens that any of them can use, and its large items are not limited.
 
 *Peaked*, one state for each level of M: M > β, as when one long sequence is longer than an even
 micro-batch. For M in [low, high) what remains for work and micro-batches, whatever V is, is
@@ -40,7 +40,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of one class at a time τ, for each of some states of a pipeline.
+    """Resources of one class at a time τ, for some states of a pipeline.
 
     ``share`` (states, RESOURCES, n): the part of what one pipeline offers that each sequence takes;
     the shares of a pipeline's sequences sum to at most 1 for each resource.
@@ -53,7 +53,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class ClassLengths:
-    """What ``lengths`` are to a class, whatever the time: asked for at many times.
+    """Properties of ``lengths`` on a class that do not depend on the time.
 
     ``levels``: of the peaked states (lengths in tokens), from 0, ascending.
     """
@@ -100,9 +100,10 @@ class ClassLengths:
 
     @cached_property
     def work_and_counted(self) -> Floats:
-        """Return what each length takes of what is left beside a peak (levels, 3, n), in ms.
+        """Return each length's shares in the rest next to a peak (levels, 3, n).
 
-        Its work, and a c for the part of MaxLen that it takes, for a large work and a large length.
+        In ms: its work, and a c for the part of MaxLen that it takes, for a large work and a large
+        length.
         """
         counted = np.empty((len(self.levels), 3, len(self.lengths)))
         counted[:, 0] = self.padded / self.pipeline_class.capacity
@@ -177,7 +178,7 @@ def _fill_peaked(
     starts, high = of_class.level_works
     low = np.maximum(starts, covered)
     left = np.maximum(time_ms - bubbles * (low + pipeline_class.c), 0.0)
-    # M > β also says V > τ/(M + c) − (pp − 1); what is left for work is then most at the M of the
+    # M > β also means V > τ/(M + c) − (pp − 1); the rest for work is then most at the M of the
     # best even V, or at the end of the level that is nearest to it.
     even = (time_ms * pipeline_class.c / bubbles) ** 0.5 - pipeline_class.c
     best = np.minimum(np.maximum(even, low), np.maximum(low, high))

@@ -11,9 +11,9 @@ from seqplan.planner.placement.fleet import Ints, PipelineClass
 
 
 def sequence_costs(classes: Sequence[PipelineClass], lengths: Ints, gpus: int) -> SequenceCosts:
-    """Cost each sequence on the class that is best for it, of those that hold it.
+    """Cost each sequence on the best class that holds it.
 
-    ``lengths`` (n,) in tokens. Infinite where no class holds a sequence.
+    ``lengths`` (n,) in tokens. Infinite if no class holds a sequence.
     """
     distinct, inverse = np.unique(lengths, return_inverse=True)
     alone_ms = np.full(len(distinct), np.inf)

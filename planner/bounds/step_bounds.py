@@ -24,7 +24,7 @@ BISECTION_TOLERANCE = 1e-4
 """Relative width of the bisection for the largest refuted time."""
 
 FIXED_MIXES = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]])
-"""Mixes tried beside the relaxation's own where all schemes are in play."""
+"""Mixes tried in addition to the relaxation's when all schemes are in play."""
 
 
 def single_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
@@ -80,8 +80,8 @@ def bound_by_relaxation_ms(
         HeldValue(pipeline_class, batch, relaxation, k, extra)
         for k, pipeline_class in enumerate(classes)
     ]
-    # Over all strategies a class alone can hold too much, and nothing is refuted: the one that last
-    # did is asked first.
+    # Over all strategies one class that can hold too much refutes nothing: the one that last did
+    # is tried first.
     order = list(range(len(classes)))
 
     def refutes(time_ms: float) -> bool:
@@ -122,7 +122,7 @@ def _is_refuted(
     time_ms: float,
     order: list[int],
 ) -> bool:
-    """Say whether values exceed what pipelines of some ``prices``, ``offered`` in all, can hold.
+    """Return whether values exceed what pipelines of some ``prices`` can hold.
 
     ``order``: of asking the classes; that which leaves nothing refuted comes first in it.
     """
@@ -166,7 +166,7 @@ def cut_values(values: Floats, least: Floats, counts: Ints, offered: float) -> t
 
 
 class HeldValue:
-    """The most value that one pipeline of class ``k`` can hold, asked for at many times."""
+    """The most value that one pipeline of class ``k`` can hold, at any time."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class HeldValue:
         """Compute the least that each distinct length takes of a pipeline by ``time_ms`` (n,).
 
         In each state the shares are those of one mix: the one at which values exceed their share of
-        ``price`` by least. Infinite where a length can be in no state.
+        ``price`` by least. Infinite if a length can be in no state.
         """
         share, eligible = self._shares(time_ms)
         best = self._least_excess(time_ms, price)
@@ -235,13 +235,13 @@ class HeldValue:
         return least
 
     def _top(self, time_ms: float) -> int:
-        """Return the largest V that is told apart."""
+        """Return the largest V that is distinguished."""
         return max(len(self._mixes.even), self._class.most_micro_batches(time_ms))
 
     def _shares(self, time_ms: float) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """Return shares by mix (states, mixes, n), and who can be in a state at all (states, n).
+        """Return shares by mix (states, mixes, n), and eligibility by state (states, n).
 
-        Those of the time that was asked for last are kept.
+        Those of the latest time are kept.
         """
         if self._latest is None or self._latest[0] != time_ms:
             top = self._top(time_ms)
@@ -250,8 +250,10 @@ class HeldValue:
         return self._latest[1:]
 
     def _mixes_of(self, top: int) -> Floats:
-        """Return the mixes of each state, even ones for V up to ``top`` (states, mixes, RESOURCES):
-        the relaxation's own, then the fixed ones."""
+        """Return the mixes of each state: the relaxation's, then the fixed ones.
+
+        Even ones for V up to ``top``; shape (states, mixes, RESOURCES).
+        """
         weights = self._weights.get(top)
         if weights is None:
             even, extra = self._mixes.even, self._extra

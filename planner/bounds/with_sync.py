@@ -70,7 +70,7 @@ def sync_bound_ms(
     """Prove a lower bound on step and sync together, over all strategies (ms).
 
     ``reached_ms`` is a time with sync that one reaches. Every strategy is in a family that
-    takes no longer to synchronize than the strategy: the least over the families of their own bound
+    takes no longer to synchronize than the strategy: the least over the families of their bound
     and sync holds for all. ``proven``: bounds a relaxation's strategies without sync,
     sought below a time; by default ``all_strategies_bound_ms``.
     """

@@ -25,9 +25,9 @@ NEAR = (1.0, 1.002, 1.004, 1.01, 1.03)
 
 @dataclass(frozen=True)
 class Witness:
-    """Values (n,) of the distinct lengths, and of each class a price and a mix for each state.
+    """Values (n,) of the distinct lengths, and of each class a price and mixes.
 
-    ``mixes`` (states, RESOURCES): even states V = 1 … first, then peaked ones at ``levels``.
+    ``mixes`` (states, RESOURCES): one for each state, even V = 1 … first, then the peaked ones.
     """
 
     fleet: Fleet

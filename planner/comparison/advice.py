@@ -1,4 +1,4 @@
-"""What a comparison says in words: whether it is worth it, on which assumptions, by which part."""
+"""A comparison's conclusion in words: the gain, its assumptions, and its main source."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def assumptions(
     if micro_step_multiple > 1:
         sentences.append(
             "Our rounds, and those of static strategies with our balancing, are a multiple of "
-            f"{micro_step_multiple:,}; other systems have as many as their own rules make, also "
-            "where that is no multiple."
+            f"{micro_step_multiple:,}; other systems follow their rules and may have "
+            "other numbers of rounds."
         )
     if truncated:
         sentences.append(f"{truncated:,} sequences were truncated to {cluster.max_len:,} tokens.")
@@ -64,13 +64,13 @@ SHORT, LITTLE = 8_192, 0.05
 """Context (tokens) up to which a gain below this share over packed trainers is called little."""
 
 PACKED = ("trl", "slime", "verl")
-"""Hosts that pack, as they are."""
+"""Integrations that pack, as they are."""
 
 
 def advice(profile: Profile, systems: Sequence[System], max_len: int | None = None) -> str:
-    """Judge our plans by the nearest rival, and whether a short context leaves much to gain.
+    """Compare our plans with the nearest rival, and rate the gain at short contexts.
 
-    ``max_len``: the context (tokens); integrations that pack are looked at where it is short.
+    ``max_len``: the context (tokens); integrations that pack are considered if it is short.
     """
     sentences = _against_nearest(profile, systems)
     packed = [system for system in systems[1:] if system.key in PACKED]
@@ -116,7 +116,7 @@ def best_static(systems: Sequence[System]) -> System | None:
 
 
 def rivals(systems: Sequence[System]) -> list[tuple[str, System]]:
-    """Pair each system that ``systems[0]`` is judged by with its label, the nearest first."""
+    """Pair each system that ``systems[0]`` is compared with and its label, the nearest first."""
     candidates = (
         ("the nearest rival", find_nearest(systems)),
         ("the best published system", best_published(systems)),
@@ -134,9 +134,9 @@ ABLATION = ("megatron", "megatron-balanced", "one-strategy", "ours")
 
 
 def ablation(systems: Sequence[System]) -> list[tuple[System, float]]:
-    """Pair each system of the ablation with the first one's mean iteration over its own.
+    """Pair each system of the ablation with the first one's mean iteration over its.
 
-    Empty where one of them was not run.
+    Empty if one of them was not run.
 
     In the spirit of Hydraulis (arXiv 2412.07894), Fig. 13.
     """

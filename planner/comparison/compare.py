@@ -62,7 +62,7 @@ class Options:
 
     ``systems``: of ``SYSTEMS``; ``search_static``: search Megatron's configuration rather than take
     the published one; ``switch_ms``: HotSPa's switches of an iteration; ``fast``: cut the published
-    methods short, labelled so; ``cbc_s``: CBC's limit for each number of micro-batches.
+    methods short, labeled so; ``cbc_s``: CBC's limit for each number of micro-batches.
     """
 
     systems: tuple[str, ...] = SYSTEMS
@@ -196,7 +196,7 @@ def compare(
 
 
 def histogram(lengths: npt.NDArray[np.int64]) -> tuple[tuple[int, int, int], ...]:
-    """Count (up to length, sequences, tokens) per power of two, from the first that is used."""
+    """Count (up to length, sequences, tokens) per power of two from the first used."""
     power = np.ceil(np.log2(lengths)).astype(np.int64)
     return tuple(
         (2**k, int((power == k).sum()), int(lengths[power == k].sum()))

@@ -9,7 +9,7 @@ import numpy as np
 
 from seqplan.planner.comparison.results import System
 
-OWN = frozenset({"ours", "one-layout", "regrouping", "one-strategy"})
+OUR_SYSTEMS = frozenset({"ours", "one-layout", "regrouping", "one-strategy"})
 """Systems that need our planner: our plans, and parts of them."""
 
 LEAST_STEPS = 16
@@ -55,7 +55,7 @@ class NearestRival:
 
 def find_nearest(systems: Sequence[System]) -> System | None:
     """Find the fastest of ``systems`` that does not need our planner."""
-    others = (system for system in systems if system.key not in OWN)
+    others = (system for system in systems if system.key not in OUR_SYSTEMS)
     return min(others, key=lambda system: (system.mean_ms, system.key), default=None)
 
 
@@ -67,8 +67,8 @@ def nearest_rival(systems: Sequence[System]) -> NearestRival | None:
     steps = len(ours.iterations)
     pairs = np.array(
         [
-            (theirs.total_ms, own.total_ms)
-            for theirs, own in zip(nearest.iterations, ours.iterations, strict=True)
+            (theirs.total_ms, our.total_ms)
+            for theirs, our in zip(nearest.iterations, ours.iterations, strict=True)
         ]
     )
     interval = None

@@ -1,4 +1,4 @@
-"""What a comparison of training systems consists of: plain data between judge, CLI and report."""
+"""A comparison of training systems: plain data between simulator, CLI and report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class System:
 
     @property
     def mfu(self) -> float | None:
-        """Return all model FLOPs over what the GPUs' peak allows in all time; None where unknown.
+        """Return all model FLOPs over what the GPUs' peak allows in all time; None if unknown.
 
         Of systems on the same batches, a faster one has the higher.
         """
@@ -48,13 +48,13 @@ class System:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Systems on the same batches under one judge. ``systems[0]`` is ours.
+    """Systems on the same batches in one simulator. ``systems[0]`` is ours.
 
     ``left_out``: (name, why) of baselines that the profile or the batches do not allow;
     ``advice``: one sentence on whether heterogeneous plans are worth it here; ``assumptions``:
-    what the judge took for granted, one sentence each; ``optimizer_shards`` (None: all GPUs) and
-    ``include_flagged``: as in the cluster; ``baseline``: (trainer, name, key) of what the users of
-    the trainer that was asked for run today.
+    the simulator assumes, one sentence each; ``optimizer_shards`` (None: all GPUs) and
+    ``include_flagged``: as in the cluster; ``baseline``: (trainer, name, key) of the system that
+    users of the requested trainer run today.
     """
 
     profile: str
@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def today(self) -> tuple[str, System] | None:
-        """Pair a label with the system that the trainer's users run today, if it was compared."""
+        """Pair the system that the trainer's users run today with a label, if compared."""
         if self.baseline is None:
             return None
         trainer, name, key = self.baseline

@@ -40,17 +40,17 @@ class SweptPoint:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The points of an axis (one of ``AXES``), in the order in which they were asked for."""
+    """The points of an axis (one of ``AXES``), in the requested order."""
 
     axis: str
     points: tuple[SweptPoint, ...]
 
     def names(self) -> dict[str, str]:
-        """Map the key of every system at some point to its name, in order of appearance."""
+        """Map each system's key at any point to its name, in order of appearance."""
         return {system.key: system.name for point in self.points for system in point.systems}
 
     def notes(self) -> list[str]:
-        """Say what is missing at which values and why, a sentence each."""
+        """List the missing systems, with values and reasons, a sentence each."""
         notes = [f"{p.value:,}: not possible: {p.why}" for p in self.points if p.why]
         possible = [point for point in self.points if not point.why]
         missing: dict[tuple[str, str], list[int]] = {}
@@ -66,7 +66,7 @@ class Sweep:
 
 
 def sweep(axis: str, values: Sequence[int], run: Callable[[int], Comparison]) -> Sweep:
-    """Collect the comparison that ``run`` makes of each value; an impossible one says why.
+    """Collect the comparison that ``run`` makes of each value; an impossible one has a reason.
 
     Raises ``ValueError`` for an unknown axis.
     """

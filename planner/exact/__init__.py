@@ -1,7 +1,7 @@
 """Exact answers for steps of few sequences, by constraint programming (CP-SAT).
 
 Read ``close_gap`` (the flow: a placement with a large gap becomes faster, or its bound closer),
-``instance`` (the problem in whole numbers), ``model`` (what CP-SAT is asked) with
+``instance`` (the problem in whole numbers), ``model`` (the CP-SAT model) with
 ``pipeline_model`` (of one pipeline) and ``placement`` (from its solution to micro-batches). All but
-``close_gap`` serve this room alone.
+``close_gap`` serve this package alone.
 """

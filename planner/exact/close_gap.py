@@ -43,10 +43,10 @@ def closer_bound_ms(
 def close_gap(
     placement: Placement, batch: Batch, bound_ms: float, limit: float = DETERMINISTIC_LIMIT
 ) -> tuple[Placement, float]:
-    """Return the placement or a faster one of its strategy, and a bound that is no lower (ms).
+    """Return the placement or a faster one of its strategy, and a bound (ms).
 
-    Both are returned as given where the gap is at most ``EXACT_GAP`` or too many sequences matter.
-    ``limit``: the solver's work (``model.DETERMINISTIC_LIMIT``).
+    Both are returned as given if the gap is at most ``EXACT_GAP`` or too many sequences matter.
+    The bound is no lower than ``bound_ms``. ``limit``: work (``model.DETERMINISTIC_LIMIT``).
     """
     time_ms = placement.objective_ms
     if time_ms <= bound_ms * (1 + EXACT_GAP):

@@ -27,7 +27,7 @@ MOST_SEQUENCES = 60
 """Sequences that may matter in a step that is solved."""
 
 NEGLIGIBLE = 0.015
-"""Share of the time to beat up to which a sequence's own work is negligible."""
+"""Share of the time to beat up to which a sequence's work is negligible."""
 
 FILLER_GROUPS = 6
 
@@ -60,9 +60,9 @@ class Instance:
     def from_batch(
         cls, fleet: Fleet, batch: Batch, time_ms: float, negligible: float = NEGLIGIBLE
     ) -> Instance | None:
-        """State the problem; None where more than ``MOST_SEQUENCES`` sequences matter.
+        """State the problem; None if more than ``MOST_SEQUENCES`` sequences matter.
 
-        ``time_ms``: the time to beat; a sequence whose own work is at most the share
+        ``time_ms``: the time to beat; a sequence whose work is at most the share
         ``negligible`` of it does not matter.
         """
         counts = batch.multiplicity
@@ -112,7 +112,7 @@ class Instance:
         return [self.units(length * (a * length + b)) for length in self.lengths]
 
     def rates(self, pipeline_class: PipelineClass) -> list[int]:
-        """Count, in ``RATE``-ths of a unit, what a token of each filler group takes at least."""
+        """Return the least cost of a filler group's token, in ``RATE``-ths of a unit."""
         a, b = pipeline_class.a, pipeline_class.b
         return [
             floor((a * group.shortest + b) / self.time_ms * UNITS * RATE) for group in self.filler

@@ -6,7 +6,7 @@ larger: micro-batches of one-stage pipelines are counted, not formed, and neglig
 divisible.
 
 ``solve`` adds which sequences and how much filler each pipeline has (``_Shares``), each pipeline's
-time (``pipeline_model``), one order of what is alike (``_order_pipelines``, ``_order_sequences``),
+time (``pipeline_model``), one order of equal parts (``_order_pipelines``, ``_order_sequences``),
 runs the solver and reads its ``ExactSolution``.
 """
 
@@ -23,7 +23,7 @@ LEAST_GAIN = 1e-4
 """Share of the time to beat by which a solution has to be shorter."""
 
 DETERMINISTIC_LIMIT = 10.0
-"""Work that the solver may do on a step, in its own deterministic unit: one to two seconds."""
+"""Work of the solver on a step, in its deterministic unit: one to two seconds."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def solve(
 
     ``lower_ms``: a bound known already. One worker, a fixed seed and a limit of work, not of time.
     ``paths``: pipelines of one stage that run one after another on the same ranks, for each such
-    ranks; by default each pipeline has ranks of its own.
+    ranks; by default each pipeline has separate ranks.
     """
     from ortools.sat.python import cp_model
 
@@ -120,7 +120,7 @@ class _Shares:
 
 
 def _order_pipelines(model: Any, instance: Instance, placed: Sequence[Sequence[Any]]) -> None:
-    """Keep one of the solutions that differ in the names of alike pipelines only.
+    """Keep one of the solutions that differ only in the names of equal pipelines.
 
     Pipelines of a class come in the order of their first sequence. With ``_order_sequences`` both
     hold at once for pipelines sorted by how many sequences of each length they have, the longest
@@ -134,7 +134,7 @@ def _order_pipelines(model: Any, instance: Instance, placed: Sequence[Sequence[A
 
 
 def _order_sequences(model: Any, instance: Instance, placed: Sequence[Sequence[Any]]) -> None:
-    """Keep one of the solutions that differ in the names of sequences of one length only.
+    """Keep one of the solutions that differ only in the names of equal sequences.
 
     They come in the order of their pipelines.
     """
@@ -152,11 +152,11 @@ def _solver(cp_model: Any, limit: float) -> Any:
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = limit
-    # It would put its own handler, and none after: Ctrl-C would then end the program on the spot.
+    # The solver's handler would leave none after it: Ctrl-C would then end the program on the spot.
     solver.parameters.catch_sigint_signal = False
     return solver
 
 
 def _values(solver: Any, rows: Sequence[Sequence[Any]]) -> list[list[bool]]:
-    """Read what is true in the solution."""
+    """Read the variables that are true in the solution."""
     return [[bool(solver.value(var)) for var in row] for row in rows]

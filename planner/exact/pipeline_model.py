@@ -1,8 +1,8 @@
 """One pipeline of the exact model: what it may run, its micro-batches, and its time in form S.
 
-``PipelineModel.limit`` adds, in this order: what does not fit; the number of micro-batches V, by
-tokens and by dual feasible functions; the work, and where there is one stage the time. With several
-stages also the largest micro-batch M, and up to ``MOST_FORMED`` micro-batches formed one by one.
+``PipelineModel.limit`` adds, in this order: sequences that do not fit; the number of micro-batches
+V, by tokens and by dual feasible functions; the work, and the time if there is one stage. With
+several stages also the largest micro-batch M, and up to ``MOST_FORMED`` formed one by one.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class PipelineModel:
 
 
 def add_order(model: Any, first: Sequence[Any], second: Sequence[Any]) -> None:
-    """Let the second of two alike sets begin with a later sequence than the first."""
+    """Let the second of two equal sets begin with a later sequence than the first."""
     for i, var in enumerate(second):
         model.add(sum(first[:i]) >= var)
 

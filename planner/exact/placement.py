@@ -15,9 +15,9 @@ from seqplan.planner.placement.pack import pack
 
 
 def placement_of(instance: Instance, answer: ExactSolution) -> Filling | None:
-    """Place the sequences as the answer says, and negligible ones where they end first.
+    """Place the sequences of a solution, then negligible ones for the earliest end.
 
-    None where it has no solution, or a negligible sequence fits no pipeline.
+    None if it has no solution, or a negligible sequence fits no pipeline.
     """
     if answer.pipeline is None:
         return None
@@ -59,18 +59,18 @@ def _assign_negligible(instance: Instance, members: list[list[int]]) -> list[lis
     largest = [0.0] * len(pipelines)
     for p, pipeline_class in enumerate(pipelines):
         for i in members[p]:
-            own = _work_ms(pipeline_class, distinct[i])
-            work[p] += own
+            work_ms = _work_ms(pipeline_class, distinct[i])
+            work[p] += work_ms
             tokens[p] += pipeline_class.pad(distinct[i])
-            largest[p] = max(largest[p], own)
+            largest[p] = max(largest[p], work_ms)
 
     def time_with(p: int, length: int) -> float:
         pipeline_class = pipelines[p]
-        own = _work_ms(pipeline_class, length)
+        work_ms = _work_ms(pipeline_class, length)
         count = -(-(tokens[p] + pipeline_class.pad(length)) // pipeline_class.capacity)
-        peak = max(largest[p], own, (work[p] + own) / count)
+        peak = max(largest[p], work_ms, (work[p] + work_ms) / count)
         overheads = (count + pipeline_class.pp - 1) * pipeline_class.c
-        return work[p] + own + overheads + (pipeline_class.pp - 1) * peak
+        return work[p] + work_ms + overheads + (pipeline_class.pp - 1) * peak
 
     for i in np.repeat(np.arange(len(distinct)), instance.negligible).tolist():
         length = distinct[i]
@@ -78,10 +78,10 @@ def _assign_negligible(instance: Instance, members: list[list[int]]) -> list[lis
         if not holding:
             return None
         p = min(holding, key=lambda p: (time_with(p, length), p))
-        own = _work_ms(pipelines[p], length)
-        work[p] += own
+        work_ms = _work_ms(pipelines[p], length)
+        work[p] += work_ms
         tokens[p] += pipelines[p].pad(length)
-        largest[p] = max(largest[p], own)
+        largest[p] = max(largest[p], work_ms)
         extra[p].append(i)
     return extra
 

@@ -30,10 +30,10 @@ def close_regrouping_gap(
     bound_ms: float,
     limit: float = DETERMINISTIC_LIMIT,
 ) -> tuple[Regrouping | None, float]:
-    """Return a placement that ends before ``time_ms`` or None, and a bound that is no lower (ms).
+    """Return a placement that ends before ``time_ms`` or None, and a bound (ms).
 
-    The bound is over all placements on aligned blocks. None and ``bound_ms`` if the gap is at most
-    ``EXACT_GAP``, or if too many sequences or blocks matter.
+    The bound holds for all placements on aligned blocks. None and ``bound_ms`` if the gap is at
+    most ``EXACT_GAP``, or if too many sequences or blocks matter.
     """
     if time_ms <= bound_ms * (1 + EXACT_GAP):
         return None, bound_ms
@@ -98,15 +98,15 @@ class _Blocks:
                     return None
                 members[block].append(i)
         bins = [
-            _pack(k, distinct, own) if own else ()
-            for k, own in zip(pipelines, members, strict=True)
+            _pack(k, distinct, part) if part else ()
+            for k, part in zip(pipelines, members, strict=True)
         ]
         return self._runs(bins, distinct)
 
     def _ending_first(self, members: list[list[int]], distinct: list[int], i: int) -> int | None:
         """Choose the smallest block that holds a sequence and whose ranks have least to do."""
         pipelines = self.fleet.pipelines
-        times = [_time_ms(k, distinct, own) for k, own in zip(pipelines, members, strict=True)]
+        times = [_time_ms(k, distinct, part) for k, part in zip(pipelines, members, strict=True)]
         best: tuple[float, int] | None = None
         for path in self.paths:
             ranks_ms = sum(times[p] for p in path)
@@ -137,13 +137,13 @@ class _Blocks:
         return Regrouping(tuple(runs), max(ready))
 
 
-def _pack(k: PipelineClass, distinct: list[int], own: list[int]) -> tuple[Bin, ...]:
-    packing = pack(k, [distinct[i] for i in own])
-    return tuple(sorted(Counter(own[j] for j in micro).items()) for micro in packing.micro_batches)
+def _pack(k: PipelineClass, distinct: list[int], part: list[int]) -> tuple[Bin, ...]:
+    packing = pack(k, [distinct[i] for i in part])
+    return tuple(sorted(Counter(part[j] for j in micro).items()) for micro in packing.micro_batches)
 
 
-def _time_ms(k: PipelineClass, distinct: list[int], own: list[int]) -> float:
+def _time_ms(k: PipelineClass, distinct: list[int], part: list[int]) -> float:
     """Time sequences on a block, with the micro-batches that their tokens need (ms)."""
-    tokens = sum(k.pad(distinct[i]) for i in own)
-    work = sum(distinct[i] * (k.a * distinct[i] + k.b) for i in own)
+    tokens = sum(k.pad(distinct[i]) for i in part)
+    work = sum(distinct[i] * (k.a * distinct[i] + k.b) for i in part)
     return work + k.c * -(-tokens // k.capacity)

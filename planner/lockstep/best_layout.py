@@ -38,7 +38,7 @@ def of_layouts(models: Mapping[Scheme, SchemeModel]) -> dict[Layout, list[Scheme
 def layout_bound_ms(
     batch: Batch, models: Collection[SchemeModel], gpus: int, sync: SyncTimes | None
 ) -> float | None:
-    """Bound rounds of one layout and their sync (ms); None where the longest fits no group."""
+    """Bound rounds of one layout and their sync (ms); None if the longest fits no group."""
     if batch.longest > max(model.max_sequence for model in models):
         return None
     scheme = next(iter(models)).scheme
@@ -62,7 +62,7 @@ def best_rounds(
 ) -> LayoutRounds | None:
     """Plan the rounds of each layout, least bound first, while one may be the best; and return it.
 
-    None where no layout holds the longest sequence; ``ValueError`` as ``plan_rounds``.
+    None if no layout holds the longest sequence; ``ValueError`` as ``plan_rounds``.
     """
     bounds = [
         (bound, number, models)

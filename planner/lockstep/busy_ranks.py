@@ -59,24 +59,24 @@ class BusyRanks:
         """
         evened: list[Group] = []
         for k in dict.fromkeys(k for k, _ in groups):
-            own = [group for group in groups if group[0] == k]
-            dealt = self._assign_to_groups(
-                k, [i for _, positions in own for i in positions], len(own)
+            part = [group for group in groups if group[0] == k]
+            assigned = self._assign_to_groups(
+                k, [i for _, positions in part for i in positions], len(part)
             )
-            if dealt and self.round_ms(dealt) < self.round_ms(own):
-                own = dealt
-            evened += own
+            if assigned and self.round_ms(assigned) < self.round_ms(part):
+                part = assigned
+            evened += part
         return evened
 
     def _assign_to_groups(
         self, k: int, positions: Sequence[int], number: int
     ) -> list[Group] | None:
-        """Deal sequences to ``number`` groups of a class; None where one finds no room."""
+        """Assign sequences to ``number`` groups of a class; None if one finds no room."""
         degree, lengths = self._classes[k], self._lengths
         loads = [(0.0, place) for place in range(number)]
         padded = {i: degree.pad(lengths[i]) for i in positions}
         room = [sum(padded.values()) if self._one_each else degree.capacity] * number
-        dealt: list[list[int]] = [[] for _ in loads]
+        assigned: list[list[int]] = [[] for _ in loads]
         overhead = degree.c if self._one_each else 0.0
         for i in sorted(positions, key=lambda i: (-lengths[i], i)):
             full = []
@@ -88,15 +88,15 @@ class BusyRanks:
             work = lengths[i] * (degree.a * lengths[i] + degree.b)
             heapreplace(loads, (load + work + overhead, place))
             room[place] -= padded[i]
-            dealt[place].append(i)
+            assigned[place].append(i)
             for skipped in full:
                 heappush(loads, skipped)
-        return [(k, tuple(own)) for own in dealt if own]
+        return [(k, tuple(part)) for part in assigned if part]
 
     def occupy_idle_ranks(self, groups: Sequence[Group]) -> list[Group]:
-        """Split or widen groups, each time where the round then lasts least, while ranks are idle.
+        """Split or widen groups while ranks are idle, each time for the shortest round.
 
-        Some stay idle where no group has two sequences to split, nor a larger class to become.
+        Some stay idle if no group has two sequences to split, nor a larger class to become.
         """
         left = list(groups)
         times = [self.time_ms(*group) for group in left]
@@ -134,17 +134,17 @@ class BusyRanks:
         return (max(padded) if self._one_each else sum(padded)) <= degree.capacity
 
     def together(self, groups: Sequence[Group]) -> list[Group] | None:
-        """Return one group of all ranks with all sequences; None where that cannot be."""
-        positions = tuple(i for _, own in groups for i in own)
+        """Return one group of all ranks with all sequences; None if that cannot be."""
+        positions = tuple(i for _, part in groups for i in part)
         if self._classes[0].gpus != self.ranks or not self._can_hold(0, positions):
             return None
         return [(0, positions)]
 
     def borrow_sequences(self, rounds: Sequence[Sequence[Group]]) -> list[list[Group]]:
-        """Move sequences to ranks that are idle in their round, from rounds that can spare some.
+        """Move sequences from rounds that can spare some to ranks idle in theirs.
 
         Each time the shortest sequence of a group with several, of the slowest round that has one.
-        Ranks stay idle where there are fewer sequences than groups.
+        Ranks stay idle if there are fewer sequences than groups.
         """
         left = [list(groups) for groups in rounds]
         for here in range(len(left)):
@@ -192,7 +192,7 @@ class BusyRanks:
         """Add rounds until their number is a multiple, in each of some ways.
 
         Rounds are split, the longest first; or the shortest sequences leave groups with several for
-        rounds of their own, one for each smallest group or a single one. No way if there are fewer
+        separate rounds, one for each smallest group or a single one. No way if there are fewer
         sequences than rounds.
         """
         wanted = ceil(len(rounds) / multiple) * multiple
@@ -241,12 +241,12 @@ class BusyRanks:
         So many ``side_by_side`` in a round, each on the smallest group that holds it. None if
         groups with several sequences have too few to give.
         """
-        left = [{place: list(own) for place, (_, own) in enumerate(groups)} for groups in rounds]
+        left = [{place: list(part) for place, (_, part) in enumerate(groups)} for groups in rounds]
         in_order = sorted(
             (self._lengths[i], i, r, place)
             for r, groups in enumerate(left)
-            for place, own in groups.items()
-            for i in own
+            for place, part in groups.items()
+            for i in part
         )
         apart: list[int] = []
         needed = (wanted - len(rounds)) * side_by_side

@@ -141,7 +141,7 @@ class FewGroups:
         busy = self._round.busy
         order = sorted(range(len(rounds)), key=lambda r: (-busy.round_ms(rounds[r]), r))
         for r in order:
-            if sum(len(own) for _, own in rounds[r]) < 2:
+            if sum(len(part) for _, part in rounds[r]) < 2:
                 continue
             for to in order:
                 for position in self._movable(rounds[r]) if to != r else ():
@@ -157,7 +157,7 @@ class FewGroups:
 
     def _divide(self, rounds: Rounds, first: int, second: int) -> Iterator[Rounds]:
         """Divide the sequences of two rounds in each other way, if they are very few."""
-        positions = sorted(i for r in (first, second) for _, own in rounds[r] for i in own)
+        positions = sorted(i for r in (first, second) for _, part in rounds[r] for i in part)
         if len(positions) > MOST_DIVIDED:
             return
         for number in range(1, len(positions)):
@@ -174,12 +174,12 @@ class FewGroups:
         All of them if they are few.
         """
         one = self._round
-        every = one.longest_first(i for _, own in groups for i in own)[::-1]
+        every = one.longest_first(i for _, part in groups for i in part)[::-1]
         if len(every) <= MOST_MOVABLE:
             return every
         _, slowest = max(groups, key=lambda group: one.busy.time_ms(*group))
         ordered = one.longest_first(slowest)[::-1]
-        shared = {i for _, own in groups if len(own) > 1 for i in own}
+        shared = {i for _, part in groups if len(part) > 1 for i in part}
         shortest = [i for i in every if i in shared][:2]
         return list(dict.fromkeys([*ordered[:2], *ordered[-1:], *shortest]))
 
@@ -188,9 +188,9 @@ class FewGroups:
         after = [list(groups) for groups in rounds]
         for position, source, to in moves:
             after[source] = [
-                (k, tuple(i for i in own if i != position))
-                for k, own in after[source]
-                if own != (position,)
+                (k, tuple(i for i in part if i != position))
+                for k, part in after[source]
+                if part != (position,)
             ]
             after[to] = [*after[to], (self._round.smallest(position), (position,))]
         return after

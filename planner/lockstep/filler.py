@@ -34,7 +34,7 @@ HALVINGS = 6
 SPARED = 0.03
 """Share of those tokens that it may leave."""
 
-THRIFTY = 16
+LEAST_WASTE_TARGETS = 16
 """Targets of which the one is taken that wastes the least time."""
 
 _ROUND = 1.0 + 1e-12
@@ -67,7 +67,7 @@ class RoundsFiller:
     ``classes``: the degrees, largest first, each with the ranks of a group as its ``gpus`` and
     with any ``count``. ``one_each``: a group runs its sequences one by one, each a micro-batch.
     ``stages``: that the rounds go through; classes and ranks are those of one.
-    ``ValueError`` where a sequence fits none.
+    ``ValueError`` if a sequence fits none.
 
     ``area_ms``: all work, spread over the ranks; ``overhead_ms``: the least that a round takes
     besides its sequences.
@@ -110,7 +110,7 @@ class RoundsFiller:
         ]
 
     def of_left(self, counts: Ints) -> RoundsFiller:
-        """Return a filler of what is left of each length."""
+        """Return a filler of the rest of each length."""
         left = Sequences(self.sequences.lengths, counts)
         return RoundsFiller(
             self.classes, left, self.ranks, one_each=self.one_each, stages=self.stages
@@ -119,7 +119,7 @@ class RoundsFiller:
     def fill(self, targets_ms: Sequence[float]) -> FilledRounds | None:
         """Fill rounds with these targets, each raised to the longest sequence that is left.
 
-        None where sequences are left.
+        None if sequences are left.
         """
         fill = self._take_unassigned(self.sequences.lengths, self.sequences.counts)
         rounds = []
@@ -131,7 +131,7 @@ class RoundsFiller:
         return None if fill.left else self._make_rounds(fill, rounds)
 
     def full(self, rounds: int) -> tuple[FilledRounds, Ints]:
-        """Fill rounds with about as many tokens as memory holds, each in the least time for that.
+        """Fill rounds with about as many tokens as memory holds, in the least time.
 
         Returns the rounds, and how many of each length are left.
         """
@@ -143,10 +143,10 @@ class RoundsFiller:
         return filled, counts
 
     def fill_with_least_waste(self) -> FilledRounds | None:
-        """Fill rounds one after another, each to the target at which the least time is wasted.
+        """Fill rounds one after another, each to the target that wastes least time.
 
-        Of ``THRIFTY`` targets, from the longest sequence's own time up: the round that is shortest
-        for the least GPU-time of the sequences that it takes. None where a sequence fits no group
+        Of ``LEAST_WASTE_TARGETS``, from the longest sequence's time up: the round that is shortest
+        for the least GPU-time of the sequences that it takes. None if a sequence fits no group
         of so few ranks.
         """
         counts = self.sequences.counts
@@ -156,15 +156,15 @@ class RoundsFiller:
             first = self._alone_ms[longest]
             last = max(first, self._full_ms[longest])
             best_share = 0.0
-            for target in np.geomspace(first, last, THRIFTY).tolist():
+            for target in np.geomspace(first, last, LEAST_WASTE_TARGETS).tolist():
                 one_round, rest = self._round_of(counts, longest, target)
                 least_ms = float(self._areas_ms @ (counts - rest))
                 if least_ms > best_share * one_round.times_ms[0]:
                     best_share = least_ms / one_round.times_ms[0]
-                    thriftiest, left = one_round, rest
+                    least_waste, left = one_round, rest
             if not best_share:
                 return None
-            filled, counts = filled + thriftiest, left
+            filled, counts = filled + least_waste, left
         return filled
 
     def _full_round(self, counts: Ints) -> tuple[FilledRounds, Ints]:
@@ -186,7 +186,7 @@ class RoundsFiller:
         return best, left
 
     def _round_of(self, counts: Ints, longest: int, target_ms: float) -> tuple[FilledRounds, Ints]:
-        """Fill one round from what is left of each length; and what is left then."""
+        """Fill one round from ``counts`` of each length; return the counts that remain, too."""
         fill = self._take_unassigned(self.sequences.lengths, counts)
         filled_classes = self._fill_round(fill, longest, target_ms)
         return self._make_rounds(fill, [filled_classes]), np.asarray(fill.counts)
@@ -199,7 +199,7 @@ class RoundsFiller:
         return PythonFill(as_list, counts.tolist(), [-length for length in as_list])
 
     def _make_rounds(self, fill: _Fill, rounds: Sequence[Sequence[_FilledClass]]) -> FilledRounds:
-        """Take what was filled as rounds, given the classes of each in the order of filling."""
+        """Take the filled placements as rounds, given each one's classes in filling order."""
         in_order: Sequence[_OfClass] = fill.placements()
         placements = iter(in_order)
         groups, times = [], []
@@ -253,7 +253,7 @@ class RoundsFiller:
     def _fill_groups(self, fill: _Fill, opening: _Opening) -> float:
         """Fill the groups of a class; the overhead that was counted for each (ms).
 
-        For one micro-batch a group it is so large that no second one fits beside the first.
+        For one micro-batch a group it is so large that no second one fits next to the first.
         """
         d, until = self.classes[opening.k], opening.target_ms
         overhead = d.c
@@ -272,6 +272,6 @@ def _first_left(fill: _Fill) -> int:
 
 
 def _least(times_ms: Floats, holds: npt.NDArray[np.bool_]) -> Floats:
-    """Return the least time of each sequence over the degrees (the first axis) that hold it."""
+    """Return each sequence's least time over the degrees (first axis) that hold it."""
     least: Floats = np.where(holds, times_ms, np.inf).min(axis=0)
     return least

@@ -16,7 +16,7 @@ from seqplan.planner.lockstep.search import common_target, improve_targets
 from seqplan.planner.placement.fleet import Bin, PipelineClass
 
 EXTRA_ROUNDS = 2
-"""Numbers of rounds tried beyond the fewest, in multiples of what the host requires."""
+"""Numbers of rounds tried beyond the fewest, in multiples of what the trainer requires."""
 
 LOOSE, FEW = 1e-2, 2_000
 """Longest-first assignment is tried as well above this gap, with up to so many sequences; with up
@@ -118,7 +118,7 @@ class _Search:
     """Searches numbers of rounds from the fewest on, and how many of them are *light*.
 
     A light round has one sequence on each rank, of the shortest there are. Long sequences bind the
-    others, so that all work is done beside them and light rounds cost little more than themselves.
+    others, so that all work is done next to them and light rounds cost little more than themselves.
     """
 
     def __init__(self, micro_batch: PipelineClass, sequences: Sequences, ranks: int) -> None:
@@ -164,7 +164,7 @@ class _Search:
         return self._best, min(*bounds, self._best.total_ms)
 
     def _try_light(self, number: int, bound_ms: float) -> None:
-        """Try each number of light rounds, the least bound first, while one may be the best."""
+        """Try each number of light rounds that may be the best, by ascending bound."""
         options = []
         heavy, light_rounds = self._sequences, FilledRounds((), ())
         for light in range(number):
@@ -200,7 +200,7 @@ class _Search:
         bound_ms: float,
         light: FilledRounds | None = None,
     ) -> None:
-        """Fill so many rounds with ``sequences``, beside light rounds with all others.
+        """Fill so many rounds with ``sequences``, next to light rounds with all others.
 
         By the least common target that works, each round lasting at least as long as the longest
         sequence that is left, and then by targets of single rounds that are changed while the sum
@@ -223,7 +223,7 @@ class _Search:
     def _keep(self, filled: FilledRounds, light: FilledRounds | None, number: int) -> None:
         """Keep rounds that are better than the best, if they are as many as wanted.
 
-        Beside light ones, only if they have a sequence for each rank.
+        Next to light ones, only if they have a sequence for each rank.
         """
         if light is not None:
             if len(filled.times_ms) != number:
@@ -286,7 +286,7 @@ def _assign_longest_first(
     """
     loads = [(0.0, place) for place in range(rounds * ranks)]
     room = [micro_batch.capacity] * len(loads)
-    dealt: list[dict[int, int]] = [{} for _ in loads]
+    assigned: list[dict[int, int]] = [{} for _ in loads]
     pairs = zip(sequences.lengths.tolist(), sequences.counts.tolist(), strict=True)
     for i, (length, n) in enumerate(pairs):
         padded = micro_batch.pad(length)
@@ -300,10 +300,12 @@ def _assign_longest_first(
             load, place = loads[0]
             heapreplace(loads, (load + work, place))
             room[place] -= padded
-            dealt[place][i] = dealt[place].get(i, 0) + 1
+            assigned[place][i] = assigned[place].get(i, 0) + 1
             for skipped in full:
                 heappush(loads, skipped)
-    ordered = [(load, dealt[place]) for load, place in sorted(loads, reverse=True) if dealt[place]]
+    ordered = [
+        (load, assigned[place]) for load, place in sorted(loads, reverse=True) if assigned[place]
+    ]
     together = [ordered[first : first + ranks] for first in range(0, len(ordered), ranks)]
     return FilledRounds.from_bins(
         [[list(micro.items()) for _, micro in of_round] for of_round in together],

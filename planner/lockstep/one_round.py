@@ -103,13 +103,15 @@ class OneRound:
         Of the groups as they are, if they fit the ranks, of every set of groups if these are few,
         or of groups by the degrees that some targets need.
         """
-        positions = tuple(sorted(i for _, own in groups for i in own))
+        positions = tuple(sorted(i for _, members in groups for i in members))
         if positions not in self._known:
             self.laid_out += 1
             tried = [self._with_work_for_all(groups)] if self.busy.idle(groups) >= 0 else []
-            tried += [self._with_work_for_all(own) for own in self._candidates(positions)]
+            tried += [self._with_work_for_all(option) for option in self._candidates(positions)]
             timed = [
-                (self.busy.round_ms(own), number, own) for number, own in enumerate(tried) if own
+                (self.busy.round_ms(option), number, option)
+                for number, option in enumerate(tried)
+                if option
             ]
             best = min(timed, key=lambda entry: entry[:2], default=None)
             self._known[positions] = None if best is None else (best[0], best[2])
@@ -193,11 +195,11 @@ class OneRound:
                 with_room = [group for group in open_to if self.has_room(group, position)]
                 if not with_room:
                     break
-                own = [
+                times = [
                     self.time_ms(g) + (self.work_ms[g.k][position] if with_it else 0.0)
                     for g in with_room
                 ]
-                self.add(with_room[own.index(min(own))], position)
+                self.add(with_room[times.index(min(times))], position)
             else:
                 yield [(group.k, tuple(group.positions)) for group in groups]
 

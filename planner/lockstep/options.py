@@ -1,4 +1,4 @@
-"""What may be asked of rounds."""
+"""Check the options of lockstep planning."""
 
 from __future__ import annotations
 

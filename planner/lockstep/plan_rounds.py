@@ -64,7 +64,7 @@ class Round:
 
 @dataclass(frozen=True)
 class MicroSteps:
-    """A step's rounds of one layout and a proven lower bound over all round plans of it (ms).
+    """A step's rounds of one layout and a proven lower bound over all (ms).
 
     Groups are of ``classes``, one of each size as one stage sees it, whose ``schemes`` they run;
     ``bounded``: the classes of all schemes that the bound holds for; ``ranks``: of a stage.
@@ -95,17 +95,17 @@ class MicroSteps:
 def plan_rounds(
     batch: Batch, models: Sequence[SchemeModel], gpus: int, multiple: int = 1
 ) -> MicroSteps | None:
-    """Find good rounds for a batch on schemes of one layout; None where its longest fits no group.
+    """Find good rounds for a batch on schemes of one layout; None if its longest fits no group.
 
     For each number of rounds from the fewest that memory allows, in multiples of ``multiple``, and
     each smallest degree: all rounds with one common target, the least that works; then, from the
     best of these, targets are changed one against the others while the sum falls. (Larger groups
-    than needed can be better where memory is tight: they mix long and short sequences.) Rounds that
+    than needed can be better if memory is tight: they mix long and short sequences.) Rounds that
     waste the least time one by one join them, and the best of the best numbers are searched
-    further. Rounds of one degree throughout are tried first, which is all where there is no other.
-    Then sequences of equal groups are dealt evenly, and groups split, widened or given a sequence
-    of another round until no rank is idle; some are only where sequences are too few for that.
-    ``ValueError`` where sequences are fewer than the rounds that are wanted.
+    further. Rounds of one degree throughout are tried first, which is all if there is no other.
+    Then sequences of equal groups are assigned evenly, and groups split, widened or given a
+    sequence of another round until no rank is idle, or sequences are too few for that.
+    ``ValueError`` if sequences are fewer than the required rounds.
     """
     stages = models[0].scheme.pp
     ranks = gpus // stages
@@ -132,7 +132,7 @@ def _one_of_each_size(models: Sequence[SchemeModel], batch: Batch, ranks: int) -
     """Choose a scheme for each number of GPUs, largest first: the fastest on the batch that fits.
 
     Those that hold its longest sequence go before others of their size. Timed as if all groups were
-    alike: their work, spread over the groups, and the overhead of as many rounds as tokens need.
+    equal: their work, spread over the groups, and the overhead of as many rounds as tokens need.
     """
     by_size: dict[int, list[SchemeModel]] = {}
     for model in drop_dominated({model.scheme: model for model in models}).values():
@@ -176,10 +176,10 @@ def _search(
     fewest = ceil(fewest_rounds(bounded, batch, ranks) / multiple) * multiple
     least_ms = rounds_bound_ms(bounded, batch, ranks, fewest, stages)
     candidates = [
-        (thrifty, filler)
+        (least_waste, filler)
         for filler in fillers
-        if (thrifty := filler.fill_with_least_waste()) is not None
-        and len(thrifty.times_ms) % multiple == 0
+        if (least_waste := filler.fill_with_least_waste()) is not None
+        and len(least_waste.times_ms) % multiple == 0
     ]
     number = fewest
     best_ms = min((filled.total_ms for filled in of_one_degree), default=inf)
@@ -268,7 +268,7 @@ def _smallest(classes: Sequence[PipelineClass], batch: Batch) -> list[int]:
 def _laid_out(
     busy: BusyRanks, classes: Sequence[PipelineClass], rounds: Sequence[Sequence[Group]]
 ) -> tuple[Round, ...]:
-    """Even the groups of each round, give idle ranks work, and put the largest groups first."""
+    """Balance each round's groups, occupy idle ranks, and put the largest groups first."""
     working = busy.borrow_sequences(
         [busy.occupy_idle_ranks(busy.rebalance_groups(groups)) for groups in rounds]
     )

@@ -1,14 +1,14 @@
 """A bound on all round plans that keeps what a long round cannot give to the others.
 
 ``rounds_bound_ms`` lets work flow between rounds. But a round that one long sequence stretches can
-not be filled with short ones where memory is tight: tokens per GPU and round are about the same for
-every degree. Here rounds have their own lengths, tokens and groups. From the outside in:
+not be filled with short ones if memory is tight: tokens per GPU and round are about the same for
+every degree. Here each round has a separate length, tokens and groups. From the outside in:
 
 1. ``prove_rounds``: the bound is the least over all numbers of rounds. Of plans with more than
-   ``HEADS`` + 1 rounds only the longest ``HEADS`` are told apart; the others are one pool of any
+   ``HEADS`` + 1 rounds only the longest ``HEADS`` are distinguished; the others are one pool of any
    number of rounds, which share its time.
 2. For each number, the largest total that no plan stays below, by bisection.
-3. A total is refuted where no lengths t₁ ≥ t₂ ≥ … of the longest rounds can reach it. They are cut
+3. A total is refuted if no lengths t₁ ≥ t₂ ≥ … of the longest rounds can reach it. They are cut
    into cells; if the batch does not fit the largest lengths of a cell and all the time that is
    left, no plan with rounds in this cell is below the total. Cells in which it fits are halved
    (branch and bound) down to ``FINEST``. The longest round counts once more for each further stage.
@@ -36,7 +36,7 @@ from seqplan.planner.lockstep.round_program import (
 from seqplan.planner.placement.fleet import PipelineClass
 
 HEADS = 2
-"""Rounds whose lengths are told apart in plans of more rounds than one more than these."""
+"""Rounds whose lengths are distinguished in plans of more rounds than one more than these."""
 
 NEAR = 0.02
 """The gap below which no closer bound is sought."""
@@ -54,7 +54,7 @@ _Cell = tuple[tuple[float, float], ...]
 def prove_rounds(rounds: MicroSteps, batch: Batch) -> MicroSteps:
     """Return the rounds with the larger of their bound and the one proven here (seconds).
 
-    Unchanged where they are within ``NEAR`` of their bound already.
+    Unchanged if they are within ``NEAR`` of their bound already.
     """
     if rounds.objective_ms <= rounds.lower_bound_ms * (1 + NEAR):
         return rounds
@@ -84,7 +84,7 @@ class _Proof:
         return least_overhead_ms(self.classes)
 
     def bound_ms(self, low_ms: float, reached_ms: float) -> float:
-        """Prove a bound over all numbers of rounds, between a known one and a time reached (ms)."""
+        """Prove a bound (ms) over all numbers of rounds, between two known times."""
         fewest = self._fewest
         least = reached_ms
         for count in range(min(fewest, HEADS + 2), HEADS + 3):
@@ -141,7 +141,7 @@ class _Proof:
         return tuple(cell)
 
     def _cell_refuted(self, cell: _Cell, count: int, total_ms: float) -> bool:
-        """Whether the longest rounds of a cell, and others in the time left, cannot hold all."""
+        """Whether the longest rounds of a cell and all others cannot hold the batch."""
         lows = [low for low, _ in cell]
         drained = (self.stages - 1) * lows[0] if lows else 0.0
         left_ms = total_ms - sum(lows) - drained if lows else total_ms / self.stages

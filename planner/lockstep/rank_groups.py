@@ -1,7 +1,7 @@
-"""Rounds in which all ranks work, in groups of the degrees that a host can form.
+"""Rounds in which all ranks work, in groups of the degrees that a trainer can form.
 
 For trainers that change the context parallelism of each micro-batch: no rank is idle in a round, a
-group is aligned to its size, and rounds come in multiples where the host wants that.
+group is aligned to its size, and rounds come in multiples where the trainer requires that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_NUMBERS = 1_000
 """Numbers of rounds that are tried at most; one sequence a round would do."""
 
 EXTRA_ROUNDS = 2
-"""Rounds tried beyond the fewest, in multiples of what the host wants."""
+"""Rounds tried beyond the fewest, in multiples of what the trainer requires."""
 
 FILLS, DEEP_FILLS = 40, 200
 """Rounds filled to improve one plan, about, and the best in the end: groups of several degrees
@@ -117,7 +117,7 @@ def plan_groups(
     the result is no slower.
 
     ``ValueError`` for groups that run sequences one by one with stages, for a length below 1 or
-    beyond all ranks, and where sequences are fewer than the rounds that the host wants.
+    beyond all ranks, and if sequences are fewer than the rounds that the trainer requires.
     """
     if one_each and stages > 1:
         raise ValueError("groups that run their sequences one by one do not go through stages")
@@ -169,7 +169,7 @@ def _price_known(
     places = {degree.gpus: k for k, degree in enumerate(classes)}
     if rounds is None or not {degree for of in rounds for degree, _ in of} <= set(places):
         return []
-    return [[[(places[degree], tuple(own)) for degree, own in of] for of in rounds]]
+    return [[[(places[degree], tuple(part)) for degree, part in of] for of in rounds]]
 
 
 def _search_numbers(
@@ -216,9 +216,9 @@ def _search_numbers(
         number += multiple
     candidates = best[-EXTRA_ROUNDS - 1 :]
     if not one_each:
-        thrifty = filler.fill_with_least_waste()
-        if thrifty is not None and len(thrifty.times_ms) % multiple == 0:
-            candidates.append(thrifty)
+        least_waste = filler.fill_with_least_waste()
+        if least_waste is not None and len(least_waste.times_ms) % multiple == 0:
+            candidates.append(least_waste)
     shortest = min(candidates, key=lambda filled: filled.total_ms)
     candidates.append(improve_targets(filler, shortest, least, DEEP_FILLS, in_common=False))
     return candidates, least

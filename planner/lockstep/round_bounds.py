@@ -38,7 +38,7 @@ def rounds_bound_ms(
 
     Where the longest round lasts L, no group of the plan takes longer. On the groups that remain,
     GPU-time Σ min_g gpus_g·work_g spreads over all ranks, each round pays its overhead, and filling
-    and draining take (stages − 1) times L, or the mean round where that is longer. And the longest
+    and draining take (stages − 1) times L, or the mean round if that is longer. And the longest
     round counts ``stages`` times, every other as long as one of the shortest sequences alone. That
     GPU-time falls as L grows past the time that a sequence takes alone in a cheaper group: of all
     such L the least counts.
@@ -59,7 +59,7 @@ def rounds_bound_ms(
 
 
 def _shortest_alone_ms(classes: Sequence[PipelineClass], batch: Batch, number: int) -> float:
-    """Sum what the shortest sequences, so many, take alone on the group fastest for each (ms)."""
+    """Sum the least times alone of the ``number`` shortest sequences (ms)."""
     if not number:
         return 0.0
     lengths = np.repeat(batch.distinct[::-1], batch.multiplicity[::-1])[:number]
@@ -72,12 +72,12 @@ def _shortest_alone_ms(classes: Sequence[PipelineClass], batch: Batch, number: i
         for pipeline_class in classes
     ]
     overhead = min(pipeline_class.c for pipeline_class in classes)
-    # Plans may have rounds without a sequence of their own where there are fewer sequences.
+    # Plans may have rounds without a sequence if there are fewer sequences than rounds.
     return float(np.min(alone_ms, axis=0).sum()) + overhead * (number - len(lengths))
 
 
 def one_by_one_bound_ms(classes: Sequence[PipelineClass], batch: Batch, ranks: int) -> float:
-    """Compute a lower bound (ms) on every plan whose groups run their sequences one by one.
+    """Compute a lower bound (ms) for groups that run their sequences one by one.
 
     No sequence takes longer than the step. In groups in which none does, all of them take the least
     GPU-time with their overheads, spread over all ranks.
@@ -89,7 +89,7 @@ def one_by_one_bound_ms(classes: Sequence[PipelineClass], batch: Batch, ranks: i
 def _least_areas(
     classes: Sequence[PipelineClass], batch: Batch, *, one_each: bool = False
 ) -> tuple[Floats, Floats]:
-    """List times that the longest round may last, and the least GPU-time of the batch then (ms).
+    """List times of the longest round, with the batch's least GPU-time then (ms).
 
     ``one_each``: each sequence pays the overhead of a micro-batch.
     """
@@ -108,7 +108,7 @@ def _least_areas(
 def _best_numbers(
     spread_ms: Floats, longest_ms: Floats, overhead: float, stages: int
 ) -> tuple[Floats, Floats]:
-    """Compute the numbers of rounds beside the one at which a step is shortest.
+    """Compute the numbers of rounds on both sides of the best one.
 
     More rounds shorten the mean one, which counts (stages − 1) times more, until the longest does.
     """
@@ -120,7 +120,7 @@ def _best_numbers(
 
 
 def fewest_rounds(classes: Sequence[PipelineClass], batch: Batch, ranks: int) -> int:
-    """Count the rounds that all tokens need at the best tokens a rank, and that long ones need."""
+    """Count the rounds that memory requires for all tokens, and for the long sequences."""
     per_rank = max(pipeline_class.capacity / pipeline_class.gpus for pipeline_class in classes)
     by_tokens = ceil(batch.tokens / (per_rank * ranks) - 1e-9)
     lengths, counts = batch.distinct, batch.multiplicity

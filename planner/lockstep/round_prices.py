@@ -17,7 +17,7 @@ from seqplan.planner.lockstep.round_program import RESOURCES, RoundProgram
 from seqplan.planner.placement.fleet import Floats
 
 LEAST_LEFT_OVER = 1e-7
-"""Share of the batch's work up to which what is left over counts as nothing."""
+"""Share of the batch's work up to which unplaced work counts as nothing."""
 
 
 def refutes(program: RoundProgram) -> bool:
@@ -65,7 +65,7 @@ class _Columns:
 
 
 def solve(program: RoundProgram) -> Prices | None:
-    """Minimise the work that is left over; the duals. None where the rounds hold the batch."""
+    """Minimise the work that is left over; the duals. None if the rounds hold the batch."""
     from scipy.optimize import linprog
 
     columns = _Columns(program)
@@ -142,13 +142,13 @@ def _everywhere(columns: _Columns) -> Any:
 
 
 def certify(program: RoundProgram, prices: Prices) -> tuple[float, float]:
-    """Compute what all sequences are worth at least, and the GPUs cost at most, at any prices.
+    """Compute the least worth of all sequences and the most cost of the GPUs.
 
-    A GPU of round r costs λ_r, and a group of class k so gpus_k·λ_r; its four resources are
-    priced by a mix that sums to at most that. In the pool a GPU costs ν in each round and μ for
-    all the time, and a group's work is priced by the one, the others by the other. A sequence
-    is worth the least of what it takes of a group's resources anywhere. If all together are
-    worth more than the GPUs cost, they do not fit.
+    At any prices. A GPU of round r costs λ_r, and a group of class k so gpus_k·λ_r; its four
+    resources are priced by a mix that sums to at most that. In the pool a GPU costs ν in each round
+    and μ for all the time; a group's work is priced by the one, the others by the other. A sequence
+    is worth the least of its shares of a group's resources anywhere. If all together are worth
+    more than the GPUs cost, they do not fit.
     """
     worth = np.full(len(program.lengths.shortest), np.inf)
     for resources, (slot, share) in zip(prices.resources, program.shares.items(), strict=True):
@@ -166,7 +166,7 @@ def certify(program: RoundProgram, prices: Prices) -> tuple[float, float]:
 
 
 def _last_cost(program: RoundProgram, prices: Prices) -> float:
-    """Compute what a GPU costs at most in the last round, or in all those of the pool.
+    """Compute the most that a GPU costs in the last round or the pool.
 
     The pool's ρ rounds cost μ·(1 − ρ·overhead/time) + ν·ρ, which is largest at the fewest or the
     most of them.
@@ -182,7 +182,7 @@ def _last_cost(program: RoundProgram, prices: Prices) -> float:
 
 
 def _summing_to(mix: Floats, total: float) -> Floats:
-    """Scale prices to a sum, all of it on the first where they are zero."""
+    """Scale prices to a sum, all of it on the first if they are zero."""
     if mix.sum() > 0:
         scaled: Floats = mix * (total / mix.sum())
         return scaled

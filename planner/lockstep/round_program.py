@@ -3,7 +3,7 @@
 Sequences of similar lengths are one group (``LengthGroups``). A *slot* is a round and a class; what
 a sequence of each group takes of one group of ranks in a slot are its four *shares*: work for the
 round less the overhead, tokens for the memory, and a place for sequences above half of either. The
-first rounds of a plan have lengths of their own, the last is one more or the *pool* of all others.
+first rounds of a plan have separate lengths, the last is one more or the *pool* of all others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 ALONE, MOST_GROUPS = 24, 32
-"""The longest lengths, each a group of its own, and groups of similar ones among the others; each
+"""The longest lengths, each a separate group, and groups of similar ones among the others; each
 counts as its shortest."""
 
 RESOURCES = 4
@@ -58,10 +58,10 @@ class Pool:
 
 @dataclass(frozen=True)
 class RoundProgram:
-    """The rounds of a step, and what sequences take of a group of ranks in each slot.
+    """The rounds of a step, and the shares of sequences in a group's resources.
 
     ``gpus``: of a round; ``first``: how many rounds come before the last, which is a ``pool`` or,
-    where that is None, one round; ``shares``: (``RESOURCES``, groups of lengths) by slot, infinite
+    if that is None, one round; ``shares``: (``RESOURCES``, groups of lengths) by slot, infinite
     where a sequence does not fit. A slot that takes no sequence is left out.
     """
 
@@ -124,8 +124,8 @@ def least_overhead_ms(classes: Sequence[PipelineClass]) -> float:
 def _shares(pipeline_class: PipelineClass, lengths: Ints, round_ms: float) -> Floats | None:
     """Compute what a sequence of each length takes of one group of ranks: (4, lengths).
 
-    Work, tokens, and of the places for sequences above half of either; infinite where it does
-    not fit. None where nothing does.
+    Work, tokens, and of the places for sequences above half of either; infinite if it does
+    not fit. None if nothing does.
     """
     room_ms = round_ms - pipeline_class.c
     if room_ms <= 0:

@@ -46,9 +46,10 @@ def common_target(filler: RoundsFiller, rounds: int, bound_ms: float) -> FilledR
 
 
 def full_rounds(filler: RoundsFiller, rounds: int) -> FilledRounds | None:
-    """Fill all rounds but the last about as full as memory allows, and that as short as works.
+    """Fill all rounds but the last as full as memory allows.
 
-    Good where memory leaves no choice of their number. None where one round does not hold the rest.
+    The last is as short as works. Good if memory leaves no choice of their number. None if one
+    round does not hold the rest.
     """
     first, left = filler.full(rounds - 1)
     if not left.any():

@@ -101,5 +101,5 @@ def floor_us(time_ms: float) -> float:
 
 
 def gap(predicted_ms: float, bound_ms: float) -> float:
-    """Return predicted / bound − 1, to six decimals; 0 where the bound is 0."""
+    """Return predicted / bound − 1, to six decimals; 0 if the bound is 0."""
     return round(predicted_ms / bound_ms - 1, 6) if bound_ms > 0 else 0.0

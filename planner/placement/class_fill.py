@@ -13,8 +13,8 @@ from seqplan.planner.placement.sequence_pool import SequencePool
 
 MOST_COUNTED = 10_000
 """Micro-batches of a pipeline up to which the best V is sought. More would add less than pp/10,000
-of what it holds: bubbles take (pp − 1)/(V + pp − 1) of its time, and V is no limit on what is put
-into it, only on the largest micro-batch."""
+of the work: bubbles take (pp − 1)/(V + pp − 1) of its time, and V only limits the largest
+micro-batch."""
 
 
 class PythonFill:
@@ -69,7 +69,7 @@ class PythonFill:
         self._filled.append((pipeline_class, placement))
 
     def placements(self) -> list[tuple[ClassPlacement, tuple[float, ...]]]:
-        """Return the placement on each class, as they were filled, and form S of its pipelines."""
+        """Return the placement on each class in the order of filling, with forms S."""
         lengths = self._pool.lengths
         return [
             (placement, tuple(form_s(pipeline_class, lengths, bins) for bins in placement))
@@ -131,7 +131,7 @@ def _open(pipeline_class: PipelineClass, longest: int, target: float, ceiling: f
     """Open an empty pipeline whose first sequence will have ``longest`` tokens.
 
     Several stages: either V even micro-batches, V with the most capacity that leaves each of them
-    the work of that sequence; or, where that holds more, a first micro-batch of that sequence alone
+    the work of that sequence; or, if that holds more, a first micro-batch of that sequence alone
     which then sets the bubbles, and no other larger.
     """
     work = longest * (pipeline_class.a * longest + pipeline_class.b)

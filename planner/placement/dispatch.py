@@ -25,7 +25,7 @@ LEVEL_TOLERANCE = 1e-2
 def probe(
     filler: Filler, lower_ms: float, below_ms: float, *, new_first: bool = False
 ) -> Filling | None:
-    """Find a placement better than ``below_ms`` with a single fill; None where it fails."""
+    """Find a placement better than ``below_ms`` with a single fill; None if it fails."""
     target = max(lower_ms, below_ms * (1 - 2 * TOLERANCE))
     if target >= below_ms:
         return None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 def chunk(lengths: Sequence[int], micro_batches: int) -> list[list[int]]:
     """Split into ``micro_batches`` chunks whose largest token sum is the least possible.
 
-    Positions, longest sequences first; fewer chunks only where there are fewer sequences. Exact
+    Positions, longest sequences first; fewer chunks only if there are fewer sequences. Exact
     among the consecutive splits of the sorted lengths, as Eq. 23–24: bisection on the largest sum,
     O(n·log Σ) after sorting. ``ValueError`` for fewer than one chunk.
     """
@@ -48,9 +48,10 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
 def _split(
     lengths: Sequence[int], order: Sequence[int], limit: int, exactly: int = 0
 ) -> list[list[int]]:
-    """Fill chunk after chunk up to ``limit`` tokens, earlier if ``exactly`` so many need the rest.
+    """Fill chunk after chunk up to ``limit`` tokens.
 
-    The fewest chunks are found by filling each as far as it goes, since the split is consecutive.
+    A chunk ends earlier if ``exactly`` so many chunks need the rest. The fewest chunks are found
+    by filling each as far as it goes, since the split is consecutive.
     """
     chunks: list[list[int]] = []
     room = 0

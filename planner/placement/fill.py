@@ -85,12 +85,12 @@ class Filler:
     def fill(
         self, target_ms: float, ceiling_ms: float | None = None, *, new_first: bool = False
     ) -> Filling | Shortfall:
-        """Place all sequences with every pipeline's form S ≤ ``target_ms``, or say what is missing.
+        """Place all sequences with every pipeline's form S ≤ ``target_ms``, or return a shortfall.
 
         1. Classes are ordered from the one that can hold the longest sequence down.
         2. Of each class, pipelines are opened for the sequences that no later class can hold.
         3. Then they, and new ones, are topped up with any: always the longest unassigned sequence
-           that fits what is left of the micro-batch (tokens and time), micro-batch after
+           that fits the rest of the micro-batch (tokens and time), micro-batch after
            micro-batch. ``new_first``: pipelines of step 2 open new micro-batches for the longest
            that are left before they top up the open ones, which may have little room.
 
@@ -111,7 +111,7 @@ class Filler:
             pipeline_class = classes[k]
             forced_above = 0 if later is None else reach[later]
             if later is None and ceiling == target_ms:
-                # Whether what is left cannot fit the last class, however well it is placed.
+                # Whether the rest cannot fit the last class, however well it is placed.
                 missing = self._missing_ms(unassigned, pipeline_class)
                 missing -= target_ms * pipeline_class.count
                 if missing > 0:
@@ -159,8 +159,10 @@ class Filler:
 def take_unassigned(
     lengths: Ints, counts: Ints, classes: Sequence[PipelineClass]
 ) -> PythonFill | KernelFill:
-    """Take ``counts`` sequences of each of these lengths (tokens, descending) as unassigned, to be
-    filled into these classes."""
+    """Take ``counts`` sequences of each length as unassigned.
+
+    ``lengths``: tokens, descending; they are to be filled into ``classes``.
+    """
     if kernel_fills(classes, int(lengths[0])):
         return KernelFill(lengths, counts)
     as_list: list[int] = lengths.tolist()

@@ -29,7 +29,7 @@ ClassPlacement = tuple[PipelineBins, ...]
 _ROUND = 1.0 + 1e-12
 
 MOST = 64
-"""Most numbers of micro-batches that a bound tells apart."""
+"""Most numbers of micro-batches that a bound distinguishes."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class PipelineClass:
         return self.work_ms(lengths) + self.padded(lengths) * (self.c / self.capacity)
 
     def most_micro_batches(self, target_ms: float) -> int:
-        """Return the number of micro-batches V beyond which a larger V is of no use by a target.
+        """Return the number of micro-batches V beyond which more are no use.
 
         Work capacity V·(target/(V + pp − 1) − c) rises up to V = √(target·(pp − 1)/c) − (pp − 1);
         token capacity V·MaxLen matters up to the tokens that the target's work allows. At most
@@ -105,8 +105,10 @@ class PipelineClass:
 
 
 def gpu_ms(classes: Sequence[PipelineClass], lengths: Ints) -> Floats:
-    """Compute the GPU-time (classes, n) of each length on each class, its tokens' share of c
-    included (``work_with_overhead_ms``); infinite where a class does not hold it."""
+    """Compute the GPU-time (classes, n) of each length on each class.
+
+    With its tokens' share of c (``work_with_overhead_ms``); infinite if a class does not hold it.
+    """
     a, b, c = (
         np.array([[coefficient] for coefficient in column])
         for column in zip(*((k.a, k.b, k.c / k.capacity) for k in classes), strict=True)
@@ -123,7 +125,7 @@ def drop_dominated(models: Models) -> dict[Scheme, SchemeModel]:
     """Leave schemes out that another one replaces at no loss, whatever is planned.
 
     It takes no more GPUs, stages, time for any micro-batch or padding, and holds no less. Of two
-    that are alike the first in scheme order stays.
+    equal ones the first in scheme order stays.
     """
 
     def replaces(other: SchemeModel, model: SchemeModel) -> bool:
@@ -178,7 +180,10 @@ class Fleet:
 
 
 def form_s(pipeline_class: PipelineClass, lengths: list[int], pipeline: PipelineBins) -> float:
-    """Compute Σ(m_j + c) + (pp − 1)·(max m_j + c) of a pipeline's micro-batches, 0 when empty."""
+    """Compute form S of a pipeline's micro-batches: Σ(m_j + c) + (pp − 1)·(max m_j + c).
+
+    0 when empty.
+    """
     if not pipeline:
         return 0.0
     a, b, c = pipeline_class.a, pipeline_class.b, pipeline_class.c

@@ -1,4 +1,4 @@
-"""The compiled fill: whether it is used, and its face beside ``PythonFill``.
+"""The compiled fill: whether it is used, and its interface, that of ``PythonFill``.
 
 The environment variable ``SEQPLAN_KERNEL=python`` leaves it out; plans are the same either way.
 """
@@ -78,7 +78,7 @@ class KernelFill:
         self._filled.append((PackedPlacement(packed, pipeline_class.count), times))
 
     def placements(self) -> list[tuple[PackedPlacement, tuple[float, ...]]]:
-        """Return the placement on each class, as they were filled, and form S of its pipelines."""
+        """Return the placement on each class in the order of filling, with forms S."""
         return self._filled
 
 
@@ -89,13 +89,13 @@ def source_digest(text: str) -> str:
 
 
 def why_unusable(module: ModuleType | None, source: Path) -> str:
-    """Say why a built kernel cannot be used, beside this source; empty when it can."""
+    """Describe why a built kernel cannot be used, next to this source; empty when it can."""
     if module is None:
         return "not built"
     try:
         text = source.read_text("utf-8")
     except OSError:
-        return f"{source.name} is not beside it"
+        return f"{source.name} is not next to it"
     if source_digest(text) != module.SOURCE:
         return f"built from another {source.name}"
     return ""
@@ -107,9 +107,9 @@ def _unusable() -> str:
 
 
 def kernel_state() -> str:
-    """Say in a few words what fills: ``compiled``, or ``Python`` and why.
+    """Describe the fill in use: ``compiled``, or ``Python`` and why.
 
-    Raises ``ValueError`` where the environment asks for anything but ``python``.
+    Raises ``ValueError`` if the environment sets anything but ``python``.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "python"):

@@ -29,9 +29,10 @@ class Packing:
 def packing_bound_ms(
     pipeline_class: PipelineClass, work: Sequence[float], padded: Sequence[int]
 ) -> tuple[int, float]:
-    """Return (least V, lower bound on form S) for sequences of these works (ms), padded lengths.
+    """Return (least V, lower bound on form S) for sequences of these works.
 
-    For a fixed V, S ≥ Σm + V·c + (pp − 1)·(max(longest, mean, pigeonhole) + c). The mean falls and
+    Works in ms, lengths padded. For a fixed V,
+    S ≥ Σm + V·c + (pp − 1)·(max(longest, mean, pigeonhole) + c). The mean falls and
     V·c rises with V, so the least over V is found by walking up from the capacity bound.
     """
     least = _least_micro_batches(pipeline_class, padded)

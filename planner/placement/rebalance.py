@@ -1,6 +1,6 @@
 """Balance: moves and swaps of sequences off the slowest pipeline, after the target fill.
 
-The fill leaves little between pipelines where short sequences abound; where they are few, a swap
+The fill leaves little between pipelines when short sequences abound; if they are few, a swap
 of two sequences can shorten the step. Only one-stage pipelines take part: their time is
 the work of their sequences and c for every micro-batch.
 """
@@ -113,29 +113,29 @@ class _State:
 
     def _best_move(self, top: int, loads: _Loads) -> list[_Option]:
         """Find the best of all moves of its sequences (rows) to other pipelines (columns)."""
-        own = np.array(self.members[top])
+        mine = np.array(self.members[top])
         others = np.nonzero(loads.single & (np.arange(len(self.pipeline_classes)) != top))[0]
         top_after = loads.time_ms(
-            np.full(1, top), outgoing=(self.work[top, own], self.padded[top, own])
+            np.full(1, top), outgoing=(self.work[top, mine], self.padded[top, mine])
         )
-        padded = self.padded[np.ix_(others, own)].T
-        other_after = loads.time_ms(others, incoming=(self.work[np.ix_(others, own)].T, padded))
+        padded = self.padded[np.ix_(others, mine)].T
+        other_after = loads.time_ms(others, incoming=(self.work[np.ix_(others, mine)].T, padded))
         other_after[loads.capacity[others] < padded] = np.inf
         slowest_after = np.maximum(top_after[:, None], other_after)
         if not slowest_after.size:
             return []
         j, q = np.unravel_index(int(slowest_after.argmin()), slowest_after.shape)
-        return [_Option(float(slowest_after[j, q]), int(others[q]), int(own[j]), None)]
+        return [_Option(float(slowest_after[j, q]), int(others[q]), int(mine[j]), None)]
 
     def _best_swap(self, top: int, loads: _Loads) -> list[_Option]:
         """Find the best of all swaps of its sequences (rows) for those of others (columns)."""
-        own = np.array(self.members[top])
+        mine = np.array(self.members[top])
         theirs = np.nonzero(loads.single[self.owner] & (self.owner != top))[0]
         p = self.owner[theirs]
-        own_there = (self.work[np.ix_(p, own)].T, self.padded[np.ix_(p, own)].T)
+        own_there = (self.work[np.ix_(p, mine)].T, self.padded[np.ix_(p, mine)].T)
         top_after = loads.time_ms(
             np.full(1, top),
-            outgoing=(self.work[top, own][:, None], self.padded[top, own][:, None]),
+            outgoing=(self.work[top, mine][:, None], self.padded[top, mine][:, None]),
             incoming=(self.work[top, theirs], self.padded[top, theirs]),
         )
         top_after[:, self.padded[top, theirs] > loads.capacity[top]] = np.inf
@@ -147,20 +147,20 @@ class _State:
         if not slowest_after.size:
             return []
         j, k = np.unravel_index(int(slowest_after.argmin()), slowest_after.shape)
-        return [_Option(float(slowest_after[j, k]), int(p[k]), int(own[j]), int(theirs[k]))]
+        return [_Option(float(slowest_after[j, k]), int(p[k]), int(mine[j]), int(theirs[k]))]
 
     def _apply(self, top: int, other: int, give: int, take: int | None) -> bool:
         """Make a change if packing into micro-batches bears it out; return whether it was made."""
-        own = [j for j in self.members[top] if j != give] + ([] if take is None else [take])
+        mine = [j for j in self.members[top] if j != give] + ([] if take is None else [take])
         theirs = [j for j in self.members[other] if j != take] + [give]
-        packed = [self._pack(top, own), self._pack(other, theirs)]
+        packed = [self._pack(top, mine), self._pack(other, theirs)]
         times = [
             form_s(self.pipeline_classes[p], self.distinct, bins)
             for p, bins in zip((top, other), packed, strict=True)
         ]
         if max(times) >= self.time[top] * (1 - _GAIN):
             return False
-        for p, members, bins, time in zip((top, other), (own, theirs), packed, times, strict=True):
+        for p, members, bins, time in zip((top, other), (mine, theirs), packed, times, strict=True):
             self.members[p], self.bins[p], self.time[p] = members, bins, time
             self.owner[members] = p
         return True
@@ -220,8 +220,8 @@ class _Loads:
     def of(cls, state: _State) -> _Loads:
         pipeline_classes = state.pipeline_classes
         return cls(
-            work=np.array([state.work[p, own].sum() for p, own in enumerate(state.members)]),
-            tokens=np.array([state.padded[p, own].sum() for p, own in enumerate(state.members)]),
+            work=np.array([state.work[p, mine].sum() for p, mine in enumerate(state.members)]),
+            tokens=np.array([state.padded[p, mine].sum() for p, mine in enumerate(state.members)]),
             overhead=np.array([pipeline_class.c for pipeline_class in pipeline_classes]),
             capacity=np.array(
                 [pipeline_class.capacity for pipeline_class in pipeline_classes], dtype=np.float64

@@ -119,7 +119,7 @@ _VERL = replace(
     lockstep=True,
     uniform=True,
     baseline="verl",
-    baseline_name="verl's own balancing",
+    baseline_name="verl's balancing",
 )
 
 BACKENDS = {
@@ -148,7 +148,7 @@ BACKENDS = {
             zero_stages=(1, 2),
             lockstep=True,
             baseline="megatron-dcp",
-            baseline_name="dynamic context parallelism by Megatron's own rule",
+            baseline_name="dynamic context parallelism by Megatron's rule",
         ),
         _VERL,
         replace(

@@ -1,4 +1,4 @@
-"""The times of strategies on one sampled batch, and what is proven of all strategies there."""
+"""The times of strategies on one sampled batch, and the bounds proven there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLOSE = 0.015
 
 
 class BatchTimes:
-    """One batch: the propagation of strategies on it (ms), and its bound over all strategies.
+    """One batch: computation of strategies on it (ms), and its bound over all strategies.
 
     ``best_ms``: the least time with sync; ``reached_ms``: the least without it.
     """
@@ -42,7 +42,7 @@ class BatchTimes:
         self._bounds: dict[AllStrategies, tuple[float, float]] = {}
 
     def try_strategy(self, strategy: Strategy) -> None:
-        """Find the strategy's time: exact where it comes close to the best, rough beyond."""
+        """Find the strategy's time: exact if it comes close to the best, rough beyond."""
         if strategy in self.propagation_ms:
             return
         fleet = Fleet.from_strategy(strategy, self._families.models)
@@ -64,7 +64,7 @@ class BatchTimes:
     def regrouping_ms(self, layout: RegroupLayout, below_ms: float) -> float:
         """Find the time, with sync, of groups of a layout that regroup within the step.
 
-        Infinite where none end before ``below_ms``.
+        Infinite if none end before ``below_ms``.
         """
         if layout.max_sequence < self.batch.longest:
             return float("inf")
@@ -74,7 +74,7 @@ class BatchTimes:
 
     @property
     def whole_bound_ms(self) -> float:
-        """Return what is proven over all strategies, each with its sync."""
+        """Return the bound over all strategies, each with its sync."""
         return sync_bound_ms(self._families, self.batch, self.best_ms, self._bound_of)
 
     def close(self, space: FamilyRelaxation) -> bool:
@@ -89,14 +89,14 @@ class BatchTimes:
         return propagation_ms <= self._bound_of(space.relaxation, propagation_ms) * (1 + CLOSE)
 
     def propagation_bound_ms(self, space: FamilyRelaxation) -> float:
-        """Return about the time at which the space's relaxation fits: what is proven of it."""
+        """Return about the time at which the space's relaxation fits: its proven bound."""
         known = self._bounds.get(space.relaxation)
         if known is None or not np.isfinite(self.best_ms):
             return self._lower
         return max(known[0], self._lower)
 
     def _bound_of(self, relaxation: AllStrategies, reached_ms: float) -> float:
-        """Return what is proven over a relaxation's strategies, without the sync.
+        """Return the bound over a relaxation's strategies, without the sync.
 
         Sought below ``reached_ms``, the first time and whenever that has fallen.
         """

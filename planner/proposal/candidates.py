@@ -43,7 +43,7 @@ FRUITLESS = 3
 
 @dataclass(frozen=True)
 class Effort:
-    """How many batches are judged, how many of them at most searched, and what is kept."""
+    """Numbers of batches evaluated, of those at most searched, and of strategies kept."""
 
     judged: int = 64
     searched: int = 48
@@ -66,12 +66,12 @@ class Proposed:
 
 @dataclass(frozen=True)
 class CandidatePool:
-    """Kept candidates and what they are worth: means over the judged batches, in ms.
+    """Kept candidates and their worth: means over the evaluated batches, in ms.
 
     All with the sync that the proposal was made for.
     ``expected_ms``: best kept strategy per batch; ``pool_ms``: best of all strategies found;
-    ``lower_bound_ms``: proven, over all strategies of these schemes and GPUs; ``layouts``: what was
-    found of each layout, and of several together; None where strategies are chosen by propagation.
+    ``lower_bound_ms``: proven, over all strategies of these schemes and GPUs; ``layouts``: results
+    of each layout, and of several together; None if strategies are chosen by forward and backward.
     """
 
     candidates: tuple[Proposed, ...]
@@ -95,18 +95,18 @@ def propose(
     *,
     static_groups: bool = False,
 ) -> CandidatePool:
-    """Propose strategies for data like ``batches``, of which ``effort.judged`` are looked at.
+    """Propose strategies for data like ``batches``, of which ``effort.judged`` are evaluated.
 
     1. Batch by batch, the strategies found so far are tried. Where the best of them is not close to
        the bound over all strategies, and for at most ``effort.searched`` batches, strategies are
        searched for the batch (``search``: the relaxation's fractional pipeline counts rounded, and
-       swaps judged by placement) and join those found. With an ``sync``, each layout is
+       swaps evaluated by placement) and join those found. With a ``sync``, each layout is
        searched apart, and so are the layouts together that sync in the same time; those that
-       a bound proves slower than what is known are left out.
+       a bound proves slower than a known one are left out.
     2. When none found holds ``max_len`` tokens, one is searched for a batch that has such a
        sequence.
     3. All strategies are timed on all batches, and the ``effort.kept`` are kept that together leave
-       the least mean time of the best per batch (``conclude``): with an ``sync`` of one layout,
+       the least mean time of the best per batch (``conclude``): with a ``sync`` of one layout,
        unless several are better by more than ``ONE_LAYOUT`` (``choose_layout``).
 
     ``derived``: the schemes whose costs nobody has measured. ``static_groups``: groups do not
@@ -124,7 +124,7 @@ def propose(
         scenarios = Scenarios(
             models,
             max_len,
-            lambda own: _mean_bound_ms(own, drawn, gpus),
+            lambda scheme_models: _mean_bound_ms(scheme_models, drawn, gpus),
             lambda layout: sync.compute_exposed_ms([layout]),
             derived,
         )
@@ -153,7 +153,7 @@ def evaluate_strategies(
     effort: Effort,
     progress: Progress | None = None,
 ) -> CandidatePool:
-    """Judge given strategies like found ones, and keep the few that serve best together."""
+    """Evaluate given strategies like found ones, and keep the few that serve best together."""
     report = progress or (lambda stage, done, total: None)
     families = Families(models, gpus, NO_SYNC)
     judged = [BatchTimes(batch, families, NO_SYNC) for batch in batches[: effort.judged]]
@@ -226,11 +226,11 @@ def conclude(
     """
     order = list(strategies)
     for done, batch_times in enumerate(judged):
-        report("judging strategies", done, len(judged))
+        report("evaluating strategies", done, len(judged))
         for strategy in order:
             batch_times.try_strategy(strategy)
         order.sort(key=batch_times.time_ms)  # the next begins with what served this one
-    report("judging strategies", len(judged), len(judged))
+    report("evaluating strategies", len(judged), len(judged))
     times = np.array(
         [[batch_times.time_ms(strategy) for batch_times in judged] for strategy in strategies]
     )
@@ -324,7 +324,7 @@ def _of_layouts(
 
 
 def _mean_bound_ms(models: Models, batches: Sequence[Batch], gpus: int) -> float:
-    """Bound the mean propagation of the strategies of these schemes (ms)."""
+    """Bound the mean forward and backward of the strategies of these schemes (ms)."""
     classes = [PipelineClass.from_model(model, 1) for model in models.values()]
     return float(np.mean([gpu_time_bound_ms(classes, batch, gpus) for batch in batches]))
 

@@ -44,12 +44,12 @@ _LAYOUT_ROW = frozenset({"tp", "pp", "sync_ms", "expected_ms"})
 
 
 class ProposalError(ValueError):
-    """A proposal that cannot be used; the message says which field and why."""
+    """A proposal that cannot be used; the message names the field and the reason."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A proposed strategy and its worth on the judged batches (ms; None: it ran none of them).
+    """A proposed strategy and its worth on the evaluated batches (ms; None: it ran none of them).
 
     ``expected_ms`` holds what the proposal's sync, if any, takes with this strategy.
     """
@@ -63,14 +63,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A proposal with the profile it was made from, so that planning needs no other file.
+    """A proposal with the profile it was made from: planning needs no other file.
 
-    ``sync``: what strategies were, and in planning are, chosen with beside propagation; expected
-    times and the bound over all strategies hold it. None: by propagation alone. ``layouts``: which
+    ``sync``: the sync with which strategies were, and in planning are, chosen; expected times and
+    the bound over all strategies hold it. None: by forward and backward alone. ``layouts``: which
     layout the candidates have, and why. ``static_groups``: groups do not regroup within a step;
-    otherwise expected times hold what they gain where they may. ``lockstep``: all ranks run their
-    k-th micro-batches together, in rounds, whose number is a multiple of ``micro_step_multiple``;
-    so they do under ZeRO-3 whatever it says. ``trainer``: the backend that it was made for, of
+    otherwise expected times hold what they gain by it. ``lockstep``: all ranks run their k-th
+    micro-batches together, in rounds, whose number is a multiple of ``micro_step_multiple``; under
+    ZeRO-3 they do in any case. ``trainer``: the backend that it was made for, of
     which the profile has the schemes.
     """
 
@@ -92,7 +92,7 @@ class Proposal:
 
     @property
     def in_lockstep(self) -> bool:
-        """Whether steps are planned in rounds: asked for, or under ZeRO-3."""
+        """Whether steps are planned in rounds: by request, or under ZeRO-3."""
         return self.lockstep or self.profile.lockstep
 
     @property
@@ -123,7 +123,7 @@ class Proposal:
         return digest_of(canonical_json(self._fields()))
 
     def _fields(self) -> dict[str, Any]:
-        # Left out where there is none, as in the documents of earlier versions.
+        # Left out if there is none, as in the documents of earlier versions.
         weighed: dict[str, Any] = {}
         if self.sync is not None:
             weighed["sync"] = sync_fields(self.sync)
@@ -167,7 +167,7 @@ class Proposal:
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> Proposal:
-        """Read a document; ``ProposalError`` names what is missing, foreign or changed."""
+        """Read a document; ``ProposalError`` names missing, unknown and changed fields."""
         try:
             raw = json.loads(text)
         except json.JSONDecodeError as error:
@@ -250,7 +250,7 @@ class _ProposalReader(FieldReader):
             self.fail("", str(error))
 
     def lengths(self, raw: Any) -> dict[str, Any]:
-        """Read what the proposal says of the data set: plain values by name."""
+        """Read the proposal's facts of the data set: plain values by name."""
         if type(raw) is not dict:
             self.fail(".lengths", f"wants an object, not {shown(raw)}")
         return dict(raw)

@@ -30,7 +30,7 @@ class ContinuousProposal:
     """Eq. 4 for every longest length: ``lengths`` ascending (tokens).
 
     ``gpu_ms[i]``: G(lengths[i]); t[n][lengths[i]] = gpu_ms[i]/n. ``choice[i]``: index of the scheme
-    for that length; −1 where none holds it. ``gpu_ms_by_scheme``: running sums (lengths, schemes).
+    for that length; −1 if none holds it. ``gpu_ms_by_scheme``: running sums (lengths, schemes).
     """
 
     schemes: tuple[Scheme, ...]
@@ -72,7 +72,7 @@ def integer_strategies(
     """Round the relaxation at every L; map each strategy to the longest L (tokens) it came from.
 
     GPUs are split in proportion to GPUs·time; from the scheme of the longest sequences down each
-    gets the nearest number of pipelines that is left, at least one where it is used; left-over GPUs
+    gets the nearest number of pipelines that is left, at least one if it is used; left-over GPUs
     go to the scheme with the most work per pipeline. The publication leaves the rounding open, and
     a step with more long sequences than the data has on average misses their pipelines most: so
     the scheme of the longest sequences is also given up to ``MORE`` pipelines beyond that.
@@ -122,9 +122,9 @@ def _round_strategy(
 
 
 def _breakpoints(proposal: ContinuousProposal, gpus: int) -> list[int]:
-    """Find the lengths (as indices) at which the proportions differ by a fraction of a GPU.
+    """Find the lengths (as indices) where the proportions change by part of a GPU.
 
-    Between them every L rounds alike but for ties, so rounding every single L adds nothing.
+    Between them every L rounds the same way but for ties, so every single L adds nothing.
     """
     totals = proposal.gpu_ms[:, None]
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -1,4 +1,4 @@
-"""What layouts reach on the judged batches: by groups that stay, and by groups that regroup."""
+"""Times of layouts on the evaluated batches: with fixed groups, and with regrouping."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def regrouping_times(
 ) -> dict[Layout, Floats]:
     """Find, for each layout, the time of groups that regroup on each judged batch.
 
-    ``times`` (strategies, batches): of groups that stay. All in ms, with sync. Infinite where
-    regrouping is not faster than the layout's own strategies, or far behind the best of all.
+    ``times`` (strategies, batches): of groups that stay. All in ms, with sync. Infinite if
+    regrouping is not faster than the layout's strategies, or far behind the best of all.
     """
     positions = strategies_by_layout(strategies)
     best = times.min(axis=0)
     regrouped = {}
     for entry in layouts:
-        own = times[positions.get(entry.layout, [])].min(axis=0, initial=np.inf)
-        limits = np.minimum(own, best * (1 + 3 * ONE_LAYOUT)).tolist()
+        static_ms = times[positions.get(entry.layout, [])].min(axis=0, initial=np.inf)
+        limits = np.minimum(static_ms, best * (1 + 3 * ONE_LAYOUT)).tolist()
         regrouped[entry.layout] = np.array(
             [
                 batch_times.regrouping_ms(entry, limit)

@@ -20,7 +20,7 @@ BEHIND_STATIC = 0.001
 
 @dataclass(frozen=True)
 class LayoutRow:
-    """What was found of one layout: ``expected_ms`` of its best strategy per batch, with sync.
+    """Results of one layout: ``expected_ms`` of its best strategy per batch, with sync.
 
     ``sync_ms``: its part that is not hidden.
     """
@@ -33,7 +33,7 @@ class LayoutRow:
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """The layout of all candidates (None: several together) and sentences that say why.
+    """The layout of all candidates (None: several together) and the reasons, as sentences.
 
     ``rows``: the layouts that were searched, fastest first; those that a bound proves slower are
     not among them. ``static``: the best homogeneous strategy for all batches and ``static_ms`` its
@@ -48,7 +48,7 @@ class LayoutChoice:
 
 
 def choose_layout(times: LayoutTimes, scenarios: Scenarios) -> Layout | None:
-    """Choose the layout for all candidates; None where several together are better.
+    """Choose the layout for all candidates; None if several together are better.
 
     One layout wins ties within ``ONE_LAYOUT``; among such, the one that loses least at other costs,
     unless it is behind the best static strategy by more than ``BEHIND_STATIC``.
@@ -66,7 +66,7 @@ def choose_layout(times: LayoutTimes, scenarios: Scenarios) -> Layout | None:
 def explain_choice(
     chosen: Layout | None, times: LayoutTimes, scenarios: Scenarios, sync: SyncTimes
 ) -> LayoutChoice:
-    """Say which layout was chosen, why, and at which costs another one would be better."""
+    """Describe which layout was chosen, why, and at which costs another one would be better."""
     ranked = sorted(times.by_layout.items(), key=lambda entry: (entry[1], entry[0]))
     best_ms = times.several_ms if chosen is None else times.by_layout[chosen]
     why = []
@@ -103,7 +103,7 @@ def explain_choice(
 
 
 def _tie_edge(layout: Layout, times: LayoutTimes) -> str:
-    """Say where other batches could decide otherwise between a layout and several together."""
+    """Describe where other batches could decide otherwise between a layout and several together."""
     error = times.standard_error_ms.get(layout, 0.0) / times.several_ms
     behind = times.by_layout[layout] / times.several_ms - 1
     if abs(behind - ONE_LAYOUT) > STANDARD_ERRORS * error:

@@ -90,9 +90,11 @@ def make_proposal(
     batches = list(sampler.batches(effort.judged))
     longest = int(sampler.lengths.max())
     if backend is not None and backend.uniform:
-        own = None if profile.lockstep else sync or NO_SYNC
+        weighed = None if profile.lockstep else sync or NO_SYNC
         sampled = batches[: effort.searched]
-        profile = backend.one_scheme(profile, cluster, sampled, longest, own, micro_step_multiple)
+        profile = backend.one_scheme(
+            profile, cluster, sampled, longest, weighed, micro_step_multiple
+        )
         models = cluster.models(profile)
     derived = [entry.scheme for entry in profile.schemes if entry.origin == "derived"]
     if lockstep or profile.lockstep:
@@ -189,7 +191,7 @@ def check_feasible(
 ) -> None:
     """Raise ``Infeasible`` when no scheme fits the GPUs or holds the longest sequence."""
     if not models:
-        smallest = min((entry.scheme for entry in profile.schemes), key=lambda own: own.gpus)
+        smallest = min((entry.scheme for entry in profile.schemes), key=lambda s: s.gpus)
         fitting = [e for e in profile.schemes if e.scheme.gpus <= cluster.gpus]
         why = (
             "the model states leave no room for tokens on any scheme that fits"
@@ -239,7 +241,7 @@ def _propose_eq4(
 def _effort(gpus: int, *, several_spaces: bool) -> Effort:
     """Choose fewer batches for large clusters: each is larger, and so less unlike the others.
 
-    Fewer, too, where each is searched and bounded for several families of layouts.
+    Fewer, too, if each is searched and bounded for several families of layouts.
     """
     if several_spaces:
         return Effort(judged=16 if gpus <= 512 else 8, searched=12)

@@ -1,4 +1,4 @@
-"""What is proposed for steps in rounds: a layout, and what static groups of it would do."""
+"""Propose for steps in rounds: a layout, and the times of its static groups."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def propose_rounds(
     derived: Collection[Scheme] = (),
     progress: Progress | None,
 ) -> CandidatePool:
-    """Propose the layout whose rounds take the least mean time over ``batches``, with its sync.
+    """Propose the layout whose rounds take the least mean time with sync.
 
-    Of those within ``ONE_LAYOUT`` of it, the one that loses least at other costs.
-    A candidate is one context-parallel degree of it throughout, which tells how static groups would
-    do: steps choose their own. The proposal's expected time is that of the rounds planned freely.
-    ``sync``: None under ZeRO-3, where there is one layout and nothing to say of it.
+    Of those within ``ONE_LAYOUT`` of it, the one that loses least at other costs. A candidate is
+    one context-parallel degree of it throughout, the time of static groups: steps choose others.
+    The proposal's expected time is that of the rounds planned freely.
+    ``sync``: None under ZeRO-3, which has one layout and nothing to report of it.
     ``derived``: the schemes whose costs nobody has measured.
     """
     report = progress or (lambda stage, done, total: None)
     layouts = of_layouts(models)
     bounds = {
-        layout: [layout_bound_ms(batch, own, gpus, sync) for batch in batches]
-        for layout, own in layouts.items()
+        layout: [layout_bound_ms(batch, of_layout, gpus, sync) for batch in batches]
+        for layout, of_layout in layouts.items()
     }
     planned = _layout_rounds(batches, models, gpus, max_len, sync, multiple, bounds, report)
     times = {layout: mean(rounds.total_ms for rounds in of) for layout, of in planned.items()}
@@ -66,13 +66,13 @@ def propose_rounds(
         scenarios = _scenarios(batches, models, gpus, max_len, sync, derived)
         compared = LayoutTimes(times, times[chosen], None, synchronized)
         chosen = choose_layout(compared, scenarios) or chosen
-    own = {model.scheme: model for model in layouts[chosen]}
-    static = _static_times(batches, own, gpus, sync, multiple, report)
+    of_layout = {model.scheme: model for model in layouts[chosen]}
+    static = _static_times(batches, of_layout, gpus, sync, multiple, report)
     best = np.min(np.array(list(static.values())), axis=0)
     candidates = [
         Proposed(
             Strategy.from_counts({scheme: gpus // scheme.gpus}),
-            max_sequence=own[scheme].max_sequence,
+            max_sequence=of_layout[scheme].max_sequence,
             expected_ms=float(np.mean([t for t in of if np.isfinite(t)] or [np.nan])),
             runs=float(np.isfinite(of).mean()),
             wins=float((np.array(of) <= best).mean()),
@@ -116,8 +116,8 @@ def _layout_rounds(
     layouts = of_layouts(models)
     holding = {
         layout: float(np.mean([bound for bound in bounds[layout] if bound is not None]))
-        for layout, own in layouts.items()
-        if max(model.max_sequence for model in own) >= max_len
+        for layout, of_layout in layouts.items()
+        if max(model.max_sequence for model in of_layout) >= max_len
     }
     planned: dict[Layout, list[LayoutRounds]] = {}
     least_ms = float("inf")
@@ -142,7 +142,7 @@ def _static_times(
     multiple: int,
     report: Progress,
 ) -> dict[Scheme, list[float]]:
-    """Plan rounds of one scheme throughout: each batch's time with sync (ms), infinite where
+    """Plan rounds of one scheme throughout: each batch's time with sync (ms), infinite if
     it cannot."""
     times: dict[Scheme, list[float]] = {scheme: [] for scheme in models}
     for done, batch in enumerate(batches):
@@ -164,8 +164,8 @@ def _scenarios(
 ) -> Scenarios:
     """Estimate what rounds of each layout would take at other costs."""
 
-    def bound_ms(own: Models) -> float:
-        bounds = [layout_bound_ms(batch, list(own.values()), gpus, None) for batch in batches]
+    def bound_ms(of_layout: Models) -> float:
+        bounds = [layout_bound_ms(batch, list(of_layout.values()), gpus, None) for batch in batches]
         return float(np.mean([bound for bound in bounds if bound is not None]))
 
     return Scenarios(
@@ -183,7 +183,7 @@ def _choice(
     ranked = sorted(times.items(), key=lambda entry: (entry[1], entry[0]))
     why = [
         (
-            f"one layout, {layout_text(chosen)}, in lockstep: each round forms groups of its own "
+            f"one layout, {layout_text(chosen)}, in lockstep: each round forms groups of separate "
             "Ulysses and ring degrees, and all ranks wait for the slowest."
         )
     ]

@@ -30,7 +30,7 @@ SCENARIOS = (
 
 @dataclass(frozen=True)
 class LayoutTimes:
-    """Mean time over the judged batches, with sync, of the best strategy per batch (ms).
+    """Mean time over the evaluated batches, with sync, of the best strategy per batch (ms).
 
     ``by_layout``: of one layout alone, those that hold the longest sequence and were not proven
     slower before they were searched; ``several_ms``: of any layouts together; ``static``: the best
@@ -47,13 +47,13 @@ class LayoutTimes:
 
 
 class Scenarios:
-    """What layouts would take at other costs, estimated from their bounds.
+    """Times of layouts at other costs, estimated from their bounds.
 
-    A layout's propagation exceeds its bound by as much as what was found of it at the stated costs
-    did; where a search was not worth it, by as much as that of the layout which exceeds it least,
-    of those with stages or of those without. ``bound_ms``: bounds the mean propagation of the
-    schemes of one layout; ``exposed_ms``: what its sync takes that is not hidden. ``derived``:
-    the schemes whose context parallelism nobody has measured; where there are none, its scenarios
+    A layout's forward and backward exceed its bound by as much as its result at the stated costs
+    did; if a search was not worth it, by as much as that of the layout which exceeds it least,
+    of those with stages or of those without. ``bound_ms``: bounds the mean forward and backward of
+    the schemes of one layout; ``exposed_ms``: the part of its sync that is not hidden. ``derived``:
+    the schemes whose context parallelism nobody has measured; if there are none, its scenarios
     are left out.
     """
 
@@ -73,8 +73,8 @@ class Scenarios:
         }
         self.layouts = [
             layout
-            for layout, own in of_layouts.items()
-            if max(model.max_sequence for model in own.values()) >= max_len
+            for layout, of_layout in of_layouts.items()
+            if max(model.max_sequence for model in of_layout.values()) >= max_len
         ]
         self._exposed_ms = {layout: exposed_ms(layout) for layout in self.layouts}
         self._bounds = {
@@ -98,7 +98,7 @@ class Scenarios:
         }
 
     def worst_ratio(self, layout: Layout, times: LayoutTimes) -> float:
-        """Return the layout's time over that of the best one, in the scenario where it is worst."""
+        """Return the most, over scenarios, of the layout's time over the best one's."""
         worst = 1.0
         for scenario in self.scenarios:
             estimates = self.estimates(scenario, times)
@@ -107,7 +107,7 @@ class Scenarios:
 
 
 def flips(chosen: Layout | None, times: LayoutTimes, scenarios: Scenarios, tie: float) -> str:
-    """Say in which scenarios another layout is better by more than the share ``tie``."""
+    """Describe in which scenarios another layout is better by more than the share ``tie``."""
     if not scenarios.scenarios or len(scenarios.layouts) < 2:
         return "There is no other layout to choose."
     better = []
@@ -119,7 +119,7 @@ def flips(chosen: Layout | None, times: LayoutTimes, scenarios: Scenarios, tie: 
             share = estimates[nominal] / estimates[best] - 1
             better.append(f"{layout_text(best)} where {scenario.text} (by {share:.1%})")
     if not better:
-        costs = "context parallelism 15 or 30 % dearer, the sync halved or doubled"
+        costs = "context parallelism 15 or 30 % more expensive, the sync halved or doubled"
         if len(scenarios.scenarios) < len(SCENARIOS):
             costs = "the sync halved or doubled"
         return f"The choice stays within {tie:.0%} of the best with {costs}."
@@ -143,5 +143,5 @@ def _dearer(models: Models, factor: float, derived: frozenset[Scheme]) -> Models
 
 def _usual(excess: Mapping[Layout, float], layout: Layout) -> float:
     """Return by how much layouts like this one exceed their bound; stages add bubbles."""
-    alike = [ratio for other, ratio in excess.items() if (other[1] > 1) == (layout[1] > 1)]
-    return min(alike or excess.values(), default=1.0)
+    similar = [ratio for other, ratio in excess.items() if (other[1] > 1) == (layout[1] > 1)]
+    return min(similar or excess.values(), default=1.0)

@@ -1,4 +1,4 @@
-"""The static baseline in lockstep: one scheme throughout, in rounds as our own."""
+"""The static baseline in lockstep: one scheme throughout, in our rounds."""
 
 from __future__ import annotations
 

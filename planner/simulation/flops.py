@@ -18,16 +18,16 @@ PEAK_FLOPS = {
 
 
 def peak_flops(hardware: str) -> float | None:
-    """Look up the peak bf16 FLOP/s of one GPU; None where it is not known."""
+    """Look up the peak bf16 FLOP/s of one GPU; None if it is not known."""
     return next((peak for name, peak in PEAK_FLOPS.items() if name in hardware), None)
 
 
 def model_flops(shape: ModelShape, lengths: Sequence[int]) -> float | None:
     """Count forward and backward FLOPs that sequences of these lengths need; None without sizes.
 
-    6 per parameter and token, and 12·layers·hidden·Σl²/2 (the width of all heads, where that is not
+    6 per parameter and token, and 12·layers·hidden·Σl²/2 (the width of all heads, if that is not
     hidden) for causal attention within each sequence: what packing or recomputation adds is not
-    counted. Of a model that is no dense decoder its own layers count: of experts those that a token
+    counted. Of a model that is no dense decoder its layers count: of experts those that a token
     runs through, of windows what a query sees.
     """
     if not shape.architecture.dense and (sizes := shape.sizes) is not None:

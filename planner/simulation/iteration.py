@@ -41,11 +41,11 @@ class Span:
 class Iteration:
     """One simulated iteration of one system; times in ms.
 
-    ``propagation_ms``: all pipelines, forward and backward; ``sync_ms``: parameter pull and
-    gradient push that is not hidden; ``rank_busy_ms``: forward and backward per rank;
-    ``bubble_ratio``: idle share of rank-time during propagation; ``imbalance``: (slowest − fastest)
-    over fastest rank's end of propagation, over ranks with work; ``mfu``: model FLOPs over peak,
-    attention counted by Σl² of the sequences, None where the profile does not state the model's
+    ``propagation_ms``: all pipelines, forward and backward; ``sync_ms``: parameter all-gather and
+    gradient reduce-scatter not hidden; ``rank_busy_ms``: forward and backward per rank;
+    ``bubble_ratio``: idle share of rank-time until the last backward; ``imbalance``: (slowest −
+    fastest) over fastest rank's end of backward, of ranks with work; ``mfu``: model FLOPs over
+    peak, attention counted by Σl² of the sequences, None if the profile does not state the model's
     sizes or the GPU's peak is unknown; ``gap`` and ``planning_ms``: of our plans only.
     """
 
@@ -82,7 +82,7 @@ class Iteration:
 class Execution:
     """What a system runs in one step: phases of pipelines, ``switch_ms`` between two of them.
 
-    ``gap`` and ``planning_ms`` (proven gap, time to plan): None where a system does not have them.
+    ``gap`` and ``planning_ms`` (proven gap, time to plan): None if a system does not have them.
     """
 
     phases: tuple[tuple[PlannedPipeline, ...], ...]

@@ -9,7 +9,7 @@ from seqplan.plans.one_f_one_b import Pass, stage_order
 from seqplan.plans.plan import PlannedPipeline
 
 FORWARD_FRACTION = 1 / 3
-"""Forward's share of a micro-batch's time (forward : backward = 1 : 2) unless a profile says."""
+"""Forward's share of a micro-batch's time by default (forward : backward = 1 : 2)."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def timeline(
 def _run(
     costs: Sequence[float], pp: int, forward_fraction: float
 ) -> list[tuple[list[Pass], list[float]]]:
-    """Compute each stage's order and the end of each operation, by sweeps until all have run."""
+    """Compute each stage's order and the end of each operation, by repeated sweeps."""
     n = len(costs)
     forward = [cost * forward_fraction for cost in costs]
     backward = [cost - f for cost, f in zip(costs, forward, strict=True)]

@@ -42,7 +42,7 @@ def plan_timeline(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> Pla
 
 
 def simulate_plan_ms(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> float:
-    """Return the end of the step (ms) when every pipeline takes its 1F1B simulation, not form S."""
+    """Return the end of the step (ms) by each pipeline's 1F1B simulation, not form S."""
     return simulate_pipelines_ms(plan.pipelines, forward_fraction)
 
 

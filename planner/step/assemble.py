@@ -68,7 +68,7 @@ def assemble(
 
 
 def with_bound(plan: Plan, bound_ms: float) -> Plan:
-    """Return the plan with this lower bound (ms) where it is above the plan's own."""
+    """Return the plan with this lower bound (ms) if it is above the plan's."""
     bound = min(max(floor_us(bound_ms), plan.lower_bound_ms), plan.predicted_ms)
     return replace(
         plan,
@@ -81,7 +81,7 @@ def with_bound(plan: Plan, bound_ms: float) -> Plan:
 def list_candidates(
     candidates: Sequence[Considered], chosen: Strategy, predicted_ms: float, bound_ms: float
 ) -> tuple[Considered, ...]:
-    """List the step's candidates for the plan; the chosen one with the plan's own figures."""
+    """List the step's candidates for the plan; the chosen one has the plan's figures."""
     rows = []
     for candidate in candidates:
         if candidate.strategy == chosen:

@@ -49,7 +49,7 @@ def find_unproven(
         if whole or not proven.holds(plan.strategy, plan.lower_bound_ms, plan.predicted_ms):
             yield _line("lower_bound_ms", plan.lower_bound_ms, layout_ms if whole else None)
     for place, entry in enumerate(plan.selection):
-        # Candidates may end before a plan of their own strategy that was found in another way.
+        # Candidates may end before a plan of their strategy that was found in another way.
         reached_ms = entry.predicted_ms or plan.predicted_ms
         if not in_lockstep and not proven.holds(entry.strategy, entry.lower_bound_ms, reached_ms):
             yield _line(f"selection {place} ({entry.strategy})", entry.lower_bound_ms, None)
@@ -62,9 +62,9 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
     GPU-time alone proves it. ``ValueError`` if neither does, as for an exact solver's bound.
     """
     batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
-    own = _of_layouts(models, plan.strategy)
+    of_layouts = _of_layouts(models, plan.strategy)
     claim_ms = plan.lower_bound_ms - ROUNDING_MS
-    classes = [PipelineClass.from_model(model, 1) for model in own.values()]
+    classes = [PipelineClass.from_model(model, 1) for model in of_layouts.values()]
     if claim_ms <= gpu_time_bound_ms(classes, batch, plan.world_size):
         return {
             "proof": "gpu_time",
@@ -74,7 +74,7 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
             "counts": batch.multiplicity.tolist(),
             "classes": [
                 {"gpus": k.gpus, **describe_class(str(scheme), k)}
-                for scheme, k in zip(own, classes, strict=True)
+                for scheme, k in zip(of_layouts, classes, strict=True)
             ],
         }
     witness = None
@@ -111,8 +111,8 @@ class _Proven:
 
     def of_layouts(self, strategy: Strategy) -> float:
         """Bound all plans of a strategy's layouts (ms)."""
-        own = _of_layouts(self._models, strategy).values()
-        classes = [PipelineClass.from_model(model, 1) for model in own]
+        of_layouts = _of_layouts(self._models, strategy).values()
+        classes = [PipelineClass.from_model(model, 1) for model in of_layouts]
         return gpu_time_bound_ms(classes, self._batch, self._gpus)
 
     def of_groups(self, strategy: Strategy, predicted_ms: float, bound_ms: float) -> float:
@@ -126,8 +126,8 @@ class _Proven:
 
     def of_rounds(self, strategy: Strategy, predicted_ms: float, stated_ms: float) -> float:
         """Bound all rounds of a strategy's layout (ms)."""
-        own = list(_of_layouts(self._models, strategy).values())
-        rounds = plan_rounds(self._batch, own, self._gpus, self._multiple)
+        of_layouts = list(_of_layouts(self._models, strategy).values())
+        rounds = plan_rounds(self._batch, of_layouts, self._gpus, self._multiple)
         if rounds is None:
             return 0.0
         if rounds.lower_bound_ms + ROUNDING_MS < stated_ms:

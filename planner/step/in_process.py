@@ -188,11 +188,11 @@ class Planner:
         try:
             number = _whole("step", step)
             whole = whole_lengths(lengths)
-            numbers = range(len(whole)) if ids is None else [_whole("an id", own) for own in ids]
+            numbers = range(len(whole)) if ids is None else [_whole("an id", i) for i in ids]
             if ids is not None and len(set(numbers)) < len(numbers):
-                twice = next(own for own in numbers if numbers.count(own) > 1)
+                twice = next(i for i in numbers if numbers.count(i) > 1)
                 raise ValueError(
-                    f"id {twice} is twice in the step; give each sequence an id of its own"
+                    f"id {twice} is twice in the step; give each sequence a separate id"
                 )
             counted = None if loss_tokens is None else _whole("loss_tokens", loss_tokens)
         except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The plan whose groups regroup within the step, beside the one of fixed groups."""
+"""The plan whose groups regroup within the step, next to the one of fixed groups."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def with_regrouping(
     seed: int,
     packing: str = PACKINGS[0],
 ) -> Plan:
-    """Return a plan whose groups regroup where it is faster by ``REFORMING_GAIN``, else ``static``.
+    """Return a plan whose groups regroup if it is faster by ``REFORMING_GAIN``, else ``static``.
 
     With the sync of each of these layouts, and of the static plan. Where steps of up to
     ``MOST_IN_ROUNDS`` sequences stay ``COARSE`` above the bound, rounds that do not wait for each
@@ -89,13 +89,13 @@ def with_regrouping(
 def _rounds_without_waiting(
     static: Plan, batch: Batch, layout: RegroupLayout, models: Models
 ) -> Plan | None:
-    """Plan rounds of groups and let none wait for the end of a round; None where no group fits.
+    """Plan rounds of groups and let none wait for the end of a round; None if no group fits.
 
-    Each group starts when its own ranks are free. Where sequences are equally long, rounds divide
+    Each group starts when its ranks are free. Where sequences are equally long, rounds divide
     ranks among those that are left over.
     """
-    own = [models[scheme] for scheme in layout.schemes]
-    rounds = plan_rounds(batch, own, static.world_size)
+    of_layout = [models[scheme] for scheme in layout.schemes]
+    rounds = plan_rounds(batch, of_layout, static.world_size)
     if rounds is None:
         return None
     in_lockstep = assemble_rounds(

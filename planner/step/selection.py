@@ -44,7 +44,7 @@ BALANCE_GAP = 2e-3
 
 @dataclass(frozen=True)
 class Selected:
-    """The chosen strategy with its placement and a proven lower bound on it (form S, ms).
+    """The chosen strategy with its placement and a proven lower bound (form S, ms).
 
     Neither holds the sync: it is one constant for all placements of a strategy, and in both it
     would only make the gap look smaller. ``considered``: every candidate with its bound, and its
@@ -79,9 +79,9 @@ def select(
     4. The best gets a close bound (``certify``), and its placement is polished towards it
        (``_polish``). Without ``prove`` it keeps the cheap one, and no linear program is solved.
 
-    The best has the least time with its ``sync``. Where no candidate holds the longest
+    The best has the least time with its ``sync``. If no candidate holds the longest
     sequence (or there is none), a strategy is constructed of whichever layout does. Raises
-    ``Infeasible`` when none can. ``layouts``: those of ``models``, where they are made already.
+    ``Infeasible`` when none can. ``layouts``: those of ``models``, if they are made already.
     """
     search = Search(batch, models, gpus, sync or NO_SYNC)
     fleets = [Fleet.from_strategy(strategy, models) for strategy in candidates]
@@ -121,9 +121,9 @@ def select(
 
 
 def _homogeneous(search: Search, best: Placement, candidates: Sequence[Strategy]) -> Placement:
-    """Try what a static trainer would run, in the layouts of the candidates, or in all.
+    """Try the strategies of static trainers, in the layouts of the candidates or in all.
 
-    Few sequences may leave GPUs idle whatever runs, which no price of GPU-time sees.
+    Few sequences may leave GPUs idle whatever runs, which no price of GPU-time reflects.
     """
     allowed = layouts_of(s for strategy in candidates for s, _ in strategy.counts)
     models = {
@@ -200,12 +200,12 @@ def _try_mixed_layouts(
 
     One is constructed of each layout. With ``relaxing``, one is made of each family of layouts that
     sync in the same time, by a linear program, and then improved; not of a single layout
-    without stages, where GPU-time says all.
+    without stages, where GPU-time alone decides.
     """
     schemes = sorted({scheme for strategy in candidates for scheme, _ in strategy.counts})
     layouts = layouts_of(schemes)
-    own = [layout for layout in constructible if layout.layout in layouts]
-    best = _construct_strategies(search, best, own) or best
+    allowed = [layout for layout in constructible if layout.layout in layouts]
+    best = _construct_strategies(search, best, allowed) or best
     if not relaxing:
         return best
     for family in search.sync.families(layouts):
@@ -298,8 +298,8 @@ def _too_long(batch: Batch, fleets: Sequence[Fleet], models: Models) -> str:
     limits = [fleet.max_sequence for fleet in fleets]
     limits += [model.max_sequence for model in models.values()]
     holder = "scheme of the profile" if models else "candidate"
-    mend = "truncate it or use more GPUs" if models else "propose again with lengths that reach it"
+    fix = "truncate it or use more GPUs" if models else "propose again with lengths that reach it"
     return (
         f"step {batch.step}: sequence {sample} has {longest} tokens, but no {holder} holds more "
-        f"than {max(limits, default=0)}; {mend}"
+        f"than {max(limits, default=0)}; {fix}"
     )

@@ -72,7 +72,7 @@ class StepPlanner:
         if made.proposal != problem.digest:
             raise ValueError(
                 f"step {plan.step}: planned from another proposal, or for other GPUs, lengths or "
-                "options than this planner's; prove it with a planner made alike"
+                "options than this planner's; prove it with an equal planner"
             )
         return self._planner.prove(plan)
 

@@ -1,4 +1,4 @@
-"""A strategy of one layout made for one batch: pipelines are opened where prices say so.
+"""Build a strategy of one layout for one batch: prices decide which pipelines open.
 
 Within a layout pipelines differ in Ulysses and ring only, so that GPU-time compares their schemes:
 each sequence goes to the scheme on which it takes the least, and every scheme gets the pipelines
@@ -41,7 +41,7 @@ _ROUND = 1.0 + 1e-12
 
 @dataclass(frozen=True)
 class LayoutSchemes:
-    """The schemes of one layout that none of the others replaces, and their classes, in order."""
+    """The schemes of one layout that no other replaces, and their classes, in order."""
 
     layout: Layout
     models: Models
@@ -56,9 +56,9 @@ class LayoutSchemes:
         layouts = []
         usable = {scheme: model for scheme, model in models.items() if model.max_sequence > 0}
         for layout in sorted(layouts_of(usable)):
-            own = drop_dominated({s: m for s, m in usable.items() if (s.tp, s.pp) == layout})
-            classes = tuple(PipelineClass.from_model(model, 1) for model in own.values())
-            layouts.append(cls(layout, own, classes))
+            kept = drop_dominated({s: m for s, m in usable.items() if (s.tp, s.pp) == layout})
+            classes = tuple(PipelineClass.from_model(model, 1) for model in kept.values())
+            layouts.append(cls(layout, kept, classes))
         return layouts
 
     def holds(self, batch: Batch) -> bool:
@@ -87,7 +87,7 @@ class Constructive:
     def place(self, below_ms: float) -> Placement | None:
         """Make a strategy and place the batch on it, all ended before ``below_ms``; or None.
 
-        1. The least target is sought for which the pipelines that prices ask for fit the GPUs:
+        1. The least target is sought for which the pipelines that prices require fit the GPUs:
            galloping up from the bound, then bisecting to ``TOLERANCE``.
         2. GPUs that are left go to the schemes in use, the most used first.
         3. The batch is placed on that strategy as on any other (``dispatch``).
@@ -141,7 +141,7 @@ class Constructive:
         """Count the pipelines with which the batch ends by a target; None beyond the GPUs.
 
         Lengths that are cheapest on one scheme are a run. Runs take pipelines one after another,
-        longest first: as many as their own sequences fill, which then take shorter ones, too, in
+        longest first: as many as their sequences fill, which then take shorter ones, too, in
         what room is left. ``peaks``: a sequence also pays for the bubbles that it makes.
         """
         runs = self._runs(target_ms, peaks)
@@ -151,13 +151,13 @@ class Constructive:
         pipelines: dict[Scheme, int] = {}
         left = self._gpus
         for end, k in runs:
-            own = counts.copy()
-            own[end:] = 0
+            in_run = counts.copy()
+            in_run[end:] = 0
             above = int(lengths[end]) if end < len(lengths) else 0
-            most = min(left // self._classes[k].gpus, int(own.sum()))
-            if not own.any():
+            most = min(left // self._classes[k].gpus, int(in_run.sum()))
+            if not in_run.any():
                 continue
-            opened, unplaced = self._fill_class(k, most, own, above, target_ms)
+            opened, unplaced = self._fill_class(k, most, in_run, above, target_ms)
             if unplaced[:end].any():
                 return None
             if end < len(lengths):
@@ -170,12 +170,12 @@ class Constructive:
     def _runs(self, target_ms: float, peaks: bool) -> list[tuple[int, int]] | None:
         """List where runs of lengths end that are cheapest on one class, and that class.
 
-        Of the classes that run a length alone by the target; None where there is none for some.
+        Of the classes that run a length alone by the target; None if there is none for some.
         With ``peaks``, the GPU-time of a length grows as what it leaves of the target shrinks, were
         it the largest micro-batch of its pipeline: that one passes pp − 1 times more than others.
         """
         in_time = self._alone_ms <= target_ms * _ROUND
-        # What is in time alone decides: targets of a search mostly differ in nothing here.
+        # Only the lengths in time decide: targets of a search mostly differ in nothing here.
         key = np.count_nonzero(in_time, axis=1).tobytes()
         if peaks:
             stages = self._layout.layout[1]
@@ -201,7 +201,7 @@ class Constructive:
         return sum(time > 0 for time in times), np.array(fill.counts, dtype=np.int64)
 
     def _use_remaining_gpus(self, counts: dict[Scheme, int]) -> Strategy:
-        """Give the GPUs that are left to schemes in use, the most used first, then to any."""
+        """Give the remaining GPUs to schemes in use, the most used first, then to any."""
         left = self._gpus - sum(scheme.gpus * n for scheme, n in counts.items())
         in_use = sorted(counts, key=lambda scheme: (-scheme.gpus * counts[scheme], scheme))
         others = sorted(self._schemes, key=lambda scheme: (-scheme.gpus, scheme))
@@ -213,9 +213,9 @@ class Constructive:
 
 
 def _cheapest_runs(prices: Floats) -> list[tuple[int, int]] | None:
-    """List where runs of lengths end of which one class has the least price, and that class.
+    """List runs of lengths for which one class is cheapest: end and class.
 
-    ``prices`` (classes, n); None where a length has none.
+    ``prices`` (classes, n); None if a length has none.
     """
     if np.isinf(prices.min(axis=0)).any():
         return None

@@ -1,4 +1,4 @@
-"""Homogeneous strategies: what a static trainer would run, planned with our own machinery."""
+"""Homogeneous strategies: what a static trainer would run, planned with our machinery."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def promising_homogeneous(
 ) -> list[Strategy]:
     """Make the homogeneous strategies that may be the fastest over ``batches``, in scheme order.
 
-    Judged by quick bounds with the sync: the one with the least mean is timed, and all are
+    Ranked by quick bounds with the sync: the one with the least mean is timed, and all are
     returned whose mean bound is not above its time; never fewer than within ``PROMISING``.
     """
     bounds = {}
@@ -63,7 +63,7 @@ def best_homogeneous(
 ) -> tuple[Strategy, list[float]] | None:
     """Find the static strategy with the least mean iteration over ``batches``, optimizer apart.
 
-    It holds ``longest`` tokens, at least the longest of ``batches``. Returned with its propagation
+    It holds ``longest`` tokens, at least the longest of ``batches``. Returned with its computation
     times (ms).
     """
     longest = max(longest, *(batch.longest for batch in batches))

@@ -21,7 +21,7 @@ class Search:
     """What strategies are searched for: a batch on ``gpus`` GPUs, with these schemes' models.
 
     Strategies are compared by their time with what the ``sync`` of parameters and gradients
-    takes; placements state propagation alone.
+    takes; placements state forward and backward alone.
     """
 
     batch: Batch
@@ -30,7 +30,7 @@ class Search:
     sync: SyncTimes = NO_SYNC
 
     def limit_ms(self, best: Placement, strategy: Strategy) -> float:
-        """Return what a strategy must stay below (ms) to beat the best, each with its sync."""
+        """Return the time (ms) below which a strategy beats the best, each with sync."""
         return best.objective_ms - self.sync.extra_ms(strategy, best.strategy)
 
     def improve(
@@ -78,7 +78,7 @@ class Search:
     def _place(
         self, strategy: Strategy | None, best: Placement, lower_ms: float, visited: set[Strategy]
     ) -> Placement | None:
-        """Place the batch on a strategy not visited yet; None where that does not beat the best."""
+        """Place the batch on a strategy not visited yet; None if that does not beat the best."""
         if strategy is None or strategy in visited:
             return None
         visited.add(strategy)

@@ -28,7 +28,7 @@ from seqplan.planner.sync.times import Layout, SyncTimes, layouts_of
 from seqplan.plans.scheme import Scheme
 
 TRIALS = 20
-"""Random prices that are tried at most, beside the classes' own."""
+"""Random prices that are tried at most, in addition to the classes'."""
 
 TRIED_SEQUENCES = 6_000
 """Trials times sequences at most, so that large steps are not planned for long."""
@@ -44,7 +44,7 @@ _ROUND = 1.0 + 1e-12
 
 @dataclass(frozen=True)
 class Run:
-    """Micro-batches of one class that follow one another on ranks ``first`` … + gpus − 1."""
+    """Micro-batches of one class in sequence on ranks ``first`` … + gpus − 1."""
 
     first: int
     class_index: int
@@ -109,7 +109,7 @@ def find_nested_sizes(classes: Sequence[PipelineClass]) -> tuple[int, ...] | Non
 def find_regrouping(
     classes: Sequence[PipelineClass], batch: Batch, gpus: int, below_ms: float, seed: int = 0
 ) -> Regrouping | None:
-    """Find groups that regroup and end before ``below_ms``; None where none were found.
+    """Find groups that regroup and end before ``below_ms``; None if none were found.
 
     One pass of the filler per target time, bisected down from ``below_ms``, then again at random
     multipliers of the prices, unless the first pass fails: on the shipped profiles no multiplier
@@ -146,7 +146,7 @@ def find_regrouping(
 def _bisect_target(
     filler: RegroupFiller, multipliers: Floats, placed: Regrouping, bound_ms: float
 ) -> Regrouping:
-    """Lower the target time between the bound and what was reached with these prices."""
+    """Lower the target time between the bound and the time reached with these prices."""
     low = bound_ms
     while placed.objective_ms - low > TOLERANCE * placed.objective_ms:
         middle = (low + placed.objective_ms) / 2
@@ -159,7 +159,7 @@ def _bisect_target(
 
 
 class RegroupFiller:
-    """Places a batch by a target time on blocks of ranks that are split when smaller ones pay."""
+    """Places a batch by a target time on blocks of ranks, split when that pays."""
 
     def __init__(self, classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> None:
         sizes = find_nested_sizes(classes)
@@ -177,9 +177,9 @@ class RegroupFiller:
         self.alone_rows: list[list[float]] = self.alone_ms.tolist()
 
     def fill(self, target_ms: float, multipliers: Floats) -> Regrouping | None:
-        """Place all sequences by ``target_ms``, each on its cheapest class where that goes.
+        """Place all sequences by ``target_ms``, each on its cheapest class if that goes.
 
-        ``multipliers``: one per class, of its price in GPU-time. None where a sequence is left.
+        ``multipliers``: one per class, of its price in GPU-time. None if a sequence is left.
         """
         prices = np.where(self.alone_ms <= target_ms, self.gpu_ms * multipliers[:, None], np.inf)
         if np.isinf(prices.min(axis=0)).any():
@@ -194,7 +194,7 @@ class RegroupFiller:
         return blocks.placement()
 
     def _place(self, blocks: _Blocks, k: int, above: int, prices: Floats) -> bool:
-        """Place every sequence longer than ``above``, on class ``k`` where that goes."""
+        """Place every sequence longer than ``above``, on class ``k`` if that goes."""
         pool = blocks.pool
         while (i := pool.longest(self.lengths[0])) is not None and self.lengths[i] > above:
             if blocks.give(k, self.alone_rows[k][i], above):
@@ -248,7 +248,7 @@ class _Blocks:
         """Run sequences longer than ``above`` as class ``k`` on one more block.
 
         The longest alone takes ``alone_ms``. A block in use with the least time left is taken
-        first, then ranks not yet in use. False where there is none or nothing fits.
+        first, then ranks not yet in use. False if there is none or nothing fits.
         """
         gpus = self.filler.classes[k].gpus
         tightest: _Block | None = None

@@ -42,7 +42,7 @@ def choose_proposal_sync(
     method: str = "search",
     spelled: tuple[str, str, str] = ("--sync-ms", "--overlap", "--propagation-only"),
 ) -> SyncTimes | None:
-    """Make the sync to choose strategies with; None by propagation alone, and under ZeRO-3.
+    """Make the sync to choose strategies with; None by computation alone, and under ZeRO-3.
 
     Also None for the published ``method`` eq4, which does not weigh it. ``spelled``: how the caller
     writes the three. ``ValueError`` for options that exclude each other, and for a sync under
@@ -57,7 +57,7 @@ def choose_proposal_sync(
     if profile.lockstep and stated:
         raise ValueError(
             f"{spelled[0]} and {spelled[1]} decide between strategies, but profile {profile.name} "
-            "is of ZeRO-3, where there is none to choose; leave them out"
+            "is of ZeRO-3, which has none to choose; leave them out"
         )
     if propagation_only or profile.lockstep or (method == "eq4" and not stated):
         return None

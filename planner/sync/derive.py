@@ -1,9 +1,9 @@
 """The sync derived: bytes of the fullest rank over the cluster's links, by layout.
 
-Where a profile has measured syncs, what is derived is corrected by them.
+If a profile has measured syncs, they correct the derived times.
 
-Every rank owns an even part of each unit (a layer, an embedding, the head). A step pulls what a
-pipeline's shard of the unit lacks, in bf16, and pushes its gradients to their owners, in fp32; the
+Every rank owns an even part of each unit (a layer, an embedding, the head). A step all-gathers the
+rest of a pipeline's shard in bf16, and reduce-scatters its gradients to their owners in fp32; the
 rank whose tp·pp is smallest moves most. Per direction and unit:
 
     bytes · (share from other nodes / inter-node link  or  share of the node / intra-node link)
@@ -11,9 +11,9 @@ rank whose tp·pp is smallest moves most. Per direction and unit:
 
 Two totals are published (Hydraulis, arXiv 2412.07894, Table 1; LLaMA-32B on 64 A800): 1,110 ms
 between equal replicas, which were 4×tp16 (Table 3), and 1,710 ms between different ones, of which
-the paper does not say which; tp·pp = 8 at the smallest is assumed, as with 4 the bytes alone would
-take longer than that. Bytes at the links' rates and latencies are 560 and 1,100 ms of them. What is
-left of both is about the same, and is taken as fixed (``FIXED_MS_PER_UNIT``).
+the paper does not identify; tp·pp = 8 at the smallest is assumed, as with 4 the bytes alone would
+take longer than that. Bytes at the links' rates and latencies are 560 and 1,100 ms of them. The
+rest of both is about the same, and is taken as fixed (``FIXED_MS_PER_UNIT``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PULLED_BYTES, PUSHED_BYTES = 2, 4
 """Of a parameter in bf16, and of its gradient's sum in fp32: what this runtime moves."""
 
 FIXED_MS_PER_UNIT = 9.35
-"""What is left of both published totals, per layer or embedding. Fitted on these two; that it goes
+"""Rest of both published totals, per layer or embedding. Fitted on these two; that it goes
 with the number of units, and within a node falls with the speed of the links, is assumed."""
 
 MATRICES = 7
@@ -50,10 +50,10 @@ def derive_sync(
 ) -> LayoutSyncTimes:
     """Derive the sync of every layout of the profile on ``gpus`` GPUs (ms).
 
-    The links are those of the profile's hardware where its data sheet is known, else ``ASSUMED``.
-    Where the profile has measured syncs, what was measured on as many GPUs is taken as it is,
-    and every other time is multiplied by what was measured over what is derived for the same: of
-    the same layout on the nearest number of GPUs, of a layout that was not measured by all of them.
+    The links are those of the profile's hardware if its data sheet is known, else ``ASSUMED``.
+    If the profile has measured syncs, a measurement on as many GPUs is taken as it is, and every
+    other time is multiplied by measured over derived: of the same layout on the nearest number of
+    GPUs, of a layout that was not measured by all of them.
     """
     hardware = hardware_of(profile)
     links = hardware or DEVICES[ASSUMED]
@@ -84,7 +84,7 @@ def derive_sync(
 def _scale_measured(
     profile: Profile, derived: Mapping[Layout, float], gpus: int, links: Hardware
 ) -> tuple[dict[Layout, float], str]:
-    """Return each layout's time by what was measured, and say how they come from it."""
+    """Return each layout's time by the measurements, and describe how."""
     factors: dict[Layout, float] = {}
     for layout in sorted({(entry.tp, entry.pp) for entry in profile.sync}):
         entry = min(
@@ -107,7 +107,7 @@ def _scale_measured(
         low, high = min(factors.values()), max(factors.values())
         parts.append(
             f"{'others ' if there else ''}derived and multiplied by {low:.3g} to {high:.3g}, "
-            f"as what was measured on {counts} GPUs is"
+            f"as measured on {counts} GPUs"
         )
     return times, "; ".join(parts)
 
@@ -119,7 +119,7 @@ def _derive_ms(profile: Profile, layout: Layout, gpus: int, links: Hardware) -> 
 def optimizer_of(profile: Profile, gpus: int) -> float:
     """Return the optimizer's step (ms).
 
-    What was measured on the nearest number of GPUs, shared by ``gpus``; or what is published.
+    Measured on the nearest number of GPUs, shared by ``gpus``; or as published.
     """
     if not profile.sync:
         return OPTIMIZER_MS
@@ -128,9 +128,9 @@ def optimizer_of(profile: Profile, gpus: int) -> float:
 
 
 def hardware_of(profile: Profile) -> Hardware | None:
-    """Look up the data sheet of the profile's GPU by its name; None where it is not listed.
+    """Look up the data sheet of the profile's GPU by its name; None if it is not listed.
 
-    The most of a listed name counts, of equals the plainest; None where two are as near.
+    The most of a listed name counts, of equals the plainest; None if two are as near.
     """
     name = profile.hardware.lower().replace(" ", "").replace("_", "-")
     ranks = {}
@@ -162,7 +162,7 @@ def count_parameters(shape: ModelShape, layout: Layout) -> tuple[float, int]:
 def _layout_ms(
     shape: ModelShape, layout: Layout, gpus: int, gpus_per_node: int, links: Hardware
 ) -> float:
-    """Time pull and push of the fullest rank, none of it hidden."""
+    """Time all-gather and reduce-scatter of the fullest rank, none of it hidden."""
     if gpus == 1:
         return 0.0
     held, units = count_parameters(shape, layout)

@@ -13,7 +13,7 @@ from typing import Any
 
 from seqplan.plans.scheme import Scheme, Strategy
 
-ALIKE = 0.01
+SIMILAR = 0.01
 """Share by which the sync of layouts may differ and count as taking equally long in bounds."""
 
 PULLED_SHARE = 1 / 3
@@ -33,10 +33,10 @@ class Family:
 
 @dataclass(frozen=True)
 class SyncTimes(ABC):
-    """Times of one iteration in ms; ``overlap``: share of the sync hidden by propagation.
+    """Times of one iteration in ms; ``overlap``: share of the sync hidden by computation.
 
-    Of plans with stages, or whose groups regroup, only of the pull: their pushes wait for the last
-    pass of a rank (``pushes_overlap``).
+    Of plans with stages, or whose groups regroup, only of the all-gather: reduce-scatters wait for
+    the last pass of a rank (``pushes_overlap``).
 
     ``source``: where the times come from, a sentence for people. ``ValueError`` for a negative time
     or a share outside 0 … 1.
@@ -56,21 +56,23 @@ class SyncTimes(ABC):
 
     @abstractmethod
     def whole_ms(self, layouts: Collection[Layout]) -> float:
-        """Return pull and push between pipelines of these layouts, hidden or not."""
+        """Return all-gather and reduce-scatter between these layouts, hidden or not."""
 
     @abstractmethod
     def families(self, layouts: Collection[Layout]) -> list[Family]:
-        """List families of strategies of these layouts, such that each strategy is in one that
-        takes no longer than the strategy itself; by what they take."""
+        """List families of strategies of these layouts, by their sync time.
+
+        Each strategy is in one that takes no longer than the strategy itself.
+        """
 
     def compute_exposed_ms(self, layouts: Collection[Layout], *, regrouping: bool = False) -> float:
-        """Return what propagation does not hide; ``regrouping``: ranks change their groups."""
+        """Return the sync that is not hidden; ``regrouping``: ranks change their groups."""
         pushes_wait = regrouping or any(pp > 1 for _, pp in layouts)
         hidden = self.overlap * (PULLED_SHARE if pushes_wait else 1.0)
         return self.whole_ms(layouts) * (1 - hidden)
 
     def of_strategy_ms(self, strategy: Strategy) -> float:
-        """Return what an iteration of a strategy takes beside propagation and optimizer."""
+        """Return what an iteration of a strategy takes next to computation and optimizer."""
         return self.compute_exposed_ms(layouts_of(scheme for scheme, _ in strategy.counts))
 
     def extra_ms(self, strategy: Strategy, than: Strategy) -> float:
@@ -120,18 +122,19 @@ class LayoutSyncTimes(SyncTimes):
         return max((times[layout] for layout in layouts), default=0.0)
 
     def families(self, layouts: Collection[Layout]) -> list[Family]:
-        """List all layouts that take at most as long as each in turn, what is hidden taken off.
+        """List all layouts that take at most as long as each in turn.
 
-        Times within ``ALIKE`` of each other make one family, with the least of them.
+        Without the hidden part. Times within ``SIMILAR`` of each other make one family, with the
+        least of them.
         """
         times = {layout: self.compute_exposed_ms([layout]) for layout in layouts}
         families = []
         rising = sorted({times[layout] for layout in layouts})
         while rising:
-            alike = [time for time in rising if time <= rising[0] * (1 + ALIKE)]
-            rising = rising[len(alike) :]
-            members = frozenset(layout for layout in layouts if times[layout] <= alike[-1])
-            families.append(Family(members, alike[0]))
+            similar = [time for time in rising if time <= rising[0] * (1 + SIMILAR)]
+            rising = rising[len(similar) :]
+            members = frozenset(layout for layout in layouts if times[layout] <= similar[-1])
+            families.append(Family(members, similar[0]))
         return families
 
 

@@ -1,7 +1,7 @@
-"""CBC through pulp, with what its answer really says.
+"""CBC through pulp, with the meaning of its status.
 
 CBC reports "Optimal" when it stops at its time limit with a solution in hand; only ``sol_status``
-tells the two apart, and only its log states the bound. Its files live in a directory of their own,
+distinguishes the two, and only its log states the bound. Its files live in a separate directory,
 and the time limit also ends a CBC whose parent was killed.
 """
 

@@ -18,7 +18,7 @@ NAME = "DeepSpeed-like"
 
 
 def deepspeed(setting: Setting) -> list[ComparedSystem | Skipped]:
-    """Set up the best degree, with windows dealt round-robin and in our even rounds."""
+    """Set up the best degree, with windows assigned round-robin and in our even rounds."""
     if not setting.profile.lockstep:
         why = f"profile {setting.profile.name} has no sequence-parallel schemes under ZeRO-3"
         return [Skipped("deepspeed", NAME, why)]

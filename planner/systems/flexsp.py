@@ -13,7 +13,7 @@ LIMIT_S = 5.0
 
 
 def flexsp_like(setting: Setting, *, limit_s: float = LIMIT_S) -> list[ComparedSystem | Skipped]:
-    """Set up the published formulation; with our dispatch on top it would be our own rounds."""
+    """Set up the published formulation; with our dispatch on top it would be our rounds."""
     if not setting.profile.lockstep:
         why = f"profile {setting.profile.name} has no sequence-parallel schemes under ZeRO-3"
         return [Skipped("flexsp", NAME, why)]

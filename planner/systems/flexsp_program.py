@@ -45,12 +45,13 @@ def flexsp(
     tries: int = 2,
     time_limit_s: float = 10.0,
 ) -> FlexSp:
-    """Plan one step on ``gpus`` GPUs with groups of ``degrees``, by default all but 1 as published.
+    """Plan one step on ``gpus`` GPUs with groups of ``degrees``, by default all but 1.
 
-    ``tries`` numbers of rounds are solved, from the least in which the tokens fit on; the best is
-    returned. ``buckets`` limits the lengths told apart in a round; a sequence counts as its
-    bucket's longest. ``time_limit_s``: for the whole step, shared by its rounds. A group's time is
-    Σ(a·l² + b·l) + c. ``ValueError`` when a degree is missing or a sequence fits no group.
+    ``degrees``: as published. ``tries`` numbers of rounds are solved, from the least in which the
+    tokens fit on; the best is returned. ``buckets`` limits the lengths distinguished in a round; a
+    sequence counts as its bucket's longest. ``time_limit_s``: for the whole step, shared by its
+    rounds. A group's time is Σ(a·l² + b·l) + c.
+    ``ValueError`` when a degree is missing or a sequence fits no group.
     """
     allowed = _schemes(models, gpus, degrees)
     capacity = max(
@@ -122,7 +123,7 @@ def _rounds(
 def _round_ms(
     lengths: Sequence[int], groups: Sequence[Group], allowed: Sequence[SchemeModel]
 ) -> float:
-    """Time the slowest group with the sequences' own lengths; inf without any group."""
+    """Time the slowest group with the sequences' lengths; inf without any group."""
     latency = {model.scheme: model.latency for model in allowed}
     times = [latency[scheme].micro_batch_ms([lengths[i] for i in part]) for scheme, part in groups]
     return max(times, default=inf)
@@ -192,7 +193,7 @@ def _program(
 
     Minimises the slowest group over integers A (bucket, group) and binaries m (group is in use):
     Σ_p A = size; Σ_k boundary·A ≤ MaxLen·m; Σ_k time·A + c·m ≤ slowest; Σ_p gpus·m ≤ all GPUs. The
-    published program wants exactly all GPUs in use; at most all is never worse.
+    published program requires exactly all GPUs in use; at most all is never worse.
     """
     buckets, groups = len(boundaries), len(group_models)
     pairs = buckets * groups

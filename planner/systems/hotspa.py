@@ -35,8 +35,8 @@ class Interval:
 def hotspa(setting: Setting, *, switch_ms: float = SWITCH_MS) -> list[ComparedSystem | Skipped]:
     """Set up the system with windows and round-robin, and with our dispatch and packing.
 
-    ``switch_ms``: the switches of an iteration together. Strategies are Table 3's where it lists
-    ones that the profile can run, else those with the least mean propagation on the batches.
+    ``switch_ms``: the switches of an iteration together. Strategies are Table 3's if it lists
+    ones that the profile can run, else those with the least mean computation on the batches.
     """
     if setting.profile.lockstep:
         why = "it switches between tp and pp degrees, which a ZeRO-3 profile does not have"
@@ -73,7 +73,7 @@ def hotspa(setting: Setting, *, switch_ms: float = SWITCH_MS) -> list[ComparedSy
 
 
 def _intervals(setting: Setting) -> tuple[list[Interval], str]:
-    """List intervals, longest lengths first, with their strategies; say where those are from."""
+    """List intervals, longest lengths first, with their strategies and the source of those."""
     longest, cluster = setting.longest, setting.cluster
     ends = [bound for bound in BOUNDS if bound < longest] + [longest]
     ranges = list(zip([0, *ends], ends, strict=False))[::-1]

@@ -37,11 +37,11 @@ def hydraulis(
     fast: bool = False,
     cbc_s: float = CBC_S,
 ) -> list[ComparedSystem | Skipped]:
-    """Set up the published method on a data set's ``lengths`` (truncated), and ours on its pool.
+    """Set up the published method on a data set's ``lengths`` (truncated), and ours.
 
-    ``fast``: for large clusters and only so labelled: few trials, longest sequences first as few
-    random orders would be unfair, on the strategies of least lower bound, and our packing in place
-    of CBC.
+    Ours uses its pool. ``fast``: for large clusters, and labeled so: few trials, longest first as
+    few random orders would be unfair, on the strategies of least lower bound, and our packing
+    in place of CBC.
     """
     if setting.in_lockstep:
         why = "its pipelines run independently, but here all ranks run in lockstep"
@@ -127,7 +127,7 @@ def run_published_step(
             ).micro_batches
         return [[positions[j] for j in micro] for micro in micro_batches]
 
-    # CBC is a process of its own, so that threads keep all cores busy.
+    # CBC is a separate process, so that threads keep all cores busy.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         micro_batches = list(threads.map(pack_pipeline, fleet.pipelines, assigned, utils))
     work = list(zip(fleet.strategy, micro_batches, strict=True))

@@ -25,9 +25,9 @@ Solver = Literal["cbc", "highs"]
 
 @dataclass(frozen=True)
 class IlpPacking:
-    """Micro-batches as positions, the closed form C (ms), and a proven bound on C over the V tried.
+    """Micro-batches as positions, the closed form C (ms), and a proven bound on it.
 
-    The bound holds for V from the capacity bound to ``most``, the range of Eq. 1.
+    The bound holds for the V tried: from the capacity bound to ``most``, the range of Eq. 1.
     """
 
     micro_batches: tuple[tuple[int, ...], ...]
@@ -52,10 +52,10 @@ def ilp_packing(
     solver: Solver = "cbc",
     time_limit_s: float = 0.5,
 ) -> IlpPacking:
-    """Pack one pipeline's sequences, V by V in the order of their bounds until none can be better.
+    """Pack one pipeline's sequences, V by V, until no bound leaves a better one.
 
     V runs from the capacity bound to min(Σl/``util_len``, ``most``), by default to the number of
-    sequences; where no V in that range is found feasible it is raised. ``time_limit_s`` is for each
+    sequences; if no V in that range is found feasible it is raised. ``time_limit_s`` is for each
     V. ``ValueError`` when one sequence alone exceeds MaxLen.
     """
     if not lengths:
@@ -87,7 +87,7 @@ def ilp_packing(
 
 
 def compute_closed_form_ms(pipeline_class: PipelineClass, works_ms: Sequence[float]) -> float:
-    """Compute C = (max m_j + c)·(pp − 1 + V) of micro-batches with these works."""
+    """Compute the closed form C = (max m_j + c)·(pp − 1 + V) of micro-batches."""
     return (
         (max(works_ms) + pipeline_class.c) * (pipeline_class.pp - 1 + len(works_ms))
         if works_ms

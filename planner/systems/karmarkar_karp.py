@@ -1,7 +1,7 @@
 """verl's balancing: Karmarkar and Karp's differencing, over ranks and then over micro-batches.
 
 Ranks get equally many sequences of about equal workload, 24,576·l + l² whatever the model and the
-device; each rank then splits its own into as many micro-batches as the rank with most tokens needs,
+device; each rank then splits its into as many micro-batches as the rank with most tokens needs,
 by the same method, and into one more on all of them while some micro-batch is too long.
 
 Source: ``rearrange_micro_batches`` and ``karmarkar_karp`` of verl 0.9.1.
@@ -23,11 +23,11 @@ from seqplan.plans.scheme import Scheme
 KEY, NAME = "verl", "verl-like, Karmarkar-Karp"
 
 TOKEN_WORKLOAD = 24_576
-"""What a token costs beside l², in its units: made for a hidden size of 4,096."""
+"""What a token costs next to l², in its units: made for a hidden size of 4,096."""
 
 
 def karmarkar_karp(setting: Setting) -> list[ComparedSystem | Skipped]:
-    """Set up the method on the static scheme without stages that our dispatch is fastest on."""
+    """Set up the method on our fastest static scheme without stages."""
     best = static_without_stages(setting)
     if best is None:
         why = f"no static strategy without stages holds {setting.longest:,} tokens"
@@ -56,15 +56,20 @@ def verl_micro_batches(
     workload = [TOKEN_WORKLOAD * length + length * length for length in lengths]
     of_ranks = differencing(workload, ranks, equal_size=True)
     padded = [model.scheme.pad_sequence(length) for length in lengths]
-    tokens = [sum(padded[i] for i in own) for own in of_ranks]
+    tokens = [sum(padded[i] for i in of_rank) for of_rank in of_ranks]
     number = max(1, *(ceil(total / model.capacity) for total in tokens))
     while True:
         split = [
-            [[own[i] for i in part] for part in differencing([workload[i] for i in own], number)]
-            for own in of_ranks
+            [
+                [of_rank[i] for i in part]
+                for part in differencing([workload[i] for i in of_rank], number)
+            ]
+            for of_rank in of_ranks
         ]
-        if all(sum(padded[i] for i in part) <= model.capacity for own in split for part in own):
-            return [[part for part in own if part] for own in split]
+        if all(
+            sum(padded[i] for i in part) <= model.capacity for of_rank in split for part in of_rank
+        ):
+            return [[part for part in of_rank if part] for of_rank in split]
         number += 1
 
 
@@ -74,7 +79,7 @@ def differencing(
     """Partition ``numbers`` (positions) into ``parts`` of about equal sums, largest sum first.
 
     The two partial solutions with the widest spread are merged, largest parts with smallest, until
-    one is left. ``equal_size``: parts have equally many, or one less where they do not divide.
+    one is left. ``equal_size``: parts have equally many, or one less if they do not divide.
     """
     order = sorted(range(len(numbers)), key=lambda i: (numbers[i], i))
     step = parts if equal_size else 1

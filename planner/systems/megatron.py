@@ -23,8 +23,8 @@ NAME = "Megatron-like"
 def megatron(setting: Setting, *, search: bool = False) -> list[ComparedSystem | Skipped]:
     """Set up varlen attention, dense attention, and our dispatch and packing, on one strategy.
 
-    The configuration is Table 3's where it lists one that the profile can run, else (or with
-    ``search``) the one with the least mean propagation on the batches.
+    The configuration is Table 3's if it lists one that the profile can run, else (or with
+    ``search``) the one with the least mean computation on the batches.
     """
     if setting.profile.lockstep:
         why = "under ZeRO-3 all ranks run in lockstep; the static system there is DeepSpeed-like"
@@ -42,14 +42,14 @@ def megatron(setting: Setting, *, search: bool = False) -> list[ComparedSystem |
         ComparedSystem(
             "megatron",
             f"{NAME}, varlen",
-            f"{described}, dealt round-robin; sequences of a window do not attend to each other",
+            f"{described}, assigned round-robin; sequences of a window do not attend to each other",
             False,
             lambda batch: Execution((assign_windows(setting, batch, strategy, window),)),
         ),
         ComparedSystem(
             "megatron-dense",
             f"{NAME}, dense",
-            f"{described}, dealt round-robin; attention over the whole window",
+            f"{described}, assigned round-robin; attention over the whole window",
             False,
             lambda batch: Execution(
                 (dense(setting, batch, assign_windows(setting, batch, strategy, window)),)
@@ -66,7 +66,7 @@ def megatron(setting: Setting, *, search: bool = False) -> list[ComparedSystem |
 
 
 def static_strategy(setting: Setting, *, search: bool) -> tuple[Strategy, str] | None:
-    """Choose the static strategy and say where it is from; None if none holds the longest."""
+    """Choose the static strategy with its source; None if none holds the longest."""
     cluster = setting.cluster
     reach = {scheme: model.max_sequence for scheme, model in setting.models.items()}
     why = "searched"
@@ -113,7 +113,7 @@ def assign_windows(
     lengths = [batch.lengths[i] for i in chosen]
     window = max(window, -(-max(lengths) // unit) * unit)
     windows = [[chosen[j] for j in part] for part in first_fit_decreasing(lengths, window, unit)]
-    return setting.pipelines(batch, [(scheme, dealt) for dealt in round_robin(windows, count)])
+    return setting.pipelines(batch, [(scheme, of) for of in round_robin(windows, count)])
 
 
 def dense(

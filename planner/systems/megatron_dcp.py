@@ -3,7 +3,7 @@
 A sequence takes the next power of two of its length over the tokens that one rank is allowed, as
 its context-parallel degree. Sequences are taken longest first; groups are opened side by side while
 GPUs remain, and each is topped up with sequences of its degree while it stays within a slack of the
-first group's time. What is left goes to further rounds, each behind the one before.
+first group's time. The rest goes to further rounds, each behind the one before.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A micro-batch begins with the longest sequence on the fewest ranks that hold it. Every further one,
 longest first, joins a group or opens one on free ranks, of any degree that holds it, wherever the
 largest load stays least and within a cap. Loads are length² / degree, whatever a micro-batch or a
-token costs beside attention. Ranks left without work widen a group of the smallest degree; what
+token costs next to attention. Ranks left without work widen a group of the smallest degree; what
 found no place waits for the next micro-batch.
 
 Source: ``next_hdp_group_packing_aware`` of Megatron-LM's development branch, August 2026.
@@ -41,7 +41,7 @@ Ladder = dict[int, SchemeModel]
 
 
 def megatron_packing(setting: Setting) -> list[ComparedSystem | Skipped]:
-    """Set up the rule on the layout and limit of tokens that serve these very batches best."""
+    """Set up the rule on the layout and token limit that serve these batches best."""
     ladders = _ladders(setting)
     if not ladders:
         why = f"profile {setting.profile.name} has no context-parallel schemes without stages"
@@ -146,7 +146,7 @@ def _micro_batches(
 def _next_micro_batch(
     lengths: Sequence[int], left: Sequence[int], schemes: Sequence[Scheme], ranks: int, limit: int
 ) -> tuple[list[_Group], list[int]]:
-    """Place what fits one micro-batch; the groups, and what is left (positions, longest first)."""
+    """Place what fits one micro-batch; the groups, and the rest (positions, longest first)."""
     cap = lengths[left[0]] * limit * CAP
     groups: list[_Group] = []
     free, largest = ranks, 0.0

@@ -1,7 +1,7 @@
 """Our plans confined to one layout, with groups that stay within a step and groups that regroup.
 
-What is left between the first and ours is the worth of regrouping, and between the second and ours
-that of pipelines of different layouts in one step.
+The difference between the first and ours is the worth of regrouping, and between the second and
+ours that of pipelines of different layouts in one step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STAYING, _RE_FORMING = "One layout, groups that stay", "One layout, groups that
 def one_layout(
     setting: Setting, proposal: Proposal, seed: int = 0
 ) -> list[ComparedSystem | Skipped]:
-    """Set up both on the layout that ``proposal`` chose, or the best that it found of one."""
+    """Set up both on the layout that ``proposal`` chose, or its best single one."""
     if setting.in_lockstep:
         return []
     choice = proposal.layouts

@@ -27,7 +27,7 @@ from seqplan.plans.version import VERSION
 class Setting:
     """Where systems are compared: profile, cluster, batches; ``longest``: of the data set (tokens).
 
-    Systems that are set up by search see these very batches, which is in their favour. Our
+    Systems that are set up by search see these very batches, which is in their favor. Our
     selection weighs the ``sync``. ``lockstep``: all ranks run their k-th micro-batches
     together, in rounds, ours in multiples of ``micro_step_multiple``; so they do under ZeRO-3.
     """
@@ -42,7 +42,7 @@ class Setting:
 
     @property
     def in_lockstep(self) -> bool:
-        """Whether ranks run in lockstep: asked for, or under ZeRO-3."""
+        """Whether ranks run in lockstep: by request, or under ZeRO-3."""
         return self.lockstep or self.profile.lockstep
 
     @cached_property
@@ -106,10 +106,10 @@ class Setting:
         In lockstep the k-th of all replicas are round k, and wait for each other.
         """
         if not self.in_lockstep:
-            return Execution((self.pipelines(batch, [(scheme, own) for own in by_rank]),))
+            return Execution((self.pipelines(batch, [(scheme, micros) for micros in by_rank]),))
         rounds: list[PlannedPipeline] = []
         for number in range(max(map(len, by_rank))):
-            work = [(scheme, own[number : number + 1]) for own in by_rank]
+            work = [(scheme, micros[number : number + 1]) for micros in by_rank]
             rounds += self.pipelines(batch, work, number)
         return Execution((tuple(rounds),))
 
@@ -129,7 +129,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class ComparedSystem:
-    """A named way to train: ``step`` says what it runs for a batch.
+    """A named way to train: ``step`` returns what it runs for a batch.
 
     ``balanced``: whether dispatch and packing are ours on the system's strategy.
     """

@@ -1,7 +1,7 @@
 """The best static strategies that search finds, with our dispatch and packing.
 
-What is left between them and dynamic plans is the worth of different pipelines (homogeneous) and of
-choosing anew at every step (heterogeneous).
+The difference between them and dynamic plans is the worth of different pipelines (homogeneous) and
+of choosing anew at every step (heterogeneous).
 """
 
 from __future__ import annotations

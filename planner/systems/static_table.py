@@ -36,7 +36,7 @@ HOTSPA: Mapping[tuple[str, int], tuple[str, str]] = {
 def find_published_strategies(
     table: Mapping[tuple[str, int], tuple[str, str]], profile: str, gpus: int, max_len: int
 ) -> list[Strategy]:
-    """Look up the strategies for a profile, GPUs and context; empty where the table has none.
+    """Look up the strategies for a profile, GPUs and context; empty if the table has none.
 
     A profile belongs to a model when its name begins with the model's.
     """
@@ -56,7 +56,10 @@ def parse(text: str) -> Strategy:
 
 
 def problem_of(strategy: Strategy, gpus: int, longest: int, reach: Mapping[Scheme, int]) -> str:
-    """Say why a cluster cannot run a strategy, "" when it can; ``reach``: longest per scheme."""
+    """Describe why a cluster cannot run a strategy, "" when it can.
+
+    ``reach``: longest sequence of each scheme.
+    """
     if strategy.gpus > gpus:
         return f"{strategy} takes {strategy.gpus} GPUs"
     for scheme, _ in strategy.counts:

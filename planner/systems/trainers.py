@@ -1,4 +1,4 @@
-"""How trainers that exist fill a step on ranks that are all alike: three greedy rules.
+"""How other trainers fill a step on equal ranks: three greedy rules.
 
 TRL packs by best fit, longest first, into windows of the context, which reach ranks in a random
 order. slime packs by first fit as sequences come, splits the windows with most tokens until ranks
@@ -28,7 +28,7 @@ from seqplan.planner.systems.windows import round_robin
 from seqplan.plans.scheme import Scheme
 
 QUADRATIC = 0.001
-"""Weight of length² beside length in Hugging Face's cost."""
+"""Weight of length² next to length in Hugging Face's cost."""
 
 MOVES = 30
 """Moves of a cut for each run, at most."""
@@ -41,7 +41,7 @@ Rule = Callable[[Batch, int, SchemeModel], tuple[Batch, ByRank]]
 
 
 def trainer_rules(setting: Setting) -> list[ComparedSystem | Skipped]:
-    """Set up the rules on the static scheme without stages that our dispatch is fastest on."""
+    """Set up the rules on our fastest static scheme without stages."""
     best = static_without_stages(setting)
     if best is None:
         why = f"no static strategy without stages holds {setting.longest:,} tokens"
@@ -56,8 +56,8 @@ def trainer_rules(setting: Setting) -> list[ComparedSystem | Skipped]:
 
 
 def _execution(setting: Setting, scheme: Scheme, ranks: int, rule: Rule, batch: Batch) -> Execution:
-    dealt, by_rank = rule(batch, ranks, setting.models[scheme])
-    return setting.replicas(dealt, scheme, by_rank)
+    assigned, by_rank = rule(batch, ranks, setting.models[scheme])
+    return setting.replicas(assigned, scheme, by_rank)
 
 
 def best_fit_windows(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Batch, ByRank]:
@@ -106,7 +106,7 @@ def first_fit_split(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Batch
 def cut_balanced_runs(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Batch, ByRank]:
     """Cut the sorted sequences into runs of about equal cost, each padded to its longest.
 
-    With the fewest micro-batches a rank for which every run fits: the host leaves that to its user.
+    With the fewest micro-batches a rank for which every run fits; the trainer leaves it to users.
     """
     order = sorted(range(len(batch.lengths)), key=lambda i: (-batch.lengths[i], i))
     sorted_lengths = [batch.lengths[i] for i in order]
@@ -129,8 +129,8 @@ def cut_balanced_runs(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Bat
             lengths[i] = length
     costs = [_cost(len(run), length) for run, length in zip(runs, longest, strict=True)]
     dearest = sorted(range(len(runs)), key=lambda k: (-costs[k], k))
-    dealt = round_robin([runs[k] for k in dearest], ranks)
-    return Batch(batch.step, batch.ids, tuple(lengths), batch.loss_tokens), dealt
+    assigned = round_robin([runs[k] for k in dearest], ranks)
+    return Batch(batch.step, batch.ids, tuple(lengths), batch.loss_tokens), assigned
 
 
 def _cost(count: int, longest: int) -> float:
@@ -162,8 +162,8 @@ def _balance_counts(lengths: Sequence[int], runs: int) -> list[int]:
 
 
 _RULES: tuple[tuple[str, str, str, Rule], ...] = (
-    ("trl", "TRL-like, best-fit windows", "windows dealt at random", best_fit_windows),
-    ("slime", "slime-like, first fit", "windows dealt in turn", first_fit_split),
+    ("trl", "TRL-like, best-fit windows", "windows assigned at random", best_fit_windows),
+    ("slime", "slime-like, first fit", "windows assigned in turn", first_fit_split),
     (
         "rebalance",
         "Hugging Face's batch rebalancing",

@@ -40,7 +40,7 @@ class Worker(Protocol):
     def alive(self) -> bool:
         """Whether it may still live: False once it is known to have died."""
 
-    def ask(self, batch: Batch) -> TimedPlan | Exception:
+    def plan(self, batch: Batch) -> TimedPlan | Exception:
         """Return the planned step or what planning raised; ``EOFError``, ``OSError``: it died."""
 
     def end(self) -> None:
@@ -57,7 +57,7 @@ class Workforce(Protocol):
         """
 
     def close(self) -> None:
-        """End what its workers shared; all of them have been told to end."""
+        """Free what its workers shared, after all of them have ended."""
 
 
 @dataclass
@@ -141,7 +141,7 @@ class WorkerPool:
                     return None
                 try:
                     worker = self._workforce.start()
-                except (EOFError, ConnectionError):  # what starts workers died as it was asked
+                except (EOFError, ConnectionError):  # the starting server died during the request
                     continue
                 self._running.add(worker)
             try:
@@ -157,7 +157,7 @@ class WorkerPool:
         raise WorkerDied(f"a planning worker ended {times} times while it started")
 
     def _on_no_worker(self, error: Exception) -> None:
-        """Leave the steps to other workers where one cannot be had; without any, they fail.
+        """Leave the steps to other workers if one cannot be had; without any, they fail.
 
         Steps that come later try again.
         """
@@ -173,7 +173,7 @@ class WorkerPool:
         """Have the worker plan until it dies or the pool ends."""
         while (task := self._next()) is not None:
             try:
-                answer = worker.ask(task.batch) if worker.alive() else None
+                answer = worker.plan(task.batch) if worker.alive() else None
             except (EOFError, OSError):
                 task.deaths += 1
                 answer = None

@@ -66,7 +66,7 @@ class ProcessWorker:
         """Whether the process runs."""
         return self.process.is_alive()
 
-    def ask(self, batch: Batch) -> TimedPlan | Exception:
+    def plan(self, batch: Batch) -> TimedPlan | Exception:
         """Return the worker's answer; ``EOFError`` or ``OSError`` when it died."""
         self._pipe.send(batch)
         answer: TimedPlan | Exception = self._pipe.recv()
@@ -96,7 +96,7 @@ def planning_context() -> SpawnContext | ForkServerContext:
     """Return how planners are started: forked from a server that has imported what they need once.
 
     A job's first plan and a proposal come sooner than from a fresh process, and planners share the
-    memory of what is imported, the solver too. The server is a small process without threads; it
+    memory of all imports, the solver's too. The server is a small process without threads; it
     ends with this one, and is started again should it die. Elsewhere than on Linux libraries are
     not safe to fork.
     """
@@ -125,7 +125,7 @@ def _interrupts_left_to_the_parent() -> Iterator[None]:
 def _serve(
     pipe: Connection, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
 ) -> None:
-    """Plan what comes through the pipe until it is closed, all the life of the process."""
+    """Plan the batches of the pipe until it is closed: the life of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a server of the program may not have blocked it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     document = Proposal.from_json(proposal, "proposal")

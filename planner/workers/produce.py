@@ -68,5 +68,5 @@ def _in_order(pool: Executor, batches: Iterator[Batch], ahead: int) -> Iterator[
             if failure is not None:
                 raise failure
             return
-        # Taken off before the wait: what is handed out does not count as ahead.
+        # Taken off before the wait: a step that is handed out does not count as ahead.
         yield underway.popleft().result()

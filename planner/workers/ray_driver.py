@@ -40,7 +40,7 @@ _OBJECT_STORE_BYTES = 100 << 20
 
 
 class RayUnavailable(RuntimeError):
-    """No planning worker can be had from Ray; the message says why."""
+    """No planning worker can be had from Ray; the message gives the reason."""
 
 
 class ActorDied(Exception):
@@ -50,15 +50,16 @@ class ActorDied(Exception):
 def drive(
     pipes: list[Connection], patience_s: float, arguments: tuple[str, int, str, bool, bool]
 ) -> None:
-    """Pass steps from pipes to actors until the parent process ends this one, or has ended.
+    """Pass steps from pipes to actors until the parent process ends.
 
-    A cluster that cannot be joined is tried again for ``patience_s``. ``arguments``: of a planner.
+    Or until the parent terminates it. A cluster that cannot be joined is tried again for
+    ``patience_s``. ``arguments``: of a planner.
     """
     _silence_ray()
     try:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         start_worker = _connect(len(pipes), patience_s, *arguments)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # Ray has put its own
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # in place of Ray's handler
         for pipe in pipes:
             threading.Thread(target=_relay, args=(pipe, start_worker), daemon=True).start()
         parent = multiprocessing.parent_process()
@@ -72,7 +73,7 @@ def drive(
 
 
 def _silence_ray() -> None:
-    """Keep Ray off the terminal, and from telling its makers; its logs are where it keeps them."""
+    """Keep Ray off the terminal and from usage statistics; it may keep its logs."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -80,7 +81,7 @@ def _silence_ray() -> None:
 
 
 class PlanningActor:
-    """What one actor is asked to do; made with ``ray.remote`` by a driver of the same release."""
+    """The methods of one actor; made with ``ray.remote`` by a driver of the same release."""
 
     def __init__(
         self, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
@@ -154,7 +155,7 @@ def _join(address: str, workers: int) -> Any:
 
 
 def _check_port(address: str) -> None:
-    """Raise ``OSError`` where nothing listens; Ray would try for minutes."""
+    """Raise ``OSError`` if nothing listens; Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), _PORT_S).close()
@@ -228,6 +229,6 @@ def _plan(actor: Any, batch: Batch) -> TimedPlan | Exception:
 
 
 def _in_short(error: Exception) -> str:
-    """Cut Ray's long messages to the first line, and the last if the first only announces it."""
+    """Cut Ray's messages to the first line, and the last after a colon."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return f"{lines[0]} {lines[-1].strip()}" if lines[0].rstrip().endswith(":") else lines[0]

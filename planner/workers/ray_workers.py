@@ -1,6 +1,6 @@
 """Planning workers that are actors of a Ray cluster, on any of its machines.
 
-A process of its own, the agent, is Ray's driver: a thread of it for each worker passes steps from
+A separate process, the agent, is Ray's driver: a thread of it for each worker passes steps from
 the worker's pipe to an actor and answers back. So nothing that Ray does to its driver touches the
 planning process: it takes over signals, writes about dead workers to stdout, ties a local cluster
 to the thread that started it, and ends the process when the cluster's head is gone. An agent that
@@ -24,7 +24,7 @@ _END_S = 15.0
 
 
 def check_ray() -> None:
-    """Raise ``ValueError`` where Ray is not installed."""
+    """Raise ``ValueError`` if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise ValueError("--executor ray needs the ray package: pip install 'seqplan[ray]'")
 
@@ -57,7 +57,7 @@ class RayWorkforce:
 
 
 class _Agent:
-    """The process that is Ray's driver, and this end of its pipes, one for each worker."""
+    """The process that is Ray's driver, with a pipe for each worker."""
 
     def __init__(self, workers: int, patience_s: float, *arguments: str | int) -> None:
         pairs = [multiprocessing.Pipe() for _ in range(workers)]
@@ -92,10 +92,10 @@ class RayWorker:
             raise answer
 
     def alive(self) -> bool:
-        """Whether the agent runs; that an actor died shows when it is asked."""
+        """Whether the agent runs; the next plan shows whether its actor died."""
         return self._agent.alive()
 
-    def ask(self, batch: Batch) -> TimedPlan | Exception:
+    def plan(self, batch: Batch) -> TimedPlan | Exception:
         """Return the actor's answer; ``EOFError`` or ``OSError`` when it died."""
         answer = self._ask(batch)
         assert answer is not None

@@ -31,7 +31,7 @@ def atomic_write(
     The content goes to a temporary file in the same folder and is flushed to the device before
     it replaces ``path``; on an exception the temporary file is removed and ``path`` is as it was.
     Text is UTF-8 with ``\\n`` line ends. A new file gets the mode bits that the umask leaves, a
-    replaced one keeps its own. A symbolic link is followed; what is not a regular file (a pipe,
+    replaced one keeps its mode. A symbolic link is followed; anything but a regular file (a pipe,
     ``/dev/stdout``) is written to directly, as replacing it would be wrong. ``OSError`` names
     ``path``, for a full disk too.
     """
@@ -89,7 +89,7 @@ class _NotRegularError(Exception):
 
 
 def _regular_mode(path: Path) -> int | None:
-    """Return the permission bits of an existing regular file, None when there is no file yet."""
+    """Return the permission bits of a regular file, None when there is none."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

@@ -33,7 +33,7 @@ def from_json(text: str, *, strict: bool = True, origin: str = "plan") -> Plan:
     """Read the plan written in ``text``.
 
     Checks field names, types, ranges of integers and the digest, not the invariants between
-    fields (that is ``lint``). ``strict`` refuses unknown fields, otherwise they are ignored, yet
+    fields (that is ``lint``). ``strict`` rejects unknown fields, otherwise they are ignored, yet
     covered by the digest. Raises ``PlanError`` that begins with ``origin``.
     """
     try:
@@ -92,7 +92,7 @@ def _to_fields(plan: Plan) -> dict[str, Any]:
 
 
 def _sync_fields(sync_ms: float | None) -> dict[str, float]:
-    """Return the field where there is a sync; plans without one are as before."""
+    """Return the field if there is a sync; plans without one are as before."""
     return {} if sync_ms is None else {"sync_ms": float(sync_ms)}
 
 

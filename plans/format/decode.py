@@ -10,7 +10,7 @@ from seqplan.plans.scheme import Scheme, Strategy
 
 
 class PlanError(ValueError):
-    """A text is not a plan: one line with the origin, the field and what is wrong with it."""
+    """A text is not a plan: one line with the origin, the field and the error."""
 
 
 _PLAN = frozenset(

@@ -1,7 +1,7 @@
 """Plans in plain forms, for data loaders that cannot import this package.
 
 JSON Lines: one line for each step and rank, with the ids of each of its micro-batches. Parquet: one
-row for each sequence of each rank. Neither says in which group a rank runs: they are for trainers
+row for each sequence of each rank. Neither states in which group a rank runs: they are for trainers
 whose groups are set.
 """
 

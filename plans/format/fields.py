@@ -16,7 +16,7 @@ _NONE: frozenset[str] = frozenset()
 class FieldReader:
     """Reads fields by name, type and range; places are paths such as ``.pipelines[3].ranks``.
 
-    ``origin`` begins every message; ``strict`` refuses unknown fields, otherwise they are ignored.
+    ``origin`` begins every message; ``strict`` rejects unknown fields, otherwise they are ignored.
     Subclasses name the ``error`` that they raise and the ``format`` that fields belong to.
     """
 
@@ -28,7 +28,7 @@ class FieldReader:
         self.strict = strict
 
     def fail(self, place: str, problem: str) -> NoReturn:
-        """Raise the reader's error at a place, or of the whole where the place is empty."""
+        """Raise the reader's error at a place, or of the whole if it is empty."""
         where = f"{place.lstrip('.')}: " if place else ""
         raise self.error(f"{self.origin}: {where}{problem}")
 
@@ -124,7 +124,7 @@ def shown(value: Any) -> str:
 
 
 def read_text(path: Path, error: type[ValueError]) -> str:
-    """Read a file as UTF-8; ``error`` with the path and the reason where it cannot be."""
+    """Read a file as UTF-8; ``error`` with the path and the reason if it cannot be."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as failure:

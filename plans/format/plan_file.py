@@ -15,9 +15,9 @@ from seqplan.plans.plan import Plan
 def read_plans(path: str | os.PathLike[str], *, strict: bool = True) -> Iterator[Plan]:
     """Read the plans of a file, one line at a time: memory holds one plan.
 
-    ``PlanError`` names file and line of what is not a plan, a line that was cut off, a step that
+    ``PlanError`` names file and line of a text that is not a plan, a truncated line, a step that
     does not ascend or another world size; ``OSError`` when the file cannot be read, at the first
-    plan asked for. ``strict`` as for ``from_json``.
+    requested plan. ``strict`` as for ``from_json``.
     """
     previous: Plan | None = None
     with open(path, "rb") as file:
@@ -37,7 +37,7 @@ def read_plans(path: str | os.PathLike[str], *, strict: bool = True) -> Iterator
 def write_plans(path: str | os.PathLike[str]) -> Iterator[Callable[[Plan], None]]:
     """Give a function that appends a plan; the file appears when the block ends without an error.
 
-    ``PlanError`` for a plan that ``read_plans`` would refuse after the one before; nothing is
+    ``PlanError`` for a plan that ``read_plans`` would reject after the one before; nothing is
     left behind then.
     """
     previous: Plan | None = None

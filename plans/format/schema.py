@@ -13,11 +13,11 @@ _Node = dict[str, Any]
 def plan_json_schema() -> _Node:
     """Return the JSON Schema (draft 2020-12) of one plan, plan format schema 2.
 
-    It says what ``from_json`` checks except the digest, the equal number of ids and lengths and
+    It states what ``from_json`` checks except the digest, the equal number of ids and lengths and
     the order of a strategy's schemes; invariants between fields are those of ``lint``. A fresh
     object on every call.
     """
-    # Titles and descriptions are kept to what a name does not say.
+    # Titles and descriptions only add to names.
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "seqplan plan",
@@ -60,7 +60,7 @@ def plan_json_schema() -> _Node:
                 ),
                 "layout_gap": _time("predicted_ms / layout_lower_bound_ms − 1"),
                 "sync_ms": _time(
-                    "milliseconds of parameters and gradients synchronized beside predicted_ms, as "
+                    "milliseconds of the gradient sync next to predicted_ms, as "
                     "far as nothing hides it; where strategies were chosen with it"
                 ),
             },

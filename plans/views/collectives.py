@@ -1,6 +1,6 @@
 """The one order in which a rank takes part in communication within a step.
 
-Every rank derives its own order from its rank view. The orders agree: two ranks see the events
+Every rank derives its order from its rank view. The orders agree: two ranks see the events
 that they share in the same sequence, and if every event waits for all of its members, the step
 still runs to its end. Three rules make it so.
 
@@ -34,7 +34,7 @@ class Event(NamedTuple):
     - ``forward``, ``backward``: a pass of ``micro_batch``, in which the group communicates.
     - ``activations``, ``gradients``: of ``micro_batch``, from one stage's rank to the next's or
       back; the group is the two ranks, the earlier stage first.
-    - ``round``: the gathers of a round over the world, as under ZeRO-3, where there is one stage;
+    - ``round``: the gathers of a round over the world, as under ZeRO-3, if there is one stage;
       ``pipeline`` is None and ``micro_batch`` is the round's number.
     """
 
@@ -66,7 +66,7 @@ _Run = tuple[PipelineView, int]
 
 
 def _in_lockstep(pipelines: Sequence[PipelineView], rounds: int) -> list[_Run | None]:
-    """List what the rank runs in each round, None where it has no work."""
+    """List what the rank runs in each round, None if it has no work."""
     runs: list[_Run | None] = [None] * rounds
     for view in pipelines:
         if view.micro_step is not None and view.micro_batches:
@@ -123,7 +123,7 @@ def _events(runs: Sequence[_Run | None]) -> list[Event]:
 
 
 def _list_groups(view: PipelineView) -> list[Group]:
-    """List the groups of more than one rank that a pass of the rank communicates in."""
+    """List the groups of several ranks in which a pass of the rank communicates."""
     axes = [view.tp_group, view.ulysses_group, view.ring_group]
     if view.scheme.ulysses > 1 and view.scheme.ring > 1:
         axes.append(view.sp_group)

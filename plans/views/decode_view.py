@@ -37,7 +37,7 @@ def decode_view(document: Any, *, strict: bool = True, origin: str = "view") -> 
     """Read the view written in ``document``, JSON values as ``RankView.to_dict`` gives them.
 
     Checks field names, types, ranges of integers, and that token counts, offsets and groups fit
-    together. ``strict`` refuses unknown fields, otherwise they are ignored. Raises ``PlanError``
+    together. ``strict`` rejects unknown fields, otherwise they are ignored. Raises ``PlanError``
     of one line that begins with ``origin`` and names the field.
     """
     return _ViewReader(origin, strict).view(document)
@@ -89,10 +89,10 @@ class _ViewReader(PlanReader):
             if sum(stop - first for first, stop in runs) > MAX_PLACED:
                 self.fail(f"{place}.ranks", f"are more than {MAX_PLACED:,}")
             ranks, size = ranks_of_runs(runs), scheme.gpus
-            alike = [ranks[at : at + size] for at in range(0, len(ranks), size)]
-            if not ranks or any(len(set(pipeline)) != size for pipeline in alike):
+            pipelines = [ranks[at : at + size] for at in range(0, len(ranks), size)]
+            if not ranks or any(len(set(pipeline)) != size for pipeline in pipelines):
                 self.fail(f"{place}.ranks", f"wants {size} distinct ranks for each {scheme}")
-            placed += [PlacedPipeline(scheme, pipeline) for pipeline in alike]
+            placed += [PlacedPipeline(scheme, pipeline) for pipeline in pipelines]
         return tuple(placed)
 
     def pipeline_view(self, raw: Any, place: str, rank: int, world_size: int) -> PipelineView:

@@ -1,4 +1,4 @@
-"""Micro-batches in lockstep: in which round of a step each rank runs its own.
+"""Micro-batches in lockstep: the rounds of a step in which each rank runs.
 
 Ranks that do something together after every micro-batch, such as summing gradients, must agree on
 which of their micro-batches go together. Here each goes to the first round in which all ranks of
@@ -24,11 +24,11 @@ class LockstepSchedule(NamedTuple):
 def lockstep_rounds(placement: Placement, counts: Sequence[int], rank: int) -> LockstepSchedule:
     """Put the micro-batches of a step into rounds; ``counts``: how many each pipeline has."""
     free: dict[int, int] = {}
-    own: list[int] = []
+    rounds: list[int] = []
     for pipeline, count in zip(placement, counts, strict=True):
         first = max(free.get(member, 0) for member in pipeline.ranks)
         if count:
             free.update(dict.fromkeys(pipeline.ranks, first + count))
             if rank in pipeline.ranks:
-                own.extend(range(first, first + count))
-    return LockstepSchedule(tuple(own), max(free.values(), default=0))
+                rounds.extend(range(first, first + count))
+    return LockstepSchedule(tuple(rounds), max(free.values(), default=0))

@@ -1,4 +1,4 @@
-"""What a rank holds of a parameter, and whose gradients add up to its own.
+"""A rank's part of a parameter, and the ranks whose gradients add up to it.
 
 A parameter is stored with the axis that tensor parallelism cuts outermost (weights that are cut by
 their input are stored transposed), so that a part is a few intervals of elements: one of a plain
@@ -60,13 +60,13 @@ class ParameterLayout:
     """One parameter as the layouts see it.
 
     - ``blocks``: its rows in storage order, ``columns`` elements each;
-    - ``layers``: where it is used: 0 … layers − 1, −1 for what comes before the first layer, and
+    - ``layers``: those that use it: 0 … layers − 1, −1 for what comes before the first layer, and
       ``layers`` for what comes after the last; two entries for tied embeddings;
     - ``gradient``: whether it is cut (``split``), else every tp rank holds all of it;
-    - ``transposed``: stored as the transpose of what the model's own parameter is;
+    - ``transposed``: stored as the transpose of the model's parameter;
     - ``vector``: of one axis in the model.
 
-    ``ValueError`` where it is used nowhere.
+    ``ValueError`` if it is used nowhere.
     """
 
     name: str
@@ -96,7 +96,7 @@ class ParameterLayout:
         return frozenset(stage_of(layer, layers, pp) for layer in self.layers)
 
     def held_ranges(self, tp: int, tp_rank: int) -> tuple[Range, ...]:
-        """Return the ranges of elements that a tp rank holds on a stage that uses it."""
+        """Return the ranges of elements that a tp rank holds on a stage using it."""
         if self.gradient != "split":
             return ((0, self.numel),) if self.numel else ()
         ranges = []

@@ -1,7 +1,7 @@
-"""Where all pipelines of a step run: what a rank must know of the others' places.
+"""If all pipelines of a step run: what a rank must know of the others' places.
 
 The sync of parameters and gradients needs to know what every rank holds, and whether it may
-run beside backward is a question of all pipelines, not of one rank's own.
+run next to backward depends on all pipelines, not on one rank's alone.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def placement_of(pipelines: Iterable[PlannedPipeline]) -> Placement:
 
 
 def pushes_overlap(placement: Placement) -> bool:
-    """Say whether gradients may leave during backward, the same for all ranks of a step.
+    """Return whether gradients may leave during backward, the same for all ranks of a step.
 
-    Only where every pipeline has one stage and no rank is in two: otherwise a rank would wait, in
-    its last backward, for a push that another rank posts only after work that itself waits for
+    Only if every pipeline has one stage and no rank is in two: otherwise a rank would wait, in
+    its last backward, for a message that another rank posts only after work that itself waits for
     the first. Where a device runs one communication kernel at a time that never ends.
     """
     ranks = [rank for pipeline in placement for rank in pipeline.ranks]

@@ -36,7 +36,7 @@ class SequenceShare:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchView:
-    """One micro-batch as a rank sees it; token counts unless said otherwise.
+    """One micro-batch as a rank sees it; token counts unless stated otherwise.
 
     - ``sequences``: all of the micro-batch in packed order, those held nowhere here included.
     - ``tokens``: of the whole micro-batch; ``padded_lengths``: ``Scheme.pad_sequence`` of each
@@ -71,7 +71,7 @@ class MicroBatchView:
         return _offsets(self.padded_lengths)
 
     def positions(self) -> npt.NDArray[np.int64]:
-        """Return each held token's position in its own sequence: int64, shape (local_tokens,)."""
+        """Return each held token's position in its sequence: int64, shape (local_tokens,)."""
         ranges = [held for share in self.sequences for held in share.ranges]
         if not ranges:
             return np.empty(0, dtype=np.int64)
@@ -90,7 +90,7 @@ class PipelineView:
 
     ``index`` in the plan's list; ``at``: the rank's coordinates; the groups are global ranks along
     one axis (``sp_group``: ulysses and ring together), the rank itself where the axis has degree
-    1. Neighbours are global ranks: on a ring both directions wrap around, None on an axis of
+    1. Neighbors are global ranks: on a ring both directions wrap around, None on an axis of
     degree 1 and beyond the first and last stage.
     """
 
@@ -113,11 +113,11 @@ class PipelineView:
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """What one rank runs in a step, its pipelines in the order in which it runs them.
+    """The pipelines of one rank in a step, in the order of running.
 
     ``loss_tokens``: of the whole step, the divisor of every loss; ``micro_steps``: number of them
     on every rank, None without lockstep; ``digest``: the plan's, where the caller gave it,
-    so that ranks can tell whether they follow the same plan; ``placement``: where all pipelines
+    so that ranks can check that they follow the same plan; ``placement``: where all pipelines
     of the step run, the same for every rank.
     """
 
@@ -312,9 +312,9 @@ def _placement_list(placement: Placement) -> list[dict[str, Any]]:
     return [
         {
             "scheme": scheme.as_dict(),
-            "ranks": rank_runs([rank for placed in alike for rank in placed.ranks]),
+            "ranks": rank_runs([rank for placed in group for rank in placed.ranks]),
         }
-        for scheme, alike in groupby(placement, key=attrgetter("scheme"))
+        for scheme, group in groupby(placement, key=attrgetter("scheme"))
     ]
 
 

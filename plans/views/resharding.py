@@ -2,14 +2,14 @@
 
 Parameters travel in *units*, such as a layer: one flat interval of elements. The optimizer's master
 copy of every unit is cut over all ranks (``owners``); the pipelines of a step hold parts of it by
-their own tp and pp. The *mutual slices* of the two cuts (Hydraulis §5.2) go in one message for each
+their tp and pp. The *mutual slices* of the two cuts (Hydraulis §5.2) go in one message for each
 unit and pair of ranks:
 
-- **pull**: what a rank owns, to every rank that holds it in the step;
-- **push**: the gradient of what a rank holds, to the owners, who sum what comes in rank order.
+- **pull** (all-gather): the elements that a rank owns, to every rank that holds them in the step;
+- **push** (reduce-scatter): the gradient of held ones, to the owners, who sum it in rank order.
 
 Who contributes: every pipeline replica, and in it every sequence-parallel rank, since each has seen
-its own tokens only, and every stage that uses the parameter (tied embeddings are on two). The ranks
+its tokens only, and every stage that uses the parameter (tied embeddings are on two). The ranks
 of a tp group contribute by the parameter's ``Gradient``.
 
 All ranges are half-open and count elements. No torch: numbers in, lists of messages out.
@@ -30,7 +30,7 @@ from seqplan.plans.views.unit_layout import Pieces, UnitLayout
 
 
 class Message(NamedTuple):
-    """The pieces, in the order in which they are packed, that go to or come from each rank."""
+    """The pieces that go to or come from each rank, in the order of packing."""
 
     ranks: tuple[int, ...]
     pieces: Pieces
@@ -38,7 +38,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UnitMoves:
-    """One rank's part of a unit's sync, itself among the ranks where it keeps what it owns.
+    """One rank's part of a unit's sync; it sends to itself what it keeps.
 
     ``pull_to`` and ``push_from``: what this rank owns, ``local`` counting in the others' buffers;
     ``pull_from`` and ``push_to``: what it holds, by owner.
@@ -53,7 +53,7 @@ class UnitMoves:
 def shards_of(placement: Iterable[PlacedPipeline]) -> dict[int, Shard]:
     """Find the shard that each rank of the pipelines holds for the step; idle ranks have none.
 
-    ``ValueError`` where a rank's pipelines want different shards, which a sound plan never has.
+    ``ValueError`` if a rank's pipelines want different shards, which a sound plan never has.
     """
     shards: dict[int, Shard] = {}
     for index, pipeline in enumerate(placement):
@@ -132,7 +132,7 @@ class _Cut:
 
     @cached_property
     def messages(self) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-        """The holder's own: from the owners, and to them."""
+        """The holder's messages: from the owners, and to them."""
         return _messages(self.pulled), _messages(self.pushed)
 
 

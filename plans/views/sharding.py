@@ -18,9 +18,9 @@ Range = tuple[int, int]
 
 
 def ring_chunks(length: int, ring: int, rank: int) -> tuple[Range, Range]:
-    """Return the low and the high chunk of a sequence of ``length`` tokens on ring rank ``rank``.
+    """Return the low and the high chunk of a sequence on ring rank ``rank``.
 
-    Either may be empty where the sequence has fewer than 2·ring tokens.
+    ``length``: tokens. Either may be empty if the sequence has fewer than 2·ring tokens.
     """
     parts = 2 * ring
     mirror = parts - 1 - rank
@@ -44,10 +44,10 @@ def ulysses_piece(tokens: int, ulysses: int, rank: int) -> Range:
 def list_held_ranges(
     lengths: Sequence[int], ring: int, ring_rank: int, piece: Range
 ) -> list[tuple[Range, ...]]:
-    """List, for each sequence, the ranges of its tokens in ``piece`` of a ring rank's buffer.
+    """List the ranges of each sequence's tokens in ``piece`` of a rank's buffer.
 
-    No range is empty; two are given apart only where tokens between them are elsewhere. A
-    sequence with no token in the piece has none.
+    ``piece``: of a ring rank. No range is empty; two are given apart only if tokens between them
+    are elsewhere. A sequence with no token in the piece has none.
     """
     start, stop = piece
     held: list[tuple[Range, ...]] = []

@@ -20,10 +20,10 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The most ``elements`` that a rank pulls from others in a step, and the most ``messages``.
+    """The most that a rank receives in a step's all-gather: elements and messages.
 
-    Units that every rank holds come by all-gathers, which count elements and no message; where all
-    units do, ``messages`` is None. As many gradients are pushed, the other way.
+    Units that every rank holds come by all-gathers, which count elements and no message; if all
+    units do, ``messages`` is None. As many gradients are reduce-scattered.
     """
 
     elements: int
@@ -39,7 +39,7 @@ def count_moved(messages: Sequence[Message], rank: int) -> Moved:
 
 
 def count_gathered(units: Sequence[UnitLayout], placement: Placement) -> Pulled:
-    """Count the pull of a step whose pipelines stand so; ``ValueError`` as ``shards_of``."""
+    """Count the all-gather of a step with this placement; ``ValueError`` as ``shards_of``."""
     shards = shards_of(placement)
     whole = all_whole(shards)
     gathered = [unit for unit in units if whole or unit.everywhere]

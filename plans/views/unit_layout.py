@@ -46,8 +46,8 @@ class UnitLayout:
     """Parameters that travel together, one after the other, over ``ranks`` ranks.
 
     Rank r owns elements ``[borders[r], borders[r + 1])``: slices of ⌈elements / ranks⌉, of which
-    the last owners may have fewer or none, or whole parameters where ``owners`` says which rank
-    owns each of them, ascending. ``layers``: of the whole model.
+    the last owners may have fewer or none, or whole parameters if ``owners`` gives their ranks,
+    ascending. ``layers``: of the whole model.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class UnitLayout:
         return tuple(parts)
 
     def pieces(self, shard: Shard, *, gradients: bool) -> Pieces:
-        """List what a holder pulls or, of ``gradients``, pushes; neighbors are one piece."""
+        """List the pieces that a holder pulls or, of ``gradients``, pushes; neighbors are one."""
         pieces: list[ParameterPiece] = []
         local = 0
         for parameter, offset in zip(self.parameters, self.offsets, strict=True):
@@ -145,7 +145,7 @@ class UnitLayout:
     def kind(self) -> tuple[object, ...]:
         """What units share whose pieces are the same on any stage that uses them.
 
-        The last entry is None where all of the unit's parameters are used on the same stages.
+        The last entry is None if all of the unit's parameters are used on the same stages.
         """
         together = len({parameter.layers for parameter in self.parameters}) == 1
         return (

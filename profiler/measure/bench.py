@@ -29,10 +29,10 @@ from seqplan.runtime.training.model import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is measured on: ``layers`` of the model are run; groups are None on a single rank.
+    """The measured ``layers`` of a model and their groups, None on a single rank.
 
     ``tensor_groups``: with those of all schemes' tp degrees; ``allocator``: read for the peak of
-    every micro-batch, None where only what autograd keeps is counted; ``out_of_memory``: called
+    every micro-batch, None if only what autograd keeps is counted; ``out_of_memory``: called
     when this rank is.
     """
 
@@ -90,7 +90,7 @@ class RankWork:
 
 
 def make_full_plan(scheme: Scheme, lengths: Sequence[int], world_size: int) -> Plan:
-    """Plan as many pipelines as there is room for, each with one micro-batch of these sequences."""
+    """Plan as many pipelines as fit, each with one micro-batch of these sequences."""
     replicas = world_size // scheme.gpus
     pipelines = []
     for replica in range(replicas):

@@ -26,10 +26,10 @@ def design(
 
     Lengths to fit are a geometric series, and those held out lie between them. Packed micro-batches
     have several sequences of any such lengths, ``longest`` tokens at most together. A few of these
-    are fitted, too, as they are what is planned: kernels are not quite quadratic, and single
-    sequences alone would put all of that into the packed ones. The others judge the fit. The same
-    arguments give the same design. Ordered from cheap to dear, so that an interrupted run has whole
-    curves.
+    are fitted, too, as plans have such: kernels are not quite quadratic, and single sequences
+    alone would put all of that into the packed ones. The others evaluate the fit. The same
+    arguments give the same design. Ordered from cheap to expensive, so that an interrupted run has
+    whole curves.
     ``ValueError`` for a range that holds no series.
     """
     if not 1 <= shortest < longest:

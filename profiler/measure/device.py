@@ -8,7 +8,7 @@ import torch
 
 
 def device_name(device: torch.device) -> str:
-    """Return what the samples say they were measured on."""
+    """Return the device's name in samples."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -27,7 +27,7 @@ def capacity_bytes(device: torch.device) -> int:
 
 
 def context_bytes(device: torch.device) -> int:
-    """Return what is taken of the device's memory besides this process's tensors.
+    """Return the bytes of the device's memory taken besides this process's tensors.
 
     After measuring: the CUDA context, loaded kernels, buffers of collectives, other processes. On a
     CPU 0, as ``capacity_bytes`` is not all for one process there.

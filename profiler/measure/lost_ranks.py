@@ -55,7 +55,7 @@ class Alarm:
             self._set(None)
 
     def sound(self) -> None:
-        """Tell all ranks that this one is out of memory in the present micro-batch."""
+        """Signal to all ranks that this one is out of memory in the present micro-batch."""
         self._store.set(_key(self._running), str(self._rank))
 
     def _set(self, index: int | None) -> None:

@@ -1,7 +1,7 @@
 """Measuring one micro-batch: real layers, forward and backward, under a real scheme.
 
 Alone it measures schemes of one rank; started by torchrun, those of as many ranks as there are.
-What a rank runs of a micro-batch is said in ``bench``, how it is timed in ``timing``.
+``bench`` defines a rank's part of a micro-batch, ``timing`` its timing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Measurer:
     def _prepare(
         self, scheme: Scheme, point: DesignPoint, turn: int
     ) -> tuple[StageWork | None, MicroBatchMemory | None]:
-        """Prepare the micro-batch; its memory is None where this rank has no room for it."""
+        """Prepare the micro-batch; its memory is None if this rank has no room for it."""
         bench = self._bench
         try:
             work = self._rank_work.of(scheme, point.lengths)
@@ -79,7 +79,7 @@ class Measurer:
         turn: int,
         repeats: int,
     ) -> Sample | None:
-        """Time the micro-batch on every rank; None where this rank has no room for it after all."""
+        """Time the micro-batch on every rank; None if this rank has no room for it after all."""
         timer, peaks = self._timer, self._bench.allocator is not None
         warm_up = 1 if turn else WARM_UP
         try:

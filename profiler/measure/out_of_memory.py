@@ -1,4 +1,4 @@
-"""Which errors mean that a micro-batch does not fit: torch's own, and those of libraries below."""
+"""Which errors mean that a micro-batch does not fit: torch's, and those of libraries below."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _TEXTS = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that there was no memory left.
+    """Whether the error means that there was no memory left.
 
-    cuBLAS, cuDNN and NCCL allocate beside torch, and raise a ``RuntimeError`` (NCCL a
+    cuBLAS, cuDNN and NCCL allocate next to torch, and raise a ``RuntimeError`` (NCCL a
     ``DistBackendError``) with the reason in its text. "Unhandled cuda error" alone is no reason.
     """
     if isinstance(error, torch.OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""Measuring a whole design, sample by sample, with a file that remembers what is done."""
+"""Measuring a whole design, sample by sample, with a file that records all samples."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Report = Callable[[int, int, float, Sample], None]
 """Done, of how many, seconds left by estimate, the newest sample; called on rank 0 only."""
 
 Measured = tuple[MeasuredOn, Sequence[Sample], Sequence[SyncSample]]
-"""On what, the samples, and the syncs that were measured where there are several ranks."""
+"""On what, the samples, and the syncs that were measured if there are several ranks."""
 
 
 def start_ranks(device: str) -> tuple[int, int]:
@@ -111,7 +111,7 @@ def _measure_all(run: _Run, report: Report | None) -> None:
 
 
 def _measure_syncs(run: _Run) -> None:
-    """Measure the sync of every layout, where there are several ranks to synchronize between."""
+    """Measure the sync of every layout, if there are several ranks to synchronize between."""
     if run.groups is None:
         return
     for key in run.syncs:
@@ -142,7 +142,7 @@ class _Wanted:
 
 
 def _all_wanted(task: Task) -> list[_Wanted]:
-    """List the whole design once a round, the repeats of a point spread over the rounds."""
+    """List the whole design per round, a point's repeats spread over rounds."""
     rounds = min(ROUNDS, task.repeats)
     return [
         _Wanted(
@@ -159,11 +159,11 @@ def _all_wanted(task: Task) -> list[_Wanted]:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A design on its way: what is still to be measured, and with what.
+    """A partly measured design: the samples that are left, and their setup.
 
     ``todo``: indexes of ``wanted``; ``limits``: by scheme the tokens that have not fitted;
     ``syncs``: those still to be measured; ``file`` on rank 0 only; ``groups`` and ``alarm``
-    where there are several ranks.
+    if there are several ranks.
     """
 
     measured_on: MeasuredOn
@@ -186,7 +186,7 @@ class _Run:
         world_size: int,
         complain: Callable[[str], None] | None,
     ) -> _Run:
-        """Read what is done and set up the rank; all ranks call it."""
+        """Read the samples so far and set up the rank; all ranks call it."""
         device = _device(task.device)
         groups = Communicators.create() if world_size > 1 else None
         measured_on = _describe_hardware(task, device)
@@ -239,7 +239,7 @@ class _Run:
         )
 
     def measure(self, index: int) -> Sample | None:
-        """Measure and keep one micro-batch; None where a shorter one of its scheme did not fit."""
+        """Measure and keep one micro-batch; None if a shorter one of its scheme did not fit."""
         wanted = self.wanted[index]
         if wanted.tokens >= self.limits.get(wanted.scheme, inf):
             return None
@@ -295,7 +295,10 @@ def _lone_out_of_memory(wanted: _Wanted, lacking: int) -> str:
 def _left(
     wanted: Sequence[_Wanted], samples: Sequence[Sample]
 ) -> tuple[list[int], dict[Scheme, float]]:
-    """Return what has not been measured, by index, and by scheme the tokens that did not fit."""
+    """Return unmeasured samples by index, and the lengths that did not fit by scheme.
+
+    In tokens.
+    """
     known = {(sample.turn, sample.scheme, sample.role, sample.lengths) for sample in samples}
     limits: dict[Scheme, float] = {}
     for sample in samples:

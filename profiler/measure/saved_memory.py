@@ -18,12 +18,12 @@ class SavedBytes:
     """Counts the storages that autograd keeps, each once, ``parameters`` apart."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
-        # A storage is told by itself, not by its address, which fake tensors do not have.
+        # A storage is identified by itself, not by its address, which fake tensors do not have.
         self._seen = {_identity(parameter) for parameter in parameters}
         self.total = 0
 
     def hooks(self) -> AbstractContextManager[None]:
-        """Count what is saved within."""
+        """Count tensors that autograd saves within."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
 
     def _pack(self, tensor: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def _identity(tensor: Tensor) -> StorageWeakRef:
 
 
 class Allocator(Protocol):
-    """What is read of a device's allocator, in bytes."""
+    """Readings of a device's allocator, in bytes."""
 
     def current_bytes(self) -> int:
         """Return the bytes in use now."""

@@ -1,6 +1,6 @@
-"""What is timed of one rank of a pipeline stage: a few layers, and what its end of the model adds.
+"""The timed part of a rank's pipeline stage: a few layers, and its end of the model.
 
-It is the runtime's own stage, over random parameters of this rank's size.
+It is the runtime's stage, over random parameters of this rank's size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Global ranks of the same place on the stages before and after, None beyond the ends."""
+    """Global ranks at the same place of the stages before and after, or None."""
 
     previous: int | None
     following: int | None
@@ -78,7 +78,7 @@ class RandomParameters:
 class MeasuredStage:
     """``layers`` decoder layers with embedding, norm and head, of one rank of ``group``.
 
-    ``group``: this rank's tp group, None where tp is 1.
+    ``group``: this rank's tp group, None if tp is 1.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class MeasuredStage:
         self._stage = Stage(self.config, self._shard, self._source)
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return what is trained of the stage on this rank."""
+        """Return the trained parameters of the stage on this rank."""
         return self._source.leaves
 
     def forget_gradients(self) -> None:
@@ -123,7 +123,7 @@ class MeasuredStage:
         return self._through(self._stage, self._stage.layers, context)
 
     def whole_layer_call(self, context: AttentionContext) -> Call | None:
-        """Prepare one layer that keeps everything, None where all layers do."""
+        """Prepare one layer that keeps everything, None if all layers do."""
         if self.config.checkpointing == "none":
             return None
         keeping = replace(self.config, checkpointing="none")
@@ -181,7 +181,7 @@ def with_transfers(call: Call, neighbors: Neighbours, like: Tensor, peers: Peers
 
     After forward every stage sends a tensor shaped ``like`` its hidden states (rows, hidden) to the
     next and receives one from the one before; after backward gradients go the other way. All stages
-    of the pipeline call it together. Every rank of tp sends its own rows.
+    of the pipeline call it together. Every rank of tp sends its rows.
     """
     outgoing, received = torch.empty_like(like), torch.empty_like(like)
 

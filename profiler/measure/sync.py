@@ -1,6 +1,6 @@
-"""Measuring the sync: real pulls and pushes of the runtime between pipelines of a layout.
+"""Measuring the sync: the runtime's all-gathers and reduce-scatters between pipelines of a layout.
 
-Nothing else runs beside it: what propagation would hide of it is not measured. A few layers a stage
+Nothing else runs next to it: what overlap would hide is not measured. A few layers a stage
 stand for all, measured at two numbers of them.
 """
 
@@ -43,7 +43,7 @@ def list_sync_measurements(schemes: Iterable[Scheme], bench: Bench) -> list[Key]
 
 
 def measure_sync(bench: Bench, key: Key, group: dist.ProcessGroup) -> SyncSample:
-    """Measure pull and push, and the optimizer's step on what a rank owns; all ranks call it.
+    """Measure the sync, and the optimizer's step on a rank's states; all ranks call it.
 
     ``group``: of all ranks, which carries nothing else.
     """
@@ -68,7 +68,7 @@ def _states(config: ModelConfig, bench: Bench, group: dist.ProcessGroup) -> Stag
 
 
 def _sync(states: StagedStates, placement: Placement) -> None:
-    """Pull what the placement holds, wait for it, and push its gradients, which are zero."""
+    """All-gather the placement's parameters, wait, and reduce-scatter zero gradients."""
     states.begin(placement)
     for at in range(len(states.units)):
         states.finish_pull(at)

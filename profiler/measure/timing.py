@@ -99,7 +99,7 @@ class Timer:
             warm_up(self._yardstick.measure_sustained_ms)
 
     def _once(self, call: Call | None, *, lead_in: bool = False) -> _Repetition:
-        """Run once, after another run of it that is not waited for where there is a lead-in."""
+        """Run once, after an untimed run of it if there is a lead-in."""
         if self._control_group is not None:
             dist.barrier(group=self._control_group)
         if call is None:

@@ -1,4 +1,4 @@
-"""A small fixed piece of work whose time tells how fast the device is just now."""
+"""A small fixed piece of work whose time shows how fast the device is just now."""
 
 from __future__ import annotations
 

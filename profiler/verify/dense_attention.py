@@ -1,4 +1,4 @@
-"""Attention of whole documents written out in fp64: what every kernel is held against."""
+"""Attention of whole documents written out in fp64: the reference for every kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of micro-batches: predicted from small ones, held against larger ones.
+"""Bytes of micro-batches: predicted from small ones, compared with larger ones.
 
 On CUDA the largest that runs is searched for. Elsewhere memory is not for one process alone, and
 what autograd keeps is counted, as profiles count it there.
@@ -82,7 +82,7 @@ def check_memory(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
 
 
 def _affordable(longest: int, sampled: Callable[[int], Sample], seconds: float) -> int:
-    """Halve the length until all micro-batches of the check take about the time that there is."""
+    """Halve the length until all micro-batches of the check fit the time."""
     length = longest
     while length > LEAST_LENGTH:
         started = time.monotonic()
@@ -120,7 +120,7 @@ def _search(bench: Bench, per_token: float, length: int, notes: list[str]) -> Fi
 def largest_that_runs(runs: Callable[[int], bool], predicted: int) -> tuple[int, int]:
     """Bisect around ``predicted``: the largest number that runs, and the smallest that does not.
 
-    They are ``SEARCH_TO`` apart, relative; 0 where not even a token runs.
+    They are ``SEARCH_TO`` apart, relative; 0 if not even a token runs.
     """
     low, high = predicted, predicted
     while low > 0 and not runs(low):

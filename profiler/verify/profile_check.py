@@ -36,7 +36,7 @@ OTHER_RUNS = 50
 
 
 def check_profile(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
-    """Profile a model on the device, judge the fit, and run stacks of more layers beside it."""
+    """Profile a model on the device, evaluate the fit, and run deeper stacks."""
     shortest, longest = _range(settings)
     points = design(shortest, longest, points=4 if settings.quick else 8)
     measured_on, samples = _measure(settings, points)
@@ -125,7 +125,7 @@ class _TimeUp(Exception):
 
 
 def _stack_figures(settings: VerifySettings, longest: int) -> list[Figure]:
-    """Time stacks of 2, 4 and 8 layers, and what the first says of the others."""
+    """Time stacks of 2, 4 and 8 layers, and predict the others from the first."""
     stacks = (2, 4) if settings.quick else (2, 4, 8)
     packings = [
         DesignPoint("packed", tuple(lengths))

@@ -1,6 +1,6 @@
 """Ring and Ulysses attention over the ranks of this job, against fp64 and one fused call.
 
-Every rank has all inputs, and attends to its own rows as in training.
+Every rank has all inputs, and attends to its rows as in training.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.unified import attention
 
 CASES, QUICK_CASES = 14, 6
-"""Of those of one process: every kind of scores, in both dtypes; and where it is to be quick."""
+"""Of those of one process: every kind of scores, in both dtypes; and if it is to be quick."""
 
 
 def check_ranks(settings: VerifySettings) -> tuple[list[Figure], list[str]]:

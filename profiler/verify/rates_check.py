@@ -1,7 +1,7 @@
 """Rates that the device sustains in attention, products and passing over memory.
 
-They are shown beside what the analytic model takes for a listed device, and not judged: estimates
-say themselves how far they are right.
+They are shown next to the analytic model's values of a listed device, without a limit: estimates
+state their errors themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIRST_PART = 0.3
 
 
 def find_data_sheet(name: str, memory_bytes: float) -> Hardware | None:
-    """Return what the analytic model knows of a CUDA device by its name and memory, or None."""
+    """Return the data sheet of a CUDA device by name and memory, or None."""
     words = name.lower().replace("-", " ").split()
     for hardware in DEVICES.values():
         kind, *rest = hardware.name.split("-")
@@ -56,7 +56,7 @@ def check_rates(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
 
 Rate = tuple[str, str, float, str, Callable[[], object], float | None]
 """Group, name, work of a call (TFLOP·ms/s or GB·ms/s: over ms it is the rate), unit, the call, and
-the milliseconds that the analytic model says."""
+the milliseconds that the analytic model predicts."""
 
 
 def _rates(settings: VerifySettings) -> Iterator[Rate]:

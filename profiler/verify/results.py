@@ -14,7 +14,7 @@ class Figure:
 
     ``group``: the row of the table that it is in; ``name``: which of that row. ``least`` and
     ``most``: what it must not be below or above, None for a figure that is only shown;
-    ``assumed``: what the analytic model takes it for, None where it says nothing. ``unit``: % for
+    ``assumed``: the analytic model's value, None if it has none. ``unit``: % for
     a share, of which ``value`` is a part of 1.
     """
 
@@ -28,7 +28,7 @@ class Figure:
 
     @property
     def missed(self) -> bool:
-        """Whether it is beyond a limit; what is no number is beyond every one."""
+        """Whether it is beyond a limit; NaN is beyond every one."""
         if self.least is None and self.most is None:
             return False
         low = -math.inf if self.least is None else self.least
@@ -37,7 +37,7 @@ class Figure:
 
     @property
     def strain(self) -> float:
-        """How much of its limit it takes up: above 1 it is missed; 0 where there is none."""
+        """How much of its limit it takes up: above 1 it is missed; 0 if there is none."""
         if math.isnan(self.value):
             return math.inf
         if self.least is not None and self.most is not None:
@@ -50,7 +50,7 @@ class Figure:
         return 0.0
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON has it; what is no number is null."""
+        """Return it as JSON has it; NaN and infinities are null."""
         value = self.value if math.isfinite(self.value) else None
         limits = {
             name: limit
@@ -65,9 +65,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """A check's figures, the seconds that it took, and what is to be said of it.
+    """A check's figures, the seconds that it took, and its notes.
 
-    ``skipped``: why it was not run, None where it was.
+    ``skipped``: why it was not run, None if it was.
     """
 
     name: str

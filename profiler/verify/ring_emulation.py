@@ -30,13 +30,13 @@ Value = TypeVar("Value")
 
 
 class _Link:
-    """Tensors on their way from one rank to another, matched in the order of asking for them."""
+    """Tensors from one rank to another, matched in the order of requests."""
 
     def __init__(self) -> None:
         self._arrived = threading.Condition()
         self._waiting: dict[int, Tensor] = {}
         self._sent = 0
-        self._asked = 0
+        self._requested = 0
 
     def send(self, tensor: Tensor) -> None:
         with self._arrived:
@@ -44,10 +44,10 @@ class _Link:
             self._sent += 1
             self._arrived.notify_all()
 
-    def ask(self) -> int:
-        """Take the number of the next tensor, to ``receive`` it later; one rank asks."""
-        self._asked += 1
-        return self._asked - 1
+    def request(self) -> int:
+        """Take the number of the next tensor, to ``receive`` it later; one rank calls it."""
+        self._requested += 1
+        return self._requested - 1
 
     def receive(self, number: int) -> Tensor:
         with self._arrived:
@@ -72,7 +72,7 @@ class LinkedTransfer(Transfer):
 
     def __init__(self, receives: Sequence[tuple[Tensor, _Link]]) -> None:
         super().__init__((), (), "emulating a ring")
-        self._receives = [(tensor, link, link.ask()) for tensor, link in receives]
+        self._receives = [(tensor, link, link.request()) for tensor, link in receives]
 
     def wait(self) -> None:
         """See ``Transfer``."""
@@ -153,7 +153,7 @@ def emulate_ring(
 def _on_threads(run: Callable[[int], Value], ranks: int) -> list[Value]:
     if ranks == 1:
         return [run(0)]
-    # Each of these would start workers of its own for torch's operations on a CPU.
+    # Each of these would start separate workers for torch's operations on a CPU.
     workers = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""How large the checks are: by device, and small enough for seconds where that is asked for."""
+"""How large the checks are: by device, and small enough for seconds if that is requested."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _TINY = ModelSizes(hidden=64, layers=8, heads=4, kv_heads=2, ffn=96, vocab=128)
 
 @dataclass(frozen=True, slots=True)
 class VerifySettings:
-    """What is verified, and how long it may take.
+    """The verified model and device, and the time limit.
 
-    ``seconds``: of all checks together; ``quick``: small sizes, times shown and not judged;
-    ``hardware``: what the analytic model knows of the device, None where it is not listed;
-    ``groups``: of all ranks, None where there is one.
+    ``seconds``: of all checks together; ``quick``: small sizes, times shown without limits;
+    ``hardware``: what the analytic model knows of the device, None if it is not listed;
+    ``groups``: of all ranks, None if there is one.
     """
 
     device: torch.device

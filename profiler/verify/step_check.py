@@ -112,7 +112,7 @@ class _Trained:
 
 
 def _too_slow(settings: VerifySettings, trained: _Trained) -> bool:
-    """Whether the fewest steps would take more than the time that there is, by one of them."""
+    """Whether the fewest steps would exceed the time, by one of them."""
     trained.wait()
     started = time.monotonic()
     trained.step()
@@ -142,7 +142,7 @@ def _time_steps(settings: VerifySettings, trained: _Trained) -> tuple[list[Figur
         _near_one(
             settings, "micro-batches' time over the same waited for", ratios, STOPWATCH_ERROR
         ),
-        _near_one(settings, "a step's own time over the wall's", walls, WALL_ERROR),
+        _near_one(settings, "a step's time over the wall's", walls, WALL_ERROR),
         Figure("micro-batches' part of a step", "median", median(shares), "%"),
     ]
     return figures, len(ratios)

@@ -43,11 +43,11 @@ def verify(
 ) -> list[CheckResult]:
     """Run the checks of these names in their order.
 
-    ``report``: called with each name before it is run. A check that runs out of memory is a miss
-    of its own, and the others go on.
+    ``report``: called with each name before it is run. A check that runs out of memory is itself a
+    miss, and the others go on.
     """
     torch.manual_seed(0)
-    if settings.cuda:  # read by cuBLAS when it starts; deterministic algorithms ask for it
+    if settings.cuda:  # read by cuBLAS when it starts; deterministic algorithms require it
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     workers = torch.get_num_threads()
     if settings.quick:  # small work takes longer in several workers than in one
@@ -59,7 +59,7 @@ def verify(
 
 
 def _skip_reason(name: str, settings: VerifySettings) -> str | None:
-    """Say why a check cannot be run with so many ranks; None where it can."""
+    """Describe why a check cannot be run with so many ranks; None if it can."""
     if (name == RANKS) == (settings.world_size > 1):
         return None
     if name == RANKS:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from seqplan.costs.lengths import LengthsError, SourceOptions, read_lengths
 
-LARGE = "is above the largest accepted, 2147483647; split the sequence or mend the value"
+LARGE = "is above the largest accepted, 2147483647; split the sequence or fix the value"
 SMALL = "is not positive; remove the sequence from the source"
 
 

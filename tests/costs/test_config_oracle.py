@@ -48,7 +48,7 @@ OTHERS = (
         "zamba2",
     ),
 )
-"""Types with layers that are not modelled."""
+"""Types with layers that are not modeled."""
 
 CORE = {key for name in ("hidden", "layers", "heads", "ffn", "vocab") for key in SIZE_KEYS[name]}
 
@@ -122,7 +122,7 @@ def test_other_types_are_rejected_by_name(tmp_path: Path, kind: str) -> None:
     file = transformers.CONFIG_MAPPING[kind]().to_diff_dict()
     path = tmp_path / "config.json"
     path.write_text(json.dumps(file, default=str))
-    with pytest.raises(ValueError, match="not modelled") as rejected:
+    with pytest.raises(ValueError, match="not modeled") as rejected:
         read_model_config(path)
     assert f'model_type "{kind}"' in str(rejected.value) or "_config {" in str(rejected.value)
 

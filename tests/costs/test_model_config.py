@@ -208,10 +208,10 @@ def test_where_layers_are_special(
 )
 def test_what_is_not_modelled_is_refused_by_key_and_value(name: str, message: str) -> None:
     path = CONFIGS / f"{name}.json"
-    with pytest.raises(ValueError, match="not modelled") as refusal:
+    with pytest.raises(ValueError, match="not modeled") as refusal:
         read_model_config(path)
     text = str(refusal.value)
-    assert text.startswith(f"{path}: not modelled: ")
+    assert text.startswith(f"{path}: not modeled: ")
     assert message in text
     assert "Sizes can be given as flags (--hidden, --layers, …) without --model" in text
     assert "\n" not in text
@@ -229,7 +229,7 @@ def test_what_is_not_modelled_is_refused_by_key_and_value(name: str, message: st
     ],
 )
 def test_single_keys_are_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match="not modelled") as refusal:
+    with pytest.raises(ValueError, match="not modeled") as refusal:
         read_model_config(changed(tmp_path, "llama3-8b", **keys))
     assert message in str(refusal.value)
 
@@ -242,10 +242,10 @@ def test_single_keys_are_refused(tmp_path: Path, keys: dict[str, Any], message: 
             "layers of unheard_of are not known",
         ),
         ({"layer_types": ["full_attention"]}, "wants a list of 32 kinds"),
-        ({"layer_types": ["sliding_attention"] * 32}, "sliding_window does not say how long"),
+        ({"layer_types": ["sliding_attention"] * 32}, "sliding_window does not state how long"),
         ({"num_local_experts": "8"}, 'num_local_experts wants a whole number, not "8"'),
-        ({"num_local_experts": 8}, "8 experts want num_experts_per_tok beside them"),
-        ({"linear_num_key_heads": 4}, "layer_types does not say which layers"),
+        ({"num_local_experts": 8}, "8 experts want num_experts_per_tok next to them"),
+        ({"linear_num_key_heads": 4}, "layer_types does not state which layers"),
         (
             {"sliding_window": 64, "sliding_window_pattern": "LX"},
             'sliding_window_pattern wants a whole number or L and G, not "LX"',

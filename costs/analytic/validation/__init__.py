@@ -1,4 +1,4 @@
-"""The analytic model held against what others published.
+"""The analytic model compared with published measurements.
 
 ``table_check`` is a table and how far off it is; ``tables`` predicts all of them.
 """

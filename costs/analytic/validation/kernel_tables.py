@@ -12,13 +12,13 @@ from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedR
 
 _MISSING = {
     "a100-80gb": """\
-The rates are FlashAttention-2's own (73 % forward, 63 % backward); that heads of 64 reach 88 %
+The rates are FlashAttention-2's (73 % forward, 63 % backward); that heads of 64 reach 88 %
 of them, 91 % with a causal mask (``narrow``, ``narrow_causal``), was set by this table.
 Calls without a mask are predicted up to 9 % fast or slow: the share of a causal one (0.9) is lower
 than here, as ring's blocks without a mask are (USP, table 3).""",
     "h100-80gb": """\
 The rates of the three kernels on Hopper (forward, backward, causal, wave) were set by this table,
-to two digits: it says how well a few numbers describe 84, no more.
+to two digits: it shows how well a few numbers describe 84, no more.
 Calls of 1,024 tokens alone are up to twice as slow as predicted: their start is timed too.""",
 }
 

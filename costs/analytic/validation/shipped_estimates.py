@@ -79,7 +79,7 @@ def document_of(name: str) -> dict[str, Any]:
 
 
 def _describe_expected_error() -> str:
-    """Say how far published training runs on an H100 are from their predictions."""
+    """Describe how far published training runs on an H100 are from their predictions."""
     (check,) = (check for check in training_checks() if check.name == CHECKED_BY)
     return (
         f"expected error: {check.median_error:.0%} (median) and {check.p90_error:.0%} (p90), as of "

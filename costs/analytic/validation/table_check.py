@@ -1,4 +1,4 @@
-"""What the analytic model predicts beside what was published, and how far apart they are."""
+"""Predictions of the analytic model next to published figures, and their distance."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TableCheck:
         return float(np.quantile(np.abs(predicted / published - 1), 0.9))
 
     def winners(self) -> dict[str, tuple[str, str, float]]:
-        """Return the predicted best, the published best, and what is lost, by group of two or more.
+        """Return predicted best, published best and loss of each group of two or more.
 
         Lost is how much worse than the published best the predicted one is as published, a share.
         """

@@ -1,8 +1,8 @@
-"""The tables of published figures that the analytic model is held against.
+"""The tables of published figures that the analytic model is compared with.
 
 Attention and training by USP (arXiv 2405.07719), latencies and MaxLen by Hydraulis's authors
 (arXiv 2412.07894), all-to-alls by FlexSP (arXiv 2412.01523); training and kernels of other sources
-are in modules of their own. ``figures`` has what was published.
+are in separate modules. ``figures`` has the published values.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ per GPU, where the 32K rows reach 149 and the slower L20 91.
 Zigzag's half blocks gain nothing over causal ones as published; the model lets blocks without a
 mask run a ninth faster, as basic ring shows, and so is up to 9 % fast there.
 The benchmark synchronises after every call: at 32K that, and the start of kernels, which are not
-modelled, make it up to 18 % slower than predicted.""",
+modeled, make it up to 18 % slower than predicted.""",
     "table4": """\
-How the GPUs hang on switches and sockets is assumed (2 and 4). BRIDGE_FLOWS, which says how many
-transfers slow each other down in a host bridge, was set to 3.5 by this table: its one constant.
+How the GPUs hang on switches and sockets is assumed (2 and 4). BRIDGE_FLOWS, the number of
+transfers from which they slow each other in a host bridge, is 3.5 by this table: its one constant.
 Ring's partial results at 8K fit the L20's 96 MB of cache; merging them at the speed of its memory
 makes ring up to 43 % slow there. Host staging of short all-to-alls among four is slower than
-modelled (by up to 22 %), long ones among eight are faster (by up to 17 %).""",
+modeled (by up to 22 %), long ones among eight are faster (by up to 17 %).""",
     "table5": """\
 FLOPs are counted with attention whole, as 260.2 TFLOP/s at an MFU of 0.83 imply.
 Ulysses and tp are predicted 2 to 5 % slow: their collectives are not overlapped with any kernel
@@ -78,13 +78,13 @@ cards of the group, without contention.
 At 2,048 tokens tp8 is predicted 10 to 17 % fast: the host launches kernels more slowly than they
 run, which 5 µs a launch do not cover.""",
     "max_len": """\
-UNSPLIT_BYTES, what tp does not split of the activations, was set to 1.5 by this table: its one
-constant. With it norms and residuals are taken as whole on every rank of tp; which they are the
-source does not say, and latencies are predicted with both split by tokens.
+UNSPLIT_BYTES, the part of activations that tp does not split, was set to 1.5 by this table: its
+one constant. With it norms and residuals are taken as whole on every rank of tp. The source does
+not state them, and latencies are predicted with both split by tokens.
 Gradients are taken as 16 bits, as the source does; estimates elsewhere take 32.""",
     "flexsp": """\
 Within a node the published bandwidths are about 0.65 of what links and permutations give: copying
-lists of tensors around the collective, and its start, are not modelled.""",
+lists of tensors around the collective, and its start, are not modeled.""",
 }
 """What explains the misses of each table."""
 

@@ -1,4 +1,4 @@
-"""Tables of training runs: llm-foundry on A100 and H100, NVIDIA's own on H100."""
+"""Tables of training runs: llm-foundry on A100 and H100, NVIDIA's on H100."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FOUNDRY = """\
 Attention is taken as FlashAttention 1, as the benchmarks are of 2023; with FlashAttention 2 the
 longest sequences are predicted up to twice as fast as published.
 Single rows that are far off (30B at 8K, 760M at 512 on A100) are slower than their neighbors as
-published: the allocator retries where memory is full.
+published: the allocator retries if memory is full.
 Micro-batches of two sequences of the 13B model are predicted 11 to 15 % fast."""
 
 _FOUNDRY_H100 = """\
@@ -30,7 +30,7 @@ FP8_GAIN is taken as 1.8; here 1.6 would fit best, in NVIDIA's runs 2.1."""
 
 _NVIDIA = """\
 Attention is taken as cuDNN's, half of tp's collectives and the sync as hidden, and every group
-as having all network cards of a DGX (rails of their own), as NVIDIA's settings say.
+as having all network cards of a DGX (separate rails), as in NVIDIA's settings.
 The largest models are predicted 8 to 15 % slow: more of tp is hidden than half, and norms and
 activation functions are fused with casts."""
 
@@ -39,7 +39,7 @@ def training_checks() -> list[TableCheck]:
     """Predict tokens/s per GPU of published training runs."""
     foundry, nvidia = read_published("llm_foundry.json"), read_published("nvidia_h100.json")
     mpt = f"training throughput of MPT models on FSDP, 8 to 64 GPUs ({foundry['source']})"
-    own = f"training throughput that NVIDIA publishes of its frameworks ({nvidia['source']})"
+    published = f"training throughput that NVIDIA publishes of its frameworks ({nvidia['source']})"
     return [
         *(
             _table(
@@ -54,14 +54,14 @@ def training_checks() -> list[TableCheck]:
                 ("h100-80gb", "fp8", _FOUNDRY_FP8),
             )
         ),
-        _table("NVIDIA, h100-80gb fp8", own, nvidia_runs(nvidia), _NVIDIA),
+        _table("NVIDIA, h100-80gb fp8", published, nvidia_runs(nvidia), _NVIDIA),
     ]
 
 
 def foundry_runs(
     figures: Any, device: str, precision: str
 ) -> Iterator[tuple[Estimate, ValidatedRow]]:
-    """Predict MPT models on FSDP (ZeRO 3), 8 to 64 GPUs, each beside what was published."""
+    """Predict MPT models on FSDP (ZeRO 3), 8 to 64 GPUs, with published values."""
     hardware = replace(DEVICES[device], attention_kernel="fa1")
     for model, tokens, gpus, batch, micro, recomputed, rate in figures[f"{device} {precision}"]:
         deployment = Deployment(
@@ -77,7 +77,7 @@ def foundry_runs(
 
 
 def nvidia_runs(figures: Any) -> Iterator[tuple[Estimate, ValidatedRow]]:
-    """Predict GPT-3, Llama 2 and Llama 3 on DGX H100 in fp8, 8 to 1,024 GPUs, likewise."""
+    """Predict GPT-3, Llama 2 and Llama 3 on DGX H100, likewise."""
     hardware = replace(DEVICES["h100-80gb"], attention_kernel="cudnn", inter_rails=8)
     for row in figures["h100-80gb fp8"]:
         model, software, gpus, tp, pp, virtual, ring, zero, tokens, batch, micro, rate = row

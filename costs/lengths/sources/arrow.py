@@ -96,7 +96,7 @@ def _read(
 
 
 class _Table:
-    """A file's schema, its rows if it says how many, and columns of it in parts."""
+    """A file's schema, its number of rows if stated, and columns of it in parts."""
 
     def __init__(
         self,
@@ -157,8 +157,8 @@ def _chats(path: Path, table: _Table, field: str) -> Iterator[tuple[str, Any, An
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nulls(own) for key, own in value.items() if own is not None}
-    return [_without_nulls(own) for own in value] if isinstance(value, list) else value
+        return {key: _without_nulls(v) for key, v in value.items() if v is not None}
+    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
 
 
 def _kind(dtype: Any, place: str) -> str:
@@ -208,7 +208,7 @@ def _count(column: Any, counter: TokenCounter, place: Callable[[int], str], out:
             text = value.as_py()
         except UnicodeDecodeError as error:
             raise LengthsError(
-                f"{place(i)}: is not UTF-8 (byte {error.start + 1}: {error.reason}); mend the row"
+                f"{place(i)}: is not UTF-8 (byte {error.start + 1}: {error.reason}); fix the row"
             ) from None
         batch.add(text, i, place)
     batch.flush(place)

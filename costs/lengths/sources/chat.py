@@ -54,7 +54,7 @@ class ChatTokenizer:
             )
         except ImportError as error:
             raise LengthsError(f"{place}: {first_line(error)}. pip install jinja2") from None
-        except Exception as error:  # the template's own, and those of the messages it is given
+        except Exception as error:  # from the template, and from its messages
             raise LengthsError(
                 f"{place}: the chat template fails: {first_line(error)}. Correct the record"
             ) from None

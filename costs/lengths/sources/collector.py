@@ -22,9 +22,9 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one source gave.
+    """Result of one source.
 
-    ``notes``: what was chosen or estimated on the way; ``loss_tokens``: tokens of an assistant, if
+    ``notes``: choices and estimates on the way; ``loss_tokens``: tokens of an assistant, if
     the source marks them.
     """
 
@@ -49,7 +49,7 @@ class Lengths:
 
 
 class Collector:
-    """Takes chunks of lengths, refuses what is not one, and keeps the rest.
+    """Takes chunks of lengths, rejects values that are no length, and keeps the rest.
 
     The array grows in place by half, so that memory stays near what the lengths need however
     many chunks there are; a source that knows its number of sequences reserves room at once.
@@ -88,11 +88,11 @@ class Collector:
         self._loss_tokens = tokens
 
     def add(self, lengths: NDArray[Any] | Iterable[int], place: Callable[[int], str]) -> None:
-        """Keep a chunk of integers; ``place(i)`` says where its i-th comes from, in an error."""
+        """Keep a chunk of integers; ``place(i)`` names the source of its i-th in an error."""
         chunk = np.asarray(lengths if isinstance(lengths, np.ndarray) else list(lengths))
         if not len(chunk):
             return
-        # Compared in its own dtype: a large unsigned value would be negative once converted.
+        # Compared in its dtype: a large unsigned value would be negative once converted.
         if chunk.min() < 1 or chunk.max() > MAX_LENGTH:
             at = int(np.flatnonzero((chunk < 1) | (chunk > MAX_LENGTH))[0])
             raise length_error(int(chunk[at]), place(at))
@@ -120,7 +120,7 @@ class Collector:
 
     def _resize(self, size: int) -> None:
         # In place (realloc): a copy would hold old and new at once. No view of it leaves here
-        # before the last resize, so numpy's own check, which debuggers upset, is not needed.
+        # before the last resize, so numpy's check, which debuggers upset, is not needed.
         self._values.resize(size, refcheck=False)
 
 
@@ -130,11 +130,11 @@ def number_places(prefix: str, start: int) -> Callable[[int], str]:
 
 
 def length_error(value: int, place: str) -> LengthsError:
-    """Say why an integer is not a length."""
+    """Describe why an integer is not a length."""
     if value > MAX_LENGTH:
         return LengthsError(
             f"{place}: length {value} is above the largest accepted, {MAX_LENGTH}; "
-            "split the sequence or mend the value"
+            "split the sequence or fix the value"
         )
     return LengthsError(
         f"{place}: length {value} is not positive; remove the sequence from the source"

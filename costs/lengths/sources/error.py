@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class LengthsError(ValueError):
-    """A length source that cannot be used: one line that says what, where and how to mend it."""
+    """A length source that cannot be used: one line with the error, its place and a fix."""
 
 
 def shown(value: object, limit: int = 40) -> str:

@@ -50,10 +50,10 @@ def _nth(paths: list[Path], i: int) -> str:
 
 
 def _files(folder: Path, pattern: str | None) -> Iterator[Path]:
-    def refuse(error: OSError) -> None:
+    def raise_error(error: OSError) -> None:
         raise error
 
-    for parent, folders, names in os.walk(folder, onerror=refuse):
+    for parent, folders, names in os.walk(folder, onerror=raise_error):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(name for name in names if not name.startswith(".")):
             path = Path(parent, name)

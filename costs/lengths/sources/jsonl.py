@@ -139,7 +139,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             record = json.loads(text)
         except json.JSONDecodeError as error:
-            # The decoder's own line is always the first here, which would mislead.
+            # The decoder's line is always the first here, which would mislead.
             raise _not_json(path, number, f"{error.msg} at column {error.colno}") from None
         except (ValueError, RecursionError) as error:
             raise _not_json(path, number, first_line(error)) from None

@@ -2,7 +2,7 @@
 
 Layout, little-endian: 0: magic; 9: u64 version; 17: u8 dtype code; 18: u64 sequences S;
 26: u64 document starts D (documents + 1); 34: i32[S] tokens; i64[S] byte offsets;
-i64[D] document starts, 0 … S; optionally i8[S] modes, told by the size of the file only.
+i64[D] document starts, 0 … S; optionally i8[S] modes, recognized by the size of the file only.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _open(path: Path) -> _Index:
     if not MAGIC.startswith(head[: len(MAGIC)]) or not head:
         raise LengthsError(
             f"{path}: is not a Megatron index (it does not begin with MMIDIDX); "
-            "give the .idx that was written beside the .bin"
+            "give the .idx that was written next to the .bin"
         )
     if len(head) < _HEADER.size:
         raise LengthsError(
@@ -92,7 +92,7 @@ def _open(path: Path) -> _Index:
 
 
 def _check_starts(edges: NDArray[np.int64], first: int, sequences: int, path: Path) -> None:
-    """Refuse document starts that do not climb from 0 to S, before they are used as indices."""
+    """Reject document starts that do not climb from 0 to S."""
     if edges.min() < 0 or edges.max() > sequences:
         raise LengthsError(
             f"{path}: document starts point outside its {sequences} sequences; "

@@ -1,4 +1,4 @@
-"""What a caller may say about length sources, and which field is read where nothing is said."""
+"""Options of length sources, and the field that is read by default."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SourceOptions:
             raise LengthsError("give a tokenizer or bytes per token, not both")
         if self.chat_template is not None and (rate is not None or self.tokenizer is not None):
             raise LengthsError(
-                "a chat template counts with its own tokenizer. Leave the tokenizer and bytes per "
+                "a chat template counts with its tokenizer. Leave the tokenizer and bytes per "
                 "token out"
             )
 

@@ -17,7 +17,7 @@ BATCH_TEXTS = 2048
 
 
 class TokenCounter:
-    """Counts the tokens of texts as the options say. The tokenizer is loaded at first use."""
+    """Counts the tokens of texts by the options. The tokenizer is loaded at first use."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -100,7 +100,7 @@ class TextBatch:
         self._characters = 0
 
     def add(self, text: str, key: Any, place: Callable[[Any], str]) -> None:
-        """Take a text; ``place(key)`` says where it is from, if it turns out to be empty."""
+        """Take a text; ``place(key)`` names its source if it turns out to be empty."""
         self._texts.append(text)
         self._places.append(key)
         self._characters += len(text)
@@ -108,7 +108,7 @@ class TextBatch:
             self.flush(place)
 
     def flush(self, place: Callable[[Any], str]) -> None:
-        """Count what is held."""
+        """Count the texts that are held."""
         if self._texts:
             counts = self._counter.count(self._texts)
             keys = self._places

@@ -35,7 +35,7 @@ def read_txt(path: Path, collector: Collector) -> None:
 
 
 def _plain(lines: list[bytes]) -> NDArray[np.int64] | None:
-    """Read a chunk whose every line is a good length, which is the rule and fast; else None."""
+    """Read a chunk whose every line is a good length, fast; else None."""
     try:
         lengths = np.fromiter(map(int, lines), np.int64, len(lines))
     except (ValueError, OverflowError):
@@ -46,7 +46,7 @@ def _plain(lines: list[bytes]) -> NDArray[np.int64] | None:
 
 
 def _careful(lines: list[bytes], path: Path, done: int) -> NDArray[np.int64]:
-    """Read a chunk line by line: skips what may be skipped and names the line of what is wrong."""
+    """Read a chunk line by line: skips optional lines and names the line of an error."""
     lengths = []
     for number, line in enumerate(lines, done + 1):
         text = line.partition(b"#")[0].strip()

@@ -114,7 +114,7 @@ def test_a_profile_keeps_both_and_its_memory_model_knows_them() -> None:
     [
         ({"head_dim": 0}, "head_dim"),
         ({"tied": 1}, "p: model.tied: wants true or false, not 1"),
-        ({"head_dim": 64, "heads": None}, "p: model.head_dim: wants heads beside it"),
+        ({"head_dim": 64, "heads": None}, "p: model.head_dim: wants heads next to it"),
     ],
 )
 def test_a_profile_that_says_them_wrongly_is_refused(

@@ -90,7 +90,7 @@ def test_without_samples_to_judge_by_a_fit_is_suspect() -> None:
     samples = [Observed((length,), latency.micro_batch_ms([length])) for length in LENGTHS]
     fit = fit_latency(samples, [], samples)
     assert fit.held_out == Errors(0, None, None, None)
-    assert fit.reasons == ("no held-out samples to judge it by",)
+    assert fit.reasons == ("no held-out samples to evaluate it by",)
 
 
 def test_bad_samples_are_refused() -> None:

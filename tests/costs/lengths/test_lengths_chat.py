@@ -138,7 +138,7 @@ def test_folder_without_a_template_is_rejected(tmp_path: Path) -> None:
             read_lengths([path], SourceOptions(chat_template=folder))
         assert str(rejected.value).startswith(f"{folder}: {why}")
         assert "\n" not in str(rejected.value)
-    with pytest.raises(LengthsError, match="a chat template counts with its own tokenizer"):
+    with pytest.raises(LengthsError, match="a chat template counts with its tokenizer"):
         SourceOptions(chat_template=bare, bytes_per_token=4.0)
     with pytest.raises(LengthsError, match=r"chats are read from \.jsonl, \.jsonl\.gz, \.parq"):
         read_lengths([tmp_path], SourceOptions(chat_template=bare))

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "bin": (
         lambda d: file_of(d / "a.bin", "1"),
-        f"a.bin: .bin is not a source of lengths; give the .idx beside it {UNDERSTOOD}",
+        f"a.bin: .bin is not a source of lengths; give the .idx next to it {UNDERSTOOD}",
     ),
     "empty": (lambda d: file_of(d / "a.txt", ""), "a.txt: is empty"),
     # .npy
@@ -219,7 +219,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "parquet utf-8": (
         lambda d: table(d / "a.parquet", x=pa.array(["y", b"\xff"], pa.binary()).view(pa.string())),
-        "a.parquet: row 1: is not UTF-8 (byte 1: invalid start byte); mend the row",
+        "a.parquet: row 1: is not UTF-8 (byte 1: invalid start byte); fix the row",
     ),
     "parquet text": (
         lambda d: table(d / "a.parquet", text=["x"]),

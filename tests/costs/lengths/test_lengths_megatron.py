@@ -52,7 +52,7 @@ IDX_CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: file_of(p, 100 * "x"),
         (
             "is not a Megatron index (it does not begin with MMIDIDX); "
-            "give the .idx that was written beside the .bin"
+            "give the .idx that was written next to the .bin"
         ),
     ),
     "version": (

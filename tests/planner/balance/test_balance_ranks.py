@@ -247,7 +247,7 @@ def test_what_cannot_be_bound_is_said() -> None:
         balance([5, 5], 2, 10, COST, keep_together=["a"])
     with pytest.raises(ValueError, match="'a': its 2 sequences have 12 tokens"):
         balance([6, 6], 2, 10, COST, keep_together=["a", "a"])
-    with pytest.raises(ValueError, match="3 sequences cannot be dealt equally to 2 ranks"):
+    with pytest.raises(ValueError, match="3 sequences cannot be assigned equally to 2 ranks"):
         balance([5, 5, 5], 2, 10, COST, equal_samples=True)
     with pytest.raises(ValueError, match="count_multiple"):
         balance([5], 1, 10, COST, count_multiple=0)

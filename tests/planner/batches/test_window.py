@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan.planner.batches.sampler import START, Sampler
-from seqplan.planner.batches.window import ALIKE, SequenceCosts, WindowSampler, compose
+from seqplan.planner.batches.window import SIMILAR, SequenceCosts, WindowSampler, compose
 
 SHORT = 400
 
@@ -52,7 +52,7 @@ def test_steps_keep_their_tokens_and_epochs_their_sequences(
         assert batch.step == before.step
         assert batch.lengths == tuple(sampler.lengths[list(batch.ids)].tolist())
         outlier_tokens = sum(sampler.lengths[i] for i in set(before.ids) ^ set(batch.ids))
-        assert abs(batch.tokens - before.tokens) <= outlier_tokens * (1 - ALIKE[0])
+        assert abs(batch.tokens - before.tokens) <= outlier_tokens * (1 - SIMILAR[0])
         moved += len(set(batch.ids) - set(before.ids))
         if batch.ids == before.ids:
             assert batch == before

@@ -77,7 +77,7 @@ def test_whose_rounds_are_a_multiple_is_said() -> None:
     options = Options(("static",))
     sentence = (
         "Our rounds, and those of static strategies with our balancing, are a multiple of 2; other "
-        "systems have as many as their own rules make, also where that is no multiple."
+        "systems follow their rules and may have other numbers of rounds."
     )
     for multiple in (1, 2):
         comparison = compare(

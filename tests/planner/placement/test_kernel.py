@@ -282,7 +282,7 @@ def test_a_kernel_of_another_source_is_not_used(tmp_path: Path) -> None:
     built.SOURCE = kernel.source_digest(text)  # type: ignore[attr-defined]
     assert kernel.why_unusable(built, kernel.SOURCE) == ""
     edited = tmp_path / "fill_kernel.c"
-    assert kernel.why_unusable(built, edited) == "fill_kernel.c is not beside it"
+    assert kernel.why_unusable(built, edited) == "fill_kernel.c is not next to it"
     edited.write_text(text.replace("1e-12", "1e-11"), "utf-8")
     assert kernel.why_unusable(built, edited) == "built from another fill_kernel.c"
     assert kernel.why_unusable(None, kernel.SOURCE) == "not built"

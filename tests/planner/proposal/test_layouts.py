@@ -103,7 +103,7 @@ def test_the_document_says_why_and_reads_back() -> None:
     why = " ".join(document.layouts.why)
     assert "one layout, " in why
     assert "static strategy" in why or "the static" in why
-    assert "15 or 30 % dearer" in why or "It would be " in why
+    assert "15 or 30 % more expensive" in why or "It would be " in why
     assert document.layouts.rows[0].expected_ms == min(
         row.expected_ms for row in document.layouts.rows
     )

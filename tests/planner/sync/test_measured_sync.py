@@ -30,7 +30,7 @@ def test_what_was_measured_is_taken_as_it_is() -> None:
     assert sync.whole_ms([TP2]) == 77.0
     assert sync.optimizer_ms == 4.0
     assert sync.source.startswith("measured on 8 GPUs for tp1, tp2; others derived and")
-    assert "as what was measured on 8 GPUs is" in sync.source
+    assert "as measured on 8 GPUs" in sync.source
 
 
 def test_others_are_corrected_by_it() -> None:
@@ -45,7 +45,7 @@ def test_others_are_corrected_by_it() -> None:
         expected = factor * DERIVED[16].whole_ms([layout])
         assert sync.whole_ms([layout]) == pytest.approx(expected, rel=1e-4)
     assert sync.optimizer_ms == 2.0  # of states over twice as many
-    assert sync.source.startswith("derived and multiplied by 0.5 to 2, as what was measured")
+    assert sync.source.startswith("derived and multiplied by 0.5 to 2, as measured on")
 
 
 def test_the_nearest_number_of_gpus_counts() -> None:

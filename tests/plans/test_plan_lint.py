@@ -219,7 +219,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("rule", BROKEN)
-def test_each_rule_names_what_breaks_it(rule: str) -> None:
+def test_each_rule_names_its_violation(rule: str) -> None:
     plan, line = BROKEN[rule]
     assert line in lint(plan, COSTS)
 

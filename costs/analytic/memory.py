@@ -17,7 +17,7 @@ PARAMETER_BYTES, OPTIMIZER_BYTES = 2, 12
 """bf16 parameter; fp32 master copy and two Adam moments."""
 
 UNSPLIT_BYTES = 1.5
-"""Per token, hidden unit and layer on every rank of tp, where tp does not split norms and residuals
+"""Per token, hidden unit and layer on every rank of tp, if tp does not split norms and residuals
 by tokens: what it does not split. By this much the activations of a rank grow with each rank of tp
 in what Hydraulis (arXiv 2412.07894) publishes."""
 

@@ -41,7 +41,7 @@ IMPROVED = 3
 """Of the rounds found for few sequences, how many of the shortest are improved by moves."""
 
 CLEARLY = 1e-3
-"""Where a group runs sequences one by one, more rounds must be faster by this share: each ends in
+"""If a group runs sequences one by one, more rounds must be faster by this share: each ends in
 a barrier that no cost model has."""
 
 

@@ -36,7 +36,7 @@ def rounds_bound_ms(
 ) -> float:
     """Compute a lower bound (ms) on every plan of at least ``rounds`` rounds.
 
-    Where the longest round lasts L, no group of the plan takes longer. On the groups that remain,
+    If the longest round lasts L, no group of the plan takes longer. On the groups that remain,
     GPU-time Σ min_g gpus_g·work_g spreads over all ranks, each round pays its overhead, and filling
     and draining take (stages − 1) times L, or the mean round if that is longer. And the longest
     round counts ``stages`` times, every other as long as one of the shortest sequences alone. That

@@ -121,7 +121,7 @@ def _largest_first(
 ) -> list[list[int]] | None:
     """Give each sequence, longest first, to the least loaded micro-batch with room.
 
-    Where capacity is tight that can fail, and the fullest micro-batch with room is tried
+    If capacity is tight that can fail, and the fullest micro-batch with room is tried
     (best-fit decreasing on lengths); None if that fails too.
     """
     order = sorted(range(len(work)), key=lambda j: (-padded[j], j))

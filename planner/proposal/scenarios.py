@@ -35,7 +35,7 @@ class LayoutTimes:
     ``by_layout``: of one layout alone, those that hold the longest sequence and were not proven
     slower before they were searched; ``several_ms``: of any layouts together; ``static``: the best
     homogeneous strategy for all batches and its time. ``exposed_ms``: the part of ``by_layout``
-    that is sync; where a layout lacks it, what groups that stay expose. ``standard_error_ms``:
+    that is sync; if a layout lacks it, what groups that stay expose. ``standard_error_ms``:
     of ``by_layout`` less ``several_ms``, as other batches of the data would have it.
     """
 

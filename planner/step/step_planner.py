@@ -41,7 +41,7 @@ from seqplan.plans.version import VERSION
 class StepPlanner:
     """Plans steps from one proposal; the same batch always gives the same plan.
 
-    Where the proposal states a sync, strategies are chosen by their time with it; a plan's
+    If the proposal states a sync, strategies are chosen by their time with it; a plan's
     times never hold it, as they recompute from the profile.
     ``prove``: whether plans have the close bound; without it they have one that takes microseconds,
     for callers that cannot wait, and ``StepPlanner.prove`` makes it close later.

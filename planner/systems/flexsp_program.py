@@ -3,7 +3,7 @@
 A step runs in rounds (its micro-batches), each on all GPUs; a round is cut into sequence-parallel
 groups of different degrees, and lasts as long as its slowest group. Sequences are sorted and
 chunked into the rounds by tokens; each round is a mixed-integer program over groups and buckets of
-similar lengths. Where the program finds nothing better in its time, the best even split into equal
+similar lengths. If the program finds nothing better in its time, the best even split into equal
 groups is taken, which is also the authors' starting solution.
 """
 

@@ -134,7 +134,7 @@ def _serve(
         pipe.send(None)  # ready
         while True:
             pipe.send(answer_of(planner, pipe.recv()))
-    except (EOFError, ConnectionError):  # reset, where an answer was left unread
+    except (EOFError, ConnectionError):  # reset, if an answer was left unread
         return
 
 

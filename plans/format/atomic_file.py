@@ -108,7 +108,7 @@ def _open(file: int | Path, mode: Literal["w", "wb"]) -> IO[Any]:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make the new name itself survive a crash, where the platform can open a folder."""
+    """Make the new name itself survive a crash, if the platform can open a folder."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -37,7 +37,7 @@ def pushes_overlap(placement: Placement) -> bool:
 
     Only if every pipeline has one stage and no rank is in two: otherwise a rank would wait, in
     its last backward, for a message that another rank posts only after work that itself waits for
-    the first. Where a device runs one communication kernel at a time that never ends.
+    the first. If a device runs one communication kernel at a time that never ends.
     """
     ranks = [rank for pipeline in placement for rank in pipeline.ranks]
     return len(set(ranks)) == len(ranks) and all(pipeline.scheme.pp == 1 for pipeline in placement)

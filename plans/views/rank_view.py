@@ -116,7 +116,7 @@ class RankView:
     """The pipelines of one rank in a step, in the order of running.
 
     ``loss_tokens``: of the whole step, the divisor of every loss; ``micro_steps``: number of them
-    on every rank, None without lockstep; ``digest``: the plan's, where the caller gave it,
+    on every rank, None without lockstep; ``digest``: the plan's, if the caller gave it,
     so that ranks can check that they follow the same plan; ``placement``: where all pipelines
     of the step run, the same for every rank.
     """

@@ -1,4 +1,4 @@
-"""A model's sizes from the config.json that its release carries, or what of it is not modeled."""
+"""A model's sizes from the config.json of its release, or its unsupported parts."""
 
 from __future__ import annotations
 

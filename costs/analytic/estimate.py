@@ -60,7 +60,7 @@ class Estimate:
 
     @property
     def usable_bytes(self) -> float:
-        """What of the GPU's memory may be planned with."""
+        """Usable part of the GPU's memory."""
         return usable_bytes(self.capacity_bytes)
 
     @property

@@ -1,4 +1,4 @@
-"""What a data set's lengths look like: statistics, a histogram and its text."""
+"""Overview of a data set's lengths: statistics, a histogram and its text."""
 
 from __future__ import annotations
 

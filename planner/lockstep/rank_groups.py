@@ -31,7 +31,7 @@ MOST_NUMBERS = 1_000
 """Numbers of rounds that are tried at most; one sequence a round would do."""
 
 EXTRA_ROUNDS = 2
-"""Rounds tried beyond the fewest, in multiples of what the trainer requires."""
+"""Rounds tried beyond the fewest, in multiples that the trainer requires."""
 
 FILLS, DEEP_FILLS = 40, 200
 """Rounds filled to improve one plan, about, and the best in the end: groups of several degrees

@@ -168,7 +168,7 @@ def _improve(
 ) -> None:
     """Move or swap sequences off the largest micro-batch while its work falls. In place."""
     if pipeline_class.pp == 1 or len(work) > MOST_IMPROVED:
-        return  # the sum is what it is; many sequences leave little to gain
+        return  # the sum is fixed; many sequences leave little to gain
     load = [sum(work[j] for j in micro) for micro in packed]
     used = [sum(padded[j] for j in micro) for micro in packed]
     for _ in range(4 * len(work)):

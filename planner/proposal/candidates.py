@@ -110,7 +110,7 @@ def propose(
        unless several are better by more than ``ONE_LAYOUT`` (``choose_layout``).
 
     ``derived``: the schemes whose costs nobody has measured. ``static_groups``: groups do not
-    regroup within a step; otherwise a layout is worth what they reach, too. At least one kept
+    regroup within a step; otherwise a layout's worth includes them, too. At least one kept
     candidate holds ``max_len`` tokens. Raises ``ValueError`` when no scheme does.
     """
     report = progress or (lambda stage, done, total: None)
@@ -222,7 +222,7 @@ def conclude(
 
     At most ``most_kept`` of them. With an ``sync`` and ``scenarios``, candidates are of one
     layout, unless several layouts together are better (``choose_layout``), where groups of
-    ``may_regroup`` count with what they reach by regrouping.
+    ``may_regroup`` count with their times by regrouping.
     """
     order = list(strategies)
     for done, batch_times in enumerate(judged):

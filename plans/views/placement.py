@@ -1,6 +1,6 @@
-"""If all pipelines of a step run: what a rank must know of the others' places.
+"""Where all pipelines of a step run, as each rank needs it.
 
-The sync of parameters and gradients needs to know what every rank holds, and whether it may
+The sync of parameters and gradients needs every rank's parameters, and whether it may
 run next to backward depends on all pipelines, not on one rank's alone.
 """
 

@@ -22,7 +22,7 @@ from seqplan.plans.views.sharding import Range, list_held_ranges, ring_tokens, u
 
 @dataclass(frozen=True, slots=True)
 class SequenceShare:
-    """What a rank holds of one sequence.
+    """A rank's part of one sequence.
 
     ``position`` in the plan's sequences, ``id`` the sample's index in the data set, ``length`` the
     whole sequence's tokens; ``ranges``: the token ranges held, at most two, none where empty.

@@ -96,7 +96,7 @@ def _spread(bucket: Bucket) -> NDArray[np.int64]:
 
 
 def _floor_sum(n: int, m: int, a: int, b: int) -> int:
-    """Compute the floor sum Σ ⌊(a·i + b) / m⌋, 0 ≤ i < n, by Euclid's algorithm."""
+    """Compute the sum of ⌊(a·i + b) / m⌋ over 0 ≤ i < n by Euclid's algorithm."""
     total = 0
     while True:
         total += (a // m) * (n * (n - 1) // 2) + (b // m) * n

@@ -1,4 +1,4 @@
-"""Where all pipelines of a step run, as each rank needs it.
+"""Placement of all pipelines of a step, as each rank needs it.
 
 The sync of parameters and gradients needs every rank's parameters, and whether it may
 run next to backward depends on all pipelines, not on one rank's alone.

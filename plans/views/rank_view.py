@@ -117,8 +117,8 @@ class RankView:
 
     ``loss_tokens``: of the whole step, the divisor of every loss; ``micro_steps``: number of them
     on every rank, None without lockstep; ``digest``: the plan's, if the caller gave it,
-    so that ranks can check that they follow the same plan; ``placement``: where all pipelines
-    of the step run, the same for every rank.
+    so that ranks can check that they follow the same plan; ``placement``: of all pipelines of
+    the step, the same for every rank.
     """
 
     step: int

@@ -95,7 +95,7 @@ def test_static_groups_are_never_better() -> None:
 
 
 def test_rounds_that_hold_nothing_end_the_search() -> None:
-    """If a round costs nothing itself, rounds after the last full one may take 0 ms."""
+    """Rounds after the last full one may take 0 ms if rounds cost nothing themselves."""
 
     class Counting(RoundsFiller):
         fills = 0

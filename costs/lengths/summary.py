@@ -56,7 +56,7 @@ class Summary:
 
 
 def summarise(lengths: NDArray[np.integer], limits: Sequence[int] = LIMITS) -> Summary:
-    """Summarise lengths, an array of shape (sequences,); ``ValueError`` when there are none."""
+    """Summarize lengths, an array of shape (sequences,); ``ValueError`` when there are none."""
     if not len(lengths):
         raise ValueError("summary: there are no lengths")
     tokens = int(lengths.sum(dtype=np.int64))

@@ -1,6 +1,6 @@
 """Least cost of every plan in rounds, whatever its groups: how many rounds, and how long.
 
-All are of one layout and reckoned at one stage: ``classes`` have the ranks of one stage, ``ranks``
+All are of one layout and counted at one stage: ``classes`` have the ranks of one stage, ``ranks``
 are those of a stage, and the rounds go through ``stages`` of them one after another.
 """
 

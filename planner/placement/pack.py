@@ -1,7 +1,7 @@
 """Our packing: the micro-batches of one pipeline whose sequences are given.
 
-Minimises form S, Σ(m_j + c) + (pp − 1)·(max m_j + c), over the number V of micro-batches and the
-assignment, with Σ padded lengths ≤ MaxLen in each. (Eq. 1 of Hydraulis minimises the closed form
+Minimizes form S, Σ(m_j + c) + (pp − 1)·(max m_j + c), over the number V of micro-batches and the
+assignment, with Σ padded lengths ≤ MaxLen in each. (Eq. 1 of Hydraulis minimizes the closed form
 max·(pp − 1 + V), which is never below S.)
 """
 

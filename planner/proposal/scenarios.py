@@ -78,7 +78,9 @@ class Scenarios:
         ]
         self._exposed_ms = {layout: exposed_ms(layout) for layout in self.layouts}
         self._bounds = {
-            (factor, layout): bound_ms(_dearer(of_layouts[layout], factor, frozenset(derived)))
+            (factor, layout): bound_ms(
+                _raise_cp_costs(of_layouts[layout], factor, frozenset(derived))
+            )
             for factor in {1.0, *(scenario.context_parallel for scenario in self.scenarios)}
             for layout in self.layouts
         }
@@ -126,7 +128,7 @@ def flips(chosen: Layout | None, times: LayoutTimes, scenarios: Scenarios, tie: 
     return "It would be " + ", ".join(better) + "."
 
 
-def _dearer(models: Models, factor: float, derived: frozenset[Scheme]) -> Models:
+def _raise_cp_costs(models: Models, factor: float, derived: frozenset[Scheme]) -> Models:
     """Make derived schemes with context parallelism slower by a factor."""
     if factor == 1.0:
         return models

@@ -191,7 +191,7 @@ def _program(
 ) -> npt.NDArray[np.int64] | None:
     """Count the sequences of each bucket on each group (buckets, groups); None if unsolved.
 
-    Minimises the slowest group over integers A (bucket, group) and binaries m (group is in use):
+    Minimizes the slowest group over integers A (bucket, group) and binaries m (group is in use):
     Σ_p A = size; Σ_k boundary·A ≤ MaxLen·m; Σ_k time·A + c·m ≤ slowest; Σ_p gpus·m ≤ all GPUs. The
     published program requires exactly all GPUs in use; at most all is never worse.
     """

@@ -1,6 +1,6 @@
 """The published packing (Hydraulis, arXiv 2412.07894, Eq. 1 and appendix C): an ILP for each V.
 
-Minimises C = (max m_j + c)·(pp − 1 + V), m_j the work of micro-batch j, over the number V of
+Minimizes C = (max m_j + c)·(pp − 1 + V), m_j the work of micro-batch j, over the number V of
 micro-batches and the assignment, with Σ padded lengths ≤ MaxLen in each.
 """
 
